@@ -1,0 +1,1 @@
+"""The HTTP side: it validates, stores and shows; it never trains."""

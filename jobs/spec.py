@@ -1,0 +1,236 @@
+"""The training job spec: what a user POSTs, with every limit and cross-field rule.
+
+The models below are the schema; `parse` is the one way from bytes to a checked `JobSpec`. Names of
+recipes and their arguments are checked against the catalogue (`jobs.catalogue`), the fit to a pool
+by the submit script, and `package.module:attribute` references on the worker.
+"""
+
+import difflib
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from jobs.errors import FieldError, InvalidSpec, MalformedJson, NotSupported
+
+MAX_DEVICES = 1024
+MAX_REPORTED_ERRORS = 20
+
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+PoolName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$")]
+LabelKey = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
+LabelValue = Annotated[str, Field(max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Ref = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=300,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*(:[A-Za-z_][A-Za-z0-9_.]*)?$",
+        description="a built-in name (`GET /v1/recipes`), or `package.module:attribute` in the worker's environment",
+    ),
+]
+ModulePath = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$")]
+Args = Annotated[dict[str, Any], Field(max_length=64)]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Resources(Strict):
+    devices: int = Field(1, ge=1, le=MAX_DEVICES, strict=True, description="devices of one node, leased all or none")
+    nodes: int = Field(1, ge=1, strict=True, description="1 in this version")
+
+
+class Parallelism(Strict):
+    strategy: Literal["single", "dp", "ddp", "fsdp"] = "single"
+    dim: int = Field(0, ge=-8, le=8, strict=True, description="dp: the dimension that is split, as in nn.DataParallel")
+    output_device: int = Field(0, ge=0, strict=True, description="dp: logical index of the device that gathers")
+    module: ModulePath | None = Field(None, description="dp, ddp: wrap this sub-module only")
+    functional: bool = Field(False, strict=True, description="dp: call the four primitives one by one")
+    placement: dict[ModulePath, Literal["cpu"] | Annotated[int, Field(ge=0, strict=True)]] = Field(
+        default_factory=dict, max_length=256, description='single: sub-module to "cpu" or a logical device'
+    )
+    backend: Literal["auto", "nccl", "gloo"] = Field("auto", description="ddp: nccl on cuda, gloo on cpu")
+
+
+class Component(Strict):
+    ref: Ref
+    args: Args = Field(default_factory=dict)
+
+
+class Data(Component):
+    batch_size: int = Field(32, ge=1, le=1_000_000, strict=True, description="rows that one DataLoader yields")
+    shuffle: bool = Field(False, strict=True)
+    drop_last: bool = Field(False, strict=True)
+    num_workers: int = Field(0, ge=0, le=64, strict=True)
+
+
+class EvaluationData(Component):
+    batch_size: int = Field(128, ge=1, le=1_000_000, strict=True)
+    num_workers: int = Field(0, ge=0, le=64, strict=True)
+
+
+class Evaluation(Strict):
+    data: EvaluationData
+    every_epochs: int = Field(1, ge=1, le=1_000_000, strict=True)
+
+
+class RecipeProgram(Strict):
+    kind: Literal["recipe"] = "recipe"
+    model: Component
+    data: Data
+    loss: Component | None = None
+    optimizer: Component | None = None
+    epochs: int = Field(1, ge=1, le=1_000_000, strict=True)
+    max_steps: int | None = Field(None, ge=1, le=10**12, strict=True)
+    seed: int = Field(0, ge=0, le=2**63 - 1, strict=True)
+    mode: Literal["train", "forward"] = "train"
+    evaluate: Evaluation | None = None
+
+
+class Limits(Strict):
+    wall_seconds: float = Field(86_400, gt=0, le=31_536_000, description="from the first rank up to the last rank out")
+    max_retries: int = Field(0, ge=0, le=100, strict=True, description="new attempts after a failure of the program")
+    stall_seconds: float | None = Field(None, gt=0, le=31_536_000)
+
+
+class JobSpec(Strict):
+    name: Name | None = None
+    pool: PoolName = "default"
+    priority: int = Field(0, ge=-100, le=100, strict=True, description="higher first")
+    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
+    resources: Resources = Field(default_factory=Resources)
+    parallelism: Parallelism = Field(default_factory=Parallelism)
+    program: RecipeProgram
+    observe: Literal["auto", "every", "off"] = "auto"
+    limits: Limits = Field(default_factory=Limits)
+
+    @property
+    def world_size(self) -> int:
+        """Training processes: one per device under ddp and fsdp, one for all under single and dp."""
+        return self.resources.devices if self.parallelism.strategy in ("ddp", "fsdp") else 1
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.program.data.batch_size * self.world_size
+
+    def named(self) -> Self:
+        """The same spec with a name: the user's, else one made from what it runs."""
+        if self.name is not None:
+            return self
+        name = f"{self.program.model.ref}-{self.parallelism.strategy}{self.resources.devices}"
+        return self.model_copy(update={"name": name[:200]})
+
+
+def parse(body: bytes | str) -> JobSpec:
+    """Read a spec from JSON.
+
+    Raises:
+        MalformedJson: the body is not JSON, or is nested too deep.
+        InvalidSpec: some fields are wrong; `fields` names the first twenty.
+        NotSupported: the spec asks for something that this version does not do.
+    """
+    try:
+        spec = JobSpec.model_validate_json(body)
+    except ValidationError as error:
+        raise _translate(error) from None
+    _refuse_unsupported(spec)
+    wrong = tuple(_cross_field_errors(spec))
+    if wrong:
+        raise InvalidSpec("the job spec contradicts itself", fields=wrong)
+    return spec.named()
+
+
+def _refuse_unsupported(spec: JobSpec) -> None:
+    if spec.resources.nodes > 1:
+        raise NotSupported(
+            "a job runs on one node in this version",
+            fields=(FieldError("resources.nodes", f"{spec.resources.nodes} asked; only 1 is supported"),),
+        )
+    if spec.parallelism.strategy == "fsdp":
+        raise NotSupported(
+            "recipes do not run under fsdp in this version",
+            fields=(FieldError("parallelism.strategy", 'use "ddp", which keeps a whole replica on each device'),),
+        )
+    if spec.limits.stall_seconds is not None:
+        raise NotSupported(
+            "there is no stall watchdog in this version",
+            fields=(FieldError("limits.stall_seconds", "leave it out; limits.wall_seconds bounds the run"),),
+        )
+
+
+def _cross_field_errors(spec: JobSpec) -> list[FieldError]:
+    """Rules that join fields. Each error says which field to change, and to what."""
+    how, program, devices = spec.parallelism, spec.program, spec.resources.devices
+    wrong: list[FieldError] = []
+
+    def refuse(field: str, message: str) -> None:
+        wrong.append(FieldError(field, message))
+
+    if how.strategy == "single" and devices > 1 and not how.placement:
+        refuse(
+            "resources.devices",
+            f'{devices} devices, but strategy "single" runs on one; set 1, or parallelism.strategy to "dp" or "ddp"',
+        )
+    if how.strategy != "dp":
+        for field, given in (("dim", how.dim), ("output_device", how.output_device), ("functional", how.functional)):
+            if given:
+                refuse(f"parallelism.{field}", f'only for strategy "dp"; leave it out under "{how.strategy}"')
+    if how.strategy != "single" and how.placement:
+        refuse("parallelism.placement", f'only for strategy "single"; leave it out under "{how.strategy}"')
+    if how.strategy == "single" and how.module is not None:
+        refuse("parallelism.module", 'only for strategies "dp" and "ddp"; leave it out under "single"')
+    if how.strategy != "ddp" and how.backend != "auto":
+        refuse("parallelism.backend", f'only for strategy "ddp"; leave it out under "{how.strategy}"')
+    if how.output_device >= devices:
+        refuse("parallelism.output_device", f"{how.output_device} is outside the {devices} leased devices; 0 to {devices - 1}")
+    for name, device in how.placement.items():
+        if isinstance(device, int) and device >= devices:
+            refuse(f"parallelism.placement.{name}", f"{device} is outside the {devices} leased devices; 0 to {devices - 1}")
+    if program.mode == "train":
+        for field, component in (("loss", program.loss), ("optimizer", program.optimizer)):
+            if component is None:
+                refuse(f"program.{field}", f'training needs one; name it, or set program.mode to "forward"')
+    else:
+        for field, given in (("loss", program.loss), ("optimizer", program.optimizer), ("evaluate", program.evaluate)):
+            if given is not None:
+                refuse(f"program.{field}", 'not used when program.mode is "forward"; leave it out')
+    return wrong
+
+
+def _translate(error: ValidationError) -> InvalidSpec | MalformedJson:
+    """Pydantic's errors in this project's words: the field's path, what is wrong, what would be right."""
+    details = error.errors(include_url=False, include_context=True)
+    if details[0]["type"] == "json_invalid":
+        return MalformedJson(f"the body is not valid JSON: {details[0]['ctx']['error']}")
+    fields = tuple(
+        FieldError(".".join(str(part) for part in detail["loc"] if part != "[key]") or "(body)", _explain(dict(detail)))
+        for detail in details[:MAX_REPORTED_ERRORS]
+    )
+    more = f" (the first {MAX_REPORTED_ERRORS} of {len(details)})" if len(details) > MAX_REPORTED_ERRORS else ""
+    return InvalidSpec(f"the job spec is not valid{more}", fields=fields)
+
+
+def _explain(detail: dict[str, Any]) -> str:
+    if detail["type"] == "missing":
+        return "required, but missing"
+    if detail["type"] != "extra_forbidden":
+        given = repr(detail.get("input"))
+        return f"{detail['msg']} (got {given[:80]}{'...' if len(given) > 80 else ''})"
+    known = _fields_at(tuple(part for part in detail["loc"][:-1] if isinstance(part, str)))
+    near = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known fields here: {', '.join(known) or 'none'}"
+    return f"unknown field; {hint}"
+
+
+def _fields_at(path: tuple[str, ...]) -> list[str]:
+    """Names of the fields of the model that `path` leads to from `JobSpec`."""
+    model: type[BaseModel] = JobSpec
+    for part in path:
+        field = model.model_fields.get(part)
+        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
+        models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+        if not models:
+            return []
+        model = models[0]
+    return list(model.model_fields)

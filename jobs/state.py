@@ -1,0 +1,108 @@
+"""States of a job, and the reasons for them.
+
+```
+            +-- a --> queued -- b --> starting -- c --> running -- d --> succeeded
+   POST ----+            ^   \\            |                |  \\--- e --> failed
+                         |    \\-- f --> cancelled <-- f ---+
+                         +---------- g (attempt lost, retries left) ---+
+```
+Who makes each step is listed in `docs/architecture.md`.
+"""
+
+from enum import StrEnum
+
+
+class State(StrEnum):
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+TERMINAL = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
+
+#: Every arrow of the diagram. A state that is missing on the left is terminal.
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.QUEUED: frozenset({State.STARTING, State.CANCELLED}),
+    State.STARTING: frozenset({State.RUNNING, State.QUEUED, State.FAILED, State.CANCELLED}),
+    State.RUNNING: frozenset({State.SUCCEEDED, State.QUEUED, State.FAILED, State.CANCELLED}),
+}
+
+
+class Reason(StrEnum):
+    """Why a job is in its state, or why an attempt ended."""
+
+    # queued
+    WAITING_FOR_DEVICES = "waiting_for_devices"
+    NO_LIVE_NODE = "no_live_node"
+    BACKING_OFF = "backing_off"
+    SERVICE_STOPPED = "service_stopped"
+    # on devices
+    STARTING = "starting"
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    # ended
+    COMPLETED = "completed"
+    CANCELLED_BY_USER = "cancelled_by_user"
+    RANK_FAILED = "rank_failed"
+    CODE_ERROR = "code_error"
+    OUT_OF_MEMORY = "out_of_memory"
+    WALL_LIMIT = "wall_limit"
+    STALLED = "stalled"
+    REJECTED_BY_WORKER = "rejected_by_worker"
+    START_FAILED = "start_failed"
+    SUPERVISOR_LOST = "supervisor_lost"
+    LEASE_EXPIRED = "lease_expired"
+    NODE_LOST = "node_lost"
+
+
+#: The state that each reason belongs to. Total: a test walks the enum.
+STATE_OF: dict[Reason, State] = {
+    Reason.WAITING_FOR_DEVICES: State.QUEUED,
+    Reason.NO_LIVE_NODE: State.QUEUED,
+    Reason.BACKING_OFF: State.QUEUED,
+    Reason.SERVICE_STOPPED: State.QUEUED,
+    Reason.STARTING: State.STARTING,
+    Reason.RUNNING: State.RUNNING,
+    Reason.CANCELLING: State.RUNNING,
+    Reason.COMPLETED: State.SUCCEEDED,
+    Reason.CANCELLED_BY_USER: State.CANCELLED,
+    Reason.RANK_FAILED: State.FAILED,
+    Reason.CODE_ERROR: State.FAILED,
+    Reason.OUT_OF_MEMORY: State.FAILED,
+    Reason.WALL_LIMIT: State.FAILED,
+    Reason.STALLED: State.FAILED,
+    Reason.REJECTED_BY_WORKER: State.FAILED,
+    Reason.START_FAILED: State.FAILED,
+    Reason.SUPERVISOR_LOST: State.FAILED,
+    Reason.LEASE_EXPIRED: State.FAILED,
+    Reason.NODE_LOST: State.FAILED,
+}
+
+
+class Cause(StrEnum):
+    """Whose failure ended an attempt: it decides which budget a retry is taken from."""
+
+    NONE = "none"  # the end is final: completed, cancelled, wall limit, rejected
+    USER = "user"  # counted against `limits.max_retries`
+    SERVICE = "service"  # counted against the service's own budget
+    STOP = "stop"  # not counted: the operator stopped the service
+
+
+CAUSE_OF: dict[Reason, Cause] = {
+    Reason.COMPLETED: Cause.NONE,
+    Reason.CANCELLED_BY_USER: Cause.NONE,
+    Reason.WALL_LIMIT: Cause.NONE,
+    Reason.REJECTED_BY_WORKER: Cause.NONE,
+    Reason.RANK_FAILED: Cause.USER,
+    Reason.CODE_ERROR: Cause.USER,
+    Reason.OUT_OF_MEMORY: Cause.USER,
+    Reason.STALLED: Cause.USER,
+    Reason.START_FAILED: Cause.SERVICE,
+    Reason.SUPERVISOR_LOST: Cause.SERVICE,
+    Reason.LEASE_EXPIRED: Cause.SERVICE,
+    Reason.NODE_LOST: Cause.SERVICE,
+    Reason.SERVICE_STOPPED: Cause.STOP,
+}

@@ -1,0 +1,178 @@
+"""Records that a rank sends to its supervisor, and their codec.
+
+A rank holds no connection to Redis. It appends records to a buffer and writes them, packed, to one
+pipe; the supervisor turns them into logs, metrics, progress and the split report. Records are
+msgpack arrays (`msgspec`), each packet preceded by its length as four bytes, big endian.
+
+Layouts only grow at the end: a new field goes last, with a default. An old reader then ignores it,
+and a new reader fills it in.
+
+Units: times are milliseconds (`_ms`), memory is bytes, `at` is seconds since the epoch (UTC).
+Devices are logical: indexes into the lease.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+Shape = tuple[int, ...]
+
+#: A packet larger than this is a corrupted pipe, not a batch of records.
+MAX_PACKET_BYTES = 16 * 1024 * 1024
+_LENGTH = struct.Struct(">I")
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of all records: the first element on the wire is the class's name."""
+
+
+class RankUp(Record, frozen=True):
+    """The rank has been told to go and is about to run the program."""
+
+    rank: int
+    pid: int
+    threads: int
+    torch_version: str
+
+
+class DeviceInfo(Record, frozen=True):
+    """What the rank found one of its devices to be (nothing touches a device before)."""
+
+    device: int
+    name: str
+    memory_total_bytes: int | None = None
+
+
+class Outline(Record, frozen=True):
+    """How long the program means to run, as far as it knows. Sent once, before the first step."""
+
+    epochs: int
+    steps_per_epoch: int | None
+    total_steps: int | None
+    batch_size: int
+    dataset_rows: int | None
+
+
+class Split(Record, frozen=True):
+    """One way in which a batch was divided; steps refer to it by `id` (counted from 0 within a rank).
+
+    `devices` are the logical devices of this rank (all of the lease under dp, its own under ddp);
+    `rows`, `input_shapes` and `output_shapes` run parallel to it. A device that got nothing has 0
+    rows and `None` for its shapes. `rows[i]` is `None` when the rows of a shard cannot be counted.
+    """
+
+    id: int
+    phase: str  # train | eval | forward
+    module: str  # dotted path of the wrapped sub-module, "" for the whole model
+    batch_rows: int | None
+    devices: tuple[int, ...]
+    rows: tuple[int | None, ...]
+    input_shapes: tuple[Shape | None, ...]
+    output_shapes: tuple[Shape | None, ...]
+
+
+class Primitives(msgspec.Struct, frozen=True, array_like=True):
+    """Time of DataParallel's four primitives in one step."""
+
+    replicate_ms: float
+    scatter_ms: float
+    parallel_apply_ms: float
+    gather_ms: float
+
+
+class Step(Record, frozen=True):
+    """One optimizer step (phase train), or one batch (phases eval and forward).
+
+    `step` counts from 0 within its phase, over all epochs. `splits` has one id per forward of the
+    step, so gradient accumulation sends several. `forward_ms` and `backward_ms` run parallel to the
+    devices of the split; an entry that was not measured is `None`, and a `Note` says why.
+    """
+
+    step: int
+    epoch: int
+    phase: str
+    splits: tuple[int, ...]
+    at: float
+    step_ms: float
+    data_wait_ms: float | None = None
+    forward_ms: tuple[float | None, ...] = ()
+    backward_ms: tuple[float | None, ...] = ()
+    comm_ms: float | None = None
+    primitives: Primitives | None = None
+    memory_peak_bytes: tuple[int | None, ...] = ()
+
+
+class Metric(Record, frozen=True):
+    """One point of a series. `device` is the logical device, or -1 for the job as a whole."""
+
+    device: int
+    name: str
+    step: int
+    value: float
+    at: float
+
+
+class Note(Record, frozen=True):
+    """Why a field of the report is `null`, or what a reader must know about it."""
+
+    field: str  # the report's own path, for example "per_device.memory_peak_bytes"
+    reason: str
+
+
+class Result(Record, frozen=True):
+    """The program's final numbers (rank 0 sends one)."""
+
+    loss: float | None
+    metrics: dict[str, float]
+
+
+class Outcome(Record, frozen=True):
+    """The last record of a rank: everything up to here has happened. `exit_code` 0 means success."""
+
+    rank: int
+    exit_code: int
+    kind: str = ""  # "" | code_error | out_of_memory | rejected_by_worker
+    message: str = ""
+    traceback: str = ""
+
+
+AnyRecord = RankUp | DeviceInfo | Outline | Split | Step | Metric | Note | Result | Outcome
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(tuple[AnyRecord, ...])
+
+
+def pack(records: Sequence[AnyRecord]) -> bytes:
+    """Encode records as one packet, length first."""
+    body = _encoder.encode(records)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Unpacker:
+    """Turns the bytes of a pipe, in whatever pieces they come, back into records."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[AnyRecord]:
+        """Yield the records that `data` completes.
+
+        Raises:
+            ValueError: the stream is not ours (an impossible length, or bytes that do not decode).
+        """
+        self._pending += data
+        while len(self._pending) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._pending)
+            if length > MAX_PACKET_BYTES:
+                raise ValueError(f"a packet of {length} bytes is over the limit of {MAX_PACKET_BYTES}")
+            end = _LENGTH.size + length
+            if len(self._pending) < end:
+                return
+            body = bytes(self._pending[_LENGTH.size : end])
+            del self._pending[:end]
+            try:
+                records = _decoder.decode(body)
+            except msgspec.MsgspecError as error:
+                raise ValueError(f"a packet does not decode: {error}") from error
+            yield from records

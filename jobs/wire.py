@@ -1,0 +1,48 @@
+"""Names that more than one process relies on: Redis keys, Celery names, environment variables.
+
+Everything in Redis begins with `sy:`. A job is addressed by its *ref*, `<tenant>/<id>`, so no key and
+no call can leave the tenant out; an attempt by `<tenant>/<id>/<n>`. The Lua scripts build the same
+names (`scripts/_lib.lua`).
+"""
+
+PREFIX = "sy:"
+DEFAULT_TENANT = "default"
+
+CELERY_TASK = "shardyard.start_attempt"
+CELERY_KEY_PREFIX = PREFIX + "celery:"
+
+
+def node_queue(node: str) -> str:
+    """The Celery queue that only `node` consumes."""
+    return f"node.{node}"
+
+
+def job_ref(tenant: str, job: str) -> str:
+    return f"{tenant}/{job}"
+
+
+def attempt_ref(tenant: str, job: str, attempt: int) -> str:
+    return f"{tenant}/{job}/{attempt}"
+
+
+# -- telemetry Redis -------------------------------------------------------------------------------
+
+
+def log_stream(tenant: str, job: str, attempt: int, device: int) -> str:
+    return f"{PREFIX}log:{attempt_ref(tenant, job, attempt)}/{device}"
+
+
+def metric_stream(tenant: str, job: str, attempt: int) -> str:
+    return f"{PREFIX}metrics:{attempt_ref(tenant, job, attempt)}"
+
+
+def report_key(tenant: str, job: str, attempt: int) -> str:
+    return f"{PREFIX}report:{attempt_ref(tenant, job, attempt)}"
+
+
+def progress_key(tenant: str, job: str, attempt: int) -> str:
+    return f"{PREFIX}progress:{attempt_ref(tenant, job, attempt)}"
+
+
+#: Marks every process of an attempt, so that exec'd descendants can be found in /proc.
+ATTEMPT_MARK = "SHARDYARD_ATTEMPT"

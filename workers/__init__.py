@@ -1,0 +1,1 @@
+"""The side that runs attempts: Celery app, node agent, supervisor, ranks, training."""
