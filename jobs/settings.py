@@ -1,0 +1,72 @@
+"""Every setting of the service, read from `SHARDYARD_*` variables. `shardyard config` lists them.
+
+Nothing reads the environment at import: an entry point calls `Settings()` once and passes it on.
+"""
+
+import socket
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="SHARDYARD_", frozen=True)
+
+    redis_url: SecretStr | None = Field(
+        None, description="control Redis, the truth about jobs: redis://, rediss:// or unix://"
+    )
+    telemetry_url: SecretStr | None = Field(
+        None, description="telemetry Redis, for logs, metrics and reports; the control one when left out"
+    )
+    storage: Path = Field(
+        Path("~/.local/share/shardyard/storage"),
+        description="directory that the API and all nodes see: logs, reports, artifacts",
+    )
+
+    host: str = Field("127.0.0.1", description="address that the API listens on")
+    port: int = Field(8000, ge=0, le=65535, description="port that the API listens on; 0 takes a free one")
+    allowed_hosts: str = Field("", description="further Host headers that the API answers to, comma-separated")
+    admin_token: SecretStr | None = Field(None, description="admin token to accept; made and kept in a file otherwise")
+    admin_token_file: Path | None = Field(None, description="file that keeps the admin token, mode 0600")
+    max_body_bytes: int = Field(1_048_576, ge=1024, le=1 << 30, description="largest JSON body")
+
+    node: str = Field(
+        default_factory=lambda: socket.gethostname().lower()[:63],
+        min_length=1,
+        max_length=63,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="this node's id; its Celery queue is node.<id>",
+    )
+    pool: str = Field("default", pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$", description="pool this node serves")
+    devices: str = Field("auto", description="auto | cuda:0-3 | cuda:0,2 | cpu:8 (eight virtual devices)")
+    node_address: str = Field("127.0.0.1", description="address that rendezvous stores of this node listen on")
+    state_dir: Path = Field(
+        Path("~/.local/state/shardyard"), description="node-local directory for locks of running attempts"
+    )
+
+    lease_seconds: Seconds = Field(120, description="an attempt whose beat stands still this long is lost")
+    beat_seconds: Seconds = Field(5, description="how often a supervisor and a node beat")
+    node_seconds: Seconds = Field(30, description="a node whose beat stands still this long takes no new work")
+    reconcile_seconds: Seconds = Field(2, description="how often lost hints are re-sent and the queue looked at")
+    hold_seconds: float = Field(60, ge=0, description="a job that waited this long holds devices for itself")
+    grace_seconds: Seconds = Field(3, description="time between SIGTERM and SIGKILL for a rank")
+
+    log_level: str = Field("INFO", pattern=r"^(DEBUG|INFO|WARNING|ERROR)$", description="of the service's own log")
+
+    def control_url(self) -> str:
+        """URL of the control Redis.
+
+        Raises:
+            ValueError: none is set.
+        """
+        if self.redis_url is None:
+            raise ValueError("SHARDYARD_REDIS_URL is not set; `shardyard up` starts a Redis and sets it")
+        return self.redis_url.get_secret_value()
+
+    def telemetry(self) -> str:
+        """URL of the telemetry Redis (the control one where no other is set)."""
+        return self.telemetry_url.get_secret_value() if self.telemetry_url is not None else self.control_url()
