@@ -99,11 +99,11 @@ class JobSpec(Strict):
     pool: PoolName = "default"
     priority: int = Field(0, ge=-100, le=100, strict=True, description="higher first")
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
-    resources: Resources = Field(default_factory=Resources)
-    parallelism: Parallelism = Field(default_factory=Parallelism)
+    resources: Resources = Resources()
+    parallelism: Parallelism = Parallelism()
     program: RecipeProgram
     observe: Literal["auto", "every", "off"] = "auto"
-    limits: Limits = Field(default_factory=Limits)
+    limits: Limits = Limits()
 
     @property
     def world_size(self) -> int:
@@ -183,17 +183,22 @@ def _cross_field_errors(spec: JobSpec) -> list[FieldError]:
     if how.strategy != "ddp" and how.backend != "auto":
         refuse("parallelism.backend", f'only for strategy "ddp"; leave it out under "{how.strategy}"')
     if how.output_device >= devices:
-        refuse("parallelism.output_device", f"{how.output_device} is outside the {devices} leased devices; 0 to {devices - 1}")
+        refuse(
+            "parallelism.output_device",
+            f"{how.output_device} is outside the {devices} leased devices; 0 to {devices - 1}",
+        )
     for name, device in how.placement.items():
         if isinstance(device, int) and device >= devices:
-            refuse(f"parallelism.placement.{name}", f"{device} is outside the {devices} leased devices; 0 to {devices - 1}")
+            refuse(
+                f"parallelism.placement.{name}", f"{device} is outside the {devices} leased devices; 0 to {devices - 1}"
+            )
     if program.mode == "train":
         for field, component in (("loss", program.loss), ("optimizer", program.optimizer)):
             if component is None:
-                refuse(f"program.{field}", f'training needs one; name it, or set program.mode to "forward"')
+                refuse(f"program.{field}", 'training needs one; name it, or set program.mode to "forward"')
     else:
-        for field, given in (("loss", program.loss), ("optimizer", program.optimizer), ("evaluate", program.evaluate)):
-            if given is not None:
+        for field, part in (("loss", program.loss), ("optimizer", program.optimizer), ("evaluate", program.evaluate)):
+            if part is not None:
                 refuse(f"program.{field}", 'not used when program.mode is "forward"; leave it out')
     return wrong
 

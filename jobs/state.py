@@ -82,6 +82,23 @@ STATE_OF: dict[Reason, State] = {
 }
 
 
+class AttemptState(StrEnum):
+    """Leased: devices are held, nobody has claimed. Claimed: a supervisor has. Ended: final."""
+
+    LEASED = "leased"
+    CLAIMED = "claimed"
+    ENDED = "ended"
+
+
+class Order(StrEnum):
+    """What the control plane wants of a supervisor."""
+
+    GO = "go"
+    CANCEL = "cancel"
+    STOP = "stop"
+    LOST = "lost"
+
+
 class Cause(StrEnum):
     """Whose failure ended an attempt: it decides which budget a retry is taken from."""
 

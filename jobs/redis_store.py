@@ -1,0 +1,111 @@
+"""Executes store calls on Redis: one class for threads, one for asyncio, and nothing else in them."""
+
+from typing import TypeVar
+
+import redis
+import redis.asyncio
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+from jobs import store
+from jobs.errors import Unavailable
+
+T = TypeVar("T")
+
+CONNECT_SECONDS = 2.0
+REPLY_SECONDS = 5.0
+
+#: Replies by which a server says that it cannot serve for now.
+_BUSY = ("OOM", "MISCONF", "LOADING", "READONLY", "BUSY", "MASTERDOWN", "NOREPLICAS")
+
+
+def connect(url: str) -> "redis.Redis":
+    """A synchronous client. Every wait has a deadline, and a lost connection is tried again twice:
+    each call is idempotent, so a command whose reply was lost may be sent again."""
+    client: redis.Redis = redis.Redis.from_url(
+        url,
+        socket_timeout=REPLY_SECONDS,
+        socket_connect_timeout=CONNECT_SECONDS,
+        health_check_interval=15,
+        retry=_retry(),
+    )
+    return client
+
+
+def connect_async(url: str, *, max_connections: int = 64) -> "redis.asyncio.Redis":
+    """An asyncio client with the same deadlines."""
+    from redis.asyncio.retry import Retry as AsyncRetry
+
+    client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
+        url,
+        socket_timeout=REPLY_SECONDS,
+        socket_connect_timeout=CONNECT_SECONDS,
+        health_check_interval=15,
+        max_connections=max_connections,
+        retry=AsyncRetry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 2),
+    )
+    return client
+
+
+def _retry() -> Retry:
+    return Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 2)
+
+
+class RedisStore:
+    """Runs calls from a thread.
+
+    Raises (from `run`):
+        Unavailable: Redis does not answer, or refuses to serve for now.
+    """
+
+    def __init__(self, client: "redis.Redis") -> None:
+        self.client = client
+        self._scripts: dict[str, redis.commands.core.Script] = {}
+
+    @classmethod
+    def from_url(cls, url: str) -> "RedisStore":
+        return cls(connect(url))
+
+    def run(self, call: store.Call[T]) -> T:
+        script = self._scripts.get(call.script)
+        if script is None:
+            script = self._scripts[call.script] = self.client.register_script(store.source(call.script))
+        try:
+            return call.parse(script(args=call.args))
+        except RedisError as error:
+            raise _translate(error) from error
+
+    def close(self) -> None:
+        self.client.close()
+
+
+class AsyncRedisStore:
+    """Runs calls from asyncio. Raises as `RedisStore` does."""
+
+    def __init__(self, client: "redis.asyncio.Redis") -> None:
+        self.client = client
+        self._scripts: dict[str, redis.commands.core.AsyncScript] = {}
+
+    async def run(self, call: store.Call[T]) -> T:
+        script = self._scripts.get(call.script)
+        if script is None:
+            script = self._scripts[call.script] = self.client.register_script(store.source(call.script))
+        try:
+            return call.parse(await script(args=call.args))
+        except RedisError as error:
+            raise _translate(error) from error
+
+    async def close(self) -> None:
+        await self.client.aclose()
+
+
+def _translate(error: RedisError) -> Exception:
+    """`Unavailable` for what passes by itself; anything else is a bug here and stays what it is."""
+    if isinstance(error, RedisConnectionError | RedisTimeoutError):
+        return Unavailable("the control Redis does not answer; nothing was changed, try again")
+    if isinstance(error, ResponseError) and any(word in str(error) for word in _BUSY):
+        return Unavailable(f"the control Redis refuses to serve for now ({error}); try again")
+    return error

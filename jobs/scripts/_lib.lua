@@ -1,0 +1,128 @@
+-- Shared by every script: names of keys, the clock, and the few moves that more than one transition makes.
+-- Names must match jobs/wire.py. A job is addressed by its ref, '<tenant>/<id>'; an attempt by '<tenant>/<id>/<n>'.
+
+local function job_key(ref) return 'sy:job:' .. ref end
+local function spec_key(ref) return 'sy:spec:' .. ref end
+local function attempt_key(ref, n) return 'sy:attempt:' .. ref .. '/' .. n end
+local function node_key(node) return 'sy:node:' .. node end
+local function queue_key(pool, devices) return 'sy:queue:' .. pool .. ':' .. devices end
+local function classes_key(pool) return 'sy:queue:' .. pool end
+
+local LEASES = 'sy:leases'    -- refs of attempts that hold a lease
+local OUTBOX = 'sy:outbox'    -- '<node> <attempt ref>' of attempts nobody has claimed, by when the hint is due
+local BACKOFF = 'sy:backoff'  -- refs of queued jobs that wait before they may start again, by when
+
+-- Microseconds since the epoch. For display and ordering only: no expiry is decided by it.
+local function now_us()
+  local t = redis.call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+
+-- Lua prints large numbers in scientific notation; Redis should see digits.
+local function int(x) return string.format('%.0f', x) end
+
+local function get(key, field) return redis.call('HGET', key, field) or '' end
+
+local function split_ref(attempt_ref)
+  local ref, n = string.match(attempt_ref, '^(.+)/(%d+)$')
+  return ref, n
+end
+
+local function tenant_and_id(ref)
+  return string.match(ref, '^([^/]+)/(.+)$')
+end
+
+-- The one place where a job changes its state. `extra` is a flat list of further fields.
+local function move(ref, state, reason, message, extra)
+  local key = job_key(ref)
+  local tenant, id = tenant_and_id(ref)
+  local before = get(key, 'state')
+  if before ~= state then
+    if before ~= '' then redis.call('ZREM', 'sy:jobs:' .. tenant .. ':' .. before, id) end
+    redis.call('ZADD', 'sy:jobs:' .. tenant .. ':' .. state, 0, id)
+  end
+  redis.call('HSET', key, 'state', state, 'reason', reason, 'message', message, unpack(extra or {}))
+  redis.call('HINCRBY', key, 'version', 1)
+end
+
+local function enqueue(ref)
+  local fields = redis.call('HMGET', job_key(ref), 'pool', 'devices', 'score')
+  redis.call('ZADD', queue_key(fields[1], fields[2]), fields[3], ref)
+  redis.call('SADD', classes_key(fields[1]), fields[2])
+end
+
+local function dequeue(ref)
+  local fields = redis.call('HMGET', job_key(ref), 'pool', 'devices')
+  local key = queue_key(fields[1], fields[2])
+  redis.call('ZREM', key, ref)
+  redis.call('ZREM', BACKOFF, ref)
+  if redis.call('EXISTS', key) == 0 then redis.call('SREM', classes_key(fields[1]), fields[2]) end
+  local hold = 'sy:hold:' .. fields[1]
+  if get(hold, 'ref') == ref then redis.call('DEL', hold) end
+end
+
+-- Puts a node into, or takes it out of, the index that dispatch searches.
+local function refresh_node(node)
+  local fields = redis.call('HMGET', node_key(node), 'pool', 'alive', 'draining', 'stopping')
+  local index = 'sy:pool:' .. fields[1] .. ':free'
+  if fields[2] == '1' and fields[3] ~= '1' and fields[4] ~= '1' then
+    redis.call('ZADD', index, redis.call('ZCARD', 'sy:free:' .. node), node)
+  else
+    redis.call('ZREM', index, node)
+  end
+end
+
+-- Gives back what an attempt holds on a node. `bad` maps a device to the reason for its quarantine.
+local function free_devices(node, attempt_ref, bad)
+  local held = redis.call('HGETALL', 'sy:held:' .. node)
+  local count = tonumber(get(node_key(node), 'count')) or 0
+  local freed = 0
+  for i = 1, #held, 2 do
+    local device = held[i]
+    if held[i + 1] == attempt_ref then
+      redis.call('HDEL', 'sy:held:' .. node, device)
+      if bad[device] then
+        redis.call('HSET', 'sy:quarantine:' .. node, device, bad[device])
+      elseif tonumber(device) < count then
+        redis.call('ZADD', 'sy:free:' .. node, device, device)
+      end
+      freed = freed + 1
+    end
+  end
+  refresh_node(node)
+  return freed
+end
+
+-- Ends an attempt and decides what becomes of its job. `cause` says whose failure it was:
+-- none (final), user (counts against max_retries), service (counts against max_losses), stop (not counted).
+local function settle(ref, n, reason, message, cause, failed, result, backoff_us, max_losses)
+  local key, attempt = job_key(ref), attempt_key(ref, n)
+  local now = now_us()
+  local job = redis.call('HMGET', key, 'cancel', 'retries', 'max_retries', 'losses', 'state')
+  redis.call('HSET', attempt, 'state', 'ended', 'reason', reason, 'message', message, 'error', failed, 'ended', int(now))
+  redis.call('SREM', LEASES, ref .. '/' .. n)
+  redis.call('ZREM', OUTBOX, get(attempt, 'node') .. ' ' .. ref .. '/' .. n)
+
+  local done = {'finished', int(now), 'error', failed, 'result', result}
+  if reason == 'completed' then return move(ref, 'succeeded', reason, message, done) end
+  if job[1] == '1' or reason == 'cancelled_by_user' then
+    return move(ref, 'cancelled', 'cancelled_by_user', 'cancelled', done)
+  end
+  local retries, losses = tonumber(job[2]), tonumber(job[4])
+  local again = {'started', '', 'first_step', '', 'node', '', 'leased', ''}
+  if cause == 'stop' then
+    move(ref, 'queued', 'service_stopped', 'the service was stopped; the job starts again with it', again)
+    return enqueue(ref)
+  end
+  local why
+  if cause == 'user' and retries < tonumber(job[3]) then
+    redis.call('HSET', key, 'retries', retries + 1)
+    why = 'retry ' .. (retries + 1) .. ' of ' .. job[3]
+  elseif cause == 'service' and losses < max_losses then
+    redis.call('HSET', key, 'losses', losses + 1)
+    why = 'restart ' .. (losses + 1) .. ' of ' .. max_losses .. ', not counted as a retry'
+  end
+  if not why then return move(ref, 'failed', reason, message, done) end
+  move(ref, 'queued', 'backing_off', 'attempt ' .. n .. ' ended: ' .. reason .. ' (' .. message .. '); ' .. why, again)
+  redis.call('ZADD', BACKOFF, int(now + backoff_us), ref)
+end

@@ -1,0 +1,13 @@
+-- Forgets a finished job. Its devices must have been released: until then the node still needs the attempt.
+-- ARGV: tenant id
+-- Returns 'deleted' | 'missing' | 'not_finished'
+local tenant, id = ARGV[1], ARGV[2]
+local ref = tenant .. '/' .. id
+local job = redis.call('HMGET', job_key(ref), 'state', 'attempt')
+if not job[1] then return 'missing' end
+if job[1] == 'queued' or job[1] == 'starting' or job[1] == 'running' then return 'not_finished' end
+for n = 1, tonumber(job[2]) do redis.call('DEL', attempt_key(ref, n)) end
+redis.call('ZREM', 'sy:jobs:' .. tenant, id)
+redis.call('ZREM', 'sy:jobs:' .. tenant .. ':' .. job[1], id)
+redis.call('DEL', job_key(ref), spec_key(ref))
+return 'deleted'

@@ -1,0 +1,440 @@
+"""Every call on the control Redis, as a value: which script, with what arguments, and how to read the reply.
+
+The functions below touch no network. `jobs.redis_store` executes a `Call` over a synchronous or an
+asynchronous client, so the worker and the API share one definition of each transition. What a
+transition does is in its `.lua` file.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+import zstandard
+
+from jobs.errors import IdempotencyConflict, JobFinished, JobNotFinished, NotFound, TooLargeForPool, UnknownPool
+from jobs.record import AttemptRecord, Fields, JobRecord, NodeInfo, NodeRecord, QueueView
+from jobs.spec import JobSpec
+from jobs.state import CAUSE_OF, AttemptState, Cause, Order, Reason, State
+from jobs.wire import attempt_ref, job_ref
+
+T = TypeVar("T")
+
+IDEMPOTENCY_SECONDS = 7 * 86_400
+MAX_DISPATCHED = 32
+MAX_SCANNED = 5_000
+#: Attempts that a job may lose to failures of the service before it is parked as failed.
+MAX_LOSSES = 5
+MAX_SPEC_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One script call: `parse` turns the raw reply into `T`, or raises an error of `jobs.errors`."""
+
+    script: str
+    args: tuple[str | bytes | int, ...]
+    parse: Callable[[Any], T]
+
+
+@cache
+def source(script: str) -> str:
+    """Lua source of a script, with the shared library before it."""
+    scripts = files("jobs") / "scripts"
+    return (scripts / "_lib.lua").read_text() + (scripts / f"{script}.lua").read_text()
+
+
+# -- jobs ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    job: str
+    created: bool  # False: the idempotency key was used before, for the same body
+
+
+def submit(
+    tenant: str,
+    job: str,
+    spec: JobSpec,
+    *,
+    idempotency_key: str = "",
+    digest: str = "",
+    parent: str = "",
+    token: str = "",
+) -> Call[Submitted]:
+    """Store and queue a job.
+
+    Raises (on execution):
+        IdempotencyConflict: the key was used for another body.
+        UnknownPool, TooLargeForPool: it could never run.
+    """
+
+    def parse(reply: Sequence[bytes]) -> Submitted:
+        status, *detail = (part.decode() for part in reply)
+        if status == "conflict":
+            raise IdempotencyConflict(
+                f"this Idempotency-Key was used for job {detail[0]} with another body; send a new key"
+            )
+        if status == "unknown_pool":
+            known = ", ".join(sorted(detail)) or "none: no worker has registered yet"
+            raise UnknownPool(f"there is no pool {spec.pool!r}; pools: {known}")
+        if status == "too_large":
+            raise TooLargeForPool(
+                f"the job needs {spec.resources.devices} devices on one node, but the largest node of pool "
+                f"{spec.pool!r} has {detail[0]}; lower resources.devices or choose another pool"
+            )
+        return Submitted(detail[0], status == "created")
+
+    return Call(
+        "submit",
+        (
+            tenant,
+            job,
+            spec.pool,
+            spec.resources.devices,
+            spec.priority,
+            spec.name or "",
+            spec.parallelism.strategy,
+            msgspec.json.encode(spec.labels),
+            pack_spec(spec),
+            spec.limits.max_retries,
+            idempotency_key,
+            digest,
+            IDEMPOTENCY_SECONDS,
+            parent,
+            token,
+        ),
+        parse,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    record: JobRecord
+    spec: JobSpec
+    queue: QueueView | None  # only while queued
+
+
+def read_job(tenant: str, job: str) -> Call[JobView]:
+    """One job.
+
+    Raises (on execution):
+        NotFound: no such job of this tenant.
+    """
+
+    def parse(reply: Sequence[Any]) -> JobView:
+        if not reply:
+            raise NotFound(f"there is no job {job!r}")
+        record = JobRecord.read(tenant, job, _pairs(reply[0]))
+        queue = QueueView(*(int(number) for number in reply[2:7])) if len(reply) > 2 else None
+        return JobView(record, unpack_spec(reply[1]), queue)
+
+    return Call("read_job", (job_ref(tenant, job),), parse)
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    state: State | None = None
+    pool: str = ""
+    label: tuple[str, str] | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    jobs: tuple[JobRecord, ...]
+    next_id: str | None  # pass it as `after` for the next page; None at the end
+
+
+def page(tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50) -> Call[JobPage]:
+    """A page of jobs, newest first. A page may be short, even empty, while `next_id` is set: a filter
+    that matches rarely looks at `MAX_SCANNED` jobs a call."""
+
+    def parse(reply: Sequence[Any]) -> JobPage:
+        next_id, *rows = reply
+        jobs = tuple(JobRecord.read(tenant, row[0].decode(), _pairs(row[1])) for row in rows)
+        return JobPage(jobs, next_id.decode() or None)
+
+    key, value = chosen.label or ("", "")
+    return Call(
+        "page", (tenant, chosen.state or "", after, limit, chosen.pool, key, value, chosen.name, MAX_SCANNED), parse
+    )
+
+
+def attempts(tenant: str, job: str) -> Call[tuple[AttemptRecord, ...]]:
+    """All attempts of a job, oldest first. Raises NotFound on execution."""
+
+    def parse(reply: Sequence[Any] | None) -> tuple[AttemptRecord, ...]:
+        if reply is None:
+            raise NotFound(f"there is no job {job!r}")
+        return tuple(AttemptRecord.read(i, _pairs(fields)) for i, fields in enumerate(reply, start=1))
+
+    return Call("attempts", (job_ref(tenant, job),), parse)
+
+
+def cancel(tenant: str, job: str) -> Call[Literal["cancelled", "cancelling"]]:
+    """Cancel a job. Raises NotFound, or JobFinished, on execution."""
+
+    def parse(reply: bytes) -> Literal["cancelled", "cancelling"]:
+        if reply == b"missing":
+            raise NotFound(f"there is no job {job!r}")
+        if reply == b"finished":
+            raise JobFinished(f"job {job} has ended; there is nothing to cancel")
+        return "cancelled" if reply == b"cancelled" else "cancelling"
+
+    return Call("cancel", (job_ref(tenant, job),), parse)
+
+
+def delete(tenant: str, job: str) -> Call[None]:
+    """Forget a finished job. Raises NotFound, or JobNotFinished, on execution. Files are the caller's."""
+
+    def parse(reply: bytes) -> None:
+        if reply == b"missing":
+            raise NotFound(f"there is no job {job!r}")
+        if reply == b"not_finished":
+            raise JobNotFinished(f"job {job} has not ended; cancel it first")
+
+    return Call("delete", (tenant, job), parse)
+
+
+# -- scheduling ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptId:
+    """Names one attempt everywhere. `number` is the fencing token."""
+
+    tenant: str
+    job: str
+    number: int
+
+    @classmethod
+    def parse(cls, ref: str) -> "AttemptId":
+        tenant, job, number = ref.split("/")
+        return cls(tenant, job, int(number))
+
+    def __str__(self) -> str:
+        return attempt_ref(self.tenant, self.job, self.number)
+
+    @property
+    def job_ref(self) -> str:
+        return job_ref(self.tenant, self.job)
+
+
+def dispatch(hold_seconds: float) -> Call[tuple[AttemptId, ...]]:
+    """Lease free devices to queued jobs; the attempts that were created."""
+    return Call("dispatch", (MAX_DISPATCHED, int(hold_seconds * 1e6)), _attempt_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Tells `node` that an attempt waits there for a supervisor. Harmless however often it is sent."""
+
+    node: str
+    attempt: AttemptId
+
+
+def hints(resend_seconds: float, limit: int = 128) -> Call[tuple[Hint, ...]]:
+    """Take the hints that are due; each is due again after `resend_seconds` unless it is claimed."""
+
+    def parse(reply: Sequence[bytes]) -> tuple[Hint, ...]:
+        pairs = (member.decode().split(" ", 1) for member in reply)
+        return tuple(Hint(node, AttemptId.parse(ref)) for node, ref in pairs)
+
+    return Call("hints", (limit, int(resend_seconds * 1e6)), parse)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    spec: JobSpec | None
+    refused: str = ""
+
+
+def claim(attempt: AttemptId, claimant: str, node: str) -> Call[Claim]:
+    """Take an attempt for a supervisor. `claimant` is a nonce that every later call must show."""
+
+    def parse(reply: Sequence[bytes]) -> Claim:
+        if reply[0] != b"claimed":
+            return Claim(None, reply[1].decode())
+        return Claim(unpack_spec(reply[1]))
+
+    return Call("claim", (attempt.job_ref, attempt.number, claimant, node), parse)
+
+
+def mark(attempt: AttemptId, claimant: str, what: Literal["running", "first_step"]) -> Call[bool]:
+    """Note that the first rank is up, or has made its first step. False: the lease is lost."""
+    return Call("mark", (attempt.job_ref, attempt.number, claimant, what), _is_ok)
+
+
+def renew(attempt: AttemptId, claimant: str) -> Call[bool]:
+    """Beat the lease. False: it is lost."""
+    return Call("renew", (attempt.job_ref, attempt.number, claimant), _is_ok)
+
+
+def orders(attempt: AttemptId, claimant: str) -> Call[Order]:
+    """What the supervisor should do now."""
+    return Call("orders", (attempt.job_ref, attempt.number, claimant), lambda reply: Order(reply.decode()))
+
+
+def finish(
+    attempt: AttemptId,
+    claimant: str,
+    reason: Reason,
+    message: str,
+    *,
+    error: Mapping[str, Any] | None = None,
+    result: Mapping[str, Any] | None = None,
+    backoff_seconds: float = 0,
+) -> Call[bool]:
+    """Write the end of an attempt. False: the lease was lost, and what happened there does not count."""
+    return Call(
+        "finish",
+        (
+            attempt.job_ref,
+            attempt.number,
+            claimant,
+            reason,
+            message,
+            CAUSE_OF[reason],
+            _json(error),
+            _json(result),
+            int(backoff_seconds * 1e6),
+            MAX_LOSSES,
+        ),
+        _is_ok,
+    )
+
+
+def reap(attempt: AttemptId, reason: Reason, message: str, *, beat: int | None, backoff_seconds: float) -> Call[bool]:
+    """End an attempt whose supervisor is gone. `beat` is the value that stood still; None with proof of death.
+    False: it is alive after all, or has ended already."""
+    args = (attempt.job_ref, attempt.number, "" if beat is None else beat, reason, message)
+    return Call("reap", (*args, int(backoff_seconds * 1e6), MAX_LOSSES), _is_ok)
+
+
+def refuse(attempt: AttemptId, node: str, reason: Reason, message: str, *, backoff_seconds: float = 0) -> Call[bool]:
+    """Say that a node cannot start an attempt that nobody has claimed yet."""
+    cause: Cause = CAUSE_OF[reason]
+    args = (attempt.job_ref, attempt.number, node, reason, message, cause, int(backoff_seconds * 1e6), MAX_LOSSES)
+    return Call("refuse", args, _is_ok)
+
+
+def release(node: str, attempt: AttemptId, quarantine: Mapping[int, str]) -> Call[int]:
+    """Give back the devices of an ended attempt; those in `quarantine` stay unused for that reason.
+    Returns how many changed hands, -1 while the attempt is live."""
+    bad = [part for device, reason in quarantine.items() for part in (device, reason)]
+    return Call("release", (node, str(attempt), *bad), int)
+
+
+# -- nodes -----------------------------------------------------------------------------------------
+
+
+def register_node(node: str, instance: str, pool: str, address: str, info: NodeInfo) -> Call[None]:
+    args = (node, instance, pool, address, msgspec.json.encode(info), len(info.devices))
+    return Call("register_node", args, lambda reply: None)
+
+
+class NodeStanding(StrEnum):
+    OK = "ok"
+    REPLACED = "replaced"  # another worker registered under the same node id
+    UNKNOWN = "unknown"  # the control Redis has lost this node; register again
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBeat:
+    standing: NodeStanding
+    holding: dict[AttemptId, AttemptState]
+
+
+def beat_node(node: str, instance: str) -> Call[NodeBeat]:
+    """Beat as a node; learns which attempts hold devices here, and in which state they are."""
+
+    def parse(reply: Sequence[bytes]) -> NodeBeat:
+        status, *rest = (part.decode() for part in reply)
+        pairs = zip(rest[::2], rest[1::2], strict=True)
+        return NodeBeat(NodeStanding(status), {AttemptId.parse(ref): AttemptState(state) for ref, state in pairs})
+
+    return Call("beat_node", (node, instance), parse)
+
+
+def node_down(node: str, beat: int | None) -> Call[bool]:
+    """Take a node out of scheduling: its beat stood still, or (`beat` None) it says so itself."""
+    return Call("node_down", (node, "" if beat is None else beat), _is_ok)
+
+
+def stop_node(node: str) -> Call[int]:
+    """Tell the supervisors of a node to end their attempts, which go back to queued. Returns how many are live."""
+    return Call("stop_node", (node,), int)
+
+
+@dataclass(frozen=True, slots=True)
+class Beats:
+    """Everything that the reaper watches."""
+
+    leases: dict[AttemptId, int]
+    nodes: dict[str, int]
+
+
+def beats() -> Call[Beats]:
+    def parse(reply: Sequence[Any]) -> Beats:
+        leases, nodes = reply
+        return Beats(
+            {AttemptId.parse(ref.decode()): int(beat) for ref, beat in leases},
+            {node.decode(): int(beat) for node, beat in nodes},
+        )
+
+    return Call("leases", (), parse)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    nodes: tuple[NodeRecord, ...]
+    queued: dict[str, int]  # pool -> jobs that wait in it
+
+
+def fleet() -> Call[Fleet]:
+    """Every node and pool."""
+
+    def parse(reply: Sequence[Any]) -> Fleet:
+        nodes, pools = reply
+        records = (NodeRecord.read(n.decode(), _pairs(f), _pairs(h), _pairs(q)) for n, f, h, q in nodes)
+        return Fleet(
+            tuple(sorted(records, key=lambda node: node.id)), {pool.decode(): int(n) for pool, n in sorted(pools)}
+        )
+
+    return Call("nodes", (), parse)
+
+
+# -- encoding --------------------------------------------------------------------------------------
+
+
+def pack_spec(spec: JobSpec) -> bytes:
+    return zstandard.compress(spec.model_dump_json().encode())
+
+
+def unpack_spec(data: bytes) -> JobSpec:
+    return JobSpec.model_validate_json(zstandard.decompress(data, max_output_size=MAX_SPEC_BYTES))
+
+
+def _json(value: Mapping[str, Any] | None) -> bytes:
+    return b"" if value is None else msgspec.json.encode(value)
+
+
+def _pairs(flat: Iterable[bytes] | Fields) -> Fields:
+    """A hash reply: RESP2 lists it flat, RESP3 as a mapping."""
+    if isinstance(flat, Mapping):
+        return flat
+    items = list(flat)
+    return dict(zip(items[::2], items[1::2], strict=True))
+
+
+def _is_ok(reply: bytes) -> bool:
+    return reply == b"ok"
+
+
+def _attempt_ids(reply: Sequence[bytes]) -> tuple[AttemptId, ...]:
+    return tuple(AttemptId.parse(ref.decode()) for ref in reply)
