@@ -390,6 +390,11 @@ def beats() -> Call[Beats]:
     return Call("leases", (), parse)
 
 
+def lead(candidate: str, ttl_seconds: float) -> Call[bool]:
+    """True while `candidate` is the one that reaps; it must ask again within `ttl_seconds`."""
+    return Call("lead", (candidate, int(ttl_seconds * 1000)), bool)
+
+
 @dataclass(frozen=True, slots=True)
 class Fleet:
     nodes: tuple[NodeRecord, ...]

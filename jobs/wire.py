@@ -8,6 +8,9 @@ names (`scripts/_lib.lua`).
 PREFIX = "sy:"
 DEFAULT_TENANT = "default"
 
+#: Pub/sub channel: something was queued or freed, so a dispatch may find work.
+WAKE_CHANNEL = PREFIX + "wake"
+
 CELERY_TASK = "shardyard.start_attempt"
 CELERY_KEY_PREFIX = PREFIX + "celery:"
 

@@ -45,10 +45,14 @@ local function move(ref, state, reason, message, extra)
   redis.call('HINCRBY', key, 'version', 1)
 end
 
+-- Tells whoever listens (the API processes) that a dispatch may find something to do.
+local function wake() redis.call('PUBLISH', 'sy:wake', '') end
+
 local function enqueue(ref)
   local fields = redis.call('HMGET', job_key(ref), 'pool', 'devices', 'score')
   redis.call('ZADD', queue_key(fields[1], fields[2]), fields[3], ref)
   redis.call('SADD', classes_key(fields[1]), fields[2])
+  wake()
 end
 
 local function dequeue(ref)
@@ -90,6 +94,7 @@ local function free_devices(node, attempt_ref, bad)
     end
   end
   refresh_node(node)
+  wake()
   return freed
 end
 

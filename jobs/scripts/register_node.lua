@@ -20,4 +20,5 @@ for device = 0, count - 1 do
   if not busy and not bad then redis.call('ZADD', 'sy:free:' .. node, device, device) end
 end
 refresh_node(node)
+wake()
 return 'ok'
