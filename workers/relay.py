@@ -1,0 +1,231 @@
+"""From the ranks' pipes to the log of record: lines are split, numbered, packed into chunks, and written.
+
+The supervisor's loop feeds bytes in, and calls `flush` when `deadline` has come. Each chunk is appended to the
+device's file first; then the shipper hears that the file has grown. Only the disk can slow this down, and when the
+disk refuses, the relay goes on and says in the log which lines are missing.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from jobs.logs import MAX_LINE_BYTES, LogWriter, Run, StreamName, log_path
+from jobs.metrics import MetricWriter, metric_path
+from jobs.telemetry import Metric
+from workers.lines import Lines, Splitter
+from workers.shipper import Shipper
+
+__all__ = ["Relay", "Shipper"]
+
+#: A chunk is written when it has this many lines, or this much text, or its first line has waited this long.
+CHUNK_LINES = 50
+CHUNK_BYTES = 256 * 1024
+CHUNK_SECONDS = 0.1
+#: One read of a pipe may bring more lines than `CHUNK_LINES`: they stay together up to this many.
+MAX_CHUNK_LINES = 500
+#: Pieces of this size stay on the splitter's short way, and bound a chunk.
+PIECE_BYTES = MAX_LINE_BYTES // 2
+#: A progress bar is shown this often while it redraws itself.
+REDRAW_SECONDS = 1.0
+METRIC_SECONDS = 0.2
+METRIC_POINTS = 1000
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Source:
+    """One stream of one rank of a device."""
+
+    stream: StreamName
+    rank: int
+    splitter: Splitter = field(default_factory=Splitter)
+    step: int | None = None
+    drawn_at: float | None = None  # since when a progress bar has been waiting to be shown
+
+
+@dataclass(slots=True)
+class _Device:
+    writer: LogWriter
+    sources: dict[tuple[StreamName, int], _Source] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    lines: int = 0
+    size: int = 0
+    since: float = 0.0
+    begun: bool = False
+    failing: bool = False
+
+
+class Relay:
+    """The logs and metrics of one attempt. Used by one thread; does not wait for anything but the disk."""
+
+    def __init__(
+        self, directory: Path, devices: int, shipper: Shipper | None, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Write to `directory` (made if missing) the logs of `devices` devices, and their metrics.
+
+        Raises:
+            OSError: the directory cannot be made.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        self._devices = [_Device(LogWriter(log_path(directory, device))) for device in range(devices)]
+        self._metric_writer = MetricWriter(metric_path(directory))
+        self._points: list[Metric] = []
+        self._points_since = 0.0
+        self._metrics_failing = False
+        self._shipper = shipper
+        self._clock = clock
+
+    @property
+    def dropped(self) -> int:
+        """Lines and points that could not be written, up to now."""
+        return sum(device.writer.dropped for device in self._devices) + self._metric_writer.dropped
+
+    def output(self, device: int, stream: StreamName, rank: int, data: bytes, step: int | None) -> None:
+        """Bytes that came from a pipe, in whatever pieces. Lines get the step of the piece that ends them."""
+        now = self._clock()
+        source = self._source(device, stream, rank)
+        source.step = step
+        for start in range(0, len(data), PIECE_BYTES):
+            lines = source.splitter.feed(data[start : start + PIECE_BYTES])
+            if lines:
+                self._add(device, source, lines, now)
+        if not source.splitter.redrawing:
+            source.drawn_at = None
+        elif source.drawn_at is None:
+            source.drawn_at = now
+
+    def line(self, device: int, stream: StreamName, rank: int, text: str, step: int | None) -> None:
+        """One line of the service's own (`shard`, `service`); it is split like any other."""
+        self.output(device, stream, rank, text.encode("utf-8", "surrogateescape") + b"\n", step)
+
+    def metric(self, record: Metric) -> None:
+        now = self._clock()
+        if not self._points:
+            self._points_since = now
+        self._points.append(record)
+        if len(self._points) >= METRIC_POINTS:
+            self._write_points()
+
+    def deadline(self) -> float | None:
+        """When `flush` is to be called, by the relay's clock; `None` while nothing waits."""
+        waiting = [device.since + CHUNK_SECONDS for device in self._devices if device.runs]
+        waiting += [
+            source.drawn_at + REDRAW_SECONDS
+            for device in self._devices
+            for source in device.sources.values()
+            if source.drawn_at is not None
+        ]
+        if self._points:
+            waiting.append(self._points_since + METRIC_SECONDS)
+        return min(waiting, default=None)
+
+    def flush(self, now: float) -> None:
+        """Write what has waited long enough. A clock that was set back makes nothing wait longer."""
+        for index, device in enumerate(self._devices):
+            for source in device.sources.values():
+                if source.drawn_at is not None and _is_due(source.drawn_at, REDRAW_SECONDS, now):
+                    self._add(index, source, source.splitter.redraw(), now)
+                    source.drawn_at = None
+            if device.runs and _is_due(device.since, CHUNK_SECONDS, now):
+                self._write(index)
+        if self._points and _is_due(self._points_since, METRIC_SECONDS, now):
+            self._write_points()
+
+    def close(self) -> None:
+        """Write all that is left, last lines without a newline too, and seal every file. Call it once."""
+        now = self._clock()
+        for index, device in enumerate(self._devices):
+            for source in device.sources.values():
+                self._add(index, source, source.splitter.end(), now)
+            self._write(index)
+            self._seal_log(index)
+        self._write_points()
+        self._seal_metrics()
+
+    def _source(self, device: int, stream: StreamName, rank: int) -> _Source:
+        sources = self._devices[device].sources
+        source = sources.get((stream, rank))
+        if source is None:
+            source = sources[(stream, rank)] = _Source(stream, rank)
+        return source
+
+    def _add(self, index: int, source: _Source, lines: Lines, now: float) -> None:
+        """Queue lines, and write chunks as they fill up; a device's very first line is written at once."""
+        device = self._devices[index]
+        for texts, flags in lines:
+            for start in range(0, len(texts), MAX_CHUNK_LINES):
+                part = texts[start : start + MAX_CHUNK_LINES] if len(texts) > MAX_CHUNK_LINES else texts
+                if not device.runs:
+                    device.since = now
+                device.runs.append(Run(source.stream, source.rank, source.step, now, flags, part))
+                device.lines += len(part)
+                device.size += sum(map(len, part))
+                if not device.begun or device.lines >= CHUNK_LINES or device.size >= CHUNK_BYTES:
+                    self._write(index)
+
+    def _write(self, index: int) -> None:
+        device = self._devices[index]
+        if not device.runs:
+            return
+        runs, device.runs, device.lines, device.size, device.begun = device.runs, [], 0, 0, True
+        try:
+            device.writer.append(runs)
+        except OSError as error:
+            if not device.failing:
+                _log.error("log_not_written", device=index, error=str(error))
+            device.failing = True
+            return
+        if device.failing:
+            _log.warning("log_written_again", device=index, dropped=device.writer.dropped)
+        device.failing = False
+        self._ship_log(index)
+
+    def _seal_log(self, index: int) -> None:
+        writer = self._devices[index].writer
+        try:
+            writer.seal()
+        except OSError as error:
+            _log.error("log_not_sealed", device=index, dropped=writer.dropped, error=str(error))
+            writer.close()
+            return
+        self._ship_log(index)
+
+    def _ship_log(self, index: int) -> None:
+        writer = self._devices[index].writer
+        if self._shipper is not None:
+            self._shipper.log(index, writer.path, writer.end)
+
+    def _write_points(self) -> None:
+        points, self._points = self._points, []
+        if not points:
+            return
+        try:
+            self._metric_writer.append(points)
+        except OSError as error:
+            if not self._metrics_failing:
+                _log.error("metrics_not_written", error=str(error))
+            self._metrics_failing = True
+            return
+        self._metrics_failing = False
+        self._ship_metrics()
+
+    def _seal_metrics(self) -> None:
+        try:
+            self._metric_writer.seal()
+        except OSError as error:
+            _log.error("metrics_not_sealed", dropped=self._metric_writer.dropped, error=str(error))
+            self._metric_writer.close()
+            return
+        self._ship_metrics()
+
+    def _ship_metrics(self) -> None:
+        if self._shipper is not None:
+            self._shipper.metrics(self._metric_writer.path, self._metric_writer.end)
+
+
+def _is_due(since: float, seconds: float, now: float) -> bool:
+    return now - since >= seconds or now < since
