@@ -1,0 +1,54 @@
+# Everything that a contributor or a machine needs: `make help` lists it.
+# `make demo` and `make test` install what they need by themselves, into .venv.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+# For example: make test ARGS="-k split -x"
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install up demo test test-full lint format clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## Install shardyard and its tools into .venv
+
+up: $(STAMP) ## Start the whole service here (Ctrl-C stops it); ARGS="--devices cpu:4"
+	@$(BIN)/shardyard up $(ARGS)
+
+demo: $(STAMP) ## Train on digits under dp and ddp, show what each device got, and stop
+	@$(BIN)/shardyard demo $(ARGS)
+
+test: $(STAMP) ## Unit, integration and quick acceptance tests
+	$(BIN)/pytest -m "not slow and not gpu" $(ARGS)
+
+test-full: $(STAMP) ## All tests, slow ones and those on a GPU included
+	$(BIN)/pytest $(ARGS)
+
+lint: $(STAMP) ## Style, types, import rules, generated files
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m workers.training.catalogue --check
+
+format: $(STAMP) ## Put the code into the project's format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## Remove .venv and everything that tools have left
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: $(PYTHON) is missing or older than Python 3.11; name another: make PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "error: $(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV); the first time brings torch and takes a few minutes"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
