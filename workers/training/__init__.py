@@ -1,0 +1,1 @@
+"""What runs inside a rank process: the only place of this project that imports torch."""

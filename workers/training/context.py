@@ -1,0 +1,221 @@
+"""What a rank is told about itself, and the two ways out of it: records and printed lines. No torch here."""
+
+import contextlib
+import io
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TextIO, cast
+
+from jobs import telemetry
+from jobs.telemetry import AnyRecord
+
+FLUSH_SECONDS = 0.2
+#: Records that may wait for the pipe. Beyond this the trainer waits: the supervisor always drains.
+MAX_PENDING = 16_384
+#: Records in one packet, far below `telemetry.MAX_PACKET_BYTES`.
+MAX_IN_PACKET = 2_048
+CLOSE_SECONDS = 5.0
+
+
+class RejectedByWorker(Exception):  # noqa: N818 - named after the reason that the job's status shows
+    """The spec names something that cannot be imported, built, or put together here."""
+
+
+class Stopped(Exception):  # noqa: N818 - not a failure: someone asked for it
+    """The rank was told to stop; the current step is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of the lease: `logical` is its index there, `id` its UUID, or "cpu:3" for a virtual one."""
+
+    logical: int
+    kind: Literal["cpu", "cuda"]
+    id: str
+
+
+class Sink(Protocol):
+    def emit(self, record: AnyRecord) -> None:
+        """Take one record. Costs microseconds, and may wait when the reader is far behind."""
+
+
+class NullSink:
+    """Nobody listens."""
+
+    def emit(self, record: AnyRecord) -> None:
+        pass
+
+
+class ChannelSink:
+    """Sends records down a pipe from a small thread: the first at once, the rest packed every 200 ms.
+
+    `emit` only appends. A reader that has gone (EPIPE) turns the sink off without a word, since a
+    rank must not fail because nobody watches it.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._pending: list[AnyRecord] = []
+        self._writing = False
+        self._off = False
+        self._closed = False
+        self._hurry = threading.Event()
+        self._changed = threading.Condition()
+        self._idle = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: AnyRecord) -> None:
+        if self._off:
+            return
+        self._pending.append(record)
+        if self._idle:
+            self._wake.set()
+        elif len(self._pending) >= MAX_PENDING:
+            self._wait_for_room()
+
+    def flush(self, timeout: float = CLOSE_SECONDS) -> bool:
+        """Wait until everything emitted so far is written; False when `timeout` seconds were not enough."""
+        self._hurry.set()
+        self._wake.set()
+        with self._changed:
+            return self._changed.wait_for(lambda: self._off or not (self._pending or self._writing), timeout)
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> bool:
+        """Flush, end the thread, and take nothing more. The descriptor stays open: its owner closes it."""
+        done = self.flush(timeout)
+        self._closed = True
+        self._hurry.set()
+        self._wake.set()
+        self._thread.join(timeout)
+        self._off = True
+        return done
+
+    def _wait_for_room(self) -> None:
+        # No deadline: either the supervisor drains the pipe, or it is dead, which ends the rank too.
+        self._hurry.set()
+        with self._changed:
+            self._changed.wait_for(lambda: self._off or len(self._pending) < MAX_PENDING)
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._idle = True
+            if not self._pending:
+                self._wake.wait()
+            self._idle = False
+            self._wake.clear()
+            self._send()
+            if self._hurry.wait(FLUSH_SECONDS):
+                self._hurry.clear()
+            self._send()
+
+    def _send(self) -> None:
+        """Write what is pending now, in packets. A record appended meanwhile stays for the next round."""
+        while self._pending and not self._off:
+            self._writing = True
+            batch = self._pending[:MAX_IN_PACKET]
+            del self._pending[: len(batch)]
+            self._write(telemetry.pack(batch))
+            self._writing = False
+            with self._changed:
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _write(self, packet: bytes) -> None:
+        view = memoryview(packet)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            self._off = True
+            self._pending.clear()
+
+
+class DeviceStreams:
+    """Sends what a thread prints to the log of the device that the thread works for.
+
+    `descriptors` has one (stdout, stderr) pair per device of this rank, in the order of
+    `RankContext.devices`; the first pair is the process's own (1, 2), and threads that are bound to
+    no device use it.
+    """
+
+    def __init__(self, descriptors: Sequence[tuple[int, int]]) -> None:
+        self._bound = threading.local()
+        self._streams = [(_line_writer(out), _line_writer(err)) for out, err in descriptors]
+
+    def install(self) -> None:
+        """Replace `sys.stdout` and `sys.stderr`."""
+        sys.stdout = cast(TextIO, _Router(self, 0))
+        sys.stderr = cast(TextIO, _Router(self, 1))
+
+    @contextlib.contextmanager
+    def on(self, index: int) -> Iterator[None]:
+        """Bind the current thread to the device at `index` of this rank."""
+        before = getattr(self._bound, "index", 0)
+        self._bound.index = index
+        try:
+            yield
+        finally:
+            self._bound.index = before
+
+    def current(self, which: int) -> io.TextIOWrapper:
+        """The stream of the current thread: 0 for stdout, 1 for stderr."""
+        return self._streams[getattr(self._bound, "index", 0)][which]
+
+    def flush(self) -> None:
+        for pair in self._streams:
+            for stream in pair:
+                with contextlib.suppress(OSError):
+                    stream.flush()
+
+
+class _Router:
+    """Looks like a text stream, and is the current thread's."""
+
+    def __init__(self, streams: DeviceStreams, which: int) -> None:
+        self._choose = streams.current
+        self._which = which
+
+    def write(self, text: str) -> int:
+        return self._choose(self._which).write(text)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._choose(self._which))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._choose(self._which), name)
+
+
+def _line_writer(fd: int) -> io.TextIOWrapper:
+    raw = io.FileIO(fd, "w", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True, newline="\n"
+    )
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class RankContext:
+    """One rank. `devices` are its own: the whole lease under single and dp, one device under ddp."""
+
+    rank: int
+    world_size: int
+    devices: tuple[Device, ...]
+    lease_size: int
+    threads: int
+    sink: Sink
+    streams: DeviceStreams | None = None
+    stopping: Callable[[], bool] = _never
+
+    @property
+    def kind(self) -> Literal["cpu", "cuda"]:
+        return self.devices[0].kind

@@ -1,0 +1,254 @@
+"""Runs one recipe inside one rank: builds the parts that the spec names, trains, and tells the sink about it."""
+
+import copy
+import importlib
+import platform
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
+from torch.utils.data.distributed import DistributedSampler
+
+from jobs.spec import Component, Data, EvaluationData, JobSpec
+from jobs.telemetry import DeviceInfo, Result
+from workers.training import loop, strategies
+from workers.training.context import RankContext, RejectedByWorker
+from workers.training.loop import Run
+from workers.training.recipes import optim
+from workers.training.recipes.data import DATA
+from workers.training.recipes.models import MODELS, Recipe
+
+
+def run(spec: JobSpec, context: RankContext) -> Result:
+    """Run the recipe of `spec` as rank `context.rank` and return its final numbers (rank 0 also emits them).
+
+    Raises:
+        RejectedByWorker: a reference cannot be imported or built, or model and data do not fit.
+        Stopped: `context.stopping()` turned true; the current step is complete.
+        Exception: whatever the user's code or torch raises, as it is.
+    """
+    torch.set_num_threads(context.threads)
+    prepared = prepare(spec, context)
+    recorder = prepared.strategy.recorder
+    recorder.emit(loop.outline(prepared))
+    try:
+        result = loop.train(prepared) if spec.program.mode == "train" else loop.forward(prepared)
+    finally:
+        recorder.finish()
+    if context.rank == 0:
+        recorder.emit(result)
+    return result
+
+
+def prepare(spec: JobSpec, context: RankContext) -> Run:
+    """Build everything that the loop needs. Data and model each begin from the seed, so one does not move the other."""
+    program = spec.program
+    seed_everything(program.seed)
+    dataset = build_data(program.data, "program.data")
+    seed_everything(program.seed)
+    model = build_model(program.model)
+    loss = build_loss(program.loss) if program.loss is not None else None
+    check_fit(spec, model, dataset, loss)
+    strategy = strategies.build(spec, context, model)
+    describe_devices(context, strategy)
+    prepared = Run(program, context, strategy, build_loader(spec, context, dataset), loss)
+    if loss is not None and isinstance(loss, nn.Module):
+        loss.to(strategy.device)
+    if program.optimizer is not None:
+        prepared.optimizer = build_optimizer(program.optimizer, model)
+    if program.evaluate is not None:
+        seed_everything(program.seed)
+        prepared.evaluation = build_evaluation(program.evaluate.data, context)
+    seed_everything(program.seed + context.rank)
+    return prepared
+
+
+def seed_everything(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+# -- the parts of a recipe -------------------------------------------------------------------------
+
+
+def build_model(component: Component) -> nn.Module:
+    model = _build(component, "program.model", MODELS)
+    if not isinstance(model, nn.Module):
+        raise RejectedByWorker(f"program.model.ref: {component.ref} made a {type(model).__name__}, not an nn.Module")
+    return model
+
+
+def build_data(component: Component, field: str) -> Dataset[Any]:
+    data = _build(component, field, DATA)
+    if not hasattr(data, "__getitem__") and not isinstance(data, IterableDataset):
+        raise RejectedByWorker(f"{field}.ref: {component.ref} made a {type(data).__name__}, not a Dataset")
+    return cast(Dataset[Any], data)
+
+
+def build_loss(component: Component) -> loop.Loss:
+    if ":" not in component.ref:
+        return cast(loop.Loss, _built_in(component, "program.loss", optim.LOSSES, optim.build_loss))
+    made = _attribute(component.ref, "program.loss.ref")
+    if isinstance(made, type) or component.args:
+        made = _made("program.loss", component, lambda: made(**component.args))
+    return cast(loop.Loss, made)
+
+
+def build_optimizer(component: Component, model: nn.Module) -> torch.optim.Optimizer:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if ":" not in component.ref:
+        make: Callable[..., Any] = lambda name, args: optim.build_optimizer(name, parameters, args)  # noqa: E731
+        return cast(torch.optim.Optimizer, _built_in(component, "program.optimizer", optim.OPTIMIZERS, make))
+    made = _attribute(component.ref, "program.optimizer.ref")
+    return cast(
+        torch.optim.Optimizer,
+        _made("program.optimizer", component, lambda: made(parameters, **component.args)),
+    )
+
+
+def _build(component: Component, field: str, recipes: dict[str, Recipe]) -> Any:
+    if ":" in component.ref:
+        attribute = _attribute(component.ref, f"{field}.ref")
+        return _made(field, component, lambda: attribute(**component.args))
+    if component.ref not in recipes:
+        raise RejectedByWorker(f"{field}.ref: unknown {component.ref!r}; known: {', '.join(recipes)}")
+    recipe = recipes[component.ref]
+    try:
+        args = recipe.args.model_validate(component.args)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise RejectedByWorker(f"{field}.args.{where}: {first['msg']}") from None
+    return recipe.build(args)
+
+
+def _built_in(component: Component, field: str, known: dict[str, Any], make: Callable[..., Any]) -> Any:
+    if component.ref not in known:
+        raise RejectedByWorker(f"{field}.ref: unknown {component.ref!r}; known: {', '.join(known)}")
+    return _made(field, component, lambda: make(component.ref, component.args))
+
+
+def _made(field: str, component: Component, make: Callable[[], Any]) -> Any:
+    """What `make` gives. Arguments that do not fit are the spec's fault; anything else is the code's."""
+    try:
+        return make()
+    except (TypeError, ValueError) as error:
+        raise RejectedByWorker(f"{field}.args: {component.ref} does not take them: {error}") from error
+
+
+def _attribute(ref: str, field: str) -> Any:
+    """The attribute behind `package.module:attribute`."""
+    module, _, path = ref.partition(":")
+    try:
+        value: Any = importlib.import_module(module)
+        for name in path.split("."):
+            value = getattr(value, name)
+    except Exception as error:
+        raise RejectedByWorker(f"{field}: cannot import {ref!r} here: {type(error).__name__}: {error}") from error
+    return value
+
+
+def check_fit(spec: JobSpec, model: nn.Module, dataset: Dataset[Any], loss: loop.Loss | None) -> None:
+    """Try one row on a copy of a built-in model, before any device is touched.
+
+    The user's own models are not tried: their `forward` may do more than compute.
+
+    Raises:
+        RejectedByWorker: the shapes do not fit, or the loss needs a target that the data lacks.
+    """
+    program = spec.program
+    if ":" in program.model.ref or ":" in program.data.ref:
+        return
+    inputs, target = default_collate([cast(Any, dataset)[0]])
+    trial = copy.deepcopy(model).eval()
+    try:
+        with torch.no_grad():
+            outputs = trial(inputs)
+            if loss is not None and ":" not in cast(Component, program.loss).ref:
+                loss(outputs, target)
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise RejectedByWorker(
+            f"program.model: {program.model.ref!r} with the args given does not fit what data {program.data.ref!r} "
+            f"yields (input {tuple(inputs.shape[1:])} a row): {error}"
+        ) from error
+
+
+# -- loaders ---------------------------------------------------------------------------------------
+
+
+def build_loader(spec: JobSpec, context: RankContext, dataset: Dataset[Any]) -> DataLoader[Any]:
+    """One rank's loader. Under ddp a DistributedSampler decides which rows are whose."""
+    data = spec.program.data
+    sized = hasattr(dataset, "__len__")
+    if data.shuffle and not sized:
+        raise RejectedByWorker(f"program.data.shuffle: {data.ref} only iterates and cannot be shuffled; set false")
+    if context.world_size == 1:
+        return _loader(data, context, dataset, spec.program.seed, shuffle=data.shuffle, drop_last=data.drop_last)
+    if not sized:
+        raise RejectedByWorker(f"program.data.ref: {data.ref} only iterates; ddp needs a data set with a length")
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        dataset,
+        context.world_size,
+        context.rank,
+        shuffle=data.shuffle,
+        seed=spec.program.seed % 2**31,
+        drop_last=data.drop_last,
+    )
+    return _loader(data, context, dataset, spec.program.seed, sampler=sampler, drop_last=data.drop_last)
+
+
+def build_evaluation(data: EvaluationData, context: RankContext) -> DataLoader[Any]:
+    """Every `world_size`-th row: no row is repeated to make the ranks equal, so sums over ranks are exact."""
+    dataset = build_data(data, "program.evaluate.data")
+    if context.world_size > 1:
+        dataset = Subset(dataset, range(context.rank, len(cast(Any, dataset)), context.world_size))
+    return _loader(data, context, dataset, 0)
+
+
+def _loader(
+    data: Data | EvaluationData, context: RankContext, dataset: Dataset[Any], seed: int, **options: Any
+) -> DataLoader[Any]:
+    return DataLoader(
+        dataset,
+        data.batch_size,
+        num_workers=data.num_workers,
+        multiprocessing_context="fork" if data.num_workers else None,
+        generator=torch.Generator().manual_seed(seed + context.rank),
+        **options,
+    )
+
+
+# -- devices ---------------------------------------------------------------------------------------
+
+
+def describe_devices(context: RankContext, strategy: strategies.Strategy) -> None:
+    for device in context.devices:
+        if device.kind == "cuda":
+            found = torch.cuda.get_device_properties(device.logical)
+            strategy.recorder.emit(DeviceInfo(device.logical, found.name, found.total_memory))
+        else:
+            strategy.recorder.emit(DeviceInfo(device.logical, f"virtual device on {_processor()}"))
+    if context.kind == "cpu":
+        strategy.recorder.note("devices.memory_total_bytes", "virtual devices share the memory of the host")
+        strategy.recorder.note("per_device.memory_peak_bytes", "virtual devices share the memory of the host")
+    else:
+        strategy.recorder.note(
+            "per_device.memory_peak_bytes", "of the process's own tensors, read on the first ten steps and every tenth"
+        )
+
+
+def _processor() -> str:
+    """The CPU's name as Linux tells it, else the architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

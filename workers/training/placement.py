@@ -1,0 +1,72 @@
+"""Puts parts of a model on different devices, and moves what flows between them."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+Place = int | Literal["cpu"]
+
+
+def cover(model: nn.Module, placement: Mapping[str, Place]) -> dict[str, Place]:
+    """The given placement, completed so that every sub-module belongs to exactly one part.
+
+    What is not named goes to logical device 0, in parts as large as possible: without any placement
+    the whole model ("") is one part.
+
+    Raises:
+        KeyError: a path that the model does not have, or that lies inside another one.
+    """
+    known = dict(model.named_modules())
+    for path in placement:
+        if path not in known:
+            raise KeyError(f"{path}: no such sub-module; the model has {_listed(known)}")
+        inside = next((other for other in placement if path.startswith(other + ".")), None)
+        if inside is not None:
+            raise KeyError(f"{path}: lies inside {inside}, which has a device of its own; name one of them")
+    return dict(_parts(model, "", placement))
+
+
+def _parts(module: nn.Module, path: str, placement: Mapping[str, Place]) -> Iterator[tuple[str, Place]]:
+    below = f"{path}." if path else ""
+    if path in placement:
+        yield path, placement[path]
+    elif not any(name.startswith(below) for name in placement):
+        yield path, 0
+    else:
+        for name, child in module.named_children():
+            yield from _parts(child, below + name, placement)
+
+
+def move(model: nn.Module, parts: Mapping[str, Place], devices: Mapping[Place, torch.device]) -> None:
+    """Move each part to its device, and have whatever is passed to it moved there too."""
+    model.to(devices[0])
+    for path, place in parts.items():
+        part, device = model.get_submodule(path), devices[place]
+        part.to(device)
+        part.register_forward_pre_hook(_mover(device), with_kwargs=True)
+
+
+def _mover(device: torch.device) -> Any:
+    def to_device(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        return moved(args, device), moved(kwargs, device)
+
+    return to_device
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """`value` with every tensor in nested tuples, lists and dicts on `device`."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return type(value)((key, moved(part, device)) for key, part in value.items())
+    if isinstance(value, (tuple, list)):
+        make: Any = getattr(type(value), "_make", type(value))
+        return make(moved(part, device) for part in value)
+    return value
+
+
+def _listed(known: Mapping[str, nn.Module]) -> str:
+    names = [name for name in known if name]
+    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "") if names else "none"

@@ -1,0 +1,60 @@
+"""Clocks that never make the host wait for a device."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+#: A point in time on one device. For cuda it is known only once the device got there.
+Mark = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """`mark(device index)` notes a point in time; `ms` gives the time between two marks of one device,
+    and may only be asked once the later one is `reached`; `wait` blocks until it is."""
+
+    mark: Callable[[int], Mark]
+    ms: Callable[[Mark, Mark], float]
+    reached: Callable[[Mark], bool]
+    wait: Callable[[Mark], None]
+
+
+def _cuda_mark(index: int) -> torch.cuda.Event:
+    with torch.cuda.device(index):
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+    return event
+
+
+CLOCKS: dict[str, Clock] = {
+    "cpu": Clock(
+        mark=lambda index: time.perf_counter(),
+        ms=lambda begin, end: (end - begin) * 1000.0,
+        reached=lambda mark: True,
+        wait=lambda mark: None,
+    ),
+    "cuda": Clock(
+        mark=_cuda_mark,
+        ms=lambda begin, end: float(begin.elapsed_time(end)),
+        reached=lambda event: bool(event.query()),
+        wait=lambda event: event.synchronize(),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The time between two marks of one device, read when it is known."""
+
+    clock: Clock
+    begin: Mark
+    end: Mark
+
+    def reached(self) -> bool:
+        return self.clock.reached(self.end)
+
+    def ms(self) -> float:
+        return self.clock.ms(self.begin, self.end)

@@ -1,0 +1,320 @@
+"""Watches a run and tells the sink what each device got of every batch, and what it cost there.
+
+`Observer` is the null object: it has every method, and none does anything. `Recorder` is the one that
+looks. A device is never waited for: on cuda the times of a step are read when its events have passed,
+some steps later.
+"""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from jobs.telemetry import AnyRecord, Metric, Note, Primitives, Shape, Split, Step
+from workers.training.context import RankContext
+from workers.training.probe.backward import time_backward
+from workers.training.probe.clock import CLOCKS, Mark, Span
+from workers.training.probe.lines import ShardLines
+from workers.training.probe.shapes import rows_of, shape_of
+
+#: Different splits that get an id of their own; what comes after is sent whole each time.
+MAX_INTERNED = 4_096
+#: Steps whose times a device may still owe us before we wait for the oldest.
+MAX_OWED = 64
+PRIMITIVES = ("replicate", "scatter", "parallel_apply", "gather")
+
+
+def sampled(step: int) -> bool:
+    """The steps chosen beforehand for what is too dear for every step: the first ten, then every tenth."""
+    return step < 10 or step % 10 == 0
+
+
+@dataclass(frozen=True, slots=True)
+class DdpTimes:
+    """What DistributedDataParallel measured of its latest step, in milliseconds."""
+
+    backward_ms: float
+    comm_ms: float
+
+
+class Observer:
+    """Sees everything, says nothing."""
+
+    @contextlib.contextmanager
+    def step(self, phase: str, epoch: int, data_wait_ms: float | None) -> Iterator[None]:
+        """Around one optimizer step, or one batch of evaluation or forward."""
+        yield
+
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        """Around `loss.backward()`."""
+        yield
+
+    @contextlib.contextmanager
+    def primitive(self, name: str) -> Iterator[None]:
+        """Around one of DataParallel's four primitives."""
+        yield
+
+    def watched(self, position: int, module: nn.Module) -> Callable[..., Any]:
+        """`module` as a function that is measured as the shard of the device at `position`."""
+        return module
+
+    def shard_graph(self, position: int, outputs: Any, boundary: Iterable[torch.Tensor]) -> None:
+        """Called after a shard's forward with the tensors between which its backward will run."""
+
+    def split(self, batch_rows: int | None) -> None:
+        """The forward whose shards were just seen is complete."""
+
+
+@dataclass(slots=True)
+class _Shard:
+    """What one device got in one forward. A device with several placed modules has a span for each."""
+
+    given: Shape | None
+    returned: Shape | None
+    spans: list[Span]
+
+
+@dataclass(slots=True)
+class _Step:
+    """One step in progress, or one whose times a device still owes."""
+
+    number: int
+    epoch: int
+    phase: str
+    data_wait_ms: float | None
+    began: float
+    count: int
+    splits: list[int] = field(default_factory=list)
+    forward: list[list[Span]] = field(default_factory=list)
+    primitives: dict[str, list[Span]] = field(default_factory=dict)
+    backward: Span | None = None
+    backward_ms: list[float | None] = field(default_factory=list)
+    comm_ms: float | None = None
+    memory: tuple[int | None, ...] = ()
+    at: float = 0.0
+    step_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.forward = [[] for _ in range(self.count)]
+        self.backward_ms = [None] * self.count
+
+    def spans(self) -> Iterator[Span]:
+        for spans in (*self.forward, *self.primitives.values()):
+            yield from spans
+        if self.backward is not None:
+            yield self.backward
+
+    def record(self) -> Step:
+        backward = list(self.backward_ms)
+        if self.backward is not None:
+            backward[0] = self.backward.ms()
+        return Step(
+            step=self.number,
+            epoch=self.epoch,
+            phase=self.phase,
+            splits=tuple(self.splits),
+            at=self.at,
+            step_ms=self.step_ms,
+            data_wait_ms=self.data_wait_ms,
+            forward_ms=tuple(_total(spans) if spans else None for spans in self.forward),
+            backward_ms=tuple(backward),
+            comm_ms=self.comm_ms,
+            primitives=Primitives(*(_total(self.primitives[name]) for name in PRIMITIVES)) if self.primitives else None,
+            memory_peak_bytes=self.memory,
+        )
+
+
+def _total(spans: list[Span]) -> float:
+    return sum(span.ms() for span in spans)
+
+
+class Recorder(Observer):
+    """Sends `Split`, `Step`, `Metric` and `Note` records, and prints the shard lines.
+
+    `module` is the dotted path of what is split ("" for the whole model), `dim` the dimension along
+    which rows are counted. `times_whole_backward` says that the backward of this rank is that of its
+    only device; `ddp_times` asks DistributedDataParallel for its own numbers after a step.
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        lines: ShardLines,
+        *,
+        module: str = "",
+        dim: int = 0,
+        times_whole_backward: bool = False,
+    ) -> None:
+        self.ddp_times: Callable[[], DdpTimes | None] = lambda: None
+        self._sink = context.sink
+        self._lines = lines
+        self._module = module
+        self._dim = dim
+        self._times_whole_backward = times_whole_backward
+        self._devices = tuple(device.logical for device in context.devices)
+        self._on_cuda = context.kind == "cuda"
+        self._clock = CLOCKS[context.kind]
+        self._shards: list[_Shard | None] = [None] * len(self._devices)
+        self._ids: dict[tuple[Any, ...], int] = {}
+        self._next_id = 0
+        self._next_step = {"train": 0, "eval": 0, "forward": 0}
+        self._open: _Step | None = None
+        self._owed: deque[_Step] = deque()
+        self._noted: set[tuple[str, str]] = set()
+
+    # -- around a step ---------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def step(self, phase: str, epoch: int, data_wait_ms: float | None) -> Iterator[None]:
+        number = self._next_step[phase]
+        self._next_step[phase] = number + 1
+        self._open = step = _Step(number, epoch, phase, data_wait_ms, time.perf_counter(), len(self._devices))
+        try:
+            yield
+        finally:
+            self._open = None
+        step.at, step.step_ms = time.time(), (time.perf_counter() - step.began) * 1000.0
+        if phase == "train":
+            self._ask_ddp(step)
+        if self._on_cuda and sampled(number):
+            step.memory = tuple(torch.cuda.max_memory_allocated(index) for index in self._devices)
+        self._owed.append(step)
+        self._send_what_is_known()
+
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        begin = self._clock.mark(self._devices[0])
+        yield
+        if self._times_whole_backward and self._open is not None:
+            self._open.backward = Span(self._clock, begin, self._clock.mark(self._devices[0]))
+
+    def finish(self) -> None:
+        """Wait for the times that devices still owe, and send them."""
+        self._send_what_is_known(limit=0)
+
+    def _ask_ddp(self, step: _Step) -> None:
+        times = self.ddp_times()
+        if times is not None:
+            step.backward_ms = [times.backward_ms]
+            step.comm_ms = times.comm_ms
+
+    def _send_what_is_known(self, limit: int = MAX_OWED) -> None:
+        while self._owed:
+            if not all(span.reached() for span in self._owed[0].spans()):
+                if len(self._owed) <= limit:
+                    return
+                for span in self._owed[0].spans():
+                    self._clock.wait(span.end)
+            self._sink.emit(self._owed.popleft().record())
+
+    # -- around a forward ------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def primitive(self, name: str) -> Iterator[None]:
+        begin = self._clock.mark(self._devices[0])
+        yield
+        if self._open is not None:
+            span = Span(self._clock, begin, self._clock.mark(self._devices[0]))
+            self._open.primitives.setdefault(name, []).append(span)
+
+    def watched(self, position: int, module: nn.Module) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            begin = self._clock.mark(self._devices[position])
+            outputs = module(*args, **kwargs)
+            self._saw(position, (args, kwargs), outputs, begin)
+            return outputs
+
+        return call
+
+    def watch(self, module: nn.Module, position: int) -> None:
+        """Measure every call of `module`, where it stands, as part of the device at `position`."""
+        begin: Mark = None
+
+        def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+            nonlocal begin
+            begin = self._clock.mark(self._devices[position])
+
+        def after(_: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
+            self._saw(position, (args, kwargs), outputs, begin)
+
+        module.register_forward_pre_hook(before, with_kwargs=True)
+        module.register_forward_hook(after, with_kwargs=True)
+
+    def split_after(self, module: nn.Module) -> None:
+        """Count every call of `module` as one forward."""
+
+        def after(_: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
+            self.split(rows_of(shape_of((args, kwargs)), self._dim))
+
+        module.register_forward_hook(after, with_kwargs=True)
+
+    def shard_graph(self, position: int, outputs: Any, boundary: Iterable[torch.Tensor]) -> None:
+        step = self._open
+        if step is not None and step.phase == "train" and not self._on_cuda and sampled(step.number):
+            time_backward(outputs, boundary, step.backward_ms, position)
+
+    def _saw(self, position: int, inputs: Any, outputs: Any, begin: Mark) -> None:
+        if self._open is None:
+            return
+        span = Span(self._clock, begin, self._clock.mark(self._devices[position]))
+        given, returned = shape_of(inputs), shape_of(outputs)
+        seen = self._shards[position]
+        if seen is None:
+            self._shards[position] = _Shard(given, returned, [span])
+        else:
+            seen.returned = returned
+            seen.spans.append(span)
+        if self._open.phase != "eval":
+            self._lines.shard(position, self._open.number, given, returned)
+
+    def split(self, batch_rows: int | None) -> None:
+        if self._open is None:
+            return
+        shards, self._shards = self._shards, [None] * len(self._devices)
+        self._open.splits.append(self._split_id(self._open.phase, batch_rows, shards))
+        for spans, shard in zip(self._open.forward, shards, strict=True):
+            spans += shard.spans if shard is not None else []
+
+    def _split_id(self, phase: str, batch_rows: int | None, shards: list[_Shard | None]) -> int:
+        key = (
+            phase,
+            self._module,
+            batch_rows,
+            self._devices,
+            tuple(0 if shard is None else rows_of(shard.given, self._dim) for shard in shards),
+            tuple(None if shard is None else shard.given for shard in shards),
+            tuple(None if shard is None else shard.returned for shard in shards),
+        )
+        known = self._ids.get(key)
+        if known is not None:
+            return known
+        number, self._next_id = self._next_id, self._next_id + 1
+        if len(self._ids) < MAX_INTERNED:
+            self._ids[key] = number
+        self._sink.emit(Split(number, *key))
+        return number
+
+    # -- single records --------------------------------------------------------------------------
+
+    def batch(self, inputs: Any, outputs: Any) -> None:
+        """Print the line of a whole batch."""
+        if self._open is not None and self._open.phase != "eval":
+            self._lines.batch(self._open.number, shape_of(inputs), shape_of(outputs))
+
+    def metric(self, name: str, step: int, value: float, device: int = -1) -> None:
+        self._sink.emit(Metric(device, name, step, value, time.time()))
+
+    def note(self, field: str, reason: str) -> None:
+        """Say once why `field` of the report is null, or what its reader must know."""
+        if (field, reason) not in self._noted:
+            self._noted.add((field, reason))
+            self._sink.emit(Note(field, reason))
+
+    def emit(self, record: AnyRecord) -> None:
+        self._sink.emit(record)

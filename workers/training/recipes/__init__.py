@@ -1,0 +1,1 @@
+"""The built-in parts of a recipe: models, data sets, losses, optimizers."""

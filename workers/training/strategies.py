@@ -1,0 +1,210 @@
+"""The three ways to put a model on devices: single, dp, ddp. Each gives the loop the same few things."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from jobs.spec import JobSpec
+from workers.training import groups, placement
+from workers.training.context import RankContext, RejectedByWorker
+from workers.training.data_parallel import TracedDataParallel
+from workers.training.probe.lines import ShardLines
+from workers.training.probe.recorder import DdpTimes, Recorder
+
+DDP_UNMEASURED = "DistributedDataParallel of this torch does not tell its own times"
+
+
+def _identity(values: torch.Tensor) -> torch.Tensor:
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A model on its devices.
+
+    `model` is what the loop calls; `device` is where batches go; `total` adds a tensor up over all
+    ranks; `evaluated` gives the model that evaluation may call on each rank as often as it likes.
+    """
+
+    model: nn.Module
+    device: torch.device
+    recorder: Recorder
+    total: Callable[[torch.Tensor], torch.Tensor]
+    evaluated: Callable[[], AbstractContextManager[nn.Module]]
+
+
+def build(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
+    """Put `model` on the devices of this rank.
+
+    Raises:
+        RejectedByWorker: `parallelism` names a sub-module that the model does not have.
+    """
+    return STRATEGIES[spec.parallelism.strategy](spec, context, model)
+
+
+def single(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
+    """One device, or the parts of the model on several (model parallelism)."""
+    try:
+        parts = placement.cover(model, spec.parallelism.placement)
+    except KeyError as error:
+        raise RejectedByWorker(f"parallelism.placement.{error.args[0]}") from None
+    devices: dict[placement.Place, torch.device] = {d.logical: _torch_device(context, d.logical) for d in context.devices}
+    placement.move(model, parts, devices | {"cpu": torch.device("cpu")})
+    recorder = _recorder(spec, context, times_whole_backward=len(context.devices) == 1)
+    for path, place in parts.items():
+        if place != "cpu":
+            recorder.watch(model.get_submodule(path), place)
+    recorder.split_after(model)
+    recorder.note("per_device.comm_ms", 'strategy "single" has no communication between devices to measure')
+    if len(context.devices) > 1:
+        recorder.note("per_device.backward_ms", "a placed model has one backward through all devices")
+        recorder.note("per_device.rows", "with a placement every device that holds a part works on every row")
+    return Strategy(model, devices[0], recorder, _identity, lambda: nullcontext(model))
+
+
+def dp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
+    """nn.DataParallel over the lease: over the whole model, or over one sub-module of it."""
+    how, virtual = spec.parallelism, context.kind == "cpu"
+    device = _torch_device(context, 0)
+    model.to(device)
+    recorder = _recorder(spec, context, dim=how.dim)
+    streams = context.streams
+    wrapped = TracedDataParallel(
+        _submodule(model, how.module),
+        [d.logical for d in context.devices],
+        virtual=virtual,
+        output_device=how.output_device,
+        dim=how.dim,
+        functional=how.functional,
+        observer=recorder,
+        **({"on": streams.on} if streams is not None else {}),
+    )
+    recorder.note(
+        "per_device.comm_ms",
+        "DataParallel copies within one process: see primitives.scatter_ms, replicate_ms and gather_ms",
+    )
+    if virtual:
+        recorder.note("balance", "virtual devices run one after another; times are as if the shards had run at once")
+        recorder.note("per_device.backward_ms", "measured on the first ten steps and every tenth after them")
+    else:
+        recorder.note("per_device.backward_ms", "under DataParallel the backward of all devices is one call")
+    if len(context.devices) == 1:
+        recorder.note("primitives", "with one device nn.DataParallel calls the module directly; here the primitives run")
+    placed = _put_back(model, how.module, wrapped)
+    return Strategy(placed, device, recorder, _identity, lambda: nullcontext(placed))
+
+
+def ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
+    """DistributedDataParallel over the whole model, or over one sub-module of it."""
+    how, path = spec.parallelism, spec.parallelism.module
+    device = _torch_device(context, context.devices[0].logical)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    groups.keep()
+    dist.init_process_group(_backend(how.backend, device))
+    model.to(device)
+    inner = _submodule(model, path)
+    recorder = _recorder(spec, context)
+    recorder.watch(inner, 0)
+    recorder.split_after(inner)
+    if any(parameter.requires_grad for parameter in inner.parameters()):
+        wrapped = DistributedDataParallel(inner, device_ids=[device] if device.type == "cuda" else None)
+    else:
+        raise RejectedByWorker(f"parallelism.module: {path or 'the model'} has no parameters for ddp to synchronise")
+    recorder.ddp_times = _ddp_times(wrapped, recorder)
+    if path is not None:
+        recorder.note("parallelism.module", f"only {path} is synchronised between ranks; other parameters drift apart")
+    placed = _put_back(model, path, wrapped)
+    return Strategy(placed, device, recorder, _total, lambda: _unwrapped(model, path, inner, wrapped))
+
+
+STRATEGIES: dict[str, Callable[[JobSpec, RankContext, nn.Module], Strategy]] = {"single": single, "dp": dp, "ddp": ddp}
+
+
+def _recorder(spec: JobSpec, context: RankContext, *, dim: int = 0, times_whole_backward: bool = False) -> Recorder:
+    module = spec.parallelism.module or ""
+    return Recorder(
+        context, ShardLines(spec.observe, module), module=module, dim=dim, times_whole_backward=times_whole_backward
+    )
+
+
+def _torch_device(context: RankContext, logical: int) -> torch.device:
+    """The lease's devices are the visible ones, in order; virtual devices share the CPU."""
+    return torch.device("cuda", logical) if context.kind == "cuda" else torch.device("cpu")
+
+
+def _submodule(model: nn.Module, path: str | None) -> nn.Module:
+    try:
+        return model.get_submodule(path or "")
+    except AttributeError:
+        names = [name for name, _ in model.named_modules() if name][:20]
+        raise RejectedByWorker(
+            f"parallelism.module: the model has no sub-module {path!r}; it has {', '.join(names) or 'none'}"
+        ) from None
+
+
+def _put_back(model: nn.Module, path: str | None, wrapped: nn.Module) -> nn.Module:
+    """The model with the sub-module at `path` replaced, or `wrapped` itself where that is the whole model."""
+    if path is None:
+        return wrapped
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, wrapped)
+    return model
+
+
+def _backend(wish: str, device: torch.device) -> str:
+    return wish if wish != "auto" else {"cuda": "nccl", "cpu": "gloo"}[device.type]
+
+
+def _total(values: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(values)
+    return values
+
+
+@contextlib.contextmanager
+def _unwrapped(
+    model: nn.Module, path: str | None, inner: nn.Module, wrapped: DistributedDataParallel
+) -> Iterator[nn.Module]:
+    """The model without the wrapper, whose forward is a collective: ranks evaluate different numbers of batches.
+
+    Buffers are those of rank 0 on every rank, as DistributedDataParallel would have it before a forward.
+    """
+    for buffer in inner.buffers():
+        dist.broadcast(buffer, src=0)
+    yield _put_back(model, path, inner)
+    _put_back(model, path, wrapped)
+
+
+def _ddp_times(wrapped: DistributedDataParallel, recorder: Recorder) -> Callable[[], DdpTimes | None]:
+    """Asks the wrapper for the times of the step that has just run.
+
+    A slow rank makes all ranks wait in all-reduce, so wall clocks show the same backward on each;
+    the wrapper alone can tell computing from waiting. It publishes a step's numbers when the next
+    forward begins, and so they are asked for by hand. All of it is private to torch: when any is
+    missing, the numbers are null and a note says so.
+    """
+    try:
+        wrapped._set_ddp_runtime_logging_sample_rate(1)
+        publish, read = wrapped.logger.set_runtime_stats_and_log, wrapped._get_ddp_logging_data
+    except (AttributeError, RuntimeError):
+        recorder.note("per_device.backward_ms", DDP_UNMEASURED)
+        recorder.note("per_device.comm_ms", DDP_UNMEASURED)
+        return lambda: None
+
+    def ask() -> DdpTimes | None:
+        publish()
+        data = read()
+        compute, comm = data.get("backward_compute_time"), data.get("backward_comm_time")
+        if compute is None or comm is None:
+            recorder.note("per_device.backward_ms", DDP_UNMEASURED)
+            recorder.note("per_device.comm_ms", DDP_UNMEASURED)
+            return None
+        return DdpTimes(backward_ms=compute / 1e6, comm_ms=comm / 1e6)
+
+    return ask
