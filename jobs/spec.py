@@ -6,14 +6,42 @@ by the submit script, and `package.module:attribute` references on the worker.
 """
 
 import difflib
+from collections.abc import Sized
+from math import isfinite
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler
+from pydantic import WrapValidator as Wrap
 
 from jobs.errors import FieldError, InvalidSpec, MalformedJson, NotSupported
 
 MAX_DEVICES = 1024
 MAX_REPORTED_ERRORS = 20
+#: Longest part of a request that an error repeats.
+MAX_ECHOED = 80
+
+
+def _finite(args: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN and no infinity, but parsers take them (1e999 too), and storing would turn them into null."""
+    todo: list[Any] = [args]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, dict):
+            todo.extend(value.values())
+        elif isinstance(value, list):
+            todo.extend(value)
+        elif isinstance(value, float) and not isfinite(value):
+            raise ValueError(f"{value} is not a finite number; JSON cannot carry it, so name a finite one")
+    return args
+
+
+def _one_message(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """One error for the whole union, at the field itself; pydantic reports each alternative under a path of its own."""
+    try:
+        return check(value)
+    except ValidationError:
+        raise ValueError('"cpu", or the logical index of a leased device, from 0') from None
+
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 PoolName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$")]
@@ -29,7 +57,8 @@ Ref = Annotated[
     ),
 ]
 ModulePath = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$")]
-Args = Annotated[dict[str, Any], Field(max_length=64)]
+Args = Annotated[dict[str, Any], Field(max_length=64), AfterValidator(_finite)]
+Place = Annotated[Literal["cpu"] | Annotated[int, Field(ge=0, strict=True)], Wrap(_one_message)]
 
 
 class Strict(BaseModel):
@@ -47,7 +76,7 @@ class Parallelism(Strict):
     output_device: int = Field(0, ge=0, strict=True, description="dp: logical index of the device that gathers")
     module: ModulePath | None = Field(None, description="dp, ddp: wrap this sub-module only")
     functional: bool = Field(False, strict=True, description="dp: call the four primitives one by one")
-    placement: dict[ModulePath, Literal["cpu"] | Annotated[int, Field(ge=0, strict=True)]] = Field(
+    placement: dict[ModulePath, Place] = Field(
         default_factory=dict, max_length=256, description='single: sub-module to "cpu" or a logical device'
     )
     backend: Literal["auto", "nccl", "gloo"] = Field("auto", description="ddp: nccl on cuda, gloo on cpu")
@@ -89,9 +118,11 @@ class RecipeProgram(Strict):
 
 
 class Limits(Strict):
-    wall_seconds: float = Field(86_400, gt=0, le=31_536_000, description="from the first rank up to the last rank out")
+    wall_seconds: float = Field(
+        86_400, gt=0, le=31_536_000, strict=True, description="from the first rank up to the last rank out"
+    )
     max_retries: int = Field(0, ge=0, le=100, strict=True, description="new attempts after a failure of the program")
-    stall_seconds: float | None = Field(None, gt=0, le=31_536_000)
+    stall_seconds: float | None = Field(None, gt=0, le=31_536_000, strict=True)
 
 
 class JobSpec(Strict):
@@ -137,7 +168,7 @@ def parse(body: bytes | str) -> JobSpec:
     _refuse_unsupported(spec)
     wrong = tuple(_cross_field_errors(spec))
     if wrong:
-        raise InvalidSpec("the job spec contradicts itself", fields=wrong)
+        raise InvalidSpec(f"the job spec contradicts itself{_more(wrong)}", fields=wrong[:MAX_REPORTED_ERRORS])
     return spec.named()
 
 
@@ -208,24 +239,33 @@ def _translate(error: ValidationError) -> InvalidSpec | MalformedJson:
     details = error.errors(include_url=False, include_context=True)
     if details[0]["type"] == "json_invalid":
         return MalformedJson(f"the body is not valid JSON: {details[0]['ctx']['error']}")
-    fields = tuple(
-        FieldError(".".join(str(part) for part in detail["loc"] if part != "[key]") or "(body)", _explain(dict(detail)))
-        for detail in details[:MAX_REPORTED_ERRORS]
-    )
-    more = f" (the first {MAX_REPORTED_ERRORS} of {len(details)})" if len(details) > MAX_REPORTED_ERRORS else ""
-    return InvalidSpec(f"the job spec is not valid{more}", fields=fields)
+    fields = tuple(FieldError(_path(detail["loc"]), _explain(dict(detail))) for detail in details[:MAX_REPORTED_ERRORS])
+    return InvalidSpec(f"the job spec is not valid{_more(details)}", fields=fields)
+
+
+def _more(errors: Sized) -> str:
+    return f" (the first {MAX_REPORTED_ERRORS} of {len(errors)})" if len(errors) > MAX_REPORTED_ERRORS else ""
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    return ".".join(_short(str(part)) for part in loc if part != "[key]") or "(body)"
 
 
 def _explain(detail: dict[str, Any]) -> str:
     if detail["type"] == "missing":
         return "required, but missing"
+    if detail["type"] == "value_error":  # raised by a validator above, in our own words
+        return f"{detail['ctx']['error']} (got {_short(repr(detail['input']))})"
     if detail["type"] != "extra_forbidden":
-        given = repr(detail.get("input"))
-        return f"{detail['msg']} (got {given[:80]}{'...' if len(given) > 80 else ''})"
+        return f"{detail['msg']} (got {_short(repr(detail.get('input')))})"
     known = _fields_at(tuple(part for part in detail["loc"][:-1] if isinstance(part, str)))
-    near = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
+    near = difflib.get_close_matches(_short(str(detail["loc"][-1])), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known fields here: {', '.join(known) or 'none'}"
     return f"unknown field; {hint}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_ECHOED else text[:MAX_ECHOED] + "..."
 
 
 def _fields_at(path: tuple[str, ...]) -> list[str]:
