@@ -54,7 +54,9 @@ def single(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
         parts = placement.cover(model, spec.parallelism.placement)
     except KeyError as error:
         raise RejectedByWorker(f"parallelism.placement.{error.args[0]}") from None
-    devices: dict[placement.Place, torch.device] = {d.logical: _torch_device(context, d.logical) for d in context.devices}
+    devices: dict[placement.Place, torch.device] = {
+        d.logical: _torch_device(context, d.logical) for d in context.devices
+    }
     placement.move(model, parts, devices | {"cpu": torch.device("cpu")})
     recorder = _recorder(spec, context, times_whole_backward=len(context.devices) == 1)
     for path, place in parts.items():
@@ -95,7 +97,9 @@ def dp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     else:
         recorder.note("per_device.backward_ms", "under DataParallel the backward of all devices is one call")
     if len(context.devices) == 1:
-        recorder.note("primitives", "with one device nn.DataParallel calls the module directly; here the primitives run")
+        recorder.note(
+            "primitives", "with one device nn.DataParallel calls the module directly; here the primitives run"
+        )
     placed = _put_back(model, how.module, wrapped)
     return Strategy(placed, device, recorder, _identity, lambda: nullcontext(placed))
 

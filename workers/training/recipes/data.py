@@ -19,9 +19,9 @@ TRAIN_ROWS = 1437
 
 
 class RandomVectorsArgs(Args):
-    rows: Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
+    rows: Annotated[int, Field(ge=1, le=10_000_000)]
     features: Width
-    classes: Annotated[int, Field(ge=1, le=65_536, strict=True)] = 2
+    classes: Annotated[int, Field(ge=1, le=65_536)] = 2
 
 
 def random_vectors(args: RandomVectorsArgs) -> Dataset[Pair]:

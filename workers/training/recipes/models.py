@@ -8,7 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
-Width = Annotated[int, Field(ge=1, le=65_536, strict=True)]
+Width = Annotated[int, Field(ge=1, le=65_536)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -54,7 +54,7 @@ def mlp(args: MlpArgs) -> nn.Module:
 
 
 class DigitsCnnArgs(Args):
-    channels: Annotated[int, Field(ge=1, le=1024, strict=True)] = 16
+    channels: Annotated[int, Field(ge=1, le=1024)] = 16
     dropout: Fraction = 0.0
 
 

@@ -1,0 +1,99 @@
+"""Runs a recipe under ddp in real rank processes, forked from a warm forkserver as the service does."""
+
+import multiprocessing
+import os
+import selectors
+import socket
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from jobs.spec import JobSpec
+from jobs.telemetry import AnyRecord, Outcome, Record, Unpacker
+from workers.training.context import ChannelSink, Device, RankContext
+
+T = TypeVar("T", bound=Record)
+
+_server = multiprocessing.get_context("forkserver")
+
+
+@dataclass(frozen=True)
+class RankRun:
+    """What one rank sent, and how it left (its exit code, negative for a signal)."""
+
+    records: list[AnyRecord]
+    exit_code: int | None
+
+    def of(self, kind: type[T]) -> list[T]:
+        return [record for record in self.records if isinstance(record, kind)]
+
+
+def run_ranks(spec: JobSpec, seconds: float = 60) -> list[RankRun]:
+    """Run `spec` on all its ranks. The last record of each is its `Outcome`.
+
+    Raises:
+        TimeoutError: the ranks have not left after `seconds`.
+    """
+    _server.set_forkserver_preload(["workers.training.preload"])
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    store = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+    receivers, processes = [], []
+    for rank in range(spec.world_size):
+        receiver, sender = _server.Pipe(duplex=False)
+        process = _server.Process(target=_rank, args=(spec.model_dump_json(), rank, port, sender))
+        process.start()
+        sender.close()
+        receivers.append(receiver)
+        processes.append(process)
+    records = _read_all(receivers, time.monotonic() + seconds)
+    for process in processes:
+        process.join(5)
+    del store
+    return [RankRun(seen, process.exitcode) for seen, process in zip(records, processes, strict=True)]
+
+
+def _read_all(receivers: list[Connection], deadline: float) -> list[list[AnyRecord]]:
+    unpackers = [Unpacker() for _ in receivers]
+    records: list[list[AnyRecord]] = [[] for _ in receivers]
+    with selectors.DefaultSelector() as selector:
+        for rank, receiver in enumerate(receivers):
+            selector.register(receiver.fileno(), selectors.EVENT_READ, rank)
+        while selector.get_map():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"ranks still run; they sent {[seen[-1:] for seen in records]}")
+            for key, _ in selector.select(left):
+                data = os.read(key.fd, 1 << 16)
+                records[key.data] += unpackers[key.data].feed(data)
+                if not data:
+                    selector.unregister(key.fd)
+    return records
+
+
+def _rank(spec_json: str, rank: int, port: int, channel: Connection) -> None:
+    from workers.training import entry
+
+    spec = JobSpec.model_validate_json(spec_json)
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(spec.world_size),
+        "LOCAL_RANK": str(rank),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    sink = ChannelSink(channel.fileno())
+    device = Device(rank, "cpu", f"cpu:{rank}")
+    code, trace = 0, ""
+    try:
+        entry.run(spec, RankContext(rank, spec.world_size, (device,), spec.resources.devices, 1, sink))
+    except BaseException:
+        code, trace = 1, traceback.format_exc()
+    sink.emit(Outcome(rank, code, traceback=trace))
+    sink.close()
+    os._exit(code)
