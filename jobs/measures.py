@@ -1,0 +1,339 @@
+"""What the splits cost: times and memory of each device, and how well they are balanced.
+
+Only steps of the main phase (train, or forward in forward mode) count here. `forward_ms` and
+`backward_ms` are a device's own work; the time in which a rank waits for others in an all-reduce is
+`comm_ms`. A balance needs every device's time, so it is taken over the steps in which each device
+that got rows was measured (`covered`).
+
+The slowest device's excess over the mean factors exactly:
+
+    time / mean time  =  (rows / mean rows)  *  (ms per row / overall ms per row)
+
+so a device that got more rows is told apart from one that is slow.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import msgspec
+
+from jobs.sketch import Sketch
+from jobs.telemetry import Primitives, Step
+
+#: A cause is named when it costs at least this share of the time of the steps.
+NOTABLE = 0.10
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """Milliseconds over the measured steps: total exactly, quantiles of one step within 1 %."""
+
+    total: float
+    p50: float
+    p95: float
+
+
+class DeviceMeasures(msgspec.Struct, frozen=True):
+    """One device over the main phase.
+
+    `steps` counts all steps, `idle_steps` those in which the device got nothing. `ms_per_row` is
+    forward plus backward time of one row, each over the rows of the steps in which it was measured.
+    """
+
+    device: int
+    rows: int | None
+    share: float | None
+    steps: int
+    idle_steps: int
+    forward_ms: Timing | None
+    backward_ms: Timing | None
+    data_wait_ms: Timing | None
+    comm_ms: Timing | None
+    ms_per_row: float | None
+    memory_peak_bytes: int | None
+
+
+class PrimitiveTimings(msgspec.Struct, frozen=True):
+    replicate_ms: Timing
+    scatter_ms: Timing
+    parallel_apply_ms: Timing
+    gather_ms: Timing
+
+
+class Balance(msgspec.Struct, frozen=True):
+    """How evenly rows and time are spread, and what costs most.
+
+    `cause` is the largest loss, if it is at least a tenth of the time of the steps: `rows` or
+    `compute` (the slowest device's excess over the mean, because it got more rows, or takes longer
+    for a row), `input` (the longest wait for data), `communication` (the shortest time in
+    communication: a rank that waits for nobody spends it too). `wasted_device_seconds` sums, over
+    devices and steps, the time from a device's end of work to the end of the slowest one's.
+    """
+
+    rows_max_over_mean: float | None
+    time_max_over_mean: float | None
+    slowest_device: int | None
+    cause: str | None
+    idle_device_steps: int | None
+    wasted_device_seconds: float | None
+    output_device_memory_skew: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one device got and did in one step; `step` is `None` when its rank sent nothing."""
+
+    rows: int | None
+    step: Step | None
+    place: int  # of the device within the step's per-device fields
+
+    def of(self, values: Sequence[float | None]) -> float | None:
+        """This device's entry of a per-device field; `None` when it was not measured."""
+        return measured(values[self.place]) if self.place < len(values) else None
+
+
+@dataclass(slots=True)
+class _Device:
+    rows: int = 0
+    uncounted_steps: int = 0
+    steps: int = 0
+    idle_steps: int = 0
+    forward: Sketch = field(default_factory=Sketch)
+    backward: Sketch = field(default_factory=Sketch)
+    data_wait: Sketch = field(default_factory=Sketch)
+    comm: Sketch = field(default_factory=Sketch)
+    forward_rows: int = 0
+    backward_rows: int = 0
+    memory_peak_bytes: int | None = None
+    covered_ms: float = 0.0
+    covered_rows: int = 0
+
+
+@dataclass(slots=True)
+class _Totals:
+    """Over the covered steps."""
+
+    steps: int = 0
+    elapsed_ms: float = 0.0
+    wasted_ms: float = 0.0
+    input_ms: float = 0.0
+    comm_ms: float = 0.0
+
+
+class Measures:
+    """Adds up the steps of the main phase; memory does not grow with their number.
+
+    With `in_turn` the devices ran one after another (virtual devices under dp), and the time of a
+    step is reckoned as if they had run at once.
+    """
+
+    def __init__(self, devices: int, *, in_turn: bool) -> None:
+        self._devices = [_Device() for _ in range(devices)]
+        self._in_turn = in_turn
+        self._totals = _Totals()
+        self._with_backward = False
+        self._steps = 0
+        self._primitives = [Sketch() for _ in Primitives.__struct_fields__]
+
+    @property
+    def steps(self) -> int:
+        return self._steps
+
+    @property
+    def covered_steps(self) -> int:
+        """Steps in which the time of every device that got rows was measured."""
+        return self._totals.steps
+
+    def add(self, shares: Sequence[Share]) -> None:
+        """Count one step; `shares` has one entry for each leased device."""
+        self._steps += 1
+        for device, share in zip(self._devices, shares, strict=True):
+            _add(device, share)
+        self._add_balance(shares)
+        primitives = next((s.step.primitives for s in shares if s.step is not None and s.step.primitives), None)
+        if primitives is not None:
+            for sketch, value in zip(self._primitives, msgspec.structs.astuple(primitives), strict=True):
+                _sketch(sketch, measured(value))
+
+    def _add_balance(self, shares: Sequence[Share]) -> None:
+        """Count a step whose devices can be compared: with their backward once that is measured at all."""
+        steps = [share.step for share in shares if share.step is not None]
+        if len(steps) < len(shares) or any(share.rows is None for share in shares):
+            return
+        forward, backward = zip(*(_compute_ms(share) for share in shares), strict=True)
+        if None in forward or (None in backward and self._with_backward):
+            return
+        if None not in backward and not self._with_backward:
+            self._with_backward = True
+            self._forget_balance()
+        times = [one + (other or 0.0) for one, other in zip(forward, backward, strict=True)]
+        waits = [measured(step.data_wait_ms) or 0.0 for step in steps]
+        busy = [time + wait for time, wait in zip(times, waits, strict=True)]
+        elapsed = max(measured(step.step_ms) or 0.0 for step in steps)
+        if self._in_turn:
+            elapsed = max(max(times), elapsed - sum(times) + max(times))
+        self._totals.steps += 1
+        self._totals.elapsed_ms += elapsed
+        self._totals.wasted_ms += sum(max(busy) - time for time in busy)
+        self._totals.input_ms += max(waits)
+        self._totals.comm_ms += min(measured(step.comm_ms) or 0.0 for step in steps)
+        for device, time, share in zip(self._devices, times, shares, strict=True):
+            device.covered_ms += time
+            device.covered_rows += share.rows or 0
+
+    def _forget_balance(self) -> None:
+        self._totals = _Totals()
+        for device in self._devices:
+            device.covered_ms, device.covered_rows = 0.0, 0
+
+    # -- what the report says ----------------------------------------------------------------------
+
+    def devices(self) -> tuple[DeviceMeasures, ...]:
+        counted = self._rows()
+        total = sum(counted) if counted is not None else 0
+        return tuple(
+            DeviceMeasures(
+                device=index,
+                rows=None if device.uncounted_steps else device.rows,
+                share=_ratio(device.rows, total) if counted is not None else None,
+                steps=device.steps,
+                idle_steps=device.idle_steps,
+                forward_ms=timing(device.forward),
+                backward_ms=timing(device.backward),
+                data_wait_ms=timing(device.data_wait),
+                comm_ms=timing(device.comm),
+                ms_per_row=_ms_per_row(device),
+                memory_peak_bytes=device.memory_peak_bytes,
+            )
+            for index, device in enumerate(self._devices)
+        )
+
+    def primitives(self) -> PrimitiveTimings | None:
+        timings = [timing(sketch) for sketch in self._primitives]
+        known = [one for one in timings if one is not None]
+        return PrimitiveTimings(*known) if len(known) == len(timings) else None
+
+    def balance(self, output_device: int | None) -> Balance:
+        """`output_device`: where DataParallel gathers on real devices; `None` when there is none."""
+        counted = self._rows()
+        times = [device.covered_ms for device in self._devices] if self.covered_steps else None
+        several = len(self._devices) > 1
+        return Balance(
+            rows_max_over_mean=_max_over_mean(counted),
+            time_max_over_mean=_max_over_mean(times),
+            slowest_device=times.index(max(times)) if times and several else None,
+            cause=self._cause(),
+            idle_device_steps=sum(device.idle_steps for device in self._devices) if self._steps else None,
+            wasted_device_seconds=round(self._totals.wasted_ms / 1000, 6) if times else None,
+            output_device_memory_skew=self._memory_skew(output_device),
+        )
+
+    def partly_measured(self) -> dict[str, tuple[int, int]]:
+        """Times that were taken in some steps only: field -> (fewest measured, steps that have one)."""
+        partly: dict[str, tuple[int, int]] = {}
+        for device in self._devices:
+            busy = device.steps - device.idle_steps
+            for name, sketch, steps in (
+                ("forward_ms", device.forward, busy),
+                ("backward_ms", device.backward, busy),
+                ("data_wait_ms", device.data_wait, device.steps),
+                ("comm_ms", device.comm, device.steps),
+            ):
+                if 0 < sketch.count < steps and sketch.count < partly.get(name, (steps, steps))[0]:
+                    partly[name] = sketch.count, steps
+        return partly
+
+    def _rows(self) -> list[int] | None:
+        if not self._steps or any(device.uncounted_steps for device in self._devices):
+            return None
+        return [device.rows for device in self._devices]
+
+    def _cause(self) -> str | None:
+        if not self.covered_steps:
+            return None
+        times = [device.covered_ms for device in self._devices]
+        slowest = self._devices[times.index(max(times))]
+        mean_ms = sum(times) / len(times)
+        mean_rows = sum(device.covered_rows for device in self._devices) / len(times)
+        by_rows = mean_ms > 0 and slowest.covered_rows / mean_rows >= math.sqrt(slowest.covered_ms / mean_ms)
+        losses = {
+            "rows" if by_rows else "compute": slowest.covered_ms - mean_ms,
+            "input": self._totals.input_ms,
+            "communication": self._totals.comm_ms,
+        }
+        largest = max(losses, key=lambda name: losses[name])
+        return largest if losses[largest] >= NOTABLE * self._totals.elapsed_ms > 0 else "none"
+
+    def _memory_skew(self, output_device: int | None) -> float | None:
+        peaks = [device.memory_peak_bytes for device in self._devices]
+        known = [peak for peak in peaks if peak is not None]
+        if output_device is None or len(known) < len(peaks) or len(peaks) < 2:
+            return None
+        others = [peak for index, peak in enumerate(known) if index != output_device]
+        return _ratio(known[output_device], median(others))
+
+
+def measured(value: float | None) -> float | None:
+    """The value if it is a possible measurement: finite and not negative."""
+    return value if value is not None and 0 <= value < math.inf else None
+
+
+def timing(sketch: Sketch) -> Timing | None:
+    p50, p95 = sketch.quantile(0.5), sketch.quantile(0.95)
+    if p50 is None or p95 is None:
+        return None
+    return Timing(round(sketch.total, 4), round(p50, 4), round(p95, 4))
+
+
+def _add(device: _Device, share: Share) -> None:
+    device.steps += 1
+    if share.rows is None:
+        device.uncounted_steps += 1
+    elif share.rows == 0:
+        device.idle_steps += 1
+    device.rows += share.rows or 0
+    if share.step is None:
+        return
+    peak = share.of(share.step.memory_peak_bytes)
+    if peak is not None:
+        device.memory_peak_bytes = max(device.memory_peak_bytes or 0, int(peak))
+    _sketch(device.data_wait, measured(share.step.data_wait_ms))
+    _sketch(device.comm, measured(share.step.comm_ms))
+    if share.rows == 0:
+        return
+    forward, backward = share.of(share.step.forward_ms), share.of(share.step.backward_ms)
+    _sketch(device.forward, forward)
+    _sketch(device.backward, backward)
+    device.forward_rows += (share.rows or 0) if forward is not None else 0
+    device.backward_rows += (share.rows or 0) if backward is not None else 0
+
+
+def _sketch(sketch: Sketch, value: float | None) -> None:
+    if value is not None:
+        sketch.add(value)
+
+
+def _ms_per_row(device: _Device) -> float | None:
+    forward = _ratio(device.forward.total, device.forward_rows)
+    backward = _ratio(device.backward.total, device.backward_rows)
+    return None if forward is None else round(forward + (backward or 0.0), 6)
+
+
+def _compute_ms(share: Share) -> tuple[float | None, float | None]:
+    """Forward and backward time of one device in one step; nothing to do takes no time."""
+    if share.step is None:
+        return None, None
+    if share.rows == 0:
+        return 0.0, 0.0
+    return share.of(share.step.forward_ms), share.of(share.step.backward_ms)
+
+
+def _max_over_mean(values: Sequence[float] | None) -> float | None:
+    if not values:
+        return None
+    return _ratio(max(values), sum(values) / len(values))
+
+
+def _ratio(value: float, whole: float) -> float | None:
+    return round(value / whole, 6) if whole else None
