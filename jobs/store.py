@@ -87,7 +87,7 @@ def submit(
                 f"the job needs {spec.resources.devices} devices on one node, but the largest node of pool "
                 f"{spec.pool!r} has {detail[0]}; lower resources.devices or choose another pool"
             )
-        return Submitted(detail[0], status == "created")
+        return Submitted(detail[0], detail[0] == job)  # so the repeat of a call whose reply was lost is no other answer
 
     return Call(
         "submit",
@@ -367,7 +367,8 @@ def node_down(node: str, beat: int | None) -> Call[bool]:
 
 
 def stop_node(node: str) -> Call[int]:
-    """Tell the supervisors of a node to end their attempts, which go back to queued. Returns how many are live."""
+    """Tell the supervisors of a node to end their attempts, which go back to queued. Returns how many are live;
+    those that nobody had claimed have ended with this call."""
     return Call("stop_node", (node,), int)
 
 

@@ -11,6 +11,7 @@ local function classes_key(pool) return 'sy:queue:' .. pool end
 local LEASES = 'sy:leases'    -- refs of attempts that hold a lease
 local OUTBOX = 'sy:outbox'    -- '<node> <attempt ref>' of attempts nobody has claimed, by when the hint is due
 local BACKOFF = 'sy:backoff'  -- refs of queued jobs that wait before they may start again, by when
+local MAX_BACKOFF_US = 600 * 1000000  -- a due time further ahead than this means that the clock was set back
 
 -- Microseconds since the epoch. For display and ordering only: no expiry is decided by it.
 local function now_us()
@@ -68,6 +69,7 @@ end
 -- Puts a node into, or takes it out of, the index that dispatch searches.
 local function refresh_node(node)
   local fields = redis.call('HMGET', node_key(node), 'pool', 'alive', 'draining', 'stopping')
+  if not fields[1] then return end  -- never registered here, or the store was emptied since
   local index = 'sy:pool:' .. fields[1] .. ':free'
   if fields[2] == '1' and fields[3] ~= '1' and fields[4] ~= '1' then
     redis.call('ZADD', index, redis.call('ZCARD', 'sy:free:' .. node), node)
@@ -109,7 +111,11 @@ local function settle(ref, n, reason, message, cause, failed, result, backoff_us
   redis.call('ZREM', OUTBOX, get(attempt, 'node') .. ' ' .. ref .. '/' .. n)
 
   local done = {'finished', int(now), 'error', failed, 'result', result}
-  if reason == 'completed' then return move(ref, 'succeeded', reason, message, done) end
+  if reason == 'completed' then
+    -- The mark that the ranks are up may have been lost; a job succeeds from running only.
+    if job[5] == 'starting' then move(ref, 'running', 'running', '', {'started', int(now)}) end
+    return move(ref, 'succeeded', reason, message, done)
+  end
   if job[1] == '1' or reason == 'cancelled_by_user' then
     return move(ref, 'cancelled', 'cancelled_by_user', 'cancelled', done)
   end
@@ -129,5 +135,5 @@ local function settle(ref, n, reason, message, cause, failed, result, backoff_us
   end
   if not why then return move(ref, 'failed', reason, message, done) end
   move(ref, 'queued', 'backing_off', 'attempt ' .. n .. ' ended: ' .. reason .. ' (' .. message .. '); ' .. why, again)
-  redis.call('ZADD', BACKOFF, int(now + backoff_us), ref)
+  redis.call('ZADD', BACKOFF, int(now + math.min(backoff_us, MAX_BACKOFF_US)), ref)
 end

@@ -2,7 +2,7 @@
 -- ARGV: ref
 -- Returns 'cancelled' | 'cancelling' | 'finished' | 'missing'
 local ref = ARGV[1]
-local job = redis.call('HMGET', job_key(ref), 'state', 'attempt')
+local job = redis.call('HMGET', job_key(ref), 'state', 'attempt', 'cancel')
 if not job[1] then return 'missing' end
 if job[1] ~= 'queued' and job[1] ~= 'starting' and job[1] ~= 'running' then return 'finished' end
 redis.call('HSET', job_key(ref), 'cancel', '1')
@@ -17,5 +17,7 @@ if attempt[1] == 'leased' then
   free_devices(attempt[2], ref .. '/' .. job[2], {})
   return 'cancelled'
 end
-if job[1] == 'running' then move(ref, 'running', 'cancelling', 'cancel was asked for; the ranks are being ended') end
+if job[3] == '1' then return 'cancelling' end
+local reason = job[1] == 'running' and 'cancelling' or 'starting'
+move(ref, job[1], reason, 'cancel was asked for; the ranks are being ended')
 return 'cancelling'

@@ -1,4 +1,5 @@
--- Forgets a finished job. Its devices must have been released: until then the node still needs the attempt.
+-- Forgets a finished job. Devices that its last attempt still holds stay held until the node releases them: an attempt
+-- that is unknown counts as ended.
 -- ARGV: tenant id
 -- Returns 'deleted' | 'missing' | 'not_finished'
 local tenant, id = ARGV[1], ARGV[2]

@@ -1,29 +1,35 @@
 -- b: leases free devices to queued jobs, all or nothing, on one node each. Anyone may call it at any time.
 -- Only the head of each (pool, devices wanted) class is looked at, so the cost does not grow with the queue.
 -- A small job may pass a big one that does not fit yet, until the big one has waited hold_us: from then on
--- one node that is large enough is kept for it.
+-- one node that is large enough is kept for it, against all jobs that come after it in the queue.
 -- ARGV: max_jobs hold_us
 -- Returns the refs of the attempts it created.
 local max_jobs, hold_us = tonumber(ARGV[1]), tonumber(ARGV[2])
 local now = now_us()
 local created = {}
+local MAX_NODES_SEEN = 256
 
-for _, ref in ipairs(redis.call('ZRANGEBYSCORE', BACKOFF, '-inf', int(now), 'LIMIT', 0, max_jobs)) do
-  redis.call('ZREM', BACKOFF, ref)
-  enqueue(ref)
+local function end_backoff(from, to)
+  for _, ref in ipairs(redis.call('ZRANGEBYSCORE', BACKOFF, from, to, 'LIMIT', 0, max_jobs)) do
+    redis.call('ZREM', BACKOFF, ref)
+    move(ref, 'queued', 'waiting_for_devices', '')
+    enqueue(ref)
+  end
 end
+end_backoff('-inf', int(now))
+end_backoff('(' .. int(now + MAX_BACKOFF_US), '+inf')
 
 -- The node with the fewest free devices that still fits, so that large gaps stay whole.
-local function find_node(pool, devices, ref)
-  local hold = redis.call('HMGET', 'sy:hold:' .. pool, 'ref', 'node')
+local function find_node(pool, devices, score)
+  local hold = redis.call('HMGET', 'sy:hold:' .. pool, 'node', 'score')
   local fitting = redis.call('ZRANGEBYSCORE', 'sy:pool:' .. pool .. ':free', devices, '+inf', 'LIMIT', 0, 2)
   for _, node in ipairs(fitting) do
-    if hold[2] ~= node or hold[1] == ref then return node end
+    if hold[1] ~= node or score <= tonumber(hold[2]) then return node end
   end
 end
 
-local function lease(pool, devices, ref)
-  local node = find_node(pool, devices, ref)
+local function lease(pool, devices, ref, score)
+  local node = find_node(pool, devices, score)
   if not node then return false end
   local n = tonumber(get(job_key(ref), 'attempt')) + 1
   local attempt_ref = ref .. '/' .. n
@@ -43,21 +49,41 @@ local function lease(pool, devices, ref)
   return true
 end
 
--- Keeps a node for a job that has waited too long: the one nearest to fitting it.
-local function hold(pool, devices, ref)
-  local held = get('sy:hold:' .. pool, 'node')
-  if held ~= '' and redis.call('ZSCORE', 'sy:pool:' .. pool .. ':free', held) then return end
-  if now - tonumber(get(job_key(ref), 'created')) < hold_us then return end
-  local best, best_free
-  for _, node in ipairs(redis.call('ZRANGEBYSCORE', 'sy:pool:' .. pool .. ':size', devices, '+inf', 'LIMIT', 0, 64)) do
-    local free = tonumber(redis.call('ZSCORE', 'sy:pool:' .. pool .. ':free', node) or -1)
-    if free >= 0 and (not best or free > best_free) then best, best_free = node, free end
+-- Whether a node takes work, and has enough devices that are not in quarantine, however many of them are busy.
+local function could_fit(pool, node, devices)
+  if not redis.call('ZSCORE', 'sy:pool:' .. pool .. ':free', node) then return false end
+  local count = tonumber(get(node_key(node), 'count'))
+  local usable = count
+  for _, device in ipairs(redis.call('HKEYS', 'sy:quarantine:' .. node)) do
+    if tonumber(device) < count then usable = usable - 1 end
   end
-  if best then redis.call('HSET', 'sy:hold:' .. pool, 'ref', ref, 'node', best) end
+  return usable >= devices
+end
+
+-- A node that went away, shrank or lost devices to quarantine is not kept: the job could never start there.
+local function drop_vain_hold(pool)
+  local key = 'sy:hold:' .. pool
+  local kept = redis.call('HMGET', key, 'node', 'devices')
+  if kept[1] and not could_fit(pool, kept[1], tonumber(kept[2])) then redis.call('DEL', key) end
+end
+
+-- Keeps the node with the most free devices for a job that has waited too long; the first in the queue's order has it.
+-- A job from the future means that the clock was set back: it has waited.
+local function hold(pool, devices, ref, score)
+  local key = 'sy:hold:' .. pool
+  if tonumber(redis.call('HGET', key, 'score') or math.huge) <= score then return end
+  local waited = now - tonumber(get(job_key(ref), 'created'))
+  if waited >= 0 and waited < hold_us then return end
+  for _, node in ipairs(redis.call('ZREVRANGE', 'sy:pool:' .. pool .. ':free', 0, MAX_NODES_SEEN - 1)) do
+    if could_fit(pool, node, devices) then
+      return redis.call('HSET', key, 'ref', ref, 'node', node, 'devices', devices, 'score', int(score))
+    end
+  end
 end
 
 for _, pool in ipairs(redis.call('SMEMBERS', 'sy:pools')) do
   local blocked = {}
+  drop_vain_hold(pool)
   while #created < max_jobs do
     local heads = {}
     for _, devices in ipairs(redis.call('SMEMBERS', classes_key(pool))) do
@@ -69,12 +95,12 @@ for _, pool in ipairs(redis.call('SMEMBERS', 'sy:pools')) do
     table.sort(heads, function(a, b) return a[2] < b[2] end)
     local placed = false
     for _, head in ipairs(heads) do
-      if lease(pool, head[3], head[1]) then
+      if lease(pool, head[3], head[1], head[2]) then
         placed = true
         break
       end
       blocked[head[4]] = true
-      hold(pool, head[3], head[1])
+      hold(pool, head[3], head[1], head[2])
     end
     if not placed then break end
   end

@@ -7,8 +7,11 @@ local idem = ARGV[11] ~= '' and 'sy:idem:' .. tenant .. '/' .. ARGV[11]
 if idem then
   local earlier = redis.call('GET', idem)
   if earlier then
-    local earlier_id, digest = string.match(earlier, '^(%S+) (%S+)$')
-    return {digest == ARGV[12] and 'exists' or 'conflict', earlier_id}
+    local earlier_id, digest = string.match(earlier, '^(%S+) (%S*)$')
+    -- A key outlives its job when that is deleted; the key is free again then.
+    if redis.call('EXISTS', job_key(tenant .. '/' .. earlier_id)) == 1 then
+      return {digest == ARGV[12] and 'exists' or 'conflict', earlier_id}
+    end
   end
 end
 if redis.call('EXISTS', job_key(ref)) == 1 then return {'exists', id} end
