@@ -5,7 +5,6 @@ import io
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TextIO, cast
@@ -21,11 +20,11 @@ MAX_IN_PACKET = 2_048
 CLOSE_SECONDS = 5.0
 
 
-class RejectedByWorker(Exception):  # noqa: N818 - named after the reason that the job's status shows
+class RejectedByWorker(Exception):
     """The spec names something that cannot be imported, built, or put together here."""
 
 
-class Stopped(Exception):  # noqa: N818 - not a failure: someone asked for it
+class Stopped(Exception):
     """The rank was told to stop; the current step is complete."""
 
 

@@ -31,7 +31,7 @@ class Primitives:
 
     replicate: Callable[[nn.Module, Sequence[int], bool], list[nn.Module]]
     scatter: Callable[[tuple[Any, ...], dict[str, Any], Sequence[int], int], tuple[Any, Any]]
-    parallel_apply: Callable[[Sequence[Module], Sequence[Any], Sequence[dict[str, Any]], Sequence[int]], list[Any]]
+    parallel_apply: Callable[[Sequence[Any], Sequence[Any], Sequence[dict[str, Any]], Sequence[int]], list[Any]]
     gather: Callable[[Sequence[Any], int, int], Any]
 
 
@@ -133,9 +133,8 @@ def replicate(network: nn.Module, device_ids: Sequence[int], detach: bool = Fals
 def _replica(network: nn.Module, *, own_buffers: bool, detach: bool) -> nn.Module:
     parameters = {p: p.detach() if detach else p.view_as(p) for p in network.parameters()}
     buffers = {b: b.clone() if own_buffers else b for b in network.buffers()}
-    copies = {module: module._replicate_for_data_parallel() for module in network.modules()}
+    copies: dict[nn.Module, Any] = {module: _copy(module) for module in network.modules()}
     for module, copy in copies.items():
-        copy._former_parameters = {}
         for name, child in module._modules.items():
             if child is not None:
                 setattr(copy, name, copies[child])
@@ -152,8 +151,16 @@ def _replica(network: nn.Module, *, own_buffers: bool, detach: bool) -> nn.Modul
     return copied
 
 
+def _copy(module: nn.Module) -> Any:
+    """A copy of one module, without its children; `_former_parameters` is where torch, too, keeps a replica's."""
+    copy = module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    copy._former_parameters = {}
+    return copy
+
+
 def _parameters(replica: nn.Module) -> list[torch.Tensor]:
-    return [tensor for module in replica.modules() for tensor in module._former_parameters.values()]
+    modules: list[Any] = list(replica.modules())
+    return [tensor for module in modules for tensor in module._former_parameters.values()]
 
 
 def scatter(
@@ -202,7 +209,7 @@ def parallel_apply(
         thread.start()
         thread.join()
         if isinstance(result[0], ExceptionWrapper):
-            result[0].reraise()
+            result[0].reraise()  # type: ignore[no-untyped-call]
         outputs.append(result[0])
     return outputs
 
@@ -217,7 +224,7 @@ def _with_modes_of_this_thread() -> Callable[[Module, Any, dict[str, Any], str, 
             with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=dtype, enabled=autocast):
                 result.append(module(*shard, **named))
         except BaseException:  # noqa: BLE001 - raised again in the caller
-            result.append(ExceptionWrapper(where=where))
+            result.append(ExceptionWrapper(where=where))  # type: ignore[no-untyped-call]
 
     return run
 

@@ -57,9 +57,9 @@ def prepare(spec: JobSpec, context: RankContext) -> Run:
     check_fit(spec, model, dataset, loss)
     strategy = strategies.build(spec, context, model)
     describe_devices(context, strategy)
-    prepared = Run(program, context, strategy, build_loader(spec, context, dataset), loss)
-    if loss is not None and isinstance(loss, nn.Module):
+    if isinstance(loss, nn.Module):
         loss.to(strategy.device)
+    prepared = Run(program, context, strategy, build_loader(spec, context, dataset), loss)
     if program.optimizer is not None:
         prepared.optimizer = build_optimizer(program.optimizer, model)
     if program.evaluate is not None:
@@ -220,6 +220,7 @@ def _loader(
         data.batch_size,
         num_workers=data.num_workers,
         multiprocessing_context="fork" if data.num_workers else None,
+        pin_memory=context.kind == "cuda",
         generator=torch.Generator().manual_seed(seed + context.rank),
         **options,
     )

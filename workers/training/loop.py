@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from jobs.spec import RecipeProgram
+from jobs.spec import Component, RecipeProgram
 from jobs.telemetry import Outline, Result
-from workers.training.context import RankContext, Stopped
+from workers.training.context import RankContext, RejectedByWorker, Stopped
 from workers.training.placement import moved
 from workers.training.probe.recorder import sampled
 from workers.training.probe.shapes import rows_of, shape_of
@@ -46,6 +46,7 @@ def train(run: Run) -> Result:
     rate, loss = _Rate(run), None
     for epoch in range(run.program.epochs):
         for inputs, target, waited in _batches(run, epoch):
+            _require_target(run, target)
             loss = train_step(run, epoch, inputs, target, waited)
             _report_loss(run, loss)
             _after_step(run, rate, inputs)
@@ -58,14 +59,15 @@ def train(run: Run) -> Result:
 
 
 def train_step(run: Run, epoch: int, inputs: Any, target: Any, waited: float) -> torch.Tensor:
-    assert run.optimizer is not None and run.loss is not None
+    assert run.optimizer is not None
+    assert run.loss is not None
     with run.strategy.recorder.step("train", epoch, waited):
         run.optimizer.zero_grad()
         outputs = run.strategy.model(inputs)
         run.strategy.recorder.batch(inputs, outputs)
         loss = run.loss(outputs, moved(target, _device_of(outputs)))
         with run.strategy.recorder.backward():
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         run.optimizer.step()
     return loss.detach()
 
@@ -93,7 +95,8 @@ def evaluate(run: Run, epoch: int) -> None:
     `eval_loss` is the mean of the batches' losses weighted by their rows; `accuracy` is the share of
     rows whose largest output is the target, where outputs are (N, classes) and targets whole numbers.
     """
-    assert run.evaluation is not None and run.loss is not None
+    assert run.evaluation is not None
+    assert run.loss is not None
     sums = torch.zeros(3, dtype=torch.float64)  # rows, loss times rows, correct
     classifies = True
     with run.strategy.evaluated() as model:
@@ -133,6 +136,15 @@ def _pair(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
     return batch, None
+
+
+def _require_target(run: Run, target: Any) -> None:
+    loss = cast(Component, run.program.loss)
+    if target is None and ":" not in loss.ref:
+        raise RejectedByWorker(
+            f"program.data.ref: {run.program.data.ref!r} yields no target, which loss {loss.ref!r} needs; "
+            "yield (input, target) pairs"
+        )
 
 
 def _after_step(run: Run, rate: "_Rate", inputs: Any) -> None:

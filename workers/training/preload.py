@@ -4,10 +4,18 @@ The forkserver imports this module and then forks. It must therefore run no tens
 start no thread: children of a process in which a multi-threaded operation ran can hang.
 """
 
-import numpy  # noqa: F401
-import torch._dynamo  # noqa: F401 - a second of imports that the first optimizer would trigger
-import torch.distributed  # noqa: F401
-import torch.nn.parallel  # noqa: F401
-import torch.utils.data.distributed  # noqa: F401
+import importlib
 
-import workers.training.entry  # noqa: F401
+#: `torch._dynamo` takes a second, which the first optimizer or DDP constructor would spend otherwise.
+MODULES = (
+    "numpy",
+    "torch",
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.utils.data.distributed",
+    "workers.training.entry",
+)
+
+for name in MODULES:
+    importlib.import_module(name)

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,10 +55,9 @@ def single(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
         parts = placement.cover(model, spec.parallelism.placement)
     except KeyError as error:
         raise RejectedByWorker(f"parallelism.placement.{error.args[0]}") from None
-    devices: dict[placement.Place, torch.device] = {
-        d.logical: _torch_device(context, d.logical) for d in context.devices
-    }
-    placement.move(model, parts, devices | {"cpu": torch.device("cpu")})
+    devices: dict[placement.Place, torch.device] = {"cpu": torch.device("cpu")}
+    devices |= {device.logical: _torch_device(context, device.logical) for device in context.devices}
+    placement.move(model, parts, devices)
     recorder = _recorder(spec, context, times_whole_backward=len(context.devices) == 1)
     for path, place in parts.items():
         if place != "cpu":
@@ -97,9 +97,7 @@ def dp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     else:
         recorder.note("per_device.backward_ms", "under DataParallel the backward of all devices is one call")
     if len(context.devices) == 1:
-        recorder.note(
-            "primitives", "with one device nn.DataParallel calls the module directly; here the primitives run"
-        )
+        recorder.note("primitives", "nn.DataParallel on one device calls the module directly; here the primitives run")
     placed = _put_back(model, how.module, wrapped)
     return Strategy(placed, device, recorder, _identity, lambda: nullcontext(placed))
 
@@ -122,6 +120,7 @@ def ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     else:
         raise RejectedByWorker(f"parallelism.module: {path or 'the model'} has no parameters for ddp to synchronise")
     recorder.ddp_times = _ddp_times(wrapped, recorder)
+    recorder.note("per_device.comm_ms", "includes waiting for the slowest rank, and may overlap with backward_ms")
     if path is not None:
         recorder.note("parallelism.module", f"only {path} is synchronised between ranks; other parameters drift apart")
     placed = _put_back(model, path, wrapped)
@@ -194,8 +193,9 @@ def _ddp_times(wrapped: DistributedDataParallel, recorder: Recorder) -> Callable
     missing, the numbers are null and a note says so.
     """
     try:
-        wrapped._set_ddp_runtime_logging_sample_rate(1)
-        publish, read = wrapped.logger.set_runtime_stats_and_log, wrapped._get_ddp_logging_data
+        private: Any = wrapped
+        private._set_ddp_runtime_logging_sample_rate(1)
+        publish, read = private.logger.set_runtime_stats_and_log, private._get_ddp_logging_data
     except (AttributeError, RuntimeError):
         recorder.note("per_device.backward_ms", DDP_UNMEASURED)
         recorder.note("per_device.comm_ms", DDP_UNMEASURED)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from jobs.spec import JobSpec
 from jobs.telemetry import AnyRecord, Outcome, Record, Unpacker
@@ -41,7 +41,7 @@ def run_ranks(spec: JobSpec, seconds: float = 60) -> list[RankRun]:
     _server.set_forkserver_preload(["workers.training.preload"])
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    store = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+    store = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
     receivers, processes = [], []
     for rank in range(spec.world_size):
         receiver, sender = _server.Pipe(duplex=False)
@@ -92,7 +92,7 @@ def _rank(spec_json: str, rank: int, port: int, channel: Connection) -> None:
     code, trace = 0, ""
     try:
         entry.run(spec, RankContext(rank, spec.world_size, (device,), spec.resources.devices, 1, sink))
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the outcome carries it
         code, trace = 1, traceback.format_exc()
     sink.emit(Outcome(rank, code, traceback=trace))
     sink.close()

@@ -24,7 +24,7 @@ class Clock:
 
 def _cuda_mark(index: int) -> torch.cuda.Event:
     with torch.cuda.device(index):
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
     return event
 

@@ -7,12 +7,10 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 from pydantic import Field
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from workers.training.context import RejectedByWorker
 from workers.training.recipes.models import Args, Recipe, Width
-
-Pair = tuple[torch.Tensor, torch.Tensor]
 
 TEST_ROWS = 360
 TRAIN_ROWS = 1437
@@ -24,7 +22,7 @@ class RandomVectorsArgs(Args):
     classes: Annotated[int, Field(ge=1, le=65_536)] = 2
 
 
-def random_vectors(args: RandomVectorsArgs) -> Dataset[Pair]:
+def random_vectors(args: RandomVectorsArgs) -> TensorDataset:
     """Vectors from a standard normal: (features,) float32 and a label in [0, classes).
 
     The label is the largest of `classes` random projections, so that there is something to learn. The
@@ -39,7 +37,7 @@ class DigitsArgs(Args):
     split: Literal["train", "test"] = "train"
 
 
-def digits(args: DigitsArgs) -> Dataset[Pair]:
+def digits(args: DigitsArgs) -> TensorDataset:
     """The 1,797 handwritten digits that scikit-learn carries: (64,) float32 in 0..1, and a label in 0..9.
 
     Every fifth image of each digit is in the test split (360 rows), the others in the train split (1,437).

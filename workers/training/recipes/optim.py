@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn.modules import loss as torch_losses
 from torch.optim import Optimizer
 
-
 #: Names that the rule below would cut in odd places ("adam_w", "rm_sprop").
 _ONE_WORD = frozenset({"AdamW", "NAdam", "RAdam", "RMSprop"})
 
@@ -65,7 +64,5 @@ def build_loss(name: str, args: dict[str, Any]) -> nn.Module:
 
 def build_optimizer(name: str, parameters: Any, args: dict[str, Any]) -> Optimizer:
     """An optimizer of torch. Lists become tuples, as in `betas=(0.9, 0.999)`."""
-    made: Optimizer = OPTIMIZERS[name](
-        parameters, **{key: tuple(v) if isinstance(v, list) else v for key, v in args.items()}
-    )
-    return made
+    make: Callable[..., Optimizer] = OPTIMIZERS[name]
+    return make(parameters, **{key: tuple(v) if isinstance(v, list) else v for key, v in args.items()})
