@@ -40,11 +40,19 @@ class Call(Generic[T]):
     parse: Callable[[Any], T]
 
 
+#: What a server that is short of memory, or cannot write, should still do. Reading needs no flag but the promise; a
+#: new job is refused cleanly; everything else must go on, or running jobs could neither beat nor end.
+_FLAGS = dict.fromkeys(("attempts", "leases", "nodes", "orders", "page", "read_job"), " flags=no-writes") | {
+    "submit": ""
+}
+
+
 @cache
 def source(script: str) -> str:
-    """Lua source of a script, with the shared library before it."""
+    """Lua source of a script, with its flags and the shared library before it."""
     scripts = files("jobs") / "scripts"
-    return (scripts / "_lib.lua").read_text() + (scripts / f"{script}.lua").read_text()
+    flags = _FLAGS.get(script, " flags=allow-oom")
+    return f"#!lua{flags}\n" + (scripts / "_lib.lua").read_text() + (scripts / f"{script}.lua").read_text()
 
 
 # -- jobs ------------------------------------------------------------------------------------------
