@@ -17,7 +17,7 @@ There is one writer. A frame that a crash cut short is ignored by readers, and c
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -32,6 +32,7 @@ import zstandard
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 MAX_UNPACKED_BYTES = 16 * 1024 * 1024
 NO_STEP = -1
+_MAX_STEP = 2**63 - 1
 
 _MAGIC = b"SYF1"
 _HEADER = struct.Struct("<4sBxxxIIQQqqQ")
@@ -86,6 +87,16 @@ class Frame(NamedTuple):
     def id(self) -> str:
         """The frame's entry id in a Redis stream: `<last item>-0`, and `<last item>-1` for the seal."""
         return f"{self.last - 1}-1" if self.kind == Kind.SEAL else f"{self.last}-0"
+
+
+def step_range(steps: Sequence[int]) -> tuple[int, int]:
+    """The lowest and highest of some steps, for a header; `NO_STEP` twice if there are none.
+
+    A program may claim any number: the header's fields hold 0 to 2**63 - 1.
+    """
+    if not steps:
+        return NO_STEP, NO_STEP
+    return max(0, min(min(steps), _MAX_STEP)), max(0, min(max(steps), _MAX_STEP))
 
 
 def pack(value: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""The log of one device: its lines, the file of record, the window in Redis, and how both are read.
+"""The log of one device: its lines, the file of record (`jobs.layout`), the window in Redis, and how both are read.
 
 Every line of a device has a number, `seq`, from 1 without a gap. Lines that could not be written keep
 their numbers, and a `Dropped` record says which they were. The bytes of a line are kept as they came;
@@ -20,7 +20,19 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
 
-from jobs.frames import NO_STEP, CorruptFrame, Draft, Frame, FrameReader, FrameWriter, Kind, pack, parse, unpack
+from jobs.frames import (
+    NO_STEP,
+    CorruptFrame,
+    Draft,
+    Frame,
+    FrameReader,
+    FrameWriter,
+    Kind,
+    pack,
+    parse,
+    step_range,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -100,11 +112,6 @@ class Page:
     dropped: list[Dropped] = field(default_factory=list)
 
 
-def log_path(directory: Path, device: int) -> Path:
-    """The file of record of one device, in an attempt's log directory."""
-    return directory / f"device-{device}.log"
-
-
 # -- codec -----------------------------------------------------------------------------------------
 
 _runs_decoder = msgspec.msgpack.Decoder(list[Run])
@@ -114,8 +121,7 @@ _bytes_decoder = msgspec.msgpack.Decoder(int)
 
 def _data_draft(runs: Sequence[Run], first: int) -> Draft:
     steps = [run.step for run in runs if run.step is not None]
-    last = first - 1 + _count(runs)
-    return Draft(Kind.DATA, first, last, min(steps, default=NO_STEP), max(steps, default=NO_STEP), pack(runs))
+    return Draft(Kind.DATA, first, first - 1 + _count(runs), *step_range(steps), pack(runs))
 
 
 def _dropped_draft(lines: int, size: int, first: int) -> Draft:
@@ -348,6 +354,20 @@ def read_page(
             return _read_tail(reader, after, wanted, tail, max_bytes)
     except FileNotFoundError:
         return Page(next=after, last=after)
+
+
+def read_seal(path: Path) -> Seal | None:
+    """The seal of a device's file, or `None` while it has none.
+
+    Raises:
+        OSError: the file cannot be read.
+        CorruptFrame: the seal is damaged.
+    """
+    with FrameReader(path) as reader:
+        newest = reader.last()
+        if newest is None or newest.kind != Kind.SEAL:
+            return None
+        return unpack(_seal_decoder, reader.payload(newest))
 
 
 def _check_bounds(after: int, **positive: int | None) -> None:

@@ -1,7 +1,7 @@
 """Metrics of an attempt: numbered series, their file of record, and how they are read.
 
 A series is a device (-1: the job as a whole) and a name. Its points are numbered from 1 without a gap.
-One file holds all series of an attempt, in frames of `jobs.frames`; there an item is one point of any
+One file (`jobs.layout`) holds all series of an attempt, in frames of `jobs.frames`; there an item is one point of any
 series, counted over the whole file.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from jobs.frames import NO_STEP, CorruptFrame, Draft, FrameReader, FrameWriter, Kind, pack, parse, unpack
+from jobs.frames import NO_STEP, CorruptFrame, Draft, FrameReader, FrameWriter, Kind, pack, parse, step_range, unpack
 from jobs.telemetry import Metric
 
 #: An attempt cannot fill memory with names.
@@ -75,11 +75,6 @@ class Series:
     buckets: list[Bucket] = field(default_factory=list)
 
 
-def metric_path(directory: Path) -> Path:
-    """The file of record of an attempt's metrics, in its log directory."""
-    return directory / "metrics.frames"
-
-
 _decoder = msgspec.msgpack.Decoder(list[Segment])
 
 
@@ -114,10 +109,11 @@ class MetricWriter:
             segments = self._segments(records)
             kept = sum(len(segment.steps) for segment in segments)
             if not kept:
+                self.dropped += len(records)
                 return b""
             steps = [step for segment in segments for step in segment.steps]
             first = self._frames.last + 1
-            draft = Draft(Kind.DATA, first, first + kept - 1, min(steps), max(steps), pack(segments))
+            draft = Draft(Kind.DATA, first, first + kept - 1, *step_range(steps), pack(segments))
             written = self._frames.append(draft)
         except OSError:
             self.dropped += len(records)

@@ -7,13 +7,15 @@ disk refuses, the relay goes on and says in the log which lines are missing.
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 
-from jobs.logs import MAX_LINE_BYTES, LogWriter, Run, StreamName, log_path
-from jobs.metrics import MetricWriter, metric_path
+from jobs import layout
+from jobs.logs import MAX_LINE_BYTES, LogWriter, Run, StreamName
+from jobs.metrics import MetricWriter
 from jobs.telemetry import Metric
 from workers.lines import Lines, Splitter
 from workers.shipper import Shipper
@@ -65,14 +67,14 @@ class Relay:
     def __init__(
         self, directory: Path, devices: int, shipper: Shipper | None, clock: Callable[[], float] = time.time
     ) -> None:
-        """Write to `directory` (made if missing) the logs of `devices` devices, and their metrics.
+        """Write the logs of `devices` devices, and the metrics, under the attempt's directory (`jobs.layout`).
 
         Raises:
             OSError: the directory cannot be made.
         """
-        directory.mkdir(parents=True, exist_ok=True)
-        self._devices = [_Device(LogWriter(log_path(directory, device))) for device in range(devices)]
-        self._metric_writer = MetricWriter(metric_path(directory))
+        layout.logs_dir(directory).mkdir(parents=True, exist_ok=True)
+        self._devices = [_Device(LogWriter(layout.log_file(directory, device))) for device in range(devices)]
+        self._metric_writer = MetricWriter(layout.metrics_file(directory))
         self._points: list[Metric] = []
         self._points_since = 0.0
         self._metrics_failing = False
@@ -176,11 +178,11 @@ class Relay:
             device.writer.append(runs)
         except OSError as error:
             if not device.failing:
-                _log.error("log_not_written", device=index, error=str(error))
+                _say(_log.error, "log_not_written", device=index, error=str(error))
             device.failing = True
             return
         if device.failing:
-            _log.warning("log_written_again", device=index, dropped=device.writer.dropped)
+            _say(_log.warning, "log_written_again", device=index, dropped=device.writer.dropped)
         device.failing = False
         self._ship_log(index)
 
@@ -189,7 +191,7 @@ class Relay:
         try:
             writer.seal()
         except OSError as error:
-            _log.error("log_not_sealed", device=index, dropped=writer.dropped, error=str(error))
+            _say(_log.error, "log_not_sealed", device=index, dropped=writer.dropped, error=str(error))
             writer.close()
             return
         self._ship_log(index)
@@ -207,7 +209,7 @@ class Relay:
             self._metric_writer.append(points)
         except OSError as error:
             if not self._metrics_failing:
-                _log.error("metrics_not_written", error=str(error))
+                _say(_log.error, "metrics_not_written", error=str(error))
             self._metrics_failing = True
             return
         self._metrics_failing = False
@@ -217,7 +219,7 @@ class Relay:
         try:
             self._metric_writer.seal()
         except OSError as error:
-            _log.error("metrics_not_sealed", dropped=self._metric_writer.dropped, error=str(error))
+            _say(_log.error, "metrics_not_sealed", dropped=self._metric_writer.dropped, error=str(error))
             self._metric_writer.close()
             return
         self._ship_metrics()
@@ -229,3 +231,9 @@ class Relay:
 
 def _is_due(since: float, seconds: float, now: float) -> bool:
     return now - since >= seconds or now < since
+
+
+def _say(method: Callable[..., None], event: str, **fields: object) -> None:
+    """Write to the service's own log; where the disk is full, that may fail as well."""
+    with suppress(OSError):
+        method(event, **fields)

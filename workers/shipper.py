@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ _ROUND_BYTES = 2 * 1024 * 1024
 _ROUND_SECONDS = 0.01
 _SOCKET_SECONDS = 2.0
 _BACKOFF_SECONDS = (0.1, 5.0)
-#: A stream's window is trimmed in steps of a sixteenth.
+#: A stream's window is trimmed by sixteenths.
 _MARKS = 16
 
 _log = structlog.get_logger(__name__)
@@ -69,7 +70,21 @@ class _Channel:
     offset: int = 0
     id: str = EMPTY
     sent: int = 0  # bytes, since the stream began
-    marks: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_MARKS + 1))  # (bytes sent, item)
+    marks: deque[tuple[int, int]] = field(default_factory=deque)  # (bytes sent, last item) every part of the window
+
+    def mark(self, frame: Frame, window: int) -> None:
+        """Count a frame that was sent, and forget marks that are no longer needed to trim."""
+        self.sent += frame.end - frame.offset
+        if not self.marks or self.sent - self.marks[-1][0] >= window // _MARKS:
+            self.marks.append((self.sent, frame.last))
+        while len(self.marks) > 1 and self.sent - self.marks[1][0] >= window:
+            self.marks.popleft()
+
+    def keep_from(self, window: int) -> str:
+        """The id below which entries are out of the window."""
+        if self.marks and self.sent - self.marks[0][0] >= window:
+            return f"{self.marks[0][1]}-0"
+        return EMPTY
 
 
 @dataclass(slots=True)
@@ -183,11 +198,13 @@ class Shipper:
     def _failed(self, error: Exception) -> None:
         self._failures += 1
         if self._failures == 1:
-            _log.warning("telemetry_not_shipped", error=str(error))
+            with suppress(OSError):
+                _log.warning("telemetry_not_shipped", error=str(error))
 
     def _succeeded(self) -> None:
         if self._failures:
-            _log.info("telemetry_shipped_again", failures=self._failures)
+            with suppress(OSError):
+                _log.info("telemetry_shipped_again", failures=self._failures)
         self._failures = 0
 
     def _round(self) -> bool:
@@ -244,8 +261,7 @@ class Shipper:
 
     def _arguments(self, batch: _Batch) -> list[str | bytes | int]:
         channel = batch.channel
-        keep_from = f"{channel.marks[0][1]}-0" if len(channel.marks) > _MARKS else EMPTY
-        arguments: list[str | bytes | int] = [channel.id, keep_from, self._window_seconds]
+        arguments: list[str | bytes | int] = [channel.id, channel.keep_from(self._window_bytes), self._window_seconds]
         for frame, raw in zip(batch.frames, batch.raws, strict=True):
             arguments += (frame.id, raw)
         return arguments
@@ -255,9 +271,8 @@ class Shipper:
         channel, newest = batch.channel, batch.frames[-1]
         if last_id == newest.id:
             channel.offset, channel.id = newest.end, last_id
-            channel.sent += sum(map(len, batch.raws))
-            if not channel.marks or channel.sent - channel.marks[-1][0] >= self._window_bytes // _MARKS:
-                channel.marks.append((channel.sent, newest.last))
+            for frame in batch.frames:
+                channel.mark(frame, self._window_bytes)
         else:
             channel.id = last_id
             channel.marks.clear()

@@ -1,0 +1,264 @@
+"""Relay and shipper against a real server: nothing is lost or doubled, whatever happens to Redis."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import anyio
+import pytest
+import redis
+import redis.asyncio
+
+from jobs import layout, metrics, wire
+from jobs.frames import Frame, Kind, parse
+from jobs.logs import Line, Page, read_chunk, read_page, read_stream_page
+from jobs.telemetry import Metric
+from tests.integration.redis_server import RedisServer, redis_server
+from workers.relay import Relay, Shipper
+
+pytestmark = pytest.mark.integration
+
+KEY = wire.log_stream("t", "j", 1, 0)
+DEADLINE = 20.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with redis_server(tmp_path / "redis", appendonly="yes", appendfsync="everysec") as running:
+        yield running
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while time.monotonic() < deadline:
+        try:
+            if condition():
+                return
+        except redis.ConnectionError:
+            pass
+        time.sleep(0.02)
+    raise AssertionError(f"not within {DEADLINE} s: {what}")
+
+
+def entries(server: RedisServer, key: str = KEY) -> list[tuple[str, Frame, bytes]]:
+    with server.client() as client:
+        found = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(key))
+        return [(name.decode(), parse(fields[b"f"])[0], fields[b"f"]) for name, fields in found]
+
+
+def last_in_redis(server: RedisServer) -> int:
+    found = entries(server)
+    return found[-1][1].last if found else 0
+
+
+def lines_in_redis(server: RedisServer) -> list[Line]:
+    return [line for _, _, raw in entries(server) for line in read_chunk(raw).lines]
+
+
+def lines_on_disk(attempt: Path) -> list[Line]:
+    page = read_page(layout.log_file(attempt, 0), limit=1_000_000, max_bytes=1 << 30)
+    while page.next < page.last:
+        more = read_page(layout.log_file(attempt, 0), page.next, limit=1_000_000, max_bytes=1 << 30)
+        more.lines[:0] = page.lines
+        page = more
+    return page.lines
+
+
+def stream_page(url: str, after: int = 0, limit: int = 1000, **filters: int) -> Page | None:
+    async def read() -> Page | None:
+        client = redis.asyncio.Redis.from_url(url)
+        try:
+            return await read_stream_page(client, KEY, after, limit, **filters)  # type: ignore[arg-type]
+        finally:
+            await client.aclose()
+
+    return anyio.run(read)
+
+
+def write(relay: Relay, first: int, count: int) -> None:
+    for n in range(first, first + count):
+        relay.output(0, "stdout", 0, b"line %d\n" % n, n)
+
+
+def test_what_is_on_the_disk_is_in_the_stream_and_ends_with_the_seal(tmp_path: Path, server: RedisServer) -> None:
+    shipper = Shipper(server.url, "t", "j", 1)
+    relay = Relay(tmp_path / "a", 1, shipper)
+    write(relay, 1, 1234)
+    relay.metric(Metric(-1, "loss", 0, 0.5, 1.0))
+    shipper.put(wire.report_key("t", "j", 1), b"old", 60)
+    shipper.put(wire.report_key("t", "j", 1), b"report", 60)
+    relay.close()
+    assert shipper.close(DEADLINE) == []
+    assert lines_in_redis(server) == lines_on_disk(tmp_path / "a")
+    found = entries(server)
+    assert [name for name, _, _ in found] == [frame.id for _, frame, _ in found]
+    assert (found[-1][0], found[-1][1].kind) == ("1234-1", Kind.SEAL)
+    with server.client() as client:
+        assert 0 < client.ttl(KEY) <= 3600
+        assert client.get(wire.report_key("t", "j", 1)) == b"report"
+    (_, _, chunk), *_ = entries(server, wire.metric_stream("t", "j", 1))
+    assert metrics.read_chunk(chunk)[0].values == [0.5]
+
+
+def test_the_first_line_is_in_redis_within_a_tenth_of_a_second(tmp_path: Path, server: RedisServer) -> None:
+    shipper = Shipper(server.url, "t", "j", 1)
+    shipper.put("warm", b"", 60)
+    relay = Relay(tmp_path / "a", 1, shipper)
+    with server.client() as client:
+        until(lambda: client.exists("warm") == 1, "connected")
+        written = time.monotonic()
+        write(relay, 1, 1)
+        until(lambda: client.exists(KEY) == 1, "the first line")
+        assert time.monotonic() - written < 0.1
+    relay.close()
+    assert shipper.close(DEADLINE) == []
+
+
+@pytest.mark.parametrize("loses_everything", [False, True])
+def test_a_redis_that_is_killed_and_started_again_has_no_gap_and_no_repeat(
+    tmp_path: Path, loses_everything: bool
+) -> None:
+    appendonly = "no" if loses_everything else "yes"
+    with redis_server(tmp_path / "redis", appendonly=appendonly) as server:
+        shipper = Shipper(server.url, "t", "j", 1)
+        relay = Relay(tmp_path / "a", 1, shipper)
+        write(relay, 1, 5000)
+        until(lambda: last_in_redis(server) > 4000, "lines before the kill")
+        server.kill()
+        slowest = 0.0
+        for first in range(5001, 10_001, 100):
+            begun = time.monotonic()
+            write(relay, first, 100)
+            slowest = max(slowest, time.monotonic() - begun)
+        server.start()
+        write(relay, 10_001, 500)
+        relay.close()
+        assert shipper.close(DEADLINE) == []
+        assert slowest < 1.0
+        written = lines_on_disk(tmp_path / "a")
+        assert [line.seq for line in written] == list(range(1, 10_501))
+        assert lines_in_redis(server) == written
+        assert entries(server)[-1][0] == "10500-1"
+
+
+def test_a_redis_that_refuses_writes_stops_nothing_and_gets_all_when_it_recovers(tmp_path: Path) -> None:
+    noise = ["".join(chr(33 + (n * k) % 90) for k in range(7, 107)) for n in range(7919)]
+    with redis_server(tmp_path / "redis", maxmemory="2mb", **{"maxmemory-policy": "noeviction"}) as server:
+        shipper = Shipper(server.url, "t", "j", 1, window_bytes=64 * 1024 * 1024)
+        relay = Relay(tmp_path / "a", 1, shipper)
+        with server.client() as client:
+            client.config_set("maxmemory", "1mb")  # less than an empty server needs
+            with pytest.raises(redis.ResponseError, match="maxmemory"):
+                client.set("x", b"1")
+            for n, text in enumerate(noise):
+                relay.output(0, "stdout", 0, f"{n} {text}\n".encode(), n)
+            assert client.exists(KEY) == 0
+            client.config_set("maxmemory", "0")
+        until(lambda: last_in_redis(server) > 7000, "lines after the recovery")
+        relay.close()
+        assert shipper.close(DEADLINE) == []
+        assert [line.seq for line in lines_in_redis(server)] == list(range(1, len(noise) + 1))
+
+
+def test_a_redis_that_runs_full_in_the_middle_keeps_a_whole_prefix(tmp_path: Path, server: RedisServer) -> None:
+    shipper = Shipper(server.url, "t", "j", 1)
+    relay = Relay(tmp_path / "a", 1, shipper)
+    write(relay, 1, 3000)
+    until(lambda: last_in_redis(server) > 2000, "lines before")
+    with server.client() as client:
+        client.config_set("maxmemory", "1mb")
+        write(relay, 3001, 3000)
+        before = last_in_redis(server)
+        assert [line.seq for line in lines_in_redis(server)] == list(range(1, before + 1))
+        client.config_set("maxmemory", "0")
+    relay.close()
+    assert shipper.close(DEADLINE) == []
+    assert [line.seq for line in lines_in_redis(server)] == list(range(1, 6001))
+
+
+def test_a_redis_that_stalls_is_given_up_on_and_a_late_answer_doubles_nothing(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    shipper = Shipper(server.url, "t", "j", 1)
+    relay = Relay(tmp_path / "a", 1, shipper)
+    write(relay, 1, 100)
+    until(lambda: last_in_redis(server) > 50, "lines before the stall")
+    server.signal(signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        write(relay, 101, 5000)
+        assert time.monotonic() - begun < 1.0
+        time.sleep(2.5)  # longer than the shipper waits for an answer
+    finally:
+        server.signal(signal.SIGCONT)
+    relay.close()
+    assert shipper.close(DEADLINE) == []
+    assert [line.seq for line in lines_in_redis(server)] == list(range(1, 5101))
+
+
+def test_closing_without_redis_keeps_its_deadline_and_says_what_was_not_sent(tmp_path: Path) -> None:
+    shipper = Shipper(f"unix://{tmp_path}/nobody.sock", "t", "j", 1)
+    relay = Relay(tmp_path / "a", 1, shipper)
+    write(relay, 1, 10)
+    shipper.put("blob", b"123", 60)
+    relay.close()
+    begun = time.monotonic()
+    left = shipper.close(0.5)
+    assert time.monotonic() - begun < 1.0
+    assert len(left) == 3  # the log, the metrics' seal, the blob
+    assert any(KEY in line for line in left)
+    assert "blob: 3 bytes" in left
+    assert len(lines_on_disk(tmp_path / "a")) == 10
+
+
+def test_the_window_is_bounded_and_older_lines_are_left_to_the_file(tmp_path: Path, server: RedisServer) -> None:
+    window = 128 * 1024
+    shipper = Shipper(server.url, "t", "j", 1, window_bytes=window)
+    relay = Relay(tmp_path / "a", 1, shipper)
+    for n in range(20_000):
+        relay.output(0, "stdout", 0, b"%d %s\n" % (n, bytes(33 + (n * k) % 90 for k in range(7, 107))), n)
+    relay.close()
+    assert shipper.close(DEADLINE) == []
+    found = entries(server)
+    assert layout.log_file(tmp_path / "a", 0).stat().st_size > 3 * window
+    assert sum(len(raw) for _, _, raw in found) < 2 * window + 256 * 1024
+    assert found[0][1].first > 1
+    assert [line.seq for line in lines_in_redis(server)] == list(range(found[0][1].first, 20_001))
+    assert stream_page(server.url, after=0) is None
+    page = stream_page(server.url, after=found[0][1].first + 3, limit=5)
+    assert page is not None
+    assert page.lines == read_page(layout.log_file(tmp_path / "a", 0), found[0][1].first + 3, 5).lines
+
+
+def test_pages_of_the_stream_join_to_the_log(tmp_path: Path, server: RedisServer) -> None:
+    shipper = Shipper(server.url, "t", "j", 1)
+    relay = Relay(tmp_path / "a", 1, shipper)
+    assert stream_page(server.url) is None
+    write(relay, 1, 2501)
+    relay.close()
+    assert shipper.close(DEADLINE) == []
+    seen: list[Line] = []
+    page = stream_page(server.url, limit=999)
+    while page is not None:
+        seen += page.lines
+        if page.sealed:
+            break
+        page = stream_page(server.url, after=page.next, limit=999)
+    assert seen == lines_on_disk(tmp_path / "a")
+    assert stream_page(server.url, after=2501) == Page(next=2501, last=2501, sealed=True)
+    assert stream_page(server.url, after=2502) is None
+    narrow = stream_page(server.url, from_step=7, to_step=9)
+    assert narrow is not None
+    assert [line.step for line in narrow.lines] == [7, 8, 9]
+
+
+def test_a_stream_that_has_not_gone_on_gives_an_empty_page(tmp_path: Path, server: RedisServer) -> None:
+    shipper = Shipper(server.url, "t", "j", 1)
+    relay = Relay(tmp_path / "a", 1, shipper)
+    write(relay, 1, 1)
+    until(lambda: last_in_redis(server) == 1, "the line")
+    assert stream_page(server.url, after=1) == Page(next=1, last=1)
+    relay.close()
+    assert shipper.close(DEADLINE) == []

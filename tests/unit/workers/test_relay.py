@@ -1,0 +1,187 @@
+"""The relay without a Redis: when it writes chunks, and what it does when the disk refuses."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from jobs import layout, metrics
+from jobs.frames import FrameReader, Kind
+from jobs.logs import REDRAWN, UNENDED, Page, clean_for_display, read_page, read_seal
+from jobs.telemetry import Metric
+from workers.relay import CHUNK_LINES, CHUNK_SECONDS, MAX_CHUNK_LINES, REDRAW_SECONDS, Relay
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def relay(tmp_path: Path, clock: Clock) -> Relay:
+    return Relay(tmp_path, 2, None, clock)
+
+
+def page(tmp_path: Path, device: int = 0) -> Page:
+    return read_page(layout.log_file(tmp_path, device), limit=100_000)
+
+
+def texts(tmp_path: Path, device: int = 0) -> list[bytes]:
+    return [line.text for line in page(tmp_path, device).lines]
+
+
+def chunk_sizes(tmp_path: Path) -> list[int]:
+    with FrameReader(layout.log_file(tmp_path, 0)) as reader:
+        return [f.last - f.first + 1 for f in reader.forward(reader.first()) if f.kind == Kind.DATA]
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """The kernel refuses writes beyond `size` bytes of any file, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_the_first_line_of_a_device_is_written_at_once(tmp_path: Path, relay: Relay) -> None:
+    relay.output(0, "stdout", 0, b"first\n", None)
+    relay.output(1, "stderr", 1, b"also first\n", None)
+    assert (texts(tmp_path), texts(tmp_path, 1)) == ([b"first"], [b"also first"])
+    assert relay.deadline() is None
+
+
+def test_later_lines_wait_for_the_deadline(tmp_path: Path, relay: Relay, clock: Clock) -> None:
+    relay.output(0, "stdout", 0, b"first\nsecond\n", None)
+    relay.output(0, "stdout", 0, b"third\n", 5)
+    assert len(texts(tmp_path)) == 2  # both of the first read
+    deadline = relay.deadline()
+    assert deadline == clock.now + CHUNK_SECONDS
+    relay.flush(deadline - 0.01)
+    assert len(texts(tmp_path)) == 2
+    relay.flush(deadline)
+    assert texts(tmp_path) == [b"first", b"second", b"third"]
+    assert page(tmp_path).lines[2].step == 5
+    assert relay.deadline() is None
+
+
+def test_a_chunk_is_written_when_it_has_enough_lines_and_never_grows_too_long(tmp_path: Path, relay: Relay) -> None:
+    relay.output(0, "stdout", 0, b"first\n", None)
+    for _ in range(CHUNK_LINES):
+        relay.output(0, "stdout", 0, b"x\n", None)
+    relay.output(0, "stdout", 0, b"\n" * 1200, None)
+    assert chunk_sizes(tmp_path) == [1, CHUNK_LINES, MAX_CHUNK_LINES, MAX_CHUNK_LINES, 200]
+
+
+def test_a_clock_that_is_set_back_delays_nothing(tmp_path: Path, relay: Relay, clock: Clock) -> None:
+    relay.output(0, "stdout", 0, b"first\n", None)
+    relay.output(0, "stdout", 0, b"second\n", None)
+    relay.flush(clock.now - 3600)
+    assert texts(tmp_path) == [b"first", b"second"]
+
+
+def test_sources_of_one_device_do_not_mix_their_lines(tmp_path: Path, relay: Relay) -> None:
+    relay.output(0, "stdout", 0, b"half a li", None)
+    relay.output(0, "stderr", 0, b"warning\n", None)
+    relay.output(0, "stdout", 1, b"other rank\n", None)
+    relay.output(0, "stdout", 0, b"ne\n", None)
+    relay.line(0, "shard", 0, "batch 30: 10 rows", 3)
+    relay.close()
+    assert [(line.stream, line.rank, line.text) for line in page(tmp_path).lines] == [
+        ("stderr", 0, b"warning"),
+        ("stdout", 1, b"other rank"),
+        ("stdout", 0, b"half a line"),
+        ("shard", 0, b"batch 30: 10 rows"),
+    ]
+
+
+def test_closing_writes_the_unfinished_lines_and_seals_every_device(tmp_path: Path, relay: Relay) -> None:
+    relay.output(0, "stdout", 0, b"done\nno newline", None)
+    relay.close()
+    assert [(line.text, line.flags) for line in page(tmp_path).lines] == [(b"done", 0), (b"no newline", UNENDED)]
+    for device in (0, 1):
+        seal = read_seal(layout.log_file(tmp_path, device))
+        assert seal is not None
+        assert (seal.count, seal.dropped) == (2 * (device == 0), 0)
+
+
+def test_a_progress_bar_is_a_line_a_second_and_keeps_its_bytes(tmp_path: Path, relay: Relay, clock: Clock) -> None:
+    drawn = b""
+    for tick in range(1000):  # 10 s at 100 redraws a second
+        bar = b"\r%3d%%|%s|" % (tick // 10, b"#" * (tick // 100))
+        drawn += bar
+        relay.output(0, "stderr", 0, bar, None)
+        clock.now += 0.01
+        deadline = relay.deadline()
+        if deadline is not None and deadline <= clock.now:
+            relay.flush(clock.now)
+    relay.output(0, "stderr", 0, b"\n", None)
+    relay.close()
+    lines = page(tmp_path).lines
+    assert 9 <= len(lines) <= 11
+    assert b"".join(line.text for line in lines) == drawn
+    assert {line.flags for line in lines[:-1]} == {REDRAWN}
+    assert clean_for_display(lines[0].text).strip().startswith("10%|")
+
+
+def test_a_progress_bar_has_a_deadline_of_its_own(relay: Relay, clock: Clock) -> None:
+    relay.output(0, "stderr", 0, b"\r 1%\r 2%", None)
+    assert relay.deadline() == clock.now + REDRAW_SECONDS
+    relay.output(0, "stderr", 0, b"\n", None)
+    assert relay.deadline() is None
+
+
+def test_metrics_are_written_by_their_deadline_and_at_the_end(tmp_path: Path, relay: Relay, clock: Clock) -> None:
+    relay.metric(Metric(-1, "loss", 0, 0.5, clock.now))
+    deadline = relay.deadline()
+    assert deadline is not None
+    relay.flush(deadline)
+    relay.metric(Metric(-1, "loss", 1, 0.25, clock.now))
+    relay.close()
+    (series,) = metrics.read(layout.metrics_file(tmp_path))
+    assert [point.value for point in series.points] == [0.5, 0.25]
+
+
+def test_a_full_disk_stops_nothing_and_the_log_says_what_is_missing(tmp_path: Path, relay: Relay) -> None:
+    relay.output(0, "stdout", 0, b"before\n", None)
+    with largest_file(layout.log_file(tmp_path, 0).stat().st_size + 60):
+        for n in range(200):
+            relay.output(0, "stdout", 0, b"lost %03d\n" % n, None)
+        relay.metric(Metric(-1, "loss", 0, 0.5, 0.0))
+        assert relay.dropped == 200
+    relay.output(0, "stdout", 0, b"after\n", None)
+    relay.close()
+    found = page(tmp_path)
+    assert [(line.seq, line.text) for line in found.lines] == [(1, b"before"), (202, b"after")]
+    assert [(lost.first, lost.last, lost.bytes) for lost in found.dropped] == [(2, 201, 1600)]
+    assert found.sealed
+
+
+def test_a_disk_that_is_full_until_the_end_leaves_the_log_unsealed(tmp_path: Path, relay: Relay) -> None:
+    relay.output(0, "stdout", 0, b"before\n", None)
+    with largest_file(0):
+        relay.output(0, "stdout", 0, b"lost\n", None)
+        relay.close()
+    assert texts(tmp_path) == [b"before"]
+    assert not page(tmp_path).sealed
+    assert relay.dropped == 1
+
+
+def test_a_long_line_of_any_bytes_comes_back_whole(tmp_path: Path, relay: Relay) -> None:
+    data = bytes(byte for byte in range(256) if byte != 10) * 4000
+    relay.output(0, "stdout", 0, data + b"\nnext\n", None)
+    relay.close()
+    lines = page(tmp_path).lines
+    assert b"".join(line.text for line in lines[:-1]) == data
+    assert lines[-1].text == b"next"
