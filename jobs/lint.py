@@ -253,7 +253,8 @@ def _even_sizes_dropping(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
 
 
 def _drop_last(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
-    yield {_DROP_LAST: True}
+    if not spec.program.data.drop_last:
+        yield {_DROP_LAST: True}
 
 
 def _keep_last(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
@@ -272,7 +273,9 @@ def _ddp(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
     size = max(1, round(spec.program.data.batch_size / spec.resources.devices))
     only_dp = {"dim": how.dim, "output_device": how.output_device, "functional": how.functional}
     left_out = {f"parallelism.{field}": None for field, value in only_dp.items() if value}
-    yield {"parallelism.strategy": "ddp", _BATCH_SIZE: size, **left_out}
+    change = {"parallelism.strategy": "ddp", _BATCH_SIZE: size, **left_out}
+    yield change
+    yield {**change, _DROP_LAST: False}
 
 
 _Candidates = Callable[[JobSpec, int | None], Iterator[_Change]]
