@@ -43,6 +43,7 @@ def train(run: Run) -> Result:
     Raises:
         Stopped: the rank was told to stop.
     """
+    run.strategy.model.train()
     rate, loss = _Rate(run), None
     for epoch in range(run.program.epochs):
         for inputs, target, waited in _batches(run, epoch):
@@ -64,7 +65,6 @@ def train_step(run: Run, epoch: int, inputs: Any, target: Any, waited: float) ->
     with run.strategy.recorder.step("train", epoch, waited):
         run.optimizer.zero_grad()
         outputs = run.strategy.model(inputs)
-        run.strategy.recorder.batch(inputs, outputs)
         loss = run.loss(outputs, moved(target, _device_of(outputs)))
         with run.strategy.recorder.backward():
             loss.backward()  # type: ignore[no-untyped-call]
@@ -80,8 +80,7 @@ def forward(run: Run) -> Result:
     for epoch in range(run.program.epochs):
         for inputs, _, waited in _batches(run, epoch):
             with run.strategy.recorder.step("forward", epoch, waited):
-                outputs = run.strategy.model(inputs)
-                run.strategy.recorder.batch(inputs, outputs)
+                run.strategy.model(inputs)
             _after_step(run, rate, inputs)
         if _is_over(run):
             break
@@ -107,7 +106,8 @@ def evaluate(run: Run, epoch: int) -> None:
                 outputs = model(inputs)
             rows = rows_of(shape_of(inputs), 0) or 0
             target = moved(target, _device_of(outputs))
-            sums += torch.tensor([rows, float(run.loss(outputs, target)) * rows, _correct(outputs, target)])
+            loss = float(run.loss(outputs, target))
+            sums += torch.tensor([rows, loss * rows, _correct(outputs, target)], dtype=torch.float64)
             classifies = classifies and _is_classification(outputs, target)
         model.train()
     total = run.strategy.total(sums.to(run.strategy.device)).tolist()
@@ -121,8 +121,8 @@ def _batches(run: Run, epoch: int) -> Iterator[tuple[Any, Any, float]]:
     """Input, target and the milliseconds that were spent waiting for them, until the steps run out."""
     if isinstance(run.loader.sampler, DistributedSampler):
         run.loader.sampler.set_epoch(epoch)
-    batches, began = iter(run.loader), time.perf_counter()
-    for batch in batches:
+    began = time.perf_counter()
+    for batch in run.loader:
         inputs, target = _pair(batch)
         inputs = moved(inputs, run.strategy.device)
         yield inputs, target, (time.perf_counter() - began) * 1000.0

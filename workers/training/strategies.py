@@ -15,7 +15,6 @@ from jobs.spec import JobSpec
 from workers.training import groups, placement
 from workers.training.context import RankContext, RejectedByWorker
 from workers.training.data_parallel import TracedDataParallel
-from workers.training.probe.lines import ShardLines
 from workers.training.probe.recorder import DdpTimes, Recorder
 
 DDP_UNMEASURED = "DistributedDataParallel of this torch does not tell its own times"
@@ -131,10 +130,7 @@ STRATEGIES: dict[str, Callable[[JobSpec, RankContext, nn.Module], Strategy]] = {
 
 
 def _recorder(spec: JobSpec, context: RankContext, *, dim: int = 0, times_whole_backward: bool = False) -> Recorder:
-    module = spec.parallelism.module or ""
-    return Recorder(
-        context, ShardLines(spec.observe, module), module=module, dim=dim, times_whole_backward=times_whole_backward
-    )
+    return Recorder(context, module=spec.parallelism.module or "", dim=dim, times_whole_backward=times_whole_backward)
 
 
 def _torch_device(context: RankContext, logical: int) -> torch.device:

@@ -1,1 +1,1 @@
-"""Observers of a training run: clocks, shard lines, and the recorder that sends telemetry."""
+"""Observers of a training run: clocks, and the recorder that sends telemetry."""

@@ -19,7 +19,6 @@ from jobs.telemetry import AnyRecord, Metric, Note, Primitives, Shape, Split, St
 from workers.training.context import RankContext
 from workers.training.probe.backward import time_backward
 from workers.training.probe.clock import CLOCKS, Mark, Span
-from workers.training.probe.lines import ShardLines
 from workers.training.probe.shapes import rows_of, shape_of
 
 #: Different splits that get an id of their own; what comes after is sent whole each time.
@@ -135,7 +134,7 @@ def _total(spans: list[Span]) -> float:
 
 
 class Recorder(Observer):
-    """Sends `Split`, `Step`, `Metric` and `Note` records, and prints the shard lines.
+    """Sends `Split`, `Step`, `Metric` and `Note` records.
 
     `module` is the dotted path of what is split ("" for the whole model), `dim` the dimension along
     which rows are counted. `times_whole_backward` says that the backward of this rank is that of its
@@ -145,7 +144,6 @@ class Recorder(Observer):
     def __init__(
         self,
         context: RankContext,
-        lines: ShardLines,
         *,
         module: str = "",
         dim: int = 0,
@@ -153,7 +151,6 @@ class Recorder(Observer):
     ) -> None:
         self.ddp_times: Callable[[], DdpTimes | None] = lambda: None
         self._sink = context.sink
-        self._lines = lines
         self._module = module
         self._dim = dim
         self._times_whole_backward = times_whole_backward
@@ -270,8 +267,6 @@ class Recorder(Observer):
         else:
             seen.returned = returned
             seen.spans.append(span)
-        if self._open.phase != "eval":
-            self._lines.shard(position, self._open.number, given, returned)
 
     def split(self, batch_rows: int | None) -> None:
         if self._open is None:
@@ -301,11 +296,6 @@ class Recorder(Observer):
         return number
 
     # -- single records --------------------------------------------------------------------------
-
-    def batch(self, inputs: Any, outputs: Any) -> None:
-        """Print the line of a whole batch."""
-        if self._open is not None and self._open.phase != "eval":
-            self._lines.batch(self._open.number, shape_of(inputs), shape_of(outputs))
 
     def metric(self, name: str, step: int, value: float, device: int = -1) -> None:
         self._sink.emit(Metric(device, name, step, value, time.time()))
