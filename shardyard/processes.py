@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar, Literal
 
 import shardyard
-from jobs.errors import ShardyardError
+from jobs.errors import Unavailable
 
 #: More deaths than this within the window end the service: a restart does not help any more.
 MAX_DEATHS = 5
@@ -47,7 +47,7 @@ CLIENT_VARIABLES = ("SHARDYARD_URL", "SHARDYARD_TOKEN")
 How = Literal["started", "adopted", "replaced"]
 
 
-class ServiceError(ShardyardError):
+class ServiceError(Unavailable):
     """A process of the service does not start, does not stay up, or is in the way."""
 
     code: ClassVar[str] = "service_failed"
@@ -137,21 +137,21 @@ class Processes:
             self._end(survivor)
             how = "replaced"
 
-    def watch(self, timeout: float) -> None:
+    def watch(self, timeout: float, *, restart: bool = True) -> None:
         """Wait up to `timeout` seconds for a process to end or to be due again; restart what died.
 
         Raises:
-            ServiceError: one service died too often.
+            ServiceError: one service died too often, or (without `restart`: while starting) at all.
         """
         now = time.monotonic()
-        soonest = min((restart.due for restart in self._restarts.values()), default=now + timeout)
+        soonest = min((planned.due for planned in self._restarts.values()), default=now + timeout)
         ended = _wait_for_end(self._running.values(), max(0.0, min(timeout, soonest - now)))
         for running in ended:
-            self._note_death(running)
-        for name, restart in list(self._restarts.items()):
-            if restart.due <= time.monotonic():
+            self._note_death(running, allowed=MAX_DEATHS if restart else 0)
+        for name, planned in list(self._restarts.items()):
+            if planned.due <= time.monotonic():
                 del self._restarts[name]
-                self.start(restart.service)
+                self.start(planned.service)
                 self.say(f"{name} is running again (pid {self._running[name].pid})")
 
     def pid(self, name: str) -> int:
@@ -178,18 +178,16 @@ class Processes:
                 break
         running.exit_text()
 
-    def _note_death(self, running: _Running) -> None:
+    def _note_death(self, running: _Running, allowed: int) -> None:
         service, now = running.service, time.monotonic()
         del self._running[service.name]
         how = running.exit_text()
         deaths = self._deaths.setdefault(service.name, deque(maxlen=MAX_DEATHS + 1))
         deaths.append(now)
         recent = sum(1 for at in deaths if now - at <= DEATH_WINDOW_SECONDS)
-        if recent > MAX_DEATHS:
-            raise ServiceError(
-                f"{service.name} {how}, {recent} times within {DEATH_WINDOW_SECONDS:.0f} s. "
-                f"The end of {service.log_path}:\n{tail(service.log_path)}"
-            )
+        if recent > allowed:
+            often = f", {recent} times within {DEATH_WINDOW_SECONDS:.0f} s" if recent > 1 else ""
+            raise ServiceError(f"{service.name} {how}{often}. The end of {service.log_path}:\n{tail(service.log_path)}")
         pause = min(FIRST_BACK_OFF_SECONDS * 2 ** (recent - 1), MAX_BACK_OFF_SECONDS)
         self._restarts[service.name] = _Restart(service, now + pause)
         self.say(f"{service.name} (pid {running.pid}) {how}; starting it again in {pause:g} s, see {service.log_path}")

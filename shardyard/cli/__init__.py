@@ -1,0 +1,74 @@
+"""The command `shardyard`.
+
+Exit codes:
+
+    0  done; under --watch: the job succeeded
+    1  under --watch: the job failed or was cancelled; demo: it did not reach its goal
+    2  wrong usage or bad input: nothing was done
+    3  the service cannot be reached, cannot take the request now, or does not start
+    4  the service refused: not found, no permission, a conflict, or an error of its own
+
+Modules of this package import what is slow (httpx, Redis, the service itself) inside the commands
+that need it: `shardyard --help` must feel instant.
+"""
+
+import sys
+from typing import NoReturn
+
+import typer
+
+from jobs.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
+from shardyard import __version__
+from shardyard.cli import jobs, logs, pools, service, tokens
+from shardyard.cli.common import Commands
+
+#: First match wins.
+EXIT_CODES: tuple[tuple[type[ShardyardError], int], ...] = (
+    (InvalidRequest, 2),
+    (BodyTooLarge, 2),
+    (Unavailable, 3),
+    (ShardyardError, 4),
+)
+
+app = typer.Typer(
+    name="shardyard",
+    help="PyTorch training on GPU pools, with a report of what each device got of every batch.",
+    epilog="Exit codes: 0 done, 1 the watched job did not succeed, 2 bad input, 3 service unavailable, 4 refused.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+COMMANDS: tuple[tuple[str, Commands], ...] = (
+    ("Running the service", service.COMMANDS),
+    ("Jobs", jobs.COMMANDS | logs.COMMANDS),
+    ("Machines and access", pools.COMMANDS),
+)
+for panel, commands in COMMANDS:
+    for name, command in commands.items():
+        app.command(name, rich_help_panel=panel)(command)
+app.add_typer(tokens.app, name="token", rich_help_panel="Machines and access")
+
+
+@app.command("version", rich_help_panel="Running the service")
+def version() -> None:
+    """Print the version."""
+    print(__version__)
+
+
+def main(args: list[str] | None = None) -> NoReturn:
+    """Run the command line and end the process. `args` default to the process's own."""
+    try:
+        app(args)
+    except ShardyardError as error:
+        print(described(error), file=sys.stderr)
+        sys.exit(exit_code(error))
+    sys.exit(0)
+
+
+def exit_code(error: ShardyardError) -> int:
+    return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
+
+
+def described(error: ShardyardError) -> str:
+    """The message, then one line per wrong field."""
+    return "\n".join([f"error: {error.message}", *(f"  {wrong.field}: {wrong.message}" for wrong in error.fields)])

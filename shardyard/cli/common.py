@@ -1,0 +1,76 @@
+"""What the commands share: their common options, and ways to print."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from shardyard.client import Client
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        envvar="SHARDYARD_URL",
+        help="Address of the service. Without it: the one on this machine.",
+        show_default=False,
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        envvar="SHARDYARD_TOKEN",
+        help="Bearer token; better given by its variable.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the service's answer as JSON.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", show_default=False)]
+
+#: The commands of one module, by the name that users type.
+Commands = dict[str, Callable[..., None]]
+
+STATE_STYLES = {
+    "queued": "yellow",
+    "starting": "cyan",
+    "running": "cyan",
+    "succeeded": "green",
+    "failed": "red",
+    "cancelled": "magenta",
+}
+TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
+#: In a pipe nothing is cut off at the 80 columns that rich assumes there.
+PIPE_WIDTH = 300
+
+
+def connect(url: str | None, token: str | None) -> "Client":
+    from shardyard import connection
+
+    return connection.connect(url, token)
+
+
+def console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+
+
+def print_json(answer: Any) -> None:
+    print(json.dumps(answer, indent=2))
+
+
+def table(*columns: str) -> Table:
+    """An open table; columns whose name begins with `#` are right-aligned numbers."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column.removeprefix("#"), justify="right" if column.startswith("#") else "left", no_wrap=True)
+    return made
+
+
+def state_text(state: str) -> Text:
+    return Text(state, style=STATE_STYLES.get(state, ""))

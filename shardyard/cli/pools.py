@@ -1,0 +1,59 @@
+"""Commands about the machines: pools, nodes."""
+
+from typing import Annotated, Any
+
+import typer
+
+from shardyard import text
+from shardyard.cli.common import AsJson, Commands, Token, Url, connect, console, print_json, table
+
+
+def pools(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+    """List pools: their devices, how many are free, and how many jobs wait."""
+    with connect(url, token) as client:
+        answer = client.pools()
+    if as_json:
+        return print_json(answer)
+    columns = ("devices", "free", "leased", "quarantined", "queued")
+    listing = table("POOL", *(f"#{column.upper()}" for column in columns), "#NODES UP")
+    for pool in answer["pools"]:
+        up = f"{pool['live_nodes']} of {pool['nodes']}"
+        listing.add_row(pool["name"], *(str(pool[column]) for column in columns), up)
+    return console().print(listing if answer["pools"] else "no pools: no worker has registered yet")
+
+
+def nodes(
+    drain: Annotated[
+        str | None, typer.Option(metavar="NODE", help="Let this node take no new work.", show_default=False)
+    ] = None,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """List nodes, their health and who holds their devices."""
+    with connect(url, token) as client:
+        answer = client.drain(drain) if drain else client.nodes()
+    if as_json:
+        return print_json(answer)
+    if drain:
+        return console().print(f"{drain} finishes what it runs and takes no new work")
+    listing = table("NODE", "POOL", "STATE", "DEVICES", "FREE", "LEASED", "QUARANTINED")
+    for node in answer["nodes"]:
+        labels = [device["label"] for device in node["devices"]]
+        by_state = [
+            text.device_names(device["label"] for device in node["devices"] if device["state"] == state)
+            for state in ("free", "leased", "quarantined")
+        ]
+        listing.add_row(node["id"], node["pool"], _state(node), text.device_names(labels), *by_state)
+    return console().print(listing if answer["nodes"] else "no nodes: no worker has registered yet")
+
+
+def _state(node: dict[str, Any]) -> str:
+    if not node["alive"]:
+        return "[red]down[/]"
+    if node["stopping"]:
+        return "[yellow]stopping[/]"
+    return "[yellow]draining[/]" if node["draining"] else "[green]up[/]"
+
+
+COMMANDS: Commands = {"pools": pools, "nodes": nodes}

@@ -1,0 +1,129 @@
+"""Commands that run the service: up, api, worker, demo, config."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from jobs.errors import FieldError, InvalidRequest
+from shardyard.cli.common import AsJson, Commands, console, print_json, table
+
+Devices = Annotated[
+    str,
+    typer.Option(
+        envvar="SHARDYARD_DEVICES",
+        help="auto (all GPUs; without one, virtual devices), cuda:0-3, cuda:0,2, or cpu:8 for eight virtual devices.",
+    ),
+]
+Pool = Annotated[str, typer.Option(envvar="SHARDYARD_POOL", help="Pool that the devices belong to.")]
+Host = Annotated[str, typer.Option(envvar="SHARDYARD_HOST", help="Address that the API listens on.")]
+Port = Annotated[int, typer.Option(envvar="SHARDYARD_PORT", min=0, max=65535, help="0 takes a free one.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="SHARDYARD_DATA_DIR",
+        help="Everything that the service keeps.",
+        show_default="~/.local/share/shardyard",
+    ),
+]
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        envvar="SHARDYARD_REDIS_URL",
+        help="A control Redis of your own, in the place of the built-in one.",
+        show_default=False,
+    ),
+]
+TelemetryUrl = Annotated[
+    str | None,
+    typer.Option(envvar="SHARDYARD_TELEMETRY_URL", help="The same for the telemetry Redis.", show_default=False),
+]
+
+
+def up(
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    data_dir: DataDir = None,
+    devices: Devices = "auto",
+    pool: Pool = "default",
+    redis_url: RedisUrl = None,
+    telemetry_url: TelemetryUrl = None,
+) -> None:
+    """Start the whole service on this machine and keep it running: Redis, API and one worker.
+
+    Ctrl-C stops it in order; running jobs go back to the queue and start again with the next `up`.
+    """
+    from shardyard.connection import default_data_dir
+    from shardyard.up import UpOptions
+    from shardyard.up import up as run
+
+    run(UpOptions(host, port, data_dir or default_data_dir(), devices, pool, redis_url, telemetry_url), console())
+
+
+def demo(devices: Devices = "auto") -> None:
+    """Start a service of its own, train on handwritten digits under dp and ddp, show who got what, and stop."""
+    from shardyard.demo import run_demo
+
+    raise typer.Exit(run_demo(devices, console()))
+
+
+def api() -> None:
+    """Run the API alone, with the settings of `shardyard config`."""
+    _become("api")
+
+
+def worker(
+    pool: Pool = "default",
+    devices: Devices = "auto",
+    stop_attempts_on_exit: Annotated[
+        bool, typer.Option(help="End running attempts with the worker; they go back to the queue.")
+    ] = False,
+) -> None:
+    """Join this host's devices to a service with an external Redis (SHARDYARD_REDIS_URL) and shared storage."""
+    os.environ["SHARDYARD_POOL"] = pool
+    os.environ["SHARDYARD_DEVICES"] = devices
+    _become("workers", *(["--stop-attempts-on-exit"] if stop_attempts_on_exit else []))
+
+
+def config(as_json: AsJson = False) -> None:
+    """List every setting: its variable, its value here, and what it does. Secrets are not shown."""
+    from pydantic import ValidationError
+
+    from jobs.settings import Settings
+
+    try:
+        values = Settings().model_dump(mode="json")
+    except ValidationError as error:
+        wrong = (
+            FieldError(f"SHARDYARD_{str(detail['loc'][0]).upper()}", f"{detail['msg']} (got {detail['input']!r})")
+            for detail in error.errors()
+        )
+        raise InvalidRequest("the settings are not valid", fields=tuple(wrong)) from None
+    rows: list[dict[str, Any]] = [
+        {
+            "variable": f"SHARDYARD_{name.upper()}",
+            "value": values[name],
+            "set": f"SHARDYARD_{name.upper()}" in os.environ,
+            "description": field.description or "",
+        }
+        for name, field in Settings.model_fields.items()
+    ]
+    if as_json:
+        return print_json(rows)
+    listing = table("VARIABLE", "VALUE", "")
+    listing.columns[2].no_wrap = False
+    for row in rows:
+        value = "-" if row["value"] is None or row["value"] == "" else str(row["value"])
+        listing.add_row(row["variable"], value + (" (set)" if row["set"] else ""), row["description"])
+    return console().print(listing)
+
+
+def _become(*module: str) -> NoReturn:
+    """Replace this process by one of the service's programs, so that signals and exit codes are its own."""
+    # -P: a directory called `jobs` or `api` in the working directory must not shadow ours.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", *module])  # noqa: S606
+
+
+COMMANDS: Commands = {"up": up, "demo": demo, "api": api, "worker": worker, "config": config}

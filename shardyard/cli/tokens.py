@@ -1,0 +1,68 @@
+"""Commands about bearer tokens: token create, list, revoke, show."""
+
+from typing import Annotated
+
+import typer
+
+from jobs.errors import Unavailable
+from shardyard import text
+from shardyard.cli.common import AsJson, Token, Url, connect, console, print_json, table
+
+app = typer.Typer(help="Tokens that let people and programs in.", no_args_is_help=True)
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="What it is for, so that you recognise it later.", show_default=False)],
+    scope: Annotated[list[str], typer.Option(help="read, submit or admin; may be repeated.")] = ["read", "submit"],  # noqa: B006
+    tenant: Annotated[
+        str | None, typer.Option(help="Owner of the jobs that it submits; yours by default.", show_default=False)
+    ] = None,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a token. Its secret is shown this once."""
+    with connect(url, token) as client:
+        made = client.create_token(name=name, scopes=scope, **({"tenant": tenant} if tenant else {}))
+    if as_json:
+        print_json(made)
+    else:
+        print(made["token"])
+
+
+@app.command("list")
+def list_tokens(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+    """List tokens, never their secrets."""
+    with connect(url, token) as client:
+        answer = client.tokens()
+    if as_json:
+        return print_json(answer)
+    listing = table("TOKEN", "NAME", "TENANT", "SCOPES", "CREATED")
+    for each in answer["tokens"]:
+        scopes = ", ".join(each["scopes"])
+        listing.add_row(each["id"], each["name"], each["tenant"], scopes, text.local_time(each["created_at"]))
+    return console().print(listing)
+
+
+@app.command()
+def revoke(
+    token_id: Annotated[str, typer.Argument(metavar="TOKEN", help="Its id from `shardyard token list`.")],
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Revoke a token; it is refused from now on."""
+    with connect(url, token) as client:
+        client.revoke_token(token_id)
+    print(f"{token_id} is revoked")
+
+
+@app.command()
+def show() -> None:
+    """Print the path of the file that holds this machine's admin token."""
+    from shardyard.connection import default_data_dir, local_service
+
+    local = local_service(default_data_dir())
+    if local is None:
+        raise Unavailable("no service is running on this machine; start one with `shardyard up`")
+    print(local.token_file)

@@ -1,0 +1,212 @@
+"""Following one job: a live view in a terminal, plain lines in a pipe."""
+
+import contextlib
+import time
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from jobs.errors import NotFound, Unavailable
+from shardyard import text
+from shardyard.cli.common import STATE_STYLES, TERMINAL, state_text
+from shardyard.cli.jobs import error_text, progress_text, result_text, state_and_reason
+from shardyard.client import Client
+
+POLL_SECONDS = 0.25
+#: Bounds what one poll may bring; a view shows only the last line of each device anyway.
+LINES_PER_POLL = 200
+#: A service that restarts is back well within this time.
+PATIENCE_SECONDS = 120.0
+PLAIN_SECONDS = 2.0
+REFRESHES_PER_SECOND = 8
+BAR_WIDTH = 30
+MAX_DEVICE_ROWS = 16
+
+
+class QuietView:
+    """Shows nothing. The other views override what they show."""
+
+    shows_lines = False
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def status(self, status: dict[str, Any]) -> None:
+        """The newest status of the job."""
+
+    def line(self, device: int, line: str) -> None:
+        """A device has printed a line."""
+
+    def remark(self, words: str) -> None:
+        """Something about the watching itself."""
+
+    def close(self) -> None:
+        """The watching ends."""
+
+
+class PlainView(QuietView):
+    """A line for each change of state or reason, and one for progress every few seconds."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._shown = ""
+        self._next = 0.0
+
+    def status(self, status: dict[str, Any]) -> None:
+        line = f"{status['name']}: {state_and_reason(status)}"
+        if line != self._shown:
+            self._shown = line
+            self.remark(line)
+        elif status.get("progress") and time.monotonic() >= self._next:
+            self._next = time.monotonic() + PLAIN_SECONDS
+            self.remark(f"{status['name']}: {progress_text(status['progress'])}")
+
+    def remark(self, words: str) -> None:
+        self.console.print(words, markup=False, soft_wrap=True)
+
+
+class LiveView(QuietView):
+    """One bar for the job, one row for each of its devices, drawn over themselves."""
+
+    shows_lines = True
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._status: dict[str, Any] | None = None
+        self._progress: dict[str, Any] = {}
+        self._lines: dict[int, str] = {}
+        self._remark = ""
+        self._live = Live(console=console, refresh_per_second=REFRESHES_PER_SECOND, get_renderable=self._draw)
+        self._live.start()
+
+    def status(self, status: dict[str, Any]) -> None:
+        self._status = status
+        self._progress = status.get("progress") or self._progress
+        self._remark = ""
+
+    def line(self, device: int, line: str) -> None:
+        self._lines[device] = line
+
+    def remark(self, words: str) -> None:
+        self._remark = words
+
+    def close(self) -> None:
+        self._remark = ""
+        self._live.stop()
+
+    def _draw(self) -> Group:
+        if self._status is None:
+            return Group(Text(self._remark or "waiting for the job", style="dim"))
+        parts: list[RenderableType] = [
+            _headline(self._status),
+            self._bar(self._status),
+            self._devices(device_labels(self._status)),
+        ]
+        if self._remark:
+            parts.append(Text(self._remark, style="yellow"))
+        return Group(*parts)
+
+    def _bar(self, status: dict[str, Any]) -> Table:
+        fraction = 1.0 if status["state"] == "succeeded" else self._progress.get("fraction") or 0.0
+        style = STATE_STYLES[status["state"]]
+        bar = ProgressBar(100, fraction * 100, width=BAR_WIDTH, complete_style=style, finished_style=style)
+        row = Table.grid(padding=(0, 1))
+        row.add_row(bar, f"{fraction:4.0%}", Text(progress_text(self._progress)))
+        return row
+
+    def _devices(self, labels: list[str]) -> Table:
+        rows = Table.grid(padding=(0, 2))
+        rows.add_column(justify="right", style="bold", no_wrap=True)
+        rows.add_column(no_wrap=True, overflow="ellipsis")
+        for device, label in list(enumerate(labels))[:MAX_DEVICE_ROWS]:
+            rows.add_row(label, Text(self._lines.get(device, ""), style="dim"))
+        if len(labels) > MAX_DEVICE_ROWS:
+            rows.add_row("", Text(f"and {len(labels) - MAX_DEVICE_ROWS} more devices", style="dim"))
+        return rows
+
+
+def watch_job(client: Client, job: str, console: Console, *, quiet: bool = False) -> dict[str, Any]:
+    """Show a job until it has ended, and return its last status. Ctrl-C ends the watching, never the job.
+
+    Raises:
+        Unavailable: the service was away for longer than `PATIENCE_SECONDS`.
+        KeyboardInterrupt: the user has seen enough; how to go on is printed.
+    """
+    kind = QuietView if quiet else LiveView if console.is_terminal else PlainView
+    try:
+        with contextlib.closing(kind(console)) as view:
+            status = _follow(client, job, view)
+    except KeyboardInterrupt:
+        if not quiet:
+            console.print("The job goes on.", soft_wrap=True)
+            console.print(f"  shardyard watch {job}    to follow it again", highlight=False, soft_wrap=True)
+            console.print(f"  shardyard cancel {job}   to end it", highlight=False, soft_wrap=True)
+        raise
+    if not quiet:
+        print_end(status, console)
+    return status
+
+
+def print_end(status: dict[str, Any], console: Console) -> None:
+    """How the job ended: a line, and for one that failed the reason and the traceback."""
+    took = text.between(status["started_at"], status["finished_at"])
+    line = state_text(status["state"])
+    if took is not None:
+        line.append(f" after {text.duration(took)}", style="default")
+    if status.get("result"):
+        line.append(f": {result_text(status['result'])}", style="default")
+    console.print(line, soft_wrap=True)
+    if status["state"] != "succeeded":
+        console.print(status["reason"]["message"], markup=False, highlight=False, soft_wrap=True)
+        if status.get("error"):
+            console.print(error_text(status["error"]), markup=False, highlight=False, soft_wrap=True)
+
+
+def device_labels(status: dict[str, Any]) -> list[str]:
+    """Names of the leased devices, in the order of their logical indexes."""
+    return [label for place in status["placement"] for label in place["devices"]]
+
+
+def _headline(status: dict[str, Any]) -> Text:
+    line = Text.assemble((status["name"], "bold"), "  ", state_text(status["state"]))
+    if status["state"] not in ("running", "succeeded"):
+        line.append(f"  {status['reason']['message']}", style="dim")
+    return line
+
+
+def _follow(client: Client, job: str, view: QuietView) -> dict[str, Any]:
+    cursor: str | None = None
+    attempt = 0
+    seen = time.monotonic()
+    while True:
+        try:
+            status = client.job(job)
+            if status["attempt"] != attempt:
+                cursor, attempt = None, status["attempt"]
+            if view.shows_lines:
+                cursor = _new_lines(client, job, cursor, view)
+            view.status(status)
+            if status["state"] in TERMINAL:
+                return status
+            seen = time.monotonic()
+        except Unavailable as error:
+            if time.monotonic() - seen > PATIENCE_SECONDS:
+                raise
+            view.remark(f"{error.message}; trying again")
+        time.sleep(POLL_SECONDS)
+
+
+def _new_lines(client: Client, job: str, cursor: str | None, view: QuietView) -> str | None:
+    """Show what the devices have printed since `cursor`; the cursor for the next time."""
+    try:
+        page = client.logs(job, after=cursor, limit=LINES_PER_POLL)
+    except NotFound:
+        return None  # no attempt has begun
+    for line in page["lines"]:
+        if line["text"].strip():
+            view.line(line["device"], line["text"])
+    return page["next"] or cursor

@@ -1,0 +1,84 @@
+"""How the command line writes quantities: pure functions from values to short text."""
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+_LABEL = re.compile(r"^(\w+):(\d+)$")
+
+
+def duration(seconds: float | None) -> str:
+    """`0.42 s`, `12.3 s`, `2 min 05 s`, `3 h 07 min`, `2 d 04 h`; `-` for None."""
+    if seconds is None:
+        return "-"
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, unit, smaller, name in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // smaller:02d} {name}"
+    return f"{whole} s"
+
+
+def moment(text: str | None) -> datetime | None:
+    """A time of the API, for example `2026-01-02T03:04:05.000006Z`."""
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def between(start: str | None, end: str | None, now: datetime | None = None) -> float | None:
+    """Seconds from `start` to `end`, or to now while there is no end; None before the start."""
+    begun = moment(start)
+    if begun is None:
+        return None
+    return ((moment(end) or now or datetime.now(UTC)) - begun).total_seconds()
+
+
+def local_time(text: str | None) -> str:
+    """A time of the API on this machine's clock, to the second."""
+    when = moment(text)
+    return "-" if when is None else when.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def byte_count(count: float | None) -> str:
+    """`512 B`, `1.5 GiB`; `-` for None."""
+    if count is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def number(value: float | None) -> str:
+    """At most four significant digits, so that a live line keeps its width; `-` for None."""
+    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def device_names(labels: Iterable[str]) -> str:
+    """Runs of devices in short: `cuda:0-3,6` for cuda:0, cuda:1, cuda:2, cuda:3, cuda:6."""
+    indexes: dict[str, list[int]] = {}
+    others = []
+    for label in labels:
+        match = _LABEL.match(label)
+        if match:
+            indexes.setdefault(match[1], []).append(int(match[2]))
+        else:
+            others.append(label)
+    return " ".join([f"{kind}:{_ranges(sorted(found))}" for kind, found in indexes.items()] + others) or "-"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _ranges(numbers: list[int]) -> str:
+    runs: list[list[int]] = []
+    for each in numbers:
+        if runs and runs[-1][1] == each - 1:
+            runs[-1][1] = each
+        else:
+            runs.append([each, each])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

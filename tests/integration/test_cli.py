@@ -1,0 +1,336 @@
+"""The command line against a small HTTP server that answers as the API does."""
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardyard import cli, client
+
+pytestmark = pytest.mark.integration
+
+JOB = "01980000-0000-7000-8000-000000000001"
+STATUS: dict[str, Any] = {
+    "id": JOB,
+    "name": "digits",
+    "state": "running",
+    "reason": {"code": "running", "message": "running"},
+    "pool": "default",
+    "devices": 2,
+    "strategy": "dp",
+    "attempt": 1,
+    "created_at": "2026-01-02T03:04:05.000000Z",
+    "started_at": "2026-01-02T03:04:05.250000Z",
+    "finished_at": None,
+    "placement": [{"node": "host-a", "devices": ["cpu:0", "cpu:1"]}],
+    "queue_position": None,
+    "progress": {
+        "epoch": 2, "epochs": 6, "step": 46, "steps": 138, "fraction": 0.33,
+        "rows_per_second": 8123.4, "eta_seconds": 4.2, "loss": 0.31,
+    },
+    "result": None,
+    "error": None,
+    "spec": {},
+}  # fmt: skip
+ENDED = {"state": "succeeded", "reason": {"code": "completed", "message": "every rank ended well"}}
+DONE = (
+    STATUS
+    | ENDED
+    | {"finished_at": "2026-01-02T03:04:15.250000Z", "result": {"loss": 0.1, "metrics": {"accuracy": 0.98}}}
+)
+FAILED = DONE | {
+    "state": "failed",
+    "reason": {"code": "code_error", "message": "rank 0: ValueError: boom"},
+    "result": None,
+    "error": {"message": "boom", "traceback": "Traceback ...\nValueError: boom"},
+}
+
+
+@dataclass
+class Request:
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Stub:
+    """Answers each (method, path) with its list of (status, body), the last one for ever."""
+
+    url: str = ""
+    answers: dict[tuple[str, str], list[tuple[int, Any]]] = field(default_factory=dict)
+    seen: list[Request] = field(default_factory=list)
+
+    def on(self, method: str, path: str, *answers: tuple[int, Any]) -> None:
+        self.answers[method, path] = list(answers)
+
+    def answer(self, request: Request) -> tuple[int, Any]:
+        self.seen.append(request)
+        found = self.answers.get((request.method, request.path.partition("?")[0]))
+        if found is None:
+            return 404, {"code": "not_found", "detail": f"there is nothing at {request.path}"}
+        return found.pop(0) if len(found) > 1 else found[0]
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stub]:
+    stub = Stub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def handle_any(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, answer = stub.answer(Request(self.command, self.path, dict(self.headers), body))
+            data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST = do_DELETE = handle_any  # noqa: N815
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    stub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    monkeypatch.setenv("SHARDYARD_URL", stub.url)
+    monkeypatch.setenv("SHARDYARD_TOKEN", "secret")
+    monkeypatch.setenv("SHARDYARD_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("shardyard.cli.watch.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("shardyard.cli.logs.POLL_SECONDS", 0.01)
+    yield stub
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def run(*args: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(list(args))
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    path = tmp_path / "job.json"
+    path.write_text('{"name": "digits"}')
+    return str(path)
+
+
+def test_submit_prints_the_bare_id_in_a_pipe(service: Stub, spec: str, capsys: pytest.CaptureFixture[str]) -> None:
+    service.on("POST", "/v1/jobs", (201, STATUS))
+    assert run("submit", spec) == 0
+    assert capsys.readouterr().out == f"{JOB}\n"
+    assert service.seen[0].body == b'{"name": "digits"}'
+    assert service.seen[0].headers["Authorization"] == "Bearer secret"
+
+
+def test_a_submit_that_meets_a_restart_is_repeated_under_one_key(service: Stub, spec: str) -> None:
+    service.on(
+        "POST", "/v1/jobs", (503, {"code": "unavailable", "detail": "wait"}), (502, "bad gateway"), (201, STATUS)
+    )
+    assert run("submit", spec) == 0
+    keys = {request.headers["Idempotency-Key"] for request in service.seen}
+    assert len(service.seen) == 3
+    assert len(keys) == 1
+
+
+def test_a_refused_spec_shows_one_line_per_field_and_exits_2(
+    service: Stub, spec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors = [{"field": "resources.devices", "message": "too many"}, {"field": "epohcs", "message": "unknown field"}]
+    service.on("POST", "/v1/jobs", (422, {"code": "invalid_spec", "detail": "the spec is not valid", "errors": errors}))
+    assert run("submit", spec) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: the spec is not valid",
+        "  resources.devices: too many",
+        "  epohcs: unknown field",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [
+        (404, "not_found", 4),
+        (401, "unauthenticated", 4),
+        (409, "job_finished", 4),
+        (500, "internal_error", 4),
+        (422, "invalid_request", 2),
+        (413, "body_too_large", 2),
+        (503, "unavailable", 3),
+        (418, "from_the_future", 4),
+    ],
+)
+def test_each_kind_of_refusal_has_its_exit_code(service: Stub, status: int, code: str, expected: int) -> None:
+    service.on("POST", f"/v1/jobs/{JOB}/cancel", (status, {"code": code, "detail": "no"}))
+    assert run("cancel", JOB) == expected
+
+
+def test_an_answer_of_a_proxy_is_told_by_its_status(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    service.on("GET", "/v1/jobs", (502, "<html>bad gateway"))
+    assert run("list") == 3
+    assert "502 Bad Gateway" in capsys.readouterr().err
+
+
+def test_an_unreachable_service_exits_3(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("list", "--url", "http://127.0.0.1:1") == 3
+    assert "http://127.0.0.1:1 cannot be reached" in capsys.readouterr().err
+
+
+def test_a_missing_file_and_a_wrong_option_exit_2(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("submit", "/no/such/file") == 2
+    assert run("list", "--no-such-option") == 2
+    assert not service.seen
+
+
+def test_watching_a_job_that_succeeds_exits_0_and_shows_the_result(
+    service: Stub, spec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.on("POST", "/v1/jobs", (201, STATUS))
+    service.on("GET", f"/v1/jobs/{JOB}", (200, STATUS), (503, {"code": "unavailable"}), (200, STATUS), (200, DONE))
+    assert run("submit", spec, "--watch") == 0
+    out = capsys.readouterr().out
+    assert "digits: running\n" in out
+    assert "epoch 2/6  step 46/138  8123 rows/s  ETA 4.20 s  loss 0.31" in out
+    assert "succeeded after 10.0 s: loss 0.1, accuracy 0.98" in out
+
+
+def test_watching_a_job_that_fails_exits_1_and_shows_the_traceback(
+    service: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.on("GET", f"/v1/jobs/{JOB}", (200, FAILED))
+    assert run("watch", JOB) == 1
+    out = capsys.readouterr().out
+    assert "rank 0: ValueError: boom" in out
+    assert "Traceback ..." in out
+
+
+def test_json_output_is_the_answer_itself(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    service.on("GET", f"/v1/jobs/{JOB}", (200, DONE))
+    for command in ("show", "watch"):
+        assert run(command, JOB, "--json") == 0
+        assert json.loads(capsys.readouterr().out) == DONE
+
+
+def test_show_says_what_is_known_and_leaves_out_the_rest(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    service.on("GET", f"/v1/jobs/{JOB}", (200, STATUS))
+    assert run("show", JOB) == 0
+    out = capsys.readouterr().out
+    assert "asks for   2 devices of pool default, dp" in out
+    assert "runs on    host-a cpu:0-1" in out
+    assert "after 0.25 s" in out
+    assert "finished" not in out
+
+
+def test_list_passes_its_filters_on_and_tells_how_to_go_on(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    service.on("GET", "/v1/jobs", (200, {"jobs": [STATUS], "next": "abc"}))
+    assert run("list", "--state", "running", "--label", "team=vision") == 0
+    out = capsys.readouterr().out
+    assert JOB in out
+    assert "--cursor abc" in out
+    assert "state=running" in service.seen[0].path
+    assert "label=team%3Dvision" in service.seen[0].path
+
+
+def test_logs_follow_over_pages_and_a_second_attempt_until_the_job_ends(
+    service: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def page(*lines: tuple[int, str], attempt: int = 1, ended: bool = False) -> tuple[int, dict[str, Any]]:
+        found = [{"device": device, "text": text} for device, text in lines]
+        return 200, {"attempt": attempt, "lines": found, "dropped": [], "next": f"c{attempt}", "ended": ended}
+
+    gap = [{"device": 0, "from": 5, "to": 9, "bytes": 120}]
+    not_started = (200, {"attempt": 0, "lines": [], "dropped": [], "next": None, "ended": False})
+    last = (200, page((1, "again"), attempt=2)[1] | {"dropped": gap})
+    service.on(
+        "GET",
+        f"/v1/jobs/{JOB}/logs",
+        not_started,
+        page((0, "one"), (1, "two")),
+        page(ended=True),
+        last,
+        page(attempt=2, ended=True),
+    )
+    service.on("GET", f"/v1/jobs/{JOB}", (200, STATUS | {"attempt": 0}), (200, STATUS | {"attempt": 2}), (200, DONE))
+    assert run("logs", JOB, "-f") == 0
+    captured = capsys.readouterr()
+    assert captured.out == "0| one\n1| two\n1| again\n"
+    assert "device 0: lines 5 to 9 could not be kept (120 bytes)" in captured.err
+    asked = [request.path for request in service.seen if "/logs" in request.path]
+    assert ["after=" in path for path in asked] == [False, False, True, False, True]
+
+
+def test_splits_are_asked_for_as_text(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    service.on("GET", f"/v1/jobs/{JOB}/splits", (200, "the report\n"))
+    assert run("splits", JOB, "--device", "1") == 0
+    assert capsys.readouterr().out == "the report\n"
+    assert service.seen[0].headers["Accept"] == "text/plain"
+    assert service.seen[0].path.endswith("?device=1")
+
+
+def test_a_new_token_is_printed_alone(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    service.on("POST", "/v1/tokens", (201, {"id": "t1", "token": "sy_secret"}))
+    assert run("token", "create", "ci", "--scope", "read") == 0
+    assert capsys.readouterr().out == "sy_secret\n"
+    assert json.loads(service.seen[0].body) == {"name": "ci", "scopes": ["read"]}
+
+
+def test_pools_and_nodes_show_devices_by_what_they_do(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    counts = {"devices": 3, "free": 2, "leased": 1, "quarantined": 0, "queued": 4, "nodes": 1, "live_nodes": 1}
+    service.on("GET", "/v1/pools", (200, {"pools": [{"name": "a100"} | counts]}))
+    devices = [{"label": f"cuda:{i}", "state": "leased" if i == 2 else "free"} for i in range(3)]
+    node = {"id": "host-a", "pool": "a100", "alive": True, "draining": False, "stopping": False, "devices": devices}
+    service.on("GET", "/v1/nodes", (200, {"nodes": [node]}))
+    assert run("pools") == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["a100", "3", "2", "1", "0", "4", "1", "of", "1"]
+    assert run("nodes") == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == [
+        "host-a",
+        "a100",
+        "up",
+        "cuda:0-2",
+        "cuda:0-1",
+        "cuda:2",
+        "-",
+    ]
+
+
+def test_deleting_asks_first(
+    service: Stub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.on("DELETE", f"/v1/jobs/{JOB}", (200, {}))
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert run("delete", JOB) == 1
+    assert not service.seen
+    assert run("delete", JOB, "--yes") == 0
+    assert service.seen[0].method == "DELETE"
+
+
+def test_config_lists_every_setting_and_shows_no_secret(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SHARDYARD_REDIS_URL", "redis://:hush@host/0")
+    assert run("config", "--json") == 0
+    rows = {row["variable"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["SHARDYARD_REDIS_URL"]["set"] is True
+    assert "hush" not in json.dumps(rows)
+    assert rows["SHARDYARD_LEASE_SECONDS"]["value"] == 120
+
+
+def test_a_setting_that_makes_no_sense_exits_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SHARDYARD_LEASE_SECONDS", "soon")
+    assert run("config") == 2
+    assert "SHARDYARD_LEASE_SECONDS" in capsys.readouterr().err

@@ -1,0 +1,72 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs.errors import Unauthenticated, Unavailable
+from shardyard import connection
+from shardyard.client import Client
+
+
+@pytest.fixture(autouse=True)
+def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SHARDYARD_DATA_DIR", str(tmp_path))
+    return tmp_path
+
+
+def running(data_dir: Path, url: str = "http://127.0.0.1:1") -> None:
+    (data_dir / "admin.token").write_text("local-secret\n")
+    record = {"url": url, "token_file": str(data_dir / "admin.token"), "pid": 1}
+    (data_dir / "service.json").write_text(json.dumps(record))
+
+
+def authorization(client: Client) -> str:
+    with client:
+        return str(client._http.headers["Authorization"])
+
+
+def test_the_service_on_this_machine_is_found_with_its_token(data_dir: Path) -> None:
+    running(data_dir)
+    client = connection.connect(None, None)
+    assert client.url == "http://127.0.0.1:1"
+    assert authorization(client) == "Bearer local-secret"
+
+
+def test_the_local_token_never_goes_to_another_address(data_dir: Path) -> None:
+    running(data_dir)
+    with pytest.raises(Unauthenticated, match=r"no token for http://elsewhere; give one with --token"):
+        connection.connect("http://elsewhere", None)
+    assert authorization(connection.connect("http://elsewhere", "theirs")) == "Bearer theirs"
+
+
+def test_a_given_token_comes_before_the_local_one(data_dir: Path) -> None:
+    running(data_dir)
+    assert authorization(connection.connect(None, "mine")) == "Bearer mine"
+
+
+def test_without_a_service_the_message_says_how_to_start_or_name_one() -> None:
+    with pytest.raises(Unavailable, match=r"`shardyard up`.*--url or SHARDYARD_URL"):
+        connection.connect(None, "t")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"url": "http://x"}'])
+def test_a_damaged_service_file_counts_as_none(data_dir: Path, content: str) -> None:
+    (data_dir / "service.json").write_text(content)
+    assert connection.local_service(data_dir) is None
+
+
+def test_the_default_data_directory_honours_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SHARDYARD_DATA_DIR")
+    monkeypatch.setenv("XDG_DATA_HOME", "/xdg")
+    assert connection.default_data_dir() == Path("/xdg/shardyard")
+    monkeypatch.setenv("XDG_DATA_HOME", "")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert connection.default_data_dir() == Path("/home/someone/.local/share/shardyard")
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("fe80::1", "[fe80::1]"), ("box", "box")],
+)
+def test_a_listening_address_becomes_one_that_can_be_reached(host: str, expected: str) -> None:
+    assert connection.url_host(host) == expected
