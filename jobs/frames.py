@@ -234,7 +234,10 @@ class FrameReader:
     def _ending_at(self, end: int) -> Frame | None:
         if end < _OVERHEAD:
             return None
-        (total,) = _TRAILER.unpack(os.pread(self._fd, _TRAILER.size, end - _TRAILER.size))
+        trailer = os.pread(self._fd, _TRAILER.size, end - _TRAILER.size)
+        if len(trailer) < _TRAILER.size:
+            return None
+        (total,) = _TRAILER.unpack(trailer)
         frame = self.frame_at(end - total) if _OVERHEAD <= total <= end else None
         return frame if frame is not None and frame.end == end else None
 

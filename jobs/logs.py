@@ -70,7 +70,7 @@ class Line(msgspec.Struct, frozen=True, array_like=True, gc=False):
     flags: int = 0
 
 
-class Dropped(msgspec.Struct, frozen=True, array_like=True, gc=False, rename={"first": "from", "last": "to"}):
+class Dropped(msgspec.Struct, frozen=True, gc=False, rename={"first": "from", "last": "to"}):
     """Lines that could not be written (disk full), or not be read again (disk damaged): numbers, and bytes of text."""
 
     first: int

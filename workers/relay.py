@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from jobs import layout
@@ -34,6 +35,7 @@ PIECE_BYTES = MAX_LINE_BYTES // 2
 REDRAW_SECONDS = 1.0
 METRIC_SECONDS = 0.2
 METRIC_POINTS = 1000
+A_DAY = 86_400.0
 
 _log = structlog.get_logger(__name__)
 
@@ -65,16 +67,16 @@ class Relay:
     """The logs and metrics of one attempt. Used by one thread; does not wait for anything but the disk."""
 
     def __init__(
-        self, directory: Path, devices: int, shipper: Shipper | None, clock: Callable[[], float] = time.time
+        self, attempt: Path, devices: int, shipper: Shipper | None, clock: Callable[[], float] = time.time
     ) -> None:
-        """Write the logs of `devices` devices, and the metrics, under the attempt's directory (`jobs.layout`).
+        """Write the logs of `devices` devices, and the metrics, into the attempt's directory (`jobs.layout`).
 
         Raises:
             OSError: the directory cannot be made.
         """
-        layout.logs_dir(directory).mkdir(parents=True, exist_ok=True)
-        self._devices = [_Device(LogWriter(layout.log_file(directory, device))) for device in range(devices)]
-        self._metric_writer = MetricWriter(layout.metrics_file(directory))
+        layout.logs_dir(attempt).mkdir(parents=True, exist_ok=True)
+        self._devices = [_Device(LogWriter(layout.log_file(attempt, device))) for device in range(devices)]
+        self._metric_writer = MetricWriter(layout.metrics_file(attempt))
         self._points: list[Metric] = []
         self._points_since = 0.0
         self._metrics_failing = False
@@ -105,7 +107,10 @@ class Relay:
         self.output(device, stream, rank, text.encode("utf-8", "surrogateescape") + b"\n", step)
 
     def metric(self, record: Metric) -> None:
+        """One point of a series. A time that cannot be (a program may claim any) becomes the time of arrival."""
         now = self._clock()
+        if not 0 <= record.at <= now + A_DAY:
+            record = msgspec.structs.replace(record, at=now)
         if not self._points:
             self._points_since = now
         self._points.append(record)

@@ -214,11 +214,21 @@ class Shipper:
             redis.RedisError: some of it was not sent.
             OSError: a file cannot be read.
         """
-        batches = self._batches()
+        batches, errors = self._batches()
         with self._lock:
             blobs, self._blobs = self._blobs, {}
-        if not batches and not blobs:
-            return False
+        if batches or blobs:
+            errors += self._send(batches, blobs)
+        if errors:
+            raise errors[0]
+        return bool(batches or blobs)
+
+    def _send(self, batches: list[_Batch], blobs: dict[str, tuple[bytes, int]]) -> list[Exception]:
+        """Send, take note of what arrived, keep the rest for later; the errors of commands that were refused.
+
+        Raises:
+            redis.RedisError: there was no answer to all of them.
+        """
         pipe = self._client.pipeline(transaction=False)
         for batch in batches:
             pipe.eval(_SHIP, 1, batch.channel.key, *self._arguments(batch))
@@ -229,7 +239,6 @@ class Shipper:
         except redis.RedisError:
             self._put_back(blobs)
             raise
-        errors = [reply for reply in replies if isinstance(reply, Exception)]
         refused = [
             key for key, reply in zip(blobs, replies[len(batches) :], strict=True) if isinstance(reply, Exception)
         ]
@@ -237,27 +246,32 @@ class Shipper:
         for batch, reply in zip(batches, replies, strict=False):
             if not isinstance(reply, Exception):
                 self._settle(batch, reply.decode())
-        if errors:
-            raise errors[0]
-        return True
+        return [reply for reply in replies if isinstance(reply, Exception)]
 
     def _put_back(self, blobs: dict[str, tuple[bytes, int]]) -> None:
         """Blobs to be sent later, unless newer ones came."""
         with self._lock:
             self._blobs = blobs | self._blobs
 
-    def _batches(self) -> list[_Batch]:
+    def _batches(self) -> tuple[list[_Batch], list[Exception]]:
+        """The next batches, and why a file could not be read: that must not hold up the other streams."""
         with self._lock:
             waiting = [channel for channel in self._channels.values() if channel.offset < channel.end]
-        batches, size = [], 0
+        batches: list[_Batch] = []
+        errors: list[Exception] = []
+        size = 0
         for channel in sorted(waiting, key=lambda channel: channel.sent):  # those that got least first
-            batch = _read_batch(channel)
+            try:
+                batch = _read_batch(channel)
+            except OSError as error:
+                errors.append(error)
+                continue
             if batch.frames:
                 batches.append(batch)
             size += sum(map(len, batch.raws))
             if size >= _ROUND_BYTES:
                 break
-        return batches
+        return batches, errors
 
     def _arguments(self, batch: _Batch) -> list[str | bytes | int]:
         channel = batch.channel

@@ -213,6 +213,16 @@ def test_closing_without_redis_keeps_its_deadline_and_says_what_was_not_sent(tmp
     assert len(lines_on_disk(tmp_path / "a")) == 10
 
 
+def test_a_file_that_cannot_be_read_does_not_hold_up_the_others(tmp_path: Path, server: RedisServer) -> None:
+    shipper = Shipper(server.url, "t", "j", 1)
+    relay = Relay(tmp_path / "a", 1, shipper)
+    shipper.log(7, tmp_path / "gone", 100)
+    write(relay, 1, 3)
+    relay.close()
+    until(lambda: last_in_redis(server) == 4, "the lines and the seal")
+    assert [wire.log_stream("t", "j", 1, 7) in line for line in shipper.close(0.3)] == [True]
+
+
 def test_the_window_is_bounded_and_older_lines_are_left_to_the_file(tmp_path: Path, server: RedisServer) -> None:
     window = 128 * 1024
     shipper = Shipper(server.url, "t", "j", 1, window_bytes=window)

@@ -248,6 +248,17 @@ def test_lines_lost_until_the_end_are_in_the_log_before_the_seal(tmp_path: Path)
     assert (page.dropped, page.sealed, page.next) == ([Dropped(4, 4, 4)], True, 4)
 
 
+def test_a_file_that_cannot_even_be_made_counts_its_lines_until_it_can(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path / "later" / "log")
+    with pytest.raises(FileNotFoundError):
+        writer.append([run(b"lost")])
+    (tmp_path / "later").mkdir()
+    writer.append([run(b"kept")])
+    writer.close()
+    page = read_page(tmp_path / "later" / "log")
+    assert (page.dropped, numbers(page)) == ([Dropped(1, 1, 4)], [2])
+
+
 def test_a_chunk_can_be_read_by_itself_from_a_cursor(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "log")
     writer.append([run(b"1", b"2")])

@@ -153,6 +153,15 @@ def test_metrics_are_written_by_their_deadline_and_at_the_end(tmp_path: Path, re
     assert [point.value for point in series.points] == [0.5, 0.25]
 
 
+@pytest.mark.parametrize("claimed", [float("nan"), float("inf"), -1.0, 1e300])
+def test_a_point_whose_time_cannot_be_gets_that_of_its_arrival(
+    tmp_path: Path, relay: Relay, clock: Clock, claimed: float
+) -> None:
+    relay.metric(Metric(0, "loss", 0, 0.5, claimed))
+    relay.close()
+    assert metrics.read(layout.metrics_file(tmp_path))[0].points[0].at == clock.now
+
+
 def test_a_full_disk_stops_nothing_and_the_log_says_what_is_missing(tmp_path: Path, relay: Relay) -> None:
     relay.output(0, "stdout", 0, b"before\n", None)
     with largest_file(layout.log_file(tmp_path, 0).stat().st_size + 60):
