@@ -1,0 +1,102 @@
+"""`python -m api`: one API process, from the settings in its environment. Its only output is its log."""
+
+import signal
+import socket
+import sys
+
+import redis
+import structlog
+import uvicorn
+from pydantic import ValidationError
+from redis.exceptions import RedisError
+
+from api import log as log_output
+from api.app import create_app
+from api.auth import UnsafeToStart
+from api.server import DeadlineProtocol
+from jobs.redis_store import connect
+from jobs.settings import Settings
+
+log = structlog.get_logger("api")
+
+DRAIN_SECONDS = 10
+KEEP_ALIVE_SECONDS = 15
+BACKLOG = 1024
+
+
+class ClusterRefused(Exception):
+    """The scripts of the control store touch several keys at once, which Redis Cluster does not allow."""
+
+
+def main() -> int:
+    log_output.configure("INFO")
+    try:
+        settings = Settings()
+        log_output.configure(settings.log_level)
+        app = create_app(settings)
+        refuse_cluster(settings.control_url(), "SHARDYARD_REDIS_URL")
+        refuse_cluster(settings.telemetry(), "SHARDYARD_TELEMETRY_URL")
+        listener = listen(settings.host, settings.port)
+    except (UnsafeToStart, ClusterRefused, ValidationError, ValueError, OSError) as error:
+        log.error("cannot_start", error=str(error))
+        return 2
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            loop="uvloop",
+            http=DeadlineProtocol,
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=DRAIN_SECONDS,
+        )
+    )
+    log.info("listening", host=settings.host, port=listener.getsockname()[1])
+    # uvicorn raises the signal that ended it once more, when it has drained: that must not look like a crash.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    server.run(sockets=[listener])
+    log.info("stopped")
+    return 0 if server.started else 3
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one.
+
+    Raises:
+        OSError: the address cannot be used.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise OSError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    return listener
+
+
+def refuse_cluster(url: str, setting: str) -> None:
+    """Raises:
+    ClusterRefused: `url` is a Redis Cluster. A server that is away now is not asked again: its
+        replies to the scripts would say so.
+    """
+    client: redis.Redis = connect(url)
+    try:
+        mode = client.info("server").get("redis_mode")
+    except RedisError:
+        return
+    finally:
+        client.close()
+    if mode == "cluster":
+        raise ClusterRefused(f"{setting} is a Redis Cluster; Shardyard needs a single server, or one with replicas")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

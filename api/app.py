@@ -1,0 +1,91 @@
+"""The application: everything that one API process has, built when it starts and closed when it ends."""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import structlog
+from fastapi import Depends, FastAPI
+
+from api import problems
+from api.auth import Authenticator, load_operator_token
+from api.courier import CeleryCourier
+from api.deps import authenticate
+from api.limits import Limits, allowed_hosts
+from api.monitoring import CountRequests, Monitoring
+from api.routes import fleet, jobs, logs, splits, system, tokens
+from api.service import Service
+from api.telemetry import Telemetry
+from jobs.redis_store import AsyncRedisStore, RedisStore, connect_async
+from jobs.scheduler import Scheduler
+from jobs.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+WATCH_SECONDS = 1.0
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Build the application. It connects when it is started, not before.
+
+    Raises:
+        UnsafeToStart: it would be open to others without a token.
+        ValueError: no control Redis is set.
+    """
+    operator = load_operator_token(settings)
+    settings.control_url()
+    monitoring = Monitoring()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        control = AsyncRedisStore(connect_async(settings.control_url()))
+        telemetry = Telemetry(connect_async(settings.telemetry()))
+        courier = CeleryCourier(settings)
+        reconciled = RedisStore.from_url(settings.control_url())
+        scheduler = Scheduler(reconciled, courier, settings, listen=True)
+        app.state.authenticator = Authenticator(control, operator)
+        storage = settings.storage.expanduser()
+        app.state.service = Service(control, telemetry, app.state.authenticator, storage, lambda: scheduler.alive)
+        scheduler.start()
+        threading.Thread(target=courier.prepare, name="courier-prepare", daemon=True).start()
+        watch = asyncio.create_task(watch_scheduler(lambda: scheduler.alive, _end_process))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            # The scheduler first: it may be sending. Then what it used, then what the routes used.
+            await asyncio.to_thread(scheduler.stop)
+            courier.close()
+            reconciled.close()
+            await telemetry.close()
+            await control.close()
+
+    app = FastAPI(
+        title="Shardyard",
+        description="PyTorch training on pools of GPUs, with a report of what each device got of every batch.",
+        lifespan=lifespan,
+        dependencies=[Depends(authenticate)],
+        openapi_url=None,  # its route of the framework would not pass `authenticate`; api.routes.system has one
+        redirect_slashes=False,
+    )
+    app.state.monitoring = monitoring
+    for module in (jobs, splits, logs, fleet, tokens, system):
+        app.include_router(module.router)
+    problems.install(app)
+    app.add_middleware(CountRequests, monitoring=monitoring)
+    app.add_middleware(Limits, hosts=allowed_hosts(settings), max_body_bytes=settings.max_body_bytes)
+    return app
+
+
+async def watch_scheduler(alive: Callable[[], bool], end: Callable[[], None], seconds: float = WATCH_SECONDS) -> None:
+    """End the process when its scheduler has died: an API that never starts a job must not look healthy."""
+    while alive():
+        await asyncio.sleep(seconds)
+    log.critical("scheduler_thread_died")
+    end()
+
+
+def _end_process() -> None:
+    os._exit(os.EX_SOFTWARE)

@@ -1,0 +1,47 @@
+"""What nodes there are, remembered for a moment: every status needs the names of its devices."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from api.views import Labels
+from jobs import store
+from jobs.redis_store import AsyncRedisStore
+from jobs.store import Fleet
+
+CACHE_SECONDS = 2.0
+
+
+class FleetCache:
+    """Reads the fleet once for all who ask at the same time."""
+
+    def __init__(self, control: AsyncRedisStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = control
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._fleet: Fleet | None = None
+        self._read_at = 0.0
+
+    async def read(self, max_age: float = CACHE_SECONDS) -> Fleet:
+        """Raises:
+        Unavailable: Redis does not answer.
+        """
+        async with self._lock:
+            if self._fleet is None or self._clock() - self._read_at > max_age:
+                self._fleet = await self._store.run(store.fleet())
+                self._read_at = self._clock()
+            return self._fleet
+
+    async def labels(self) -> Labels:
+        """Names of devices for people. A device of a node that is unknown now keeps its index."""
+        return labels_of(await self.read())
+
+
+def labels_of(fleet: Fleet) -> Labels:
+    known = {node.id: {device.index: device.label for device in node.info.devices} for node in fleet.nodes}
+
+    def labels(node: str, indexes: Sequence[int]) -> list[str]:
+        names = known.get(node, {})
+        return [names.get(index, f"device:{index}") for index in indexes]
+
+    return labels

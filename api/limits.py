@@ -1,0 +1,116 @@
+"""What a request may cost before anything looks at it: which hosts, how many headers, how much body, how slowly.
+
+Outermost, and plain ASGI, so that it also covers what the framework does by itself.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from ipaddress import ip_address
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api import problems
+from api.problems import BadHost, BodyTimeout, HeadersTooLarge
+from jobs.errors import BodyTooLarge, ShardyardError
+from jobs.settings import Settings
+
+MAX_HEADERS = 64
+MAX_HEADER_BYTES = 32 * 1024
+#: The longest silence within a body, and the longest that a whole body may take.
+READ_SECONDS = 10.0
+BODY_SECONDS = 60.0
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def allowed_hosts(settings: Settings) -> frozenset[str]:
+    """Names in the Host header that this service answers to, lower case and without ports."""
+    further = (name.strip().lower() for name in settings.allowed_hosts.split(","))
+    return LOOPBACK_NAMES | {settings.host.lower().strip("[]")} | {name.strip("[]") for name in further if name}
+
+
+def host_name(header: str) -> str:
+    """The name in a Host header: without the port, and an IPv6 address without its brackets."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0].lower()
+    return header.partition(":")[0].lower().rstrip(".")
+
+
+class Limits:
+    """Refuses a request that breaks a limit; the body is counted and timed while it is read."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: Iterable[str],
+        max_body_bytes: int,
+        read_seconds: float = READ_SECONDS,
+        body_seconds: float = BODY_SECONDS,
+    ) -> None:
+        self._app = app
+        self._hosts = frozenset(hosts)
+        self._max_body_bytes = max_body_bytes
+        self._read_seconds = read_seconds
+        self._body_seconds = body_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._check(scope["headers"])
+        except ShardyardError as error:
+            await problems.of_error(error, scope["path"])(scope, receive, send)
+            return
+        await self._app(scope, self._limited(receive), send)
+
+    def _check(self, headers: list[tuple[bytes, bytes]]) -> None:
+        if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+            raise HeadersTooLarge(f"at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes together are read")
+        hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
+        if len(hosts) != 1 or host_name(hosts[0]) not in self._hosts:
+            raise BadHost(
+                f"this service does not answer to the host {(hosts or ['(none)'])[0][:100]!r}; "
+                "its operator can add names with SHARDYARD_ALLOWED_HOSTS"
+            )
+        for name, value in headers:
+            if name == b"content-length" and value.isdigit() and int(value[:20]) > self._max_body_bytes:
+                raise self._too_large()
+
+    def _limited(self, receive: Receive) -> Receive:
+        loop = asyncio.get_running_loop()
+        read = 0
+        more = True
+        deadline = loop.time() + self._body_seconds
+
+        async def limited() -> Message:
+            nonlocal read, more
+            if not more:  # what follows a body is the wait for the client to leave: no limit on that
+                return await receive()
+            try:
+                async with asyncio.timeout_at(min(deadline, loop.time() + self._read_seconds)):
+                    message = await receive()
+            except TimeoutError:
+                raise BodyTimeout(
+                    f"send the body without pauses of {self._read_seconds:g} s, in {self._body_seconds:g} s at most"
+                ) from None
+            read += len(message.get("body", b""))
+            more = message.get("more_body", False)
+            if read > self._max_body_bytes:
+                raise self._too_large()
+            return message
+
+        return limited
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"a body may have {self._max_body_bytes} bytes at most")

@@ -1,0 +1,88 @@
+"""What Prometheus reads: requests as they are answered, and the fleet and the queue at the time of asking."""
+
+import time
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.schemas import PoolView
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the gauges show."""
+
+    jobs: dict[str, int]  # state -> jobs of one tenant
+    pools: list[PoolView]
+
+
+class Monitoring:
+    """The metrics of one process."""
+
+    media_type = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        labels = ("method", "route", "status")
+        self._requests = Counter("shardyard_requests", "Answers given", labels, registry=self._registry)
+        self._seconds = Histogram(
+            "shardyard_request_seconds",
+            "Time until the last byte of an answer",
+            ("method", "route"),
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._jobs = Gauge("shardyard_jobs", "Jobs by state", ("state",), registry=self._registry)
+        self._devices = Gauge("shardyard_devices", "Devices by state", ("pool", "state"), registry=self._registry)
+        self._queued = Gauge("shardyard_queued_jobs", "Jobs that wait in a pool", ("pool",), registry=self._registry)
+
+    def observe(self, method: str, route: str, status: int, seconds: float) -> None:
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(method, route).observe(seconds)
+
+    def render(self, counts: Counts) -> bytes:
+        """Prometheus's text format."""
+        for state, number in counts.jobs.items():
+            self._jobs.labels(state).set(number)
+        self._devices.clear()
+        self._queued.clear()
+        for pool in counts.pools:
+            for state in ("free", "leased", "quarantined"):
+                self._devices.labels(pool.name, state).set(getattr(pool, state))
+            self._queued.labels(pool.name).set(pool.queued)
+        return generate_latest(self._registry)
+
+
+class CountRequests:
+    """Counts every answer under the route's pattern, so that ids never become labels. Plain ASGI."""
+
+    def __init__(self, app: ASGIApp, monitoring: Monitoring) -> None:
+        self._app = app
+        self._monitoring = monitoring
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status = 500
+
+        async def observed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, observed)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self._monitoring.observe(_method(scope["method"]), route, status, time.perf_counter() - started)
+
+
+def _method(name: str) -> str:
+    """A method of a client's own invention must not become a label."""
+    return name if name in ("GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS") else "other"

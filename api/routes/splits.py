@@ -1,0 +1,27 @@
+"""The split report of a job: as JSON, or as text for people."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from api import answers
+from api.deps import Backend, Caller, JobId, WantsText
+
+router = APIRouter(tags=["splits"])
+
+
+@router.get("/v1/jobs/{job}/splits")
+async def splits(
+    who: Caller,
+    service: Backend,
+    job: JobId,
+    as_text: WantsText,
+    attempt: Annotated[int | None, Query(ge=1)] = None,
+    device: Annotated[int | None, Query(ge=0)] = None,
+) -> Response:
+    report = await service.splits(who, job, attempt, device)
+    if as_text:
+        from jobs import report_text
+
+        return answers.text(report_text.render(report))
+    return answers.json(report)

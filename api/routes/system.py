@@ -1,0 +1,38 @@
+"""The service itself: is it up, is it ready, what does it count."""
+
+from fastapi import APIRouter, Request, Response
+
+from api import answers
+from api.deps import Backend, Caller
+from api.monitoring import Monitoring
+from api.problems import RETRY_AFTER_SECONDS
+
+router = APIRouter(tags=["system"])
+
+
+@router.get("/healthz")
+async def healthz() -> Response:
+    """This process answers. It says nothing about Redis or the workers."""
+    return answers.json({"status": "ok"})
+
+
+@router.get("/readyz")
+async def readyz(service: Backend) -> Response:
+    """A job that is submitted now would be stored, and could start."""
+    readiness = await service.readiness()
+    if readiness.ready:
+        return answers.json(readiness)
+    return answers.json(readiness, 503, {"Retry-After": str(RETRY_AFTER_SECONDS)})
+
+
+@router.get("/metrics")
+async def metrics(request: Request, who: Caller, service: Backend) -> Response:
+    """For Prometheus. Jobs are those of the token's tenant."""
+    monitoring: Monitoring = request.app.state.monitoring
+    body = monitoring.render(await service.census(who))
+    return Response(body, media_type=monitoring.media_type)
+
+
+@router.get("/openapi.json")
+async def openapi(request: Request) -> Response:
+    return answers.json(request.app.openapi())

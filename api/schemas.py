@@ -1,0 +1,223 @@
+"""The shapes of answers. Times are UTC, ISO 8601 with microseconds; `None` where a thing has not happened."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+Json = dict[str, Any]
+
+
+def utc(microseconds: int | None) -> str | None:
+    """A time of the store, in microseconds since the epoch, as text."""
+    return None if microseconds is None else at(microseconds)
+
+
+def at(microseconds: int) -> str:
+    seconds, fraction = divmod(microseconds, 1_000_000)
+    moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=fraction)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+class ReasonView(msgspec.Struct):
+    code: str
+    message: str
+
+
+class PlacementView(msgspec.Struct):
+    node: str
+    devices: list[str]  # names for people, in the lease's order: cuda:3
+
+
+class JobSummary(msgspec.Struct, kw_only=True):
+    """One line of a list."""
+
+    id: str
+    name: str
+    state: str
+    reason: ReasonView
+    pool: str
+    devices: int
+    strategy: str
+    priority: int
+    labels: dict[str, str]
+    attempt: int
+    cancel_requested: bool
+    created_at: str
+    started_at: str | None
+    first_step_at: str | None
+    finished_at: str | None
+    placement: list[PlacementView]
+    links: dict[str, str]
+
+
+class JobStatus(JobSummary, kw_only=True):
+    """Everything about one job."""
+
+    version: int
+    queue_position: int | None
+    retries: int
+    max_retries: int
+    parent_id: str | None
+    batch_size: int
+    global_batch_size: int
+    progress: Json | None
+    result: Json | None
+    error: Json | None
+    spec: Json
+
+
+class JobList(msgspec.Struct):
+    jobs: list[JobSummary]
+    next: str | None
+
+
+class AttemptView(msgspec.Struct, kw_only=True):
+    attempt: int
+    state: str
+    placement: list[PlacementView]
+    created_at: str
+    claimed_at: str | None
+    started_at: str | None
+    first_step_at: str | None
+    ended_at: str | None
+    reason: ReasonView | None
+    error: Json | None
+
+
+class AttemptList(msgspec.Struct):
+    attempts: list[AttemptView]
+
+
+class LogLine(msgspec.Struct):
+    """`text` is what a person may see; `continued` says that the next line of its source belongs to it."""
+
+    seq: int
+    at: str
+    device: int
+    rank: int
+    stream: str
+    step: int | None
+    text: str
+    continued: bool
+
+
+class DroppedLines(msgspec.Struct, rename={"first": "from", "last": "to"}):
+    device: int
+    first: int
+    last: int
+    bytes: int
+
+
+class LogPage(msgspec.Struct, kw_only=True):
+    """Lines in order of time. `next` goes on from here; `ended` says that nothing more will come of this attempt."""
+
+    attempt: int
+    lines: list[LogLine]
+    dropped: list[DroppedLines]
+    next: str | None
+    ended: bool
+
+
+class PointView(msgspec.Struct):
+    number: int
+    step: int
+    value: float | None  # None: not a finite number
+    at: str
+
+
+class BucketView(msgspec.Struct, kw_only=True):
+    count: int
+    first: PointView
+    last: PointView
+    minimum: float | None
+    maximum: float | None
+    mean: float | None
+
+
+class SeriesView(msgspec.Struct, kw_only=True):
+    """`device` is -1 for the job as a whole. `next` is for `after=`, with the same device and name."""
+
+    device: int
+    name: str
+    points: list[PointView]
+    buckets: list[BucketView]
+    next: int
+    last: int
+
+
+class MetricList(msgspec.Struct):
+    attempt: int
+    series: list[SeriesView]
+
+
+class DeviceView(msgspec.Struct, kw_only=True):
+    device: int
+    label: str
+    id: str
+    name: str
+    kind: str
+    memory_total_bytes: int | None
+    state: str  # free | leased | quarantined | offline
+    job: str | None  # the job that holds it: an id of the caller's tenant, or "another tenant"
+    attempt: int | None
+    quarantine: str | None
+
+
+class NodeView(msgspec.Struct, kw_only=True):
+    id: str
+    pool: str
+    host: str
+    address: str
+    version: str
+    cores: int
+    alive: bool
+    draining: bool
+    stopping: bool
+    registered_at: str
+    devices: list[DeviceView]
+    queued: int  # jobs that wait in the node's pool
+
+
+class NodeList(msgspec.Struct):
+    nodes: list[NodeView]
+
+
+class PoolView(msgspec.Struct, kw_only=True):
+    name: str
+    devices: int
+    free: int
+    leased: int
+    quarantined: int
+    largest_node: int  # most devices that one job can ask for
+    nodes: int
+    live_nodes: int
+    queued: int
+
+
+class PoolList(msgspec.Struct):
+    pools: list[PoolView]
+
+
+class TokenView(msgspec.Struct, kw_only=True):
+    id: str
+    name: str
+    tenant: str
+    scopes: list[str]
+    created_at: str
+    expires_at: str | None
+
+
+class NewToken(TokenView, kw_only=True):
+    """`token` is shown this once."""
+
+    token: str
+
+
+class TokenList(msgspec.Struct):
+    tokens: list[TokenView]
+
+
+class Readiness(msgspec.Struct):
+    ready: bool
+    checks: dict[str, str]  # part -> "ok", or what is wrong with it

@@ -1,0 +1,398 @@
+"""What the routes call: one function for each thing a user can ask for. No web framework in here.
+
+Raises, from every function that names a job: NotFound (also for a job of another tenant). From every
+function: Unavailable, while the control Redis does not answer.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import anyio
+import anyio.to_thread
+import msgspec
+import structlog
+import uuid_utils
+
+from api import cursors, files, views
+from api.auth import Authenticator, Principal
+from api.bodies import parse_new_token
+from api.cursors import LogCursor
+from api.files import LogQuery
+from api.fleet import FleetCache
+from api.monitoring import Counts
+from api.schemas import (
+    AttemptList,
+    JobList,
+    JobStatus,
+    LogPage,
+    MetricList,
+    NewToken,
+    NodeList,
+    PoolList,
+    Readiness,
+    TokenList,
+    TokenView,
+)
+from api.telemetry import Telemetry
+from jobs import counts, layout, report, spec, store, tokens
+from jobs.errors import (
+    Conflict,
+    FieldError,
+    Forbidden,
+    InvalidRequest,
+    InvalidSpec,
+    JobNotFinished,
+    NotFound,
+    Unavailable,
+)
+from jobs.record import AttemptRecord
+from jobs.redis_store import AsyncRedisStore
+from jobs.report import Report
+from jobs.spec import JobSpec
+from jobs.state import AttemptState, State
+from jobs.store import JobFilter
+from jobs.wire import DEFAULT_TENANT
+
+log = structlog.get_logger(__name__)
+#: Who did what, for those who must account for it.
+audit = structlog.get_logger("shardyard.audit")
+
+T = TypeVar("T")
+
+FILE_THREADS = 8
+#: `/readyz` needs no token, so it does not ask Redis each time it is asked itself.
+READY_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    status: JobStatus
+    created: bool
+
+
+class Service:
+    def __init__(
+        self,
+        control: AsyncRedisStore,
+        telemetry: Telemetry,
+        authenticator: Authenticator,
+        storage: Path,
+        scheduler_alive: Callable[[], bool],
+    ) -> None:
+        self._store = control
+        self._telemetry = telemetry
+        self._authenticator = authenticator
+        self._storage = storage
+        self._scheduler_alive = scheduler_alive
+        self._fleet = FleetCache(control)
+        self._file_threads = anyio.CapacityLimiter(FILE_THREADS)
+
+    # -- jobs --------------------------------------------------------------------------------------
+
+    async def submit(self, who: Principal, body: bytes, idempotency_key: str) -> Submitted:
+        """Store a job.
+
+        Raises:
+            MalformedJson, InvalidSpec, NotSupported, UnknownPool, TooLargeForPool: it could never run.
+            IdempotencyConflict: the key was used with another body.
+        """
+        wanted = checked_spec(body)
+        job = str(uuid_utils.uuid7())
+        digest = hashlib.sha256(body).hexdigest()
+        call = store.submit(who.tenant, job, wanted, idempotency_key=idempotency_key, digest=digest, token=who.token)
+        submitted = await self._store.run(call)
+        if submitted.created:
+            audit.info("job_submitted", job=submitted.job, pool=wanted.pool, **_by(who))
+        try:
+            return Submitted(await self.status(who, submitted.job), submitted.created)
+        except NotFound:
+            raise Conflict(
+                f"this Idempotency-Key made job {submitted.job}, which was deleted; send a new key"
+            ) from None
+
+    async def status(self, who: Principal, job: str) -> JobStatus:
+        view = await self._store.run(store.read_job(who.tenant, job))
+        record = view.record
+        progress = None
+        if record.attempt and record.state is not State.QUEUED:
+            progress = await self._telemetry.progress(who.tenant, job, record.attempt)
+        return views.status(view, progress, await self._fleet.labels())
+
+    async def list_jobs(self, who: Principal, chosen: JobFilter, cursor: str, limit: int) -> JobList:
+        """A page, newest first; `cursor` is the `next` of the page before, or empty.
+
+        Raises:
+            MalformedCursor: the cursor is not one of ours.
+        """
+        after = cursors.decode_job(cursor) if cursor else ""
+        page = await self._store.run(store.page(who.tenant, chosen, after=after, limit=limit))
+        labels = await self._fleet.labels()
+        following = None if page.next_id is None else cursors.encode_job(page.next_id)
+        return JobList([views.summary(job, labels) for job in page.jobs], following)
+
+    async def cancel(self, who: Principal, job: str) -> JobStatus:
+        """Raises JobFinished."""
+        outcome: Literal["cancelled", "cancelling"] = await self._store.run(store.cancel(who.tenant, job))
+        audit.info("job_cancelled", job=job, outcome=outcome, **_by(who))
+        return await self.status(who, job)
+
+    async def delete(self, who: Principal, job: str) -> None:
+        """Forget a finished job with its files.
+
+        Raises:
+            JobNotFinished: it has not ended, or its devices are not given back yet.
+        """
+        attempts = await self._store.run(store.attempts(who.tenant, job))
+        await self._refuse_while_held(who, job)
+        await self._store.run(store.delete(who.tenant, job))
+        audit.info("job_deleted", job=job, **_by(who))
+        try:
+            await self._telemetry.forget(who.tenant, job, attempts)
+            await self._in_thread(partial(files.remove_job, self._storage, who.tenant, job))
+        except (Unavailable, OSError) as error:
+            log.warning("job_remains_not_removed", job=job, tenant=who.tenant, error=str(error))
+
+    async def _refuse_while_held(self, who: Principal, job: str) -> None:
+        fleet = await self._fleet.read(max_age=0)
+        prefix = f"{who.tenant}/{job}/"
+        if any(holder.startswith(prefix) for node in fleet.nodes for holder in node.held.values()):
+            raise JobNotFinished(f"job {job} still holds devices; cancel it if it runs, else try again in a moment")
+
+    async def attempts(self, who: Principal, job: str) -> AttemptList:
+        records = await self._store.run(store.attempts(who.tenant, job))
+        labels = await self._fleet.labels()
+        return AttemptList([views.attempt(record, labels) for record in records])
+
+    # -- what attempts left ------------------------------------------------------------------------
+
+    async def splits(self, who: Principal, job: str, attempt: int | None, device: int | None) -> Report:
+        """The split report of an attempt (the newest one), for one device if asked.
+
+        Raises:
+            NotFound: there is no such attempt, or no report of it yet.
+        """
+        chosen = await self._attempt(who, job, attempt)
+        if chosen is None:
+            raise NotFound(f"job {job} has not started, so there is no split report; its status says what it waits for")
+        body = await self._report_body(who, job, chosen.number)
+        if body is None:
+            raise NotFound(_no_report(job, chosen))
+        found = report.decode(body)
+        return found if device is None else _of_device(found, device)
+
+    async def _report_body(self, who: Principal, job: str, attempt: int) -> bytes | None:
+        """From the telemetry Redis while it has it, else the archived one."""
+        directory = self._attempt_dir(who, job, attempt)
+        away: Unavailable | None = None
+        try:
+            body = await self._telemetry.report(who.tenant, job, attempt)
+            if body is not None:
+                return body
+        except Unavailable as error:
+            away = error
+        archived = await self._in_thread(partial(files.read_report, directory))
+        if archived is None and away is not None:
+            raise away
+        return archived
+
+    async def logs(self, who: Principal, job: str, attempt: int | None, cursor: str, query: LogQuery) -> LogPage:
+        """A page of lines. `attempt` is the cursor's, else the newest.
+
+        Raises:
+            MalformedCursor: the cursor is not one of ours, or of another attempt than the one asked for.
+            NotFound: there is no such attempt.
+        """
+        position = cursors.decode_log(cursor) if cursor else None
+        if position is not None and attempt not in (None, position.attempt):
+            raise InvalidRequest(
+                "`after` and `attempt` disagree",
+                fields=(FieldError("attempt", f"the cursor is of attempt {position.attempt}; leave one of both out"),),
+            )
+        number = attempt if position is None else position.attempt
+        chosen = await self._attempt(who, job, number)
+        if chosen is None:
+            view = await self._store.run(store.read_job(who.tenant, job))
+            return LogPage(attempt=0, lines=[], dropped=[], next=None, ended=view.record.finished is not None)
+        devices = _chosen_devices(chosen, query.device)
+        seen = position.seen if position is not None else {}
+        directory = self._attempt_dir(who, job, chosen.number)
+        found = await self._in_thread(partial(files.read_logs, directory, devices, seen, query))
+        over = found.sealed or chosen.state is AttemptState.ENDED
+        return LogPage(
+            attempt=chosen.number,
+            lines=found.lines,
+            dropped=found.dropped,
+            next=cursors.encode_log(LogCursor(chosen.number, found.seen)),
+            ended=found.at_end and over,
+        )
+
+    async def metrics(
+        self,
+        who: Principal,
+        job: str,
+        attempt: int | None,
+        *,
+        device: int | None,
+        name: str | None,
+        after: int,
+        points: int | None,
+    ) -> MetricList:
+        """Series of an attempt (the newest one)."""
+        chosen = await self._attempt(who, job, attempt)
+        if chosen is None:
+            return MetricList(0, [])
+        directory = self._attempt_dir(who, job, chosen.number)
+        read = partial(files.read_metrics, directory, device, name, after, points)
+        return MetricList(chosen.number, await self._in_thread(read))
+
+    async def _attempt(self, who: Principal, job: str, number: int | None) -> AttemptRecord | None:
+        """The attempt of that number, or the newest; `None` when the job has not had one.
+
+        Raises:
+            NotFound: there is no attempt of that number.
+        """
+        records = await self._store.run(store.attempts(who.tenant, job))
+        if number is None:
+            return records[-1] if records else None
+        if number > len(records):
+            raise NotFound(f"job {job} has had {len(records)} attempts; there is no attempt {number}")
+        return records[number - 1]
+
+    def _attempt_dir(self, who: Principal, job: str, attempt: int) -> Path:
+        return layout.attempt_dir(self._storage, who.tenant, job, attempt)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await anyio.to_thread.run_sync(work, limiter=self._file_threads)
+
+    # -- before a job ------------------------------------------------------------------------------
+
+    def recipes(self) -> dict[str, Any]:
+        from jobs import catalogue
+
+        return dict(catalogue.listing())
+
+    def plan(self, body: bytes) -> dict[str, Any]:
+        """The splits that a spec would give in one epoch, and what is wrong with them. Raises as `submit` does."""
+        from jobs import catalogue
+        from jobs.lint import lint
+        from jobs.plan import predict
+
+        wanted = checked_spec(body)
+        program = wanted.program
+        rows = catalogue.dataset_rows(program.data)
+        eval_rows = catalogue.dataset_rows(program.evaluate.data) if program.evaluate else None
+        prediction = predict(wanted, rows, eval_rows)
+        return {
+            "rows": rows,
+            "batch_size": program.data.batch_size,
+            "global_batch_size": wanted.global_batch_size,
+            "patterns": prediction.epoch,
+            "findings": lint(wanted, prediction.epoch, rows),
+            "notes": prediction.notes,
+        }
+
+    # -- the fleet ---------------------------------------------------------------------------------
+
+    async def pools(self) -> PoolList:
+        return PoolList(views.pools(await self._fleet.read(max_age=0)))
+
+    async def nodes(self, who: Principal) -> NodeList:
+        fleet = await self._fleet.read(max_age=0)
+        return NodeList([views.node(node, who.tenant, fleet.queued.get(node.pool, 0)) for node in fleet.nodes])
+
+    async def readiness(self) -> Readiness:
+        """Whether a job that is submitted now would be stored and could start."""
+        checks = {"scheduler": "ok" if self._scheduler_alive() else "not running"}
+        try:
+            fleet = await self._fleet.read(max_age=READY_SECONDS)
+            checks["control_redis"] = "ok"
+            checks["nodes"] = "ok" if any(node.alive for node in fleet.nodes) else "no live node"
+        except Unavailable:
+            checks["control_redis"] = "does not answer"
+            checks["nodes"] = "not known"
+        try:
+            await self._telemetry.ping()
+            checks["telemetry_redis"] = "ok"
+        except Unavailable:
+            checks["telemetry_redis"] = "does not answer"
+        return Readiness(all(state == "ok" for state in checks.values()), checks)
+
+    async def census(self, who: Principal) -> Counts:
+        """What Prometheus's gauges show: jobs of the caller's tenant, and every pool."""
+        jobs = await self._store.run(counts.by_state(who.tenant))
+        return Counts({str(state): number for state, number in jobs.items()}, (await self.pools()).pools)
+
+    # -- tokens ------------------------------------------------------------------------------------
+
+    async def create_token(self, who: Principal, body: bytes) -> NewToken:
+        """Raises:
+        InvalidRequest: a field is wrong.
+        Forbidden: the token is for another tenant, and the caller is not the operator.
+        """
+        wanted = parse_new_token(body)
+        tenant = wanted.tenant or who.tenant
+        if tenant != who.tenant and who.tenant != DEFAULT_TENANT:
+            raise Forbidden("only the operator may make tokens for another tenant")
+        now = time.time_ns() // 1000
+        expires = None if wanted.expires_in_seconds is None else now + wanted.expires_in_seconds * 1_000_000
+        text, record = tokens.issue(tenant, wanted.scopes, wanted.name, created=now, expires=expires)
+        await self._store.run(tokens.put(record))
+        audit.info("token_created", created=record.id, for_tenant=tenant, scopes=sorted(record.scopes), **_by(who))
+        return NewToken(**msgspec.structs.asdict(views.token(record)), token=text)
+
+    async def list_tokens(self, who: Principal) -> TokenList:
+        found: list[TokenView] = [views.token(t) for t in await self._store.run(tokens.of_tenant(who.tenant))]
+        return TokenList(found)
+
+    async def revoke_token(self, who: Principal, token: str) -> None:
+        """Other API processes notice within a few seconds. Raises NotFound."""
+        await self._store.run(tokens.revoke(who.tenant, token))
+        self._authenticator.forget(token)
+        audit.info("token_revoked", revoked=token, **_by(who))
+
+
+def checked_spec(body: bytes) -> JobSpec:
+    """Raises MalformedJson, InvalidSpec, NotSupported."""
+    from jobs import catalogue
+
+    wanted = spec.parse(body)
+    wrong = catalogue.check(wanted)
+    if wrong:
+        raise InvalidSpec("the job spec names things that do not exist", fields=tuple(wrong))
+    return wanted
+
+
+def _by(who: Principal) -> dict[str, str]:
+    return {"token": who.token, "tenant": who.tenant}
+
+
+def _no_report(job: str, attempt: AttemptRecord) -> str:
+    if attempt.state is AttemptState.ENDED:
+        why = attempt.message or attempt.reason
+        return f"attempt {attempt.number} of job {job} ended without a split report: {why}"
+    return f"attempt {attempt.number} of job {job} has made no step yet, so there is no split report; ask again later"
+
+
+def _of_device(found: Report, device: int) -> Report:
+    """The same report with the entries of one device; patterns keep their rows for all devices."""
+    if all(entry.device != device for entry in found.devices):
+        raise NotFound(f"the attempt had {len(found.devices)} devices, numbered from 0; there is no device {device}")
+    return msgspec.structs.replace(
+        found,
+        devices=tuple(entry for entry in found.devices if entry.device == device),
+        per_device=tuple(entry for entry in found.per_device if entry.device == device),
+    )
+
+
+def _chosen_devices(attempt: AttemptRecord, device: int | None) -> list[int]:
+    count = len(attempt.leased)
+    if device is None:
+        return list(range(count))
+    if device >= count:
+        raise NotFound(f"the attempt had {count} devices, numbered from 0; there is no device {device}")
+    return [device]
