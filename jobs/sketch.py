@@ -18,13 +18,14 @@ _LOG_GAMMA = math.log(_GAMMA)
 
 
 class Sketch:
-    """Count, total and maximum exactly; quantiles within 1 %. Values are finite and not negative."""
+    """Count, total, minimum and maximum exactly; quantiles within 1 %. Values are finite and not negative."""
 
-    __slots__ = ("_buckets", "_zeros", "count", "max", "total")
+    __slots__ = ("_buckets", "_zeros", "count", "max", "min", "total")
 
     def __init__(self) -> None:
         self.count = 0
         self.total = 0.0
+        self.min = math.inf
         self.max = 0.0
         self._zeros = 0
         self._buckets: dict[int, int] = {}
@@ -39,6 +40,7 @@ class Sketch:
             raise ValueError(f"a sketch takes finite values from 0 on, not {value}")
         self.count += 1
         self.total += value
+        self.min = min(self.min, value)
         self.max = max(self.max, value)
         if value <= SMALLEST:
             self._zeros += 1
@@ -52,6 +54,7 @@ class Sketch:
         """Count everything that `other` has counted."""
         self.count += other.count
         self.total += other.total
+        self.min = min(self.min, other.min)
         self.max = max(self.max, other.max)
         self._zeros += other._zeros
         for bucket, count in other._buckets.items():
@@ -78,7 +81,7 @@ class Sketch:
         for bucket in sorted(self._buckets):
             seen += self._buckets[bucket]
             if rank < seen:
-                return min(2 * _GAMMA**bucket / (_GAMMA + 1), self.max)
+                return max(self.min, min(2 * _GAMMA**bucket / (_GAMMA + 1), self.max))
         return self.max
 
     def _lump_smallest(self) -> None:
