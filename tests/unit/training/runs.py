@@ -1,0 +1,55 @@
+"""Runs a spec in this process, as one rank with virtual devices, and keeps what it sent."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from jobs.spec import JobSpec, parse
+from jobs.telemetry import AnyRecord, Record, Result
+from workers.training import entry
+from workers.training.context import Device, RankContext
+
+T = TypeVar("T", bound=Record)
+
+VECTORS: dict[str, Any] = {
+    "model": {"ref": "linear", "args": {"in_features": 5, "out_features": 2}},
+    "data": {"ref": "random_vectors", "args": {"rows": 100, "features": 5}, "batch_size": 30},
+    "loss": {"ref": "cross_entropy"},
+    "optimizer": {"ref": "sgd", "args": {"lr": 0.1}},
+}
+FORWARD: dict[str, Any] = {"model": VECTORS["model"], "data": VECTORS["data"], "mode": "forward"}
+DIGITS: dict[str, Any] = {
+    "model": {"ref": "mlp"},
+    "data": {"ref": "digits", "batch_size": 32, "shuffle": True},
+    "loss": {"ref": "cross_entropy"},
+    "optimizer": {"ref": "adam", "args": {"lr": 0.003}},
+    "epochs": 12,
+    "evaluate": {"data": {"ref": "digits", "args": {"split": "test"}}, "every_epochs": 12},
+}
+
+
+@dataclass
+class Kept:
+    """A sink that keeps everything."""
+
+    records: list[AnyRecord] = field(default_factory=list)
+
+    def emit(self, record: AnyRecord) -> None:
+        self.records.append(record)
+
+    def of(self, kind: type[T]) -> list[T]:
+        return [record for record in self.records if isinstance(record, kind)]
+
+
+def spec_of(program: dict[str, Any], *, devices: int = 1, **parallelism: Any) -> JobSpec:
+    return parse(json.dumps({"program": program, "resources": {"devices": devices}, "parallelism": parallelism}))
+
+
+def run_here(program: dict[str, Any], *, devices: int = 1, **parallelism: Any) -> tuple[Result, Kept]:
+    spec, sink = spec_of(program, devices=devices, **parallelism), Kept()
+    return entry.run(spec, context_of(devices, sink)), sink
+
+
+def context_of(devices: int, sink: Kept, **options: Any) -> RankContext:
+    owned = tuple(Device(index, "cpu", f"cpu:{index}") for index in range(devices))
+    return RankContext(0, 1, owned, devices, 1, sink, **options)
