@@ -1,0 +1,153 @@
+"""What must hold in the control Redis between any two calls, read from the keys themselves."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import redis
+
+from jobs.state import State
+
+LIVE = (b"leased", b"claimed")
+
+
+@dataclass
+class Keys:
+    """All of the store, by kind of key. Values of zsets are their members with scores."""
+
+    hashes: dict[str, dict[bytes, bytes]] = field(default_factory=dict)
+    zsets: dict[str, dict[bytes, float]] = field(default_factory=dict)
+    sets: dict[str, set[bytes]] = field(default_factory=dict)
+
+    def hashes_at(self, prefix: str) -> dict[str, dict[bytes, bytes]]:
+        return {key.removeprefix(prefix): value for key, value in self.hashes.items() if key.startswith(prefix)}
+
+
+def read_keys(client: "redis.Redis") -> Keys:
+    names = sorted(client.scan_iter(match="sy:*", count=10_000))
+    with client.pipeline(transaction=True) as pipe:
+        for name in names:
+            pipe.type(name)
+        types = pipe.execute()
+        readers = {
+            b"hash": pipe.hgetall,
+            b"set": pipe.smembers,
+            b"zset": lambda key: pipe.zrange(key, 0, -1, withscores=True),
+        }
+        known = [(name.decode(), kind) for name, kind in zip(names, types, strict=True) if kind in readers]
+        for name, kind in known:
+            readers[kind](name)
+        values = pipe.execute()
+    keys = Keys()
+    for (name, kind), value in zip(known, values, strict=True):
+        match kind:
+            case b"hash":
+                keys.hashes[name] = value
+            case b"set":
+                keys.sets[name] = value
+            case _:
+                keys.zsets[name] = dict(value)
+    return keys
+
+
+def violations(client: "redis.Redis") -> list[str]:
+    """Every broken rule, in words; empty when all is well."""
+    keys = read_keys(client)
+    return [*_indexes(keys), *_queues(keys), *_attempts(keys), *_devices(keys), *_holds(keys)]
+
+
+def _indexes(keys: Keys) -> Iterator[str]:
+    jobs = keys.hashes_at("sy:job:")
+    indexed: dict[str, list[str]] = {}
+    for name, members in keys.zsets.items():
+        tenant, _, state = name.removeprefix("sy:jobs:").partition(":")
+        if name.startswith("sy:jobs:") and state:
+            for member in members:
+                indexed.setdefault(f"{tenant}/{member.decode()}", []).append(state)
+    for ref, job in jobs.items():
+        if indexed.get(ref) != [job[b"state"].decode()]:
+            yield f"job {ref} is {job[b'state'].decode()}, but in the indexes of {indexed.get(ref)}"
+        tenant, identity = ref.split("/")
+        if identity.encode() not in keys.zsets.get(f"sy:jobs:{tenant}", {}):
+            yield f"job {ref} is not in its tenant's list"
+    if set(indexed) != set(jobs):
+        yield f"indexed, but no job: {set(indexed) - set(jobs)}"
+
+
+def _queues(keys: Keys) -> Iterator[str]:
+    waiting: dict[str, list[str]] = {}
+    for name, members in keys.zsets.items():
+        if name.startswith("sy:queue:") or name == "sy:backoff":
+            for member in members:
+                waiting.setdefault(member.decode(), []).append(name)
+    jobs = keys.hashes_at("sy:job:")
+    for ref, job in jobs.items():
+        queue = f"sy:queue:{job[b'pool'].decode()}:{job[b'devices'].decode()}"
+        places = waiting.pop(ref, [])
+        if job[b"state"] == State.QUEUED.encode():
+            if places not in ([queue], ["sy:backoff"]):
+                yield f"queued job {ref} waits in {places}"
+            if (places == ["sy:backoff"]) != (job[b"reason"] == b"backing_off"):
+                yield f"job {ref} waits in {places} and says {job[b'reason'].decode()}"
+        elif places:
+            yield f"job {ref} is {job[b'state'].decode()}, but waits in {places}"
+    if waiting:
+        yield f"these wait, but are no jobs: {waiting}"
+    for name in keys.sets:
+        if name.startswith("sy:queue:"):
+            classes = {queue.removeprefix(name + ":") for queue in keys.zsets if queue.startswith(name + ":")}
+            if {member.decode() for member in keys.sets[name]} != classes:
+                yield f"{name} lists other classes than wait: {classes}"
+
+
+def _attempts(keys: Keys) -> Iterator[str]:
+    attempts = keys.hashes_at("sy:attempt:")
+    live = {ref for ref, attempt in attempts.items() if attempt[b"state"] in LIVE}
+    leases = {ref.decode() for ref in keys.sets.get("sy:leases", set())}
+    if live != leases:
+        yield f"live attempts {live}, but leases {leases}"
+    hinted = {f"{attempts[ref][b'node'].decode()} {ref}" for ref in live if attempts[ref][b"state"] == b"leased"}
+    if hinted != {member.decode() for member in keys.zsets.get("sy:outbox", {})}:
+        yield f"unclaimed attempts {hinted}, but hints {keys.zsets.get('sy:outbox')}"
+    for ref, job in keys.hashes_at("sy:job:").items():
+        mine = {n for n in range(1, int(job[b"attempt"]) + 1) if f"{ref}/{n}" in live}
+        on_devices = job[b"state"] in (b"starting", b"running")
+        if mine != ({int(job[b"attempt"])} if on_devices else set()):
+            yield f"job {ref} is {job[b'state'].decode()} with attempt {job[b'attempt'].decode()}, live are {mine}"
+
+
+def _devices(keys: Keys) -> Iterator[str]:
+    attempts = keys.hashes_at("sy:attempt:")
+    leases = {ref.decode() for ref in keys.sets.get("sy:leases", set())}
+    leased: dict[tuple[str, int], str] = {}
+    for ref in leases:
+        for device in attempts[ref][b"leased"].split(b","):
+            slot = (attempts[ref][b"node"].decode(), int(device))
+            if slot in leased:
+                yield f"device {slot} is in two live leases: {leased[slot]} and {ref}"
+            leased[slot] = ref
+            if keys.hashes.get(f"sy:held:{slot[0]}", {}).get(device) != ref.encode():
+                yield f"device {slot} is leased to {ref}, but not held for it"
+    for name, node in keys.hashes_at("sy:node:").items():
+        held = {int(device) for device in keys.hashes.get(f"sy:held:{name}", {})}
+        bad = {int(device) for device in keys.hashes.get(f"sy:quarantine:{name}", {})}
+        free = {int(device) for device in keys.zsets.get(f"sy:free:{name}", {})}
+        if held & free or held & bad or free & bad:
+            yield f"node {name}: a device is at two places: held {held}, free {free}, quarantined {bad}"
+        every = set(range(int(node[b"count"])))
+        if (held | free | bad) & every != every or not free <= every:
+            yield f"node {name}: held {held}, free {free}, quarantined {bad} are not its {len(every)} devices"
+        index = keys.zsets.get(f"sy:pool:{node[b'pool'].decode()}:free", {})
+        expected = len(free) if node[b"alive"] == b"1" and node[b"stopping"] != b"1" else None
+        if index.get(name.encode()) != expected:
+            yield f"node {name}: the index says {index.get(name.encode())} free, and it has {expected}"
+        for other, members in keys.zsets.items():
+            elsewhere = other.startswith("sy:pool:") and not other.startswith(f"sy:pool:{node[b'pool'].decode()}:")
+            if elsewhere and name.encode() in members:
+                yield f"node {name} is still in {other}"
+
+
+def _holds(keys: Keys) -> Iterator[str]:
+    for pool, hold in keys.hashes_at("sy:hold:").items():
+        queue = keys.zsets.get(f"sy:queue:{pool}:{hold[b'devices'].decode()}", {})
+        if hold[b"ref"] not in queue:
+            yield f"a node of pool {pool} is kept for {hold[b'ref'].decode()}, which does not wait"

@@ -1,0 +1,85 @@
+"""Lists of jobs, by keyset."""
+
+import pytest
+
+from jobs import store
+from jobs.state import State
+from jobs.store import JobFilter
+from tests.integration.store.world import TENANT, World, a_spec
+
+pytestmark = pytest.mark.integration
+
+MANY = 3000
+
+
+def read_all(world: World, chosen: JobFilter, limit: int) -> list[str]:
+    found: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        page = world.run(store.page(TENANT, chosen, after=after, limit=limit))
+        assert len(page.jobs) <= limit
+        assert page.next_id != after, "a page must make progress"
+        found += [record.id for record in page.jobs]
+        after = page.next_id
+    return found
+
+
+def fill(world: World) -> list[str]:
+    """Jobs of two pools and three labels, newest first; every seventh is cancelled."""
+    world.node("n1", 1, pool="a")
+    world.node("n2", 1, pool="b")
+    sha = world.redis.script_load(store.source("submit"))
+    ids = [f"{number:06d}" for number in range(MANY)]
+    specs = {
+        (pool, label): a_spec(pool=pool, labels={"team": str(label)}, name=f"job-{label}")
+        for pool in "ab"
+        for label in range(3)
+    }
+    with world.redis.pipeline(transaction=False) as pipe:
+        for number, job in enumerate(ids):
+            pipe.evalsha(sha, 0, *store.submit(TENANT, job, specs["ab"[number % 2], number % 3]).args)
+        pipe.execute()
+    for job in ids[::7]:
+        world.run(store.cancel(TENANT, job))
+    return ids[::-1]
+
+
+def test_pages_show_every_job_once_newest_first_under_any_filter(world: World) -> None:
+    ids = fill(world)
+    number = {job: int(job) for job in ids}
+    assert read_all(world, JobFilter(), 199) == read_all(world, JobFilter(), 200) == ids
+    assert read_all(world, JobFilter(state=State.CANCELLED), 50) == [job for job in ids if number[job] % 7 == 0]
+    assert read_all(world, JobFilter(state=State.RUNNING), 50) == []
+    assert read_all(world, JobFilter(pool="a"), 1000) == [job for job in ids if number[job] % 2 == 0]
+    assert read_all(world, JobFilter(label=("team", "1")), 333) == [job for job in ids if number[job] % 3 == 1]
+    assert read_all(world, JobFilter(name="job-2"), 77) == [job for job in ids if number[job] % 3 == 2]
+    both = JobFilter(state=State.QUEUED, pool="b", label=("team", "0"), name="job-0")
+    assert read_all(world, both, 10) == [job for job in ids if number[job] % 6 == 3 and number[job] % 7]
+    for nothing in (JobFilter(label=("team", "9")), JobFilter(label=("other", "1")), JobFilter(pool="c")):
+        assert read_all(world, nothing, 10) == []
+
+
+def test_a_rare_filter_gives_short_pages_that_still_make_progress(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "MAX_SCANNED", 250)
+    ids = fill(world)
+    world.run(store.submit(TENANT, "000000-rare", a_spec(pool="a", name="rare")))
+    first = world.run(store.page(TENANT, JobFilter(name="rare"), limit=10))
+    assert first.jobs == ()
+    assert first.next_id == ids[249]
+    assert read_all(world, JobFilter(name="rare"), 10) == ["000000-rare"]
+
+
+def test_a_page_goes_on_where_it_stopped_although_jobs_came_and_went(world: World) -> None:
+    world.node()
+    old = [world.submit() for _ in range(10)]
+    page = world.run(store.page(TENANT, JobFilter(), limit=4))
+    assert page.next_id is not None
+    world.submit()
+    for gone in (page.next_id, old[4]):
+        world.run(store.cancel(TENANT, gone))
+        world.run(store.delete(TENANT, gone))
+    rest = world.run(store.page(TENANT, JobFilter(), after=page.next_id, limit=100))
+    assert [record.id for record in rest.jobs] == [job for job in old[5::-1] if job != old[4]]
+    assert rest.next_id is None

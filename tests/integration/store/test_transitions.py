@@ -1,0 +1,497 @@
+"""One scenario for each arrow of the diagram, and what a repeated call does."""
+
+import pytest
+import redis
+
+from jobs import store
+from jobs.errors import (
+    IdempotencyConflict,
+    JobFinished,
+    JobNotFinished,
+    NotFound,
+    TooLargeForPool,
+    Unavailable,
+    UnknownPool,
+)
+from jobs.state import AttemptState, Order, Reason, State
+from jobs.store import MAX_LOSSES, AttemptId, NodeStanding
+from tests.integration.store.world import TENANT, World, a_spec
+
+pytestmark = pytest.mark.integration
+
+
+# -- a: submit -------------------------------------------------------------------------------------
+
+
+def test_a_submitted_job_is_queued_with_its_spec_and_its_place_in_the_queue(world: World) -> None:
+    world.node(devices=2)
+    first, second = world.submit(2), world.submit(1, labels={"team": "vision"})
+    view = world.run(store.read_job(TENANT, second))
+    assert (view.record.state, view.record.reason) == (State.QUEUED, Reason.WAITING_FOR_DEVICES)
+    assert view.record.labels == {"team": "vision"}
+    assert view.spec == a_spec(1, labels={"team": "vision"}, limits={"max_retries": 0})
+    assert view.queue is not None
+    assert (view.queue.ahead, view.queue.free, view.queue.largest_gap, view.queue.live_nodes) == (1, 2, 2, 1)
+    assert world.run(store.read_job(TENANT, first)).queue is not None
+
+
+def test_a_submit_whose_reply_was_lost_says_created_again(world: World) -> None:
+    world.node()
+    for key in ("", "key"):
+        call = store.submit(TENANT, f"job{key}", a_spec(), idempotency_key=key, digest="d")
+        assert [world.run(call).created for _ in range(3)] == [True, True, True]
+    assert world.run(store.fleet()).queued == {"default": 2}
+
+
+def test_an_idempotency_key_gives_the_same_job_and_refuses_another_body(world: World) -> None:
+    world.node()
+    made = world.run(store.submit(TENANT, "a", a_spec(), idempotency_key="k", digest="d"))
+    again = world.run(store.submit(TENANT, "b", a_spec(), idempotency_key="k", digest="d"))
+    assert (made.job, made.created, again.job, again.created) == ("a", True, "a", False)
+    with pytest.raises(IdempotencyConflict, match="job a"):
+        world.run(store.submit(TENANT, "c", a_spec(), idempotency_key="k", digest="other"))
+    assert world.run(store.submit("other-tenant", "d", a_spec(), idempotency_key="k", digest="d")).created
+
+
+def test_a_key_without_a_digest_is_remembered_too(world: World) -> None:
+    world.node()
+    world.run(store.submit(TENANT, "a", a_spec(), idempotency_key="k"))
+    assert world.run(store.submit(TENANT, "b", a_spec(), idempotency_key="k")).job == "a"
+
+
+def test_the_key_of_a_deleted_job_may_be_used_again(world: World) -> None:
+    world.node()
+    world.run(store.submit(TENANT, "a", a_spec(), idempotency_key="k", digest="d"))
+    world.run(store.cancel(TENANT, "a"))
+    world.run(store.delete(TENANT, "a"))
+    assert world.run(store.submit(TENANT, "b", a_spec(), idempotency_key="k", digest="d")).created
+    assert world.state("b") is State.QUEUED
+
+
+def test_what_could_never_run_is_refused_at_submit(world: World) -> None:
+    with pytest.raises(UnknownPool, match="no worker has registered"):
+        world.submit()
+    world.node(devices=2)
+    world.node("n2", devices=3)
+    with pytest.raises(UnknownPool, match="pools: default"):
+        world.submit(pool="a100")
+    with pytest.raises(TooLargeForPool, match="has 3"):
+        world.submit(4)
+    assert world.run(store.fleet()).queued == {"default": 0}
+
+
+def test_a_server_without_memory_refuses_new_jobs_and_lets_running_ones_go_on(world: World) -> None:
+    world.node()
+    attempt, waiting = world.running(), world.submit()
+    world.redis.config_set("maxmemory", "1")
+    try:
+        with pytest.raises((Unavailable, redis.exceptions.OutOfMemoryError)):
+            world.submit()
+        assert world.run(store.renew(attempt, "c"))
+        assert world.run(store.beat_node("n1", "i1")).standing is NodeStanding.OK
+        assert world.dispatch() == [waiting]
+        assert world.finish(attempt)
+        assert world.release(attempt) == 1
+        assert world.run(store.cancel(TENANT, waiting)) == "cancelled"
+    finally:
+        world.redis.config_set("maxmemory", "0")
+    assert len(world.run(store.page(TENANT, store.JobFilter())).jobs) == 2
+
+
+# -- b: dispatch and claim -------------------------------------------------------------------------
+
+
+def test_dispatch_leases_named_devices_and_hints_the_node(world: World) -> None:
+    world.node(devices=4)
+    job = world.submit(3)
+    assert world.dispatch() == [job]
+    record = world.job(job)
+    assert (record.state, record.attempt, record.node, record.leased) == (State.STARTING, 1, "n1", (0, 1, 2))
+    (hint,) = world.run(store.hints(5))
+    assert (hint.node, hint.attempt) == ("n1", AttemptId(TENANT, job, 1))
+    assert world.dispatch() == []
+
+
+def test_a_hint_is_taken_once_per_interval_until_it_is_claimed(world: World) -> None:
+    world.node()
+    job = world.submit()
+    world.dispatch()
+    assert len(world.run(store.hints(3600))) == 1
+    assert world.run(store.hints(3600)) == ()
+    assert len(world.run(store.hints(5))) == 1, "due in an hour means that the clock was set back"
+    world.claim(job)
+    assert world.run(store.hints(5)) == ()
+
+
+def test_a_claim_succeeds_once_and_again_only_for_its_claimant(world: World) -> None:
+    world.node()
+    job = world.submit()
+    world.dispatch()
+    attempt = world.attempt(job)
+    assert "node n1" in world.run(store.claim(attempt, "c", "n2")).refused
+    for _ in range(3):
+        assert world.run(store.claim(attempt, "c", "n1")).spec is not None
+    assert "claimed" in world.run(store.claim(attempt, "thief", "n1")).refused
+    assert "no such attempt" in world.run(store.claim(AttemptId(TENANT, job, 2), "c", "n1")).refused
+    assert world.finish(attempt)
+    assert "ended" in world.run(store.claim(attempt, "c", "n1")).refused
+
+
+# -- c: mark, renew, orders ------------------------------------------------------------------------
+
+
+def test_marks_set_each_time_once(world: World) -> None:
+    world.node()
+    attempt = world.claimed()
+    assert world.mark(attempt)
+    first = world.job(attempt.job)
+    assert (first.state, first.reason, first.first_step) == (State.RUNNING, Reason.RUNNING, None)
+    assert first.started is not None
+    assert world.mark(attempt, "first_step")
+    marked = world.job(attempt.job)
+    assert marked.first_step is not None
+    assert world.mark(attempt)
+    assert world.mark(attempt, "first_step")
+    assert world.job(attempt.job) == marked
+
+
+def test_only_the_claimant_beats_marks_and_finishes(world: World) -> None:
+    world.node()
+    attempt = world.claimed()
+    for stranger in ("thief", ""):
+        assert not world.run(store.renew(attempt, stranger))
+        assert not world.mark(attempt, by=stranger)
+        assert not world.finish(attempt, by=stranger)
+        assert world.run(store.orders(attempt, stranger)) is Order.LOST
+    assert world.run(store.orders(attempt, "c")) is Order.GO
+    assert world.state(attempt.job) is State.STARTING
+
+
+def test_an_attempt_that_nobody_claimed_takes_no_finish(world: World) -> None:
+    world.node()
+    job = world.submit()
+    world.dispatch()
+    for claimant in ("", "c"):
+        assert not world.finish(world.attempt(job), by=claimant)
+    assert world.state(job) is State.STARTING
+
+
+# -- d, e: ends ------------------------------------------------------------------------------------
+
+
+def test_a_completed_job_keeps_its_result_and_its_devices_until_they_are_released(world: World) -> None:
+    world.node(devices=1)
+    attempt = world.running()
+    waiting = world.submit()
+    end = store.finish(attempt, "c", Reason.COMPLETED, "done", result={"loss": 0.5})
+    assert [world.run(end), world.run(end)] == [True, True]
+    record = world.job(attempt.job)
+    assert (record.state, record.reason, record.result) == (State.SUCCEEDED, Reason.COMPLETED, {"loss": 0.5})
+    assert record.finished is not None
+    assert world.dispatch() == []
+    assert [world.release(attempt), world.release(attempt)] == [1, 0]
+    assert world.dispatch() == [waiting]
+
+
+def test_another_end_after_the_end_is_refused(world: World) -> None:
+    world.node()
+    attempt = world.running()
+    assert world.finish(attempt)
+    before = world.job(attempt.job)
+    assert not world.finish(attempt, Reason.RANK_FAILED)
+    assert not world.reap(attempt, beat=None)
+    assert not world.mark(attempt)
+    assert not world.run(store.renew(attempt, "c"))
+    assert world.run(store.orders(attempt, "c")) is Order.LOST
+    assert world.job(attempt.job) == before
+
+
+def test_a_job_whose_running_mark_was_lost_still_passes_through_running(world: World) -> None:
+    world.node()
+    attempt = world.claimed()
+    version = world.job(attempt.job).version
+    assert world.finish(attempt)
+    record = world.job(attempt.job)
+    assert (record.state, record.version) == (State.SUCCEEDED, version + 2)
+    assert record.started is not None
+
+
+@pytest.mark.parametrize("reason", [Reason.WALL_LIMIT, Reason.REJECTED_BY_WORKER])
+def test_a_final_failure_is_not_tried_again(world: World, reason: Reason) -> None:
+    world.node()
+    attempt = world.running(retries=3)
+    assert world.finish(attempt, reason)
+    assert (world.state(attempt.job), world.job(attempt.job).reason) == (State.FAILED, reason)
+
+
+def test_a_failure_keeps_its_error(world: World) -> None:
+    world.node()
+    attempt = world.running()
+    world.run(store.finish(attempt, "c", Reason.RANK_FAILED, "rank 1: exit code 3", error={"rank": 1, "exit_code": 3}))
+    record, (ended,) = world.job(attempt.job), world.history(attempt.job)
+    assert (record.state, record.message) == (State.FAILED, "rank 1: exit code 3")
+    assert record.error == ended.error == {"rank": 1, "exit_code": 3}
+    assert (ended.state, ended.reason) == (AttemptState.ENDED, Reason.RANK_FAILED)
+
+
+def test_a_node_may_refuse_what_it_cannot_start_but_not_what_is_claimed(world: World) -> None:
+    world.node(devices=1)
+    job = world.submit()
+    world.dispatch()
+    attempt = world.attempt(job)
+    refusal = store.refuse(attempt, "n1", Reason.REJECTED_BY_WORKER, "no such module")
+    assert not world.run(store.refuse(attempt, "n2", Reason.REJECTED_BY_WORKER, "not mine"))
+    assert [world.run(refusal), world.run(refusal)] == [True, False]
+    assert world.state(job) is State.FAILED
+    other = world.claimed()
+    assert not world.run(store.refuse(other, "n1", Reason.REJECTED_BY_WORKER, "too late"))
+
+
+# -- f: cancel -------------------------------------------------------------------------------------
+
+
+def test_a_queued_job_is_cancelled_at_once(world: World) -> None:
+    world.node()
+    job = world.submit()
+    assert world.run(store.cancel(TENANT, job)) == "cancelled"
+    assert world.dispatch() == []
+    with pytest.raises(JobFinished):
+        world.run(store.cancel(TENANT, job))
+    assert (world.state(job), world.job(job).reason) == (State.CANCELLED, Reason.CANCELLED_BY_USER)
+
+
+def test_a_job_that_backs_off_is_cancelled_at_once_and_stays_so(world: World) -> None:
+    world.node()
+    attempt = world.running(retries=1)
+    world.finish(attempt, Reason.RANK_FAILED)
+    assert world.job(attempt.job).reason is Reason.BACKING_OFF
+    assert world.run(store.cancel(TENANT, attempt.job)) == "cancelled"
+    world.release(attempt)
+    assert world.dispatch() == []
+
+
+def test_a_leased_job_that_nobody_claimed_is_cancelled_at_once_and_gives_its_devices_back(world: World) -> None:
+    world.node(devices=1)
+    job = world.submit()
+    world.dispatch()
+    attempt = world.attempt(job)
+    assert world.run(store.cancel(TENANT, job)) == "cancelled"
+    assert "ended" in world.run(store.claim(attempt, "c", "n1")).refused
+    assert world.run(store.hints(5)) == ()
+    assert len(world.dispatch()) == 0
+    assert world.submit() in world.dispatch()
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_cancelling_a_claimed_job_tells_its_supervisor(world: World, marked: bool) -> None:
+    world.node()
+    attempt = world.running() if marked else world.claimed()
+    before = world.job(attempt.job).version
+    assert world.run(store.cancel(TENANT, attempt.job)) == "cancelling"
+    told = world.job(attempt.job)
+    assert told.cancel_requested
+    assert told.version == before + 1
+    assert world.run(store.cancel(TENANT, attempt.job)) == "cancelling"
+    assert world.job(attempt.job) == told
+    assert world.run(store.orders(attempt, "c")) is Order.CANCEL
+    assert world.mark(attempt)
+    assert world.job(attempt.job).reason is Reason.CANCELLING
+    assert world.finish(attempt, Reason.CANCELLED_BY_USER)
+    assert world.state(attempt.job) is State.CANCELLED
+
+
+@pytest.mark.parametrize(
+    "reason", [Reason.RANK_FAILED, Reason.SUPERVISOR_LOST, Reason.SERVICE_STOPPED, Reason.WALL_LIMIT]
+)
+def test_whatever_ends_a_job_that_is_being_cancelled_it_does_not_start_again(world: World, reason: Reason) -> None:
+    world.node()
+    attempt = world.running(retries=5)
+    world.run(store.cancel(TENANT, attempt.job))
+    assert world.finish(attempt, reason)
+    world.release(attempt)
+    assert world.dispatch() == []
+    assert world.state(attempt.job) is State.CANCELLED
+
+
+def test_a_lease_that_expires_under_a_cancel_ends_cancelled(world: World) -> None:
+    world.node()
+    attempt = world.running(retries=5)
+    world.run(store.cancel(TENANT, attempt.job))
+    assert world.reap(attempt, beat=1)
+    assert world.state(attempt.job) is State.CANCELLED
+
+
+def test_a_job_that_completes_before_it_sees_the_cancel_has_succeeded(world: World) -> None:
+    world.node()
+    attempt = world.running()
+    world.run(store.cancel(TENANT, attempt.job))
+    assert world.finish(attempt)
+    assert world.state(attempt.job) is State.SUCCEEDED
+
+
+@pytest.mark.parametrize("reason", [Reason.COMPLETED, Reason.WALL_LIMIT])
+def test_a_finished_job_cannot_be_cancelled(world: World, reason: Reason) -> None:
+    world.node()
+    attempt = world.running()
+    world.finish(attempt, reason)
+    before = world.job(attempt.job)
+    with pytest.raises(JobFinished):
+        world.run(store.cancel(TENANT, attempt.job))
+    assert world.job(attempt.job) == before
+
+
+# -- g: retries, reaping ---------------------------------------------------------------------------
+
+
+def test_failures_of_the_program_are_retried_as_often_as_the_job_allows(world: World) -> None:
+    world.node()
+    attempt = world.running(retries=2)
+    for retry in (1, 2):
+        attempt = world.again(attempt, Reason.RANK_FAILED)
+        assert (world.job(attempt.job).retries, attempt.number) == (retry, retry + 1)
+    assert world.finish(attempt, Reason.OUT_OF_MEMORY)
+    assert (world.state(attempt.job), world.job(attempt.job).reason) == (State.FAILED, Reason.OUT_OF_MEMORY)
+    assert [ended.number for ended in world.history(attempt.job)] == [1, 2, 3]
+
+
+def test_losses_of_the_service_have_a_budget_of_their_own(world: World) -> None:
+    world.node()
+    attempt = world.running(retries=0)
+    for _ in range(MAX_LOSSES):
+        attempt = world.again(attempt, Reason.SUPERVISOR_LOST)
+    assert world.job(attempt.job).retries == 0
+    assert world.finish(attempt, Reason.START_FAILED)
+    assert world.state(attempt.job) is State.FAILED
+
+
+def test_a_stop_of_the_service_is_never_counted(world: World) -> None:
+    world.node()
+    attempt = world.running(retries=0)
+    for _ in range(MAX_LOSSES + 2):
+        attempt = world.again(attempt, Reason.SERVICE_STOPPED)
+    record = world.job(attempt.job)
+    assert (record.retries, record.attempt, record.state) == (0, MAX_LOSSES + 3, State.STARTING)
+
+
+def test_a_retry_waits_for_its_backoff_and_then_says_that_it_waits_for_devices(world: World) -> None:
+    world.node(devices=1)
+    attempt = world.running(retries=1)
+    world.run(store.finish(attempt, "c", Reason.RANK_FAILED, "exit 1", backoff_seconds=300))
+    record = world.job(attempt.job)
+    assert (record.state, record.reason) == (State.QUEUED, Reason.BACKING_OFF)
+    assert "rank_failed (exit 1); retry 1 of 1" in record.message
+    assert (record.node, record.leased, record.started) == (None, (), None)
+    world.release(attempt)
+    assert world.dispatch() == []
+    world.redis.zadd("sy:backoff", {attempt.job_ref: 0})
+    blocker = world.submit(priority=1)
+    assert world.dispatch() == [blocker]
+    assert world.job(attempt.job).reason is Reason.WAITING_FOR_DEVICES
+
+
+def test_a_clock_that_is_set_back_does_not_keep_a_job_in_backoff(world: World) -> None:
+    world.node()
+    attempt = world.running(retries=1)
+    world.run(store.finish(attempt, "c", Reason.RANK_FAILED, "exit 1", backoff_seconds=1))
+    (due,) = world.redis.zrange("sy:backoff", 0, -1, withscores=True)
+    world.redis.zadd("sy:backoff", {attempt.job_ref: due[1] + 86_400e6})
+    assert world.dispatch() == [attempt.job]
+
+
+def test_only_a_beat_that_stands_still_is_reaped(world: World) -> None:
+    world.node()
+    attempt = world.running(retries=0)
+    beat = world.run(store.beats()).leases[attempt]
+    assert world.run(store.renew(attempt, "c"))
+    assert not world.reap(attempt, beat=beat)
+    assert world.state(attempt.job) is State.RUNNING
+    assert [world.reap(attempt, beat=beat + 1), world.reap(attempt, beat=beat + 1)] == [True, False]
+    assert (world.state(attempt.job), world.job(attempt.job).reason) == (State.QUEUED, Reason.BACKING_OFF)
+    assert not world.run(store.renew(attempt, "c"))
+    assert not world.finish(attempt)
+
+
+def test_devices_of_a_reaped_attempt_stay_held_until_its_death_is_proven(world: World) -> None:
+    world.node(devices=1)
+    attempt = world.running()
+    assert world.release(attempt) == -1
+    assert world.reap(attempt, beat=1)
+    assert world.dispatch() == []
+    assert world.run(store.beat_node("n1", "i1")).holding == {attempt: AttemptState.ENDED}
+    assert world.release(attempt) == 1
+    assert world.dispatch() == [attempt.job]
+
+
+def test_a_claim_that_comes_first_saves_an_attempt_from_the_reaper(world: World) -> None:
+    world.node(devices=1)
+    job = world.submit()
+    world.dispatch()
+    attempt = world.claim(job)
+    assert not world.reap(attempt, beat=0)
+    assert world.state(job) is State.STARTING
+
+
+def test_an_unclaimed_attempt_that_is_reaped_gives_its_devices_back_at_once(world: World) -> None:
+    world.node(devices=1)
+    job = world.submit()
+    world.dispatch()
+    attempt = world.attempt(job)
+    assert world.reap(attempt, beat=0)
+    assert world.dispatch() == [job]
+    assert "ended" in world.run(store.claim(attempt, "late", "n1")).refused
+    assert world.attempt(job).number == 2
+
+
+def test_the_end_of_an_older_attempt_does_not_touch_the_newer_one(world: World) -> None:
+    world.node()
+    old = world.running()
+    assert world.reap(old, beat=None, reason=Reason.SUPERVISOR_LOST)
+    assert world.dispatch() == [old.job]
+    new = world.claim(old.job, "c2")
+    assert not world.finish(old)
+    assert not world.mark(old)
+    assert world.run(store.orders(old, "c")) is Order.LOST
+    assert world.release(old) == 1
+    assert world.mark(new, by="c2")
+    assert world.state(old.job) is State.RUNNING
+
+
+# -- delete ----------------------------------------------------------------------------------------
+
+
+def test_only_a_finished_job_is_deleted_and_nothing_of_it_stays(world: World) -> None:
+    world.node()
+    attempt = world.running()
+    with pytest.raises(JobNotFinished):
+        world.run(store.delete(TENANT, attempt.job))
+    world.finish_and_release(attempt)
+    world.run(store.delete(TENANT, attempt.job))
+    for gone in (
+        store.delete(TENANT, attempt.job),
+        store.read_job(TENANT, attempt.job),
+        store.cancel(TENANT, attempt.job),
+    ):
+        with pytest.raises(NotFound):
+            world.run(gone)
+    with pytest.raises(NotFound):
+        world.history(attempt.job)
+    assert not [key for key in world.redis.scan_iter() if attempt.job.encode() in key]
+
+
+def test_devices_of_a_deleted_job_are_released_as_those_of_any_ended_attempt(world: World) -> None:
+    world.node(devices=1)
+    attempt = world.running()
+    world.finish(attempt)
+    world.run(store.delete(TENANT, attempt.job))
+    assert world.run(store.beat_node("n1", "i1")).holding == {attempt: AttemptState.ENDED}
+    assert world.release(attempt) == 1
+    assert world.submit() in world.dispatch()
+
+
+def test_another_tenant_sees_nothing(world: World) -> None:
+    world.node()
+    job = world.submit()
+    for call in (store.read_job("other", job), store.cancel("other", job), store.delete("other", job)):
+        with pytest.raises(NotFound):
+            world.run(call)
+    assert world.run(store.page("other", store.JobFilter())).jobs == ()

@@ -1,0 +1,112 @@
+"""A control store with a few nodes and jobs in it, in the words that the tests use."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal, TypeVar
+
+import redis
+
+from jobs import spec, store
+from jobs.record import AttemptRecord, DeviceRecord, JobRecord, NodeInfo
+from jobs.redis_store import RedisStore
+from jobs.spec import JobSpec
+from jobs.state import Reason, State
+from jobs.store import AttemptId
+
+T = TypeVar("T")
+TENANT = "default"
+NEVER = 3600.0  # hold_seconds that no test lives to see
+
+
+def a_spec(devices: int = 1, **fields: Any) -> JobSpec:
+    program = {"mode": "forward", "model": {"ref": "linear"}, "data": {"ref": "random_vectors"}}
+    how = {"strategy": "dp" if devices > 1 else "single"}
+    return spec.parse(
+        json.dumps({"program": program, "parallelism": how, "resources": {"devices": devices}} | dict(fields))
+    )
+
+
+def node_info(devices: int) -> NodeInfo:
+    records = (DeviceRecord(index=i, kind="cpu", ordinal=i, id=f"cpu:{i}", name="virtual") for i in range(devices))
+    return NodeInfo(host="host", cores=4, version="0", devices=tuple(records))
+
+
+class World:
+    def __init__(self, url: str) -> None:
+        self.store = RedisStore.from_url(url)
+        self._ids: Iterator[int] = iter(range(1, 10**9))
+
+    @property
+    def redis(self) -> "redis.Redis":
+        return self.store.client
+
+    def run(self, call: store.Call[T]) -> T:
+        return self.store.run(call)
+
+    def node(self, name: str = "n1", devices: int = 4, *, pool: str = "default", instance: str = "i1") -> str:
+        self.run(store.register_node(name, instance, pool, "127.0.0.1", node_info(devices)))
+        return name
+
+    def submit(self, devices: int = 1, *, priority: int = 0, retries: int = 0, **fields: Any) -> str:
+        limits = {"max_retries": retries}
+        chosen = a_spec(devices, priority=priority, limits=limits, **fields)
+        return self.run(store.submit(TENANT, f"{next(self._ids):09d}", chosen)).job
+
+    def dispatch(self, hold: float = NEVER) -> list[str]:
+        """Ids of the jobs that were started."""
+        return [attempt.job for attempt in self.run(store.dispatch(hold))]
+
+    def job(self, job: str) -> JobRecord:
+        return self.run(store.read_job(TENANT, job)).record
+
+    def state(self, job: str) -> State:
+        return self.job(job).state
+
+    def attempt(self, job: str) -> AttemptId:
+        """The newest attempt of a job."""
+        return AttemptId(TENANT, job, self.job(job).attempt)
+
+    def history(self, job: str) -> tuple[AttemptRecord, ...]:
+        return self.run(store.attempts(TENANT, job))
+
+    def claimed(self, devices: int = 1, *, retries: int = 0, claimant: str = "c") -> AttemptId:
+        """An attempt whose supervisor has claimed it."""
+        job = self.submit(devices, retries=retries)
+        assert job in self.dispatch()
+        return self.claim(job, claimant)
+
+    def claim(self, job: str, claimant: str = "c") -> AttemptId:
+        attempt, node = self.attempt(job), self.job(job).node
+        assert node is not None
+        assert self.run(store.claim(attempt, claimant, node)).spec is not None
+        return attempt
+
+    def running(self, devices: int = 1, *, retries: int = 0) -> AttemptId:
+        attempt = self.claimed(devices, retries=retries)
+        assert self.mark(attempt)
+        return attempt
+
+    def mark(self, attempt: AttemptId, what: Literal["running", "first_step"] = "running", *, by: str = "c") -> bool:
+        return self.run(store.mark(attempt, by, what))
+
+    def finish(self, attempt: AttemptId, reason: Reason = Reason.COMPLETED, *, by: str = "c") -> bool:
+        return self.run(store.finish(attempt, by, reason, reason.value))
+
+    def reap(self, attempt: AttemptId, *, beat: int | None, reason: Reason = Reason.LEASE_EXPIRED) -> bool:
+        return self.run(store.reap(attempt, reason, "gone", beat=beat, backoff_seconds=0))
+
+    def release(self, attempt: AttemptId, quarantine: dict[int, str] | None = None, *, node: str = "n1") -> int:
+        return self.run(store.release(node, attempt, quarantine or {}))
+
+    def finish_and_release(self, attempt: AttemptId) -> None:
+        node = self.job(attempt.job).node
+        assert node is not None
+        assert self.finish(attempt)
+        assert self.release(attempt, node=node) > 0
+
+    def again(self, attempt: AttemptId, reason: Reason) -> AttemptId:
+        """Ends a claimed attempt, gives its devices back, starts and claims the next one."""
+        assert self.finish(attempt, reason)
+        assert self.release(attempt) > 0
+        assert attempt.job in self.dispatch()
+        return self.claim(attempt.job)
