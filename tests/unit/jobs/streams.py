@@ -1,0 +1,81 @@
+"""Record streams as ranks send them, for tests of the report."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jobs.plan import Run, eval_pass, predict, train_pass
+from jobs.report import Aggregator, LeasedDevice, ShardLine
+from jobs.spec import JobSpec
+from jobs.telemetry import AnyRecord, Outcome, Split, Step
+
+FORWARD_MS_PER_ROW = 0.1
+BACKWARD_MS_PER_ROW = 0.2
+
+
+def lease(devices: int, kind: str = "cpu") -> list[LeasedDevice]:
+    return [LeasedDevice(n, f"{kind}:{n}", "host-a", kind, "a device") for n in range(devices)]
+
+
+def aggregator(spec: JobSpec, rows: int | None, eval_rows: int | None = None, kind: str = "cpu") -> Aggregator:
+    return Aggregator("job-1", 1, spec, lease(spec.resources.devices, kind), predict(spec, rows, eval_rows))
+
+
+def split(number: int, devices: Sequence[int], rows: Sequence[int], phase: str = "train", module: str = "") -> Split:
+    """A split of vectors with 5 features into outputs with 2."""
+    return Split(
+        id=number,
+        phase=phase,
+        module=module,
+        batch_rows=sum(rows),
+        devices=tuple(devices),
+        rows=tuple(rows),
+        input_shapes=tuple((count, 5) if count else None for count in rows),
+        output_shapes=tuple((count, 2) if count else None for count in rows),
+    )
+
+
+def step(number: int, splits: Sequence[int], rows: Sequence[int], phase: str = "train", **fields: Any) -> Step:
+    """A step in which every row costs the same, unless `fields` say otherwise."""
+    measured: dict[str, Any] = {
+        "epoch": 0,
+        "step_ms": sum(rows) * (FORWARD_MS_PER_ROW + BACKWARD_MS_PER_ROW) + 1,
+        "data_wait_ms": 0.05,
+        "forward_ms": tuple(count * FORWARD_MS_PER_ROW if count else None for count in rows),
+        "backward_ms": tuple(count * BACKWARD_MS_PER_ROW if count else None for count in rows),
+    }
+    return Step(step=number, phase=phase, splits=tuple(splits), at=0.0, **(measured | fields))
+
+
+def rank_stream(spec: JobSpec, rank: int, rows: int, eval_rows: int | None = None) -> Iterator[AnyRecord]:
+    """What one rank sends over a whole run, as the spec asks for it, up to its outcome."""
+    main = "train" if spec.program.mode == "train" else "forward"
+    numbers: dict[tuple[str, tuple[int, ...]], int] = {}
+    counts = {main: 0, "eval": 0}
+    for epoch in range(spec.program.epochs):
+        passes: list[tuple[str, list[Run]]] = [(main, train_pass(spec, rows))]
+        if spec.program.evaluate is not None and eval_rows is not None:
+            passes.append(("eval", eval_pass(spec, eval_rows, spec.program.evaluate.data.batch_size)))
+        for phase, runs in passes:
+            for shards, times in runs:
+                devices = [rank] if spec.world_size > 1 else list(range(spec.resources.devices))
+                mine = tuple(shards[device] for device in devices)
+                for _ in range(times if any(mine) else 0):
+                    if (phase, mine) not in numbers:
+                        numbers[phase, mine] = len(numbers)
+                        yield split(numbers[phase, mine], devices, mine, phase, spec.parallelism.module or "")
+                    yield step(counts[phase], [numbers[phase, mine]], mine, phase, epoch=epoch)
+                    counts[phase] += 1
+    yield Outcome(rank, 0)
+
+
+def run(
+    spec: JobSpec, rows: int, eval_rows: int | None = None, kind: str = "cpu"
+) -> tuple[Aggregator, list[ShardLine]]:
+    """A whole run, rank after rank: as far apart as pipes can be read."""
+    told = aggregator(spec, rows, eval_rows, kind)
+    lines: list[ShardLine] = []
+    for rank in range(spec.world_size):
+        for record in rank_stream(spec, rank, rows, eval_rows):
+            lines += told.feed(rank, record)
+        told.rank_ended(rank)
+    return told, lines
