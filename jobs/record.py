@@ -126,10 +126,12 @@ class AttemptRecord:
 
 
 class DeviceRecord(msgspec.Struct, frozen=True):
-    """One device of a node. `id` is the GPU's UUID, or `cpu:<n>` for a virtual device."""
+    """One device of a node. `index` is its slot among the devices that the node was given, `ordinal`
+    its number on the host, `id` the GPU's UUID, or `cpu:<n>` for a virtual device."""
 
     index: int
     kind: Literal["cuda", "cpu"]
+    ordinal: int
     id: str
     name: str
     memory_total_bytes: int | None = None
@@ -137,7 +139,7 @@ class DeviceRecord(msgspec.Struct, frozen=True):
     @property
     def label(self) -> str:
         """The name for people: `cuda:3` or `cpu:3`."""
-        return f"{self.kind}:{self.index}"
+        return f"{self.kind}:{self.ordinal}"
 
 
 class NodeInfo(msgspec.Struct, frozen=True):

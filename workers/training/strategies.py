@@ -91,7 +91,6 @@ def dp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
         "DataParallel copies within one process: see primitives.scatter_ms, replicate_ms and gather_ms",
     )
     if virtual:
-        recorder.note("balance", "virtual devices run one after another; times are as if the shards had run at once")
         recorder.note("per_device.backward_ms", "measured on the first ten steps and every tenth after them")
     else:
         recorder.note("per_device.backward_ms", "under DataParallel the backward of all devices is one call")

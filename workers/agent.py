@@ -1,0 +1,221 @@
+"""What a node does besides running attempts: it registers, beats, starts supervisors, and proves deaths.
+
+One agent per worker. It owns no attempt: a supervisor that it started goes on without it, and an
+agent that comes back finds every attempt again by what that left in the state directory (`Marks`).
+"""
+
+import fcntl
+import os
+import socket
+import threading
+import uuid
+from importlib.metadata import version
+from time import monotonic
+
+import structlog
+
+from jobs import store
+from jobs.courier import Courier
+from jobs.errors import NotFound, Unavailable
+from jobs.record import DeviceRecord, NodeInfo
+from jobs.redis_store import RedisStore
+from jobs.scheduler import Scheduler, backoff_seconds
+from jobs.settings import Settings
+from jobs.state import AttemptState, Reason
+from jobs.store import AttemptId
+from workers.forkserver import ForkFailed, ForkServer
+from workers.launch import Launch, Marks
+from workers.sweep import supervisor_is_dead, sweep
+
+log = structlog.get_logger(__name__)
+
+STOP_ATTEMPTS_SECONDS = 15.0
+#: How often the agent looks at the attempts of its node; the beat itself is rarer.
+LOOK_SECONDS = 1.0
+
+
+class NodeTaken(Exception):
+    """Another worker serves this node already."""
+
+
+class Agent:
+    def __init__(
+        self, settings: Settings, devices: tuple[DeviceRecord, ...], control: RedisStore, courier: Courier
+    ) -> None:
+        self._settings = settings
+        self._node = settings.node
+        self._devices = devices
+        self._store = control
+        self._state_dir = settings.state_dir.expanduser() / settings.node
+        self._storage = settings.storage.expanduser()
+        self._instance = uuid.uuid4().hex
+        self._forkserver = ForkServer()
+        self._scheduler = Scheduler(control, courier, settings, listen=False)
+        self._holding: dict[AttemptId, AttemptState] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
+        self._lock: int | None = None
+
+    # -- life of the node ------------------------------------------------------------------------------
+
+    def warm(self) -> None:
+        """Take the node's lock and start the forkserver. Call it before the process has threads.
+
+        Raises:
+            NodeTaken: another worker on this host serves the node.
+            ForkFailed: the forkserver does not come up.
+        """
+        self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = os.open(self._state_dir / "worker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise NodeTaken(f"another worker on this host already serves node {self._node!r}") from error
+        seconds = self._forkserver.warm()
+        log.info("forkserver_warm", seconds=round(seconds, 2))
+
+    def start(self) -> None:
+        """Register the node and begin to look after it."""
+        self._thread.start()
+        self._scheduler.start()
+
+    def stop(self, *, stop_attempts: bool) -> None:
+        """Leave: no new work comes here. Attempts go on, unless `stop_attempts` sends their jobs back to
+        the queue first."""
+        self._stop.set()
+        self._thread.join(5)
+        self._scheduler.stop()
+        try:
+            if stop_attempts:
+                self._stop_attempts()
+            self._store.run(store.node_down(self._node, None))
+        except Unavailable as error:
+            log.warning("left_without_telling", error=str(error))
+
+    def _stop_attempts(self) -> None:
+        deadline = monotonic() + STOP_ATTEMPTS_SECONDS
+        while (live := self._store.run(store.stop_node(self._node))) and monotonic() < deadline:
+            threading.Event().wait(0.1)
+        if live:
+            log.warning("attempts_still_live", count=live)
+
+    def _run(self) -> None:
+        beaten = -1e9
+        registered = False
+        while not self._stop.is_set():
+            try:
+                if not registered:
+                    self._register()
+                    registered, beaten = True, -1e9
+                if monotonic() - beaten >= self._settings.beat_seconds:
+                    beaten = monotonic()
+                    registered = self._beat()
+                self._look_after_attempts()
+            except Unavailable as error:
+                log.warning("control_redis_unavailable", error=str(error))
+            except NodeTaken:
+                log.exception("node_taken")
+                os._exit(1)  # two workers on one set of devices: this one is the older, and must not go on
+            except Exception:
+                log.exception("agent_failed")
+            self._stop.wait(LOOK_SECONDS)
+
+    def _register(self) -> None:
+        info = NodeInfo(
+            host=socket.gethostname(),
+            cores=len(os.sched_getaffinity(0)),
+            version=version("shardyard"),
+            devices=self._devices,
+        )
+        self._store.run(
+            store.register_node(self._node, self._instance, self._settings.pool, self._settings.node_address, info)
+        )
+        log.info("node_registered", node=self._node, pool=self._settings.pool, devices=len(self._devices))
+
+    def _beat(self) -> bool:
+        """Beat, and learn which attempts hold devices here. False: register again."""
+        beat = self._store.run(store.beat_node(self._node, self._instance))
+        if beat.standing is store.NodeStanding.REPLACED:
+            raise NodeTaken(f"another worker registered as node {self._node!r}")
+        self._holding = beat.holding
+        return beat.standing is store.NodeStanding.OK
+
+    # -- attempts --------------------------------------------------------------------------------------
+
+    def start_attempt(self, attempt: AttemptId) -> None:
+        """Start a supervisor for an attempt that waits for one here. Harmless when repeated, late or wrong."""
+        try:
+            job = self._store.run(store.read_job(attempt.tenant, attempt.job))
+            attempts = self._store.run(store.attempts(attempt.tenant, attempt.job))
+        except NotFound:
+            return
+        if len(attempts) < attempt.number:
+            return
+        record = attempts[attempt.number - 1]
+        if record.state is not AttemptState.LEASED or record.node != self._node:
+            return
+        if max(record.leased) >= len(self._devices):
+            why = f"device {max(record.leased)} is gone from node {self._node}"
+            self._refuse(attempt, Reason.START_FAILED, why)
+            return
+        lease = tuple(self._devices[index] for index in record.leased)
+        try:
+            pid = self._forkserver.launch(
+                self._launch(attempt, job.spec.parallelism.strategy, lease),
+                self._settings.control_url(),
+                self._settings.telemetry(),
+            )
+        except ForkFailed as error:
+            self._refuse(attempt, Reason.START_FAILED, str(error))
+            return
+        self._holding = {**self._holding, attempt: AttemptState.LEASED}
+        log.info("supervisor_started", attempt=str(attempt), pid=pid)
+
+    def _launch(self, attempt: AttemptId, strategy: str, lease: tuple[DeviceRecord, ...]) -> Launch:
+        distributed = strategy in ("ddp", "fsdp")
+        cores = len(os.sched_getaffinity(0))
+        return Launch(
+            attempt=attempt,
+            node=self._node,
+            address=self._settings.node_address,
+            strategy=strategy,
+            devices=lease,
+            threads=1 if distributed else max(1, cores * len(lease) // len(self._devices)),
+            state_dir=self._state_dir,
+            storage=self._storage,
+            lease_seconds=self._settings.lease_seconds,
+            beat_seconds=self._settings.beat_seconds,
+            grace_seconds=min(self._settings.grace_seconds, self._settings.lease_seconds / 12),
+        )
+
+    def _refuse(self, attempt: AttemptId, reason: Reason, message: str) -> None:
+        log.error("attempt_not_started", attempt=str(attempt), why=message)
+        self._store.run(store.refuse(attempt, self._node, reason, message, backoff_seconds=backoff_seconds()))
+
+    def _look_after_attempts(self) -> None:
+        """Find attempts here whose supervisor is dead, kill what is left of them, and free their devices."""
+        for attempt, state in self._holding.items():
+            marks = Marks.of(self._state_dir, attempt)
+            if state is AttemptState.LEASED or not supervisor_is_dead(marks):
+                continue
+            survivors = sweep(marks, attempt)
+            lost = store.reap(
+                attempt,
+                Reason.SUPERVISOR_LOST,
+                "its supervisor died",
+                beat=None,
+                backoff_seconds=backoff_seconds(),
+            )
+            if self._store.run(lost):
+                log.warning("supervisor_lost", attempt=str(attempt))
+            bad = self._quarantined(survivors)
+            if self._store.run(store.release(self._node, attempt, bad)) > 0 and not survivors:
+                marks.remove()
+            self._holding = {held: known for held, known in self._holding.items() if held != attempt}
+            return  # the dictionary has changed; the next look goes on
+
+    def _quarantined(self, survivors: dict[int, str]) -> dict[int, str]:
+        if not survivors:
+            return {}
+        who = "; ".join(f"process {pid} ({command})" for pid, command in survivors.items())
+        return {device.index: f"would not die: {who}" for device in self._devices}

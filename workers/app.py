@@ -1,0 +1,93 @@
+"""The Celery app of a node: one task, which starts a supervisor and returns.
+
+`python -m workers` runs it, and so does `python -m celery -A workers.app worker`: this module is an
+entry point, so it reads the settings when it is imported. The pool is pinned to threads with one at a
+time, because a task only forks, and prefork's daemonic children may have none of their own.
+"""
+
+from typing import Any
+
+import structlog
+from celery import Celery, signals
+from celery.apps.worker import Worker
+from kombu.entity import Queue
+
+from jobs.celery_settings import celery_config
+from jobs.redis_store import RedisStore
+from jobs.service_log import configure
+from jobs.settings import Settings
+from jobs.store import AttemptId
+from jobs.wire import CELERY_TASK, node_queue
+from workers.agent import Agent
+from workers.courier import CeleryCourier
+from workers.devices import discover
+
+log = structlog.get_logger(__name__)
+
+settings = Settings()
+stop_attempts_on_exit = False
+
+
+class QuietWorker(Worker):  # type: ignore[misc]
+    """Without the chatter between workers: nothing here uses it, and it costs Redis commands."""
+
+    def on_before_init(self, **kwargs: Any) -> None:
+        super().on_before_init(**kwargs | {"quiet": True})
+
+    def setup_instance(self, **kwargs: Any) -> None:
+        super().setup_instance(**kwargs | {"without_gossip": True, "without_mingle": True})
+
+
+def create_app() -> Celery:
+    app = Celery("shardyard", set_as_current=True)
+    app.Worker = app.subclass_with_self(QuietWorker)
+    app.conf.update(
+        celery_config(settings),
+        task_queues=[Queue(node_queue(settings.node))],  # type: ignore[no-untyped-call]
+        worker_pool="threads",
+        worker_concurrency=1,
+        worker_enable_remote_control=False,
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        broker_connection_max_retries=None,
+    )
+    return app
+
+
+app = create_app()
+agent: Agent | None = None
+
+
+@app.task(name=CELERY_TASK)  # type: ignore[untyped-decorator]
+def start_attempt(tenant: str, job: str, attempt: int) -> None:
+    """The hint that an attempt waits on this node. Its arguments are ids; everything else is read from Redis."""
+    assert agent is not None
+    agent.start_attempt(AttemptId(tenant, job, attempt))
+
+
+@signals.celeryd_init.connect  # type: ignore[untyped-decorator]
+def _warm(**_: Any) -> None:
+    """Before Celery has threads: fork the server that supervisors come from."""
+    global agent
+    configure(settings.log_level)
+    control = RedisStore.from_url(settings.control_url())
+    agent = Agent(settings, discover(settings.devices), control, CeleryCourier(app))
+    agent.warm()
+
+
+@signals.worker_ready.connect  # type: ignore[untyped-decorator]
+def _register(**_: Any) -> None:
+    assert agent is not None
+    agent.start()
+
+
+@signals.worker_shutting_down.connect  # type: ignore[untyped-decorator]
+def _leave(**_: Any) -> None:
+    log.info("worker_stopping", stop_attempts=stop_attempts_on_exit)
+
+
+@signals.worker_shutdown.connect  # type: ignore[untyped-decorator]
+def _left(**_: Any) -> None:
+    if agent is not None:
+        agent.stop(stop_attempts=stop_attempts_on_exit)

@@ -1,0 +1,87 @@
+"""What a supervisor is told when it is started: everything but the credentials, which come by a pipe."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs import wire
+from jobs.record import DeviceRecord
+from jobs.store import AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One attempt to be run on this node. `devices` is the lease, in logical order."""
+
+    attempt: AttemptId
+    node: str
+    address: str  # the rendezvous listens here
+    strategy: str
+    devices: tuple[DeviceRecord, ...]
+    threads: int  # per rank
+    state_dir: Path  # node-local: locks
+    storage: Path
+    lease_seconds: float
+    beat_seconds: float
+    grace_seconds: float
+
+    @property
+    def distributed(self) -> bool:
+        return self.strategy in ("ddp", "fsdp")
+
+    @property
+    def world_size(self) -> int:
+        """One rank per device under ddp and fsdp, one for all devices otherwise."""
+        return len(self.devices) if self.distributed else 1
+
+    def devices_of(self, rank: int) -> tuple[tuple[int, DeviceRecord], ...]:
+        """(logical index, device) of each device that `rank` drives."""
+        if self.distributed:
+            return ((rank, self.devices[rank]),)
+        return tuple(enumerate(self.devices))
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Where the traces of an attempt's processes are kept, so that any later process can find them all."""
+
+    directory: Path
+
+    @classmethod
+    def of(cls, state_dir: Path, attempt: AttemptId) -> "Marks":
+        return cls(state_dir / "attempts" / f"{attempt.tenant}.{attempt.job}.{attempt.number}")
+
+    @property
+    def supervisor_lock(self) -> Path:
+        """Record-locked by the supervisor alone (such locks are not inherited): free means it is dead."""
+        return self.directory / "supervisor.lock"
+
+    @property
+    def ranks_lock(self) -> Path:
+        """flocked, and inherited by every forked descendant: it can be taken only when all are dead."""
+        return self.directory / "ranks.lock"
+
+    @property
+    def session(self) -> Path:
+        """Holds "<session id> <start time of its leader>"."""
+        return self.directory / "session"
+
+    @property
+    def cgroup(self) -> Path:
+        """Holds the path of the attempt's cgroup, where one could be made."""
+        return self.directory / "cgroup"
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "supervisor.log"
+
+    def create(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def environment_mark(attempt: AttemptId) -> tuple[str, str]:
+    """The variable that marks exec'd descendants."""
+    return wire.ATTEMPT_MARK, str(attempt)

@@ -1,0 +1,126 @@
+"""The supervisor's line to the control Redis: claim, beats, orders, marks, the end.
+
+One thread beats the lease and asks for orders, so that a slow or absent Redis never holds up the loop
+that reads the ranks. A Redis that is away raises nothing here: the thread tries again, and `silence`
+says how long the lease has gone without a beat.
+"""
+
+import queue
+import threading
+import uuid
+from time import monotonic
+from typing import Any, Literal, TypeVar
+
+import structlog
+
+from jobs import store
+from jobs.errors import Unavailable
+from jobs.redis_store import RedisStore
+from jobs.state import Order, Reason
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+Mark = Literal["running", "first_step"]
+
+ORDERS_SECONDS = 0.3
+CLAIM_SECONDS = 30.0
+#: How long an ended attempt goes on trying to tell its end while Redis is away.
+FINISH_SECONDS = 3600.0
+RETRY_SECONDS = 0.5
+
+
+class Lifeline:
+    def __init__(self, control: RedisStore, attempt: store.AttemptId, node: str, beat_seconds: float) -> None:
+        self._store = control
+        self._attempt = attempt
+        self._node = node
+        self._beat_seconds = beat_seconds
+        self._claimant = uuid.uuid4().hex
+        self._order = Order.GO
+        self._renewed = monotonic()
+        self._marks: queue.SimpleQueue[Mark | None] = queue.SimpleQueue()  # None ends the thread
+        self._thread = threading.Thread(target=self._run, name="lifeline", daemon=True)
+
+    def claim(self) -> store.Claim:
+        """Take the attempt, and start beating if that succeeds.
+
+        Raises:
+            Unavailable: Redis did not answer for `CLAIM_SECONDS`.
+        """
+        claim = self._insist(store.claim(self._attempt, self._claimant, self._node), CLAIM_SECONDS)
+        if claim.spec is not None:
+            self._renewed = monotonic()
+            self._thread.start()
+        return claim
+
+    @property
+    def order(self) -> Order:
+        """The newest order. `LOST` is final: another attempt may be running by now."""
+        return self._order
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the lease was last renewed."""
+        return monotonic() - self._renewed
+
+    def mark(self, what: Mark) -> None:
+        """Have the thread write a mark at once, in the order of the calls."""
+        self._marks.put(what)
+
+    def finish(
+        self, reason: Reason, message: str, error: dict[str, Any] | None, result: dict[str, Any] | None, backoff: float
+    ) -> bool:
+        """Write the end of the attempt, after all marks. The lease is kept until then. False: it was lost before.
+
+        Raises:
+            Unavailable: Redis did not answer for `FINISH_SECONDS`.
+        """
+        end = store.finish(
+            self._attempt, self._claimant, reason, message, error=error, result=result, backoff_seconds=backoff
+        )
+        self._marks.put(None)
+        self._thread.join(FINISH_SECONDS)
+        return self._insist(end, FINISH_SECONDS)
+
+    def release(self, quarantine: dict[int, str]) -> None:
+        """Give the devices back: every process of the attempt is proven dead, but for those of `quarantine`."""
+        self._insist(store.release(self._node, self._attempt, quarantine), FINISH_SECONDS)
+
+    def _insist(self, call: store.Call[T], seconds: float) -> T:
+        deadline = monotonic() + seconds
+        while True:
+            try:
+                return self._store.run(call)
+            except Unavailable as error:
+                if monotonic() > deadline:
+                    raise
+                log.warning("control_redis_unavailable", error=str(error))
+                threading.Event().wait(RETRY_SECONDS)
+
+    def _run(self) -> None:
+        pending: Mark | None = None
+        while self._order is not Order.LOST:
+            try:
+                if pending is None:
+                    pending = self._marks.get(timeout=ORDERS_SECONDS)
+                    if pending is None:
+                        return
+                self._obey(self._store.run(store.mark(self._attempt, self._claimant, pending)))
+                pending = None
+            except queue.Empty:
+                self._look()
+            except Unavailable as error:
+                log.warning("control_redis_unavailable", error=str(error), silence=round(self.silence, 1))
+                threading.Event().wait(RETRY_SECONDS)
+
+    def _look(self) -> None:
+        if self.silence >= self._beat_seconds:
+            before = monotonic()  # the beat counts from when it was sent, not from its answer
+            self._obey(self._store.run(store.renew(self._attempt, self._claimant)))
+            self._renewed = before
+        self._order = self._store.run(store.orders(self._attempt, self._claimant))
+
+    def _obey(self, kept: bool) -> None:
+        if not kept:
+            self._order = Order.LOST

@@ -1,0 +1,15 @@
+"""What the forkserver imports before it serves: everything that a supervisor and a rank need.
+
+Importing runs no tensor operation and starts no thread. The frozen heap spares every child the
+copying of pages that a garbage collection would touch.
+"""
+
+import gc
+
+import torch._dynamo  # noqa: F401  (the first optimizer or DDP constructor imports it otherwise, which takes a second)
+
+import workers.supervisor
+import workers.training.preload  # noqa: F401
+
+gc.collect()
+gc.freeze()

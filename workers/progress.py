@@ -1,0 +1,77 @@
+"""How far a job is, from its outline and its steps: what `progress` in the status shows."""
+
+from collections import deque
+from typing import Any
+
+from jobs.telemetry import AnyRecord, Metric, Outline, Split, Step
+
+#: Speed is that of the last few seconds, so that a slow start does not spoil the estimate.
+WINDOW_SECONDS = 10.0
+
+
+class Progress:
+    """Fed with the records of all ranks; counts the steps of the rank that is furthest behind."""
+
+    def __init__(self, world_size: int) -> None:
+        self._outline: Outline | None = None
+        self._splits: dict[tuple[int, int], int] = {}  # (rank, split id) -> rows of this rank
+        self._done = [0] * world_size
+        self._epoch = 0
+        self._recent: deque[tuple[float, int, int]] = deque()  # time, steps done, rows done (all ranks)
+        self._rows = 0
+        self._loss: float | None = None
+
+    def feed(self, rank: int, record: AnyRecord) -> bool:
+        """Take a record; True when it was a step of the main phase."""
+        match record:
+            case Outline() if rank == 0:
+                self._outline = record
+            case Split():
+                self._splits[rank, record.id] = sum(rows or 0 for rows in record.rows)
+            case Metric(name="loss"):
+                self._loss = record.value
+            case Step(phase="train" | "forward"):
+                self._step(rank, record)
+                return True
+        return False
+
+    def _step(self, rank: int, step: Step) -> None:
+        self._done[rank] = step.step + 1
+        self._epoch = max(self._epoch, step.epoch + 1)
+        self._rows += sum(self._splits.get((rank, split), 0) for split in step.splits)
+        self._recent.append((step.at, self.steps, self._rows))
+        while len(self._recent) > 2 and self._recent[-1][0] - self._recent[0][0] > WINDOW_SECONDS:
+            self._recent.popleft()
+
+    @property
+    def steps(self) -> int:
+        """Steps that every rank has done."""
+        return min(self._done)
+
+    def snapshot(self) -> dict[str, Any] | None:
+        """The status's `progress` object; None before the program has said anything."""
+        if self._outline is None and self.steps == 0:
+            return None
+        total = self._outline.total_steps if self._outline is not None else None
+        steps_a_second, rows_a_second = self._speed()
+        left = total - self.steps if total is not None else None
+        return {
+            "epoch": self._epoch,
+            "epochs": self._outline.epochs if self._outline is not None else None,
+            "step": self.steps,
+            "steps": total,
+            "fraction": round(self.steps / total, 4) if total else None,
+            "rows_per_second": round(rows_a_second, 1) if rows_a_second is not None else None,
+            "eta_seconds": round(left / steps_a_second, 1) if steps_a_second and left is not None else None,
+            "loss": self._loss,
+        }
+
+    def _speed(self) -> tuple[float | None, float | None]:
+        """(steps, rows) a second over the window; None before two points in time are known."""
+        if len(self._recent) < 2:
+            return None, None
+        (first, steps_before, rows_before), (last, steps, rows) = self._recent[0], self._recent[-1]
+        seconds = last - first
+        if seconds <= 0:
+            return None, None
+        return (steps - steps_before) / seconds, (rows - rows_before) / seconds

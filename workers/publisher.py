@@ -1,0 +1,126 @@
+"""What an attempt tells the world while it runs: logs, metrics, progress, and the split report."""
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from jobs import layout, report, wire
+from jobs.logs import StreamName
+from jobs.store import AttemptId
+from jobs.telemetry import AnyRecord, Metric
+from workers.progress import Progress
+from workers.relay import Relay
+from workers.shipper import Shipper
+
+log = structlog.get_logger(__name__)
+
+PROGRESS_SECONDS = 0.25
+REPORT_SECONDS = 1.0
+#: Snapshots in the telemetry Redis; the files in storage are kept.
+SNAPSHOT_TTL = 86_400
+SHIP_SECONDS = 10.0
+
+
+class Publisher:
+    """Used by the supervisor's loop alone. A fault in the report never ends a run: it is logged, and the
+    report stays as it was."""
+
+    def __init__(
+        self,
+        directory: Path,
+        attempt: AttemptId,
+        relay: Relay,
+        shipper: Shipper,
+        reporter: report.Aggregator,
+        world: int,
+    ) -> None:
+        self._directory = directory
+        self._relay = relay
+        self._shipper = shipper
+        self._report = reporter
+        self._progress = Progress(world)
+        self._progress_key = wire.progress_key(attempt.tenant, attempt.job, attempt.number)
+        self._report_key = wire.report_key(attempt.tenant, attempt.job, attempt.number)
+        self._progress_due: float | None = None
+        self._report_due: float | None = None
+
+    def output(self, device: int, stream: StreamName, rank: int, data: bytes, step: int | None) -> None:
+        self._relay.output(device, stream, rank, data, step)
+
+    def say(self, text: str) -> None:
+        """A line of the service's own, in the first device's log."""
+        self._relay.line(0, "service", 0, text, None)
+
+    def record(self, rank: int, record: AnyRecord) -> None:
+        if isinstance(record, Metric):
+            self._relay.metric(record)
+        stepped = self._progress.feed(rank, record)
+        try:
+            for line in self._report.feed(rank, record):
+                self._relay.line(line.device, "shard", rank, line.text, line.step)
+        except Exception:
+            log.exception("report_failed", record=type(record).__name__)
+        if stepped and self._progress_due is None:
+            self._progress_due = 0.0
+        if self._report_due is None:
+            self._report_due = 0.0
+
+    def rank_ended(self, rank: int) -> None:
+        self._report.rank_ended(rank)
+
+    def deadline(self) -> float | None:
+        """When `on_time` has something to do, by the wall clock."""
+        return self._relay.deadline()
+
+    def on_time(self, now: float) -> None:
+        """Write what is due; `now` is the wall clock."""
+        self._relay.flush(now)
+        if self._progress_due is not None and now >= self._progress_due:
+            self._publish_progress()
+            self._progress_due = now + PROGRESS_SECONDS
+        if self._report_due is not None and now >= self._report_due:
+            self._shipper.put(self._report_key, report.encode(self._report.snapshot(final=False)), SNAPSHOT_TTL)
+            self._report_due = now + REPORT_SECONDS
+
+    def close(self) -> None:
+        """Seal the logs and write the final report, to storage first. Never raises for a full disk or an
+        absent Redis: what could not be written is said in the supervisor's log."""
+        self._relay.close()
+        self._publish_progress()
+        try:
+            body = report.encode(self._report.snapshot(final=True))
+            self._shipper.put(self._report_key, body, SNAPSHOT_TTL)
+            write_atomically(layout.report_file(self._directory), body)
+        except OSError as error:
+            log.error("report_not_written", error=str(error))
+        except Exception:
+            log.exception("report_failed")
+        for left in self._shipper.close(SHIP_SECONDS):
+            log.warning("not_shipped", what=left)
+
+    def _publish_progress(self) -> None:
+        snapshot = self._progress.snapshot()
+        if snapshot is not None:
+            self._shipper.put(self._progress_key, msgspec.json.encode(snapshot), SNAPSHOT_TTL)
+
+
+def write_atomically(path: Path, body: bytes) -> None:
+    """Replace a file so that a reader sees the old or the new one, whatever happens in between.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()

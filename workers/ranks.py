@@ -1,0 +1,364 @@
+"""A rank: one training process, from the fork to `os._exit`.
+
+The supervisor forks it, it gives up everything that is not its own, waits for the word to go, runs
+the program, and leaves only when the supervisor says that all ranks are done. That last word, not a
+collective, is the closing barrier: with torch 2.13 the usual endings of a gloo group deadlock now
+and then (pytorch#190489).
+"""
+
+import atexit
+import contextlib
+import ctypes
+import fcntl
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import msgspec
+
+from jobs.logs import StreamName
+from jobs.spec import JobSpec
+from jobs.telemetry import Outcome, RankUp, Unpacker
+from workers import cgroup
+from workers.launch import Launch, Marks, environment_mark
+from workers.training.context import ChannelSink, Device, DeviceStreams, RankContext, RejectedByWorker, Stopped
+
+PR_SET_PDEATHSIG = 1
+#: A rank that has reported waits this long for the word to leave; its supervisor has died otherwise.
+LEAVE_SECONDS = 60.0
+MAX_TRACEBACK = 64 * 1024
+#: Exit codes of a rank that never came to run the program.
+EXIT_ORPHANED = 98
+EXIT_BROKEN = 99
+
+#: What a rank may see of the worker's environment. Everything else is set by us or not at all.
+KEPT_VARIABLES = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
+
+
+_STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
+
+
+class Go(msgspec.Struct, frozen=True):
+    """The word to go: what to run, known only once the attempt is claimed."""
+
+    spec: bytes  # JSON
+
+
+@dataclass(slots=True)
+class Output:
+    """One pipe that carries what a device's log gets."""
+
+    fd: int
+    device: int
+    stream: StreamName
+
+
+@dataclass(slots=True)
+class Rank:
+    """The supervisor's handle on a rank."""
+
+    number: int
+    pid: int
+    pidfd: int
+    channel: int  # records come from here
+    command: int  # words go in here
+    outputs: list[Output]
+    unpacker: Unpacker = field(default_factory=Unpacker)
+    up: bool = False
+    outcome: Outcome | None = None
+    status: int | None = None  # exit code, or minus the signal
+
+    @property
+    def alive(self) -> bool:
+        return self.status is None
+
+    def go(self, spec: JobSpec) -> None:
+        body = msgspec.msgpack.encode(Go(spec.model_dump_json().encode()))
+        self._say(len(body).to_bytes(4, "big") + body)
+
+    def leave(self) -> None:
+        self._say(b"L")
+
+    def _say(self, word: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it is dead, which its pidfd will tell
+            os.write(self.command, word)
+
+    def kill(self, number: signal.Signals) -> None:
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, number)
+
+    def reap(self, *, wait: bool = False) -> bool:
+        """Take the exit status if it is there; True when the rank is dead."""
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, 0 if wait else os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+        return self.status is not None
+
+
+@dataclass(slots=True)
+class _Pipes:
+    """Both ends of everything between the supervisor and one rank."""
+
+    channel: tuple[int, int]
+    command: tuple[int, int]
+    outputs: dict[tuple[int, StreamName], tuple[int, int]]  # (logical device, stream) -> read end, write end
+
+    def all(self) -> Iterator[tuple[int, int]]:
+        yield self.channel
+        yield self.command
+        yield from self.outputs.values()
+
+
+def start(launch: Launch, rendezvous_port: int | None) -> list[Rank]:
+    """Fork all ranks. They wait, and touch no device, until they are told to go.
+
+    Must be called from the supervisor's main thread: the parent-death signal is bound to the thread
+    that forks.
+    """
+    marks = Marks.of(launch.state_dir, launch.attempt)
+    supervisor = os.getpid()
+    # Inherited by the ranks and by all that they fork; this process closes it below.
+    lock = os.open(marks.ranks_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    group = cgroup.create(marks.cgroup, marks.directory.name)
+    plumbing = [_pipes(launch, number) for number in range(launch.world_size)]
+    ranks = []
+    for number, pipes in enumerate(plumbing):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                if group is not None:
+                    cgroup.enter(group)
+                _run(launch, number, pipes, lock, supervisor, rendezvous_port)
+            except BaseException:  # noqa: BLE001  (nothing may escape into the supervisor's stack)
+                traceback.print_exc()
+            finally:
+                os._exit(EXIT_BROKEN)
+        outputs = [Output(ends[0], device, stream) for (device, stream), ends in pipes.outputs.items()]
+        ranks.append(Rank(number, pid, os.pidfd_open(pid), pipes.channel[0], pipes.command[1], outputs))
+    for pipes in plumbing:
+        os.close(pipes.command[0])
+        for _, write_end in (pipes.channel, *pipes.outputs.values()):
+            os.close(write_end)
+    os.close(lock)
+    for rank in ranks:
+        for fd in (rank.channel, *(output.fd for output in rank.outputs)):
+            os.set_blocking(fd, False)
+    return ranks
+
+
+def _pipes(launch: Launch, number: int) -> _Pipes:
+    return _Pipes(
+        channel=os.pipe(),
+        command=os.pipe(),
+        outputs={
+            (device, stream): os.pipe() for device, _ in launch.devices_of(number) for stream in ("stdout", "stderr")
+        },
+    )
+
+
+# -- below here everything runs in the rank --------------------------------------------------------
+
+
+def _run(launch: Launch, number: int, pipes: _Pipes, lock: int, supervisor: int, port: int | None) -> NoReturn:
+    _die_with(supervisor)
+    signal.set_wakeup_fd(-1)
+    for name in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE):
+        signal.signal(name, signal.SIG_DFL)
+    command, channel, streams = _take_own(launch, number, pipes, lock)
+    go = _await_go(command)
+    _set_environment(launch, number, port)
+
+    sink = ChannelSink(channel)
+    stopping = threading.Event()
+    routed = DeviceStreams(streams)
+    routed.install()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    context = RankContext(
+        rank=number,
+        world_size=launch.world_size,
+        devices=tuple(Device(index, device.kind, device.id) for index, device in launch.devices_of(number)),
+        lease_size=len(launch.devices),
+        threads=launch.threads,
+        sink=sink,
+        streams=routed,
+        stopping=stopping.is_set,
+    )
+    outcome = _finish_python(_outcome_of_program(JobSpec.model_validate_json(go.spec), context), number)
+    routed.flush()
+    sink.emit(outcome)
+    sink.close()
+    _await_leave(command)
+    os._exit(outcome.exit_code)
+
+
+def _die_with(supervisor: int) -> None:
+    """Ask for SIGKILL when the supervisor dies. It may have died before we asked."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != supervisor:
+        os._exit(EXIT_ORPHANED)
+
+
+def _take_own(launch: Launch, number: int, pipes: _Pipes, lock: int) -> tuple[int, int, list[tuple[int, int]]]:
+    """Keep this rank's ends and the lock, close every other descriptor, and put the first device's
+    pipes on 1 and 2, where C code and child processes write.
+
+    Returns:
+        the command pipe, the channel, and one (stdout, stderr) pair per device of this rank.
+    """
+    own = {pipes.command[0], pipes.channel[1], lock} | {write_end for _, write_end in pipes.outputs.values()}
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if fd > 2 and fd not in own:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+    pairs = []
+    for index, (device, _) in enumerate(launch.devices_of(number)):
+        out, err = (pipes.outputs[device, stream][1] for stream in _STREAMS)
+        if index == 0:
+            os.dup2(out, 1)
+            os.dup2(err, 2)
+            os.close(out)
+            os.close(err)
+            out, err = 1, 2
+        pairs.append((out, err))
+    return pipes.command[0], pipes.channel[1], pairs
+
+
+def _await_go(command: int) -> Go:
+    """Block until the supervisor says go. End of file means that it never will."""
+    head = _read_exactly(command, 4)
+    body = _read_exactly(command, int.from_bytes(head, "big"))
+    return msgspec.msgpack.decode(body, type=Go)
+
+
+def _read_exactly(fd: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = os.read(fd, size - len(data))
+        if not piece:
+            os._exit(EXIT_ORPHANED)
+        data += piece
+    return data
+
+
+def _await_leave(command: int) -> None:
+    select.select([command], [], [], LEAVE_SECONDS)
+
+
+def _set_environment(launch: Launch, number: int, port: int | None) -> None:
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    os.environ.clear()
+    os.environ.update(kept)
+    os.environ.update(environment(launch, number, port))
+
+
+def environment(launch: Launch, number: int, port: int | None) -> Mapping[str, str]:
+    """The variables of a rank: torchrun's whole set under ddp and fsdp, none of them otherwise, since
+    a program that starts its own ranks would wait for a master that is not there."""
+    mark, value = environment_mark(launch.attempt)
+    gpus = ",".join(device.id for device in launch.devices if device.kind == "cuda")
+    variables = {
+        mark: value,
+        "CUDA_VISIBLE_DEVICES": gpus,
+        "OMP_NUM_THREADS": str(launch.threads),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if not launch.distributed:
+        return variables
+    assert port is not None
+    world = str(launch.world_size)
+    return variables | {
+        "MASTER_ADDR": launch.address,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": world,
+        "RANK": str(number),
+        "LOCAL_RANK": str(number),
+        "LOCAL_WORLD_SIZE": world,
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(number),
+        "ROLE_WORLD_SIZE": world,
+        "TORCHELASTIC_RESTART_COUNT": str(launch.attempt.number - 1),
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": launch.attempt.job,
+        # The supervisor serves the store; without this rank 0 would try to bind its port and fail.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+
+
+def _outcome_of_program(spec: JobSpec, context: RankContext) -> Outcome:
+    """Run the program and say how it ended, as `python program.py` would: exit codes included."""
+    import torch
+
+    from workers.training import entry
+
+    rank = context.rank
+    context.sink.emit(RankUp(rank, os.getpid(), context.threads, str(torch.__version__)))
+    try:
+        entry.run(spec, context)
+    except Stopped:
+        return Outcome(rank, -signal.SIGTERM, "stopped", "stopped between two steps")
+    except RejectedByWorker as error:
+        return _failure(rank, "rejected_by_worker", error)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            code = error.code or 0
+            return Outcome(rank, code, "code_error" if code else "", f"sys.exit({code})" if code else "")
+        print(error.code, file=sys.stderr)
+        return Outcome(rank, 1, "code_error", str(error.code))
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        return _failure(rank, "out_of_memory", error)
+    except BaseException as error:  # noqa: BLE001  (whatever the program raises is its outcome)
+        return _failure(rank, "code_error", error)
+    return Outcome(rank, 0)
+
+
+def _failure(rank: int, kind: str, error: BaseException) -> Outcome:
+    text = "".join(traceback.format_exception(error))[-MAX_TRACEBACK:]
+    if kind != "rejected_by_worker":
+        sys.stderr.write(text)
+    summary = str(error).strip().splitlines()
+    message = f"{type(error).__name__}: {summary[0]}" if summary else type(error).__name__
+    if kind == "rejected_by_worker":
+        message = str(error)
+    return Outcome(rank, 1, kind, message[:2000], text)
+
+
+def _finish_python(outcome: Outcome, rank: int) -> Outcome:
+    """Do what the interpreter does at its end, since `os._exit` will not: wait for threads, run exit
+    handlers, flush. A handler that raises turns success into failure, which `python` would hide."""
+    raised: list[BaseException] = []
+
+    def remember(event: "sys.UnraisableHookArgs") -> None:
+        if event.exc_value is not None:
+            raised.append(event.exc_value)
+        sys.__unraisablehook__(event)
+
+    with contextlib.suppress(Exception):
+        threading._shutdown()  # type: ignore[attr-defined]
+    before, sys.unraisablehook = sys.unraisablehook, remember
+    try:
+        atexit._run_exitfuncs()
+    except BaseException as error:  # noqa: BLE001  (an exit handler may raise anything)
+        raised.append(error)
+    finally:
+        sys.unraisablehook = before
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)
+    if raised and outcome.exit_code == 0:
+        return _failure(rank, "code_error", raised[0])
+    return outcome

@@ -1,0 +1,230 @@
+"""One attempt, from lease to end. Read `supervise` first: it is the whole story, in order.
+
+A supervisor is a process of its own, forked from the warm forkserver, one per attempt. It belongs to
+no worker: restarting or killing the Celery worker does not touch it. If it dies itself, the kernel
+kills its ranks (parent-death signal), and the node agent finds its lock free, sweeps what is left,
+and gives the job back to the queue.
+
+The order of a start is fixed, because each step protects the next:
+
+1. own session, own log, own lock; adopt orphans. No credential, no connection, no thread yet;
+2. bind the rendezvous port, so that no other job can take it;
+3. fork the ranks, which wait. Forking comes before threads and secrets, so ranks inherit neither;
+4. read the credentials, connect, claim. A claim that is refused ends the ranks unstarted;
+5. serve the rendezvous store, start the telemetry, and tell the ranks to go.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import structlog
+
+from jobs import layout, report
+from jobs.catalogue import dataset_rows
+from jobs.errors import Unavailable
+from jobs.plan import predict
+from jobs.redis_store import RedisStore
+from jobs.scheduler import backoff_seconds
+from jobs.service_log import configure
+from jobs.spec import JobSpec
+from workers import ranks as rank_processes
+from workers.launch import Launch, Marks
+from workers.lifeline import Lifeline
+from workers.publisher import Publisher
+from workers.ranks import Rank
+from workers.relay import Relay
+from workers.shipper import Shipper
+from workers.sweep import start_time, sweep
+from workers.watch import Ending, Watch
+
+log = structlog.get_logger(__name__)
+
+PR_SET_CHILD_SUBREAPER = 36
+CREDENTIALS_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What only the supervisor may know, never its ranks."""
+
+    control_url: str
+    telemetry_url: str
+
+
+def supervise(launch: Launch, credentials: Connection) -> None:
+    """Run one attempt to its end. Ranks are dead, and their devices released or quarantined, when it returns."""
+    marks = Marks.of(launch.state_dir, launch.attempt)
+    _become_leader(marks, launch, keep=credentials.fileno())
+    rendezvous = _listen(launch.address) if launch.distributed else None
+    port = rendezvous.getsockname()[1] if rendezvous is not None else None
+    ranks = rank_processes.start(launch, port)
+
+    secrets = _read(credentials)
+    lifeline = Lifeline(RedisStore.from_url(secrets.control_url), launch.attempt, launch.node, launch.beat_seconds)
+    spec = _claim(lifeline)
+    if spec is None:
+        return _discard(ranks, marks, launch)
+
+    store = _serve_store(launch, rendezvous) if rendezvous is not None else None
+    publisher = _open_publisher(launch, spec, secrets)
+    for rank in ranks:
+        rank.go(spec)
+    ending = Watch(launch, spec, ranks, lifeline, publisher).run()
+    del store
+
+    survivors = sweep(marks, launch.attempt)
+    publisher.close()
+    _tell(lifeline, ending)
+    lifeline.release(_quarantine(launch, survivors))
+    if not survivors:
+        marks.remove()
+    log.info("attempt_over", reason=ending.reason, message=ending.message)
+    return None
+
+
+def main(launch: Launch, credentials: Connection) -> None:
+    """Entry point in the forked process. Leaves with `os._exit`: the forkserver's exit handlers are not ours."""
+    code = 1
+    try:
+        supervise(launch, credentials)
+        code = 0
+    except Unavailable as error:
+        log.error("gave_up_on_redis", error=str(error))
+    except BaseException:
+        log.exception("supervisor_failed")
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
+        os._exit(code)  # ranks that are left die by their parent-death signal
+
+
+# -- 1: becoming a process of its own ----------------------------------------------------------------
+
+
+def _become_leader(marks: Marks, launch: Launch, *, keep: int) -> None:
+    """Own session, orphans adopted, descriptors closed, log and lock opened."""
+    os.setsid()
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # its orders come through Redis; a stray Ctrl-C ends nothing
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    _close_all_but(keep)
+    marks.create()
+    null, output = os.open(os.devnull, os.O_RDONLY), os.open(marks.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for source, target in ((null, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(output)
+    configure("INFO")
+    structlog.contextvars.bind_contextvars(attempt=str(launch.attempt))
+    lock = os.open(marks.supervisor_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by this process alone, until it dies
+    marks.session.write_text(f"{os.getpid()} {start_time(os.getpid())}")
+
+
+def _close_all_but(keep: int) -> None:
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if fd > 2 and fd != keep:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+# -- 2: rendezvous -----------------------------------------------------------------------------------
+
+
+def _listen(address: str) -> socket.socket:
+    """A listening socket on a free port of the node's address, and no other: by itself the store would
+    listen on every interface."""
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    listener.bind((address, 0))
+    listener.listen(1024)
+    return listener
+
+
+def _serve_store(launch: Launch, listener: socket.socket) -> object:
+    """The store through which the ranks find each other, on the socket that was bound before."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    host, port = listener.getsockname()[:2]
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+# -- 4: claim ----------------------------------------------------------------------------------------
+
+
+def _read(credentials: Connection) -> Credentials:
+    """The credentials from the worker's pipe.
+
+    Raises:
+        EOFError: the worker died before it wrote them.
+    """
+    if not credentials.poll(CREDENTIALS_SECONDS):
+        raise EOFError("no credentials came")
+    secrets = Credentials(**json.loads(credentials.recv_bytes()))
+    credentials.close()
+    return secrets
+
+
+def _claim(lifeline: Lifeline) -> JobSpec | None:
+    claim = lifeline.claim()
+    if claim.spec is None:
+        log.info("claim_refused", why=claim.refused)
+    return claim.spec
+
+
+def _discard(ranks: list[Rank], marks: Marks, launch: Launch) -> None:
+    """End ranks that were never told to go."""
+    for rank in ranks:
+        rank.kill(signal.SIGKILL)
+        rank.reap(wait=True)
+    if not sweep(marks, launch.attempt):
+        marks.remove()
+
+
+# -- 5: telemetry ------------------------------------------------------------------------------------
+
+
+def _open_publisher(launch: Launch, spec: JobSpec, secrets: Credentials) -> Publisher:
+    attempt = launch.attempt
+    directory = layout.attempt_dir(launch.storage, attempt.tenant, attempt.job, attempt.number)
+    shipper = Shipper(secrets.telemetry_url, attempt.tenant, attempt.job, attempt.number)
+    relay = Relay(directory, len(launch.devices), shipper)
+    program = spec.program
+    prediction = predict(
+        spec,
+        dataset_rows(program.data),
+        dataset_rows(program.evaluate.data) if program.evaluate is not None else None,
+    )
+    lease = [
+        report.LeasedDevice(logical=index, id=device.id, node=launch.node, kind=device.kind, name=device.name)
+        for index, device in enumerate(launch.devices)
+    ]
+    reporter = report.Aggregator(attempt.job, attempt.number, spec, lease, prediction)
+    return Publisher(directory, attempt, relay, shipper, reporter, launch.world_size)
+
+
+# -- the end -----------------------------------------------------------------------------------------
+
+
+def _tell(lifeline: Lifeline, ending: Ending) -> None:
+    kept = lifeline.finish(ending.reason, ending.message, ending.error, ending.result, backoff_seconds())
+    if not kept:
+        log.warning("lease_lost", ending=ending.reason, message=ending.message)
+
+
+def _quarantine(launch: Launch, survivors: dict[int, str]) -> dict[int, str]:
+    """A process that will not die may still use any of the attempt's devices."""
+    if not survivors:
+        return {}
+    who: Any = "; ".join(f"process {pid} ({command})" for pid, command in survivors.items())
+    log.error("devices_quarantined", survivors=survivors)
+    return {device.index: f"would not die after {launch.attempt}: {who}" for device in launch.devices}

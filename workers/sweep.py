@@ -1,0 +1,144 @@
+"""Proof that every process of an attempt is dead, by four marks, because each of them misses some:
+
+- the cgroup, where one could be made: misses nothing, but needs rights that many hosts do not give;
+- the session: misses a process that called setsid;
+- the inherited lock file: held by every forked descendant, lost by one that execs and closes its files;
+- the environment mark: shows in exec'd descendants only (a forked process keeps the old /proc/PID/environ).
+"""
+
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from jobs.store import AttemptId
+from workers import cgroup
+from workers.launch import Marks, environment_mark
+
+PAUSE = 0.02
+
+
+def supervisor_is_dead(marks: Marks) -> bool:
+    """Whether nobody holds the supervisor's lock. Never started counts as dead."""
+    try:
+        handle = marks.supervisor_lock.open("r+b")
+    except FileNotFoundError:
+        return True
+    with handle:
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def sweep(marks: Marks, attempt: AttemptId, deadline_seconds: float = 5.0) -> dict[int, str]:
+    """Kill whatever is left of an attempt, until nothing is.
+
+    Returns:
+        What would not die by the deadline: process id -> command. Empty is the proof of death.
+    """
+    deadline = time.monotonic() + deadline_seconds
+    while True:
+        found = set(_members(marks, attempt)) - {os.getpid()}
+        for pid in found:
+            _kill(pid)
+        if not found and _lock_is_free(marks):
+            cgroup.remove(marks.cgroup)
+            return {}
+        if not found:
+            found = set(_holders(marks)) - {os.getpid()}
+            for pid in found:
+                _kill(pid)
+        if time.monotonic() > deadline:
+            return {pid: _command(pid) for pid in found} or {0: "an unseen process holds the attempt's lock"}
+        time.sleep(PAUSE)
+
+
+def _members(marks: Marks, attempt: AttemptId) -> Iterator[int]:
+    """Processes that carry the cgroup, session or environment mark. Zombies are dead."""
+    yield from cgroup.members(marks.cgroup)
+    session = _session(marks)
+    mark = "=".join(environment_mark(attempt)).encode()
+    for pid in _processes():
+        state, sid, _ = _stat(pid)
+        if state in ("Z", "X", ""):
+            continue
+        if sid == session or mark in _environment(pid):
+            yield pid
+
+
+def _session(marks: Marks) -> int | None:
+    """The session id, unless its number now belongs to somebody else."""
+    try:
+        session, started = (int(part) for part in marks.session.read_text().split())
+    except (FileNotFoundError, ValueError):
+        return None
+    _, _, now_started = _stat(session)
+    return session if now_started in (0, started) else None
+
+
+def start_time(pid: int) -> int:
+    """Start time of a process in clock ticks since boot; 0 when there is none."""
+    return _stat(pid)[2]
+
+
+def _holders(marks: Marks) -> Iterator[int]:
+    """Processes that have the ranks' lock file open. Slow, so only asked when nothing else is found."""
+    for pid in _processes():
+        with contextlib.suppress(OSError):
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                if str(fd.readlink()) == str(marks.ranks_lock):
+                    yield pid
+                    break
+
+
+def _lock_is_free(marks: Marks) -> bool:
+    try:
+        handle = marks.ranks_lock.open("r+b")
+    except FileNotFoundError:
+        return True
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)  # orphans of the ranks are the supervisor's children
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _stat(pid: int) -> tuple[str, int, int]:
+    """(state, session id, start time) of a process; ("", 0, 0) when it is gone."""
+    try:
+        data = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "", 0, 0
+    fields = data[data.rindex(")") + 2 :].split()  # the command before may hold spaces and brackets
+    return fields[0], int(fields[3]), int(fields[19])
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:200]
+    except OSError:
+        return "?"

@@ -1,0 +1,299 @@
+"""The loop of a supervisor: reads its ranks until the last one is dead, and says how the attempt ended.
+
+Single-threaded: one selector over the ranks' pipes and pidfds, and a clock. What is read goes to the
+relay (logs, metrics), the report's aggregator and the progress. Whatever ends one rank ends the
+others: SIGTERM, a grace, SIGKILL.
+"""
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import structlog
+
+from jobs.spec import JobSpec
+from jobs.state import Order, Reason
+from jobs.telemetry import AnyRecord, Outcome, RankUp, Result, Step
+from workers.launch import Launch
+from workers.lifeline import Lifeline
+from workers.publisher import Publisher
+from workers.ranks import Output, Rank
+
+log = structlog.get_logger(__name__)
+
+READ_BYTES = 256 * 1024
+#: The longest sleep of the loop: how late an order, a deadline or a lost lease may be noticed.
+TICK_SECONDS = 0.1
+#: A rank that was told to leave and is still there after this is killed; the attempt has succeeded all the same.
+LEAVE_SECONDS = 2.0
+KILL_SECONDS = 10.0
+#: A rank must be up this soon after it was told to go.
+START_SECONDS = 120.0
+#: Share of the lease without a beat after which the supervisor ends its own ranks.
+FENCE = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an attempt ended. `error` and `result` are what the job's status shows."""
+
+    reason: Reason
+    message: str = ""
+    error: dict[str, Any] | None = None
+    result: dict[str, Any] | None = None
+
+
+#: The lease is lost: whatever happened here does not count, and nothing more is written.
+LOST = Ending(Reason.LEASE_EXPIRED, "the lease was lost")
+
+
+class _Phase(Enum):
+    WORKING = auto()
+    LEAVING = auto()  # every rank has reported success and was told to leave
+    ENDING = auto()  # SIGTERM was sent
+    KILLING = auto()  # SIGKILL was sent
+
+
+class Watch:
+    def __init__(self, launch: Launch, spec: JobSpec, ranks: list[Rank], lifeline: Lifeline, out: Publisher) -> None:
+        self._launch = launch
+        self._spec = spec
+        self._ranks = ranks
+        self._lifeline = lifeline
+        self._out = out
+        self._phase = _Phase.WORKING
+        self._phase_ends = monotonic() + START_SECONDS
+        self._wall_ends: float | None = None
+        self._ending: Ending | None = None
+        self._result: Result | None = None
+        self._steps = [0] * len(ranks)
+        self._stepped = False
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> Ending:
+        """Watch until every rank is dead. Their pipes are read to the end, or as far as they are ready:
+        a grandchild that keeps one open does not keep the attempt."""
+        for rank in self._ranks:
+            self._watch(rank.pidfd, partial(self._dead, rank))
+            self._watch(rank.channel, partial(self._records, rank))
+            for output in rank.outputs:
+                self._watch(output.fd, partial(self._output, rank, output))
+        while any(rank.alive for rank in self._ranks) and not self._gave_up():
+            for key, _ in self._selector.select(self._pause()):
+                if key.fd in self._selector.get_map():  # an earlier event of this round may have closed it
+                    key.data()
+            self._on_time()
+            self._out.on_time(time.time())
+        return self._ended()
+
+    # -- what happens to ranks -----------------------------------------------------------------------
+
+    def _output(self, rank: Rank, output: Output) -> None:
+        data = self._read(output.fd)
+        if data:
+            self._out.output(output.device, output.stream, rank.number, data, self._step_of(rank))
+
+    def _records(self, rank: Rank) -> None:
+        data = self._read(rank.channel)
+        try:
+            for record in rank.unpacker.feed(data):
+                self._record(rank, record)
+        except ValueError as error:
+            log.error("channel_corrupt", rank=rank.number, error=str(error))
+            self._unwatch(rank.channel)
+            self._fail(rank, Outcome(rank.number, 1, "code_error", f"the rank's channel is corrupt: {error}"))
+
+    def _record(self, rank: Rank, record: AnyRecord) -> None:
+        match record:
+            case RankUp():
+                self._up(rank)
+            case Step():
+                self._steps[rank.number] = record.step + 1
+                if not self._stepped:
+                    self._stepped = True
+                    self._lifeline.mark("first_step")
+            case Result():
+                self._result = record
+            case Outcome():
+                rank.outcome = record
+                if record.exit_code:
+                    self._fail(rank, record)
+                elif all(other.outcome is not None and other.outcome.exit_code == 0 for other in self._ranks):
+                    self._leave()
+        self._out.record(rank.number, record)
+
+    def _up(self, rank: Rank) -> None:
+        rank.up = True
+        if self._wall_ends is None:
+            self._wall_ends = monotonic() + self._spec.limits.wall_seconds
+            self._lifeline.mark("running")
+
+    def _dead(self, rank: Rank) -> None:
+        if not rank.reap():
+            return
+        self._unwatch(rank.pidfd)
+        self._drain(rank)
+        self._out.rank_ended(rank.number)
+        if rank.outcome is None:
+            self._fail(rank, None)
+
+    def _leave(self) -> None:
+        if self._phase is _Phase.WORKING:
+            self._enter(_Phase.LEAVING, LEAVE_SECONDS)
+            self._ending = Ending(Reason.COMPLETED)
+            for rank in self._ranks:
+                rank.leave()
+
+    # -- ends ------------------------------------------------------------------------------------------
+
+    def _fail(self, rank: Rank, outcome: Outcome | None) -> None:
+        """A rank failed: by its own report, or (`outcome` None) it died without a word."""
+        if self._phase is not _Phase.WORKING:
+            return
+        # Peers of a dead rank report broken connections, perhaps before its death is read: look for it first.
+        silent = next((r for r in self._ranks if r.reap() and not self._reported(r)), None)
+        if silent is not None:
+            rank, outcome = silent, None
+        self._end(_failure(rank, outcome))
+
+    def _reported(self, rank: Rank) -> bool:
+        self._drain(rank)
+        return rank.outcome is not None
+
+    def _end(self, ending: Ending) -> None:
+        """End all ranks; the first ending counts."""
+        if self._phase in (_Phase.WORKING, _Phase.LEAVING):
+            self._ending = ending
+            self._enter(_Phase.ENDING, self._launch.grace_seconds)
+            self._signal(signal.SIGTERM)
+
+    def _on_time(self) -> None:
+        now = monotonic()
+        order, fenced = self._lifeline.order, self._lifeline.silence > FENCE * self._launch.lease_seconds
+        if (order is Order.LOST or fenced) and self._phase is not _Phase.KILLING:
+            self._ending = LOST
+            self._kill()
+        elif self._phase is _Phase.WORKING:
+            if order is Order.CANCEL:
+                self._end(Ending(Reason.CANCELLED_BY_USER, "cancelled while running"))
+            elif order is Order.STOP:
+                self._end(Ending(Reason.SERVICE_STOPPED, "the service was stopped"))
+            elif self._wall_ends is not None and now > self._wall_ends:
+                limit = self._spec.limits.wall_seconds
+                self._end(Ending(Reason.WALL_LIMIT, f"ran longer than limits.wall_seconds ({limit:g} s)"))
+            elif self._wall_ends is None and now > self._phase_ends:
+                self._end(Ending(Reason.START_FAILED, f"no rank was up within {START_SECONDS:g} s"))
+        elif now > self._phase_ends and self._phase is not _Phase.KILLING:
+            self._kill()
+
+    def _kill(self) -> None:
+        self._enter(_Phase.KILLING, KILL_SECONDS)
+        self._signal(signal.SIGKILL)
+
+    def _gave_up(self) -> bool:
+        """What SIGKILL does not end (a process stuck in the kernel) is left to the sweep, its device to quarantine."""
+        return self._phase is _Phase.KILLING and monotonic() > self._phase_ends
+
+    def _enter(self, phase: _Phase, seconds: float) -> None:
+        self._phase = phase
+        self._phase_ends = monotonic() + seconds
+
+    def _signal(self, number: signal.Signals) -> None:
+        for rank in self._ranks:
+            rank.kill(number)
+
+    def _ended(self) -> Ending:
+        for rank in self._ranks:
+            self._drain(rank)
+            for output in rank.outputs:
+                while output.fd in self._selector.get_map():
+                    data = self._read(output.fd, last=True)
+                    if not data:
+                        break
+                    self._out.output(output.device, output.stream, rank.number, data, self._step_of(rank))
+        self._selector.close()
+        ending = self._ending
+        assert ending is not None
+        if ending.reason is not Reason.COMPLETED or self._result is None:
+            return ending
+        return Ending(Reason.COMPLETED, result={"loss": self._result.loss, "metrics": self._result.metrics})
+
+    # -- pipes -----------------------------------------------------------------------------------------
+
+    def _watch(self, fd: int, handle: Callable[[], None]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, handle)
+
+    def _unwatch(self, fd: int) -> None:
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)
+
+    def _read(self, fd: int, *, last: bool = False) -> bytes:
+        """What is ready now; b"" at the end of the pipe, which is then no longer watched."""
+        try:
+            data = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            if last:
+                self._unwatch(fd)
+            return b""
+        if not data:
+            self._unwatch(fd)
+        return data
+
+    def _drain(self, rank: Rank) -> None:
+        """Read the records that a rank has written before it died."""
+        while rank.channel in self._selector.get_map():
+            data = self._read(rank.channel, last=True)
+            if not data:
+                return
+            for record in rank.unpacker.feed(data):
+                self._record(rank, record)
+
+    def _pause(self) -> float:
+        deadline = self._out.deadline()
+        if deadline is None:
+            return TICK_SECONDS
+        return min(TICK_SECONDS, max(0.0, deadline - time.time()))
+
+    def _step_of(self, rank: Rank) -> int:
+        """The step that a line belongs to: the one after the last that the rank has reported."""
+        return self._steps[rank.number]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+_KINDS = {
+    "code_error": Reason.CODE_ERROR,
+    "out_of_memory": Reason.OUT_OF_MEMORY,
+    "rejected_by_worker": Reason.REJECTED_BY_WORKER,
+}
+
+
+def _failure(rank: Rank, outcome: Outcome | None) -> Ending:
+    """The ending that a failed rank gives the attempt."""
+    error: dict[str, Any] = {"rank": rank.number, "exit_code": None, "signal": None, "message": "", "traceback": None}
+    if outcome is not None:
+        reason = _KINDS.get(outcome.kind, Reason.RANK_FAILED)
+        message = f"rank {rank.number}: {outcome.message}"
+        error |= {"exit_code": outcome.exit_code, "message": outcome.message, "traceback": outcome.traceback or None}
+        return Ending(reason, message, error)
+    assert rank.status is not None
+    if rank.status < 0:
+        name = _signal_name(-rank.status)
+        message = f"rank {rank.number} was killed by {name}"
+        error |= {"signal": name, "message": message}
+    else:
+        message = f"rank {rank.number} left with exit code {rank.status} before it reported its outcome"
+        error |= {"exit_code": rank.status, "message": message}
+    return Ending(Reason.RANK_FAILED, message, error)
