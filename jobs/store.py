@@ -399,6 +399,11 @@ def beats() -> Call[Beats]:
     return Call("leases", (), parse)
 
 
+def storage_nonce(proposed: str) -> Call[str]:
+    """The nonce of the service's storage directory; `proposed` becomes it when there is none yet."""
+    return Call("storage", (proposed,), lambda reply: reply.decode())
+
+
 def lead(candidate: str, ttl_seconds: float) -> Call[bool]:
     """True while `candidate` is the one that reaps; it must ask again within `ttl_seconds`."""
     return Call("lead", (candidate, int(ttl_seconds * 1000)), bool)

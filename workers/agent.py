@@ -14,7 +14,7 @@ from time import monotonic
 
 import structlog
 
-from jobs import store
+from jobs import storage, store
 from jobs.courier import Courier
 from jobs.errors import NotFound, Unavailable
 from jobs.record import DeviceRecord, NodeInfo
@@ -113,14 +113,16 @@ class Agent:
                 self._look_after_attempts()
             except Unavailable as error:
                 log.warning("control_redis_unavailable", error=str(error))
-            except NodeTaken:
-                log.exception("node_taken")
-                os._exit(1)  # two workers on one set of devices: this one is the older, and must not go on
+            except (NodeTaken, storage.StorageMismatch) as error:
+                # Another worker has taken the node, or our files would be where nobody looks: this one must not go on.
+                log.error("node_refused", why=str(error))
+                os._exit(1)
             except Exception:
                 log.exception("agent_failed")
             self._stop.wait(LOOK_SECONDS)
 
     def _register(self) -> None:
+        storage.prove(self._store, self._storage)
         info = NodeInfo(
             host=socket.gethostname(),
             cores=len(os.sched_getaffinity(0)),
