@@ -75,7 +75,7 @@ class ChannelSink:
         self._pending.append(record)
         if self._idle:
             self._wake.set()
-        elif len(self._pending) >= MAX_PENDING:
+        if len(self._pending) >= MAX_PENDING:
             self._wait_for_room()
 
     def flush(self, timeout: float = CLOSE_SECONDS) -> bool:

@@ -40,12 +40,21 @@ def _parts(module: nn.Module, path: str, placement: Mapping[str, Place]) -> Iter
 
 
 def move(model: nn.Module, parts: Mapping[str, Place], devices: Mapping[Place, torch.device]) -> None:
-    """Move each part to its device, and have whatever is passed to it moved there too."""
-    model.to(devices[0])
+    """Move each part to its device, and have whatever is passed to it moved there too.
+
+    What the modules around the parts own themselves goes to device 0.
+    """
+    around = set(model.modules())
     for path, place in parts.items():
         part, device = model.get_submodule(path), devices[place]
         part.to(device)
         part.register_forward_pre_hook(_mover(device), with_kwargs=True)
+        around -= set(part.modules())
+    for module in around:
+        for parameter in module.parameters(recurse=False):
+            parameter.data = parameter.data.to(devices[0])
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(devices[0]))
 
 
 def _mover(device: torch.device) -> Any:

@@ -1,0 +1,33 @@
+"""A model for the tests of ddp."""
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        time.sleep(ctx.seconds)
+        return grad, None
+
+
+class SlowOnRank1(nn.Module):
+    """A linear layer whose backward takes 30 ms longer on rank 1."""
+
+    def __init__(self, in_features: int = 5, out_features: int = 2) -> None:
+        super().__init__()
+        self.first = nn.Linear(in_features, in_features)
+        self.second = nn.Linear(in_features, out_features)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.second(_Sleep.apply(self.first(rows), 0.03 if dist.get_rank() == 1 else 0.0))
+        return outputs

@@ -1,0 +1,31 @@
+"""The server that ranks are forked from must stay forkable."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+COUNT = """
+import os, sys, threading
+import workers.training.preload
+print(threading.active_count(), len(os.listdir("/proc/self/task")), "torch._dynamo" in sys.modules)
+from torch import cuda
+print(cuda.is_initialized(), "sklearn" in sys.modules)
+"""
+
+
+def test_preloading_starts_no_thread_and_touches_no_gpu() -> None:
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-c", COUNT], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ran.stdout.split() == ["1", "1", "True", "False", "False"]
+
+
+def test_the_context_of_a_rank_needs_no_torch() -> None:
+    code = "import sys, workers.training.context; print('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.strip() == "False"
