@@ -18,7 +18,7 @@ from jobs.measures import Timing
 from jobs.plan import Pattern
 from jobs.report import Report
 
-MIN_WIDTH = 60
+MIN_WIDTH = 80
 INDENT = 2
 #: Devices beside each other in the table of splits: the first of these that fits.
 ACROSS = (8, 4, 2, 1)
@@ -30,7 +30,7 @@ IDLE = "idle"
 
 
 def render(report: Report, width: int = 100) -> str:
-    """The whole report as text of at most `width` columns (at least 60), which ends with a newline."""
+    """The whole report as text of at most `width` columns (at least 80), which ends with a newline."""
     console = Console(file=io.StringIO(), width=max(width, MIN_WIDTH), color_system=None, force_terminal=False)
     with console.capture() as captured:
         for paragraph in _header(report):
@@ -104,12 +104,11 @@ def _width(cells: Sequence[Sequence[str]]) -> int:
 
 
 def _devices(report: Report, width: int) -> Iterator[RenderableType]:
-    table = _table(["device", "id"], ["rank", "rows", "share", "steps", "idle", "ms/row", "peak memory"])
+    table = _table(["device", "id"], ["rows", "share", "steps", "idle", "ms/row", "peak memory"])
     for device, measures in zip(report.devices, report.per_device, strict=True):
         table.add_row(
             str(device.device),
             _text(_short(device.id)),
-            str(device.rank),
             _count(measures.rows),
             NOT_MEASURED if measures.share is None else f"{measures.share:.1%}",
             _count(measures.steps),
@@ -194,10 +193,10 @@ _SECTIONS: tuple[tuple[str, Callable[[Report, int], Iterator[RenderableType]]], 
 
 
 def _table(names: Sequence[str], numbers: Sequence[str]) -> Table:
-    """A table with left-aligned columns first, then right-aligned ones that are never cut."""
+    """A table with names first, which fold where space is short, then numbers, which do not."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
     for name in names:
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
+        table.add_column(name, overflow="fold")
     for number in numbers:
         table.add_column(number, justify="right", no_wrap=True)
     return table

@@ -1,0 +1,118 @@
+import re
+
+import msgspec
+import pytest
+
+from jobs.report import Report
+from jobs.report_text import render
+from jobs.telemetry import Note
+from tests.unit.jobs.made import make_spec
+from tests.unit.jobs.streams import aggregator, run, split, step
+
+
+def report_of(strategy: str, devices: int, batch_size: int, rows: int, module: str | None = None) -> Report:
+    spec = make_spec(strategy, devices, batch_size, parallelism={"module": module} if module else None)
+    return run(spec, rows)[0].snapshot(final=True)
+
+
+def test_the_splits_read_as_a_table_of_steps_by_devices() -> None:
+    lines = render(report_of("dp", 8, 30, 100), 80).splitlines()
+
+    assert lines[0] == "Split report of job job-1, attempt 1, final"
+    assert lines[1] == "strategy dp, 8 virtual cpu devices on host-a"
+    table = [line.split() for line in lines[4:8]]
+    assert table[0] == ["phase", "steps", "from-to", "batch", *map(str, range(8))]
+    assert table[2] == ["train", "3", "0-2", "30", "4", "4", "4", "4", "4", "4", "4", "2"]
+    assert table[3] == ["train", "1", "3-3", "10", "2", "2", "2", "2", "2", "idle", "idle", "idle"]
+
+
+def test_a_number_that_was_not_measured_is_a_dash_and_a_note() -> None:
+    text = render(report_of("single", 1, 30, 100))
+
+    assert re.search(r"^  0 +cpu:0 .* -$", text, re.MULTILINE)
+    assert "per_device.memory_peak_bytes: virtual devices have no memory of their own" in text
+    assert "None" not in text
+
+
+def test_findings_come_with_their_suggestions() -> None:
+    text = render(report_of("ddp", 4, 30, 90))
+
+    assert "[info] sampler-padding: 4 ranks of 23 rows read 92 rows of 90" in text
+    assert "-> set resources.devices to 3" in text
+    assert "the splits are those that were planned" in text
+    assert "DataParallel's primitives" not in text
+
+
+def test_a_difference_from_the_plan_is_listed() -> None:
+    told = aggregator(make_spec("dp", 2, 10), 10)
+    told.feed(0, split(0, [0, 1], [6, 4]))
+    told.feed(0, step(0, [0], [6, 4]))
+
+    text = render(told.snapshot(final=True))
+
+    assert "the splits are not those that were planned" in text
+    assert "- train: a batch of 10 split 6, 4: not planned, but observed in 1 step" in text
+
+
+def test_a_report_without_a_step_says_so() -> None:
+    text = render(aggregator(make_spec("dp", 2, 10), 10).snapshot(final=False))
+
+    assert "attempt 1, so far" in text
+    assert "no step has been seen" in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("devices", [1, 7, 64])
+@pytest.mark.parametrize("module", [None, "encoder.layers.11.attention.output.projection"])
+def test_no_line_is_wider_than_asked_and_no_number_is_cut(width: int, devices: int, module: str | None) -> None:
+    report = report_of("dp", devices, 900_000, 2_000_000, module)
+    text = render(report, width)
+
+    assert max(map(len, text.splitlines())) <= width
+    for pattern in report.patterns:
+        for count in pattern.rows or ():
+            assert f"{count:,}" in text
+    assert not re.search(r"\d…", text)
+    assert text.endswith("\n")
+
+
+def test_large_numbers_and_long_ids_fit_into_eighty_columns() -> None:
+    report = report_of("dp", 8, 800_000, 800_000)
+    devices = [msgspec.structs.replace(d, id=f"GPU-0f2b6d1e-9a77-4f3c-8d21-{d.device:012d}") for d in report.devices]
+    measures = [
+        msgspec.structs.replace(d, rows=9_876_543_210, steps=12_345_678, idle_steps=1_234_567, memory_peak_bytes=2**36)
+        for d in report.per_device
+    ]
+
+    text = render(msgspec.structs.replace(report, devices=tuple(devices), per_device=tuple(measures)), 80)
+
+    for number in ("9,876,543,210", "12,345,678", "1,234,567", "64.0 GiB"):
+        assert text.count(number) == 8
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_sixty_four_devices_come_in_blocks_of_eight() -> None:
+    text = render(report_of("dp", 64, 640, 640), 80)
+
+    headers = [line.split()[4:] for line in text.splitlines() if line.split()[:2] == ["phase", "steps"]]
+    assert headers == [[str(n) for n in range(start, start + 8)] for start in range(0, 64, 8)]
+
+
+def test_shapes_that_vary_are_marked() -> None:
+    report = report_of("single", 1, 30, 30)
+    varying = msgspec.structs.replace(report.patterns[0], shapes_vary=True)
+
+    text = render(msgspec.structs.replace(report, patterns=(varying,)))
+
+    assert "train *" in text
+    assert "* the shapes differ between these steps" in text
+
+
+def test_text_from_a_rank_can_neither_move_the_cursor_nor_be_taken_for_markup() -> None:
+    told = aggregator(make_spec("dp", 2, 10), 10)
+    told.feed(0, Note("per_device.comm_ms", "\x1b[2Jgone [bold]loud[/bold] \x07"))
+
+    text = render(told.snapshot(final=False))
+
+    assert "?[2Jgone [bold]loud[/bold] ?" in text
+    assert "\x1b" not in text
