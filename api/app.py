@@ -11,6 +11,7 @@ from fastapi import Depends, FastAPI
 
 from api import problems
 from api.auth import Authenticator, load_operator_token
+from api.connections import connect
 from api.courier import CeleryCourier
 from api.deps import authenticate
 from api.limits import Limits, allowed_hosts
@@ -18,7 +19,7 @@ from api.monitoring import CountRequests, Monitoring
 from api.routes import fleet, jobs, logs, splits, system, tokens
 from api.service import Service
 from api.telemetry import Telemetry
-from jobs.redis_store import AsyncRedisStore, RedisStore, connect_async
+from jobs.redis_store import AsyncRedisStore, RedisStore
 from jobs.scheduler import Scheduler
 from jobs.settings import Settings
 
@@ -40,8 +41,8 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        control = AsyncRedisStore(connect_async(settings.control_url()))
-        telemetry = Telemetry(connect_async(settings.telemetry()))
+        control = AsyncRedisStore(connect(settings.control_url()))
+        telemetry = Telemetry(connect(settings.telemetry()))
         courier = CeleryCourier(settings)
         reconciled = RedisStore.from_url(settings.control_url())
         scheduler = Scheduler(reconciled, courier, settings, listen=True)
@@ -74,8 +75,8 @@ def create_app(settings: Settings) -> FastAPI:
     for module in (jobs, splits, logs, fleet, tokens, system):
         app.include_router(module.router)
     problems.install(app)
-    app.add_middleware(CountRequests, monitoring=monitoring)
     app.add_middleware(Limits, hosts=allowed_hosts(settings), max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(CountRequests, monitoring=monitoring)  # the last one added is the outermost
     return app
 
 

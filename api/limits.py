@@ -1,6 +1,6 @@
 """What a request may cost before anything looks at it: which hosts, how many headers, how much body, how slowly.
 
-Outermost, and plain ASGI, so that it also covers what the framework does by itself.
+Plain ASGI around the whole framework, so that it also covers what that does by itself.
 """
 
 import asyncio

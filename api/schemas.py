@@ -64,7 +64,7 @@ class JobStatus(JobSummary, kw_only=True):
     progress: Json | None
     result: Json | None
     error: Json | None
-    spec: Json
+    spec: msgspec.Raw  # the job spec as JSON, defaults filled in
 
 
 class JobList(msgspec.Struct):

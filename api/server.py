@@ -14,7 +14,7 @@ class DeadlineProtocol(HttpToolsProtocol):
 
     _deadline: TimerHandle | None = None
     _head_bytes = 0
-    _in_head = True
+    _in_head = True  # between requests too
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(cast(Transport, transport))
@@ -41,9 +41,16 @@ class DeadlineProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._in_head = True
         self._head_bytes = 0
+        self._disarm()
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._in_head and not self.transport.is_closing():
+            self._arm()  # answered before the body was read: the rest of it must come soon as well
+
     def _arm(self) -> None:
+        self._disarm()
         self._deadline = self.loop.call_later(HEAD_SECONDS, self._expire)
 
     def _disarm(self) -> None:

@@ -65,6 +65,8 @@ audit = structlog.get_logger("shardyard.audit")
 T = TypeVar("T")
 
 FILE_THREADS = 8
+#: Far more than any spec needs, and few enough that reading a hostile one takes a few hundredths of a second.
+MAX_SPEC_VALUES = 5_000
 #: `/readyz` needs no token, so it does not ask Redis each time it is asked itself.
 READY_SECONDS = 0.5
 
@@ -184,6 +186,13 @@ class Service:
             raise NotFound(_no_report(job, chosen))
         found = report.decode(body)
         return found if device is None else _of_device(found, device)
+
+    async def splits_text(self, who: Principal, job: str, attempt: int | None, device: int | None) -> str:
+        """The same for people. Raises as `splits` does."""
+        from jobs import report_text
+
+        found = await self.splits(who, job, attempt, device)
+        return await self._in_thread(partial(report_text.render, found))
 
     async def _report_body(self, who: Principal, job: str, attempt: int) -> bytes | None:
         """From the telemetry Redis while it has it, else the archived one."""
@@ -360,6 +369,8 @@ def checked_spec(body: bytes) -> JobSpec:
     """Raises MalformedJson, InvalidSpec, NotSupported."""
     from jobs import catalogue
 
+    if body.count(b",") > MAX_SPEC_VALUES:
+        raise InvalidSpec(f"a job spec may have {MAX_SPEC_VALUES} values at most")
     wanted = spec.parse(body)
     wrong = catalogue.check(wanted)
     if wrong:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from api.schemas import (
     AttemptView,
     DeviceView,
@@ -48,7 +50,7 @@ def status(view: JobView, progress: dict[str, Any] | None, labels: Labels) -> Jo
         progress=progress,
         result=job.result,
         error=job.error,
-        spec=spec.model_dump(mode="json"),
+        spec=msgspec.Raw(spec.model_dump_json().encode()),
     )
 
 

@@ -19,9 +19,6 @@ async def splits(
     attempt: Annotated[int | None, Query(ge=1)] = None,
     device: Annotated[int | None, Query(ge=0)] = None,
 ) -> Response:
-    report = await service.splits(who, job, attempt, device)
     if as_text:
-        from jobs import report_text
-
-        return answers.text(report_text.render(report))
-    return answers.json(report)
+        return answers.text(await service.splits_text(who, job, attempt, device))
+    return answers.json(await service.splits(who, job, attempt, device))
