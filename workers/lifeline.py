@@ -113,6 +113,9 @@ class Lifeline:
             except Unavailable as error:
                 log.warning("control_redis_unavailable", error=str(error), silence=round(self.silence, 1))
                 threading.Event().wait(RETRY_SECONDS)
+            except Exception:
+                log.exception("lifeline_failed")  # it goes on: without a beat the fence ends a healthy run
+                threading.Event().wait(RETRY_SECONDS)
 
     def _look(self) -> None:
         if self.silence >= self._beat_seconds:

@@ -123,7 +123,9 @@ class Watch:
                 self._result = record
             case Outcome():
                 rank.outcome = record
-                if record.exit_code:
+                if self._phase is _Phase.ENDING:
+                    rank.leave()
+                elif record.exit_code:
                     self._fail(rank, record)
                 elif all(other.outcome is not None and other.outcome.exit_code == 0 for other in self._ranks):
                     self._leave()
@@ -173,6 +175,9 @@ class Watch:
             self._ending = ending
             self._enter(_Phase.ENDING, self._launch.grace_seconds)
             self._signal(signal.SIGTERM)
+            for rank in self._ranks:
+                if rank.outcome is not None:
+                    rank.leave()
 
     def _on_time(self) -> None:
         now = monotonic()
