@@ -122,9 +122,6 @@ class Client:
     def nodes(self) -> Json:
         return self._json("GET", "/v1/nodes")
 
-    def drain(self, node: str) -> Json:
-        return self._json("POST", _path("nodes", node, "drain"))
-
     def recipes(self) -> Json:
         return self._json("GET", "/v1/recipes")
 

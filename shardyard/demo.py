@@ -18,7 +18,6 @@ from typing import Any
 
 from rich.console import Console
 
-from shardyard import text
 from shardyard.cli.watch import watch_job
 from shardyard.client import Client
 from shardyard.connection import LocalService, local_service
@@ -41,10 +40,11 @@ def run_demo(devices: str, console: Console) -> int:
         data_dir = Path(directory)
         console.print(f"[bold]1[/]  starting a service of its own in {data_dir}", highlight=False)
         with running_service(data_dir, devices) as service:
+            console.print(f"   ready at {service.url}", highlight=False)
             token = service.token_file.read_text().strip()
             with Client(service.url, token) as client:
                 results = [_show_job(client, name, number, console) for number, name in enumerate(SPECS, start=2)]
-            console.print(f"[bold]{len(SPECS) + 2}[/]  stopping the service", highlight=False)
+            console.print(f"\n[bold]{len(SPECS) + 2}[/]  stopping the service", highlight=False)
     console.print()
     for name, accuracy in results:
         reached = accuracy is not None and accuracy >= GOAL
@@ -63,7 +63,14 @@ def running_service(data_dir: Path, devices: str = "auto", *options: str) -> Ite
     output = data_dir / "up.log"
     command = [sys.executable, "-P", "-m", "shardyard", "up", "--port", "0", "--data-dir", str(data_dir)]
     with output.open("wb") as log:
-        process = subprocess.Popen([*command, "--devices", devices, *options], stdout=log, stderr=log)
+        # In a session of its own, so that a Ctrl-C here is one signal there, not two, which would mean haste.
+        process = subprocess.Popen(
+            [*command, "--devices", devices, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     try:
         yield _wait_until_ready(process, data_dir, output)
     finally:
@@ -88,14 +95,15 @@ def spec(name: str) -> dict[str, Any]:
 def _show_job(client: Client, name: str, number: int, console: Console) -> tuple[str, float | None]:
     """Run one job and print its report; its name and test accuracy (None: there is none)."""
     wanted = spec(name)
-    how = f"{wanted['parallelism']['strategy']} on {text.plural(wanted['resources']['devices'], 'device')}"
+    how = f"{wanted['parallelism']['strategy']} on {wanted['resources']['devices']} devices"
     console.print(f"\n[bold]{number}[/]  {name}: {how}", highlight=False)
     job = client.submit(wanted)
     status = watch_job(client, job["id"], console)
+    if status["state"] != "succeeded":
+        return name, None
     console.print()
-    console.print(client.splits_text(job["id"]), markup=False, highlight=False, soft_wrap=True)
-    accuracy = ((status.get("result") or {}).get("metrics") or {}).get("accuracy")
-    return name, accuracy if status["state"] == "succeeded" else None
+    console.print(client.splits_text(job["id"]).rstrip(), markup=False, highlight=False, soft_wrap=True)
+    return name, status["result"]["metrics"]["accuracy"]
 
 
 def _wait_until_ready(process: "subprocess.Popen[bytes]", data_dir: Path, output: Path) -> LocalService:

@@ -30,6 +30,8 @@ from shardyard.processes import Processes, Service, ServiceError, is_alive, sole
 READY_SECONDS = 120.0
 #: How often `up` looks whether a signal has come.
 TICK_SECONDS = 0.2
+#: The API drains open requests for 10 s.
+API_STOP_SECONDS = 15.0
 #: The worker's time to bring its attempts back to the queue.
 WORKER_STOP_SECONDS = 20.0
 
@@ -217,11 +219,12 @@ class _Run:
     def _print_ready(self, url: str, token_file: Path, nodes: list[dict[str, Any]], seconds: float) -> None:
         self._print(f"[bold green]ready[/] in {seconds:.1f} s\n")
         self._print(f"  address     [bold]{url}[/]")
-        self._print(f"  API pages   {url}/docs")
         self._print(f"  token file  {token_file}")
         for node in nodes:
             self._print(f"  pool        {node['pool']}: {_devices(node)} on {node['id']}")
-        self._print("\n  shardyard submit job.json --watch    shardyard list    Ctrl-C stops the service\n")
+        if self._data_dir != default_data_dir().absolute():
+            self._print(f"\n  for the commands in another terminal:  export SHARDYARD_DATA_DIR={self._data_dir}")
+        self._print("\n  shardyard submit job.json --watch    shardyard list    Ctrl-C here stops the service\n")
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
@@ -244,7 +247,7 @@ def _devices(node: Mapping[str, Any]) -> str:
 
 def _api(data_dir: Path, environment: Mapping[str, str]) -> Service:
     wanted = ("REDIS_URL", "TELEMETRY_URL", "STORAGE", "ADMIN_TOKEN_FILE", "HOST", "PORT")
-    return _service(data_dir, "api", ("-m", "api"), environment, wanted, stop_seconds=10)
+    return _service(data_dir, "api", ("-m", "api"), environment, wanted, stop_seconds=API_STOP_SECONDS)
 
 
 def _worker(data_dir: Path, environment: Mapping[str, str]) -> Service:

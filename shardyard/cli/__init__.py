@@ -7,6 +7,7 @@ Exit codes:
     2  wrong usage or bad input: nothing was done
     3  the service cannot be reached, cannot take the request now, or does not start
     4  the service refused: not found, no permission, a conflict, or an error of its own
+  130  Ctrl-C ended the watching; the job goes on
 
 Modules of this package import what is slow (httpx, Redis, the service itself) inside the commands
 that need it: `shardyard --help` must feel instant.

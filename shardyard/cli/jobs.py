@@ -21,6 +21,9 @@ from shardyard.cli.common import (
     table,
 )
 
+#: What a shell reports for a command that Ctrl-C ended.
+INTERRUPTED = 130
+
 
 def submit(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="A job spec in JSON; - reads it from standard input.")],
@@ -201,7 +204,13 @@ def _watch(client: Any, job: str, as_json: bool) -> int:
     from shardyard.cli.watch import watch_job
 
     out = console()
-    status = watch_job(client, job, out, quiet=as_json)
+    try:
+        status = watch_job(client, job, out, quiet=as_json)
+    except KeyboardInterrupt:
+        out.print("\nThe job goes on.", soft_wrap=True)
+        out.print(f"  shardyard watch {job}    follows it again", soft_wrap=True)
+        out.print(f"  shardyard cancel {job}   ends it", soft_wrap=True)
+        return INTERRUPTED
     if as_json:
         print_json(status)
     else:

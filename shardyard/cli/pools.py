@@ -1,8 +1,6 @@
 """Commands about the machines: pools, nodes."""
 
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from shardyard import text
 from shardyard.cli.common import AsJson, Commands, Token, Url, connect, console, print_json, table
@@ -22,21 +20,12 @@ def pools(url: Url = None, token: Token = None, as_json: AsJson = False) -> None
     return console().print(listing if answer["pools"] else "no pools: no worker has registered yet")
 
 
-def nodes(
-    drain: Annotated[
-        str | None, typer.Option(metavar="NODE", help="Let this node take no new work.", show_default=False)
-    ] = None,
-    url: Url = None,
-    token: Token = None,
-    as_json: AsJson = False,
-) -> None:
+def nodes(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """List nodes, their health and who holds their devices."""
     with connect(url, token) as client:
-        answer = client.drain(drain) if drain else client.nodes()
+        answer = client.nodes()
     if as_json:
         return print_json(answer)
-    if drain:
-        return console().print(f"{drain} finishes what it runs and takes no new work")
     listing = table("NODE", "POOL", "STATE", "DEVICES", "FREE", "LEASED", "QUARANTINED")
     for node in answer["nodes"]:
         labels = [device["label"] for device in node["devices"]]

@@ -134,18 +134,10 @@ def watch_job(client: Client, job: str, console: Console, *, quiet: bool = False
 
     Raises:
         Unavailable: the service was away for longer than `PATIENCE_SECONDS`.
-        KeyboardInterrupt: the user has seen enough; how to go on is printed.
     """
     kind = QuietView if quiet else LiveView if console.is_terminal else PlainView
-    try:
-        with contextlib.closing(kind(console)) as view:
-            status = _follow(client, job, view)
-    except KeyboardInterrupt:
-        if not quiet:
-            console.print("The job goes on.", soft_wrap=True)
-            console.print(f"  shardyard watch {job}    to follow it again", highlight=False, soft_wrap=True)
-            console.print(f"  shardyard cancel {job}   to end it", highlight=False, soft_wrap=True)
-        raise
+    with contextlib.closing(kind(console)) as view:
+        status = _follow(client, job, view)
     if not quiet:
         print_end(status, console)
     return status
