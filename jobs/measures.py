@@ -125,12 +125,14 @@ class Measures:
     """Adds up the steps of the main phase; memory does not grow with their number.
 
     With `in_turn` the devices ran one after another (virtual devices under dp), and the time of a
-    step is reckoned as if they had run at once.
+    step is reckoned as if they had run at once. Devices that are not `comparable` (they hold different
+    modules) have no balance of times.
     """
 
-    def __init__(self, devices: int, *, in_turn: bool) -> None:
+    def __init__(self, devices: int, *, in_turn: bool, comparable: bool = True) -> None:
         self._devices = [_Device() for _ in range(devices)]
         self._in_turn = in_turn
+        self._comparable = comparable
         self._totals = _Totals()
         self._with_backward = False
         self._steps = 0
@@ -159,7 +161,7 @@ class Measures:
     def _add_balance(self, shares: Sequence[Share]) -> None:
         """Count a step whose devices can be compared: with their backward once that is measured at all."""
         steps = [share.step for share in shares if share.step is not None]
-        if len(steps) < len(shares) or any(share.rows is None for share in shares):
+        if not self._comparable or len(steps) < len(shares) or any(share.rows is None for share in shares):
             return
         forward, backward = zip(*(_compute_ms(share) for share in shares), strict=True)
         if None in forward or (None in backward and self._with_backward):

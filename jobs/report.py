@@ -24,7 +24,7 @@ from jobs.lint import Finding, lint
 from jobs.measures import Balance, DeviceMeasures, Measures, PrimitiveTimings, Share
 from jobs.plan import Pattern, Prediction, predict
 from jobs.prediction_check import PredictionCheck, check
-from jobs.shard_lines import Lines, Printer, ShardLine, lines_of
+from jobs.shard_lines import Printer, ShardLine
 from jobs.spec import JobSpec
 from jobs.telemetry import AnyRecord, DeviceInfo, Note, Outcome, Outline, Shape, Split, Step
 
@@ -32,8 +32,12 @@ __all__ = ["Aggregator", "LeasedDevice", "Report", "ReportDevice", "ShardLine", 
 
 #: Different splits that a report keeps; the rest counts in one pattern of the phase "other".
 MAX_PATTERNS = 256
-#: Splits of a rank that are remembered for the steps that refer to them; the least used goes first.
-MAX_SPLITS = 1024
+#: A rank gives its first splits ids that it uses again and again; these are kept. Later ones are sent
+#: anew for every step, so only the latest are.
+MAX_KEPT_SPLITS = 4096
+MAX_PASSING_SPLITS = 64
+#: Sums over micro-batches and over ranks that are kept to save time.
+MAX_CACHED = 256
 #: Notes that are taken from the ranks of one attempt, and the length of each.
 MAX_NOTES = 100
 MAX_NOTE_LENGTH = 500
@@ -119,6 +123,23 @@ class _Recent(Generic[K, V]):
         return value
 
 
+class _Splits:
+    """The splits of one rank, by id."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Split] = {}
+        self._passing: _Recent[int, Split] = _Recent(MAX_PASSING_SPLITS)
+
+    def get(self, number: int) -> Split | None:
+        return self._kept.get(number) or self._passing.get(number)
+
+    def put(self, split: Split) -> None:
+        if len(self._kept) < MAX_KEPT_SPLITS:
+            self._kept[split.id] = split
+        else:
+            self._passing.put(split.id, split)
+
+
 @dataclass(frozen=True, slots=True)
 class _Batch:
     """What one rank did with its part of one step, micro-batches added up."""
@@ -176,12 +197,13 @@ class Aggregator:
         self._main = "train" if spec.program.mode == "train" else "forward"
         self._ranks = spec.world_size
         self._joiner: Joiner[_Part] = Joiner(self._ranks)
+        self._placed = spec.parallelism.strategy == "single" and len(self._lease) > 1
         in_turn = self._virtual and spec.parallelism.strategy == "dp"
-        self._measures = Measures(len(self._lease), in_turn=in_turn)
-        self._printer = Printer(spec.observe)
-        self._splits: list[_Recent[int, tuple[Split, Lines]]] = [_Recent(MAX_SPLITS) for _ in range(self._ranks)]
-        self._batches: list[_Recent[tuple[int, ...], _Batch]] = [_Recent(MAX_SPLITS) for _ in range(self._ranks)]
-        self._wholes: _Recent[tuple[object, ...], _Whole] = _Recent(MAX_SPLITS)
+        self._measures = Measures(len(self._lease), in_turn=in_turn, comparable=not self._placed)
+        self._printer = Printer(spec.observe, spec.parallelism.dim)
+        self._splits = [_Splits() for _ in range(self._ranks)]
+        self._batches: list[_Recent[tuple[int, ...], _Batch]] = [_Recent(MAX_CACHED) for _ in range(self._ranks)]
+        self._wholes: _Recent[tuple[object, ...], _Whole] = _Recent(MAX_CACHED)
         self._patterns: dict[_PatternKey, _Count] = {}
         self._other = _Count(None)
         self._found: dict[int, DeviceInfo] = {}
@@ -230,19 +252,17 @@ class Aggregator:
         if len(sizes) > 1 or not all(0 <= device < len(self._lease) for device in split.devices):
             self._malformed += 1
             return
-        self._splits[rank].put(split.id, (split, lines_of(split, self._spec.parallelism.dim)))
+        self._splits[rank].put(split)
 
     def _take_step(self, rank: int, step: Step) -> list[ShardLine]:
-        known = [entry for entry in map(self._splits[rank].get, step.splits) if entry is not None]
+        known = [split for split in map(self._splits[rank].get, step.splits) if split is not None]
         if len(known) < len(step.splits) or not known:
             self._malformed += 1
             batch = self._unknown_batch(rank)
         else:
-            batch = self._batches[rank].get(step.splits) or self._batches[rank].put(
-                step.splits, _add_up([split for split, _ in known])
-            )
+            batch = self._batches[rank].get(step.splits) or self._batches[rank].put(step.splits, _add_up(known))
         self._count(self._joiner.feed(rank, step, _Part(step, batch)))
-        return self._printer.lines(rank, step, [lines for _, lines in known])
+        return self._printer.lines(rank, step, known)
 
     def _unknown_batch(self, rank: int) -> _Batch:
         devices = (rank,) if self._ranks > 1 else tuple(range(len(self._lease)))
@@ -403,6 +423,8 @@ class Aggregator:
             return f"no {self._main} step has been seen"
         if _only_idle_lack(report, field):
             return "a device that got no rows has none"
+        if field.startswith("balance.") and self._placed:
+            return "the devices hold different modules and take turns on each batch"
         if field == "per_device.comm_ms" and report.strategy != "ddp":
             return "the devices exchange nothing but what the primitives time"
         return _DEFAULT_REASONS.get(field, "no rank measured it")

@@ -23,24 +23,33 @@ class ShardLine:
 #: (logical device, text) of everything that one split prints.
 Lines = tuple[tuple[int, str], ...]
 
+#: Everything of a split that its lines show.
+_Look = tuple[tuple[int, ...], tuple[int | None, ...], tuple[Shape | None, ...], tuple[Shape | None, ...]]
+
 
 class Printer:
     """Decides which steps are printed: `every` one, none (`off`), or by the rule of `auto`."""
 
-    def __init__(self, observe: Literal["auto", "every", "off"]) -> None:
+    def __init__(self, observe: Literal["auto", "every", "off"], dim: int) -> None:
         self._observe = observe
-        self._last: dict[tuple[int, str], tuple[Lines, ...]] = {}
+        self._dim = dim
+        self._last: dict[tuple[int, str], list[_Look]] = {}
 
-    def lines(self, rank: int, step: Step, splits: Sequence[Lines]) -> list[ShardLine]:
-        """The lines of one rank's step; `splits` has the lines of each forward in it."""
-        if self._observe == "off":
+    def lines(self, rank: int, step: Step, splits: Sequence[Split]) -> list[ShardLine]:
+        """The lines of one rank's step; `splits` has one entry for each forward in it."""
+        if self._observe == "off" or (self._observe == "auto" and not self._is_due(rank, step, splits)):
             return []
-        now = tuple(splits)
+        return [
+            ShardLine(device, step.step, step.phase, text)
+            for split in splits
+            for device, text in lines_of(split, self._dim)
+        ]
+
+    def _is_due(self, rank: int, step: Step, splits: Sequence[Split]) -> bool:
+        now = [(split.devices, split.rows, split.input_shapes, split.output_shapes) for split in splits]
         before = self._last.get((rank, step.phase))
         self._last[rank, step.phase] = now
-        if self._observe == "auto" and step.step >= ALWAYS_PRINTED and now == before:
-            return []
-        return [ShardLine(device, step.step, step.phase, text) for lines in now for device, text in lines]
+        return step.step < ALWAYS_PRINTED or now != before
 
 
 def lines_of(split: Split, dim: int) -> Lines:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from jobs.plan import Pattern, predict
-from jobs.report import MAX_PATTERNS, MAX_SPLITS, Aggregator, Report, decode, encode
+from jobs.report import MAX_KEPT_SPLITS, MAX_PATTERNS, Aggregator, Report, decode, encode
 from jobs.telemetry import DeviceInfo, Note, Outcome, Outline, Split
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.streams import aggregator, lease, rank_stream, run, split, step
@@ -113,6 +113,23 @@ def test_rows_that_cannot_be_counted_are_null_with_a_reason() -> None:
     assert report.balance.rows_max_over_mean is None
     assert "could not be counted" in report.notes["per_device.rows"]
     assert "could not be counted" in report.notes["balance.rows_max_over_mean"]
+
+
+def test_devices_that_hold_parts_of_one_model_have_costs_but_no_balance() -> None:
+    spec = make_spec("single", 2, 10, parallelism={"placement": {"embedding": 0, "rnn": 1}})
+    told = aggregator(spec, 20)
+    told.feed(0, split(0, [0, 1], [10, 10]))
+    for number in range(2):
+        told.feed(0, step(number, [0], [10, 10]))
+    told.feed(0, Outcome(0, 0))
+    report = told.snapshot(final=True)
+
+    assert rows_of(report) == [20, 20]
+    assert report.per_device[1].ms_per_row == pytest.approx(0.3)
+    assert report.balance.wasted_device_seconds is None
+    assert "take turns" in report.notes["balance.wasted_device_seconds"]
+    assert report.findings == ()
+    assert report.prediction.matches is True
 
 
 # -- many ranks ------------------------------------------------------------------------------------
@@ -235,7 +252,7 @@ def test_a_hundred_thousand_steps_take_no_more_memory_than_a_thousand() -> None:
 
 def test_splits_beyond_the_limit_count_in_one_other_pattern() -> None:
     told = aggregator(make_spec("dp", 2, 4), None)
-    different = MAX_SPLITS + 200
+    different = MAX_KEPT_SPLITS + 200
     for number in range(different):
         told.feed(0, split(number, [0, 1], [number + 1, 1]))
         told.feed(0, step(number, [number], [number + 1, 1]))
@@ -252,12 +269,12 @@ def test_splits_beyond_the_limit_count_in_one_other_pattern() -> None:
 def test_a_split_in_use_is_remembered_however_many_others_come() -> None:
     told = aggregator(make_spec("dp", 2, 4), None)
     told.feed(0, split(0, [0, 1], [2, 2]))
-    for number in range(1, MAX_SPLITS * 2):
+    for number in range(1, MAX_KEPT_SPLITS * 2):
         told.feed(0, split(number, [0, 1], [2, 2]))
-        told.feed(0, step(number, [0], [2, 2]))
+        told.feed(0, step(number, [0, number], [4, 4]))
     report = told.snapshot(final=False)
 
-    assert counted(report) == {("train", (2, 2)): MAX_SPLITS * 2 - 1}
+    assert counted(report) == {("train", (4, 4)): MAX_KEPT_SPLITS * 2 - 1}
     assert "patterns" not in report.notes
 
 
