@@ -1,6 +1,6 @@
 """What must hold in the control Redis between any two calls, read from the keys themselves."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import redis
@@ -28,7 +28,7 @@ def read_keys(client: "redis.Redis") -> Keys:
         for name in names:
             pipe.type(name)
         types = pipe.execute()
-        readers = {
+        readers: dict[bytes, Callable[[str], object]] = {
             b"hash": pipe.hgetall,
             b"set": pipe.smembers,
             b"zset": lambda key: pipe.zrange(key, 0, -1, withscores=True),

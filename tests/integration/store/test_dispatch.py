@@ -283,7 +283,8 @@ def test_a_thousand_jobs_and_sixteen_dispatchers_fill_the_devices_once(world: Wo
     def once() -> None:
         control = RedisStore.from_url(server_url)
         barrier.wait(DEADLINE)
-        started.extend(control.run(store.dispatch(NEVER)))
+        attempts = control.run(store.dispatch(NEVER))
+        started.extend(attempts)
         control.close()
 
     threads = [threading.Thread(target=once) for _ in range(16)]

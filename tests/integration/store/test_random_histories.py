@@ -1,0 +1,225 @@
+"""Random interleavings of everything that users, dispatchers, supervisors, reapers and nodes may do."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from jobs import store
+from jobs.errors import JobFinished, JobNotFinished, TooLargeForPool
+from jobs.record import JobRecord
+from jobs.state import CAUSE_OF, STATE_OF, TERMINAL, TRANSITIONS, AttemptState, Order, Reason, State
+from jobs.store import AttemptId, NodeStanding
+from tests.integration.store.invariants import violations
+from tests.integration.store.world import NEVER, TENANT, World
+
+pytestmark = pytest.mark.integration
+
+NODES = ("n1", "n2")
+#: How a supervisor may end an attempt; the other reasons belong to the control plane.
+ENDS = sorted(CAUSE_OF)
+LIVE = (AttemptState.LEASED, AttemptState.CLAIMED)
+
+QUICK = settings(max_examples=250, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+class History(RuleBasedStateMachine):
+    """Supervisors never forget an attempt that they claimed, so many of them write long after they lost it."""
+
+    world: World
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world.redis.flushall()
+        self.seen: dict[str, JobRecord] = {}
+        self.supervisors: list[tuple[AttemptId, str]] = []
+        self.stale_beats: list[tuple[AttemptId, int]] = []
+        self.cancelled: set[str] = set()
+
+    @initialize(sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    def nodes_register(self, sizes: tuple[int, int]) -> None:
+        for name, size in zip(NODES, sizes, strict=True):
+            self.world.node(name, size)
+
+    # -- users -------------------------------------------------------------------------------------
+
+    @rule(devices=st.integers(1, 4), priority=st.integers(-1, 1), retries=st.integers(0, 2))
+    def submit(self, devices: int, priority: int, retries: int) -> None:
+        try:
+            job = self.world.submit(devices, priority=priority, retries=retries)
+        except TooLargeForPool:
+            return
+        self.seen[job] = self.world.job(job)
+
+    @precondition(lambda self: self.seen)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from(sorted(self.seen)))
+        try:
+            self.world.run(store.cancel(TENANT, job))
+            self.cancelled.add(job)
+        except JobFinished:
+            assert self.seen[job].state in TERMINAL
+
+    @precondition(lambda self: self.seen)
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from(sorted(self.seen)))
+        try:
+            self.world.run(store.delete(TENANT, job))
+            assert self.seen.pop(job).state in TERMINAL
+        except JobNotFinished:
+            assert self.seen[job].state not in TERMINAL
+
+    # -- dispatchers and reapers -------------------------------------------------------------------
+
+    @rule(hold=st.sampled_from((0.0, NEVER)))
+    def dispatch(self, hold: float) -> None:
+        for attempt in self.world.run(store.dispatch(hold)):
+            assert attempt.job not in self.cancelled, "nothing starts after a cancel"
+
+    @rule()
+    def watch_beats(self) -> None:
+        self.stale_beats = list(self.world.run(store.beats()).leases.items())
+
+    @precondition(lambda self: self.stale_beats)
+    @rule(data=st.data())
+    def reap_what_stood_still(self, data: st.DataObject) -> None:
+        attempt, beat = data.draw(st.sampled_from(self.stale_beats))
+        still = self.world.run(store.beats()).leases.get(attempt) == beat
+        assert self.world.reap(attempt, beat=beat) == still
+
+    # -- supervisors -------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.attempts())
+    @rule(data=st.data(), claimant=st.sampled_from("xy"))
+    def claim(self, data: st.DataObject, claimant: str) -> None:
+        attempt = data.draw(st.sampled_from(self.attempts()))
+        record = self.world.history(attempt.job)[attempt.number - 1]
+        mine = (record.state, record.claimant) == (AttemptState.CLAIMED, claimant)
+        reply = self.world.run(store.claim(attempt, claimant, record.node))
+        assert (reply.spec is not None) == (mine or record.state is AttemptState.LEASED)
+        if reply.spec is not None:
+            self.supervisors.append((attempt, claimant))
+
+    @precondition(lambda self: self.supervisors)
+    @rule(data=st.data(), reason=st.sampled_from(ENDS), times=st.integers(1, 2))
+    def finish(self, data: st.DataObject, reason: Reason, times: int) -> None:
+        attempt, claimant = data.draw(st.sampled_from(self.supervisors))
+        holds = self.holds(attempt, claimant)
+        before = self.end_of(attempt)
+        for _ in range(times):
+            assert self.world.finish(attempt, reason, by=claimant) == (holds or before == (claimant, reason))
+
+    @precondition(lambda self: self.supervisors)
+    @rule(data=st.data())
+    def renew_mark_and_ask(self, data: st.DataObject) -> None:
+        attempt, claimant = data.draw(st.sampled_from(self.supervisors))
+        holds = self.holds(attempt, claimant)
+        assert self.world.run(store.renew(attempt, claimant)) == holds
+        assert self.world.mark(attempt, by=claimant) == holds
+        assert (self.world.run(store.orders(attempt, claimant)) is not Order.LOST) == holds
+
+    # -- nodes -------------------------------------------------------------------------------------
+
+    @rule(node=st.sampled_from(NODES), spoil=st.booleans())
+    def sweep(self, node: str, spoil: bool) -> None:
+        """What the node's agent does after every beat; rarely a device's processes will not die."""
+        beat = self.world.run(store.beat_node(node, "i1"))
+        assert beat.standing is NodeStanding.OK
+        for attempt, state in beat.holding.items():
+            changed = self.world.release(attempt, {0: "undead"} if spoil else None, node=node)
+            assert (changed == -1) == (state in LIVE)
+
+    @precondition(lambda self: self.attempts())
+    @rule(data=st.data(), reason=st.sampled_from((Reason.REJECTED_BY_WORKER, Reason.START_FAILED)))
+    def refuse(self, data: st.DataObject, reason: Reason) -> None:
+        attempt = data.draw(st.sampled_from(self.attempts()))
+        record = self.world.history(attempt.job)[attempt.number - 1]
+        accepted = self.world.run(store.refuse(attempt, record.node, reason, "no"))
+        assert accepted == (record.state is AttemptState.LEASED)
+
+    @rule(node=st.sampled_from(NODES))
+    def node_goes_down(self, node: str) -> None:
+        assert self.world.run(store.node_down(node, None))
+
+    @rule(node=st.sampled_from(NODES))
+    def node_stops(self, node: str) -> None:
+        self.world.run(store.stop_node(node))
+
+    @rule(node=st.sampled_from(NODES), size=st.integers(1, 4))
+    def node_comes_back(self, node: str, size: int) -> None:
+        self.world.node(node, size)
+
+    # -- what must hold after every step -----------------------------------------------------------
+
+    @invariant()
+    def store_is_consistent(self) -> None:
+        assert violations(self.world.redis) == []
+
+    @invariant()
+    def states_move_along_the_diagram(self) -> None:
+        for job, before in self.seen.items():
+            now = self.world.job(job)
+            assert STATE_OF[now.reason] is now.state
+            assert now.version >= before.version
+            if before.state in TERMINAL:
+                assert now == before
+            elif now.state is not before.state:
+                through_running = (before.state, now.state) == (State.STARTING, State.SUCCEEDED) and now.started
+                assert now.state in TRANSITIONS[before.state] or through_running
+            if job in self.cancelled:
+                assert now.state is not State.QUEUED
+            self.seen[job] = now
+
+    # -- helpers -----------------------------------------------------------------------------------
+
+    def attempts(self) -> list[AttemptId]:
+        return [
+            AttemptId(TENANT, job, n) for job, record in sorted(self.seen.items()) for n in range(1, record.attempt + 1)
+        ]
+
+    def holds(self, attempt: AttemptId, claimant: str) -> bool:
+        """Whether this supervisor still holds its lease, by the records."""
+        if attempt.job not in self.seen:
+            return False
+        record = self.world.history(attempt.job)[attempt.number - 1]
+        return (record.state, record.claimant) == (AttemptState.CLAIMED, claimant)
+
+    def end_of(self, attempt: AttemptId) -> tuple[str | None, Reason | None]:
+        """Claimant and reason of an attempt that has ended."""
+        if attempt.job not in self.seen:
+            return None, None
+        record = self.world.history(attempt.job)[attempt.number - 1]
+        return record.claimant, record.reason
+
+
+@contextmanager
+def histories_on(world: World) -> Iterator[type[History]]:
+    History.world = world
+    try:
+        yield History
+    finally:
+        del History.world
+
+
+def test_no_interleaving_breaks_an_invariant(world: World) -> None:
+    with histories_on(world) as history:
+        run_state_machine_as_test(history, settings=QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_long_interleaving_breaks_an_invariant(world: World) -> None:
+    with histories_on(world) as history:
+        run_state_machine_as_test(history, settings=settings(QUICK, max_examples=1000, stateful_step_count=80))

@@ -1,0 +1,292 @@
+"""From bytes to a checked spec."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs import spec, store
+from jobs.errors import InvalidSpec, MalformedJson, NotSupported
+
+MODEL = {"ref": "linear", "args": {"in_features": 5, "out_features": 2}}
+DATA = {"ref": "random_vectors", "args": {"rows": 100, "features": 5}, "batch_size": 30}
+FORWARD = {"mode": "forward", "model": MODEL, "data": DATA}
+TRAIN = {"model": MODEL, "data": DATA, "loss": {"ref": "cross_entropy"}, "optimizer": {"ref": "sgd"}}
+
+
+def parse(**fields: Any) -> spec.JobSpec:
+    return spec.parse(json.dumps({"program": FORWARD} | fields))
+
+
+def wrong(body: dict[str, Any] | str) -> dict[str, str]:
+    """The errors of a refused spec: field -> message."""
+    with pytest.raises(InvalidSpec) as caught:
+        spec.parse(body if isinstance(body, str) else json.dumps({"program": FORWARD} | body))
+    return {error.field: error.message for error in caught.value.fields}
+
+
+# -- defaults --------------------------------------------------------------------------------------
+
+
+def test_only_the_program_is_required() -> None:
+    job = spec.parse(json.dumps({"program": TRAIN}))
+    assert (job.pool, job.priority, job.resources.devices, job.parallelism.strategy) == ("default", 0, 1, "single")
+    assert (job.program.mode, job.program.epochs, job.program.seed, job.observe) == ("train", 1, 0, "auto")
+    assert wrong("{}") == {"program": "required, but missing"}
+
+
+def test_a_job_without_a_name_gets_one_that_says_what_it_runs() -> None:
+    assert parse().name == "linear-single1"
+    assert parse(name="mine").name == "mine"
+    long = FORWARD | {"model": {"ref": "m" * 300}}
+    assert len(parse(program=long).name or "") == 200
+
+
+def test_processes_and_rows_follow_the_strategy() -> None:
+    for strategy, processes in (("dp", 1), ("ddp", 3)):
+        job = parse(resources={"devices": 3}, parallelism={"strategy": strategy})
+        assert (job.world_size, job.global_batch_size) == (processes, 30 * processes)
+
+
+def test_a_spec_comes_back_from_the_store_as_it_was() -> None:
+    job = parse(labels={"team": "vision"}, parallelism={"placement": {"embedding": "cpu", "rnn": 0}}, name="ünï")
+    assert store.unpack_spec(store.pack_spec(job)) == job
+
+
+# -- unknown fields --------------------------------------------------------------------------------
+
+
+def test_an_unknown_field_is_refused_with_the_name_that_was_probably_meant() -> None:
+    assert wrong({"naem": "x"}) == {"naem": "unknown field; did you mean 'name'?"}
+    assert wrong({"limits": {"wall_second": 1}}) == {
+        "limits.wall_second": "unknown field; did you mean 'wall_seconds'?"
+    }
+    program = TRAIN | {"data": DATA | {"batchsize": 3}, "evaluate": {"data": {"ref": "digits", "num_worker": 0}}}
+    assert wrong({"program": program}) == {
+        "program.data.batchsize": "unknown field; did you mean 'batch_size'?",
+        "program.evaluate.data.num_worker": "unknown field; did you mean 'num_workers'?",
+    }
+
+
+def test_an_unknown_field_like_no_other_gets_the_list_of_known_ones() -> None:
+    assert wrong({"resources": {"zzz": 1}}) == {"resources.zzz": "unknown field; known fields here: devices, nodes"}
+
+
+# -- rules that join fields ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"resources": {"devices": 2}}, "resources.devices"),
+        ({"parallelism": {"dim": 1}}, "parallelism.dim"),
+        ({"parallelism": {"functional": True}}, "parallelism.functional"),
+        ({"parallelism": {"strategy": "ddp", "dim": 1}}, "parallelism.dim"),
+        ({"parallelism": {"strategy": "ddp", "functional": True}}, "parallelism.functional"),
+        (
+            {"parallelism": {"strategy": "ddp", "output_device": 1}, "resources": {"devices": 2}},
+            "parallelism.output_device",
+        ),
+        (
+            {"parallelism": {"strategy": "dp", "output_device": 2}, "resources": {"devices": 2}},
+            "parallelism.output_device",
+        ),
+        ({"parallelism": {"strategy": "dp", "placement": {"rnn": 0}}}, "parallelism.placement"),
+        ({"parallelism": {"strategy": "ddp", "placement": {"rnn": "cpu"}}}, "parallelism.placement"),
+        ({"parallelism": {"module": "block"}}, "parallelism.module"),
+        ({"parallelism": {"backend": "gloo"}}, "parallelism.backend"),
+        ({"parallelism": {"strategy": "dp", "backend": "nccl"}}, "parallelism.backend"),
+        ({"parallelism": {"placement": {"rnn": 1}}}, "parallelism.placement.rnn"),
+        ({"program": {k: v for k, v in TRAIN.items() if k != "loss"}}, "program.loss"),
+        ({"program": {k: v for k, v in TRAIN.items() if k != "optimizer"}}, "program.optimizer"),
+        ({"program": TRAIN | {"mode": "forward", "optimizer": None}}, "program.loss"),
+        ({"program": TRAIN | {"mode": "forward", "loss": None}}, "program.optimizer"),
+        ({"program": FORWARD | {"evaluate": {"data": {"ref": "digits"}}}}, "program.evaluate"),
+    ],
+)
+def test_a_contradiction_names_the_field_to_change(fields: dict[str, Any], field: str) -> None:
+    assert list(wrong(fields)) == [field]
+
+
+def test_every_contradiction_is_named_at_once() -> None:
+    found = wrong({"parallelism": {"dim": 1, "module": "a", "backend": "gloo"}, "resources": {"devices": 2}})
+    assert set(found) == {
+        "resources.devices",
+        "parallelism.dim",
+        "parallelism.module",
+        "parallelism.backend",
+    }
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"resources": {"devices": 2}, "parallelism": {"placement": {"embedding": "cpu", "rnn": 1}}},
+        {"resources": {"devices": 2}, "parallelism": {"strategy": "dp", "dim": 1, "output_device": 1}},
+        {"resources": {"devices": 2}, "parallelism": {"strategy": "dp", "functional": True, "module": "a.0.b"}},
+        {"resources": {"devices": 2}, "parallelism": {"strategy": "ddp", "backend": "gloo", "module": "block2"}},
+        {"parallelism": {"strategy": "dp"}},
+        {"program": TRAIN | {"evaluate": {"data": {"ref": "digits"}}}},
+    ],
+)
+def test_what_fits_together_is_taken(fields: dict[str, Any]) -> None:
+    assert parse(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"resources": {"nodes": 2}}, "resources.nodes"),
+        ({"parallelism": {"strategy": "fsdp"}}, "parallelism.strategy"),
+        ({"limits": {"stall_seconds": 5}}, "limits.stall_seconds"),
+    ],
+)
+def test_what_this_version_does_not_do_is_refused_as_such(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(NotSupported) as caught:
+        parse(**fields)
+    assert [error.field for error in caught.value.fields] == [field]
+
+
+# -- limits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "least", "most"),
+    [
+        ("resources.devices", 1, spec.MAX_DEVICES),
+        ("priority", -100, 100),
+        ("limits.max_retries", 0, 100),
+        ("limits.wall_seconds", 1, 31_536_000),
+        ("program.epochs", 1, 1_000_000),
+        ("program.max_steps", 1, 10**12),
+        ("program.seed", 0, 2**63 - 1),
+        ("program.data.batch_size", 1, 1_000_000),
+        ("program.data.num_workers", 0, 64),
+    ],
+)
+def test_numbers_have_limits_and_their_type_is_strict(field: str, least: int, most: int) -> None:
+    def body(value: Any) -> dict[str, Any]:
+        fields: dict[str, Any] = json.loads(json.dumps({"program": FORWARD, "parallelism": {"strategy": "dp"}}))
+        *path, last = field.split(".")
+        at = fields
+        for part in path:
+            at = at.setdefault(part, {})
+        at[last] = value
+        return fields
+
+    for good in (least, most):
+        assert parse(**body(good))
+    bads: tuple[Any, ...] = (least - 1, most + 1, str(most), True, [most], {}, 10**4000, -(10**4000))
+    for bad in bads:
+        assert list(wrong(body(bad))) == [field]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"name": ""}, "name"),
+        ({"name": "x" * 201}, "name"),
+        ({"name": "line\nbreak"}, "name"),
+        ({"name": "end\n"}, "name"),
+        ({"pool": "Upper"}, "pool"),
+        ({"pool": "a:b"}, "pool"),
+        ({"pool": "x" * 64}, "pool"),
+        ({"labels": {"": "x"}}, "labels."),
+        ({"labels": {"k": "x" * 256}}, "labels.k"),
+        ({"labels": {"k": 1}}, "labels.k"),
+        ({"labels": {f"k{i}": "x" for i in range(33)}}, "labels"),
+        ({"program": FORWARD | {"model": {"ref": "../etc/passwd"}}}, "program.model.ref"),
+        ({"program": FORWARD | {"model": {"ref": "a:b:c"}}}, "program.model.ref"),
+        ({"program": FORWARD | {"model": MODEL | {"args": {f"a{i}": 0 for i in range(65)}}}}, "program.model.args"),
+        ({"parallelism": {"strategy": "dp", "module": "a..b"}}, "parallelism.module"),
+        ({"parallelism": {"strategy": "magic"}}, "parallelism.strategy"),
+        ({"parallelism": {"placement": {"rnn": "gpu"}}}, "parallelism.placement.rnn"),
+        ({"parallelism": {"placement": {"rnn": -1}}}, "parallelism.placement.rnn"),
+        ({"parallelism": {"placement": {"rnn": True}}}, "parallelism.placement.rnn"),
+        ({"parallelism": {"placement": {"rnn": None}}}, "parallelism.placement.rnn"),
+        ({"parallelism": {"strategy": "dp", "dim": 9}}, "parallelism.dim"),
+        ({"observe": "sometimes"}, "observe"),
+    ],
+)
+def test_a_value_outside_its_limits_has_one_error_at_its_own_path(fields: dict[str, Any], field: str) -> None:
+    assert list(wrong(fields)) == [field]
+
+
+# -- hostile bodies --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "{",
+        "nonsense",
+        "{'program': 1}",
+        '{"program": {}} trailing',
+        b"\xff\xfe",
+        b"\x00",
+        '{"name": "\\ud800"}',
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        '{"priority": ' + "9" * 5000 + "}",
+    ],
+)
+def test_a_body_that_is_not_json_is_said_to_be_malformed(body: str | bytes) -> None:
+    with pytest.raises(MalformedJson, match="not valid JSON"):
+        spec.parse(body)
+
+
+@pytest.mark.parametrize("body", ["[]", "null", "3", '"x"', "true", "NaN"])
+def test_a_body_that_is_no_object_is_refused(body: str) -> None:
+    assert "should be an object" in wrong(body)["(body)"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "[[NaN]]", '{"deep": [1e999]}'])
+def test_numbers_that_json_cannot_carry_are_refused_wherever_they_hide(number: str) -> None:
+    body = json.dumps({"program": FORWARD}).replace('"in_features": 5', f'"in_features": {number}')
+    assert "not a finite number" in wrong(body)["program.model.args"]
+    if number[0] not in "[{":
+        assert list(wrong(f'{{"program": {json.dumps(FORWARD)}, "limits": {{"wall_seconds": {number}}}}}'))
+
+
+def test_of_a_duplicate_key_the_last_one_counts() -> None:
+    body = f'{{"priority": 1, "program": {json.dumps(FORWARD)}, "priority": 2}}'
+    assert spec.parse(body).priority == 2
+
+
+def test_arguments_as_deep_and_as_large_as_a_body_may_carry_survive_the_store() -> None:
+    for value in ("[" * 197 + "]" * 197, "9" * 4000, '"' + "x" * 500_000 + '"'):
+        job = spec.parse(json.dumps({"program": FORWARD}).replace('"in_features": 5', f'"in_features": {value}'))
+        assert store.unpack_spec(store.pack_spec(job)) == job
+
+
+def test_errors_are_bounded_in_number_and_in_length() -> None:
+    many = {f"k{i}": 1 for i in range(1000)}
+    for body in (many, {"labels": {"a" * 10_000 + str(i): 1 for i in range(1000)}}):
+        with pytest.raises(InvalidSpec, match="the first 20 of") as caught:
+            parse(**body)
+        assert len(caught.value.fields) == spec.MAX_REPORTED_ERRORS
+        assert all(len(error.field) + len(error.message) < 1000 for error in caught.value.fields)
+    with pytest.raises(InvalidSpec, match="the first 20 of 200") as caught:
+        parse(parallelism={"placement": {f"m{i}": 7 for i in range(200)}})
+    assert len(caught.value.fields) == spec.MAX_REPORTED_ERRORS
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = sorted(spec.JobSpec.model_fields)
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=4), st.booleans())
+def test_any_json_gives_a_spec_that_survives_the_store_or_an_error_of_ours(fields: dict[str, Any], whole: bool) -> None:
+    body = json.dumps(({"program": FORWARD} if whole else {}) | fields)
+    try:
+        job = spec.parse(body)
+    except (InvalidSpec, MalformedJson):
+        return
+    assert store.unpack_spec(store.pack_spec(job)) == job
