@@ -22,7 +22,7 @@ from torch.nn import parallel as torch_parallel
 from torch.nn.parallel import scatter_gather
 
 from workers.training.probe.recorder import Observer
-from workers.training.probe.shapes import rows_of, shape_of, tensors_in
+from workers.training.probe.shapes import rows_of, shape_of_arguments, tensors_in
 
 Module = Callable[..., Any]
 
@@ -71,7 +71,7 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         outputs = self._run(inputs, kwargs)
-        self._observer.split(rows_of(shape_of((inputs, kwargs)), self.dim))
+        self._observer.split(rows_of(shape_of_arguments(inputs, kwargs), self.dim))
         return outputs
 
     def _as_torch_does(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -60,8 +60,9 @@ def single(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     recorder = _recorder(spec, context, times_whole_backward=len(context.devices) == 1)
     for path, place in parts.items():
         if place != "cpu":
-            recorder.watch(model.get_submodule(path), place)
-    recorder.split_after(model)
+            recorder.watch(model.get_submodule(path), place, is_whole=path == "")
+    if "" not in parts:
+        recorder.split_after(model)
     recorder.note("per_device.comm_ms", 'strategy "single" has no communication between devices to measure')
     if len(context.devices) > 1:
         recorder.note("per_device.backward_ms", "a placed model has one backward through all devices")
@@ -111,8 +112,7 @@ def ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     model.to(device)
     inner = _submodule(model, path)
     recorder = _recorder(spec, context)
-    recorder.watch(inner, 0)
-    recorder.split_after(inner)
+    recorder.watch(inner, 0, is_whole=True)
     if any(parameter.requires_grad for parameter in inner.parameters()):
         wrapped = DistributedDataParallel(inner, device_ids=[device] if device.type == "cuda" else None)
     else:

@@ -15,7 +15,7 @@ class _Sleep(torch.autograd.Function):
         return rows.view_as(rows)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         time.sleep(ctx.seconds)
         return grad, None
 
@@ -29,5 +29,7 @@ class SlowOnRank1(nn.Module):
         self.second = nn.Linear(in_features, out_features)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self.second(_Sleep.apply(self.first(rows), 0.03 if dist.get_rank() == 1 else 0.0))
+        seconds = 0.03 if dist.get_rank() == 1 else 0.0
+        between = _Sleep.apply(self.first(rows), seconds)  # type: ignore[no-untyped-call]
+        outputs: torch.Tensor = self.second(between)
         return outputs

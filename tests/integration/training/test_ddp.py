@@ -59,11 +59,12 @@ def test_a_rank_that_is_slow_in_backward_is_found_by_its_own_numbers() -> None:
 def test_the_mean_loss_is_that_of_one_device_with_all_the_rows() -> None:
     program = {**VECTORS, "data": {"ref": "random_vectors", "args": {"rows": 80, "features": 5}, "batch_size": 20}}
     whole = {**program, "data": {**program["data"], "batch_size": 40}}
-    spread = [
-        metric.value for metric in run_ddp(program, 2)[0].of(Metric) if metric.name == "loss" and metric.device < 0
-    ]
-    single = [metric.value for metric in run_here(whole)[1].of(Metric) if metric.name == "loss"]
-    assert spread == pytest.approx(single, rel=1e-5)
+    spread, single = run_ddp(program, 2)[0].of(Metric), run_here(whole)[1].of(Metric)
+    assert _loss_of_the_job(spread) == pytest.approx(_loss_of_the_job(single), rel=1e-5)
+
+
+def _loss_of_the_job(metrics: list[Metric]) -> list[float]:
+    return [metric.value for metric in metrics if metric.name == "loss" and metric.device == -1]
 
 
 def test_the_same_seed_gives_the_same_losses_bit_for_bit() -> None:

@@ -91,7 +91,12 @@ def test_a_full_buffer_makes_the_trainer_wait_and_loses_nothing(pipe: Pipe, monk
     monkeypatch.setattr(context, "MAX_PENDING", 8)
     sink, reader = ChannelSink(pipe[1]), Reader(pipe[0])
     sent = [Note("x" * 200, str(number)) for number in range(2_000)]
-    trainer = threading.Thread(target=lambda: [sink.emit(record) for record in sent], daemon=True)
+
+    def train() -> None:
+        for record in sent:
+            sink.emit(record)
+
+    trainer = threading.Thread(target=train, daemon=True)
     trainer.start()
     trainer.join(0.2)
     assert trainer.is_alive()

@@ -9,7 +9,7 @@ from torch import nn
 from jobs.telemetry import Note, Split, Step
 from tests.unit.training.runs import Kept, context_of
 from workers.training.probe import recorder as module
-from workers.training.probe.clock import Clock
+from workers.training.probe.clock import CLOCKS, Clock
 from workers.training.probe.recorder import DdpTimes, Recorder
 
 
@@ -47,7 +47,7 @@ def one_step(recorder: Recorder, rows: int) -> None:
 
 def test_times_are_sent_when_the_device_has_reached_them(monkeypatch: pytest.MonkeyPatch) -> None:
     device, sink = LateDevice(), Kept()
-    monkeypatch.setitem(module.CLOCKS, "cpu", device.clock())
+    monkeypatch.setitem(CLOCKS, "cpu", device.clock())
     recorder = Recorder(context_of(1, sink))
     one_step(recorder, 4)
     assert sink.of(Step) == []
@@ -59,7 +59,7 @@ def test_times_are_sent_when_the_device_has_reached_them(monkeypatch: pytest.Mon
 
 def test_finish_waits_for_what_a_device_still_owes(monkeypatch: pytest.MonkeyPatch) -> None:
     device, sink = LateDevice(), Kept()
-    monkeypatch.setitem(module.CLOCKS, "cpu", device.clock())
+    monkeypatch.setitem(CLOCKS, "cpu", device.clock())
     recorder = Recorder(context_of(1, sink))
     for _ in range(3):
         one_step(recorder, 4)
@@ -69,10 +69,9 @@ def test_finish_waits_for_what_a_device_still_owes(monkeypatch: pytest.MonkeyPat
 
 def test_no_more_steps_than_the_bound_wait_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     device, sink = LateDevice(), Kept()
-    monkeypatch.setitem(module.CLOCKS, "cpu", device.clock())
+    monkeypatch.setitem(CLOCKS, "cpu", device.clock())
     monkeypatch.setattr(module, "MAX_OWED", 2)
     recorder = Recorder(context_of(1, sink))
-    monkeypatch.setattr(recorder._send_what_is_known.__func__, "__defaults__", (2,))  # type: ignore[attr-defined]
     for _ in range(5):
         one_step(recorder, 4)
     assert len(sink.of(Step)) == 3

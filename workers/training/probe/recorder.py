@@ -5,10 +5,10 @@ looks. A device is never waited for: on cuda the times of a step are read when i
 some steps later.
 """
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from jobs.telemetry import AnyRecord, Metric, Note, Primitives, Shape, Split, St
 from workers.training.context import RankContext
 from workers.training.probe.backward import time_backward
 from workers.training.probe.clock import CLOCKS, Mark, Span
-from workers.training.probe.shapes import rows_of, shape_of
+from workers.training.probe.shapes import rows_of, shape_of, shape_of_arguments
 
 #: Different splits that get an id of their own; what comes after is sent whole each time.
 MAX_INTERNED = 4_096
@@ -44,20 +44,17 @@ class DdpTimes:
 class Observer:
     """Sees everything, says nothing."""
 
-    @contextlib.contextmanager
-    def step(self, phase: str, epoch: int, data_wait_ms: float | None) -> Iterator[None]:
+    def step(self, phase: str, epoch: int, data_wait_ms: float | None) -> AbstractContextManager[object]:
         """Around one optimizer step, or one batch of evaluation or forward."""
-        yield
+        return nullcontext()
 
-    @contextlib.contextmanager
-    def backward(self) -> Iterator[None]:
+    def backward(self) -> AbstractContextManager[object]:
         """Around `loss.backward()`."""
-        yield
+        return nullcontext()
 
-    @contextlib.contextmanager
-    def primitive(self, name: str) -> Iterator[None]:
+    def primitive(self, name: str) -> AbstractContextManager[object]:
         """Around one of DataParallel's four primitives."""
-        yield
+        return nullcontext()
 
     def watched(self, position: int, module: nn.Module) -> Callable[..., Any]:
         """`module` as a function that is measured as the shard of the device at `position`."""
@@ -129,6 +126,21 @@ class _Step:
         )
 
 
+class _Around:
+    """Calls back when its block ends. A generator would say the same, at three times the cost in every step."""
+
+    __slots__ = ("_done",)
+
+    def __init__(self, done: Callable[[bool], None]) -> None:
+        self._done = done
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._done(kind is not None)
+
+
 def _total(spans: list[Span]) -> float:
     return sum(span.ms() for span in spans)
 
@@ -167,33 +179,37 @@ class Recorder(Observer):
 
     # -- around a step ---------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def step(self, phase: str, epoch: int, data_wait_ms: float | None) -> Iterator[None]:
+    def step(self, phase: str, epoch: int, data_wait_ms: float | None) -> AbstractContextManager[object]:
         number = self._next_step[phase]
         self._next_step[phase] = number + 1
         self._open = step = _Step(number, epoch, phase, data_wait_ms, time.perf_counter(), len(self._devices))
-        try:
-            yield
-        finally:
-            self._open = None
-        step.at, step.step_ms = time.time(), (time.perf_counter() - step.began) * 1000.0
-        if phase == "train":
-            self._ask_ddp(step)
-        if self._on_cuda and sampled(number):
-            step.memory = tuple(torch.cuda.max_memory_allocated(index) for index in self._devices)
-        self._owed.append(step)
-        self._send_what_is_known()
+        return _Around(lambda failed: self._close(step, failed))
 
-    @contextlib.contextmanager
-    def backward(self) -> Iterator[None]:
+    def backward(self) -> AbstractContextManager[object]:
+        if not self._times_whole_backward:
+            return nullcontext()
         begin = self._clock.mark(self._devices[0])
-        yield
-        if self._times_whole_backward and self._open is not None:
-            self._open.backward = Span(self._clock, begin, self._clock.mark(self._devices[0]))
+        return _Around(lambda failed: self._time_backward(begin))
 
     def finish(self) -> None:
         """Wait for the times that devices still owe, and send them."""
-        self._send_what_is_known(limit=0)
+        self._send_what_is_known(0)
+
+    def _close(self, step: _Step, failed: bool) -> None:
+        self._open = None
+        if failed:
+            return
+        step.at, step.step_ms = time.time(), (time.perf_counter() - step.began) * 1000.0
+        if step.phase == "train":
+            self._ask_ddp(step)
+        if self._on_cuda and sampled(step.number):
+            step.memory = tuple(torch.cuda.max_memory_allocated(index) for index in self._devices)
+        self._owed.append(step)
+        self._send_what_is_known(MAX_OWED)
+
+    def _time_backward(self, begin: Mark) -> None:
+        if self._open is not None:
+            self._open.backward = Span(self._clock, begin, self._clock.mark(self._devices[0]))
 
     def _ask_ddp(self, step: _Step) -> None:
         times = self.ddp_times()
@@ -201,7 +217,7 @@ class Recorder(Observer):
             step.backward_ms = [times.backward_ms]
             step.comm_ms = times.comm_ms
 
-    def _send_what_is_known(self, limit: int = MAX_OWED) -> None:
+    def _send_what_is_known(self, limit: int) -> None:
         while self._owed:
             if not all(span.reached() for span in self._owed[0].spans()):
                 if len(self._owed) <= limit:
@@ -212,10 +228,11 @@ class Recorder(Observer):
 
     # -- around a forward ------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def primitive(self, name: str) -> Iterator[None]:
+    def primitive(self, name: str) -> AbstractContextManager[object]:
         begin = self._clock.mark(self._devices[0])
-        yield
+        return _Around(lambda failed: self._time_primitive(name, begin))
+
+    def _time_primitive(self, name: str, begin: Mark) -> None:
         if self._open is not None:
             span = Span(self._clock, begin, self._clock.mark(self._devices[0]))
             self._open.primitives.setdefault(name, []).append(span)
@@ -224,13 +241,16 @@ class Recorder(Observer):
         def call(*args: Any, **kwargs: Any) -> Any:
             begin = self._clock.mark(self._devices[position])
             outputs = module(*args, **kwargs)
-            self._saw(position, (args, kwargs), outputs, begin)
+            self._saw(position, shape_of_arguments(args, kwargs), outputs, begin)
             return outputs
 
         return call
 
-    def watch(self, module: nn.Module, position: int) -> None:
-        """Measure every call of `module`, where it stands, as part of the device at `position`."""
+    def watch(self, module: nn.Module, position: int, *, is_whole: bool = False) -> None:
+        """Measure every call of `module`, where it stands, as part of the device at `position`.
+
+        `is_whole`: there is no other part, so every call is one forward.
+        """
         begin: Mark = None
 
         def before(_: nn.Module, args: Any, kwargs: Any) -> None:
@@ -238,7 +258,10 @@ class Recorder(Observer):
             begin = self._clock.mark(self._devices[position])
 
         def after(_: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
-            self._saw(position, (args, kwargs), outputs, begin)
+            given = shape_of_arguments(args, kwargs)
+            self._saw(position, given, outputs, begin)
+            if is_whole:
+                self.split(rows_of(given, self._dim))
 
         module.register_forward_pre_hook(before, with_kwargs=True)
         module.register_forward_hook(after, with_kwargs=True)
@@ -247,7 +270,7 @@ class Recorder(Observer):
         """Count every call of `module` as one forward."""
 
         def after(_: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
-            self.split(rows_of(shape_of((args, kwargs)), self._dim))
+            self.split(rows_of(shape_of_arguments(args, kwargs), self._dim))
 
         module.register_forward_hook(after, with_kwargs=True)
 
@@ -256,11 +279,11 @@ class Recorder(Observer):
         if step is not None and step.phase == "train" and not self._on_cuda and sampled(step.number):
             time_backward(outputs, boundary, step.backward_ms, position)
 
-    def _saw(self, position: int, inputs: Any, outputs: Any, begin: Mark) -> None:
+    def _saw(self, position: int, given: Shape | None, outputs: Any, begin: Mark) -> None:
         if self._open is None:
             return
         span = Span(self._clock, begin, self._clock.mark(self._devices[position]))
-        given, returned = shape_of(inputs), shape_of(outputs)
+        returned = shape_of(outputs)
         seen = self._shards[position]
         if seen is None:
             self._shards[position] = _Shard(given, returned, [span])
@@ -277,22 +300,18 @@ class Recorder(Observer):
             spans += shard.spans if shard is not None else []
 
     def _split_id(self, phase: str, batch_rows: int | None, shards: list[_Shard | None]) -> int:
-        key = (
-            phase,
-            self._module,
-            batch_rows,
-            self._devices,
-            tuple(0 if shard is None else rows_of(shard.given, self._dim) for shard in shards),
-            tuple(None if shard is None else shard.given for shard in shards),
-            tuple(None if shard is None else shard.returned for shard in shards),
-        )
+        given = tuple([None if shard is None else shard.given for shard in shards])
+        returned = tuple([None if shard is None else shard.returned for shard in shards])
+        got_nothing = tuple([shard is None for shard in shards])
+        key = (phase, batch_rows, got_nothing, given, returned)
         known = self._ids.get(key)
         if known is not None:
             return known
         number, self._next_id = self._next_id, self._next_id + 1
         if len(self._ids) < MAX_INTERNED:
             self._ids[key] = number
-        self._sink.emit(Split(number, *key))
+        rows = tuple(0 if shard is None else rows_of(shard.given, self._dim) for shard in shards)
+        self._sink.emit(Split(number, phase, self._module, batch_rows, self._devices, rows, given, returned))
         return number
 
     # -- single records --------------------------------------------------------------------------

@@ -20,8 +20,13 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def shape_of(value: Any) -> Shape | None:
     """Shape of the first tensor; None where there is none."""
-    tensor = next(tensors_in(value), None)
+    tensor = value if isinstance(value, torch.Tensor) else next(tensors_in(value), None)
     return None if tensor is None else tuple(tensor.shape)
+
+
+def shape_of_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape | None:
+    """Shape of the first tensor that a module is called with."""
+    return shape_of(args[0] if args and isinstance(args[0], torch.Tensor) else (args, kwargs))
 
 
 def rows_of(shape: Shape | None, dim: int) -> int | None:
