@@ -329,6 +329,21 @@ def test_a_run_that_was_cut_short_is_no_mismatch_but_is_said() -> None:
     assert "ended early, after 4 of 10 train steps" in report.notes["prediction"]
 
 
+def test_a_rank_that_is_missing_from_a_step_of_a_run_that_completed_is_a_difference() -> None:
+    told = aggregator(make_spec("ddp", 2, 10), 40)
+    for rank in (0, 1):
+        told.feed(rank, split(0, [rank], [10]))
+        for number in range(2 - rank):
+            told.feed(rank, step(number, [0], [10]))
+        told.feed(rank, Outcome(rank, 0))
+        told.rank_ended(rank)
+
+    assert told.snapshot(final=True).prediction.differences == [
+        "train: a batch of 10 split 10, 0: not planned, but observed in 1 step",
+        "train: a batch of 20 split 10, 10: planned in 2 steps, observed in 1",
+    ]
+
+
 def test_too_few_steps_in_a_run_that_completed_are_a_difference() -> None:
     told = aggregator(make_spec("dp", 2, 10), 100)
     told.feed(0, split(0, [0, 1], [5, 5]))

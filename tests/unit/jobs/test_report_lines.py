@@ -121,3 +121,13 @@ def test_shards_are_put_together_along_the_dimension_that_was_split(
 
 def test_a_split_that_gave_nothing_to_anyone_prints_nothing() -> None:
     assert lines_of(split(0, [0, 1], [0, 0]), 0) == ()
+
+
+def test_a_shard_whose_rows_nobody_can_count_is_printed_all_the_same() -> None:
+    lines = lines_of(Split(0, "train", "", None, (0, 1), (None, None), (None, None), ((2,), (2,))), 0)
+
+    assert lines == (
+        (0, "In Model: input size unknown output size torch.Size([2])"),
+        (1, "In Model: input size unknown output size torch.Size([2])"),
+        (0, "Outside: input size unknown output_size torch.Size([4])"),
+    )
