@@ -10,10 +10,10 @@ import uvicorn
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
-from api import log as log_output
 from api.app import create_app
 from api.auth import UnsafeToStart
 from api.server import DeadlineProtocol
+from jobs import service_log
 from jobs.redis_store import connect
 from jobs.settings import Settings
 
@@ -29,10 +29,10 @@ class ClusterRefused(Exception):
 
 
 def main() -> int:
-    log_output.configure("INFO")
+    service_log.configure("INFO")
     try:
         settings = Settings()
-        log_output.configure(settings.log_level)
+        service_log.configure(settings.log_level)
         app = create_app(settings)
         refuse_cluster(settings.control_url(), "SHARDYARD_REDIS_URL")
         refuse_cluster(settings.telemetry(), "SHARDYARD_TELEMETRY_URL")

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import structlog
 from fastapi import Depends, FastAPI
@@ -19,9 +20,12 @@ from api.monitoring import CountRequests, Monitoring
 from api.routes import fleet, jobs, logs, splits, system, tokens
 from api.service import Service
 from api.telemetry import Telemetry
+from jobs import storage as storage_proof
+from jobs.errors import Unavailable
 from jobs.redis_store import AsyncRedisStore, RedisStore
 from jobs.scheduler import Scheduler
 from jobs.settings import Settings
+from jobs.storage import StorageMismatch
 
 log = structlog.get_logger(__name__)
 
@@ -51,11 +55,15 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.service = Service(control, telemetry, app.state.authenticator, storage, lambda: scheduler.alive)
         scheduler.start()
         threading.Thread(target=courier.prepare, name="courier-prepare", daemon=True).start()
-        watch = asyncio.create_task(watch_scheduler(lambda: scheduler.alive, _end_process))
+        watches = (
+            asyncio.create_task(watch_scheduler(lambda: scheduler.alive, _end_process)),
+            asyncio.create_task(prove_storage(partial(storage_proof.prove, reconciled, storage), _end_process)),
+        )
         try:
             yield
         finally:
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
             # The scheduler first: it may be sending. Then what it used, then what the routes used.
             await asyncio.to_thread(scheduler.stop)
             courier.close()
@@ -86,6 +94,18 @@ async def watch_scheduler(alive: Callable[[], bool], end: Callable[[], None], se
         await asyncio.sleep(seconds)
     log.critical("scheduler_thread_died")
     end()
+
+
+async def prove_storage(prove: Callable[[], None], end: Callable[[], None], seconds: float = WATCH_SECONDS) -> None:
+    """End the process when its storage is not the service's; while Redis is away nobody knows, so ask again."""
+    while True:
+        try:
+            return await asyncio.to_thread(prove)
+        except Unavailable:
+            await asyncio.sleep(seconds)
+        except (StorageMismatch, OSError) as error:
+            log.critical("storage_refused", error=str(error))
+            return end()
 
 
 def _end_process() -> None:

@@ -1,6 +1,7 @@
 """Reads what attempts left in storage: reports, logs, metrics. For a worker thread; every read is bounded."""
 
 import heapq
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -142,7 +143,8 @@ def _series(series: metrics.Series) -> SeriesView:
 
 
 def _point(point: metrics.Point) -> PointView:
-    return PointView(point.number, point.step, point.value, at(int(point.at * 1e6)))
+    value = point.value if math.isfinite(point.value) else None
+    return PointView(point.number, point.step, value, at(int(point.at * 1e6)))
 
 
 def remove_job(storage: Path, tenant: str, job: str) -> None:

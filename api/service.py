@@ -41,7 +41,6 @@ from api.schemas import (
 from api.telemetry import Telemetry
 from jobs import counts, layout, report, spec, store, tokens
 from jobs.errors import (
-    Conflict,
     FieldError,
     Forbidden,
     InvalidRequest,
@@ -110,12 +109,7 @@ class Service:
         submitted = await self._store.run(call)
         if submitted.created:
             audit.info("job_submitted", job=submitted.job, pool=wanted.pool, **_by(who))
-        try:
-            return Submitted(await self.status(who, submitted.job), submitted.created)
-        except NotFound:
-            raise Conflict(
-                f"this Idempotency-Key made job {submitted.job}, which was deleted; send a new key"
-            ) from None
+        return Submitted(await self.status(who, submitted.job), submitted.created)
 
     async def status(self, who: Principal, job: str) -> JobStatus:
         view = await self._store.run(store.read_job(who.tenant, job))

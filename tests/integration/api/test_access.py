@@ -1,0 +1,151 @@
+import time
+
+import pytest
+from fastapi.routing import iter_route_contexts
+
+from api.auth import PUBLIC
+from jobs.tokens import Scope
+from tests.integration.api.conftest import Api, bearer
+from tests.unit.api.records import JOB
+
+pytestmark = [pytest.mark.integration, pytest.mark.anyio]
+
+
+def every_route(api: Api) -> list[tuple[str, str]]:
+    """Method and path of all routes, with ids filled in."""
+    found = []
+    for context in iter_route_contexts(api.app.routes):
+        route = context.original_route
+        path, methods = getattr(route, "path", None), getattr(route, "methods", None)
+        assert path is not None, f"{route} has no path; make sure that it needs a token, and teach this test"
+        assert methods, f"{path} takes no methods; make sure that it needs a token, and teach this test"
+        found += [(method, path.replace("{job}", JOB).replace("{token}", "x")) for method in methods]
+    return found
+
+
+async def test_every_route_but_the_public_ones_needs_a_token(api: Api) -> None:
+    routes = every_route(api)
+    assert len(routes) > 15
+    for method, path in routes:
+        for headers in (
+            {"Authorization": ""},
+            bearer("sy_aaaa_bbbb"),
+            bearer("guess"),
+            {"Authorization": "Basic eDp5"},
+        ):
+            answer = await api.client.request(method, path, headers=headers)
+            if path in PUBLIC:
+                assert answer.status_code != 401, path
+            else:
+                assert answer.status_code == 401, (method, path)
+                assert answer.json()["code"] == "unauthenticated"
+
+
+async def test_another_tenants_job_is_not_found_whatever_is_asked_of_it(api: Api) -> None:
+    api.node()
+    job = await api.submit()
+    stranger = api.token(Scope.SUBMIT, tenant="rival")
+    asked = 0
+    for method, path in every_route(api):
+        if JOB in path:
+            answer = await api.client.request(method, path.replace(JOB, job), headers=stranger)
+            assert (answer.status_code, answer.json()["code"]) == (404, "not_found"), (method, path)
+            asked += 1
+    assert asked >= 7
+    assert (await api.get("/v1/jobs", headers=stranger))["jobs"] == []
+    assert (await api.get(f"/v1/jobs/{job}"))["cancel_requested"] is False
+
+
+async def test_an_idempotency_key_does_not_reach_into_another_tenant(api: Api) -> None:
+    api.node()
+    mine = await api.submit(headers={"Idempotency-Key": "same"})
+    theirs = await api.submit(headers={"Idempotency-Key": "same", **api.token(Scope.SUBMIT, tenant="rival")})
+    assert mine != theirs
+
+
+async def test_a_token_that_may_only_read_changes_nothing(api: Api) -> None:
+    api.node()
+    job, reader = await api.submit(), api.token(Scope.READ)
+    for method, path in every_route(api):
+        if method not in ("GET", "HEAD"):
+            answer = await api.client.request(method, path.replace(JOB, job), headers=reader)
+            assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), (method, path)
+    assert (await api.get(f"/v1/jobs/{job}", headers=reader))["cancel_requested"] is False
+
+
+async def test_only_an_administrator_handles_tokens(api: Api) -> None:
+    submitter = api.token(Scope.SUBMIT)
+    for method, path in every_route(api):
+        if path.startswith("/v1/tokens"):
+            assert (await api.client.request(method, path, headers=submitter)).status_code == 403
+
+
+async def test_a_token_works_until_it_is_revoked(api: Api) -> None:
+    created = await api.client.post("/v1/tokens", json={"name": "ci", "scopes": ["submit"]})
+    assert created.status_code == 201
+    assert created.headers["cache-control"] == "no-store"
+    token = created.json()
+    headers = bearer(token["token"])
+    assert (await api.client.get("/v1/jobs", headers=headers)).status_code == 200
+    (listed,) = (await api.get("/v1/tokens"))["tokens"]
+    assert listed == {key: value for key, value in token.items() if key != "token"}
+    assert (await api.client.delete(f"/v1/tokens/{token['id']}")).status_code == 204
+    assert (await api.client.get("/v1/jobs", headers=headers)).status_code == 401
+    assert (await api.client.delete(f"/v1/tokens/{token['id']}")).status_code == 404
+
+
+async def test_redis_keeps_no_secret(api: Api) -> None:
+    token = (await api.client.post("/v1/tokens", json={"name": "ci", "scopes": ["read"]})).json()
+    secret = token["token"].split("_", 2)[2]
+    stored = api.control.client.hgetall(f"sy:token:{token['id']}")
+    assert stored
+    assert secret.encode() not in b"".join(stored.values())  # type: ignore[union-attr]
+
+
+async def test_an_expired_token_is_refused(api: Api) -> None:
+    now = time.time_ns() // 1000
+    assert (await api.client.get("/v1/jobs", headers=api.token(Scope.READ, expires=now - 1))).status_code == 401
+    assert (await api.client.get("/v1/jobs", headers=api.token(Scope.READ, expires=now + 10**8))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"name": "", "scopes": ["read"]},
+        {"name": "ci", "scopes": []},
+        {"name": "ci", "scopes": ["root"]},
+        {"name": "ci", "scopes": ["read"], "tenant": "../x"},
+        {"name": "ci", "scopes": ["read"], "expires_in_seconds": 0},
+        {"name": "ci", "scopes": ["read"], "extra": 1},
+    ],
+)
+async def test_a_wrong_token_request_is_refused(api: Api, body: dict[str, object]) -> None:
+    answer = await api.client.post("/v1/tokens", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert answer.json()["errors"]
+
+
+async def test_only_the_operator_makes_tokens_for_other_tenants(api: Api) -> None:
+    body = {"name": "ci", "scopes": ["read"], "tenant": "third"}
+    assert (await api.client.post("/v1/tokens", json=body)).status_code == 201
+    rival = api.token(Scope.ADMIN, tenant="rival")
+    assert (await api.client.post("/v1/tokens", json=body, headers=rival)).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [("GET", "/v1/nothing", 404, "not_found"), ("PUT", "/v1/jobs", 405, "method_not_allowed")],
+)
+async def test_what_the_framework_refuses_is_a_problem_too(
+    api: Api, method: str, path: str, status: int, code: str
+) -> None:
+    answer = await api.client.request(method, path)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
+async def test_a_bug_answers_500_without_saying_anything(api: Api) -> None:
+    api.control.client.set("sy:jobs:default", "not a sorted set")
+    answer = await api.client.get("/v1/jobs")
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
+    assert "WRONGTYPE" not in answer.text

@@ -1,0 +1,280 @@
+"""One real API process over TCP: how it starts, what it survives, how it ends."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from jobs import store
+from jobs.redis_store import RedisStore
+from tests.integration.api.conftest import ADMIN, bearer
+from tests.integration.redis_server import RedisServer, redis_server
+from tests.unit.api.records import a_spec_body, node_info
+
+pytestmark = pytest.mark.integration
+
+
+class Process:
+    def __init__(self, directory: Path, url: str, **settings: str) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SHARDYARD_")}
+        chosen = {
+            "REDIS_URL": url,
+            "STORAGE": str(directory / "storage"),
+            "STATE_DIR": str(directory / "state"),
+            "ADMIN_TOKEN": ADMIN,
+            "PORT": "0",
+            "RECONCILE_SECONDS": "0.1",
+        } | settings
+        self.log_path = directory / "api.log"
+        with self.log_path.open("wb") as log:
+            self.child = subprocess.Popen(
+                [sys.executable, "-m", "api"],
+                env=environment | {f"SHARDYARD_{name}": value for name, value in chosen.items() if value},
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log_path.read_text().splitlines()]
+
+    def port(self) -> int:
+        def listening() -> int | None:
+            assert self.child.poll() is None, self.log_path.read_text()
+            return next((event["port"] for event in self.events() if event["event"] == "listening"), None)
+
+        return until(listening)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.child.send_signal(number)
+        return self.child.wait(20)
+
+    def output(self) -> bytes:
+        assert self.child.stdout is not None
+        return self.child.stdout.read()
+
+
+def until(look: Callable[[], Any], seconds: float = 20) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = look()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"nothing after {seconds} s")
+
+
+@contextmanager
+def api_process(directory: Path, url: str, **settings: str) -> Iterator[Process]:
+    process = Process(directory, url, **settings)
+    try:
+        yield process
+    finally:
+        if process.child.poll() is None:
+            process.child.kill()
+        process.child.wait()
+        assert process.child.stdout is not None
+        process.child.stdout.close()
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with redis_server(tmp_path / "redis", appendonly="yes", appendfsync="always") as server:
+        yield server
+
+
+@pytest.fixture
+def process(tmp_path: Path, redis: RedisServer) -> Iterator[Process]:
+    with api_process(tmp_path, redis.url) as process:
+        yield process
+
+
+@pytest.fixture
+def client(process: Process) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://127.0.0.1:{process.port()}", headers=bearer(ADMIN), timeout=30) as client:
+        yield client
+
+
+def add_node(redis: RedisServer) -> None:
+    control = RedisStore.from_url(redis.url)
+    control.run(store.register_node("host-a", "i", "default", "127.0.0.1", node_info(4)))
+    control.close()
+
+
+def test_importing_the_application_brings_neither_torch_nor_celery() -> None:
+    code = "import sys, api.app, api.__main__; print({'torch', 'celery', 'numpy'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
+def test_it_prints_only_its_log_and_a_sigterm_ends_it_well(process: Process, client: httpx.Client) -> None:
+    assert client.get("/healthz").json() == {"status": "ok"}
+    assert process.end() == 0
+    assert process.output() == b""
+    assert process.events()[-1]["event"] == "stopped"
+
+
+def test_jobs_are_submitted_and_dispatched(redis: RedisServer, client: httpx.Client) -> None:
+    add_node(redis)
+    job = client.post("/v1/jobs", json=a_spec_body(2)).json()["id"]
+    status = until(lambda: (s := client.get(f"/v1/jobs/{job}").json())["state"] == "starting" and s)
+    assert status["placement"] == [{"node": "host-a", "devices": ["cpu:0", "cpu:1"]}]
+
+
+def test_it_starts_without_redis_and_is_ready_by_itself_once_redis_is_there(tmp_path: Path, redis: RedisServer) -> None:
+    redis.kill()
+    with api_process(tmp_path, redis.url) as process, httpx.Client(headers=bearer(ADMIN), timeout=30) as client:
+        base = f"http://127.0.0.1:{process.port()}"
+        until(lambda: process.events()[-1]["event"] == "control_redis_unavailable" or len(process.events()) > 5)
+        assert client.get(f"{base}/healthz").status_code == 200
+        ready = client.get(f"{base}/readyz")
+        assert (ready.status_code, ready.json()["checks"]["control_redis"]) == (503, "does not answer")
+        redis.start()
+        add_node(redis)
+        until(lambda: client.get(f"{base}/readyz").status_code == 200)
+        assert client.post(f"{base}/v1/jobs", json=a_spec_body()).status_code == 201
+
+
+def test_an_outage_of_redis_answers_503_and_passes_by_itself(redis: RedisServer, client: httpx.Client) -> None:
+    add_node(redis)
+    first = client.post("/v1/jobs", json=a_spec_body(4)).json()["id"]
+    redis.kill()
+    answer = client.post("/v1/jobs", json=a_spec_body(), headers={"Idempotency-Key": "k"})
+    assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+    assert int(answer.headers["retry-after"]) > 0
+    redis.start()
+    answer = until(
+        lambda: (a := client.post("/v1/jobs", json=a_spec_body(), headers={"Idempotency-Key": "k"})).is_success and a
+    )
+    assert {job["id"] for job in client.get("/v1/jobs").json()["jobs"]} == {first, answer.json()["id"]}
+
+
+def test_hints_are_sent_again_after_redis_was_away(redis: RedisServer, client: httpx.Client) -> None:
+    add_node(redis)
+    client.post("/v1/jobs", json=a_spec_body())
+    with redis.client() as control:
+        until(lambda: control.llen("sy:celery:node.host-a"))
+    redis.kill()
+    redis.start()
+    client.post("/v1/jobs", json=a_spec_body())
+    with redis.client() as control:
+        before = control.llen("sy:celery:node.host-a")
+        until(lambda: control.llen("sy:celery:node.host-a") > before)  # type: ignore[operator]
+
+
+def test_progress_is_left_out_when_the_telemetry_redis_is_away(tmp_path: Path, redis: RedisServer) -> None:
+    with (
+        redis_server(tmp_path / "telemetry") as telemetry,
+        api_process(tmp_path, redis.url, TELEMETRY_URL=telemetry.url) as process,
+        httpx.Client(base_url=f"http://127.0.0.1:{process.port()}", headers=bearer(ADMIN), timeout=30) as client,
+    ):
+        add_node(redis)
+        job = client.post("/v1/jobs", json=a_spec_body()).json()["id"]
+        until(lambda: client.get(f"/v1/jobs/{job}").json()["state"] == "starting")
+        telemetry.signal(signal.SIGSTOP)
+        begun = time.monotonic()
+        status = client.get(f"/v1/jobs/{job}")
+        assert (status.status_code, status.json()["progress"]) == (200, None)
+        assert time.monotonic() - begun < 1.5
+        telemetry.signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"HOST": "0.0.0.0", "ADMIN_TOKEN": ""}, "refusing to listen on 0.0.0.0"),
+        ({"ADMIN_TOKEN": "short"}, "admin token"),
+        ({"PORT": "99999"}, "port"),
+        ({"REDIS_URL": "amqp://host"}, "amqp"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_with_the_reason(
+    tmp_path: Path, redis: RedisServer, settings: dict[str, str], words: str
+) -> None:
+    with api_process(tmp_path, redis.url, **settings) as process:
+        assert process.child.wait(20) == 2
+        (event,) = process.events()
+        assert event["event"] == "cannot_start"
+        assert words in event["error"]
+
+
+def test_a_redis_cluster_is_refused(tmp_path: Path) -> None:
+    with (
+        redis_server(tmp_path / "cluster", **{"cluster-enabled": "yes"}) as cluster,
+        api_process(tmp_path, cluster.url) as process,
+    ):
+        assert process.child.wait(20) == 2
+        assert "Cluster" in process.events()[-1]["error"]
+
+
+def test_a_port_that_is_taken_is_refused(tmp_path: Path, redis: RedisServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with api_process(tmp_path, redis.url, PORT=port) as process:
+            assert process.child.wait(20) == 2
+            assert port in process.events()[-1]["error"]
+
+
+def test_a_storage_directory_of_another_service_ends_the_process(tmp_path: Path, redis: RedisServer) -> None:
+    with api_process(tmp_path, redis.url) as first:
+        first.port()
+        until((tmp_path / "storage" / ".shardyard-storage").exists)
+        assert first.end() == 0
+    with api_process(tmp_path, redis.url, STORAGE=str(tmp_path / "elsewhere")) as process:
+        assert process.child.wait(20) == os.EX_SOFTWARE
+        assert "SHARDYARD_STORAGE" in process.events()[-1]["error"]
+
+
+def converse(port: int, *parts: bytes) -> bytes:
+    """Send bytes as they are, and return everything that comes back until the other side closes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        for part in parts:
+            try:
+                connection.sendall(part)
+            except (BrokenPipeError, ConnectionResetError):
+                break
+        answer = b""
+        try:
+            while data := connection.recv(65536):
+                answer += data
+        except ConnectionResetError:
+            pass
+        return answer
+
+
+HEAD = f"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN}\r\n".encode()
+
+
+def test_a_body_that_is_too_large_is_refused_by_its_length_and_by_its_bytes(process: Process) -> None:
+    declared = converse(process.port(), HEAD + b"Content-Length: 1073741824\r\n\r\n", b"x" * 100_000)
+    assert declared.startswith(b"HTTP/1.1 413")
+    chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
+    chunked = converse(process.port(), HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 20)
+    assert chunked.startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.slow
+def test_a_client_that_stalls_is_cut_off(process: Process) -> None:
+    begun = time.monotonic()
+    assert converse(process.port(), b"GET /healthz HTTP/1.1\r\nHost: loc") == b""
+    assert converse(process.port(), HEAD + b"Content-Length: 10\r\n\r\nx").startswith(b"HTTP/1.1 408")
+    assert time.monotonic() - begun < 30
+
+
+def test_a_request_whose_head_never_ends_is_cut_off(process: Process) -> None:
+    answer = converse(process.port(), b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ", *[b"y" * 65536] * 4)
+    assert answer in (b"", answer) and b"200 OK" not in answer
+
+
+def test_a_foreign_host_is_refused(process: Process) -> None:
+    answer = converse(process.port(), b"GET /healthz HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"bad_host" in answer

@@ -1,0 +1,93 @@
+from pathlib import Path
+
+import pytest
+
+from api import files
+from api.files import LogQuery
+from jobs import layout
+from jobs.logs import CONTINUED, LogWriter, Run
+from jobs.metrics import MetricWriter
+from jobs.telemetry import Metric
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Path:
+    """Two devices that print in turn, ten lines each; device 1 is one second behind device 0."""
+    layout.logs_dir(tmp_path).mkdir()
+    for device in (0, 1):
+        writer = LogWriter(layout.log_file(tmp_path, device))
+        for line in range(10):
+            text = f"device {device} line {line}".encode()
+            writer.append([Run("stdout", device, line, 1000.0 + 2 * line + device, 0, [text])])
+        writer.seal()
+    return tmp_path
+
+
+def follow(attempt: Path, devices: list[int], query: LogQuery) -> list[tuple[int, int]]:
+    """Every (device, seq) of all pages, one after the other."""
+    found, seen = [], dict[int, int]()
+    for _ in range(100):
+        page = files.read_logs(attempt, devices, seen, query)
+        found += [(line.device, line.seq) for line in page.lines]
+        seen = page.seen
+        if page.at_end:
+            return found
+    raise AssertionError("the pages do not end")
+
+
+def test_lines_of_several_devices_come_by_time(attempt: Path) -> None:
+    page = files.read_logs(attempt, [0, 1], {}, LogQuery())
+    assert [(line.device, line.seq) for line in page.lines] == [(d, s) for s in range(1, 11) for d in (0, 1)]
+    assert page.at_end
+    assert page.sealed
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7, 20, 100])
+def test_pages_of_any_size_have_every_line_once(attempt: Path, limit: int) -> None:
+    found = follow(attempt, [0, 1], LogQuery(limit=limit))
+    assert found == [(d, s) for s in range(1, 11) for d in (0, 1)]
+
+
+def test_the_tail_is_the_newest_lines_of_all_devices_and_goes_on_at_the_end(attempt: Path) -> None:
+    page = files.read_logs(attempt, [0, 1], {}, LogQuery(tail=3))
+    assert [(line.device, line.seq) for line in page.lines] == [(1, 9), (0, 10), (1, 10)]
+    assert page.seen == {0: 10, 1: 10}
+    assert page.at_end
+
+
+def test_lines_can_be_asked_for_by_step(attempt: Path) -> None:
+    page = files.read_logs(attempt, [1], {}, LogQuery(from_step=4, to_step=5))
+    assert [line.text for line in page.lines] == ["device 1 line 4", "device 1 line 5"]
+
+
+def test_lines_are_shown_without_control_characters_and_say_when_they_go_on(tmp_path: Path) -> None:
+    layout.logs_dir(tmp_path).mkdir()
+    writer = LogWriter(layout.log_file(tmp_path, 0))
+    writer.append([Run("stderr", 0, None, 1.5, CONTINUED, [b"\x1b[31mred\x1b[0m \x07bell"])])
+    (line,) = files.read_logs(tmp_path, [0], {}, LogQuery()).lines
+    assert (line.text, line.continued, line.step) == ("red bell", True, None)
+    assert line.at == "1970-01-01T00:00:01.500000Z"
+
+
+def test_an_attempt_that_has_written_nothing_has_an_empty_log_and_no_series(tmp_path: Path) -> None:
+    page = files.read_logs(tmp_path, [0, 1], {}, LogQuery())
+    assert page.lines == []
+    assert not page.sealed
+    assert files.read_metrics(tmp_path, None, None, 0, None) == []
+    assert files.read_report(tmp_path) is None
+
+
+def test_a_value_that_is_no_number_is_null_in_a_series(tmp_path: Path) -> None:
+    MetricWriter(layout.metrics_file(tmp_path)).append([Metric(-1, "loss", 0, float("nan"), 1.0)])
+    (series,) = files.read_metrics(tmp_path, -1, "loss", 0, None)
+    assert series.points[0].value is None
+
+
+def test_removing_a_job_takes_its_files_and_no_others(tmp_path: Path) -> None:
+    kept = layout.attempt_dir(tmp_path, "default", "b", 1)
+    for directory in (layout.attempt_dir(tmp_path, "default", "a", 1), kept):
+        directory.mkdir(parents=True)
+        (directory / "report.json").write_text("{}")
+    files.remove_job(tmp_path, "default", "a")
+    files.remove_job(tmp_path, "default", "never-ran")
+    assert [p.name for p in (tmp_path / "jobs" / "default").iterdir()] == ["b"]

@@ -1,0 +1,50 @@
+import asyncio
+
+from api.app import prove_storage, watch_scheduler
+from api.monitoring import Counts, Monitoring
+from api.schemas import PoolView
+from jobs.errors import Unavailable
+from jobs.storage import StorageMismatch
+
+
+def test_the_process_ends_when_its_scheduler_has_died() -> None:
+    alive = iter([True, True, False])
+    ended: list[bool] = []
+    asyncio.run(watch_scheduler(lambda: next(alive), lambda: ended.append(True), seconds=0))
+    assert ended == [True]
+
+
+def test_a_pool_that_is_gone_leaves_the_metrics() -> None:
+    monitoring = Monitoring()
+    pool = PoolView(
+        name="a100", devices=8, free=5, leased=2, quarantined=1, largest_node=8, nodes=1, live_nodes=1, queued=3
+    )
+    text = monitoring.render(Counts({"queued": 3}, [pool])).decode()
+    assert 'shardyard_devices{pool="a100",state="free"} 5.0' in text
+    assert 'shardyard_queued_jobs{pool="a100"} 3.0' in text
+    assert 'shardyard_jobs{state="queued"} 3.0' in text
+    assert "a100" not in monitoring.render(Counts({}, [])).decode()
+
+
+def test_storage_is_proven_as_soon_as_redis_answers() -> None:
+    answers = iter([Unavailable("away"), Unavailable("away"), None])
+    ended: list[bool] = []
+
+    def prove() -> None:
+        error = next(answers)
+        if error is not None:
+            raise error
+
+    asyncio.run(prove_storage(prove, lambda: ended.append(True), seconds=0))
+    assert ended == []
+    assert next(answers, "none left") == "none left"
+
+
+def test_the_process_ends_when_its_storage_is_another_one() -> None:
+    ended: list[bool] = []
+
+    def prove() -> None:
+        raise StorageMismatch("not the same")
+
+    asyncio.run(prove_storage(prove, lambda: ended.append(True), seconds=0))
+    assert ended == [True]
