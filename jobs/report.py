@@ -26,15 +26,13 @@ from jobs.plan import Pattern, Prediction, predict
 from jobs.prediction_check import PredictionCheck, check
 from jobs.shard_lines import Printer, ShardLine
 from jobs.spec import JobSpec
-from jobs.telemetry import AnyRecord, DeviceInfo, Note, Outcome, Outline, Shape, Split, Step
+from jobs.telemetry import MAX_INTERNED, AnyRecord, DeviceInfo, Note, Outcome, Outline, Shape, Split, Step
 
 __all__ = ["Aggregator", "LeasedDevice", "Report", "ReportDevice", "ShardLine", "decode", "encode"]
 
 #: Different splits that a report keeps; the rest counts in one pattern of the phase "other".
 MAX_PATTERNS = 256
-#: A rank gives its first splits ids that it uses again and again; these are kept. Later ones are sent
-#: anew for every step, so only the latest are.
-MAX_KEPT_SPLITS = 4096
+#: Splits from `MAX_INTERNED` on are sent anew for every step, so only the latest are kept.
 MAX_PASSING_SPLITS = 64
 #: Sums over micro-batches and over ranks that are kept to save time.
 MAX_CACHED = 256
@@ -134,7 +132,7 @@ class _Splits:
         return self._kept.get(number) or self._passing.get(number)
 
     def put(self, split: Split) -> None:
-        if len(self._kept) < MAX_KEPT_SPLITS:
+        if len(self._kept) < MAX_INTERNED:
             self._kept[split.id] = split
         else:
             self._passing.put(split.id, split)

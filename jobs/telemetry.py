@@ -20,6 +20,9 @@ Shape = tuple[int, ...]
 
 #: A packet larger than this is a corrupted pipe, not a batch of records.
 MAX_PACKET_BYTES = 16 * 1024 * 1024
+#: A rank gives its first splits an id each that later steps may name again. From this many on, an
+#: id is named by the one step that follows it, so readers need not keep it.
+MAX_INTERNED = 4_096
 _LENGTH = struct.Struct(">I")
 
 

@@ -3,7 +3,7 @@
 from collections import deque
 from typing import Any
 
-from jobs.telemetry import AnyRecord, Metric, Outline, Split, Step
+from jobs.telemetry import MAX_INTERNED, AnyRecord, Metric, Outline, Split, Step
 
 #: Speed is that of the last few seconds, so that a slow start does not spoil the estimate.
 WINDOW_SECONDS = 10.0
@@ -14,7 +14,8 @@ class Progress:
 
     def __init__(self, world_size: int) -> None:
         self._outline: Outline | None = None
-        self._splits: dict[tuple[int, int], int] = {}  # (rank, split id) -> rows of this rank
+        self._splits: list[dict[int, int]] = [{} for _ in range(world_size)]  # by rank: split id -> rows
+        self._passing: list[dict[int, int]] = [{} for _ in range(world_size)]  # the same, until the next step
         self._done = [0] * world_size
         self._epoch = 0
         self._recent: deque[tuple[float, int, int]] = deque()  # time, steps done, rows done (all ranks)
@@ -27,7 +28,8 @@ class Progress:
             case Outline() if rank == 0:
                 self._outline = record
             case Split():
-                self._splits[rank, record.id] = sum(rows or 0 for rows in record.rows)
+                kept = self._splits if record.id < MAX_INTERNED else self._passing
+                kept[rank][record.id] = sum(rows or 0 for rows in record.rows)
             case Metric(name="loss"):
                 self._loss = record.value
             case Step(phase="train" | "forward"):
@@ -38,7 +40,9 @@ class Progress:
     def _step(self, rank: int, step: Step) -> None:
         self._done[rank] = step.step + 1
         self._epoch = max(self._epoch, step.epoch + 1)
-        self._rows += sum(self._splits.get((rank, split), 0) for split in step.splits)
+        known = self._splits[rank] | self._passing[rank] if self._passing[rank] else self._splits[rank]
+        self._rows += sum(known.get(split, 0) for split in step.splits)
+        self._passing[rank].clear()
         self._recent.append((step.at, self.steps, self._rows))
         while len(self._recent) > 2 and self._recent[-1][0] - self._recent[0][0] > WINDOW_SECONDS:
             self._recent.popleft()

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from jobs.plan import Pattern, predict
-from jobs.report import MAX_KEPT_SPLITS, MAX_PATTERNS, Aggregator, Report, decode, encode
-from jobs.telemetry import DeviceInfo, Note, Outcome, Outline, Split
+from jobs.report import MAX_PATTERNS, Aggregator, Report, decode, encode
+from jobs.telemetry import MAX_INTERNED, DeviceInfo, Note, Outcome, Outline, Split
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.streams import aggregator, lease, rank_stream, run, split, step
 
@@ -252,7 +252,7 @@ def test_a_hundred_thousand_steps_take_no_more_memory_than_a_thousand() -> None:
 
 def test_splits_beyond_the_limit_count_in_one_other_pattern() -> None:
     told = aggregator(make_spec("dp", 2, 4), None)
-    different = MAX_KEPT_SPLITS + 200
+    different = MAX_INTERNED + 200
     for number in range(different):
         told.feed(0, split(number, [0, 1], [number + 1, 1]))
         told.feed(0, step(number, [number], [number + 1, 1]))
@@ -269,12 +269,12 @@ def test_splits_beyond_the_limit_count_in_one_other_pattern() -> None:
 def test_a_split_in_use_is_remembered_however_many_others_come() -> None:
     told = aggregator(make_spec("dp", 2, 4), None)
     told.feed(0, split(0, [0, 1], [2, 2]))
-    for number in range(1, MAX_KEPT_SPLITS * 2):
+    for number in range(1, MAX_INTERNED * 2):
         told.feed(0, split(number, [0, 1], [2, 2]))
         told.feed(0, step(number, [0, number], [4, 4]))
     report = told.snapshot(final=False)
 
-    assert counted(report) == {("train", (4, 4)): MAX_KEPT_SPLITS * 2 - 1}
+    assert counted(report) == {("train", (4, 4)): MAX_INTERNED * 2 - 1}
     assert "patterns" not in report.notes
 
 

@@ -15,14 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from jobs.telemetry import AnyRecord, Metric, Note, Primitives, Shape, Split, Step
+from jobs.telemetry import MAX_INTERNED, AnyRecord, Metric, Note, Primitives, Shape, Split, Step
 from workers.training.context import RankContext
 from workers.training.probe.backward import time_backward
 from workers.training.probe.clock import CLOCKS, Mark, Span
 from workers.training.probe.shapes import rows_of, shape_of, shape_of_arguments
 
-#: Different splits that get an id of their own; what comes after is sent whole each time.
-MAX_INTERNED = 4_096
 #: Steps whose times a device may still owe us before we wait for the oldest.
 MAX_OWED = 64
 PRIMITIVES = ("replicate", "scatter", "parallel_apply", "gather")
