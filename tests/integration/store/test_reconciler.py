@@ -1,0 +1,131 @@
+"""The scheduler against a real server: dispatch, hints, reaping, and a server that goes away."""
+
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from jobs import store
+from jobs.courier import Courier, MemoryCourier
+from jobs.errors import Unavailable
+from jobs.redis_store import RedisStore
+from jobs.scheduler import Scheduler
+from jobs.settings import Settings
+from jobs.state import State
+from jobs.store import Hint
+from tests.integration.redis_server import redis_server
+from tests.integration.store.world import World
+
+pytestmark = pytest.mark.integration
+
+#: A lease of a few looks: the tick below is called as fast as it goes, and each look counts at most 30 ms.
+QUICK = Settings(lease_seconds=0.1, node_seconds=0.1, reconcile_seconds=0.01)
+CALM = Settings(reconcile_seconds=0.01)
+TICKS = 10_000
+
+
+class BrokenCourier:
+    def send(self, hint: Hint) -> None:
+        raise OSError(f"no route to {hint.node}")
+
+
+class QueueCourier:
+    def __init__(self) -> None:
+        self.sent: SimpleQueue[str] = SimpleQueue()
+
+    def send(self, hint: Hint) -> None:
+        self.sent.put(hint.attempt.job)
+
+    def wait_for(self, job: str) -> None:
+        """Returns when a hint of `job` was sent. Raises queue.Empty after ten seconds without any."""
+        while self.sent.get(timeout=10) != job:
+            pass
+
+
+def scheduler(world: World, courier: Courier) -> Scheduler:
+    return Scheduler(world.store, courier, QUICK, listen=False)
+
+
+def test_a_tick_starts_what_fits_and_sends_each_hint_once(world: World) -> None:
+    world.node(devices=40)
+    jobs = [world.submit() for _ in range(50)]
+    courier = MemoryCourier()
+    reconciler = scheduler(world, courier)
+    reconciler.deliver()
+    reconciler.deliver()
+    assert sorted(hint.attempt.job for hint in courier.sent) == jobs[:40]
+
+
+def test_a_courier_that_fails_stops_nothing_and_its_hint_stays_due(world: World) -> None:
+    world.node()
+    job = world.submit()
+    scheduler(world, BrokenCourier()).tick()
+    assert world.state(job) is State.STARTING
+    (hint,) = world.run(store.hints(0.000_001))
+    assert hint.attempt.job == job
+
+
+def test_an_attempt_that_does_not_beat_is_reaped_and_one_that_beats_is_not(world: World) -> None:
+    world.node()
+    silent, alive = world.running(), world.running()
+    reconciler = scheduler(world, MemoryCourier())
+    for _ in range(TICKS):
+        assert world.run(store.renew(alive, "c"))
+        world.run(store.beat_node("n1", "i1"))
+        reconciler.tick()
+        if world.state(silent.job) is not State.RUNNING:
+            break
+    assert world.state(silent.job) is State.QUEUED
+    assert world.state(alive.job) is State.RUNNING
+
+
+def test_a_node_that_does_not_beat_takes_no_more_work(world: World) -> None:
+    world.node()
+    reconciler = scheduler(world, MemoryCourier())
+    for _ in range(TICKS):
+        reconciler.tick()
+        if not world.run(store.fleet()).nodes[0].alive:
+            break
+    assert not world.run(store.fleet()).nodes[0].alive
+
+
+def test_who_does_not_lead_reaps_nothing(world: World) -> None:
+    world.node()
+    attempt = world.running()
+    assert world.run(store.lead("somebody else", 600))
+    reconciler = scheduler(world, MemoryCourier())
+    for _ in range(300):
+        reconciler.tick()
+    assert world.state(attempt.job) is State.RUNNING
+
+
+@pytest.mark.parametrize("listen", [False, True])
+def test_the_thread_starts_a_job_soon_after_it_was_queued_and_ends_when_told(world: World, listen: bool) -> None:
+    world.node()
+    courier = QueueCourier()
+    reconciler = Scheduler(world.store, courier, CALM, listen=listen)
+    reconciler.start()
+    try:
+        courier.wait_for(world.submit())
+        assert reconciler.alive
+    finally:
+        reconciler.stop()
+    assert not reconciler.alive
+
+
+def test_the_thread_outlives_a_server_that_is_killed(tmp_path: Path) -> None:
+    with redis_server(tmp_path, appendonly="yes", appendfsync="always") as server:
+        world, courier = World(server.url), QueueCourier()
+        world.node()
+        reconciler = Scheduler(RedisStore.from_url(server.url), courier, CALM, listen=True)
+        reconciler.start()
+        try:
+            courier.wait_for(world.submit())
+            server.kill()
+            with pytest.raises(Unavailable):
+                world.submit()
+            server.start()
+            courier.wait_for(world.submit())
+        finally:
+            reconciler.stop()
+            world.store.close()
