@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import fcntl
 import os
-import select
 import signal
 import sys
 import threading
@@ -30,8 +29,6 @@ from workers.launch import Launch, Marks, environment_mark
 from workers.training.context import ChannelSink, Device, DeviceStreams, RankContext, RejectedByWorker, Stopped
 
 PR_SET_PDEATHSIG = 1
-#: A rank that has reported waits this long for the word to leave; its supervisor has died otherwise.
-LEAVE_SECONDS = 60.0
 MAX_TRACEBACK = 64 * 1024
 #: Exit codes of a rank that never came to run the program.
 EXIT_ORPHANED = 98
@@ -171,8 +168,9 @@ def _pipes(launch: Launch, number: int) -> _Pipes:
 def _run(launch: Launch, number: int, pipes: _Pipes, lock: int, supervisor: int, port: int | None) -> NoReturn:
     _die_with(supervisor)
     signal.set_wakeup_fd(-1)
-    for name in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE):
+    for name in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(name, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as in any Python program
     command, channel, streams = _take_own(launch, number, pipes, lock)
     go = _await_go(command)
     _set_environment(launch, number, port)
@@ -196,7 +194,7 @@ def _run(launch: Launch, number: int, pipes: _Pipes, lock: int, supervisor: int,
     routed.flush()
     sink.emit(outcome)
     sink.close()
-    _await_leave(command)
+    os.read(command, 1)  # the word to leave, or end of file; the supervisor has the deadline
     os._exit(outcome.exit_code)
 
 
@@ -221,6 +219,7 @@ def _take_own(launch: Launch, number: int, pipes: _Pipes, lock: int) -> tuple[in
         if fd > 2 and fd not in own:
             with contextlib.suppress(OSError):
                 os.close(fd)
+    os.set_inheritable(lock, True)  # a program that is started without closing files keeps the mark
     pairs = []
     for index, (device, _) in enumerate(launch.devices_of(number)):
         out, err = (pipes.outputs[device, stream][1] for stream in _STREAMS)
@@ -249,10 +248,6 @@ def _read_exactly(fd: int, size: int) -> bytes:
             os._exit(EXIT_ORPHANED)
         data += piece
     return data
-
-
-def _await_leave(command: int) -> None:
-    select.select([command], [], [], LEAVE_SECONDS)
 
 
 def _set_environment(launch: Launch, number: int, port: int | None) -> None:
@@ -321,7 +316,8 @@ def _outcome_of_program(spec: JobSpec, context: RankContext) -> Outcome:
     except (MemoryError, torch.OutOfMemoryError) as error:
         return _failure(rank, "out_of_memory", error)
     except BaseException as error:  # noqa: BLE001  (whatever the program raises is its outcome)
-        return _failure(rank, "code_error", error)
+        # torch has no class of its own for main memory that ran out.
+        return _failure(rank, "out_of_memory" if "DefaultCPUAllocator" in str(error) else "code_error", error)
     return Outcome(rank, 0)
 
 
