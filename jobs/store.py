@@ -42,9 +42,8 @@ class Call(Generic[T]):
 
 #: What a server that is short of memory, or cannot write, should still do. Reading needs no flag but the promise; a
 #: new job is refused cleanly; everything else must go on, or running jobs could neither beat nor end.
-_FLAGS = dict.fromkeys(("attempts", "leases", "nodes", "orders", "page", "read_job"), " flags=no-writes") | {
-    "submit": ""
-}
+_READING = ("attempts", "leases", "nodes", "orders", "page", "read_job", "token_list", "token_read")
+_FLAGS = dict.fromkeys(_READING, " flags=no-writes") | {"submit": ""}
 
 
 @cache
