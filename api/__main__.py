@@ -89,12 +89,12 @@ def refuse_cluster(url: str, setting: str) -> None:
     """
     client: redis.Redis = connect(url)
     try:
-        mode = client.info("server").get("redis_mode")
+        enabled = client.info("cluster").get("cluster_enabled")  # Redis and Valkey disagree on the name of the mode
     except RedisError:
         return
     finally:
         client.close()
-    if mode == "cluster":
+    if enabled:
         raise ClusterRefused(f"{setting} is a Redis Cluster; Shardyard needs a single server, or one with replicas")
 
 

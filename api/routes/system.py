@@ -5,6 +5,7 @@ from fastapi import APIRouter, Request, Response
 from api import answers
 from api.deps import Backend, Caller
 from api.monitoring import Monitoring
+from api.openapi import document
 from api.problems import RETRY_AFTER_SECONDS
 
 router = APIRouter(tags=["system"])
@@ -35,4 +36,4 @@ async def metrics(request: Request, who: Caller, service: Backend) -> Response:
 
 @router.get("/openapi.json")
 async def openapi(request: Request) -> Response:
-    return answers.json(request.app.openapi())
+    return answers.json(document(request.app))

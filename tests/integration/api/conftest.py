@@ -12,6 +12,7 @@ from api.app import create_app
 from jobs import store, tokens
 from jobs.redis_store import RedisStore
 from jobs.settings import Settings
+from jobs.state import Reason
 from jobs.tokens import Scope
 from tests.integration.redis_server import running_redis
 from tests.unit.api.records import a_spec_body, node_info
@@ -75,8 +76,6 @@ class Api:
 
     def run_to_end(self, job: str, attempt: int = 1) -> None:
         """Claim, finish and release an attempt, as its node would."""
-        from jobs.state import Reason
-
         name = store.AttemptId("default", job, attempt)
         assert self.control.run(store.claim(name, "c", "host-a")).spec is not None
         assert self.control.run(store.mark(name, "c", "running"))

@@ -52,7 +52,7 @@ class Process:
             assert self.child.poll() is None, self.log_path.read_text()
             return next((event["port"] for event in self.events() if event["event"] == "listening"), None)
 
-        return until(listening)
+        return int(until(listening))
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.child.send_signal(number)
@@ -167,7 +167,7 @@ def test_hints_are_sent_again_after_redis_was_away(redis: RedisServer, client: h
     client.post("/v1/jobs", json=a_spec_body())
     with redis.client() as control:
         before = control.llen("sy:celery:node.host-a")
-        until(lambda: control.llen("sy:celery:node.host-a") > before)  # type: ignore[operator]
+        until(lambda: control.llen("sy:celery:node.host-a") > before)
 
 
 def test_progress_is_left_out_when_the_telemetry_redis_is_away(tmp_path: Path, redis: RedisServer) -> None:
@@ -193,7 +193,7 @@ def test_progress_is_left_out_when_the_telemetry_redis_is_away(tmp_path: Path, r
         ({"HOST": "0.0.0.0", "ADMIN_TOKEN": ""}, "refusing to listen on 0.0.0.0"),
         ({"ADMIN_TOKEN": "short"}, "admin token"),
         ({"PORT": "99999"}, "port"),
-        ({"REDIS_URL": "amqp://host"}, "amqp"),
+        ({"REDIS_URL": "amqp://host"}, "unix://"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_the_reason(
@@ -271,7 +271,7 @@ def test_a_client_that_stalls_is_cut_off(process: Process) -> None:
 
 def test_a_request_whose_head_never_ends_is_cut_off(process: Process) -> None:
     answer = converse(process.port(), b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ", *[b"y" * 65536] * 4)
-    assert answer in (b"", answer) and b"200 OK" not in answer
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
 
 
 def test_a_foreign_host_is_refused(process: Process) -> None:
