@@ -1,0 +1,127 @@
+"""`shardyard up` as a user runs it: a process with a data directory, started, stopped and killed from outside."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shardyard.client import Client
+from shardyard.connection import local_service
+
+READY_SECONDS = 90
+SERVICES = ("control", "telemetry", "api", "worker")
+
+
+class Up:
+    """At most one running `up` on one data directory."""
+
+    def __init__(self, data_dir: Path, *options: str) -> None:
+        self.data_dir = data_dir
+        self.options = ("--devices", "cpu:3", *options)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.client: Client | None = None
+
+    def command(self, *options: str) -> list[str]:
+        program = [sys.executable, "-m", "shardyard", "up", "--port", "0", "--data-dir", str(self.data_dir)]
+        return [*program, *self.options, *options]
+
+    def start(self, *options: str) -> Client:
+        """Start it and wait until it is ready to take jobs."""
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(self.command(*options), stdout=output, stderr=output)
+        process = self.process
+
+        def ready() -> bool:
+            assert process.poll() is None, self.output.read_text()
+            service = local_service(self.data_dir)
+            return service is not None and service.pid == process.pid
+
+        wait_until(ready, READY_SECONDS, lambda: self.output.read_text())
+        service = local_service(self.data_dir)
+        assert service is not None
+        self.client = Client(service.url, service.token_file.read_text().strip())
+        return self.client
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """End it as a user would; its exit code."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        code = self.process.wait(60)
+        self._forget()
+        return code
+
+    def kill(self) -> None:
+        """Kill `up` alone; what it started lives on."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(10)
+        self._forget()
+
+    def pids(self) -> dict[str, int]:
+        """The processes that hold the services' locks now."""
+        locks = {name: self.data_dir / name / "lock" for name in SERVICES[:2]}
+        locks |= {name: self.data_dir / f"{name}.lock" for name in SERVICES[2:]}
+        return {name: pid for name, path in locks.items() for pid in _leaders(path)}
+
+    def close(self) -> None:
+        """End everything that is left, however the test went."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(10)
+            self._forget()
+        for pid in self.pids().values():
+            os.kill(pid, signal.SIGKILL)
+
+    @property
+    def output(self) -> Path:
+        return self.data_dir / "up.txt"
+
+    def _forget(self) -> None:
+        self.process = None
+        if self.client is not None:
+            self.client.__exit__()
+            self.client = None
+
+
+def wait_until(condition: Callable[[], Any], seconds: float, explain: Callable[[], object] = lambda: "") -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, explain()
+        time.sleep(0.05)
+
+
+def wait_for_state(client: Client, job: str, *states: str, seconds: float = 60) -> dict[str, Any]:
+    """The job's status once it is in one of `states`."""
+    found: dict[str, Any] = {}
+
+    def reached() -> bool:
+        found.update(client.job(job))
+        return found["state"] in states
+
+    wait_until(reached, seconds, lambda: json.dumps(found, indent=2))
+    return found
+
+
+def _leaders(lock: Path) -> list[int]:
+    """Processes that lead a session and have `lock` open."""
+    if not lock.exists():
+        return []
+    wanted = lock.stat()
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            pid = int(process.name)
+            if os.getsid(pid) == pid and any(os.path.samestat(fd.stat(), wanted) for fd in (process / "fd").iterdir()):
+                found.append(pid)
+        except (ValueError, OSError):
+            continue
+    return found

@@ -1,0 +1,135 @@
+"""The whole service on one machine, from the outside: what its stop, its death and its next start do to a job."""
+
+import os
+import signal
+import socket
+import subprocess
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardyard import demo, embedded
+from shardyard.client import Client
+from shardyard.processes import Processes
+from tests.acceptance.harness import SERVICES, Up, wait_for_state, wait_until
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+
+
+def digits(epochs: int) -> dict[str, Any]:
+    spec = demo.spec("digits-dp3")
+    program = spec["program"] | {"epochs": epochs}
+    del program["evaluate"]
+    return spec | {"program": program, "observe": "off"}
+
+
+def says(up: Up, words: str) -> bool:
+    return words in up.output.read_text()
+
+
+def steps(client: Client, job: str) -> int:
+    """Steps done; 0 while the progress cannot be read."""
+    return int((client.job(job)["progress"] or {}).get("step", 0))
+
+
+def is_past(client: Client, job: str, step: int) -> bool:
+    return steps(client, job) > step
+
+
+def test_the_demo_trains_both_models_shows_both_reports_and_ends_cleanly(up: Up) -> None:
+    command = [*up.command()[:3], "demo", "--devices", "cpu:3"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("Split report of job") == 2
+    assert "strategy dp, 3 virtual cpu devices" in run.stdout
+    assert "strategy ddp, 2 virtual cpu devices" in run.stdout
+    assert run.stdout.count("%  ok") == 2
+
+
+def test_a_stop_puts_the_job_back_in_the_queue_and_the_next_start_goes_on_with_it(up: Up) -> None:
+    client = up.start()
+    job = client.submit(digits(epochs=100_000))["id"]
+    wait_for_state(client, job, "running")
+    assert up.stop(signal.SIGINT) == 0
+    assert up.pids() == {}
+
+    client = up.start()
+    wait_for_state(client, job, "running")
+    first, second = client.attempts(job)["attempts"]
+    assert first["reason"]["code"] == "service_stopped"
+    assert second["reason"] is None
+    assert client.job(job)["retries"] == 0
+
+    client.cancel(job)
+    assert wait_for_state(client, job, "cancelled")["reason"]["code"] == "cancelled_by_user"
+
+
+def test_a_killed_up_leaves_the_job_running_and_the_next_one_takes_everything_over(up: Up) -> None:
+    client = up.start()
+    port = client.url.rpartition(":")[2]
+    job = client.submit(digits(epochs=100_000))["id"]
+    wait_for_state(client, job, "running")
+
+    refused = subprocess.run(up.command(), capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 3
+    assert f"already runs on {up.data_dir} (pid {up.process and up.process.pid})" in refused.stderr
+
+    before = up.pids()
+    assert set(before) == set(SERVICES)
+    up.kill()
+    client = up.start("--port", port)
+    assert up.pids() == before
+    status = client.job(job)
+    assert (status["state"], status["attempt"]) == ("running", 1)
+
+
+def test_each_killed_part_comes_back_and_the_job_does_not_notice(up: Up) -> None:
+    client = up.start()
+    job = client.submit(digits(epochs=100_000))["id"]
+    wait_for_state(client, job, "running")
+    for victim in SERVICES:
+        os.kill(up.pids()[victim], signal.SIGKILL)
+        wait_until(partial(says, up, f"{victim} is running again"), 30, up.output.read_text)
+        wait_until(lambda: client.missing() == {}, 60, client.missing)
+        wait_until(partial(is_past, client, job, steps(client, job)), 30, partial(client.job, job))
+    status = client.job(job)
+    assert (status["state"], status["attempt"]) == ("running", 1), status
+
+    client.cancel(job)
+    wait_for_state(client, job, "cancelled")
+    assert up.stop() == 0
+
+
+def test_a_taken_port_is_said_before_anything_starts(tmp_path: Path, up: Up) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        run = subprocess.run(up.command("--port", str(port)), capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 3
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in run.stderr
+    assert not (tmp_path / "control").exists()
+
+
+def test_a_part_that_cannot_start_ends_up_with_the_last_words_of_its_log(up: Up) -> None:
+    run = subprocess.run(up.command("--devices", "tpu:4"), capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 3
+    assert "error: worker ended with exit code" in run.stderr
+    assert "'tpu:4' names no devices" in run.stderr
+    assert up.pids() == {}
+
+
+@pytest.mark.slow
+def test_an_external_redis_serves_in_the_place_of_the_built_in_ones(up: Up, tmp_path: Path) -> None:
+    server = embedded.prepare("control", tmp_path / "external", embedded.find_server())
+    manager = Processes(say=print)
+    manager.start(server.service)
+    try:
+        embedded.wait_until_it_answers(server)
+        client = up.start("--redis-url", server.url)
+        assert set(up.pids()) == {"api", "worker"}
+        job = client.submit(digits(epochs=1))["id"]
+        wait_for_state(client, job, "succeeded")
+        assert up.stop() == 0
+    finally:
+        manager.stop("control")
