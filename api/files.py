@@ -1,7 +1,11 @@
-"""Reads what attempts left in storage: reports, logs, metrics. For a worker thread; every read is bounded."""
+"""Reads what attempts left in storage: reports, logs, metrics. For a worker thread; every read is bounded.
+
+Paths given to these functions are absolute and free of links down to the attempt's own directory.
+"""
 
 import heapq
 import math
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +13,7 @@ from pathlib import Path
 
 from api.schemas import BucketView, DroppedLines, LogLine, PointView, SeriesView, at
 from jobs import layout, logs, metrics
+from jobs.errors import NotFound
 from jobs.logs import CONTINUED, Page, StreamName
 
 #: A report's size follows the number of different splits, so a larger file is not one of ours.
@@ -44,7 +49,7 @@ class Lines:
 def read_report(attempt: Path) -> bytes | None:
     """The report that was kept, as JSON. Raises OSError."""
     try:
-        with open(layout.report_file(attempt), "rb") as file:
+        with open(_in_place(layout.report_file(attempt)), "rb") as file:
             return file.read(MAX_REPORT_BYTES)
     except FileNotFoundError:
         return None
@@ -81,7 +86,7 @@ def read_logs(attempt: Path, devices: Sequence[int], seen: Mapping[int, int], qu
 
 def _read_device(attempt: Path, device: int, after: int, devices: int, query: LogQuery) -> Page:
     return logs.read_page(
-        layout.log_file(attempt, device),
+        _in_place(layout.log_file(attempt, device)),
         after,
         query.limit,
         stream=query.stream,
@@ -118,7 +123,9 @@ def read_metrics(
     attempt: Path, device: int | None, name: str | None, after: int, points: int | None
 ) -> list[SeriesView]:
     """Series of an attempt, whole or down-sampled. Raises OSError."""
-    return [_series(series) for series in metrics.read(layout.metrics_file(attempt), device, name, after, points)]
+    return [
+        _series(series) for series in metrics.read(_in_place(layout.metrics_file(attempt)), device, name, after, points)
+    ]
 
 
 def _series(series: metrics.Series) -> SeriesView:
@@ -145,6 +152,17 @@ def _series(series: metrics.Series) -> SeriesView:
 def _point(point: metrics.Point) -> PointView:
     value = point.value if math.isfinite(point.value) else None
     return PointView(point.number, point.step, value, at(int(point.at * 1e6)))
+
+
+def _in_place(path: Path) -> Path:
+    """`path`, unless a link leads away from it: a job can put links where its files lie, to read what is not its own.
+
+    Raises:
+        NotFound: there is a link.
+    """
+    if os.path.realpath(path) != str(path):
+        raise NotFound(f"{path.name} of this attempt is not a plain file")
+    return path
 
 
 def remove_job(storage: Path, tenant: str, job: str) -> None:

@@ -88,7 +88,7 @@ class Service:
         self._store = control
         self._telemetry = telemetry
         self._authenticator = authenticator
-        self._storage = storage
+        self._storage = storage.resolve()
         self._scheduler_alive = scheduler_alive
         self._fleet = FleetCache(control)
         self._file_threads = anyio.CapacityLimiter(FILE_THREADS)
@@ -178,7 +178,13 @@ class Service:
         body = await self._report_body(who, job, chosen.number)
         if body is None:
             raise NotFound(_no_report(job, chosen))
-        found = report.decode(body)
+        try:
+            found = report.decode(body)
+        except ValueError as error:
+            raise NotFound(
+                f"the split report of attempt {chosen.number} of job {job} cannot be read; it is damaged, or was "
+                f"written by a newer version: {error}"
+            ) from error
         return found if device is None else _of_device(found, device)
 
     async def splits_text(self, who: Principal, job: str, attempt: int | None, device: int | None) -> str:

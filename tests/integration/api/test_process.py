@@ -278,3 +278,28 @@ def test_a_foreign_host_is_refused(process: Process) -> None:
     answer = converse(process.port(), b"GET /healthz HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400")
     assert b"bad_host" in answer
+
+
+def test_a_request_that_is_being_answered_is_finished_before_the_end(process: Process) -> None:
+    with socket.create_connection(("127.0.0.1", process.port()), timeout=20) as connection:
+        connection.sendall(HEAD + b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 100")  # the service waits for the body
+        process.child.send_signal(signal.SIGTERM)
+        until(lambda: "Shutting down" in process.log_path.read_text())
+        connection.sendall(b"{}")
+        assert connection.recv(100).startswith(b"HTTP/1.1 422")
+    assert process.child.wait(20) == 0
+
+
+def test_jobs_survive_a_restart_of_the_service(tmp_path: Path, redis: RedisServer) -> None:
+    add_node(redis)
+    with api_process(tmp_path, redis.url) as process:
+        base = f"http://127.0.0.1:{process.port()}"
+        job = httpx.post(f"{base}/v1/jobs", json=a_spec_body(), headers=bearer(ADMIN)).json()["id"]
+        process.end(signal.SIGKILL)
+    redis.kill()
+    redis.start()
+    with api_process(tmp_path, redis.url) as process:
+        base = f"http://127.0.0.1:{process.port()}"
+        status = httpx.get(f"{base}/v1/jobs/{job}", headers=bearer(ADMIN))
+        assert (status.status_code, status.json()["id"]) == (200, job)

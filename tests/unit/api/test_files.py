@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 from api import files
 from api.files import LogQuery
 from jobs import layout
+from jobs.errors import NotFound
 from jobs.logs import CONTINUED, LogWriter, Run
 from jobs.metrics import MetricWriter
 from jobs.telemetry import Metric
@@ -91,3 +93,22 @@ def test_removing_a_job_takes_its_files_and_no_others(tmp_path: Path) -> None:
     files.remove_job(tmp_path, "default", "a")
     files.remove_job(tmp_path, "default", "never-ran")
     assert [p.name for p in (tmp_path / "jobs" / "default").iterdir()] == ["b"]
+
+
+def test_a_link_in_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    for directory in (mine, theirs):
+        layout.logs_dir(directory).mkdir(parents=True)
+    layout.report_file(theirs).write_text("{}")
+    LogWriter(layout.log_file(theirs, 0)).append([Run("stdout", 0, None, 1.0, 0, [b"secret"])])
+    layout.report_file(mine).symlink_to(layout.report_file(theirs))
+    layout.log_file(mine, 0).symlink_to(layout.log_file(theirs, 0))
+    layout.metrics_file(mine).symlink_to(layout.metrics_file(theirs))
+    reads: list[Callable[[], object]] = [
+        lambda: files.read_report(mine),
+        lambda: files.read_logs(mine, [0], {}, LogQuery()),
+        lambda: files.read_metrics(mine, None, None, 0, None),
+    ]
+    for read in reads:
+        with pytest.raises(NotFound, match="plain file"):
+            read()

@@ -1,0 +1,70 @@
+import pytest
+
+from jobs import layout, report, wire
+from jobs.report import Report
+from tests.integration.api.conftest import Api
+from tests.integration.api.test_jobs import until_state
+from tests.unit.api.records import a_spec
+from tests.unit.jobs.streams import aggregator, rank_stream
+
+pytestmark = [pytest.mark.integration, pytest.mark.anyio]
+
+
+def a_report() -> Report:
+    spec = a_spec(3)
+    told = aggregator(spec, 100)
+    for record in rank_stream(spec, 0, 100):
+        told.feed(0, record)
+    return told.snapshot(final=True)
+
+
+async def started(api: Api) -> str:
+    api.node()
+    job = await api.submit(3)
+    await until_state(api, job, "starting")
+    return job
+
+
+async def test_the_report_comes_from_telemetry_and_later_from_its_file(api: Api) -> None:
+    job = await started(api)
+    key = wire.report_key("default", job, 1)
+    api.control.client.set(key, report.encode(a_report()))
+    live = await api.get(f"/v1/jobs/{job}/splits")
+    assert [pattern["rows"] for pattern in live["patterns"]] == [[10, 10, 10], [4, 4, 2]]
+    assert [device["rows"] for device in live["per_device"]] == [34, 34, 32]
+    directory = layout.attempt_dir(api.storage, "default", job, 1)
+    directory.mkdir(parents=True)
+    layout.report_file(directory).write_bytes(report.encode(a_report()))
+    api.control.client.delete(key)
+    assert await api.get(f"/v1/jobs/{job}/splits") == live
+    assert await api.get(f"/v1/jobs/{job}/splits?attempt=1") == live
+
+
+async def test_the_report_can_be_had_for_one_device(api: Api) -> None:
+    job = await started(api)
+    api.control.client.set(wire.report_key("default", job, 1), report.encode(a_report()))
+    one = await api.get(f"/v1/jobs/{job}/splits?device=2")
+    assert [device["device"] for device in one["per_device"]] == [2]
+    assert [device["device"] for device in one["devices"]] == [2]
+    assert len(one["patterns"]) == 2
+    answer = await api.client.get(f"/v1/jobs/{job}/splits?device=3")
+    assert answer.status_code == 404
+    assert "numbered from 0" in answer.json()["detail"]
+
+
+async def test_the_report_is_text_for_those_who_ask_for_text(api: Api) -> None:
+    job = await started(api)
+    api.control.client.set(wire.report_key("default", job, 1), report.encode(a_report()))
+    answer = await api.client.get(f"/v1/jobs/{job}/splits", headers={"Accept": "text/plain"})
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "10" in answer.text
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"\x80\x04.", b'{"job_id": 1}'])
+async def test_bytes_that_are_no_report_are_never_shown(api: Api, body: bytes) -> None:
+    job = await started(api)
+    api.control.client.set(wire.report_key("default", job, 1), body)
+    answer = await api.client.get(f"/v1/jobs/{job}/splits")
+    assert answer.status_code == 404
+    assert "cannot be read" in answer.json()["detail"]
