@@ -5,8 +5,15 @@ from typing import TypeVar
 import redis
 import redis.asyncio
 from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import (
+    BusyLoadingError,
+    MasterDownError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
@@ -18,8 +25,9 @@ T = TypeVar("T")
 CONNECT_SECONDS = 2.0
 REPLY_SECONDS = 5.0
 
-#: Replies by which a server says that it cannot serve for now.
-_BUSY = ("OOM", "MISCONF", "LOADING", "READONLY", "BUSY", "MASTERDOWN", "NOREPLICAS")
+#: How a server says that it cannot serve for now. redis-py has classes for some, which drop the word.
+_REFUSALS = (OutOfMemoryError, ReadOnlyError, MasterDownError, BusyLoadingError)
+_REFUSING_WORDS = ("OOM", "MISCONF", "LOADING", "READONLY", "BUSY", "MASTERDOWN", "NOREPLICAS")
 
 
 def connect(url: str) -> "redis.Redis":
@@ -104,8 +112,9 @@ class AsyncRedisStore:
 
 def _translate(error: RedisError) -> Exception:
     """`Unavailable` for what passes by itself; anything else is a bug here and stays what it is."""
-    if isinstance(error, RedisConnectionError | RedisTimeoutError):
-        return Unavailable("the control Redis does not answer; nothing was changed, try again")
-    if isinstance(error, ResponseError) and any(word in str(error) for word in _BUSY):
+    refused = isinstance(error, _REFUSALS) or str(error).startswith(_REFUSING_WORDS)
+    if refused and isinstance(error, ResponseError | BusyLoadingError):
         return Unavailable(f"the control Redis refuses to serve for now ({error}); try again")
+    if isinstance(error, RedisConnectionError | RedisTimeoutError):
+        return Unavailable("the control Redis does not answer; it is not known whether the call took effect, try again")
     return error

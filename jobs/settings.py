@@ -41,7 +41,9 @@ class Settings(BaseSettings):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
         description="this node's id; its Celery queue is node.<id>",
     )
-    pool: str = Field("default", pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$", description="pool this node serves")
+    pool: str = Field(
+        "default", max_length=63, pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$", description="pool this node serves"
+    )
     devices: str = Field("auto", description="auto | cuda:0-3 | cuda:0,2 | cpu:8 (eight virtual devices)")
     node_address: str = Field("127.0.0.1", description="address that rendezvous stores of this node listen on")
     state_dir: Path = Field(
