@@ -111,6 +111,7 @@ class Agent:
                     beaten = monotonic()
                     registered = self._beat()
                 self._look_after_attempts()
+                self._look_after_forkserver()
             except Unavailable as error:
                 log.warning("control_redis_unavailable", error=str(error))
             except (NodeTaken, storage.StorageMismatch) as error:
@@ -215,6 +216,15 @@ class Agent:
                 marks.remove()
             self._holding = {held: known for held, known in self._holding.items() if held != attempt}
             return  # the dictionary has changed; the next look goes on
+
+    def _look_after_forkserver(self) -> None:
+        """A server that was killed is started again now, and not when a job waits for it."""
+        if not self._forkserver.alive:
+            log.warning("forkserver_lost")
+            try:
+                log.info("forkserver_warm", seconds=round(self._forkserver.warm(), 2))
+            except ForkFailed as error:
+                log.error("forkserver_not_warm", why=str(error))
 
     def _quarantined(self, survivors: dict[int, str]) -> dict[int, str]:
         if not survivors:

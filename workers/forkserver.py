@@ -11,6 +11,7 @@ Forking is safe only while the server has one thread and no CUDA context: the st
 import json
 import multiprocessing
 import os
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ class ForkServer:
     """One per worker. `warm` before the node registers; `launch` for every attempt."""
 
     def __init__(self) -> None:
+        self._server: int | None = None  # pidfd
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["workers.preload"])
         self._lock = threading.Lock()
@@ -53,8 +55,13 @@ class ForkServer:
         """
         began = time.monotonic()
         with self._lock, _scrubbed_environment():
-            self._run(_report_modules, WARM_SECONDS)
+            self._warm()
         return time.monotonic() - began
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server runs that was warmed last."""
+        return self._server is not None and not select.select([self._server], [], [], 0)[0]
 
     def launch(self, launch: Launch, control_url: str, telemetry_url: str) -> int:
         """Start the supervisor of an attempt.
@@ -70,16 +77,24 @@ class ForkServer:
             secrets = {"control_url": control_url, "telemetry_url": telemetry_url}
             writer.send_bytes(json.dumps(secrets).encode())  # waits in the pipe until the ranks are forked
             with self._lock, _scrubbed_environment():
+                if not self.alive:
+                    self._warm()
                 return int(self._run(_fork_supervisor, REPLY_SECONDS, launch, reader))
+
+    def _warm(self) -> None:
+        pid = int(self._run(_report_server, WARM_SECONDS))
+        if self._server is not None:
+            os.close(self._server)
+        self._server = os.pidfd_open(pid)
 
     def _run(self, stub: object, seconds: float, *args: object) -> str:
         """Run `stub(reply, *args)` in a child of the server and return what it replies."""
         reply, answer = multiprocessing.Pipe(duplex=False)
         process: ForkServerProcess = self._context.Process(target=stub, args=(answer, *args), daemon=False)  # type: ignore[arg-type]
         with reply:
-            process.start()
-            answer.close()
             try:
+                with answer:
+                    process.start()
                 if not reply.poll(seconds):
                     process.kill()
                     raise ForkFailed(f"the forkserver did not answer within {seconds:g} s")
@@ -87,7 +102,8 @@ class ForkServer:
             except (EOFError, OSError, ValueError) as error:
                 raise ForkFailed(f"the forkserver's child died: {error!r}") from error
             finally:
-                process.join(STUB_SECONDS)
+                if process.pid is not None:
+                    process.join(STUB_SECONDS)
         if status != "ok":
             raise ForkFailed(text)
         return str(text)
@@ -96,12 +112,13 @@ class ForkServer:
 # -- below here everything runs in a child of the forkserver -----------------------------------------
 
 
-def _report_modules(answer: Connection) -> None:
+def _report_server(answer: Connection) -> None:
+    """Reply with the server's process id, if it is fit to fork supervisors."""
     import sys
 
     missing = {"torch", "torch._dynamo", "workers.supervisor"} - set(sys.modules)
     why_not = f"the forkserver could not import {', '.join(sorted(missing))}" if missing else _unsafe_to_fork()
-    answer.send_bytes(json.dumps(["failed", why_not] if why_not else ["ok", ""]).encode())
+    answer.send_bytes(json.dumps(["failed", why_not] if why_not else ["ok", str(os.getppid())]).encode())
 
 
 def _fork_supervisor(answer: Connection, launch: Launch, credentials: Connection) -> None:

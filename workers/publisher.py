@@ -69,7 +69,10 @@ class Publisher:
             self._report_due = 0.0
 
     def rank_ended(self, rank: int) -> None:
-        self._report.rank_ended(rank)
+        try:
+            self._report.rank_ended(rank)
+        except Exception:
+            log.exception("report_failed", ended=rank)
 
     def deadline(self) -> float | None:
         """When `on_time` has something to do, by the wall clock."""
@@ -82,8 +85,8 @@ class Publisher:
             self._publish_progress()
             self._progress_due = now + PROGRESS_SECONDS
         if self._report_due is not None and now >= self._report_due:
-            self._shipper.put(self._report_key, report.encode(self._report.snapshot(final=False)), SNAPSHOT_TTL)
             self._report_due = now + REPORT_SECONDS
+            self._publish_report()
 
     def close(self) -> None:
         """Seal the logs and write the final report, to storage first. Never raises for a full disk or an
@@ -100,6 +103,12 @@ class Publisher:
             log.exception("report_failed")
         for left in self._shipper.close(SHIP_SECONDS):
             log.warning("not_shipped", what=left)
+
+    def _publish_report(self) -> None:
+        try:
+            self._shipper.put(self._report_key, report.encode(self._report.snapshot(final=False)), SNAPSHOT_TTL)
+        except Exception:
+            log.exception("report_failed", final=False)
 
     def _publish_progress(self) -> None:
         snapshot = self._progress.snapshot()

@@ -90,10 +90,16 @@ def _holders(marks: Marks) -> Iterator[int]:
     """Processes that have the ranks' lock file open. Slow, so only asked when nothing else is found."""
     for pid in _processes():
         with contextlib.suppress(OSError):
-            for fd in Path(f"/proc/{pid}/fd").iterdir():
-                if str(fd.readlink()) == str(marks.ranks_lock):
-                    yield pid
-                    break
+            if any(_is_file(fd, marks.ranks_lock) for fd in Path(f"/proc/{pid}/fd").iterdir()):
+                yield pid
+
+
+def _is_file(fd: Path, file: Path) -> bool:
+    """Whether a descriptor in /proc is open on `file`, by whatever path that was opened."""
+    try:
+        return fd.samefile(file)
+    except OSError:
+        return False
 
 
 def _lock_is_free(marks: Marks) -> bool:

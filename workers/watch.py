@@ -5,9 +5,13 @@ relay (logs, metrics), the report's aggregator and the progress. Whatever ends o
 others: SIGTERM, a grace, SIGKILL.
 """
 
+import array
+import fcntl
 import os
+import select
 import selectors
 import signal
+import termios
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +40,8 @@ LEAVE_SECONDS = 2.0
 KILL_SECONDS = 10.0
 #: A rank must be up this soon after it was told to go.
 START_SECONDS = 120.0
+#: A rank's death may show this much later than the broken connection that it gave its peers.
+DEATH_SECONDS = 0.1
 #: Share of the lease without a beat after which the supervisor ends its own ranks.
 FENCE = 0.75
 
@@ -90,6 +96,7 @@ class Watch:
                 if key.fd in self._selector.get_map():  # an earlier event of this round may have closed it
                     key.data()
             self._on_time()
+            self._bury_orphans()
             self._out.on_time(time.time())
         return self._ended()
 
@@ -101,7 +108,9 @@ class Watch:
             self._out.output(output.device, output.stream, rank.number, data, self._step_of(rank))
 
     def _records(self, rank: Rank) -> None:
-        data = self._read(rank.channel)
+        self._take(rank, self._read(rank.channel))
+
+    def _take(self, rank: Rank, data: bytes) -> None:
         try:
             for record in rank.unpacker.feed(data):
                 self._record(rank, record)
@@ -114,7 +123,7 @@ class Watch:
         match record:
             case RankUp():
                 self._up(rank)
-            case Step():
+            case Step(phase="train" | "forward"):
                 self._steps[rank.number] = record.step + 1
                 if not self._stepped:
                     self._stepped = True
@@ -129,6 +138,8 @@ class Watch:
                     self._fail(rank, record)
                 elif all(other.outcome is not None and other.outcome.exit_code == 0 for other in self._ranks):
                     self._leave()
+                if self._phase is _Phase.ENDING:
+                    rank.leave()
         self._out.record(rank.number, record)
 
     def _up(self, rank: Rank) -> None:
@@ -159,7 +170,10 @@ class Watch:
         """A rank failed: by its own report, or (`outcome` None) it died without a word."""
         if self._phase is not _Phase.WORKING:
             return
-        # Peers of a dead rank report broken connections, perhaps before its death is read: look for it first.
+        # Peers of a dead rank report broken connections, perhaps before its death shows: look for it first.
+        others = [other.pidfd for other in self._ranks if other is not rank and other.alive]
+        if outcome is not None and others:
+            select.select(others, [], [], DEATH_SECONDS)
         silent = next((r for r in self._ranks if r.reap() and not self._reported(r)), None)
         if silent is not None:
             rank, outcome = silent, None
@@ -175,6 +189,9 @@ class Watch:
             self._ending = ending
             self._enter(_Phase.ENDING, self._launch.grace_seconds)
             self._signal(signal.SIGTERM)
+            for rank in self._ranks:
+                if rank.outcome is not None:
+                    rank.leave()
             for rank in self._ranks:
                 if rank.outcome is not None:
                     rank.leave()
@@ -198,6 +215,15 @@ class Watch:
         elif now > self._phase_ends and self._phase is not _Phase.KILLING:
             self._kill()
 
+    def _bury_orphans(self) -> None:
+        """Take the exit status of the ranks' orphans, which the supervisor adopts, lest a long run collects zombies."""
+        mine = {rank.pid for rank in self._ranks if rank.alive}
+        try:
+            while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and dead.si_pid not in mine:
+                os.waitpid(dead.si_pid, 0)
+        except ChildProcessError:
+            return
+
     def _kill(self) -> None:
         self._enter(_Phase.KILLING, KILL_SECONDS)
         self._signal(signal.SIGKILL)
@@ -218,10 +244,9 @@ class Watch:
         for rank in self._ranks:
             self._drain(rank)
             for output in rank.outputs:
-                while output.fd in self._selector.get_map():
-                    data = self._read(output.fd, last=True)
-                    if not data:
-                        break
+                # What is there now and no more: a grandchild may go on writing.
+                if waiting := _waiting(output.fd):
+                    data = os.read(output.fd, waiting)
                     self._out.output(output.device, output.stream, rank.number, data, self._step_of(rank))
         self._selector.close()
         ending = self._ending
@@ -257,8 +282,7 @@ class Watch:
             data = self._read(rank.channel, last=True)
             if not data:
                 return
-            for record in rank.unpacker.feed(data):
-                self._record(rank, record)
+            self._take(rank, data)
 
     def _pause(self) -> float:
         deadline = self._out.deadline()
@@ -269,6 +293,13 @@ class Watch:
     def _step_of(self, rank: Rank) -> int:
         """The step that a line belongs to: the one after the last that the rank has reported."""
         return self._steps[rank.number]
+
+
+def _waiting(pipe: int) -> int:
+    """Bytes that can be read from a pipe now."""
+    count = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return count[0]
 
 
 def _signal_name(number: int) -> str:

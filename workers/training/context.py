@@ -5,6 +5,7 @@ import io
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TextIO, cast
@@ -18,6 +19,8 @@ MAX_PENDING = 16_384
 #: Records in one packet, far below `telemetry.MAX_PACKET_BYTES`.
 MAX_IN_PACKET = 2_048
 CLOSE_SECONDS = 5.0
+#: Exit code of a rank whose records cannot be sent.
+EXIT_UNHEARD = 97
 
 
 class RejectedByWorker(Exception):
@@ -102,6 +105,16 @@ class ChannelSink:
             self._changed.wait_for(lambda: self._off or len(self._pending) < MAX_PENDING)
 
     def _run(self) -> None:
+        try:
+            self._pump()
+        except BaseException:  # noqa: BLE001  (whatever it is)
+            # Without this thread the rank could neither say how it ends nor go on for long: it must not hang instead.
+            sys.stderr.write("the rank's records cannot be sent\n" + traceback.format_exc())
+            with contextlib.suppress(OSError):
+                sys.stderr.flush()
+            os._exit(EXIT_UNHEARD)
+
+    def _pump(self) -> None:
         while not self._closed:
             self._idle = True
             if not self._pending:

@@ -1,0 +1,45 @@
+"""Linear models of five features and two classes, with a fault in them."""
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .faults import FAULTS, note
+
+
+class Faulty(nn.Module):
+    """Commits a fault in one step of one rank, and works otherwise.
+
+    Args:
+        fault: its name in `FAULTS`; "" for none.
+        at_step: the step, counted from 0.
+        rank: the rank; -1 for every one.
+        notes: directory in which processes leave their ids.
+        seconds: time that each step takes at least.
+    """
+
+    def __init__(self, notes: str, fault: str = "", at_step: int = 1, rank: int = 0, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 2)
+        self._fault = fault
+        self._at_step = at_step
+        self._rank = rank
+        self._notes = notes
+        self._seconds = seconds
+        self._step = 0
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        note(self._notes, os.getpid())
+        step, self._step = self._step, self._step + 1
+        if self._fault and step == self._at_step and self._rank in (-1, _rank()):
+            FAULTS[self._fault](self._notes)
+        time.sleep(self._seconds)
+        outputs: torch.Tensor = self.linear(rows)
+        return outputs
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0

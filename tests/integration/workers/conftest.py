@@ -1,0 +1,18 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.workers.service import Service, running_service
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running_service(tmp_path_factory.mktemp("service")) as service:
+        yield service
+
+
+@pytest.fixture
+def service(shared: Service) -> Iterator[Service]:
+    """The module's worker. A test must leave it as it found it: no process, no device held, nothing in the state."""
+    yield shared
+    shared.leaves_nothing()

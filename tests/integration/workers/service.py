@@ -1,0 +1,293 @@
+"""A real worker with a real Redis, and what a test needs to say to them and see of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from celery import Celery
+
+from jobs import layout, spec, store
+from jobs.celery_settings import celery_config
+from jobs.logs import Line, read_page
+from jobs.record import AttemptRecord, JobRecord, NodeRecord
+from jobs.redis_store import RedisStore
+from jobs.scheduler import Scheduler
+from jobs.settings import Settings
+from jobs.state import TERMINAL, State
+from jobs.store import AttemptId
+from tests.integration.redis_server import RedisServer, redis_server
+from tests.integration.store.invariants import violations
+from workers.courier import CeleryCourier
+from workers.launch import Marks
+from workers.sweep import sweep
+
+T = TypeVar("T")
+
+TENANT = "default"
+NODE = "n1"
+TESTS = Path(__file__).resolve().parents[2]
+MODULE = [sys.executable, "-m", "workers"]
+#: A worker imports torch, on a machine that may be busy.
+WARM_SECONDS = 60.0
+
+
+def eventually(look: Callable[[], T | None], what: str, seconds: float = 15.0) -> T:
+    """What `look` gives as soon as it is true.
+
+    Raises:
+        AssertionError: it was not within `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := look():
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"not within {seconds:g} s: {what}")
+
+
+def is_dead(pid: int) -> bool:
+    """Whether a process is gone, or a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+class Service:
+    """Redis, workers of node `NODE`, and a dispatcher that the test calls."""
+
+    def __init__(self, directory: Path, server: RedisServer, **settings: float | str) -> None:
+        self.directory = directory
+        self.server = server
+        self.settings = Settings(
+            redis_url=server.url,
+            storage=directory / "storage",
+            state_dir=directory / "state",
+            node=NODE,
+            devices="cpu:8",
+            **{"beat_seconds": 0.5, "reconcile_seconds": 0.5} | settings,  # type: ignore[arg-type]
+        )
+        self.store = RedisStore.from_url(server.url)
+        app = Celery("driver", set_as_current=False)
+        app.conf.update(celery_config(self.settings))
+        self._courier = CeleryCourier(app)
+        self._scheduler = Scheduler(self.store, self._courier, self.settings, listen=False)
+        self.notes = directory / "notes"
+        self.notes.mkdir()
+        self.worker: subprocess.Popen[bytes] | None = None
+
+    # -- the worker ------------------------------------------------------------------------------------
+
+    def start_worker(self, command: list[str] = MODULE) -> None:
+        """Start a worker, and wait until its node has registered."""
+        before = self._registered()
+        with (self.directory / "worker.log").open("ab") as log:
+            self.worker = subprocess.Popen(command, env=self._environment(), stdout=log, stderr=log)
+        eventually(lambda: self._registered() > before, f"the node registers; {self.worker_log()}", WARM_SECONDS)
+
+    def _environment(self) -> dict[str, str]:
+        chosen = {
+            f"SHARDYARD_{name.upper()}": str(value)
+            for name, value in self.settings.model_dump(exclude={"redis_url"}, exclude_defaults=True).items()
+        }
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SHARDYARD_")}
+        # Only the worker's own path leads to the faulty programs: ranks must see what it sees.
+        return inherited | chosen | {"SHARDYARD_REDIS_URL": self.server.url, "PYTHONPATH": str(TESTS)}
+
+    def _registered(self) -> int:
+        return next((node.registered for node in self.store.run(store.fleet()).nodes if node.id == NODE), 0)
+
+    def worker_log(self) -> str:
+        return (self.directory / "worker.log").read_text()
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """What the workers have logged under an event's name."""
+        lines = (line for line in self.worker_log().splitlines() if line.startswith("{"))
+        return [entry for entry in map(json.loads, lines) if entry["event"] == name]
+
+    def stop_worker(self, seconds: float = 20.0) -> int:
+        """As SIGTERM; the exit code."""
+        assert self.worker is not None
+        self.worker.terminate()
+        return self.worker.wait(seconds)
+
+    def kill_worker(self) -> None:
+        assert self.worker is not None
+        self.worker.kill()
+        self.worker.wait(10)
+
+    # -- jobs ------------------------------------------------------------------------------------------
+
+    def submit(self, strategy: str = "single", devices: int = 1, **options: Any) -> str:
+        """Submit a job and have it started at once; options as in `a_spec`."""
+        chosen = self.spec(strategy, devices, **options)
+        job = self.run(store.submit(TENANT, uuid.uuid4().hex, chosen)).job
+        self.deliver()
+        return job
+
+    def spec(
+        self,
+        strategy: str = "single",
+        devices: int = 1,
+        *,
+        fault: str = "",
+        steps: int = 4,
+        rows: int = 12,
+        limits: dict[str, Any] | None = None,
+        **model: Any,
+    ) -> spec.JobSpec:
+        """A job of `steps` steps over `rows` rows a batch, whose model commits `fault` (`faulty_programs.faults`)."""
+        args = {"notes": str(self.notes), "fault": fault} | model
+        data = {"rows": rows * steps * devices, "features": 5}
+        program = {
+            "model": {"ref": "faulty_programs.models:Faulty", "args": args},
+            "data": {"ref": "random_vectors", "args": data, "batch_size": rows},
+            "loss": {"ref": "cross_entropy"},
+            "optimizer": {"ref": "sgd", "args": {"lr": 0.1}},
+            "max_steps": steps,
+        }
+        body = {
+            "program": program,
+            "parallelism": {"strategy": strategy},
+            "resources": {"devices": devices},
+            "limits": limits or {},
+        }
+        return spec.parse(json.dumps(body))
+
+    def long(self, strategy: str = "single", devices: int = 1, **options: Any) -> str:
+        """A job that takes minutes, in its second step at least."""
+        job = self.submit(strategy, devices, **{"steps": 10_000, "seconds": 0.02, "rows": 2} | options)
+        eventually(lambda: self.job(job).first_step, f"first step of {job}")
+        return job
+
+    def deliver(self) -> None:
+        self._scheduler.deliver()
+
+    def send(self, hint: store.Hint) -> None:
+        self._courier.send(hint)
+
+    def run(self, call: store.Call[T]) -> T:
+        return self.store.run(call)
+
+    def cancel(self, job: str) -> None:
+        self.run(store.cancel(TENANT, job))
+
+    def job(self, job: str) -> JobRecord:
+        return self.run(store.read_job(TENANT, job)).record
+
+    def attempts(self, job: str) -> tuple[AttemptRecord, ...]:
+        return self.run(store.attempts(TENANT, job))
+
+    def attempt(self, job: str, number: int | None = None) -> AttemptId:
+        """An attempt of a job, the newest if no other is asked for."""
+        return AttemptId(TENANT, job, number or self.job(job).attempt)
+
+    def finished(self, job: str, seconds: float = 20.0) -> JobRecord:
+        """The job as soon as it has ended. Its devices may be held a little longer."""
+        return eventually(lambda: self._if(job, lambda found: found.state in TERMINAL), f"the end of {job}", seconds)
+
+    def ended(self, job: str, seconds: float = 20.0) -> JobRecord:
+        """The job when it has ended and its devices are free again."""
+        record = self.finished(job, seconds)
+        eventually(lambda: not self.held_by(job), f"the devices of {job}", seconds)
+        return record
+
+    def reaches(self, job: str, state: State, attempt: int = 1, seconds: float = 20.0) -> JobRecord:
+        what = f"{job} is {state} in attempt {attempt}"
+        return eventually(
+            lambda: self._if(job, lambda found: (found.state, found.attempt) == (state, attempt)), what, seconds
+        )
+
+    def _if(self, job: str, true: Callable[[JobRecord], bool]) -> JobRecord | None:
+        record = self.job(job)
+        return record if true(record) else None
+
+    # -- traces ----------------------------------------------------------------------------------------
+
+    def node(self) -> NodeRecord:
+        return next(node for node in self.run(store.fleet()).nodes if node.id == NODE)
+
+    def held_by(self, job: str) -> list[int]:
+        return [device for device, ref in self.node().held.items() if job in ref]
+
+    def marks(self, attempt: AttemptId) -> Marks:
+        return Marks.of(self.directory / "state" / NODE, attempt)
+
+    def supervisor(self, attempt: AttemptId) -> int:
+        return int(self.marks(attempt).session.read_text().split()[0])
+
+    def noted(self) -> list[int]:
+        """Ranks, and processes that they have started, as far as they have noted themselves."""
+        return [int(path.name) for path in self.notes.iterdir()]
+
+    def living(self) -> list[int]:
+        return [pid for pid in self.noted() if not is_dead(pid)]
+
+    def files(self, job: str, number: int = 1) -> Path:
+        return layout.attempt_dir(self.settings.storage, TENANT, job, number)
+
+    def report(self, job: str, number: int = 1) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(layout.report_file(self.files(job, number)).read_bytes())
+        return found
+
+    def lines(self, job: str, device: int = 0, number: int = 1) -> list[Line]:
+        """The whole log of a device, which must be sealed and without a gap."""
+        path, found, after = layout.log_file(self.files(job, number), device), [], 0
+        while True:
+            page = read_page(path, after, limit=100_000, max_bytes=1 << 26)
+            assert page.dropped == []
+            found += page.lines
+            if page.sealed and page.next >= page.last:
+                break
+            assert page.next > after, "the log has no seal"
+            after = page.next
+        assert [line.seq for line in found] == list(range(1, len(found) + 1))
+        return found
+
+    def text(self, job: str, device: int = 0, stream: str = "stdout", number: int = 1) -> str:
+        return b"\n".join(line.text for line in self.lines(job, device, number) if line.stream == stream).decode()
+
+    def leaves_nothing(self) -> None:
+        """Check that no job has left a process, a device or a directory behind. Nothing may be running."""
+        for path in self.notes.iterdir():
+            eventually(partial(is_dead, int(path.name)), f"process {path.name} is gone", 5)
+            path.unlink()
+        assert self.node().held == {}
+        assert self.node().quarantine == {}
+        directories = self.directory / "state" / NODE / "attempts"
+        eventually(lambda: not list(directories.iterdir()), f"no directory is left in {directories}", 5)
+        assert violations(self.store.client) == []
+
+    def close(self) -> None:
+        if self.worker is not None and self.worker.poll() is None:
+            self.kill_worker()
+        directories = self.directory / "state" / NODE / "attempts"
+        for path in directories.iterdir() if directories.exists() else ():
+            tenant, job, number = path.name.split(".")
+            sweep(Marks(path), AttemptId(tenant, job, int(number)))
+        for pid in self.living():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.store.close()
+
+
+@contextmanager
+def running_service(directory: Path, **settings: float | str) -> Iterator[Service]:
+    """Redis and one worker. Settings are those of `jobs.settings`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with redis_server(directory / "redis", appendonly="yes", appendfsync="always") as server:
+        service = Service(directory, server, **settings)
+        try:
+            service.start_worker()
+            yield service
+        finally:
+            service.close()
