@@ -43,21 +43,6 @@ def connect(url: str) -> "redis.Redis":
     return client
 
 
-def connect_async(url: str, *, max_connections: int = 64) -> "redis.asyncio.Redis":
-    """An asyncio client with the same deadlines."""
-    from redis.asyncio.retry import Retry as AsyncRetry
-
-    client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(
-        url,
-        socket_timeout=REPLY_SECONDS,
-        socket_connect_timeout=CONNECT_SECONDS,
-        health_check_interval=15,
-        max_connections=max_connections,
-        retry=AsyncRetry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 2),
-    )
-    return client
-
-
 def _retry() -> Retry:
     return Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 2)
 

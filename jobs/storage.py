@@ -1,11 +1,11 @@
 """Proof that every part of the service sees the same storage directory.
 
-A file in it holds a nonce that the control Redis knows. Whoever starts first writes both; a node or
-an API process that finds another nonce, or none, looks at another directory, and would keep logs and
-reports where nobody finds them.
+A file in it holds a nonce, and the control Redis knows it. A node or an API process whose directory
+has another nonce looks at another directory, and would keep logs and reports where nobody finds them.
 """
 
 import contextlib
+import os
 import uuid
 from pathlib import Path
 
@@ -29,20 +29,30 @@ def prove(control: RedisStore, storage: Path) -> None:
         OSError: the directory cannot be made or written.
     """
     storage.mkdir(parents=True, exist_ok=True)
-    found = read_nonce(storage)
-    proposed = found or uuid.uuid4().hex
-    known = control.run(store.storage_nonce(proposed))
-    if known != proposed:
-        raise StorageMismatch(
-            f"{storage} is not the directory that the rest of the service keeps its files in; "
-            "mount that one here, and name it in SHARDYARD_STORAGE"
-        )
-    if not found:
-        (storage / NONCE_FILE).write_text(proposed)
+    created = _mark(storage)
+    nonce = (storage / NONCE_FILE).read_text()
+    if control.run(store.storage_nonce(nonce)) == nonce:
+        return
+    if created:
+        (storage / NONCE_FILE).unlink()
+    raise StorageMismatch(
+        f"{storage} is not the directory that the rest of the service keeps its files in; "
+        "mount that one here, and name it in SHARDYARD_STORAGE"
+    )
 
 
-def read_nonce(storage: Path) -> str:
-    """The nonce of a storage directory; "" when it has none."""
-    with contextlib.suppress(FileNotFoundError):
-        return (storage / NONCE_FILE).read_text().strip()
-    return ""
+def _mark(storage: Path) -> bool:
+    """Put a nonce into a directory that has none; False when it has. Whole or not at all, and only once,
+    however many start together."""
+    nonce = uuid.uuid4().hex
+    draft = storage / f"{NONCE_FILE}.{nonce}"
+    if (storage / NONCE_FILE).exists():
+        return False
+    draft.write_text(nonce)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, storage / NONCE_FILE)
+            return True
+        return False
+    finally:
+        draft.unlink()

@@ -1,0 +1,65 @@
+"""The proof that all parts of the service share one storage directory."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from jobs.redis_store import RedisStore
+from jobs.storage import NONCE_FILE, StorageMismatch, prove
+from tests.integration.redis_server import running_redis
+
+
+def test_the_first_to_start_marks_the_directory_and_others_find_the_mark(tmp_path: Path) -> None:
+    with running_redis(tmp_path / "r") as url:
+        control = RedisStore.from_url(url)
+        prove(control, tmp_path / "storage")
+        prove(control, tmp_path / "storage")
+        assert (tmp_path / "storage" / NONCE_FILE).read_text()
+        control.close()
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_another_directory_is_refused(tmp_path: Path, marked: bool) -> None:
+    with running_redis(tmp_path / "r") as url:
+        control = RedisStore.from_url(url)
+        prove(control, tmp_path / "storage")
+        other = tmp_path / "other"
+        other.mkdir()
+        if marked:
+            (other / NONCE_FILE).write_text("of another service")
+        with pytest.raises(StorageMismatch, match="SHARDYARD_STORAGE"):
+            prove(control, other)
+        control.close()
+
+
+def test_a_redis_that_lost_everything_takes_the_mark_that_is_there(tmp_path: Path) -> None:
+    with running_redis(tmp_path / "r") as url:
+        control = RedisStore.from_url(url)
+        prove(control, tmp_path / "storage")
+        mark = (tmp_path / "storage" / NONCE_FILE).read_text()
+        control.client.flushall()
+        prove(control, tmp_path / "storage")
+        assert (tmp_path / "storage" / NONCE_FILE).read_text() == mark
+        control.close()
+
+
+def test_many_that_start_at_once_agree(tmp_path: Path) -> None:
+    with running_redis(tmp_path / "r") as url:
+        barrier, refused = threading.Barrier(8), []
+
+        def start() -> None:
+            control = RedisStore.from_url(url)
+            barrier.wait(5)
+            try:
+                prove(control, tmp_path / "storage")
+            except StorageMismatch as error:
+                refused.append(error)
+            control.close()
+
+        threads = [threading.Thread(target=start) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert refused == []
