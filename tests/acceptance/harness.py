@@ -78,7 +78,7 @@ class Up:
                 self.process.kill()
                 self.process.wait(10)
             self._forget()
-        for pid in self.pids().values():
+        for pid in _users_of(self.data_dir):  # supervisors too: they outlive every service on purpose
             os.kill(pid, signal.SIGKILL)
 
     @property
@@ -121,6 +121,19 @@ def _leaders(lock: Path) -> list[int]:
         try:
             pid = int(process.name)
             if os.getsid(pid) == pid and any(os.path.samestat(fd.stat(), wanted) for fd in (process / "fd").iterdir()):
+                found.append(pid)
+        except (ValueError, OSError):
+            continue
+    return found
+
+
+def _users_of(directory: Path) -> list[int]:
+    """Processes that have a file under `directory` open."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            pid = int(process.name)
+            if pid != os.getpid() and any(fd.readlink().is_relative_to(directory) for fd in (process / "fd").iterdir()):
                 found.append(pid)
         except (ValueError, OSError):
             continue
