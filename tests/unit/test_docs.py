@@ -1,0 +1,242 @@
+"""What the documents say about the code, held against the code."""
+
+import importlib
+import inspect
+import json
+import re
+from functools import reduce
+from pathlib import Path
+
+import pytest
+from fastapi.routing import iter_route_contexts
+from pydantic import SecretStr
+
+import jobs
+from api import problems
+from api.app import create_app
+from jobs import catalogue, report, report_text, spec, state
+from jobs.plan import predict
+from jobs.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")] if path.is_file()
+)
+EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.json"))
+SCRIPTS = Path(jobs.__file__).parent / "scripts"
+
+README = (ROOT / "README.md").read_text()
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+API = (ROOT / "docs" / "api.md").read_text()
+SETTINGS = (ROOT / "docs" / "settings.md").read_text()
+REPORT = (ROOT / "docs" / "report.md").read_text()
+
+#: `package.module:Name.attribute` in a document.
+REFERENCE = re.compile(r"`((?:api|jobs|workers|shardyard)(?:\.\w+)*):(\w+(?:\.\w+)*)`")
+#: A relative link.
+LINK = re.compile(r"\]\((?!https?://)([^)#]*)(#[^)]*)?\)")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def rows(text: str, heading: str) -> list[list[str]]:
+    """Cells of the first table under a heading."""
+    after = text.split(f"{heading}\n", 1)[1]
+    table = re.search(r"(?:^\|.*\n)+", after, re.MULTILINE)
+    assert table is not None, heading
+    lines = table[0].splitlines()[2:]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def found_in_code(module: str, path: str) -> object:
+    return reduce(getattr, path.split("."), importlib.import_module(module))
+
+
+# -- all documents ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_links_between_documents_resolve(document: Path) -> None:
+    broken = [
+        target for target, _ in LINK.findall(document.read_text()) if target and not (document.parent / target).exists()
+    ]
+    assert not broken
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_functions_that_a_document_names_exist(document: Path) -> None:
+    for module, path in REFERENCE.findall(document.read_text()):
+        assert inspect.isroutine(found := found_in_code(module, path)) or inspect.isclass(found), f"{module}:{path}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_files_that_a_document_names_exist(document: Path) -> None:
+    mentioned = re.findall(
+        r"`((?:api|jobs|workers|shardyard|tests|docs|benchmarks|examples)/[\w./-]*)`", document.read_text()
+    )
+    missing = [path for path in mentioned if not (ROOT / path).exists()]
+    assert not missing
+
+
+# -- architecture ----------------------------------------------------------------------------------
+
+
+def test_the_diagram_is_the_one_of_the_code() -> None:
+    assert state.__doc__ is not None
+    drawn = state.__doc__.split("```")[1].strip("\n")
+    assert drawn in ARCHITECTURE
+
+
+def test_each_letter_of_the_diagram_has_its_function_and_its_script() -> None:
+    table = {row[0]: row for row in rows(ARCHITECTURE, "## The life of a job")}
+    assert list(table) == list("abcdefg")
+    for letter, (_, _, function, script, _) in table.items():
+        (reference,) = REFERENCE.findall(function)
+        source = inspect.getsource(found_in_code(*reference))  # type: ignore[arg-type]
+        file = SCRIPTS / script.strip("`")
+        assert f'"{file.stem}"' in source, f"{letter}: {function} does not call {file.name}"
+        steps = file.read_text().partition(":")[0].removeprefix("--")
+        assert letter in re.findall(r"\b[a-g]\b", steps), f"{file.name} does not say that it makes step {letter}"
+
+
+def test_every_key_of_redis_is_in_the_tables_of_keys() -> None:
+    code = "".join(path.read_text() for path in [*SCRIPTS.glob("*.lua"), SCRIPTS.parent / "wire.py"])
+    kinds = set(re.findall(r"'sy:(\w+)", code)) | set(re.findall(r"\{PREFIX\}(\w+):", code))
+    assert len(kinds) > 20
+    documented = set(re.findall(r"`sy:(\w+)", ARCHITECTURE))
+    assert kinds - documented == set()
+
+
+# -- api -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def routes(tmp_path: Path) -> set[tuple[str, str]]:
+    app = create_app(
+        Settings(redis_url=SecretStr("unix:///never-connected"), admin_token_file=tmp_path / "token", storage=tmp_path)
+    )
+    return {
+        (method, context.path or "")
+        for context in iter_route_contexts(app.routes)
+        for method in (context.methods or set()) - {"HEAD"}
+    }
+
+
+def test_the_table_of_routes_is_the_applications(routes: set[tuple[str, str]]) -> None:
+    documented = [tuple(row[0].strip("`").split(" ", 1)) for row in rows(API, "## Routes")]
+    assert len(documented) == len(set(documented))
+    assert set(documented) == routes
+
+
+def test_the_table_of_errors_is_the_applications() -> None:
+    documented = {row[0].strip("`"): int(row[1]) for row in rows(API, "## Errors")}
+    assert documented == {code: status for code, (status, _) in problems.TABLE.items()}
+
+
+def test_every_reason_is_explained() -> None:
+    documented = {row[0].strip("`"): row[1].strip("`") for row in rows(API, "## Reasons")}
+    assert documented == {str(reason): str(state.STATE_OF[reason]) for reason in state.Reason}
+
+
+def test_the_fields_of_a_status_are_documented() -> None:
+    from api.schemas import JobStatus
+
+    documented = [field.strip("`") for row in rows(API, "## The status") for field in row[0].split(", ")]
+    assert set(documented) == set(JobStatus.__struct_fields__)
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+def test_every_setting_is_documented_in_its_own_words() -> None:
+    documented = {row[0].strip("`"): row[2] for row in rows(SETTINGS, "# Settings")}
+    fields = {f"SHARDYARD_{field.upper()}": value for field, value in Settings.model_fields.items()}
+    assert list(documented) == list(fields)
+    for variable, field in fields.items():
+        assert documented[variable].replace("\\|", "|") == field.description, variable
+
+
+def test_the_defaults_of_settings_are_documented() -> None:
+    documented = {row[0].strip("`"): row[1].strip("`") for row in rows(SETTINGS, "# Settings")}
+    for field, value in Settings.model_fields.items():
+        shown = documented[f"SHARDYARD_{field.upper()}"]
+        if value.default_factory is not None:
+            assert shown == "the host's name"
+        else:
+            assert shown == ("" if value.default in (None, "") else str(value.default)), field
+
+
+# -- the report ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_reports_that_are_shown_are_what_their_json_renders_to(document: Path) -> None:
+    for source, shown in re.findall(r"<!-- report: (\S+) -->\n```text\n(.*?)```", document.read_text(), re.DOTALL):
+        rendered = report_text.render(report.decode((ROOT / source).read_bytes()))
+        for piece in shown.split("...\n"):
+            assert piece.strip("\n") in rendered, f"render {source} again and paste it into {document.name}"
+
+
+def test_the_readme_shows_a_whole_report_and_one_with_idle_devices() -> None:
+    assert len(re.findall(r"<!-- report: ", README)) >= 2
+    assert "idle-devices" in README
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_every_field_of_a_real_report_is_explained(example: Path) -> None:
+    def fields(value: object) -> set[str]:
+        if isinstance(value, dict):
+            return set(value) | {field for part in value.values() for field in fields(part)}
+        if isinstance(value, list):
+            return {field for part in value for field in fields(part)}
+        return set()
+
+    body = json.loads(example.read_text())
+    del body["notes"]  # its keys are paths, not fields
+    missing = {field for field in fields(body) if f"`{field}`" not in REPORT}
+    assert not missing
+
+
+def test_every_finding_of_the_lint_is_explained() -> None:
+    from jobs.lint import _REMEDIES
+
+    documented = {row[0].strip("`") for row in rows(REPORT, "## Findings")}
+    assert documented == set(_REMEDIES)
+
+
+# -- job specs -------------------------------------------------------------------------------------
+
+
+def specs_in(document: Path) -> list[str]:
+    text = document.read_text()
+    found = re.findall(r"<<'EOF'\n(\{.*?\n\})\nEOF", text, re.DOTALL)
+    found += [block for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL) if '"program"' in block]
+    return found
+
+
+def test_the_readme_has_a_job_to_copy() -> None:
+    assert specs_in(ROOT / "README.md")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_job_specs_in_documents_would_be_accepted(document: Path) -> None:
+    for body in specs_in(document):
+        assert catalogue.check(spec.parse(body)) == []
+
+
+def test_the_readmes_job_gives_the_split_that_the_readme_shows() -> None:
+    (body, *_) = specs_in(ROOT / "README.md")
+    wanted = spec.parse(body)
+    shown = report.decode((ROOT / "docs/examples/three-of-thirty.json").read_bytes())
+    planned = predict(wanted, catalogue.dataset_rows(wanted.program.data)).run
+    assert [(p.rows, p.steps) for p in planned] == [(p.rows, p.steps) for p in shown.patterns]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_parts_of_a_report_are_those_of_the_file_they_come_from(document: Path) -> None:
+    for source, shown in re.findall(r"<!-- part of (\S+) -->\n```json\n(.*?)```", document.read_text(), re.DOTALL):
+        whole = json.loads((ROOT / source).read_text())
+        part = json.loads(shown)
+        assert part == {field: whole[field] for field in part}
