@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install up demo test test-full lint format clean
+.PHONY: help install up demo test test-full bench-start lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ test: $(STAMP) ## Unit, integration and quick acceptance tests
 
 test-full: $(STAMP) ## All tests, slow ones and those on a GPU included
 	$(BIN)/pytest $(ARGS)
+
+bench-start: $(STAMP) ## Time from POST to the first DDP step, against torchrun
+	$(BIN)/python benchmarks/start.py $(ARGS)
 
 lint: $(STAMP) ## Style, types, import rules, generated files
 	$(BIN)/ruff check
