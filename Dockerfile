@@ -1,0 +1,49 @@
+# Two images from one file: `api`, without torch, and `worker`.
+# The worker's image is the API's environment and training on top, so hosts that have both share most layers.
+
+FROM python:3.11-slim-bookworm AS base
+RUN groupadd --gid 10001 shardyard \
+ && useradd --uid 10001 --gid shardyard --no-create-home --home-dir /tmp --shell /usr/sbin/nologin shardyard \
+ && install --directory --owner shardyard --group shardyard --mode 0700 \
+      /var/lib/shardyard/storage /prepare/control /prepare/telemetry /prepare/settings /prepare/admin
+ENV PATH=/opt/venv/bin:$PATH \
+    HOME=/tmp \
+    PYTHONUNBUFFERED=1 \
+    PIP_NO_CACHE_DIR=1 \
+    PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/venv
+WORKDIR /opt/shardyard
+# An index to prefer builds from, for example that of PyTorch's CPU builds; docs/compose.md shows how.
+ARG PIP_EXTRA_INDEX_URL
+
+FROM base AS wheel
+COPY pyproject.toml README.md LICENSE ./
+COPY jobs jobs
+COPY api api
+COPY workers workers
+COPY shardyard shardyard
+RUN pip wheel --no-deps --wheel-dir /dist .
+
+# What every process needs. Sources come last, so that a change of them installs no dependency again.
+FROM base AS service
+COPY pyproject.toml deploy/requirements.py ./
+RUN python requirements.py service > service.txt && pip install --requirement service.txt
+COPY deploy/entrypoint.sh deploy/prepare.py ./
+ENTRYPOINT ["/opt/shardyard/entrypoint.sh"]
+
+FROM service AS training
+RUN python requirements.py training > training.txt && pip install --requirement training.txt
+
+FROM service AS api
+COPY --from=wheel /dist /opt/shardyard/dist
+RUN pip install --no-deps dist/*.whl
+USER 10001:10001
+WORKDIR /tmp
+CMD ["shardyard", "api"]
+
+FROM training AS worker
+COPY --from=wheel /dist /opt/shardyard/dist
+RUN pip install --no-deps dist/*.whl
+USER 10001:10001
+WORKDIR /tmp
+CMD ["shardyard", "worker", "--stop-attempts-on-exit"]

@@ -1,0 +1,23 @@
+"""Print the requirements of pyproject.toml, split in two: `service` for what every process needs, `training` for the rest.
+
+The API imports nothing of training, and torch is most of an image, so an image of the API goes without.
+"""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+TRAINING = {"torch", "numpy", "scikit-learn"}
+
+
+def main(part: str) -> None:
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    for requirement in project["dependencies"]:
+        name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower()
+        if (name in TRAINING) == (part == "training"):
+            print(requirement)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,28 @@
+"""`python -m workers.health`: exit code 0 while the service counts this node as alive, as a container's health check."""
+
+import sys
+
+from jobs import store
+from jobs.errors import Unavailable
+from jobs.redis_store import RedisStore
+from jobs.settings import Settings
+
+
+def main() -> int:
+    settings = Settings()
+    control = RedisStore.from_url(settings.control_url())
+    try:
+        nodes = control.run(store.fleet()).nodes
+    except Unavailable as error:
+        print(error)
+        return 1
+    finally:
+        control.close()
+    if any(node.id == settings.node and node.alive for node in nodes):
+        return 0
+    print(f"the service does not know node {settings.node}, or has not heard from it")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
