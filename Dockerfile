@@ -22,6 +22,8 @@ COPY jobs jobs
 COPY api api
 COPY workers workers
 COPY shardyard shardyard
+# A link inside `shardyard` leads here.
+COPY examples examples
 RUN pip wheel --no-deps --wheel-dir /dist .
 
 # What every process needs. Sources come last, so that a change of them installs no dependency again.
