@@ -84,7 +84,7 @@ def worker(
     """Join this host's devices to a service with an external Redis (SHARDYARD_REDIS_URL) and shared storage."""
     os.environ["SHARDYARD_POOL"] = pool
     os.environ["SHARDYARD_DEVICES"] = devices
-    _become("workers", *(["--stop-attempts-on-exit"] if stop_attempts_on_exit else []))
+    _become("workers.keeper", *(["--stop-attempts-on-exit"] if stop_attempts_on_exit else []))
 
 
 def config(as_json: AsJson = False) -> None:
