@@ -18,9 +18,10 @@ from jobs.service_log import configure
 from jobs.settings import Settings
 from jobs.store import AttemptId
 from jobs.wire import CELERY_TASK, node_queue
-from workers.agent import Agent
+from workers.agent import Agent, NodeTaken
 from workers.courier import CeleryCourier
 from workers.devices import discover
+from workers.forkserver import ForkFailed
 
 log = structlog.get_logger(__name__)
 
@@ -68,12 +69,19 @@ def start_attempt(tenant: str, job: str, attempt: int) -> None:
 
 @signals.celeryd_init.connect  # type: ignore[untyped-decorator]
 def _warm(**_: Any) -> None:
-    """Before Celery has threads: fork the server that supervisors come from."""
+    """Before Celery has threads: fork the server that supervisors come from.
+
+    Celery logs what a signal handler raises and goes on, so a worker that cannot work must exit here.
+    """
     global agent
     configure(settings.log_level)
-    control = RedisStore.from_url(settings.control_url())
-    agent = Agent(settings, discover(settings.devices), control, CeleryCourier(app))
-    agent.warm()
+    try:
+        control = RedisStore.from_url(settings.control_url())
+        agent = Agent(settings, discover(settings.devices), control, CeleryCourier(app))
+        agent.warm()
+    except (ValueError, NodeTaken, ForkFailed, OSError) as error:
+        log.error("cannot_start", why=str(error))
+        raise SystemExit(2) from None
 
 
 @signals.worker_ready.connect  # type: ignore[untyped-decorator]

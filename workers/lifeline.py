@@ -5,9 +5,11 @@ that reads the ranks. A Redis that is away raises nothing here: the thread tries
 says how long the lease has gone without a beat.
 """
 
+import contextlib
 import queue
 import threading
 import uuid
+from collections import deque
 from time import monotonic
 from typing import Any, Literal, TypeVar
 
@@ -99,17 +101,19 @@ class Lifeline:
                 threading.Event().wait(RETRY_SECONDS)
 
     def _run(self) -> None:
-        pending: Mark | None = None
+        waiting: deque[Mark | None] = deque()
         while self._order is not Order.LOST:
+            if not waiting:
+                with contextlib.suppress(queue.Empty):
+                    waiting.append(self._marks.get(timeout=ORDERS_SECONDS))
             try:
-                if pending is None:
-                    pending = self._marks.get(timeout=ORDERS_SECONDS)
-                    if pending is None:
-                        return
-                self._obey(self._store.run(store.mark(self._attempt, self._claimant, pending)))
-                pending = None
-            except queue.Empty:
-                self._look()
+                if not waiting:
+                    self._look()
+                elif waiting[0] is None:
+                    return
+                else:
+                    self._obey(self._store.run(store.mark(self._attempt, self._claimant, waiting[0])))
+                    waiting.popleft()
             except Unavailable as error:
                 log.warning("control_redis_unavailable", error=str(error), silence=round(self.silence, 1))
                 threading.Event().wait(RETRY_SECONDS)
