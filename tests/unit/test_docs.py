@@ -4,19 +4,23 @@ import importlib
 import inspect
 import json
 import re
+from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
+from typing import Any, TypeGuard, get_args
 
 import pytest
 from fastapi.routing import iter_route_contexts
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
 import jobs
 from api import problems
 from api.app import create_app
 from jobs import catalogue, report, report_text, spec, state
+from jobs.errors import InvalidSpec
 from jobs.plan import predict
 from jobs.settings import Settings
+from jobs.spec import JobSpec, Parallelism
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -147,6 +151,25 @@ def test_the_fields_of_a_status_are_documented() -> None:
     assert set(documented) == set(JobStatus.__struct_fields__)
 
 
+def fields_of(model: type[BaseModel], path: str = "") -> Iterator[str]:
+    """Dotted paths of a spec's fields, those of its parts included."""
+    for field, info in model.model_fields.items():
+        parts = [part for part in (info.annotation, *get_args(info.annotation)) if _is_model(part)]
+        if not parts:
+            yield path + field
+        for part in parts:
+            yield from fields_of(part, f"{path}{field}.")
+
+
+def _is_model(annotation: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def test_every_field_of_a_job_spec_is_documented() -> None:
+    documented = [field.strip("`") for row in rows(API, "## A job spec") for field in row[0].split(", ")]
+    assert sorted(documented) == sorted(fields_of(JobSpec))
+
+
 # -- settings --------------------------------------------------------------------------------------
 
 
@@ -240,3 +263,37 @@ def test_parts_of_a_report_are_those_of_the_file_they_come_from(document: Path) 
         whole = json.loads((ROOT / source).read_text())
         part = json.loads(shown)
         assert part == {field: whole[field] for field in part}
+
+
+# -- what is missing -------------------------------------------------------------------------------
+
+MISSING = README.split("## What it does not do yet\n", 1)[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        ("A job runs on one node", {"resources": {"nodes": 2}}),
+        ("You cannot upload scripts yet", {"program": {"kind": "script", "entrypoint": "train.py"}}),
+        ("No FSDP", {"parallelism": {"strategy": "fsdp"}}),
+        ("no checkpoints", {"program": {"checkpoint": {"every_steps": 10}}}),
+        ("no stall watchdog", {"limits": {"stall_seconds": 60}}),
+    ],
+)
+def test_what_the_readme_says_is_missing_is_refused(words: str, change: dict[str, Any]) -> None:
+    (body, *_) = specs_in(ROOT / "README.md")
+    wanted: dict[str, Any] = json.loads(body)
+    for part, fields in change.items():
+        wanted[part] = wanted.get(part, {}) | fields
+    try:
+        spec.parse(json.dumps(wanted))
+        refused = False
+    except InvalidSpec:
+        refused = True
+    assert refused == (words in MISSING)
+
+
+def test_the_readme_explains_every_strategy_that_is_not_refused() -> None:
+    explained = {row[0].strip("`") for row in rows(README, "## Strategies")}
+    known = set(get_args(Parallelism.model_fields["strategy"].annotation))
+    assert explained == (known - {"fsdp"} if "No FSDP" in MISSING else known)
