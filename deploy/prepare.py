@@ -1,4 +1,4 @@
-"""Make the secrets of a composed service, each in the volume of the container that may know it. Runs before every start.
+"""Make the secrets of a composed service, each in the volume of those who may know it. Runs before every start.
 
     control/, telemetry/   password of that Redis server, and its users; lies beside the server's data
     settings/              the URLs with those passwords, for the API and the workers

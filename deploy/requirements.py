@@ -1,4 +1,4 @@
-"""Print the requirements of pyproject.toml, split in two: `service` for what every process needs, `training` for the rest.
+"""Print one of the two parts of the requirements in pyproject.toml: what the whole `service` needs, or only `training`.
 
 The API imports nothing of training, and torch is most of an image, so an image of the API goes without.
 """

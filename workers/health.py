@@ -1,4 +1,4 @@
-"""`python -m workers.health`: exit code 0 while the service counts this node as alive, as a container's health check."""
+"""`python -m workers.health`: exit code 0 while the service counts this node as alive. A container's health check."""
 
 import sys
 

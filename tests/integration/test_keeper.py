@@ -1,0 +1,180 @@
+"""The keeper of a worker, with small programs in the worker's place."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+SECONDS = 10.0
+
+#: Writes its pid, then sleeps; SIGTERM ends it in order.
+STEADY = "echo $$ >> {pids}; trap 'exit 0' TERM; while :; do sleep 0.05; done"
+STUBBORN = "echo $$ >> {pids}; trap '' TERM; while :; do sleep 0.05; done"
+BROKEN = "echo $$ >> {pids}; exit 7"
+#: Leaves a grandchild behind, whose parent ends at once.
+WITH_ORPHAN = "(sleep 0.2 & echo $! > {orphan}); " + STEADY
+
+KEEPER = """
+import json, sys
+from workers.keeper import Pace, keep
+command, pace = json.loads(sys.argv[1])
+sys.exit(keep(command, Pace(**pace)))
+"""
+
+
+class Kept:
+    """A keeper of a shell script, and the pids that the script has had."""
+
+    def __init__(self, directory: Path) -> None:
+        self._pids = directory / "pids"
+        self.orphan = directory / "orphan"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, script: str, **pace: float) -> None:
+        command = ["/bin/sh", "-c", script.format(pids=self._pids, orphan=self.orphan)]
+        patience = {"steady": 0.3, "first_pause": 0.01, "max_pause": 0.05, "stop": 5.0} | pace
+        self.process = subprocess.Popen([sys.executable, "-c", KEEPER, json.dumps([command, patience])])
+
+    @property
+    def keeper(self) -> subprocess.Popen[bytes]:
+        assert self.process is not None
+        return self.process
+
+    def pids(self) -> list[int]:
+        return [int(line) for line in self._pids.read_text().split()] if self._pids.exists() else []
+
+    def worker(self, number: int = 1) -> int:
+        """The pid of the `number`-th worker, once it runs."""
+        wait_until(lambda: len(self.pids()) >= number)
+        return self.pids()[number - 1]
+
+    def end(self) -> None:
+        if self.keeper.poll() is None:
+            for pid in (self.keeper.pid, *self.pids()[-1:]):
+                os.kill(pid, signal.SIGKILL)
+            self.keeper.wait(SECONDS)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_gone(pid: int) -> bool:
+    """Neither running nor a zombie."""
+    return not Path(f"/proc/{pid}").exists()
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    """Not started yet."""
+    kept = Kept(tmp_path)
+    yield kept
+    kept.end()
+
+
+def test_a_worker_that_dies_is_started_again(kept: Kept) -> None:
+    kept.start(STEADY)
+    first = kept.worker()
+    os.kill(first, signal.SIGKILL)
+    second = kept.worker(2)
+    assert second != first
+    assert is_gone(first)
+    assert not is_gone(second)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_is_passed_on_to_the_worker_and_waits_for_its_end(kept: Kept, number: signal.Signals) -> None:
+    kept.start(STEADY)
+    worker = kept.worker()
+    kept.keeper.send_signal(number)
+    assert kept.keeper.wait(SECONDS) == 0
+    assert kept.pids() == [worker]
+    assert is_gone(worker)
+
+
+def test_a_worker_that_does_not_end_in_time_is_killed(kept: Kept) -> None:
+    kept.start(STUBBORN, stop=0.2)
+    worker = kept.worker()
+    kept.keeper.send_signal(signal.SIGTERM)
+    assert kept.keeper.wait(SECONDS) == 128 + signal.SIGKILL
+    assert is_gone(worker)
+
+
+def test_a_second_stop_does_not_wait(kept: Kept) -> None:
+    kept.start(STUBBORN, stop=600.0)
+    kept.worker()
+    kept.keeper.send_signal(signal.SIGTERM)
+    wait_until(lambda: signal.SIGTERM not in pending(kept.keeper.pid))
+    kept.keeper.send_signal(signal.SIGTERM)
+    assert kept.keeper.wait(SECONDS) == 128 + signal.SIGKILL
+
+
+def test_a_stop_between_two_starts_starts_nothing_more(kept: Kept) -> None:
+    kept.start(STEADY, first_pause=600.0, max_pause=600.0)
+    worker = kept.worker()
+    os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: is_gone(worker))
+    kept.keeper.send_signal(signal.SIGTERM)
+    assert kept.keeper.wait(SECONDS) == 0
+    assert kept.pids() == [worker]
+
+
+def test_a_worker_that_never_stays_up_is_given_up_with_its_exit_code(kept: Kept) -> None:
+    kept.start(BROKEN)
+    assert kept.keeper.wait(SECONDS) == 7
+    assert len(kept.pids()) == 5
+
+
+def test_a_worker_that_once_stayed_up_is_never_given_up(kept: Kept) -> None:
+    kept.start(STEADY)
+    kept.worker()
+    seen = time.monotonic()
+    wait_until(lambda: time.monotonic() - seen > 0.5)
+    for number in range(1, 9):
+        os.kill(kept.worker(number), signal.SIGKILL)
+    assert not is_gone(kept.worker(9))
+
+
+def test_orphans_that_end_are_reaped(kept: Kept) -> None:
+    kept.start(WITH_ORPHAN)
+    kept.worker()
+    wait_until(lambda: is_gone(int(kept.orphan.read_text())))
+
+
+def test_a_worker_does_not_outlive_its_keeper(kept: Kept) -> None:
+    kept.start(STEADY)
+    worker = kept.worker()
+    kept.keeper.kill()
+    kept.keeper.wait(SECONDS)
+    wait_until(lambda: is_gone(worker))
+
+
+def test_the_worker_gets_signals_unblocked(kept: Kept) -> None:
+    kept.start(STEADY)
+    assert not {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD} & blocked(kept.worker())
+
+
+def pending(pid: int) -> set[int]:
+    return _signals(pid, "ShdPnd")
+
+
+def blocked(pid: int) -> set[int]:
+    return _signals(pid, "SigBlk")
+
+
+def _signals(pid: int, field: str) -> set[int]:
+    """One of the signal masks in /proc/PID/status."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    mask = int(next(line for line in lines if line.startswith(field)).split()[1], 16)
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
