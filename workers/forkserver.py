@@ -29,6 +29,8 @@ log = structlog.get_logger(__name__)
 WARM_SECONDS = 120.0
 REPLY_SECONDS = 20.0
 STUB_SECONDS = 5.0
+#: How much later than a broken connection the server's death may show.
+DEATH_SECONDS = 0.5
 
 
 class ForkFailed(Exception):
@@ -61,7 +63,10 @@ class ForkServer:
     @property
     def alive(self) -> bool:
         """Whether the server runs that was warmed last."""
-        return self._server is not None and not select.select([self._server], [], [], 0)[0]
+        return not self._is_dead(0)
+
+    def _is_dead(self, wait: float) -> bool:
+        return self._server is None or bool(select.select([self._server], [], [], wait)[0])
 
     def launch(self, launch: Launch, control_url: str, telemetry_url: str) -> int:
         """Start the supervisor of an attempt.
@@ -77,9 +82,14 @@ class ForkServer:
             secrets = {"control_url": control_url, "telemetry_url": telemetry_url}
             writer.send_bytes(json.dumps(secrets).encode())  # waits in the pipe until the ranks are forked
             with self._lock, _scrubbed_environment():
-                if not self.alive:
+                try:
+                    return int(self._run(_fork_supervisor, REPLY_SECONDS, launch, reader))
+                except ForkFailed:
+                    if not self._is_dead(DEATH_SECONDS):
+                        raise
+                    # Somebody killed it. Should a supervisor have come up all the same, its lock stops the second.
                     self._warm()
-                return int(self._run(_fork_supervisor, REPLY_SECONDS, launch, reader))
+                    return int(self._run(_fork_supervisor, REPLY_SECONDS, launch, reader))
 
     def _warm(self) -> None:
         pid = int(self._run(_report_server, WARM_SECONDS))

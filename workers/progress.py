@@ -30,7 +30,7 @@ class Progress:
             case Split():
                 kept = self._splits if record.id < MAX_INTERNED else self._passing
                 kept[rank][record.id] = sum(rows or 0 for rows in record.rows)
-            case Metric(name="loss"):
+            case Metric(name="loss", device=-1):
                 self._loss = record.value
             case Step(phase="train" | "forward"):
                 self._step(rank, record)

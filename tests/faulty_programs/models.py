@@ -19,9 +19,18 @@ class Faulty(nn.Module):
         rank: the rank; -1 for every one.
         notes: directory in which processes leave their ids.
         seconds: time that each step takes at least.
+        talks: print the number of each step.
     """
 
-    def __init__(self, notes: str, fault: str = "", at_step: int = 1, rank: int = 0, seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        notes: str,
+        fault: str = "",
+        at_step: int = 1,
+        rank: int = 0,
+        seconds: float = 0.0,
+        talks: bool = False,
+    ) -> None:
         super().__init__()
         self.linear = nn.Linear(5, 2)
         self._fault = fault
@@ -29,6 +38,7 @@ class Faulty(nn.Module):
         self._rank = rank
         self._notes = notes
         self._seconds = seconds
+        self._talks = talks
         self._step = 0
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
@@ -36,6 +46,8 @@ class Faulty(nn.Module):
         step, self._step = self._step, self._step + 1
         if self._fault and step == self._at_step and self._rank in (-1, _rank()):
             FAULTS[self._fault](self._notes)
+        if self._talks:
+            print("step", step)
         time.sleep(self._seconds)
         outputs: torch.Tensor = self.linear(rows)
         return outputs

@@ -90,9 +90,22 @@ class Service:
     def start_worker(self, command: list[str] = MODULE) -> None:
         """Start a worker, and wait until its node has registered."""
         before = self._registered()
-        with (self.directory / "worker.log").open("ab") as log:
-            self.worker = subprocess.Popen(command, env=self._environment(), stdout=log, stderr=log)
+        self.worker = self._spawn(command)
         eventually(lambda: self._registered() > before, f"the node registers; {self.worker_log()}", WARM_SECONDS)
+
+    @contextmanager
+    def another_worker(self, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A further worker for the same node, which the test need not stop."""
+        process = self._spawn(MODULE, **settings)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait(10)
+
+    def _spawn(self, command: list[str], **settings: str) -> subprocess.Popen[bytes]:
+        with (self.directory / "worker.log").open("ab") as log:
+            return subprocess.Popen(command, env=self._environment() | settings, stdout=log, stderr=log)
 
     def _environment(self) -> dict[str, str]:
         chosen = {
@@ -231,6 +244,16 @@ class Service:
 
     def living(self) -> list[int]:
         return [pid for pid in self.noted() if not is_dead(pid)]
+
+    def ranks(self, attempt: AttemptId) -> list[int]:
+        """Living processes of the session of an attempt's supervisor, without that."""
+        leader = self.supervisor(attempt)
+        return [pid for pid in self.living() if os.getsid(pid) == leader and pid != leader]
+
+    def steps_done(self, job: str, number: int = 1) -> int:
+        """How many steps the first device's log has heard of (`talks`)."""
+        page = read_page(layout.log_file(self.files(job, number), 0), limit=100_000)
+        return sum(line.text.startswith(b"step ") for line in page.lines)
 
     def files(self, job: str, number: int = 1) -> Path:
         return layout.attempt_dir(self.settings.storage, TENANT, job, number)

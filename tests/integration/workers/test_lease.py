@@ -1,0 +1,95 @@
+"""Leases that run out, and a Redis that goes away, shorter and longer than a lease lasts."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from jobs.state import AttemptState, Reason, State
+from tests.integration.workers.service import Service, eventually, is_dead, running_service
+from workers.watch import FENCE
+
+pytestmark = pytest.mark.integration
+
+LEASE = 4.0
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running_service(tmp_path_factory.mktemp("service"), lease_seconds=LEASE) as service:
+        yield service
+
+
+def test_a_frozen_supervisor_loses_its_lease_and_kills_its_ranks_when_it_wakes(service: Service) -> None:
+    job = service.long("ddp", 2)
+    first = service.attempt(job)
+    supervisor, ranks, devices = service.supervisor(first), service.ranks(first), service.held_by(job)
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        _watch_for_second_attempt(service, job)
+        assert set(devices) < set(service.held_by(job))  # still busy: nothing has proved that the ranks are dead
+        assert not any(is_dead(pid) for pid in ranks)
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    eventually(lambda: is_dead(supervisor), "the first supervisor leaves")
+    assert all(is_dead(pid) for pid in ranks)
+    assert set(service.held_by(job)).isdisjoint(devices)
+    old, new = service.attempts(job)
+    assert (old.reason, new.state) == (Reason.LEASE_EXPIRED, AttemptState.CLAIMED)
+    assert service.job(job).state is State.RUNNING
+    service.cancel(job)
+    service.ended(job)
+
+
+def _watch_for_second_attempt(service: Service, job: str) -> None:
+    deadline = time.monotonic() + 5 * LEASE
+    while service.job(job).state is not State.RUNNING or service.job(job).attempt < 2:
+        live = [attempt for attempt in service.attempts(job) if attempt.state is not AttemptState.ENDED]
+        assert len(live) <= 1
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_supervisor_that_never_wakes_is_killed_and_its_devices_are_free_again(service: Service) -> None:
+    job = service.long("single")
+    supervisor, ranks = service.supervisor(service.attempt(job)), service.living()
+    os.kill(supervisor, signal.SIGSTOP)
+    eventually(lambda: is_dead(supervisor), "the agent kills it", 8 * LEASE)
+    assert all(is_dead(pid) for pid in ranks)
+    service.reaches(job, State.RUNNING, attempt=2)
+    eventually(lambda: len(service.held_by(job)) == 1, "one device is held")
+    service.cancel(job)
+    service.ended(job)
+
+
+def test_a_redis_that_is_killed_and_comes_back_soon_does_not_touch_a_run(service: Service) -> None:
+    job = service.submit("single", steps=250, seconds=0.02, talks=True)
+    eventually(lambda: service.job(job).first_step, "the first step")
+    ranks, steps = service.living(), service.steps_done(job)
+    service.server.kill()
+    eventually(lambda: service.steps_done(job) > steps + 10, "steps while Redis is away")
+    service.server.start()
+    record = service.ended(job)
+    assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
+    assert service.noted() == ranks
+    assert service.text(job).splitlines() == [f"step {step}" for step in range(250)]
+
+
+def test_a_supervisor_that_is_cut_off_for_most_of_its_lease_ends_its_ranks_before_others_may_start(
+    service: Service,
+) -> None:
+    job = service.long("ddp", 2)
+    ranks = service.living()
+    service.server.kill()
+    began = time.monotonic()
+    try:
+        eventually(lambda: all(is_dead(pid) for pid in ranks), "the ranks are dead", LEASE + 2)
+        assert FENCE * LEASE - 1.5 < time.monotonic() - began < LEASE
+    finally:
+        service.server.start()
+    service.reaches(job, State.RUNNING, attempt=2, seconds=30)
+    assert service.attempts(job)[0].reason is Reason.LEASE_EXPIRED
+    service.cancel(job)
+    service.ended(job)

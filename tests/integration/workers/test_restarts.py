@@ -1,0 +1,147 @@
+"""Supervisors, workers and forkservers that are killed or stopped. Each test leaves a worker running."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from jobs.state import Reason, State
+from tests.integration.workers.service import MODULE, NODE, Service, eventually, is_dead
+
+pytestmark = pytest.mark.integration
+
+CELERY = [sys.executable, "-m", "celery", "-A", "workers.app", "worker"]
+
+
+def test_a_killed_supervisor_takes_its_ranks_along_and_the_job_starts_again(service: Service) -> None:
+    job = service.long("ddp", 2, fault="fork_daemon", rank=-1)
+    supervisor, processes = service.supervisor(service.attempt(job)), service.living()
+    assert len(processes) == 4
+    os.kill(supervisor, signal.SIGKILL)
+    record = service.reaches(job, State.RUNNING, attempt=2)
+    assert all(is_dead(pid) for pid in processes)
+    first, _ = service.attempts(job)
+    assert (first.reason, first.message) == (Reason.SUPERVISOR_LOST, "its supervisor died")
+    assert record.retries == 0
+    assert len(service.held_by(job)) == 2
+    service.cancel(job)
+    service.ended(job)
+    assert len(service.events("supervisor_lost")) == 1
+
+
+def test_a_killed_forkserver_is_warm_again_before_a_job_needs_it(service: Service) -> None:
+    warmed = len(service.events("forkserver_warm"))
+    os.kill(_forkserver(service), signal.SIGKILL)
+    eventually(lambda: len(service.events("forkserver_warm")) > warmed, "the forkserver is warm again", 40)
+    assert service.ended(service.submit("ddp", 2)).state is State.SUCCEEDED
+
+
+def test_a_job_that_comes_right_after_the_forkserver_was_killed_runs_in_its_first_attempt(service: Service) -> None:
+    os.kill(_forkserver(service), signal.SIGKILL)
+    record = service.ended(service.submit("single"), 60)
+    assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
+
+
+def _forkserver(service: Service) -> int:
+    assert service.worker is not None
+    (found,) = (
+        child.pid
+        for child in psutil.Process(service.worker.pid).children()
+        if any("multiprocessing.forkserver" in part for part in child.cmdline())
+    )
+    return int(found)
+
+
+def test_starting_attempts_leaves_the_worker_no_zombies_and_no_open_files(service: Service) -> None:
+    assert service.worker is not None
+    service.ended(service.submit("single"))
+    before = _open_files(service.worker.pid)
+    for _ in range(5):
+        service.ended(service.submit("single"))
+    worker = service.worker.pid
+    eventually(lambda: _open_files(worker) <= before, "no more files are open than before", 5)
+    families = [psutil.Process(service.worker.pid), psutil.Process(_forkserver(service))]
+    assert [child for parent in families for child in parent.children() if child.status() == "zombie"] == []
+
+
+def _open_files(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def test_training_goes_on_while_the_worker_is_killed_and_the_next_one_adopts_it(service: Service) -> None:
+    job, other = service.long("ddp", 2, talks=True), service.long("single", steps=300)
+    ranks = service.ranks(service.attempt(job))
+    service.kill_worker()
+    steps = service.steps_done(job)
+    eventually(lambda: service.steps_done(job) > steps + 10, "more steps")
+    assert service.ended(other).state is State.SUCCEEDED  # without any worker
+
+    service.start_worker()
+    assert service.job(job).attempt == 1
+    assert service.ranks(service.attempt(job)) == ranks
+    os.kill(service.supervisor(service.attempt(job)), signal.SIGKILL)
+    service.reaches(job, State.RUNNING, attempt=2)
+    service.cancel(job)
+    service.ended(job)
+
+
+def test_a_worker_that_comes_back_proves_at_once_which_attempts_are_dead(service: Service) -> None:
+    job = service.long("single")
+    service.kill_worker()
+    os.kill(service.supervisor(service.attempt(job)), signal.SIGKILL)
+    service.start_worker()
+    service.reaches(job, State.RUNNING, attempt=2, seconds=10)  # far less than a lease
+    service.cancel(job)
+    service.ended(job)
+
+
+def test_a_worker_that_is_asked_to_stop_is_gone_in_5_seconds_and_training_goes_on(service: Service) -> None:
+    job = service.long("single", talks=True)
+    began = time.monotonic()
+    assert service.stop_worker() == 0
+    assert time.monotonic() - began < 5
+    assert not service.node().alive
+    steps = service.steps_done(job)
+    eventually(lambda: service.steps_done(job) > steps + 10, "more steps")
+    service.start_worker()
+    assert service.job(job).attempt == 1
+    service.cancel(job)
+    service.ended(job)
+
+
+def test_a_worker_that_stops_its_attempts_gives_the_jobs_back_and_celery_itself_can_serve_them(
+    service: Service,
+) -> None:
+    service.stop_worker()
+    service.start_worker([*MODULE, "--stop-attempts-on-exit"])
+    job = service.long("ddp", 2)
+    service.stop_worker()
+    record = service.job(job)
+    assert (record.state, record.reason, record.retries) == (State.QUEUED, Reason.SERVICE_STOPPED, 0)
+    assert service.held_by(job) == []
+    assert service.living() == []
+
+    service.start_worker(CELERY)
+    assert service.worker is not None
+    service.reaches(job, State.RUNNING, attempt=2)
+    # The forkserver and the tracker that multiprocessing starts with it: no pool of processes.
+    assert len(psutil.Process(service.worker.pid).children()) == 2
+    service.cancel(job)
+    service.ended(job)
+
+
+def test_a_second_worker_for_the_node_is_refused(service: Service) -> None:
+    with service.another_worker() as second:
+        assert second.wait(60) != 0
+    assert f"another worker on this host already serves node '{NODE}'" in service.worker_log()
+    assert service.ended(service.submit("single")).state is State.SUCCEEDED
+
+
+def test_a_worker_that_cannot_have_its_devices_ends_and_says_why(service: Service) -> None:
+    with service.another_worker(SHARDYARD_NODE="n2", SHARDYARD_DEVICES="tpu:4") as second:
+        assert second.wait(60) != 0
+    assert "'tpu:4' names no devices; use auto" in service.worker_log()

@@ -1,0 +1,35 @@
+"""An attempt to test with."""
+
+from pathlib import Path
+from typing import Literal
+
+from jobs.record import DeviceRecord
+from jobs.store import AttemptId
+from workers.launch import Launch
+
+ATTEMPT = AttemptId("default", "job-1", 3)
+
+
+def a_launch(
+    directory: Path = Path("state"),
+    *,
+    strategy: str = "ddp",
+    devices: int = 2,
+    kind: Literal["cpu", "cuda"] = "cpu",
+    grace_seconds: float = 0.2,
+) -> Launch:
+    ids = {"cpu": "cpu:", "cuda": "GPU-"}
+    lease = tuple(DeviceRecord(n, kind, n, f"{ids[kind]}{n}", "a device") for n in range(devices))
+    return Launch(
+        attempt=ATTEMPT,
+        node="n1",
+        address="127.0.0.1",
+        strategy=strategy,
+        devices=lease,
+        threads=1,
+        state_dir=directory,
+        storage=directory / "storage",
+        lease_seconds=120,
+        beat_seconds=5,
+        grace_seconds=grace_seconds,
+    )

@@ -1,0 +1,99 @@
+import pynvml
+import pytest
+
+from workers.devices import discover
+
+
+class Nvml:
+    """Stands in for a host's GPUs: there are none where these tests run."""
+
+    NVMLError = pynvml.NVMLError
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if not self._count:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return self._count
+
+    def nvmlDeviceGetHandleByIndex(self, ordinal: int) -> int:  # noqa: N802
+        return ordinal
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        return f"GPU-{handle}"
+
+    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
+        return "a GPU"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> "Memory":  # noqa: N802
+        return Memory()
+
+
+class Memory:
+    total = 80 << 30
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.devices.pynvml", Nvml(4))
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.devices.pynvml", Nvml(0))
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_host_without_gpus_gets_eight_virtual_devices() -> None:
+    assert [device.label for device in discover("auto")] == [f"cpu:{n}" for n in range(8)]
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_auto_takes_every_gpu_by_its_uuid() -> None:
+    devices = discover("auto")
+    assert [(device.index, device.label, device.id) for device in devices] == [
+        (n, f"cuda:{n}", f"GPU-{n}") for n in range(4)
+    ]
+    assert devices[0].memory_total_bytes == 80 << 30
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(
+    ("wanted", "ordinals"),
+    [("cuda:0-3", [0, 1, 2, 3]), ("cuda:2", [2]), ("cuda:0,2-3", [0, 2, 3]), ("cuda:3,1", [3, 1])],
+)
+def test_chosen_gpus_get_slots_in_the_order_in_which_they_were_named(wanted: str, ordinals: list[int]) -> None:
+    devices = discover(wanted)
+    assert [device.ordinal for device in devices] == ordinals
+    assert [device.index for device in devices] == list(range(len(ordinals)))
+    assert [device.id for device in devices] == [f"GPU-{n}" for n in ordinals]
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_virtual_devices_may_be_asked_for_where_there_are_gpus() -> None:
+    assert [device.id for device in discover("cpu:2")] == ["cpu:0", "cpu:1"]
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("cuda:0-4", "this host has 4 GPUs, so there is no cuda:4"),
+        ("cuda:1,1", "names a device twice, or none"),
+        ("cuda:3-1", "names a device twice, or none"),
+        ("cpu:0", "between 1 and 1024 virtual devices"),
+        ("cpu:2000", "between 1 and 1024 virtual devices"),
+        ("gpu:0", "names no devices; use auto"),
+        ("", "names no devices; use auto"),
+        ("cuda:", "names no devices; use auto"),
+    ],
+)
+def test_text_that_names_no_device_of_the_host_is_refused_with_the_reason(wanted: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        discover(wanted)

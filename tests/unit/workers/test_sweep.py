@@ -1,0 +1,163 @@
+"""Each mark alone finds its process: real processes, and an attempt that has this one mark only."""
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.workers.made import ATTEMPT
+from workers import cgroup
+from workers.launch import Marks, environment_mark
+from workers.sweep import start_time, supervisor_is_dead, sweep
+
+SLEEP = [sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(60)"]
+
+
+@pytest.fixture
+def marks(tmp_path: Path) -> Marks:
+    made = Marks.of(tmp_path, ATTEMPT)
+    made.create()
+    return made
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts a sleeping program; it is dead after the test, whatever came."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(**options: object) -> subprocess.Popen[bytes]:
+        child = subprocess.Popen(SLEEP, stdout=subprocess.PIPE, **options)  # type: ignore[call-overload]
+        started.append(child)
+        assert child.stdout.readline() == b"up\n"
+        return child  # type: ignore[no-any-return]
+
+    yield run
+    for child in started:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+
+
+def sleeper(before: Callable[[], None] = lambda: None) -> int:
+    """A forked process that has done `before`, and now sleeps."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        before()
+        os.write(writer, b"x")
+        time.sleep(60)
+        os._exit(0)
+    os.read(reader, 1)
+    os.close(reader)
+    os.close(writer)
+    return pid
+
+
+def is_gone(pid: int) -> bool:
+    """Whether the sweep has killed and buried a child of this process."""
+    try:
+        done, status = os.waitpid(pid, 0)
+    except ChildProcessError:
+        return True
+    return done == pid and os.WIFSIGNALED(status)
+
+
+def test_an_attempt_without_processes_is_swept_at_once(marks: Marks) -> None:
+    assert sweep(marks, ATTEMPT, 0) == {}
+
+
+def test_a_process_that_nothing_marks_is_left_alone(
+    marks: Marks, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    stranger = start(env={})
+    assert sweep(marks, ATTEMPT, 0) == {}
+    assert stranger.poll() is None
+
+
+def test_the_session_finds_a_forked_process(marks: Marks) -> None:
+    leader = sleeper(os.setsid)
+    marks.session.write_text(f"{leader} {start_time(leader)}")
+    assert sweep(marks, ATTEMPT) == {}
+    assert is_gone(leader)
+
+
+def test_a_session_number_that_belongs_to_somebody_else_by_now_marks_nobody(marks: Marks) -> None:
+    leader = sleeper(os.setsid)
+    marks.session.write_text(f"{leader} {start_time(leader) - 1}")
+    assert sweep(marks, ATTEMPT, 0) == {}
+    os.kill(leader, 9)
+    os.waitpid(leader, 0)
+
+
+def test_the_environment_finds_a_program_that_has_left_the_session_and_closed_its_files(
+    marks: Marks, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    name, value = environment_mark(ATTEMPT)
+    child = start(env={name: value}, start_new_session=True, close_fds=True)
+    other = start(env={name: value + "0"}, start_new_session=True)  # the thirtieth attempt
+    assert sweep(marks, ATTEMPT) == {}
+    assert child.wait(5) in (-9, 0)  # 0: the sweep has buried it, so nobody knows how it ended
+    assert other.poll() is None
+
+
+def test_the_lock_finds_a_forked_process_that_has_left_the_session(marks: Marks) -> None:
+    lock = os.open(marks.ranks_lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    pid = sleeper(os.setsid)
+    os.close(lock)
+    assert sweep(marks, ATTEMPT) == {}
+    assert is_gone(pid)
+
+
+def test_the_lock_finds_a_program_by_whatever_path_its_file_was_opened(
+    marks: Marks, tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    (tmp_path / "alias").symlink_to(tmp_path)
+    lock = os.open(marks.ranks_lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    child = start(env={}, start_new_session=True, pass_fds=(lock,))
+    os.close(lock)
+    assert sweep(Marks.of(tmp_path / "alias", ATTEMPT), ATTEMPT) == {}
+    assert child.wait(5) in (-9, 0)  # 0: the sweep has buried it, so nobody knows how it ended
+
+
+def test_the_cgroup_finds_a_process_that_has_no_other_mark(marks: Marks) -> None:
+    group = cgroup.create(marks.cgroup, f"test-{os.getpid()}")
+    if group is None:
+        pytest.skip("no cgroup is writable here")
+    pid = sleeper(lambda: cgroup.enter(group))
+    if not cgroup.members(marks.cgroup):
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        pytest.skip("this host does not let a process enter the cgroup that it has made")
+    assert sweep(marks, ATTEMPT) == {}
+    assert is_gone(pid)
+    assert not group.exists()
+
+
+def test_what_will_not_die_is_named(marks: Marks) -> None:
+    """The sweep spares its own process, which holds the lock here."""
+    lock = os.open(marks.ranks_lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert sweep(marks, ATTEMPT, 0.1) == {0: "an unseen process holds the attempt's lock"}
+    os.close(lock)
+
+
+def test_a_supervisor_is_alive_while_it_holds_its_lock_and_dead_when_it_never_was(marks: Marks) -> None:
+    assert supervisor_is_dead(marks)
+
+    def take_lock() -> None:
+        handle = os.open(marks.supervisor_lock, os.O_RDWR | os.O_CREAT)
+        fcntl.lockf(handle, fcntl.LOCK_EX)
+
+    pid = sleeper(take_lock)
+    assert not supervisor_is_dead(marks)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    assert supervisor_is_dead(marks)
