@@ -26,6 +26,9 @@ T = TypeVar("T")
 IDEMPOTENCY_SECONDS = 7 * 86_400
 MAX_DISPATCHED = 32
 MAX_SCANNED = 5_000
+#: Jobs that one call cancels, and looks at: Redis answers nobody else meanwhile.
+MAX_CANCELLED = 100
+MAX_CANCEL_SCANNED = 1_000
 #: Attempts that a job may lose to failures of the service before it is parked as failed.
 MAX_LOSSES = 5
 MAX_SPEC_BYTES = 16 * 1024 * 1024
@@ -42,7 +45,7 @@ class Call(Generic[T]):
 
 #: What a server that is short of memory, or cannot write, should still do. Reading needs no flag but the promise; a
 #: new job is refused cleanly; everything else must go on, or running jobs could neither beat nor end.
-_READING = ("attempts", "leases", "nodes", "orders", "page", "read_job", "token_list", "token_read")
+_READING = ("attempts", "leases", "nodes", "orders", "page", "read_job", "token_list", "token_read", "versions")
 _FLAGS = dict.fromkeys(_READING, " flags=no-writes") | {"submit": ""}
 
 
@@ -194,6 +197,34 @@ def cancel(tenant: str, job: str) -> Call[Literal["cancelled", "cancelling"]]:
         return "cancelled" if reply == b"cancelled" else "cancelling"
 
     return Call("cancel", (job_ref(tenant, job),), parse)
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    next_id: str | None  # pass it as `after` to go on; None at the end
+    cancelled: int
+    cancelling: int  # told to end
+
+
+def cancel_many(tenant: str, chosen: JobFilter, *, after: str) -> Call[Cancelled]:
+    """Cancel a chunk of the jobs that match, newest first, with ids below `after`. The filter must name a state."""
+
+    def parse(reply: Sequence[Any]) -> Cancelled:
+        next_id, cancelled, cancelling = reply
+        return Cancelled(next_id.decode() or None, cancelled, cancelling)
+
+    key, value = chosen.label or ("", "")
+    args = (tenant, chosen.state or "", after, chosen.pool, key, value, chosen.name, MAX_CANCELLED, MAX_CANCEL_SCANNED)
+    return Call("cancel_many", args, parse)
+
+
+def versions(jobs: Sequence[tuple[str, str]]) -> Call[tuple[int | None, ...]]:
+    """Versions of jobs that are given as (tenant, id); None for one that is gone."""
+
+    def parse(reply: Sequence[bytes]) -> tuple[int | None, ...]:
+        return tuple(int(version) if version else None for version in reply)
+
+    return Call("versions", tuple(job_ref(tenant, job) for tenant, job in jobs), parse)
 
 
 def delete(tenant: str, job: str) -> Call[None]:
@@ -377,6 +408,16 @@ def stop_node(node: str) -> Call[int]:
     """Tell the supervisors of a node to end their attempts, which go back to queued. Returns how many are live;
     those that nobody had claimed have ended with this call."""
     return Call("stop_node", (node,), int)
+
+
+def drain_node(node: str, *, drain: bool) -> Call[None]:
+    """Give a node no new work, or give it some again. Raises NotFound on execution."""
+
+    def parse(reply: bytes) -> None:
+        if reply == b"missing":
+            raise NotFound(f"there is no node {node!r}")
+
+    return Call("drain_node", (node, "1" if drain else ""), parse)
 
 
 @dataclass(frozen=True, slots=True)
