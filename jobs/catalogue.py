@@ -1,4 +1,4 @@
-"""The built-in models, data sets, losses and optimizers, as `catalogue.json` lists them. No torch here.
+"""The built-in models, data sets, losses, optimizers and schedulers, as `catalogue.json` lists them. No torch here.
 
 `package.module:attribute` references are not looked at: only the worker can import them.
 """
@@ -16,7 +16,13 @@ from jobs.spec import Component, JobSpec
 Catalogue = dict[str, dict[str, dict[str, Any]]]
 
 #: What one thing in each group is called in messages.
-_NOUNS = {"models": "model", "data": "data set", "losses": "loss", "optimizers": "optimizer"}
+_NOUNS = {
+    "models": "model",
+    "data": "data set",
+    "losses": "loss",
+    "optimizers": "optimizer",
+    "schedulers": "learning rate scheduler",
+}
 
 
 @functools.cache
@@ -27,7 +33,7 @@ def load() -> Catalogue:
 
 
 def listing() -> Catalogue:
-    """What `GET /v1/recipes` answers: `models`, `data`, `losses`, `optimizers`, each by name."""
+    """What `GET /v1/recipes` answers: `models`, `data`, `losses`, `optimizers`, `schedulers`, each by name."""
     return load()
 
 
@@ -41,6 +47,7 @@ def check(spec: JobSpec, catalogue: Catalogue | None = None) -> list[FieldError]
         ("program.data", "data", program.data),
         ("program.loss", "losses", program.loss),
         ("program.optimizer", "optimizers", program.optimizer),
+        ("program.scheduler", "schedulers", program.scheduler),
         ("program.evaluate.data", "data", program.evaluate.data if program.evaluate else None),
     ):
         if component is not None and is_built_in(component):
@@ -55,6 +62,8 @@ def dataset_rows(component: Component) -> int | None:
     if entry is None:
         return None
     rule = entry["rows"]
+    if rule is None:
+        return None
     if "arg" in rule:
         rows = component.args.get(rule["arg"])
         return rows if isinstance(rows, int) and not isinstance(rows, bool) else None
@@ -107,6 +116,11 @@ def _missing_targets(spec: JobSpec, known: Catalogue) -> Iterator[FieldError]:
     evaluated = program.evaluate.data if program.evaluate else None
     for field, data in (("program.data", program.data), ("program.evaluate.data", evaluated)):
         entry = known["data"].get(data.ref) if data is not None else None
-        if data is not None and entry is not None and "target" not in entry["yields"]:
+        if data is None or entry is None:
+            continue
+        if "target" not in entry["yields"]:
             message = f"{data.ref!r} yields no target, which loss {program.loss.ref!r} needs; take data with labels"
             yield FieldError(f"{field}.ref", message)
+        elif "target" in entry["args"]["properties"] and data.args.get("target", "") is None:
+            message = f"null, but loss {program.loss.ref!r} needs a target; name the array that holds it"
+            yield FieldError(f"{field}.args.target", message)

@@ -72,11 +72,12 @@ def _problems(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) -> l
     split = [(pattern, counts) for pattern, counts in _countable(patterns) if pattern.phase != "eval"]
     found: list[_Problem] = []
     if spec.parallelism.strategy == "dp" and spec.resources.devices > 1 and split:
+        split = _single_batches(spec, split, rows)
         largest = max(sum(counts) for _, counts in split)
         full = next(counts for _, counts in split if sum(counts) == largest)
         smaller = [counts for _, counts in split if sum(counts) < largest]
         found += _of_data_parallel(full, smaller, spec.resources.devices)
-    if spec.parallelism.strategy == "ddp":
+    if spec.parallelism.strategy in ("ddp", "fsdp"):
         found += _of_ranks(split)
     if rows is not None:
         found += _of_the_data_set(spec, rows)
@@ -98,6 +99,18 @@ def _countable(patterns: Sequence[Pattern]) -> Iterator[tuple[Pattern, tuple[int
             counts = tuple(count for count in pattern.rows if count is not None)
             if len(counts) == len(pattern.rows) and any(counts):
                 yield pattern, counts
+
+
+_Split = list[tuple[Pattern, tuple[int, ...]]]
+
+
+def _single_batches(spec: JobSpec, split: _Split, rows: int | None) -> _Split:
+    """What one batch gives each device. A pattern adds up the batches of a step where gradients are accumulated, so
+    there the plan of the single batches is taken."""
+    if spec.program.accumulate_steps == 1:
+        return split
+    alone = apply(spec, {"program.accumulate_steps": None, "program.max_steps": None})
+    return [one for one in _countable(predict(alone, rows).epoch) if one[0].phase != "eval"] or split
 
 
 def _of_data_parallel(full: Sequence[int], smaller: Sequence[Sequence[int]], devices: int) -> Iterator[_Problem]:
@@ -163,7 +176,7 @@ def _of_the_data_set(spec: JobSpec, rows: int) -> Iterator[_Problem]:
                 f"drop_last leaves {rows - used} of {rows} rows out of every epoch"
                 + ("" if used else ": there is no batch at all"),
             )
-    elif spec.parallelism.strategy == "ddp":
+    elif spec.parallelism.strategy in ("ddp", "fsdp"):
         each = sampler_rows(rows, devices, drop_last=False)
         if each * devices > rows:
             repeated = each * devices - rows

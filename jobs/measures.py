@@ -67,7 +67,8 @@ class Balance(msgspec.Struct, frozen=True):
     `cause` is the largest loss, if it is at least a tenth of the time of the steps: `rows` or
     `compute` (the slowest device's excess over the mean, because it got more rows, or takes longer
     for a row), `input` (the longest wait for data), `communication` (the shortest time in
-    communication: a rank that waits for nobody spends it too). `wasted_device_seconds` sums, over
+    communication: a rank that waits for nobody spends it too). `slowest_device` is the one that spent
+    most in waiting for data and computing, which is whom the others wait for. `wasted_device_seconds` sums, over
     devices and steps, the time from a device's end of work to the end of the slowest one's.
     """
 
@@ -88,6 +89,13 @@ class Share:
     step: Step | None
     place: int  # of the device within the step's per-device fields
 
+    @property
+    def wait_ms(self) -> float | None:
+        """How long this device waited for its rows: for the batch, and then for its own shard."""
+        batch = measured(self.step.data_wait_ms) if self.step is not None else None
+        shard = self.of(self.step.arrival_ms) if self.step is not None else None
+        return batch if shard is None else (batch or 0.0) + shard
+
     def of(self, values: Sequence[float | None]) -> float | None:
         """This device's entry of a per-device field; `None` when it was not measured."""
         return measured(values[self.place]) if self.place < len(values) else None
@@ -107,6 +115,7 @@ class _Device:
     backward_rows: int = 0
     memory_peak_bytes: int | None = None
     covered_ms: float = 0.0
+    covered_wait_ms: float = 0.0
     covered_rows: int = 0
 
 
@@ -170,7 +179,7 @@ class Measures:
             self._with_backward = True
             self._forget_balance()
         times = [one + (other or 0.0) for one, other in zip(forward, backward, strict=True)]
-        waits = [measured(step.data_wait_ms) or 0.0 for step in steps]
+        waits = [share.wait_ms or 0.0 for share in shares]
         busy = [time + wait for time, wait in zip(times, waits, strict=True)]
         elapsed = max(measured(step.step_ms) or 0.0 for step in steps)
         if self._in_turn:
@@ -180,14 +189,15 @@ class Measures:
         self._totals.wasted_ms += sum(max(busy) - time for time in busy)
         self._totals.input_ms += max(waits)
         self._totals.comm_ms += min(measured(step.comm_ms) or 0.0 for step in steps)
-        for device, time, share in zip(self._devices, times, shares, strict=True):
+        for device, time, wait, share in zip(self._devices, times, waits, shares, strict=True):
             device.covered_ms += time
+            device.covered_wait_ms += wait
             device.covered_rows += share.rows or 0
 
     def _forget_balance(self) -> None:
         self._totals = _Totals()
         for device in self._devices:
-            device.covered_ms, device.covered_rows = 0.0, 0
+            device.covered_ms, device.covered_wait_ms, device.covered_rows = 0.0, 0.0, 0
 
     # -- what the report says ----------------------------------------------------------------------
 
@@ -221,10 +231,11 @@ class Measures:
         counted = self._rows()
         times = [device.covered_ms for device in self._devices] if self.covered_steps else None
         several = len(self._devices) > 1
+        busy = [device.covered_ms + device.covered_wait_ms for device in self._devices]
         return Balance(
             rows_max_over_mean=_max_over_mean(counted),
             time_max_over_mean=_max_over_mean(times),
-            slowest_device=times.index(max(times)) if times and several else None,
+            slowest_device=busy.index(max(busy)) if times and several else None,
             cause=self._cause(),
             idle_device_steps=sum(device.idle_steps for device in self._devices) if self._steps else None,
             wasted_device_seconds=round(self._totals.wasted_ms / 1000, 6) if times else None,
@@ -300,7 +311,7 @@ def _add(device: _Device, share: Share) -> None:
     peak = share.of(share.step.memory_peak_bytes)
     if peak is not None:
         device.memory_peak_bytes = max(device.memory_peak_bytes or 0, int(peak))
-    _sketch(device.data_wait, measured(share.step.data_wait_ms))
+    _sketch(device.data_wait, share.wait_ms)
     _sketch(device.comm, measured(share.step.comm_ms))
     if share.rows == 0:
         return

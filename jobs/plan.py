@@ -9,11 +9,13 @@ Three rules of PyTorch decide every split, and the tests hold each against torch
 - DataLoader cuts what it is given into batches of `batch_size` and keeps the smaller rest, unless
   `drop_last` is set (`batches`).
 
+One optimizer step reads `accumulate_steps` batches, and what it has when the epoch ends (`grouped`).
+
 Evaluation under ddp is sharded without padding, so that no row counts twice in a metric: rank r gets
 the rows r, r + ranks, r + 2 * ranks, ... (`strided_rows`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -27,7 +29,7 @@ Rows = tuple[int, ...]
 Run = tuple[Rows, int]
 
 _NO_SHAPES: Final = "shapes are known once the model has run"
-_UNKNOWN_ROWS: Final = "the data set's size is known only where it is loaded; this is the split of one full batch"
+_UNKNOWN_ROWS: Final = "the data set's size is known only where it is loaded; this is the split of one full step"
 
 
 class Pattern(msgspec.Struct, frozen=True):
@@ -93,6 +95,30 @@ def batches(rows: int, batch_size: int, drop_last: bool) -> list[tuple[int, int]
     return [(size, count) for size, count in cut if size and count]
 
 
+def grouped(runs: Sequence[Run], size: int) -> list[Run]:
+    """Splits of single batches, in order, as the splits of steps that read `size` batches each, added up device by
+    device. The last step reads what is left."""
+    steps: list[Run] = []
+    open_rows, missing = (0,) * (len(runs[0][0]) if runs else 0), size
+    for rows, count in runs:
+        first = min(count, missing) if missing < size else 0
+        whole, rest = divmod(count - first, size)
+        if first:
+            open_rows, missing = _plus(open_rows, rows, first), missing - first
+        if missing == 0:
+            steps.append((open_rows, 1))
+            open_rows, missing = (0,) * len(rows), size
+        if whole:
+            steps.append((_plus(open_rows, rows, size), whole))
+        if rest:
+            open_rows, missing = _plus(open_rows, rows, rest), size - rest
+    return [*steps, (open_rows, 1)] if missing < size else steps
+
+
+def _plus(rows: Rows, more: Rows, times: int) -> Rows:
+    return tuple(have + times * got for have, got in zip(rows, more, strict=True))
+
+
 def _ceil(dividend: int, divisor: int) -> int:
     return -(-dividend // divisor)
 
@@ -101,7 +127,12 @@ def _ceil(dividend: int, divisor: int) -> int:
 
 
 def train_pass(spec: JobSpec, rows: int) -> list[Run]:
-    """The splits of one epoch over `rows` rows of training data, in order."""
+    """The splits of one epoch over `rows` rows of training data, step by step, in order."""
+    return grouped(batch_pass(spec, rows), spec.program.accumulate_steps)
+
+
+def batch_pass(spec: JobSpec, rows: int) -> list[Run]:
+    """As `train_pass`, batch by batch: several make one step when gradients are accumulated."""
     data, devices = spec.program.data, spec.resources.devices
     if spec.parallelism.strategy in ("ddp", "fsdp"):
         mine = sampler_rows(rows, devices, data.drop_last)
@@ -194,7 +225,9 @@ def _phase(spec: JobSpec, phase: str, runs: list[Run] | None, passes: int) -> li
 def _full_batch(spec: JobSpec, phase: str) -> Rows:
     evaluate, devices = spec.program.evaluate, spec.resources.devices
     size = evaluate.data.batch_size if phase == "eval" and evaluate else spec.program.data.batch_size
-    return (size,) * devices if spec.parallelism.strategy in ("ddp", "fsdp") else chunk(size, devices)
+    times = 1 if phase == "eval" else spec.program.accumulate_steps
+    rows = (size,) * devices if spec.parallelism.strategy in ("ddp", "fsdp") else chunk(size, devices)
+    return tuple(times * count for count in rows)
 
 
 def _pattern(

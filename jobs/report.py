@@ -197,7 +197,8 @@ class Aggregator:
         self._joiner: Joiner[_Part] = Joiner(self._ranks)
         self._placed = spec.parallelism.strategy == "single" and len(self._lease) > 1
         in_turn = self._virtual and spec.parallelism.strategy == "dp"
-        self._measures = Measures(len(self._lease), in_turn=in_turn, comparable=not self._placed)
+        comparable = not self._placed and spec.parallelism.strategy != "fsdp"
+        self._measures = Measures(len(self._lease), in_turn=in_turn, comparable=comparable)
         self._printer = Printer(spec.observe, spec.parallelism.dim)
         self._splits = [_Splits() for _ in range(self._ranks)]
         self._batches: list[_Recent[tuple[int, ...], _Batch]] = [_Recent(MAX_CACHED) for _ in range(self._ranks)]
@@ -394,7 +395,8 @@ class Aggregator:
         for field, (count, steps) in self._measures.partly_measured().items():
             yield f"per_device.{field}", f"measured in {count:,} of {steps:,} steps, which the numbers are about"
         yield from self._balance_remarks()
-        if report.strategy == "dp" and len(self._lease) > 1 and report.per_device[0].data_wait_ms is not None:
+        several_wait = len(self._lease) > 1 and report.per_device[0].data_wait_ms is not None
+        if report.strategy == "dp" and several_wait and not self._virtual:
             yield "per_device.data_wait_ms", "one process feeds all devices, so they all show the same wait"
 
     def _balance_remarks(self) -> Iterator[tuple[str, str]]:
@@ -423,6 +425,8 @@ class Aggregator:
             return "a device that got no rows has none"
         if field.startswith("balance.") and self._placed:
             return "the devices hold different modules and take turns on each batch"
+        if field.startswith("balance.") and report.strategy == "fsdp":
+            return "a rank's forward contains waiting for the others under fsdp, so their times cannot be compared"
         if field == "per_device.comm_ms" and report.strategy != "ddp":
             return "the devices exchange nothing but what the primitives time"
         return _DEFAULT_REASONS.get(field, "no rank measured it")

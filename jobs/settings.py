@@ -27,6 +27,10 @@ class Settings(BaseSettings):
         description="directory that the API and all nodes see: logs, reports, artifacts",
     )
 
+    data_root: Path | None = Field(
+        None, description="directory below which jobs may read data files (cifar10, npz, safetensors); none otherwise"
+    )
+
     host: str = Field("127.0.0.1", description="address that the API listens on")
     port: int = Field(8000, ge=0, le=65535, description="port that the API listens on; 0 takes a free one")
     allowed_hosts: str = Field("", description="further Host headers that the API answers to, comma-separated")

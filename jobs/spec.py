@@ -79,7 +79,7 @@ class Parallelism(Strict):
     placement: dict[ModulePath, Place] = Field(
         default_factory=dict, max_length=256, description='single: sub-module to "cpu" or a logical device'
     )
-    backend: Literal["auto", "nccl", "gloo"] = Field("auto", description="ddp: nccl on cuda, gloo on cpu")
+    backend: Literal["auto", "nccl", "gloo"] = Field("auto", description="ddp, fsdp: auto is nccl on cuda, gloo on cpu")
 
 
 class Component(Strict):
@@ -104,12 +104,34 @@ class Evaluation(Strict):
     every_epochs: int = Field(1, ge=1, le=1_000_000, strict=True)
 
 
+class Scheduler(Component):
+    every: Literal["epoch", "step"] = Field("epoch", description="when the learning rate moves on")
+
+
+class Straggler(Strict):
+    """A device that is made slow on purpose, to see what the report says of it."""
+
+    rank: int | None = Field(None, ge=0, strict=True, description="ddp: the rank that sleeps")
+    device: int | None = Field(None, ge=0, strict=True, description="dp: logical index of the device that sleeps")
+    where: Literal["input", "forward", "backward"]
+    milliseconds: float = Field(gt=0, le=60_000, strict=True, description="of sleep in each batch")
+
+
 class RecipeProgram(Strict):
     kind: Literal["recipe"] = "recipe"
     model: Component
     data: Data
     loss: Component | None = None
     optimizer: Component | None = None
+    scheduler: Scheduler | None = Field(None, description="moves the learning rate, every epoch or every step")
+    accumulate_steps: int = Field(1, ge=1, le=65_536, strict=True, description="batches of one optimizer step")
+    clip_grad_norm: float | None = Field(
+        None, gt=0, le=1e12, strict=True, description="largest norm of all gradients together"
+    )
+    precision: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="what forward computes in (autocast); float16 on cuda only"
+    )
+    straggler: Straggler | None = Field(None, description="dp, ddp: makes one device slow, for demos")
     epochs: int = Field(1, ge=1, le=1_000_000, strict=True)
     max_steps: int | None = Field(None, ge=1, le=10**12, strict=True)
     seed: int = Field(0, ge=0, le=2**63 - 1, strict=True)
@@ -143,7 +165,8 @@ class JobSpec(Strict):
 
     @property
     def global_batch_size(self) -> int:
-        return self.program.data.batch_size * self.world_size
+        """Rows of one optimizer step: of all ranks, and of all batches that are accumulated."""
+        return self.program.data.batch_size * self.world_size * self.program.accumulate_steps
 
     def named(self) -> Self:
         """The same spec with a name: the user's, else one made from what it runs."""
@@ -178,10 +201,16 @@ def _refuse_unsupported(spec: JobSpec) -> None:
             "a job runs on one node in this version",
             fields=(FieldError("resources.nodes", f"{spec.resources.nodes} asked; only 1 is supported"),),
         )
-    if spec.parallelism.strategy == "fsdp":
+    if spec.parallelism.strategy == "fsdp" and spec.program.precision == "float16":
         raise NotSupported(
-            "recipes do not run under fsdp in this version",
-            fields=(FieldError("parallelism.strategy", 'use "ddp", which keeps a whole replica on each device'),),
+            "float16 does not run under fsdp in this version",
+            fields=(
+                FieldError(
+                    "program.precision",
+                    "each rank holds a part of the gradients only, and ranks could disagree on which step to skip "
+                    'for an overflow; use "bfloat16", whose range needs no gradient scaling',
+                ),
+            ),
         )
     if spec.limits.stall_seconds is not None:
         raise NotSupported(
@@ -209,10 +238,10 @@ def _cross_field_errors(spec: JobSpec) -> list[FieldError]:
                 refuse(f"parallelism.{field}", f'only for strategy "dp"; leave it out under "{how.strategy}"')
     if how.strategy != "single" and how.placement:
         refuse("parallelism.placement", f'only for strategy "single"; leave it out under "{how.strategy}"')
-    if how.strategy == "single" and how.module is not None:
-        refuse("parallelism.module", 'only for strategies "dp" and "ddp"; leave it out under "single"')
-    if how.strategy != "ddp" and how.backend != "auto":
-        refuse("parallelism.backend", f'only for strategy "ddp"; leave it out under "{how.strategy}"')
+    if how.strategy not in ("dp", "ddp") and how.module is not None:
+        refuse("parallelism.module", f'only for strategies "dp" and "ddp"; leave it out under "{how.strategy}"')
+    if how.strategy not in ("ddp", "fsdp") and how.backend != "auto":
+        refuse("parallelism.backend", f'only for strategies "ddp" and "fsdp"; leave it out under "{how.strategy}"')
     if how.output_device >= devices:
         refuse(
             "parallelism.output_device",
@@ -228,10 +257,35 @@ def _cross_field_errors(spec: JobSpec) -> list[FieldError]:
             if component is None:
                 refuse(f"program.{field}", 'training needs one; name it, or set program.mode to "forward"')
     else:
-        for field, part in (("loss", program.loss), ("optimizer", program.optimizer), ("evaluate", program.evaluate)):
-            if part is not None:
+        for field in ("loss", "optimizer", "scheduler", "clip_grad_norm", "evaluate"):
+            if getattr(program, field) is not None:
                 refuse(f"program.{field}", 'not used when program.mode is "forward"; leave it out')
-    return wrong
+        if program.accumulate_steps > 1:
+            refuse(
+                "program.accumulate_steps", 'there is nothing to add up when program.mode is "forward"; leave it out'
+            )
+    return wrong + _straggler_errors(spec)
+
+
+#: How a strategy names the one that is made slow.
+_SLOW_ONE = {"dp": ("device", "rank"), "ddp": ("rank", "device")}
+
+
+def _straggler_errors(spec: JobSpec) -> list[FieldError]:
+    straggler, strategy = spec.program.straggler, spec.parallelism.strategy
+    if straggler is None:
+        return []
+    if strategy not in _SLOW_ONE:
+        return [FieldError("program.straggler", f'only for strategies "dp" and "ddp"; leave it out under "{strategy}"')]
+    field, other = _SLOW_ONE[strategy]
+    if getattr(straggler, other) is not None:
+        return [FieldError(f"program.straggler.{other}", f'strategy "{strategy}" takes {field} in its place')]
+    slow, last = getattr(straggler, field), spec.resources.devices - 1
+    if slow is None or slow > last:
+        return [FieldError(f"program.straggler.{field}", f"name which one is slow: 0 to {last}")]
+    if straggler.where == "backward" and spec.program.mode == "forward":
+        return [FieldError("program.straggler.where", 'there is no backward when program.mode is "forward"')]
+    return []
 
 
 def _translate(error: ValidationError) -> InvalidSpec | MalformedJson:

@@ -88,8 +88,9 @@ class Step(Record, frozen=True):
     """One optimizer step (phase train), or one batch (phases eval and forward).
 
     `step` counts from 0 within its phase, over all epochs. `splits` has one id per forward of the
-    step, so gradient accumulation sends several. `forward_ms` and `backward_ms` run parallel to the
-    devices of the split; an entry that was not measured is `None`, and a `Note` says why.
+    step, so gradient accumulation sends several. `forward_ms`, `backward_ms` and `arrival_ms` (dp: how
+    long a device waited for its own shard once the batch was there) run parallel to the devices of the
+    split; an entry that was not measured is `None`, and a `Note` says why.
     """
 
     step: int
@@ -104,6 +105,7 @@ class Step(Record, frozen=True):
     comm_ms: float | None = None
     primitives: Primitives | None = None
     memory_peak_bytes: tuple[int | None, ...] = ()
+    arrival_ms: tuple[float | None, ...] = ()
 
 
 class Metric(Record, frozen=True):

@@ -189,6 +189,7 @@ class Agent:
             lease_seconds=self._settings.lease_seconds,
             beat_seconds=self._settings.beat_seconds,
             grace_seconds=min(self._settings.grace_seconds, self._settings.lease_seconds / 12),
+            data_root=self._settings.data_root.expanduser() if self._settings.data_root is not None else None,
         )
 
     def _refuse(self, attempt: AttemptId, reason: Reason, message: str) -> None:

@@ -24,6 +24,7 @@ class Launch:
     lease_seconds: float
     beat_seconds: float
     grace_seconds: float
+    data_root: Path | None = None  # jobs may read files below it
 
     @property
     def distributed(self) -> bool:

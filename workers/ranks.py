@@ -189,6 +189,7 @@ def _run(launch: Launch, number: int, pipes: _Pipes, lock: int, supervisor: int,
         sink=sink,
         streams=routed,
         stopping=stopping.is_set,
+        data_root=launch.data_root,
     )
     outcome = _finish_python(_outcome_of_program(JobSpec.model_validate_json(go.spec), context), number)
     routed.flush()

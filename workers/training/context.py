@@ -8,6 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO, cast
 
 from jobs import telemetry
@@ -217,7 +218,10 @@ def _never() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """One rank. `devices` are its own: the whole lease under single and dp, one device under ddp."""
+    """One rank. `devices` are its own: the whole lease under single and dp, one device under ddp and fsdp.
+
+    `data_root` is the directory below which a job may read files.
+    """
 
     rank: int
     world_size: int
@@ -227,6 +231,7 @@ class RankContext:
     sink: Sink
     streams: DeviceStreams | None = None
     stopping: Callable[[], bool] = _never
+    data_root: Path | None = None
 
     @property
     def kind(self) -> Literal["cpu", "cuda"]:

@@ -10,8 +10,8 @@ import functools
 import queue
 import threading
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,15 @@ from torch.nn.parallel import scatter_gather
 
 from workers.training.probe.recorder import Observer
 from workers.training.probe.shapes import rows_of, shape_of_arguments, tensors_in
+from workers.training.straggler import Straggler
 
 Module = Callable[..., Any]
+#: Around the arrival of a shard on the device at a position.
+Arriving = Callable[[int], AbstractContextManager[object]]
+
+
+#: Makes the context in which a shard runs.
+Mode = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,7 @@ class Primitives:
     """The four functions of data parallelism. Devices are given by their index."""
 
     replicate: Callable[[nn.Module, Sequence[int], bool], list[nn.Module]]
-    scatter: Callable[[tuple[Any, ...], dict[str, Any], Sequence[int], int], tuple[Any, Any]]
+    scatter: Callable[[tuple[Any, ...], dict[str, Any], Sequence[int], int, "Arriving"], tuple[Any, Any]]
     parallel_apply: Callable[[Sequence[Any], Sequence[Any], Sequence[dict[str, Any]], Sequence[int]], list[Any]]
     gather: Callable[[Sequence[Any], int, int], Any]
 
@@ -43,7 +50,7 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
     With one device the primitives run all the same, where torch would call the module directly, so
     that the report shows them. `functional` takes the road of PyTorch's tutorial instead: replicas
     for all devices first, then as many as there are shards are used. `on` binds the thread of a
-    shard to the log of its device.
+    shard to the log of its device. `straggler` is a device that is slow on purpose.
     """
 
     def __init__(
@@ -57,6 +64,7 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
         functional: bool = False,
         observer: Observer | None = None,
         on: Callable[[int], AbstractContextManager[None]] = lambda index: nullcontext(),
+        straggler: Straggler | None = None,
     ) -> None:
         if virtual:
             nn.Module.__init__(self)
@@ -68,6 +76,7 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
         self._run = self._one_by_one if functional else self._as_torch_does
         self._observer = observer or Observer()
         self._on = on
+        self._straggler = straggler
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         outputs = self._run(inputs, kwargs)
@@ -97,10 +106,18 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
 
     def scatter(self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[Any]) -> Any:
         with self._observer.primitive("scatter"):
-            return self._primitives.scatter(inputs, kwargs or {}, device_ids, self.dim)
+            return self._primitives.scatter(inputs, kwargs or {}, device_ids, self.dim, self._arriving)
+
+    @contextmanager
+    def _arriving(self, position: int) -> Iterator[None]:
+        with self._observer.arriving(position):
+            yield
+            if self._straggler is not None:
+                self._straggler.hold_input(self.device_ids[position])
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
-        modules = [self._shard(position, replica) for position, replica in enumerate(replicas)]
+        mode = _mode_of_this_thread("cpu" if self._virtual else "cuda")
+        modules = [self._shard(position, replica, mode) for position, replica in enumerate(replicas)]
         with self._observer.primitive("parallel_apply"):
             outputs = self._primitives.parallel_apply(modules, inputs, kwargs, self.device_ids[: len(modules)])
         if self._virtual and torch.is_grad_enabled():
@@ -113,11 +130,12 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
         with self._observer.primitive("gather"):
             return self._primitives.gather(outputs, output_device, self.dim)
 
-    def _shard(self, position: int, replica: nn.Module) -> Module:
-        watched = self._observer.watched(position, replica)
+    def _shard(self, position: int, replica: nn.Module, mode: Mode) -> Module:
+        slow = replica if self._straggler is None else self._straggler.slow(self.device_ids[position], replica)
+        watched = self._observer.watched(position, slow)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with self._on(position):
+            with self._on(position), mode():
                 return watched(*args, **kwargs)
 
         return call
@@ -166,32 +184,61 @@ def _parameters(replica: nn.Module) -> list[torch.Tensor]:
 
 
 def scatter(
-    inputs: tuple[Any, ...], kwargs: dict[str, Any], device_ids: Sequence[int], dim: int = 0
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device_ids: Sequence[int],
+    dim: int = 0,
+    arriving: Arriving = lambda position: nullcontext(),
 ) -> tuple[tuple[Any, ...], tuple[dict[str, Any], ...]]:
     """Arguments for each shard. Tensors are cut by `torch.chunk`, other objects go to every shard; there are
     as many shards as the tensors give, which may be fewer than devices."""
-    positional = _scatter(inputs, len(device_ids), dim) if inputs else []
-    named = _scatter(kwargs, len(device_ids), dim) if kwargs else []
+    positional = _cut(inputs, len(device_ids), dim) if inputs else []
+    named = _cut(kwargs, len(device_ids), dim) if kwargs else []
     positional += [()] * (len(named) - len(positional))
-    named += [{}] * (len(positional) - len(named))
+    if len(named) < len(inputs):  # as torch has it: a keyword tensor that is too short is an error later on
+        named += [{}] * (len(positional) - len(named))
+    for position in range(len(positional)):
+        with arriving(position):
+            positional[position] = _copied(positional[position])
+            if position < len(named):
+                named[position] = _copied(named[position])
     return tuple(positional), tuple(named)
 
 
-def _scatter(value: Any, devices: int, dim: int) -> list[Any]:
+def _cut(value: Any, devices: int, dim: int) -> list[Any]:
     if isinstance(value, torch.Tensor):
-        # Copies, as a transfer to a device is: an operation in place must not reach the caller's tensor.
-        return [chunk.clone() for chunk in value.chunk(devices, dim)]
+        return list(value.chunk(devices, dim))
+    if _is_namedtuple(value):
+        return [type(value)(*parts) for parts in _together(value, devices, dim)]
+    if isinstance(value, tuple) and value:
+        return _together(value, devices, dim)
+    if isinstance(value, list) and value:
+        return [list(parts) for parts in _together(value, devices, dim)]
     if isinstance(value, dict) and value:
         return [type(value)(items) for items in _together(value.items(), devices, dim)]
-    if isinstance(value, (tuple, list)) and value:
-        make = type(value)._make if hasattr(value, "_make") else type(value)
-        return [make(parts) for parts in _together(value, devices, dim)]
     return [value] * devices
 
 
 def _together(parts: Any, devices: int, dim: int) -> list[Any]:
     """Shards of several values side by side; the one with the fewest decides how many there are."""
-    return list(zip(*(_scatter(part, devices, dim) for part in parts), strict=False))
+    return list(zip(*(_cut(part, devices, dim) for part in parts), strict=False))
+
+
+def _copied(value: Any) -> Any:
+    """As a transfer to a device makes copies: an operation in place must not reach the caller's tensor."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if _is_namedtuple(value):
+        return type(value)(*map(_copied, value))
+    if type(value) in (tuple, list) and value:
+        return type(value)(map(_copied, value))
+    if isinstance(value, dict) and value:
+        return type(value)((key, _copied(part)) for key, part in value.items())
+    return value
+
+
+def _is_namedtuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_asdict") and hasattr(value, "_fields")
 
 
 def parallel_apply(
@@ -202,7 +249,12 @@ def parallel_apply(
 
     An exception is raised again in the caller, of the same class, with the replica and the device named.
     """
-    run = _with_modes_of_this_thread()
+    if not len(modules) == len(inputs) == len(kwargs):
+        raise ValueError(
+            f"{len(modules)} shards, but keyword arguments for {len(kwargs)}: "
+            "a tensor among them has too few rows for as many shards"
+        )
+    run = functools.partial(_run, torch.is_grad_enabled())
     outputs = []
     for position, (module, shard, named) in enumerate(zip(modules, inputs, kwargs, strict=True)):
         device = device_ids[position]
@@ -214,19 +266,20 @@ def parallel_apply(
     return outputs
 
 
-def _with_modes_of_this_thread() -> Callable[[Module, Any, dict[str, Any], str], Any]:
-    """A call that has the caller's grad and autocast mode, wherever it runs; both belong to a thread."""
-    grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
-    dtype = torch.get_autocast_dtype("cpu")
+def _run(grad: bool, module: Module, shard: Any, named: dict[str, Any], where: str) -> Any:
+    """Call a module in a thread of its own with the grad mode of the caller, which belongs to a thread."""
+    try:
+        with torch.set_grad_enabled(grad):
+            return module(*shard, **named)
+    except BaseException:  # noqa: BLE001 - raised again in the caller
+        return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
 
-    def run(module: Module, shard: Any, named: dict[str, Any], where: str) -> Any:
-        try:
-            with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=dtype, enabled=autocast):
-                return module(*shard, **named)
-        except BaseException:  # noqa: BLE001 - raised again in the caller
-            return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
 
-    return run
+def _mode_of_this_thread(kind: str) -> Mode:
+    """Makes the caller's autocast mode that of another thread. torch's own `parallel_apply` hands on whether it is
+    on, but not its dtype, and so replicas would compute in float16 where bfloat16 was asked for."""
+    enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    return lambda: torch.autocast(kind, dtype=dtype, enabled=enabled)
 
 
 class _DeviceThread:
@@ -290,10 +343,17 @@ def _join(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     return torch.cat(list(tensors), dim)
 
 
+def _scatter_to_gpus(
+    inputs: tuple[Any, ...], kwargs: dict[str, Any], device_ids: Sequence[int], dim: int, arriving: Arriving
+) -> tuple[Any, Any]:
+    """torch's own, which sends to all devices at once: when a shard arrives on one is not seen."""
+    return scatter_gather.scatter_kwargs(inputs, kwargs, device_ids, dim)
+
+
 VIRTUAL = Primitives(replicate, scatter, parallel_apply, gather)
 CUDA = Primitives(
     replicate=torch_parallel.replicate,
-    scatter=scatter_gather.scatter_kwargs,
+    scatter=_scatter_to_gpus,
     parallel_apply=torch_parallel.parallel_apply,
     gather=torch_parallel.gather,
 )

@@ -12,16 +12,18 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
-from jobs.spec import Component, Data, EvaluationData, JobSpec
+from jobs.spec import Component, Data, EvaluationData, JobSpec, Scheduler
 from jobs.telemetry import DeviceInfo, Result
 from workers.training import loop, strategies
 from workers.training.context import RankContext, RejectedByWorker
 from workers.training.loop import Run
 from workers.training.recipes import optim
 from workers.training.recipes.data import DATA
+from workers.training.recipes.files import DataRoot
 from workers.training.recipes.models import MODELS, Recipe
 
 
@@ -50,11 +52,12 @@ def prepare(spec: JobSpec, context: RankContext) -> Run:
     """Build everything that the loop needs. Data and model each begin from the seed, so one does not move the other."""
     program = spec.program
     seed_everything(program.seed)
-    dataset = build_data(program.data, "program.data")
+    dataset = build_data(program.data, "program.data", context)
     seed_everything(program.seed)
     model = build_model(program.model)
     loss = build_loss(program.loss) if program.loss is not None else None
     check_fit(spec, model, dataset, loss)
+    check_precision(spec, context)
     strategy = strategies.build(spec, context, model)
     describe_devices(context, strategy)
     if isinstance(loss, nn.Module):
@@ -62,6 +65,10 @@ def prepare(spec: JobSpec, context: RankContext) -> Run:
     prepared = Run(program, context, strategy, build_loader(spec, context, dataset), loss)
     if program.optimizer is not None:
         prepared.optimizer = build_optimizer(program.optimizer, model)
+    if program.scheduler is not None and prepared.optimizer is not None:
+        prepared.scheduler = build_scheduler(program.scheduler, prepared.optimizer)
+    if program.precision == "float16":
+        prepared.scaler = torch.amp.GradScaler("cuda")
     if program.evaluate is not None:
         seed_everything(program.seed)
         prepared.evaluation = build_evaluation(program.evaluate.data, context)
@@ -85,8 +92,8 @@ def build_model(component: Component) -> nn.Module:
     return model
 
 
-def build_data(component: Component, field: str) -> Dataset[Any]:
-    data = _build(component, field, DATA)
+def build_data(component: Component, field: str, context: RankContext) -> Dataset[Any]:
+    data = _build(component, field, DATA, DataRoot(context.data_root), field)
     if not hasattr(data, "__getitem__") and not isinstance(data, IterableDataset):
         raise RejectedByWorker(f"{field}.ref: {component.ref} made a {type(data).__name__}, not a Dataset")
     return cast(Dataset[Any], data)
@@ -113,7 +120,16 @@ def build_optimizer(component: Component, model: nn.Module) -> torch.optim.Optim
     )
 
 
-def _build(component: Component, field: str, recipes: dict[str, Recipe]) -> Any:
+def build_scheduler(component: Scheduler, optimizer: torch.optim.Optimizer) -> LRScheduler:
+    if ":" not in component.ref:
+        make: Callable[..., Any] = lambda name, args: optim.build_scheduler(name, optimizer, args)  # noqa: E731
+        return cast(LRScheduler, _built_in(component, "program.scheduler", optim.SCHEDULERS, make))
+    made = _attribute(component.ref, "program.scheduler.ref")
+    return cast(LRScheduler, _made("program.scheduler", component, lambda: made(optimizer, **component.args)))
+
+
+def _build(component: Component, field: str, recipes: dict[str, Recipe], *of_files: Any) -> Any:
+    """What `component` names; `of_files` is what a recipe that reads files is given beside its arguments."""
     if ":" in component.ref:
         attribute = _attribute(component.ref, f"{field}.ref")
         return _made(field, component, lambda: attribute(**component.args))
@@ -126,7 +142,7 @@ def _build(component: Component, field: str, recipes: dict[str, Recipe]) -> Any:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise RejectedByWorker(f"{field}.args.{where}: {first['msg']}") from None
-    return recipe.build(args)
+    return recipe.build(args, *of_files) if recipe.reads_files else recipe.build(args)
 
 
 def _built_in(component: Component, field: str, known: dict[str, Any], make: Callable[..., Any]) -> Any:
@@ -180,6 +196,22 @@ def check_fit(spec: JobSpec, model: nn.Module, dataset: Dataset[Any], loss: loop
         ) from error
 
 
+def check_precision(spec: JobSpec, context: RankContext) -> None:
+    """
+    Raises:
+        RejectedByWorker: the devices do not compute in the precision that is asked for.
+    """
+    wanted = spec.program.precision
+    if wanted == "float16" and context.kind == "cpu":
+        raise RejectedByWorker(
+            'program.precision: "float16" needs cuda devices, and these are cpu; take "bfloat16" or "float32"'
+        )
+    if wanted == "bfloat16" and context.kind == "cuda" and not torch.cuda.is_bf16_supported():
+        raise RejectedByWorker(
+            'program.precision: these devices do not compute in "bfloat16"; take "float16" or "float32"'
+        )
+
+
 # -- loaders ---------------------------------------------------------------------------------------
 
 
@@ -206,7 +238,7 @@ def build_loader(spec: JobSpec, context: RankContext, dataset: Dataset[Any]) -> 
 
 def build_evaluation(data: EvaluationData, context: RankContext) -> DataLoader[Any]:
     """Every `world_size`-th row: no row is repeated to make the ranks equal, so sums over ranks are exact."""
-    dataset = build_data(data, "program.evaluate.data")
+    dataset = build_data(data, "program.evaluate.data", context)
     if context.world_size > 1:
         dataset = Subset(dataset, range(context.rank, len(cast(Any, dataset)), context.world_size))
     return _loader(data, context, dataset, 0)

@@ -2,15 +2,20 @@
 
 import time
 from collections.abc import Callable, Iterator, Sized
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, cast
 
 import torch
+from torch.amp import GradScaler
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from jobs.spec import Component, RecipeProgram
+from jobs.spec import Component, RecipeProgram, Scheduler
 from jobs.telemetry import Outline, Result
 from workers.training.context import RankContext, RejectedByWorker, Stopped
 from workers.training.placement import moved
@@ -19,6 +24,8 @@ from workers.training.probe.shapes import rows_of, shape_of
 from workers.training.strategies import Strategy
 
 Loss = Callable[[Any, Any], torch.Tensor]
+#: Input and target; a target that the data lacks is None.
+Batch = tuple[Any, Any]
 RATE_SECONDS = 1.0
 
 
@@ -33,6 +40,8 @@ class Run:
     loss: Loss | None = None
     optimizer: Optimizer | None = None
     evaluation: DataLoader[Any] | None = None
+    scheduler: LRScheduler | None = None
+    scaler: GradScaler = field(default_factory=lambda: GradScaler("cpu", enabled=False))
     steps_done: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -46,12 +55,13 @@ def train(run: Run) -> Result:
     run.strategy.model.train()
     rate, loss = _Rate(run), None
     for epoch in range(run.program.epochs):
-        for inputs, target, waited in _batches(run, epoch):
-            _require_target(run, target)
-            loss = train_step(run, epoch, inputs, target, waited)
+        for batches, waited in _groups(run, epoch):
+            loss = train_step(run, epoch, batches, waited)
             _report_loss(run, loss)
-            _after_step(run, rate, inputs)
+            _move_learning_rate(run, "step")
+            _after_step(run, rate, batches)
         _report_learning_rate(run)
+        _move_learning_rate(run, "epoch")
         if run.evaluation is not None and (epoch + 1) % cast(Any, run.program.evaluate).every_epochs == 0:
             evaluate(run, epoch)
         if _is_over(run):
@@ -59,16 +69,35 @@ def train(run: Run) -> Result:
     return Result(None if loss is None else _mean_over_ranks(run, loss), run.metrics)
 
 
-def train_step(run: Run, epoch: int, inputs: Any, target: Any, waited: float) -> torch.Tensor:
+def train_step(run: Run, epoch: int, batches: list[Batch], waited: float) -> torch.Tensor:
+    """One optimizer step over one batch, or over several whose gradients add up to those of all their rows at once."""
     assert run.optimizer is not None
-    assert run.loss is not None
+    *others, last = zip(batches, _weights(run, batches), strict=True)
     with run.strategy.recorder.step("train", epoch, waited):
         run.optimizer.zero_grad()
-        outputs = run.strategy.model(inputs)
+        losses = []
+        for batch, weight in others:
+            with run.strategy.alone():
+                losses.append(_add_gradients(run, batch, weight, alone=True))
+        losses.append(_add_gradients(run, *last, alone=False))
+        if run.program.clip_grad_norm is not None:
+            run.scaler.unscale_(run.optimizer)
+            clip_grad_norm_(run.strategy.model.parameters(), run.program.clip_grad_norm)
+        run.scaler.step(run.optimizer)
+        run.scaler.update()
+    return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+
+def _add_gradients(run: Run, batch: Batch, weight: float, *, alone: bool) -> torch.Tensor:
+    assert run.loss is not None
+    inputs, target = batch
+    with _precision(run):
+        outputs = run.strategy.model(moved(inputs, run.strategy.device))
         loss = run.loss(outputs, moved(target, _device_of(outputs)))
-        with run.strategy.recorder.backward():
-            loss.backward()  # type: ignore[no-untyped-call]
-        run.optimizer.step()
+        if weight != 1:
+            loss = loss * weight
+    with run.strategy.recorder.backward(alone=alone):
+        run.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
     return loss.detach()
 
 
@@ -78,10 +107,11 @@ def forward(run: Run) -> Result:
     run.strategy.model.eval()
     rate = _Rate(run)
     for epoch in range(run.program.epochs):
-        for inputs, _, waited in _batches(run, epoch):
-            with run.strategy.recorder.step("forward", epoch, waited):
-                run.strategy.model(inputs)
-            _after_step(run, rate, inputs)
+        for batches, waited in _groups(run, epoch):
+            inputs, _ = batches[0]
+            with run.strategy.recorder.step("forward", epoch, waited), _precision(run):
+                run.strategy.model(moved(inputs, run.strategy.device))
+            _after_step(run, rate, batches)
         if _is_over(run):
             break
     return Result(None, {})
@@ -102,11 +132,12 @@ def evaluate(run: Run, epoch: int) -> None:
         model.eval()
         for batch in run.evaluation:
             inputs, target = _pair(moved(batch, run.strategy.device))
-            with run.strategy.recorder.step("eval", epoch, None):
+            with run.strategy.recorder.step("eval", epoch, None), _precision(run):
                 outputs = model(inputs)
             rows = rows_of(shape_of(inputs), 0) or 0
             target = moved(target, _device_of(outputs))
-            loss = float(run.loss(outputs, target))
+            with _precision(run):
+                loss = float(run.loss(outputs, target))
             sums += torch.tensor([rows, loss * rows, _correct(outputs, target)], dtype=torch.float64)
             classifies = classifies and _is_classification(outputs, target)
         model.train()
@@ -117,21 +148,47 @@ def evaluate(run: Run, epoch: int) -> None:
 # -- parts -----------------------------------------------------------------------------------------
 
 
-def _batches(run: Run, epoch: int) -> Iterator[tuple[Any, Any, float]]:
-    """Input, target and the milliseconds that were spent waiting for them, until the steps run out."""
+def _groups(run: Run, epoch: int) -> Iterator[tuple[list[Batch], float]]:
+    """The batches of one step after another, and the milliseconds that were spent waiting for them, until the steps
+    run out. What is left at the end of the epoch makes a step too."""
     if isinstance(run.loader.sampler, DistributedSampler):
         run.loader.sampler.set_epoch(epoch)
-    began = time.perf_counter()
-    for batch in run.loader:
-        inputs, target = _pair(batch)
-        inputs = moved(inputs, run.strategy.device)
-        yield inputs, target, (time.perf_counter() - began) * 1000.0
-        if _is_over(run):
-            return
+    batches = iter(run.loader)
+    while not _is_over(run):
         began = time.perf_counter()
+        group = [_checked(run, batch) for batch in islice(batches, run.program.accumulate_steps)]
+        if not group:
+            return
+        yield group, (time.perf_counter() - began) * 1000.0
 
 
-def _pair(batch: Any) -> tuple[Any, Any]:
+def _checked(run: Run, batch: Any) -> Batch:
+    """One batch that has come. A rank that is slow in its input, on purpose, is so here."""
+    straggler = run.strategy.straggler
+    if straggler is not None:
+        straggler.hold_input(straggler.device)
+    inputs, target = _pair(batch)
+    if run.program.mode == "train":
+        _require_target(run, target)
+    return inputs, target
+
+
+def _weights(run: Run, batches: list[Batch]) -> list[float]:
+    """What each batch's loss counts in that of the step: its share of the rows where losses are means, else all."""
+    rows = [rows_of(shape_of(inputs), 0) or 1 for inputs, _ in batches]
+    if len(batches) == 1 or getattr(run.loss, "reduction", "mean") == "sum":
+        return [1.0] * len(batches)
+    return [count / sum(rows) for count in rows]
+
+
+def _precision(run: Run) -> AbstractContextManager[object]:
+    """Autocast in the precision that the spec asks for."""
+    if run.program.precision == "float32":
+        return nullcontext()
+    return torch.autocast(run.context.kind, dtype=getattr(torch, run.program.precision))
+
+
+def _pair(batch: Any) -> Batch:
     """(input, target); a batch that is not a pair is all input."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
@@ -147,9 +204,9 @@ def _require_target(run: Run, target: Any) -> None:
         )
 
 
-def _after_step(run: Run, rate: "_Rate", inputs: Any) -> None:
+def _after_step(run: Run, rate: "_Rate", batches: list[Batch]) -> None:
     run.steps_done += 1
-    rate.count(rows_of(shape_of(inputs), 0))
+    rate.count(sum(rows_of(shape_of(inputs), 0) or 0 for inputs, _ in batches))
     if run.context.stopping():
         raise Stopped(f"told to stop after step {run.steps_done - 1}")
 
@@ -172,6 +229,14 @@ def _report_loss(run: Run, loss: torch.Tensor) -> None:
 
 def _mean_over_ranks(run: Run, loss: torch.Tensor) -> float:
     return float(run.strategy.total(loss.clone()).item()) / run.context.world_size
+
+
+def _move_learning_rate(run: Run, every: str) -> None:
+    if run.scheduler is None or cast(Scheduler, run.program.scheduler).every != every:
+        return
+    if every == "step" and sampled(run.steps_done):
+        _report_learning_rate(run)
+    run.scheduler.step()
 
 
 def _report_learning_rate(run: Run) -> None:
@@ -218,8 +283,8 @@ class _Rate:
         self._rows = 0
         self._since = time.perf_counter()
 
-    def count(self, rows: int | None) -> None:
-        self._rows += (rows or 0) * self._run.context.world_size
+    def count(self, rows: int) -> None:
+        self._rows += rows * self._run.context.world_size
         passed = time.perf_counter() - self._since
         if passed >= RATE_SECONDS and self._run.context.rank == 0 and self._rows:
             self._run.strategy.recorder.metric("rows_per_second", self._run.steps_done - 1, self._rows / passed)
@@ -228,7 +293,8 @@ class _Rate:
 
 def outline(run: Run) -> Outline:
     """How long the run will be, as far as the length of the data tells."""
-    per_epoch = _length(run.loader)
+    batches = _length(run.loader)
+    per_epoch = None if batches is None else -(-batches // run.program.accumulate_steps)
     total = None if per_epoch is None else per_epoch * run.program.epochs
     if run.program.max_steps is not None:
         total = run.program.max_steps if total is None else min(total, run.program.max_steps)

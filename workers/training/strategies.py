@@ -1,4 +1,4 @@
-"""The three ways to put a model on devices: single, dp, ddp. Each gives the loop the same few things."""
+"""The four ways to put a model on devices: single, dp, ddp, fsdp. Each gives the loop the same few things."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from jobs.spec import JobSpec
@@ -16,7 +18,12 @@ from workers.training import groups, placement
 from workers.training.context import RankContext, RejectedByWorker
 from workers.training.data_parallel import TracedDataParallel
 from workers.training.probe.recorder import DdpTimes, Recorder
+from workers.training.straggler import Straggler
+from workers.training.straggler import of as straggler_of
 
+FSDP_UNMEASURED = (
+    "under fsdp ranks exchange parameters and gradients while they compute; torch does not time them apart"
+)
 DDP_UNMEASURED = "DistributedDataParallel of this torch does not tell its own times"
 
 
@@ -29,7 +36,8 @@ class Strategy:
     """A model on its devices.
 
     `model` is what the loop calls; `device` is where batches go; `total` adds a tensor up over all
-    ranks; `evaluated` gives the model that evaluation may call on each rank as often as it likes.
+    ranks; `evaluated` gives the model that evaluation may call on each rank as often as it likes;
+    `alone` is around a forward and backward after which the ranks do not yet add up their gradients.
     """
 
     model: nn.Module
@@ -37,6 +45,8 @@ class Strategy:
     recorder: Recorder
     total: Callable[[torch.Tensor], torch.Tensor]
     evaluated: Callable[[], AbstractContextManager[nn.Module]]
+    alone: Callable[[], AbstractContextManager[object]] = nullcontext
+    straggler: Straggler | None = None
 
 
 def build(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
@@ -85,6 +95,7 @@ def dp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
         dim=how.dim,
         functional=how.functional,
         observer=recorder,
+        straggler=_straggler(spec, context),
         **({"on": streams.on} if streams is not None else {}),
     )
     recorder.note(
@@ -92,6 +103,7 @@ def dp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
         "DataParallel copies within one process: see primitives.scatter_ms, replicate_ms and gather_ms",
     )
     if virtual:
+        recorder.note("per_device.data_wait_ms", "the wait for the batch, which is the same for all, and for the shard")
         recorder.note("per_device.backward_ms", "measured on the first ten steps and every tenth after them")
     else:
         recorder.note("per_device.backward_ms", "under DataParallel the backward of all devices is one call")
@@ -112,7 +124,10 @@ def ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     model.to(device)
     inner = _submodule(model, path)
     recorder = _recorder(spec, context)
-    recorder.watch(inner, 0, is_whole=True)
+    straggler = _straggler(spec, context)
+    if straggler is not None:
+        _slow(inner, straggler)
+    recorder.watch(inner, 0, is_whole=True)  # after what makes it slow, which belongs to its time
     if any(parameter.requires_grad for parameter in inner.parameters()):
         wrapped = DistributedDataParallel(inner, device_ids=[device] if device.type == "cuda" else None)
     else:
@@ -122,10 +137,40 @@ def ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     if path is not None:
         recorder.note("parallelism.module", f"only {path} is synchronised between ranks; other parameters drift apart")
     placed = _put_back(model, path, wrapped)
-    return Strategy(placed, device, recorder, _total, lambda: _unwrapped(model, path, inner, wrapped))
+    return Strategy(
+        placed,
+        device,
+        recorder,
+        _total,
+        lambda: _unwrapped(model, path, inner, wrapped),
+        wrapped.no_sync,
+        straggler,
+    )
 
 
-STRATEGIES: dict[str, Callable[[JobSpec, RankContext, nn.Module], Strategy]] = {"single": single, "dp": dp, "ddp": ddp}
+def fsdp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
+    """fully_shard: each rank keeps a part of every parameter, and gathers the rest of a layer when it is its turn."""
+    device = _torch_device(context, context.devices[0].logical)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    groups.keep()
+    dist.init_process_group(_backend(spec.parallelism.backend, device))
+    model.to(device)
+    recorder = _recorder(spec, context)
+    recorder.watch(model, 0, is_whole=True)
+    sharded = _shard(model, init_device_mesh(device.type, (context.world_size,)))
+    for field in ("backward_ms", "comm_ms"):
+        recorder.note(f"per_device.{field}", FSDP_UNMEASURED)
+    recorder.note("per_device.forward_ms", "includes gathering parameters, and waiting for the ranks that hold them")
+    return Strategy(model, device, recorder, _total, lambda: _gathered(model, sharded), lambda: _unreduced(sharded[-1]))
+
+
+STRATEGIES: dict[str, Callable[[JobSpec, RankContext, nn.Module], Strategy]] = {
+    "single": single,
+    "dp": dp,
+    "ddp": ddp,
+    "fsdp": fsdp,
+}
 
 
 def _recorder(spec: JobSpec, context: RankContext, *, dim: int = 0, times_whole_backward: bool = False) -> Recorder:
@@ -135,6 +180,25 @@ def _recorder(spec: JobSpec, context: RankContext, *, dim: int = 0, times_whole_
 def _torch_device(context: RankContext, logical: int) -> torch.device:
     """The lease's devices are the visible ones, in order; virtual devices share the CPU."""
     return torch.device("cuda", logical) if context.kind == "cuda" else torch.device("cpu")
+
+
+def _straggler(spec: JobSpec, context: RankContext) -> Straggler | None:
+    """The straggler of the spec, where it can be had.
+
+    Raises:
+        RejectedByWorker: DataParallel sends to all GPUs at once, so none of them can be made to wait alone.
+    """
+    found = straggler_of(spec, context)
+    if found is not None and found.where == "input" and len(context.devices) > 1 and context.kind == "cuda":
+        raise RejectedByWorker(
+            'program.straggler.where: on cuda, DataParallel sends the shards to all devices at once; take "forward"'
+        )
+    return found
+
+
+def _slow(module: nn.Module, straggler: Straggler) -> None:
+    if straggler.where != "input":
+        module.register_forward_hook(lambda _, __, outputs: straggler.slow_outputs(outputs))
 
 
 def _submodule(model: nn.Module, path: str | None) -> nn.Module:
@@ -177,6 +241,49 @@ def _unwrapped(
         dist.broadcast(buffer, src=0)
     yield _put_back(model, path, inner)
     _put_back(model, path, wrapped)
+
+
+def _shard(model: nn.Module, mesh: DeviceMesh) -> list[FSDPModule]:
+    """Shard each part of the model that has parameters, then the model itself, which comes last."""
+    parts = [*_parts(model), model]
+    try:
+        return [fully_shard(part, mesh=mesh, reshard_after_forward=True) for part in parts]
+    except (ValueError, NotImplementedError, RuntimeError) as error:
+        raise RejectedByWorker(f"parallelism.strategy: fully_shard does not take this model: {error}") from error
+
+
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    """The model's own parts. A list or dict of modules is never called, so its entries are taken in its place."""
+    for child in model.children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            yield from _parts(child)
+        elif any(True for _ in child.parameters()):
+            yield child
+
+
+@contextlib.contextmanager
+def _gathered(model: nn.Module, sharded: list[FSDPModule]) -> Iterator[nn.Module]:
+    """The model with whole parameters on every rank, so that its forward is no collective: ranks evaluate different
+    numbers of batches. Buffers are those of rank 0, as under ddp."""
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)
+    for part in sharded:
+        part.set_reshard_after_forward(False)
+        part.unshard()
+    yield model
+    for part in sharded:
+        part.reshard()
+        part.set_reshard_after_forward(True)
+
+
+@contextlib.contextmanager
+def _unreduced(root: FSDPModule) -> Iterator[None]:
+    """Gradients stay with the rank that made them until the next backward outside."""
+    root.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        root.set_requires_gradient_sync(True)
 
 
 def _ddp_times(wrapped: DistributedDataParallel, recorder: Recorder) -> Callable[[], DdpTimes | None]:

@@ -8,10 +8,13 @@ import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TypeVar
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from jobs.plan import predict
+from jobs.report import Aggregator, LeasedDevice, Report
 from jobs.spec import JobSpec
 from jobs.telemetry import AnyRecord, Outcome, Record, Unpacker
 from workers.training.context import ChannelSink, Device, RankContext
@@ -32,7 +35,7 @@ class RankRun:
         return [record for record in self.records if isinstance(record, kind)]
 
 
-def run_ranks(spec: JobSpec, seconds: float = 60) -> list[RankRun]:
+def run_ranks(spec: JobSpec, seconds: float = 60, data_root: Path | None = None) -> list[RankRun]:
     """Run `spec` on all its ranks. The last record of each is its `Outcome`.
 
     Raises:
@@ -45,7 +48,7 @@ def run_ranks(spec: JobSpec, seconds: float = 60) -> list[RankRun]:
     receivers, processes = [], []
     for rank in range(spec.world_size):
         receiver, sender = _server.Pipe(duplex=False)
-        process = _server.Process(target=_rank, args=(spec.model_dump_json(), rank, port, sender))
+        process = _server.Process(target=_rank, args=(spec.model_dump_json(), rank, port, sender, data_root))
         process.start()
         sender.close()
         receivers.append(receiver)
@@ -75,7 +78,18 @@ def _read_all(receivers: list[Connection], deadline: float) -> list[list[AnyReco
     return records
 
 
-def _rank(spec_json: str, rank: int, port: int, channel: Connection) -> None:
+def report_of(spec: JobSpec, runs: list[RankRun], train_rows: int | None = None) -> Report:
+    """The report on what the ranks sent."""
+    lease = [LeasedDevice(index, f"cpu:{index}", "here", "cpu", "virtual") for index in range(spec.resources.devices)]
+    told = Aggregator("job", 1, spec, lease, predict(spec, train_rows))
+    for rank, run in enumerate(runs):
+        for record in run.records:
+            told.feed(rank, record)
+        told.rank_ended(rank)
+    return told.snapshot(final=True)
+
+
+def _rank(spec_json: str, rank: int, port: int, channel: Connection, data_root: Path | None) -> None:
     from workers.training import entry
 
     spec = JobSpec.model_validate_json(spec_json)
@@ -91,7 +105,8 @@ def _rank(spec_json: str, rank: int, port: int, channel: Connection) -> None:
     device = Device(rank, "cpu", f"cpu:{rank}")
     code, trace = 0, ""
     try:
-        entry.run(spec, RankContext(rank, spec.world_size, (device,), spec.resources.devices, 1, sink))
+        context = RankContext(rank, spec.world_size, (device,), spec.resources.devices, 1, sink, data_root=data_root)
+        entry.run(spec, context)
     except BaseException:  # noqa: BLE001 - the outcome carries it
         code, trace = 1, traceback.format_exc()
     sink.emit(Outcome(rank, code, traceback=trace))

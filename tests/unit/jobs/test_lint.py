@@ -177,10 +177,11 @@ specs = st.builds(
     batch_size=st.integers(1, 70),
     drop_last=st.booleans(),
     parallelism=st.sampled_from([{}, {"module": "block2"}]),
+    accumulate_steps=st.sampled_from([1, 1, 2, 3, 5]),
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(specs, st.integers(1, 400))
 def test_a_suggestion_that_is_followed_makes_its_finding_go_away(spec: JobSpec, rows: int) -> None:
     for code, finding in planned(spec, rows).items():
@@ -191,6 +192,7 @@ def test_a_suggestion_that_is_followed_makes_its_finding_go_away(spec: JobSpec, 
             assert any(pattern.steps for pattern in predict(changed, rows).run)
 
 
+@settings(deadline=None)
 @given(specs)
 def test_a_suggestion_for_a_data_set_of_unknown_size_holds_for_full_batches(spec: JobSpec) -> None:
     for code, finding in planned(spec, None).items():
@@ -198,6 +200,7 @@ def test_a_suggestion_for_a_data_set_of_unknown_size_holds_for_full_batches(spec
             assert code not in planned(changed, None)
 
 
+@settings(deadline=None)
 @given(devices=st.integers(2, 12), batch_size=st.integers(1, 70), output=st.integers(0, 11), rows=st.integers(1, 200))
 def test_a_suggestion_never_contradicts_the_rest_of_the_spec(
     devices: int, batch_size: int, output: int, rows: int

@@ -139,7 +139,7 @@ def test_what_fits_together_is_taken(fields: dict[str, Any]) -> None:
     ("fields", "field"),
     [
         ({"resources": {"nodes": 2}}, "resources.nodes"),
-        ({"parallelism": {"strategy": "fsdp"}}, "parallelism.strategy"),
+        ({"parallelism": {"strategy": "fsdp"}, "program": TRAIN | {"precision": "float16"}}, "program.precision"),
         ({"limits": {"stall_seconds": 5}}, "limits.stall_seconds"),
     ],
 )

@@ -4,8 +4,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from jobs.plan import predict
+from jobs.report import Aggregator, LeasedDevice, Report
 from jobs.spec import JobSpec, parse
-from jobs.telemetry import AnyRecord, Record, Result
+from jobs.telemetry import AnyRecord, Outcome, Record, Result
 from workers.training import entry
 from workers.training.context import Device, RankContext
 
@@ -46,8 +48,22 @@ def spec_of(program: dict[str, Any], *, devices: int = 1, **parallelism: Any) ->
 
 
 def run_here(program: dict[str, Any], *, devices: int = 1, **parallelism: Any) -> tuple[Result, Kept]:
-    spec, sink = spec_of(program, devices=devices, **parallelism), Kept()
-    return entry.run(spec, context_of(devices, sink)), sink
+    return run_spec(spec_of(program, devices=devices, **parallelism))
+
+
+def run_spec(spec: JobSpec, **options: Any) -> tuple[Result, Kept]:
+    sink = Kept()
+    return entry.run(spec, context_of(spec.resources.devices, sink, **options)), sink
+
+
+def report_here(spec: JobSpec, train_rows: int | None = None, **options: Any) -> Report:
+    """Run a spec of one process, and report on it as the service does."""
+    _, sink = run_spec(spec, **options)
+    lease = [LeasedDevice(index, f"cpu:{index}", "here", "cpu", "virtual") for index in range(spec.resources.devices)]
+    told = Aggregator("job", 1, spec, lease, predict(spec, train_rows))
+    for record in (*sink.records, Outcome(0, 0)):
+        told.feed(0, record)
+    return told.snapshot(final=True)
 
 
 def context_of(devices: int, sink: Kept, **options: Any) -> RankContext:

@@ -46,15 +46,19 @@ class Observer:
         """Around one optimizer step, or one batch of evaluation or forward."""
         return nullcontext()
 
-    def backward(self) -> AbstractContextManager[object]:
-        """Around `loss.backward()`."""
+    def backward(self, *, alone: bool = False) -> AbstractContextManager[object]:
+        """Around `loss.backward()`. `alone`: in this one, no rank waits for another."""
         return nullcontext()
 
     def primitive(self, name: str) -> AbstractContextManager[object]:
         """Around one of DataParallel's four primitives."""
         return nullcontext()
 
-    def watched(self, position: int, module: nn.Module) -> Callable[..., Any]:
+    def arriving(self, position: int) -> AbstractContextManager[object]:
+        """Around the time in which the shard of the device at `position` comes to it."""
+        return nullcontext()
+
+    def watched(self, position: int, module: Callable[..., Any]) -> Callable[..., Any]:
         """`module` as a function that is measured as the shard of the device at `position`."""
         return module
 
@@ -87,7 +91,8 @@ class _Step:
     splits: list[int] = field(default_factory=list)
     forward: list[list[Span]] = field(default_factory=list)
     primitives: dict[str, list[Span]] = field(default_factory=dict)
-    backward: Span | None = None
+    arrivals: list[list[Span]] = field(default_factory=list)
+    backward: list[Span] = field(default_factory=list)
     backward_ms: list[float | None] = field(default_factory=list)
     comm_ms: float | None = None
     memory: tuple[int | None, ...] = ()
@@ -96,18 +101,17 @@ class _Step:
 
     def __post_init__(self) -> None:
         self.forward = [[] for _ in range(self.count)]
+        self.arrivals = [[] for _ in range(self.count)]
         self.backward_ms = [None] * self.count
 
     def spans(self) -> Iterator[Span]:
-        for spans in (*self.forward, *self.primitives.values()):
+        for spans in (*self.forward, *self.primitives.values(), *self.arrivals, self.backward):
             yield from spans
-        if self.backward is not None:
-            yield self.backward
 
     def record(self) -> Step:
         backward = list(self.backward_ms)
-        if self.backward is not None:
-            backward[0] = self.backward.ms()
+        if self.backward:
+            backward[0] = (backward[0] or 0.0) + _total(self.backward)
         return Step(
             step=self.number,
             epoch=self.epoch,
@@ -121,6 +125,7 @@ class _Step:
             comm_ms=self.comm_ms,
             primitives=Primitives(*(_total(self.primitives[name]) for name in PRIMITIVES)) if self.primitives else None,
             memory_peak_bytes=self.memory,
+            arrival_ms=tuple(_total(spans) for spans in self.arrivals) if any(self.arrivals) else (),
         )
 
 
@@ -183,8 +188,8 @@ class Recorder(Observer):
         self._open = step = _Step(number, epoch, phase, data_wait_ms, time.perf_counter(), len(self._devices))
         return _Around(lambda failed: self._close(step, failed))
 
-    def backward(self) -> AbstractContextManager[object]:
-        if not self._times_whole_backward:
+    def backward(self, *, alone: bool = False) -> AbstractContextManager[object]:
+        if not (self._times_whole_backward or alone):
             return nullcontext()
         begin = self._clock.mark(self._devices[0])
         return _Around(lambda failed: self._time_backward(begin))
@@ -207,13 +212,15 @@ class Recorder(Observer):
 
     def _time_backward(self, begin: Mark) -> None:
         if self._open is not None:
-            self._open.backward = Span(self._clock, begin, self._clock.mark(self._devices[0]))
+            self._open.backward.append(Span(self._clock, begin, self._clock.mark(self._devices[0])))
 
     def _ask_ddp(self, step: _Step) -> None:
         times = self.ddp_times()
         if times is not None:
             step.backward_ms = [times.backward_ms]
             step.comm_ms = times.comm_ms
+        elif not self._times_whole_backward:
+            step.backward.clear()  # of some batches of the step only
 
     def _send_what_is_known(self, limit: int) -> None:
         while self._owed:
@@ -235,7 +242,16 @@ class Recorder(Observer):
             span = Span(self._clock, begin, self._clock.mark(self._devices[0]))
             self._open.primitives.setdefault(name, []).append(span)
 
-    def watched(self, position: int, module: nn.Module) -> Callable[..., Any]:
+    def arriving(self, position: int) -> AbstractContextManager[object]:
+        begin = self._clock.mark(self._devices[position])
+        return _Around(lambda failed: self._time_arrival(position, begin))
+
+    def _time_arrival(self, position: int, begin: Mark) -> None:
+        if self._open is not None:
+            span = Span(self._clock, begin, self._clock.mark(self._devices[position]))
+            self._open.arrivals[position].append(span)
+
+    def watched(self, position: int, module: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             begin = self._clock.mark(self._devices[position])
             outputs = module(*args, **kwargs)

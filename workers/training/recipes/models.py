@@ -18,11 +18,15 @@ class Args(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A built-in: what it is in one line, the arguments it takes, and the function that makes it."""
+    """A built-in: what it is in one line, the arguments it takes, and the function that makes it.
+
+    One that `reads_files` is given the operator's data directory and the spec's field beside its arguments.
+    """
 
     summary: str
     args: type[Args]
-    build: Callable[[Any], Any]
+    build: Callable[..., Any]
+    reads_files: bool = False
 
 
 class LinearArgs(Args):
@@ -32,7 +36,7 @@ class LinearArgs(Args):
 
 
 def linear(args: LinearArgs) -> nn.Module:
-    """(N, in_features) -> (N, out_features)"""
+    """(..., in_features) -> (..., out_features)"""
     return nn.Linear(args.in_features, args.out_features, bias=args.bias)
 
 
@@ -80,6 +84,31 @@ class DigitsCnn(nn.Module):
 
 def digits_cnn(args: DigitsCnnArgs) -> nn.Module:
     return DigitsCnn(args.channels, args.dropout)
+
+
+class Cifar10CnnArgs(Args):
+    classes: Width = 10
+
+
+class Cifar10Cnn(nn.Module):
+    """Two convolutions with pooling and three linear layers: (N, 3, 32, 32) -> (N, classes)."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)
+        )
+        self.head = nn.Sequential(
+            nn.Flatten(), nn.Linear(16 * 5 * 5, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes)
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.features(images))
+        return logits
+
+
+def cifar10_cnn(args: Cifar10CnnArgs) -> nn.Module:
+    return Cifar10Cnn(args.classes)
 
 
 class BlocksArgs(Args):
@@ -138,6 +167,9 @@ MODELS: dict[str, Recipe] = {
     "linear": Recipe("One linear layer.", LinearArgs, linear),
     "mlp": Recipe("Linear layers with ReLU and dropout; flattens its input.", MlpArgs, mlp),
     "digits_cnn": Recipe("Two convolutions and a linear head for 8x8 images.", DigitsCnnArgs, digits_cnn),
+    "cifar10_cnn": Recipe(
+        "Two convolutions and three linear layers for 32x32 colour images.", Cifar10CnnArgs, cifar10_cnn
+    ),
     "two_block": Recipe(
         "Linear blocks of which `block2` may be wrapped alone (parallelism.module).", BlocksArgs, two_block
     ),

@@ -1,4 +1,4 @@
-"""Losses and optimizers: torch's own, found by looking, under their names in snake case."""
+"""Losses, optimizers and schedulers: torch's own, found by looking, under their names in snake case."""
 
 import inspect
 import re
@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import loss as torch_losses
-from torch.optim import Optimizer
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
 
 #: Names that the rule below would cut in odd places ("adam_w", "rm_sprop").
 _ONE_WORD = frozenset({"AdamW", "NAdam", "RAdam", "RMSprop"})
@@ -53,8 +54,21 @@ def _required(function: Callable[..., Any]) -> int:
     return sum(parameter.default is inspect.Parameter.empty for parameter in _parameters(function))
 
 
+def _schedulers() -> dict[str, type[LRScheduler]]:
+    """The schedulers that step without being told anything, and whose arguments are numbers and words."""
+    found = {}
+    for name in lr_scheduler.__all__:
+        cls = getattr(lr_scheduler, name)
+        needed = [p.name for p in _parameters(cls.__init__) if p.default is inspect.Parameter.empty]
+        takes = set(needed) & {"lr_lambda", "schedulers"}  # functions, or other schedulers
+        if issubclass(cls, LRScheduler) and cls is not LRScheduler and not takes and _required(cls.step) == 0:
+            found[snake_case(name)] = cls
+    return found
+
+
 LOSSES: dict[str, type[nn.Module]] = _losses()
 OPTIMIZERS: dict[str, type[Optimizer]] = _optimizers()
+SCHEDULERS: dict[str, type[LRScheduler]] = _schedulers()
 
 
 def build_loss(name: str, args: dict[str, Any]) -> nn.Module:
@@ -66,3 +80,9 @@ def build_optimizer(name: str, parameters: Any, args: dict[str, Any]) -> Optimiz
     """An optimizer of torch. Lists become tuples, as in `betas=(0.9, 0.999)`."""
     make: Callable[..., Optimizer] = OPTIMIZERS[name]
     return make(parameters, **{key: tuple(v) if isinstance(v, list) else v for key, v in args.items()})
+
+
+def build_scheduler(name: str, optimizer: Optimizer, args: dict[str, Any]) -> LRScheduler:
+    """A scheduler of torch, at its beginning."""
+    make: Callable[..., LRScheduler] = SCHEDULERS[name]
+    return make(optimizer, **args)

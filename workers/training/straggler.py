@@ -1,0 +1,67 @@
+"""Makes one device slow on purpose, so that a reader can see what the report says of it."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from jobs.spec import JobSpec
+from workers.training.context import RankContext
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """`device` (logical) sleeps `seconds` in each batch: while it waits for input, in forward, or in backward."""
+
+    device: int
+    where: str
+    seconds: float
+
+    def hold_input(self, device: int) -> None:
+        """Called when the input of `device` has come."""
+        if self.where == "input" and device == self.device:
+            time.sleep(self.seconds)
+
+    def slow(self, device: int, module: Callable[..., Any]) -> Callable[..., Any]:
+        """`module`, slow in the part that is asked for if it runs on the slow device."""
+        if self.where == "input" or device != self.device:
+            return module
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self.slow_outputs(module(*args, **kwargs))
+
+        return call
+
+    def slow_outputs(self, outputs: Any) -> Any:
+        """Outputs that were late, or whose backward will be."""
+        if self.where == "forward":
+            time.sleep(self.seconds)
+            return outputs
+        if isinstance(outputs, torch.Tensor) and outputs.requires_grad:
+            return _SleepInBackward.apply(outputs, self.seconds)  # type: ignore[no-untyped-call]
+        return outputs
+
+
+class _SleepInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, outputs: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        return outputs.view_as(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(ctx.seconds)
+        return grad, None
+
+
+def of(spec: JobSpec, context: RankContext) -> Straggler | None:
+    """The straggler among this rank's devices, if the spec has one."""
+    wanted = spec.program.straggler
+    if wanted is None:
+        return None
+    device = wanted.device if wanted.rank is None else wanted.rank
+    if device is None or all(own.logical != device for own in context.devices):
+        return None
+    return Straggler(device, wanted.where, wanted.milliseconds / 1000)
