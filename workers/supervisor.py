@@ -36,6 +36,7 @@ from jobs.redis_store import RedisStore
 from jobs.scheduler import backoff_seconds
 from jobs.service_log import configure
 from jobs.spec import JobSpec
+from jobs.state import Reason
 from workers import ranks as rank_processes
 from workers.launch import Launch, Marks
 from workers.lifeline import Lifeline
@@ -72,10 +73,17 @@ def supervise(launch: Launch, credentials: Connection) -> None:
     lifeline = Lifeline(RedisStore.from_url(secrets.control_url), launch.attempt, launch.node, launch.beat_seconds)
     spec = _claim(lifeline)
     if spec is None:
-        return _discard(ranks, marks, launch)
+        _discard(ranks, marks, launch)
+        return None
 
-    store = _serve_store(launch, rendezvous) if rendezvous is not None else None
-    publisher = _open_publisher(launch, spec, secrets)
+    try:
+        store = _serve_store(launch, rendezvous) if rendezvous is not None else None
+        publisher = _open_publisher(launch, spec, secrets)
+    except Exception as error:
+        log.exception("start_failed")
+        survivors = _discard(ranks, marks, launch)
+        _tell(lifeline, Ending(Reason.START_FAILED, f"the supervisor cannot start its ranks: {error}"))
+        return lifeline.release(_quarantine(launch, survivors))
     for rank in ranks:
         rank.go(spec)
     ending = Watch(launch, spec, ranks, lifeline, publisher).run()
@@ -181,13 +189,15 @@ def _claim(lifeline: Lifeline) -> JobSpec | None:
     return claim.spec
 
 
-def _discard(ranks: list[Rank], marks: Marks, launch: Launch) -> None:
-    """End ranks that were never told to go."""
+def _discard(ranks: list[Rank], marks: Marks, launch: Launch) -> dict[int, str]:
+    """End ranks that were never told to go. Returns what would not die, as `sweep` does."""
     for rank in ranks:
         rank.kill(signal.SIGKILL)
         rank.reap(wait=True)
-    if not sweep(marks, launch.attempt):
+    survivors = sweep(marks, launch.attempt)
+    if not survivors:
         marks.remove()
+    return survivors
 
 
 # -- 5: telemetry ------------------------------------------------------------------------------------

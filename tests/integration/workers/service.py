@@ -142,10 +142,14 @@ class Service:
 
     def submit(self, strategy: str = "single", devices: int = 1, **options: Any) -> str:
         """Submit a job and have it started at once; options as in `a_spec`."""
-        chosen = self.spec(strategy, devices, **options)
-        job = self.run(store.submit(TENANT, uuid.uuid4().hex, chosen)).job
+        job = self.enqueue(strategy, devices, **options)
         self.deliver()
         return job
+
+    def enqueue(self, strategy: str = "single", devices: int = 1, *, name: str = "", **options: Any) -> str:
+        """Submit a job, which waits until something calls `deliver`."""
+        chosen = self.spec(strategy, devices, **options)
+        return self.run(store.submit(TENANT, name or uuid.uuid4().hex, chosen)).job
 
     def spec(
         self,

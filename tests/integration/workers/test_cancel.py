@@ -84,8 +84,7 @@ def test_a_hint_that_comes_a_hundred_times_starts_one_attempt(service: Service) 
 
 
 def test_a_hint_that_was_lost_is_sent_again_by_the_reconciler(service: Service) -> None:
-    chosen = service.spec("single")
-    job = service.run(store.submit(TENANT, "lost-hint", chosen)).job
+    job = service.enqueue("single")
     service.run(store.dispatch(service.settings.hold_seconds))
     assert len(service.run(store.hints(2.0))) == 1  # taken, and never sent
     assert service.job(job).state is State.STARTING

@@ -1,0 +1,43 @@
+"""Disks that refuse."""
+
+from pathlib import Path
+
+import pytest
+
+from jobs import layout
+from jobs.state import Reason, State
+from jobs.store import AttemptId
+from tests.integration.workers.service import TENANT, Service
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_supervisor_whose_log_cannot_be_written_does_its_work_all_the_same(service: Service) -> None:
+    marks = service.marks(AttemptId(TENANT, "no-log", 1))
+    marks.create()
+    marks.log.symlink_to("/dev/full")
+    job = service.submit("ddp", 2, name="no-log", fault="fork_daemon")
+    assert service.ended(job).state is State.SUCCEEDED
+    assert service.report(job)["final"]
+
+
+def test_a_log_of_record_that_cannot_be_written_does_not_stop_the_run(service: Service) -> None:
+    logs = layout.logs_dir(layout.attempt_dir(service.settings.storage, TENANT, "no-room", 1))
+    logs.mkdir(parents=True)
+    (logs / "device-0.log").symlink_to("/dev/full")
+    job = service.submit("single", name="no-room", talks=True)
+    assert service.ended(job).state is State.SUCCEEDED
+    assert service.report(job)["final"]
+
+
+def test_storage_that_cannot_be_written_is_named_and_the_job_runs_when_it_can(service: Service) -> None:
+    blocked: Path = layout.job_dir(service.settings.storage, TENANT, "blocked")
+    blocked.parent.mkdir(parents=True, exist_ok=True)
+    blocked.touch()
+    job = service.submit("ddp", 2, name="blocked")
+    service.reaches(job, State.QUEUED)
+    first = service.attempts(job)[0]
+    blocked.unlink()
+    assert first.reason is Reason.START_FAILED
+    assert str(blocked) in first.message
+    assert service.ended(job).state is State.SUCCEEDED
