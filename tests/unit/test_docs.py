@@ -124,6 +124,7 @@ def routes(tmp_path: Path) -> set[tuple[str, str]]:
     return {
         (method, context.path or "")
         for context in iter_route_contexts(app.routes)
+        if not (context.path or "").startswith("/docs/")  # what the page at /docs is made of
         for method in (context.methods or set()) - {"HEAD"}
     }
 
