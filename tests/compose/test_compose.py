@@ -1,6 +1,7 @@
 """The service in containers, as docker-compose.yml says. The tests share one service, and each leaves it healthy."""
 
 import json
+from datetime import datetime
 
 import pytest
 
@@ -53,6 +54,13 @@ def test_ddp_on_two_devices_gives_each_rank_its_share(client: Client) -> None:
     shares = [sum(p["rows"][rank] * p["steps"] for p in train) for rank in range(2)]
     assert shares == [(TRAIN_ROWS + 1) // 2] * 2
     assert report["prediction"]["matches"]
+
+
+def test_ddp_does_not_wait_for_a_name_server_that_cannot_answer(client: Client) -> None:
+    job = client.submit(example("ddp", epochs=1))["id"]
+    status = wait_for_state(client, job, "succeeded", "failed", "cancelled")
+    created, first_step = (datetime.fromisoformat(status[name]) for name in ("created_at", "first_step_at"))
+    assert (first_step - created).total_seconds() < 8  # two tries of 5 s each, where it waits
 
 
 def test_the_command_line_in_the_api_container_finds_its_service(composed: Composed) -> None:
