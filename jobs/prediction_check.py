@@ -29,7 +29,9 @@ def check(
     A run that did not complete has fewer steps, and ranks missing from its last ones: that is
     remarked on, and is no difference. `overflowed`: there were more patterns than a report keeps.
     """
-    if not observed:
+    if not observed and not prediction.run:
+        return PredictionCheck(True, []), "no step was planned: the data makes no full batch"
+    if not observed and not complete:
         return PredictionCheck(None, []), "no step took place"
     differences: list[str] = []
     remarks: list[str] = []

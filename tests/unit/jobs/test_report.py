@@ -383,6 +383,15 @@ def test_a_run_without_a_step_is_not_judged() -> None:
     assert report.notes["prediction"] == "no step took place"
 
 
+def test_a_run_that_was_planned_without_a_step_and_made_none_is_as_planned() -> None:
+    told = aggregator(make_spec("dp", 2, 10, drop_last=True), 9)
+    told.feed(0, Outcome(0, 0))
+    report = told.snapshot(final=True)
+
+    assert report.prediction.matches is True
+    assert "no full batch" in report.notes["prediction"]
+
+
 def test_a_plan_without_the_number_of_rows_is_completed_by_the_worker() -> None:
     spec = make_spec("dp", 2, 10)
     told = aggregator(spec, None)
