@@ -7,6 +7,7 @@ import sys
 import redis
 import structlog
 import uvicorn
+from fastapi import FastAPI
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
@@ -22,6 +23,15 @@ log = structlog.get_logger("api")
 DRAIN_SECONDS = 10
 KEEP_ALIVE_SECONDS = 15
 BACKLOG = 1024
+
+
+class Server(uvicorn.Server):
+    """Lets go of requests that wait for a change before it waits for all requests to end."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        app: FastAPI = self.config.app  # type: ignore[assignment]  # uvicorn takes other things too
+        app.state.service.release()
+        await super().shutdown(sockets)
 
 
 class ClusterRefused(Exception):
@@ -40,7 +50,7 @@ def main() -> int:
     except (UnsafeToStart, ClusterRefused, ValidationError, ValueError, OSError) as error:
         log.error("cannot_start", error=str(error))
         return 2
-    server = uvicorn.Server(
+    server = Server(
         uvicorn.Config(
             app,
             loop="uvloop",

@@ -1,13 +1,19 @@
 """Answers as bytes: JSON from the shapes of `api.schemas`, and ETags."""
 
+import asyncio
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Awaitable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request, Response
 
+T = TypeVar("T")
+
 TEXT = "text/plain; charset=utf-8"
+#: The version in a tag of `tagged`.
+_VERSION = re.compile(r'W/"(\d{1,15})\.')
 
 
 def json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -19,11 +25,37 @@ def text(value: str, headers: Mapping[str, str] | None = None) -> Response:
     return Response(value, 200, {"X-Content-Type-Options": "nosniff", **(headers or {})}, TEXT)
 
 
-def tagged(request: Request, value: Any) -> Response:
-    """JSON with an ETag of its content, or 304 when the client has it already."""
+def tagged(request: Request, value: Any, version: int) -> Response:
+    """JSON with an ETag of its content that begins with its version, or 304 when the client has it already."""
     body = msgspec.json.encode(value)
-    tag = f'W/"{hashlib.blake2b(body, digest_size=9).hexdigest()}"'
-    known = {part.strip() for part in request.headers.get("if-none-match", "").split(",")}
-    if tag in known:
+    tag = f'W/"{version}.{hashlib.blake2b(body, digest_size=9).hexdigest()}"'
+    if has(request, tag):
         return Response(status_code=304, headers={"ETag": tag})
     return Response(body, 200, {"ETag": tag}, "application/json")
+
+
+def known_versions(request: Request) -> frozenset[int] | None:
+    """Versions in the tags that the client has; None when it has not said that it has any."""
+    header = request.headers.get("if-none-match")
+    return None if header is None else frozenset(int(number) for number in _VERSION.findall(header))
+
+
+def has(request: Request, tag: str) -> bool:
+    """Whether the client says that it has what `tag` stands for."""
+    return tag in {part.strip() for part in request.headers.get("if-none-match", "").split(",")}
+
+
+async def unless_gone(request: Request, answer: Awaitable[T]) -> T | None:
+    """The answer, or None as soon as the client has hung up: what it waited for is then let go."""
+    waited, gone = asyncio.ensure_future(answer), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((waited, gone), return_when=asyncio.FIRST_COMPLETED)
+        return await waited if waited.done() else None
+    finally:
+        waited.cancel()
+        gone.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -17,7 +17,7 @@ from api.courier import CeleryCourier
 from api.deps import authenticate
 from api.limits import Limits, allowed_hosts
 from api.monitoring import CountRequests, Monitoring
-from api.routes import fleet, jobs, logs, splits, system, tokens
+from api.routes import artifacts, docs, fleet, jobs, logs, splits, system, tokens
 from api.service import Service
 from api.telemetry import Telemetry
 from jobs import storage as storage_proof
@@ -80,7 +80,7 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.monitoring = monitoring
-    for module in (jobs, splits, logs, fleet, tokens, system):
+    for module in (jobs, splits, logs, artifacts, fleet, tokens, system, docs):
         app.include_router(module.router)
     problems.install(app)
     app.add_middleware(Limits, hosts=allowed_hosts(settings), max_body_bytes=settings.max_body_bytes)

@@ -18,8 +18,18 @@ from jobs.settings import Settings
 from jobs.tokens import Scope
 from jobs.wire import DEFAULT_TENANT
 
-#: Everything else needs a token. They say whether the service is up, and nothing more.
-PUBLIC = frozenset({"/healthz", "/readyz"})
+#: Everything else needs a token. They say whether the service is up, and how it is talked to: the same for everybody.
+PUBLIC = frozenset(
+    {
+        "/healthz",
+        "/readyz",
+        "/openapi.json",
+        "/docs",
+        "/docs/start.js",
+        "/docs/swagger-ui-bundle.js",
+        "/docs/swagger-ui.css",
+    }
+)
 #: Methods that change nothing; a token that may read may use them.
 SAFE = frozenset({"GET", "HEAD"})
 

@@ -1,10 +1,12 @@
 """Request bodies other than the job spec."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jobs.errors import FieldError, InvalidRequest, MalformedJson
+from jobs.state import TERMINAL, State
+from jobs.store import JobFilter
 from jobs.tokens import Scope
 
 MAX_TOKEN_SECONDS = 10 * 365 * 86_400
@@ -23,16 +25,70 @@ class NewTokenRequest(BaseModel):
     expires_in_seconds: int | None = Field(None, ge=1, le=MAX_TOKEN_SECONDS)
 
 
+class CancelRequest(BaseModel):
+    """Which jobs to cancel: those that match every field that is given, or, with `all`, all that have not ended."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    state: State | None = Field(None, description="queued, starting or running; any of them when left out")
+    pool: str | None = Field(None, min_length=1, max_length=63)
+    label: str | None = Field(None, max_length=320, description="key=value")
+    name: str | None = Field(None, min_length=1, max_length=200)
+    all: bool = Field(False, strict=True, description="needed when no other field is given")
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
 def parse_new_token(body: bytes) -> NewTokenRequest:
     """Raises MalformedJson, InvalidRequest."""
+    return _parse(NewTokenRequest, body, "the token request is not valid")
+
+
+def parse_cancel(body: bytes) -> JobFilter:
+    """Raises MalformedJson, InvalidRequest."""
+    wanted = _parse(CancelRequest, body, "the cancel request is not valid")
+    chosen = (wanted.state, wanted.pool, wanted.label, wanted.name)
+    if wanted.all == any(field is not None for field in chosen):
+        problem = (
+            "give either `all` or other fields" if wanted.all else 'name jobs by a field, or send {"all": true} for all'
+        )
+        raise InvalidRequest("the cancel request is not valid", fields=(FieldError("all", problem),))
+    if wanted.state in TERMINAL:
+        problem = f"{wanted.state} jobs have ended; queued, starting or running"
+        raise InvalidRequest("the cancel request is not valid", fields=(FieldError("state", problem),))
+    return JobFilter(wanted.state, wanted.pool or "", parse_label(wanted.label or ""), wanted.name or "")
+
+
+def refuse_body(body: bytes) -> None:
+    """For what takes no body: one that a client sends all the same would be ignored without its noticing.
+
+    Raises:
+        InvalidRequest: there is one, and not just an empty object.
+    """
+    if body.strip() not in (b"", b"{}"):
+        raise InvalidRequest("this takes no body", fields=(FieldError("(body)", "leave it out"),))
+
+
+def parse_label(text: str) -> tuple[str, str] | None:
+    """Key and value of `key=value`; None of nothing. Raises InvalidRequest."""
+    if not text:
+        return None
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InvalidRequest("`label` cannot be used", fields=(FieldError("label", "write it as key=value"),))
+    return key, value
+
+
+def _parse(model: type[Model], body: bytes, problem: str) -> Model:
     try:
-        return NewTokenRequest.model_validate_json(body)
+        return model.model_validate_json(body)
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False)
         if details[0]["type"] == "json_invalid":
             raise MalformedJson(f"the body is not valid JSON: {details[0]['msg']}") from None
         fields = tuple(field_error(dict(detail)) for detail in details[:20])
-        raise InvalidRequest("the token request is not valid", fields=fields) from None
+        raise InvalidRequest(problem, fields=fields) from None
 
 
 def field_error(detail: dict[str, Any]) -> FieldError:

@@ -48,6 +48,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "bad_host": (400, "Host not allowed"),
     "bad_request": (400, "Bad request"),
     "body_too_large": (413, "Body too large"),
+    "range_not_satisfiable": (416, "The range has none of the file's bytes"),
     "body_timeout": (408, "The body did not arrive in time"),
     "headers_too_large": (431, "Headers too large"),
     "unauthenticated": (401, "A valid token is needed"),

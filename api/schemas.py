@@ -5,6 +5,9 @@ from typing import Any
 
 import msgspec
 
+from jobs.lint import Finding
+from jobs.plan import Pattern
+
 Json = dict[str, Any]
 
 
@@ -70,6 +73,30 @@ class JobStatus(JobSummary, kw_only=True):
 class JobList(msgspec.Struct):
     jobs: list[JobSummary]
     next: str | None
+
+
+class CancelledJobs(msgspec.Struct, kw_only=True):
+    """What a cancel of many did. `complete` is false when time ran out first: ask again for the rest."""
+
+    cancelled: int
+    cancelling: int  # told to end; they are cancelled when their ranks are gone
+    complete: bool
+
+
+class ArtifactView(msgspec.Struct):
+    """One file; `path` is what to ask for."""
+
+    path: str
+    bytes: int
+    modified_at: str
+
+
+class ArtifactList(msgspec.Struct):
+    """`truncated`: there are more files than one list shows."""
+
+    attempt: int
+    artifacts: list[ArtifactView]
+    truncated: bool
 
 
 class AttemptView(msgspec.Struct, kw_only=True):
@@ -149,6 +176,18 @@ class SeriesView(msgspec.Struct, kw_only=True):
 class MetricList(msgspec.Struct):
     attempt: int
     series: list[SeriesView]
+
+
+class Plan(msgspec.Struct, kw_only=True):
+    """The splits of one epoch before anything runs, in the report's form. `rows` of the training data; None where only
+    the worker can know, and then `notes` says so."""
+
+    rows: int | None
+    batch_size: int
+    global_batch_size: int
+    patterns: tuple[Pattern, ...]
+    findings: list[Finding]
+    notes: dict[str, str]
 
 
 class DeviceView(msgspec.Struct, kw_only=True):

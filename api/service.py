@@ -6,8 +6,8 @@ function: Unavailable, while the control Redis does not answer.
 
 import hashlib
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -18,27 +18,33 @@ import msgspec
 import structlog
 import uuid_utils
 
-from api import cursors, files, views
+from api import artifacts, cursors, files, views
+from api.artifacts import Artifact
 from api.auth import Authenticator, Principal
-from api.bodies import parse_new_token
+from api.bodies import parse_cancel, parse_new_token, refuse_body
 from api.cursors import LogCursor
 from api.files import LogQuery
 from api.fleet import FleetCache
 from api.monitoring import Counts
 from api.schemas import (
+    ArtifactList,
     AttemptList,
+    CancelledJobs,
     JobList,
     JobStatus,
     LogPage,
     MetricList,
     NewToken,
     NodeList,
+    NodeView,
+    Plan,
     PoolList,
     Readiness,
     TokenList,
     TokenView,
 )
 from api.telemetry import Telemetry
+from api.waiting import Changes
 from jobs import counts, layout, report, spec, store, tokens
 from jobs.errors import (
     FieldError,
@@ -52,8 +58,9 @@ from jobs.errors import (
 from jobs.record import AttemptRecord
 from jobs.redis_store import AsyncRedisStore
 from jobs.report import Report
+from jobs.report_diff import ReportDiff
 from jobs.spec import JobSpec
-from jobs.state import AttemptState, State
+from jobs.state import TERMINAL, AttemptState, State
 from jobs.store import JobFilter
 from jobs.wire import DEFAULT_TENANT
 
@@ -68,6 +75,12 @@ FILE_THREADS = 8
 MAX_SPEC_VALUES = 5_000
 #: `/readyz` needs no token, so it does not ask Redis each time it is asked itself.
 READY_SECONDS = 0.5
+#: The longest that a status may be waited for.
+MAX_WAIT_SECONDS = 60.0
+#: A cancel of many jobs answers after this long at the latest, with what it has done so far.
+CANCEL_SECONDS = 20.0
+#: Jobs move between states while they are cancelled, so the states are gone through again until none is found.
+CANCEL_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +104,12 @@ class Service:
         self._storage = storage.resolve()
         self._scheduler_alive = scheduler_alive
         self._fleet = FleetCache(control)
+        self._changes = Changes(control)
         self._file_threads = anyio.CapacityLimiter(FILE_THREADS)
+
+    def release(self) -> None:
+        """Answer all requests that wait: the process is about to end."""
+        self._changes.release()
 
     # -- jobs --------------------------------------------------------------------------------------
 
@@ -102,17 +120,48 @@ class Service:
             MalformedJson, InvalidSpec, NotSupported, UnknownPool, TooLargeForPool: it could never run.
             IdempotencyConflict: the key was used with another body.
         """
-        wanted = checked_spec(body)
-        job = str(uuid_utils.uuid7())
-        digest = hashlib.sha256(body).hexdigest()
-        call = store.submit(who.tenant, job, wanted, idempotency_key=idempotency_key, digest=digest, token=who.token)
+        return await self._submit(who, checked_spec(body), hashlib.sha256(body).hexdigest(), idempotency_key)
+
+    async def resubmit(self, who: Principal, job: str, body: bytes, idempotency_key: str) -> Submitted:
+        """Store a new job of the same spec. Raises as `submit` does; a body is refused."""
+        view = await self._store.run(store.read_job(who.tenant, job))
+        refuse_body(body)
+        wanted = checked_spec(view.spec.model_dump_json().encode())  # it was accepted once, maybe by an earlier version
+        digest = hashlib.sha256(f"resubmit {job}".encode()).hexdigest()
+        return await self._submit(who, wanted, digest, idempotency_key, parent=job)
+
+    async def _submit(
+        self, who: Principal, wanted: JobSpec, digest: str, idempotency_key: str, parent: str = ""
+    ) -> Submitted:
+        call = store.submit(
+            who.tenant,
+            str(uuid_utils.uuid7()),
+            wanted,
+            idempotency_key=idempotency_key,
+            digest=digest,
+            parent=parent,
+            token=who.token,
+        )
         submitted = await self._store.run(call)
         if submitted.created:
-            audit.info("job_submitted", job=submitted.job, pool=wanted.pool, **_by(who))
+            parents = {"parent": parent} if parent else {}
+            audit.info("job_submitted", job=submitted.job, pool=wanted.pool, **parents, **_by(who))
         return Submitted(await self.status(who, submitted.job), submitted.created)
 
-    async def status(self, who: Principal, job: str) -> JobStatus:
+    async def status(
+        self, who: Principal, job: str, *, wait: float = 0, known: Collection[int] | None = None
+    ) -> JobStatus:
+        """The status as it is, or, with `wait`, as it is after the next change, at the latest after so many seconds.
+
+        A change is one of the record's `version`: state, reason, attempt, devices, first step, a cancel. Progress and
+        the place in the queue are none. With `known` versions it is waited only while the job has one of them. A job
+        that has ended is not waited for.
+        """
         view = await self._store.run(store.read_job(who.tenant, job))
+        version = view.record.version
+        if wait and view.record.state not in TERMINAL and (known is None or version in known):
+            await self._changes.wait(who.tenant, job, version, min(wait, MAX_WAIT_SECONDS))
+            view = await self._store.run(store.read_job(who.tenant, job))
         record = view.record
         progress = None
         if record.attempt and record.state is not State.QUEUED:
@@ -136,6 +185,39 @@ class Service:
         outcome: Literal["cancelled", "cancelling"] = await self._store.run(store.cancel(who.tenant, job))
         audit.info("job_cancelled", job=job, outcome=outcome, **_by(who))
         return await self.status(who, job)
+
+    async def cancel_many(self, who: Principal, body: bytes) -> CancelledJobs:
+        """Cancel the jobs that the body describes, chunk by chunk, so that others are served in between. Jobs that are
+        submitted later are left alone.
+
+        Raises:
+            MalformedJson, InvalidRequest: the body does not say clearly which jobs.
+        """
+        chosen = parse_cancel(body)
+        states = [chosen.state] if chosen.state else [state for state in State if state not in TERMINAL]
+        newest, deadline = str(uuid_utils.uuid7()), time.monotonic() + CANCEL_SECONDS
+        done = CancelledJobs(cancelled=0, cancelling=0, complete=True)
+        for _ in range(CANCEL_ROUNDS):
+            before = done.cancelled + done.cancelling
+            for state in states:
+                await self._cancel_state(who, replace(chosen, state=state), newest, deadline, done)
+            if done.cancelled + done.cancelling == before or not done.complete:
+                break
+        audit.info("jobs_cancelled", cancelled=done.cancelled, cancelling=done.cancelling, **_named(chosen), **_by(who))
+        return done
+
+    async def _cancel_state(
+        self, who: Principal, chosen: JobFilter, newest: str, deadline: float, done: CancelledJobs
+    ) -> None:
+        after: str | None = newest
+        while after is not None:
+            if time.monotonic() > deadline:
+                done.complete = False
+                return
+            chunk = await self._store.run(store.cancel_many(who.tenant, chosen, after=after))
+            done.cancelled += chunk.cancelled
+            done.cancelling += chunk.cancelling
+            after = chunk.next_id
 
     async def delete(self, who: Principal, job: str) -> None:
         """Forget a finished job with its files.
@@ -193,6 +275,58 @@ class Service:
 
         found = await self.splits(who, job, attempt, device)
         return await self._in_thread(partial(report_text.render, found))
+
+    async def splits_diff(
+        self, who: Principal, job: str, attempt: int | None, against: str, against_attempt: int | None
+    ) -> ReportDiff:
+        """The split reports of two jobs, or of two attempts of one, side by side.
+
+        Raises:
+            NotFound: one of the two has no report.
+            InvalidRequest: `against` names no job.
+        """
+        from jobs import report_diff
+
+        this = await self.splits(who, job, attempt, None)
+        if not against:
+            raise InvalidRequest(
+                "`against` is missing", fields=(FieldError("against", "give the id of the job to compare with"),)
+            )
+        other = await self.splits(who, against, against_attempt, None)
+        return await self._in_thread(partial(report_diff.diff, this, other))
+
+    async def splits_diff_text(
+        self, who: Principal, job: str, attempt: int | None, against: str, against_attempt: int | None
+    ) -> str:
+        """The same for people. Raises as `splits_diff` does."""
+        from jobs import report_diff_text
+
+        found = await self.splits_diff(who, job, attempt, against, against_attempt)
+        return await self._in_thread(partial(report_diff_text.render, found))
+
+    async def artifacts(self, who: Principal, job: str, attempt: int | None) -> ArtifactList:
+        """Files of an attempt (the newest one).
+
+        Raises:
+            NotFound: there is no such attempt.
+        """
+        chosen = await self._attempt(who, job, attempt)
+        if chosen is None:
+            return ArtifactList(0, [], truncated=False)
+        directory = self._attempt_dir(who, job, chosen.number)
+        found = await self._in_thread(partial(artifacts.listing, directory))
+        return ArtifactList(chosen.number, found.artifacts, found.truncated)
+
+    async def artifact(self, who: Principal, job: str, attempt: int | None, path: str) -> Artifact:
+        """One of these files, open; the caller closes it.
+
+        Raises:
+            NotFound: there is no such attempt, or no such file of it.
+        """
+        chosen = await self._attempt(who, job, attempt)
+        if chosen is None:
+            raise NotFound(f"job {job} has not started, so it has no artifacts")
+        return await self._in_thread(partial(artifacts.open_file, self._attempt_dir(who, job, chosen.number), path))
 
     async def _report_body(self, who: Principal, job: str, attempt: int) -> bytes | None:
         """From the telemetry Redis while it has it, else the archived one."""
@@ -285,25 +419,18 @@ class Service:
 
         return dict(catalogue.listing())
 
-    def plan(self, body: bytes) -> dict[str, Any]:
-        """The splits that a spec would give in one epoch, and what is wrong with them. Raises as `submit` does."""
-        from jobs import catalogue
-        from jobs.lint import lint
-        from jobs.plan import predict
+    def plan(self, body: bytes) -> Plan:
+        """The splits that a spec would give in one epoch, and what is wrong with them. Pools are not asked: a plan may
+        be about more devices than there are. Otherwise it raises as `submit` does."""
+        return _planned(checked_spec(body))
+
+    def plan_text(self, body: bytes) -> str:
+        """The same for people. Raises as `plan` does."""
+        from jobs import plan_text
 
         wanted = checked_spec(body)
-        program = wanted.program
-        rows = catalogue.dataset_rows(program.data)
-        eval_rows = catalogue.dataset_rows(program.evaluate.data) if program.evaluate else None
-        prediction = predict(wanted, rows, eval_rows)
-        return {
-            "rows": rows,
-            "batch_size": program.data.batch_size,
-            "global_batch_size": wanted.global_batch_size,
-            "patterns": prediction.epoch,
-            "findings": lint(wanted, prediction.epoch, rows),
-            "notes": prediction.notes,
-        }
+        plan = _planned(wanted)
+        return plan_text.render(wanted, plan.rows, plan.patterns, plan.findings, plan.notes)
 
     # -- the fleet ---------------------------------------------------------------------------------
 
@@ -313,6 +440,16 @@ class Service:
     async def nodes(self, who: Principal) -> NodeList:
         fleet = await self._fleet.read(max_age=0)
         return NodeList([views.node(node, who.tenant, fleet.queued.get(node.pool, 0)) for node in fleet.nodes])
+
+    async def drain(self, who: Principal, node: str, *, drain: bool) -> NodeView:
+        """Give a node no new work, or (`drain` false) some again. What runs there goes on.
+
+        Raises:
+            NotFound: there is no such node.
+        """
+        await self._store.run(store.drain_node(node, drain=drain))
+        audit.info("node_drained" if drain else "node_undrained", node=node, **_by(who))
+        return next(found for found in (await self.nodes(who)).nodes if found.id == node)
 
     async def readiness(self) -> Readiness:
         """Whether a job that is submitted now would be stored and could start."""
@@ -376,6 +513,36 @@ def checked_spec(body: bytes) -> JobSpec:
     if wrong:
         raise InvalidSpec("the job spec names things that do not exist", fields=tuple(wrong))
     return wanted
+
+
+def _planned(wanted: JobSpec) -> Plan:
+    from jobs import catalogue
+    from jobs.lint import lint
+    from jobs.plan import predict
+
+    program = wanted.program
+    rows = catalogue.dataset_rows(program.data)
+    eval_rows = catalogue.dataset_rows(program.evaluate.data) if program.evaluate else None
+    prediction = predict(wanted, rows, eval_rows)
+    return Plan(
+        rows=rows,
+        batch_size=program.data.batch_size,
+        global_batch_size=wanted.global_batch_size,
+        patterns=prediction.epoch,
+        findings=lint(wanted, prediction.epoch, rows),
+        notes=prediction.notes,
+    )
+
+
+def _named(chosen: JobFilter) -> dict[str, str]:
+    """The parts of a filter that are set, for the record."""
+    parts = {
+        "state": str(chosen.state or ""),
+        "pool": chosen.pool,
+        "label": "=".join(chosen.label or ()),
+        "name": chosen.name,
+    }
+    return {f"with_{name}": value for name, value in parts.items() if value}
 
 
 def _by(who: Principal) -> dict[str, str]:

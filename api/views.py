@@ -32,6 +32,10 @@ _PLAIN_WORDS: dict[Reason, str] = {
 }
 
 
+#: What every job has, and is linked to from its status.
+_LINKED = ("attempts", "splits", "logs", "metrics", "artifacts", "resubmit")
+
+
 def summary(job: JobRecord, labels: Labels) -> JobSummary:
     return JobSummary(**_common(job, reason(job, None), labels))
 
@@ -41,7 +45,7 @@ def status(view: JobView, progress: dict[str, Any] | None, labels: Labels) -> Jo
     return JobStatus(
         **_common(job, reason(job, view.queue), labels),
         version=job.version,
-        queue_position=None if view.queue is None else view.queue.ahead + 1,
+        queue_position=None if view.queue is None or job.reason is Reason.BACKING_OFF else view.queue.ahead + 1,
         retries=job.retries,
         max_retries=job.max_retries,
         parent_id=job.parent,
@@ -78,7 +82,7 @@ def _common(job: JobRecord, why: ReasonView, labels: Labels) -> dict[str, Any]:
 
 def reason(job: JobRecord, queue: QueueView | None) -> ReasonView:
     """Why the job is where it is. `queue` is what it waits behind, where that is known."""
-    if queue is None:
+    if queue is None or job.reason is Reason.BACKING_OFF:  # it is not in the queue yet, whatever is free there
         return ReasonView(str(job.reason), job.message or _PLAIN_WORDS.get(job.reason, ""))
     code = Reason.NO_LIVE_NODE if queue.live_nodes == 0 else Reason.WAITING_FOR_DEVICES
     words = _waiting(job, queue)
@@ -109,7 +113,7 @@ def placement(node: str | None, leased: Sequence[int], labels: Labels) -> list[P
 
 def links(job: JobRecord) -> dict[str, str]:
     base = f"/v1/jobs/{job.id}"
-    found = {"self": base} | {name: f"{base}/{name}" for name in ("attempts", "splits", "logs", "metrics")}
+    found = {"self": base} | {name: f"{base}/{name}" for name in _LINKED}
     return found if job.state in TERMINAL else found | {"cancel": f"{base}/cancel"}
 
 

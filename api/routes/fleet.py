@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Response
 
 from api import answers
-from api.deps import Backend, Caller
+from api.deps import Admin, Backend, Caller
 
 router = APIRouter(tags=["fleet"])
 
@@ -16,6 +16,18 @@ async def pools(service: Backend) -> Response:
 @router.get("/v1/nodes")
 async def nodes(who: Caller, service: Backend) -> Response:
     return answers.json(await service.nodes(who))
+
+
+@router.post("/v1/nodes/{node}/drain")
+async def drain(who: Admin, service: Backend, node: str) -> Response:
+    """The node gets no new work, also after it has come back; what runs there goes on."""
+    return answers.json(await service.drain(who, node, drain=True))
+
+
+@router.delete("/v1/nodes/{node}/drain")
+async def undrain(who: Admin, service: Backend, node: str) -> Response:
+    """The node gets work again."""
+    return answers.json(await service.drain(who, node, drain=False))
 
 
 @router.get("/v1/recipes")

@@ -5,8 +5,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from api import answers
-from api.deps import Backend, Body, Caller, IdempotencyKey, JobId
-from jobs.errors import FieldError, InvalidRequest
+from api.bodies import parse_label
+from api.deps import Backend, Body, Caller, IdempotencyKey, JobId, WantsText
+from api.service import MAX_WAIT_SECONDS, Submitted
 from jobs.state import State
 from jobs.store import JobFilter
 
@@ -15,14 +16,13 @@ router = APIRouter(tags=["jobs"])
 
 @router.post("/v1/jobs", status_code=201)
 async def submit(who: Caller, service: Backend, body: Body, key: IdempotencyKey) -> Response:
-    submitted = await service.submit(who, body, key)
-    location = {"Location": submitted.status.links["self"]}
-    return answers.json(submitted.status, 201 if submitted.created else 200, location)
+    return _submitted(await service.submit(who, body, key))
 
 
 @router.post("/v1/plan")
-async def plan(service: Backend, body: Body) -> Response:
-    return answers.json(service.plan(body))
+async def plan(service: Backend, body: Body, as_text: WantsText) -> Response:
+    """As JSON, or as text for people. Nothing is created, and no pool is asked whether it has the devices."""
+    return answers.text(service.plan_text(body)) if as_text else answers.json(service.plan(body))
 
 
 @router.get("/v1/jobs")
@@ -36,13 +36,36 @@ async def list_jobs(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: str = "",
 ) -> Response:
-    chosen = JobFilter(state, pool, _label(label), name)
+    chosen = JobFilter(state, pool, parse_label(label), name)
     return answers.json(await service.list_jobs(who, chosen, cursor, limit))
 
 
+@router.post("/v1/jobs/cancel")
+async def cancel_many(who: Caller, service: Backend, body: Body) -> Response:
+    """Cancels every job that matches all fields of the body. Jobs that are submitted meanwhile are left alone."""
+    return answers.json(await service.cancel_many(who, body))
+
+
 @router.get("/v1/jobs/{job}")
-async def show(request: Request, who: Caller, service: Backend, job: JobId) -> Response:
-    return answers.tagged(request, await service.status(who, job))
+async def show(
+    request: Request,
+    who: Caller,
+    service: Backend,
+    job: JobId,
+    wait: Annotated[
+        float, Query(ge=0, le=MAX_WAIT_SECONDS, description="hold the answer until the status changes, so many seconds")
+    ] = 0,
+) -> Response:
+    """With `wait` and If-None-Match, the answer is held only while the job is still as the client knows it."""
+    found = service.status(who, job, wait=wait, known=answers.known_versions(request))
+    status = await answers.unless_gone(request, found) if wait else await found
+    return Response(status_code=204) if status is None else answers.tagged(request, status, status.version)
+
+
+@router.post("/v1/jobs/{job}/resubmit", status_code=201)
+async def resubmit(who: Caller, service: Backend, job: JobId, body: Body, key: IdempotencyKey) -> Response:
+    """A new job of the same spec, whose `parent_id` is this one. It takes no body."""
+    return _submitted(await service.resubmit(who, job, body, key))
 
 
 @router.post("/v1/jobs/{job}/cancel", status_code=202)
@@ -61,10 +84,6 @@ async def attempts(who: Caller, service: Backend, job: JobId) -> Response:
     return answers.json(await service.attempts(who, job))
 
 
-def _label(text: str) -> tuple[str, str] | None:
-    if not text:
-        return None
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise InvalidRequest("`label` cannot be used", fields=(FieldError("label", "write it as key=value"),))
-    return key, value
+def _submitted(submitted: Submitted) -> Response:
+    location = {"Location": submitted.status.links["self"]}
+    return answers.json(submitted.status, 201 if submitted.created else 200, location)

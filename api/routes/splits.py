@@ -22,3 +22,19 @@ async def splits(
     if as_text:
         return answers.text(await service.splits_text(who, job, attempt, device))
     return answers.json(await service.splits(who, job, attempt, device))
+
+
+@router.get("/v1/jobs/{job}/splits/diff")
+async def splits_diff(
+    who: Caller,
+    service: Backend,
+    job: JobId,
+    as_text: WantsText,
+    against: Annotated[str, Query(description="id of the other job")] = "",
+    attempt: Annotated[int | None, Query(ge=1)] = None,
+    against_attempt: Annotated[int | None, Query(ge=1)] = None,
+) -> Response:
+    """The reports of two jobs side by side, or of two attempts of one."""
+    if as_text:
+        return answers.text(await service.splits_diff_text(who, job, attempt, against, against_attempt))
+    return answers.json(await service.splits_diff(who, job, attempt, against, against_attempt))

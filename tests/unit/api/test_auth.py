@@ -61,8 +61,9 @@ def test_a_principal_without_the_scope_is_refused() -> None:
         Principal("t", "default", frozenset({"read"})).need(Scope.SUBMIT)
 
 
-def test_only_the_health_routes_are_public() -> None:
-    assert {"/healthz", "/readyz"} == PUBLIC
+def test_only_health_and_the_description_of_the_api_are_public() -> None:
+    page = {"/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css"}
+    assert {"/healthz", "/readyz", "/openapi.json"} | page == PUBLIC
 
 
 def test_an_operators_token_may_have_any_form_but_not_be_short() -> None:

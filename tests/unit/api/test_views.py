@@ -39,10 +39,17 @@ def test_a_queued_job_says_in_numbers_what_it_waits_for(behind: QueueView, code:
     assert (reason.code, reason.message) == (code, words)
 
 
-def test_a_job_that_backs_off_says_why_and_what_it_waits_for() -> None:
-    reason = views.reason(a_job(reason=Reason.BACKING_OFF, message="attempt 1 ended: stalled"), queue(0, 2, 2))
-    assert reason.code == "backing_off"
-    assert reason.message == "attempt 1 ended: stalled; needs 4 in pool a100: 2 of 8 free, 0 jobs ahead"
+def test_a_job_that_backs_off_says_why_and_nothing_of_a_queue_that_it_is_not_in() -> None:
+    job = a_job(reason=Reason.BACKING_OFF, message="attempt 1 ended: stalled; retry 1 of 3")
+    reason = views.reason(job, queue(0, 8, 8))
+    assert (reason.code, reason.message) == ("backing_off", "attempt 1 ended: stalled; retry 1 of 3")
+    assert views.status(JobView(job, a_spec(), queue(0, 8, 8)), None, labels).queue_position is None
+
+
+def test_a_job_of_a_stopped_service_is_in_the_queue_again() -> None:
+    job = a_job(reason=Reason.SERVICE_STOPPED, message="the service was stopped")
+    reason = views.reason(job, queue(0, 2, 2))
+    assert reason.message == "the service was stopped; needs 4 in pool a100: 2 of 8 free, 0 jobs ahead"
 
 
 def test_an_ended_job_keeps_the_words_of_its_end() -> None:
