@@ -1,17 +1,94 @@
-"""The OpenAPI document. Bodies are read as bytes, so the framework does not know their schemas; they are added here."""
+"""The OpenAPI document.
 
+The framework knows paths and parameters. Bodies are read as bytes and answers are written by msgspec,
+so what they look like is said here, in one table, from the types that they are made of.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from api import examples, schemas
 from api.auth import PUBLIC
-from api.bodies import NewTokenRequest
+from api.bodies import CancelRequest, NewTokenRequest
+from api.problems import MEDIA_TYPE, TABLE, Problem
+from jobs.report import Report
+from jobs.report_diff import ReportDiff
 from jobs.spec import JobSpec
 
-#: Path of a POST -> what its body is.
-_BODIES: dict[str, type[BaseModel]] = {"/v1/jobs": JobSpec, "/v1/plan": JobSpec, "/v1/tokens": NewTokenRequest}
+_JSON, _TEXT, _BYTES = "application/json", "text/plain", "application/octet-stream"
+_REFS = "#/components/schemas/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    model: type[BaseModel]
+    examples: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What one method of one path does. `answers`: status -> type of a JSON answer, or None for one without a body.
+    `also` are other media types in which the first answer can be had. `refuses`: error codes beside the usual ones."""
+
+    summary: str
+    answers: Mapping[int, Any]
+    body: Body | None = None
+    also: tuple[str, ...] = ()
+    refuses: tuple[str, ...] = field(default=())
+
+
+_SPEC = Body(JobSpec, examples.SPECS)
+_NEVER_RUN = ("unknown_pool", "too_large_for_pool", "idempotency_conflict")
+
+OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("post", "/v1/jobs"): Operation(
+        "Submit a job", {201: schemas.JobStatus, 200: schemas.JobStatus}, _SPEC, refuses=_NEVER_RUN
+    ),
+    ("post", "/v1/plan"): Operation("Plan the split of a job spec", {200: schemas.Plan}, _SPEC, (_TEXT,)),
+    ("get", "/v1/jobs"): Operation("List jobs", {200: schemas.JobList}, refuses=("malformed_cursor",)),
+    ("post", "/v1/jobs/cancel"): Operation(
+        "Cancel many jobs", {200: schemas.CancelledJobs}, Body(CancelRequest, examples.CANCELS)
+    ),
+    ("get", "/v1/jobs/{job}"): Operation("Show a job", {200: schemas.JobStatus, 304: None}),
+    ("delete", "/v1/jobs/{job}"): Operation("Delete a finished job", {204: None}, refuses=("job_not_finished",)),
+    ("post", "/v1/jobs/{job}/cancel"): Operation("Cancel a job", {202: schemas.JobStatus}, refuses=("job_finished",)),
+    ("post", "/v1/jobs/{job}/resubmit"): Operation(
+        "Submit a job's spec again",
+        {201: schemas.JobStatus, 200: schemas.JobStatus},
+        refuses=("invalid_spec", *_NEVER_RUN),
+    ),
+    ("get", "/v1/jobs/{job}/attempts"): Operation("List a job's attempts", {200: schemas.AttemptList}),
+    ("get", "/v1/jobs/{job}/splits"): Operation("Show the split report", {200: Report}, also=(_TEXT,)),
+    ("get", "/v1/jobs/{job}/splits/diff"): Operation(
+        "Show two split reports side by side", {200: ReportDiff}, also=(_TEXT,)
+    ),
+    ("get", "/v1/jobs/{job}/logs"): Operation(
+        "Read log lines", {200: schemas.LogPage}, also=(_TEXT,), refuses=("malformed_cursor",)
+    ),
+    ("get", "/v1/jobs/{job}/metrics"): Operation("Read a job's metrics", {200: schemas.MetricList}),
+    ("get", "/v1/jobs/{job}/artifacts"): Operation("List a job's files", {200: schemas.ArtifactList}),
+    ("get", "/v1/jobs/{job}/artifacts/{path}"): Operation(
+        "Download one of a job's files", {200: bytes, 206: bytes, 304: None}, refuses=("range_not_satisfiable",)
+    ),
+    ("get", "/v1/pools"): Operation("List pools", {200: schemas.PoolList}),
+    ("get", "/v1/nodes"): Operation("List nodes", {200: schemas.NodeList}),
+    ("post", "/v1/nodes/{node}/drain"): Operation("Give a node no new work", {200: schemas.NodeView}),
+    ("delete", "/v1/nodes/{node}/drain"): Operation("Give a node work again", {200: schemas.NodeView}),
+    ("get", "/v1/recipes"): Operation("List models, data sets, losses and optimizers", {200: schemas.Json}),
+    ("get", "/v1/tokens"): Operation("List tokens", {200: schemas.TokenList}),
+    ("post", "/v1/tokens"): Operation("Make a token", {201: schemas.NewToken}, Body(NewTokenRequest, examples.TOKENS)),
+    ("delete", "/v1/tokens/{token}"): Operation("Revoke a token", {204: None}),
+    ("get", "/healthz"): Operation("Is this process up?", {200: schemas.Json}),
+    ("get", "/readyz"): Operation("Could a job start?", {200: schemas.Readiness, 503: schemas.Readiness}),
+    ("get", "/metrics"): Operation("Metrics for Prometheus", {200: str}),
+    ("get", "/openapi.json"): Operation("This document", {200: schemas.Json}),
+}
 
 
 def document(app: FastAPI) -> dict[str, Any]:
@@ -23,17 +100,109 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 def _document(app: FastAPI) -> dict[str, Any]:
     found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    components: dict[str, Any] = found.setdefault("components", {})
-    schemas: dict[str, Any] = components.setdefault("schemas", {})
-    for path, model in _BODIES.items():
+    paths = {path.replace("{path:path}", "{path}"): methods for path, methods in found["paths"].items()}
+    for path, methods in paths.items():
+        for method, described in methods.items():
+            _complete(described, method, path)
+    return {
+        "openapi": found["openapi"],
+        "info": found["info"],
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "schemas": _schemas(),
+            "responses": _problems(),
+        },
+    }
+
+
+def _complete(described: dict[str, Any], method: str, path: str) -> None:
+    """Put what the framework cannot know into its description of an operation."""
+    operation = OPERATIONS[method, path]
+    described["summary"] = operation.summary
+    for parameter in described.get("parameters", ()):
+        if parameter["name"] in examples.PARAMETERS:
+            parameter["example"] = examples.PARAMETERS[parameter["name"]]
+    if operation.body is not None:
+        shown = {name: {"value": value} for name, value in operation.body.examples.items()}
+        content = {"schema": _reference(operation.body.model.__name__), "examples": shown}
+        described["requestBody"] = {"required": True, "content": {_JSON: content}}
+    if path in PUBLIC:
+        described["security"] = []
+    refusals = {
+        str(status): {"$ref": f"#/components/responses/{_problem_name(status)}"}
+        for status in sorted({TABLE[code][0] for code in _refusals(method, path, described, operation)})
+    }
+    described["responses"] = refusals | dict(_answers(operation))
+
+
+def _answers(operation: Operation) -> Iterator[tuple[str, dict[str, Any]]]:
+    for place, (status, kind) in enumerate(operation.answers.items()):
+        answer: dict[str, Any] = {"description": operation.summary if kind else "No body"}
+        if kind is not None:
+            answer["content"] = {_media_type(kind): {"schema": _schema_of(kind)}}
+            answer["content"] |= {
+                media: {"schema": {"type": "string"}} for media in (operation.also if not place else ())
+            }
+        yield str(status), answer
+
+
+def _refusals(method: str, path: str, described: Mapping[str, Any], operation: Operation) -> Iterator[str]:
+    """Codes of the problems that an operation may answer with."""
+    yield from ("bad_host", "bad_request", "headers_too_large")
+    if path not in PUBLIC:
+        yield from ("unauthenticated", "forbidden", "unavailable")
+    if "{" in path:
+        yield "not_found"
+    if described.get("parameters") or operation.body is not None:
+        yield "invalid_request"
+    if operation.body is not None:
+        yield "malformed_json"
+    if method != "get":
+        yield from ("body_too_large", "body_timeout")
+    yield from operation.refuses
+
+
+def _problems() -> dict[str, Any]:
+    by_status: dict[int, list[str]] = {}
+    for code, (status, _) in TABLE.items():
+        by_status.setdefault(status, []).append(code)
+    return {
+        _problem_name(status): {
+            "description": f"code: {', '.join(codes)}",
+            "content": {MEDIA_TYPE: {"schema": _reference("Problem")}},
+        }
+        for status, codes in by_status.items()
+    }
+
+
+def _problem_name(status: int) -> str:
+    return f"Problem{status}"
+
+
+def _media_type(kind: Any) -> str:
+    return {bytes: _BYTES, str: _TEXT}.get(kind, _JSON)
+
+
+def _schema_of(kind: Any) -> dict[str, Any]:
+    if kind is bytes:
+        return {"type": "string", "format": "binary"}
+    return msgspec.json.schema_components([kind], ref_template=_REFS)[0][0]
+
+
+def _reference(name: str) -> dict[str, str]:
+    return {"$ref": _REFS.format(name=name)}
+
+
+def _schemas() -> dict[str, Any]:
+    """Every schema by its name: of bodies as pydantic has them, of answers as msgspec has them."""
+    schemas: dict[str, Any] = {}
+    for model in {operation.body.model for operation in OPERATIONS.values() if operation.body is not None}:
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-        schemas |= schema.pop("$defs", {})
-        schemas[model.__name__] = schema
-        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
-        found["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
-    components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-    found["security"] = [{"token": []}]
-    for path in PUBLIC:
-        for operation in found["paths"][path].values():
-            operation["security"] = []
-    return found
+        schemas |= schema.pop("$defs", {}) | {model.__name__: schema}
+    kinds = [kind for operation in OPERATIONS.values() for kind in operation.answers.values() if kind is not None]
+    _, answers = msgspec.json.schema_components([*kinds, Problem], ref_template=_REFS)
+    assert not schemas.keys() & answers.keys(), "two types of one name"
+    answers["JobStatus"]["properties"]["spec"] = _reference("JobSpec")
+    return dict(sorted((schemas | answers).items()))

@@ -1,0 +1,62 @@
+"""Request bodies that the OpenAPI document shows. A test sends every one of them."""
+
+from typing import Any
+
+_CLASSIFIER: dict[str, Any] = {
+    "model": {"ref": "digits_cnn", "args": {"channels": 16}},
+    "data": {"ref": "digits", "args": {"split": "train"}, "batch_size": 64, "shuffle": True},
+    "loss": {"ref": "cross_entropy"},
+    "optimizer": {"ref": "sgd", "args": {"lr": 0.05, "momentum": 0.9}},
+    "epochs": 6,
+    "seed": 7,
+    "evaluate": {"data": {"ref": "digits", "args": {"split": "test"}, "batch_size": 120}},
+}
+
+SPECS: dict[str, dict[str, Any]] = {
+    "split_a_batch_of_30_among_3_devices": {
+        "name": "three-of-thirty",
+        "resources": {"devices": 3},
+        "parallelism": {"strategy": "dp"},
+        "program": {
+            "mode": "forward",
+            "model": {"ref": "linear", "args": {"in_features": 5, "out_features": 2}},
+            "data": {"ref": "random_vectors", "args": {"rows": 100, "features": 5}, "batch_size": 30},
+        },
+    },
+    "train_under_data_parallel": {
+        "name": "digits-dp2",
+        "labels": {"team": "vision"},
+        "resources": {"devices": 2},
+        "parallelism": {"strategy": "dp", "output_device": 0},
+        "program": _CLASSIFIER,
+    },
+    "train_under_distributed_data_parallel": {
+        "name": "digits-ddp2",
+        "priority": 10,
+        "resources": {"devices": 2},
+        "parallelism": {"strategy": "ddp"},
+        "program": _CLASSIFIER,
+        "limits": {"wall_seconds": 600, "max_retries": 1},
+    },
+}
+
+CANCELS: dict[str, dict[str, Any]] = {
+    "waiting_jobs_of_a_team": {"state": "queued", "label": "team=vision"},
+    "all_jobs": {"all": True},
+}
+
+TOKENS: dict[str, dict[str, Any]] = {
+    "a_token_for_ci": {"name": "ci", "scopes": ["submit"], "expires_in_seconds": 2_592_000},
+    "a_token_that_may_only_look": {"name": "wall screen", "scopes": ["read"]},
+}
+
+#: What stands in a path or a query.
+PARAMETERS: dict[str, str] = {
+    "job": "01980000-0000-7000-8000-000000000001",
+    "against": "01980000-0000-7000-8000-000000000002",
+    "path": "report.json",
+    "node": "host-a",
+    "token": "0123456789abcdef",
+    "label": "team=vision",
+    "Range": "bytes=0-1023",
+}
