@@ -10,6 +10,7 @@ import socket
 import threading
 import uuid
 from importlib.metadata import version
+from pathlib import Path
 from time import monotonic
 
 import structlog
@@ -32,6 +33,8 @@ log = structlog.get_logger(__name__)
 STOP_ATTEMPTS_SECONDS = 15.0
 #: How often the agent looks at the attempts of its node; the beat itself is rarer.
 LOOK_SECONDS = 1.0
+#: A supervisor that still holds devices this many leases after its attempt has ended is stuck, and is killed.
+STUCK_LEASES = 2
 
 
 class NodeTaken(Exception):
@@ -52,6 +55,7 @@ class Agent:
         self._forkserver = ForkServer()
         self._scheduler = Scheduler(control, courier, settings, listen=False)
         self._holding: dict[AttemptId, AttemptState] = {}
+        self._ended_since: dict[AttemptId, float] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
         self._lock: int | None = None
@@ -141,6 +145,8 @@ class Agent:
         if beat.standing is store.NodeStanding.REPLACED:
             raise NodeTaken(f"another worker registered as node {self._node!r}")
         self._holding = beat.holding
+        ended = [attempt for attempt, state in beat.holding.items() if state is AttemptState.ENDED]
+        self._ended_since = {attempt: self._ended_since.get(attempt, monotonic()) for attempt in ended}
         return beat.standing is store.NodeStanding.OK
 
     # -- attempts --------------------------------------------------------------------------------------
@@ -200,7 +206,7 @@ class Agent:
         """Find attempts here whose supervisor is dead, kill what is left of them, and free their devices."""
         for attempt, state in self._holding.items():
             marks = Marks.of(self._state_dir, attempt)
-            if state is AttemptState.LEASED or not supervisor_is_dead(marks):
+            if state is AttemptState.LEASED or not (supervisor_is_dead(marks) or self._is_stuck(attempt)):
                 continue
             survivors = sweep(marks, attempt)
             lost = store.reap(
@@ -211,12 +217,17 @@ class Agent:
                 backoff_seconds=backoff_seconds(),
             )
             if self._store.run(lost):
-                log.warning("supervisor_lost", attempt=str(attempt))
+                log.warning("supervisor_lost", attempt=str(attempt), last_words=_tail(marks.log))
             bad = self._quarantined(survivors)
             if self._store.run(store.release(self._node, attempt, bad)) > 0 and not survivors:
                 marks.remove()
             self._holding = {held: known for held, known in self._holding.items() if held != attempt}
             return  # the dictionary has changed; the next look goes on
+
+    def _is_stuck(self, attempt: AttemptId) -> bool:
+        """Whether an attempt ended long ago (its lease expired) and its supervisor, frozen perhaps, has not noticed."""
+        since = self._ended_since.get(attempt)
+        return since is not None and monotonic() - since > STUCK_LEASES * self._settings.lease_seconds
 
     def _look_after_forkserver(self) -> None:
         """A server that was killed is started again now, and not when a job waits for it."""
@@ -232,3 +243,11 @@ class Agent:
             return {}
         who = "; ".join(f"process {pid} ({command})" for pid, command in survivors.items())
         return {device.index: f"would not die: {who}" for device in self._devices}
+
+
+def _tail(path: Path, size: int = 4096) -> str:
+    """The end of a dead supervisor's log, which goes with its directory; "" when there is none."""
+    try:
+        return path.read_bytes()[-size:].decode(errors="replace")
+    except OSError:
+        return ""
