@@ -5,7 +5,7 @@ import pytest
 from tests.integration.workers.service import Service, running_service
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with running_service(tmp_path_factory.mktemp("service")) as service:
         yield service
@@ -13,6 +13,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture
 def service(shared: Service) -> Iterator[Service]:
-    """The module's worker. A test must leave it as it found it: no process, no device held, nothing in the state."""
+    """A worker that tests share. Each leaves it as it found it: no process, no device held, no attempt's directory."""
     yield shared
     shared.leaves_nothing()

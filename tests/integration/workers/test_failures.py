@@ -67,7 +67,10 @@ def test_an_error_in_the_last_step_fails_the_job_with_the_traceback_of_its_rank(
     assert _seconds_to_end(record) < 2.5
 
 
-@pytest.mark.parametrize("turn", range(20))
+TURNS = [pytest.param(turn, marks=[pytest.mark.slow] if turn >= 6 else []) for turn in range(20)]
+
+
+@pytest.mark.parametrize("turn", TURNS)
 def test_a_killed_rank_is_named_and_not_the_peers_that_lost_it(service: Service, turn: int) -> None:
     devices = 2 + turn % 3
     record = service.ended(service.submit("ddp", devices, fault="kill_itself", rank=turn % devices))

@@ -113,6 +113,7 @@ def _kill_children(server: psutil.Process, stop: threading.Event) -> None:
             child.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_ranks_get_every_variable_that_torchrun_sets(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import json, os; open('rank-' + os.environ['RANK'], 'w').write(json.dumps(dict(os.environ)))")

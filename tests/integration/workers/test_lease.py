@@ -52,6 +52,7 @@ def _watch_for_second_attempt(service: Service, job: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_never_wakes_is_killed_and_its_devices_are_free_again(service: Service) -> None:
     job = service.long("single")
     supervisor, ranks = service.supervisor(service.attempt(job)), service.living()

@@ -4,17 +4,24 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from jobs.state import Reason, State
-from tests.integration.workers.service import MODULE, NODE, Service, eventually, is_dead
+from tests.integration.workers.service import MODULE, NODE, Service, eventually, is_dead, running_service
 
 pytestmark = pytest.mark.integration
 
 CELERY = [sys.executable, "-m", "celery", "-A", "workers.app", "worker"]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running_service(tmp_path_factory.mktemp("service")) as service:
+        yield service
 
 
 def test_a_killed_supervisor_takes_its_ranks_along_and_the_job_starts_again(service: Service) -> None:
@@ -72,31 +79,26 @@ def _open_files(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-def test_training_goes_on_while_the_worker_is_killed_and_the_next_one_adopts_it(service: Service) -> None:
-    job, other = service.long("ddp", 2, talks=True), service.long("single", steps=300)
-    ranks = service.ranks(service.attempt(job))
+def test_training_goes_on_while_the_worker_is_dead_and_the_next_one_finds_the_living_and_the_dead(
+    service: Service,
+) -> None:
+    living, dead, short = service.long("ddp", 2, talks=True), service.long(), service.long(steps=150)
+    ranks = service.ranks(service.attempt(living))
     service.kill_worker()
-    steps = service.steps_done(job)
-    eventually(lambda: service.steps_done(job) > steps + 10, "more steps")
-    assert service.ended(other).state is State.SUCCEEDED  # without any worker
+    steps = service.steps_done(living)
+    eventually(lambda: service.steps_done(living) > steps + 10, "more steps")
+    assert service.ended(short).state is State.SUCCEEDED  # without any worker
+    os.kill(service.supervisor(service.attempt(dead)), signal.SIGKILL)
 
     service.start_worker()
-    assert service.job(job).attempt == 1
-    assert service.ranks(service.attempt(job)) == ranks
-    os.kill(service.supervisor(service.attempt(job)), signal.SIGKILL)
-    service.reaches(job, State.RUNNING, attempt=2)
-    service.cancel(job)
-    service.ended(job)
-
-
-def test_a_worker_that_comes_back_proves_at_once_which_attempts_are_dead(service: Service) -> None:
-    job = service.long("single")
-    service.kill_worker()
-    os.kill(service.supervisor(service.attempt(job)), signal.SIGKILL)
-    service.start_worker()
-    service.reaches(job, State.RUNNING, attempt=2, seconds=10)  # far less than a lease
-    service.cancel(job)
-    service.ended(job)
+    service.reaches(dead, State.RUNNING, attempt=2, seconds=10)  # far less than a lease
+    assert service.job(living).attempt == 1
+    assert service.ranks(service.attempt(living)) == ranks
+    os.kill(service.supervisor(service.attempt(living)), signal.SIGKILL)
+    service.reaches(living, State.RUNNING, attempt=2)
+    for job in (living, dead):
+        service.cancel(job)
+        service.ended(job)
 
 
 def test_a_worker_that_is_asked_to_stop_is_gone_in_5_seconds_and_training_goes_on(service: Service) -> None:
