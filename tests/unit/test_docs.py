@@ -297,3 +297,17 @@ def test_the_readme_explains_every_strategy() -> None:
     explained = {row[0].strip("`") for row in rows(README, "## Strategies")}
     known = set(get_args(Parallelism.model_fields["strategy"].annotation))
     assert explained == known
+
+
+# -- benchmarks ------------------------------------------------------------------------------------
+
+
+def test_the_numbers_of_the_benchmark_are_those_of_their_file() -> None:
+    directory = ROOT / "benchmarks"
+    table = rows((directory / "README.md").read_text(), "### Results")
+    assert table
+    for link, *shown, ratio in table:
+        result = json.loads((directory / LINK.findall(link)[0][0]).read_text())
+        sides = [result["seconds_to_first_step"][side] for side in ("shardyard", "torchrun")]
+        assert shown == [f"{side['median']:.3f} ({side['lowest']:.3f} to {side['highest']:.3f})" for side in sides]
+        assert ratio == str(result["times_faster"])
