@@ -46,9 +46,17 @@ class Composed:
 
     def compose(self, *arguments: str, seconds: float = COMMAND_SECONDS, stdin: str = "") -> str:
         """Run `docker compose` and return what it prints."""
-        done = _run(["docker", "compose", *arguments], seconds, self._environment, stdin)
-        assert done.returncode == 0, f"docker compose {' '.join(arguments)}: {done.stderr}{done.stdout}"
-        return done.stdout
+        return self.docker("compose", *arguments, seconds=seconds, stdin=stdin)
+
+    def docker(self, *arguments: str, seconds: float = COMMAND_SECONDS, stdin: str = "") -> str:
+        done = _run(["docker", *arguments], seconds, self._environment, stdin)
+        assert done.returncode == 0, f"docker {' '.join(arguments)}: {done.stderr}{done.stdout}"
+        return done.stdout.strip()
+
+    def containers(self) -> dict[str, dict[str, Any]]:
+        """What compose says of each running service (of one of its containers)."""
+        rows = [json.loads(line) for line in self.compose("ps", "--format", "json").splitlines()]
+        return {row["Service"]: row for row in rows}
 
     def build(self) -> None:
         self.compose("build", "--quiet", seconds=BUILD_SECONDS)
