@@ -107,6 +107,8 @@ def main(launch: Launch, credentials: Connection) -> None:
         code = 0
     except Unavailable as error:
         log.error("gave_up_on_redis", error=str(error))
+    except BlockingIOError:
+        log.info("supervised_already")  # a hint came twice; the other supervisor holds the lock
     except BaseException:
         log.exception("supervisor_failed")
     finally:

@@ -171,9 +171,8 @@ class Watch:
         if self._phase is not _Phase.WORKING:
             return
         # Peers of a dead rank report broken connections, perhaps before its death shows: look for it first.
-        others = [other.pidfd for other in self._ranks if other is not rank and other.alive]
-        if outcome is not None and others:
-            select.select(others, [], [], DEATH_SECONDS)
+        if outcome is not None:
+            _await_death([other for other in self._ranks if other is not rank and other.alive])
         silent = next((r for r in self._ranks if r.reap() and not self._reported(r)), None)
         if silent is not None:
             rank, outcome = silent, None
@@ -293,6 +292,15 @@ class Watch:
     def _step_of(self, rank: Rank) -> int:
         """The step that a line belongs to: the one after the last that the rank has reported."""
         return self._steps[rank.number]
+
+
+def _await_death(ranks: list[Rank]) -> None:
+    """Wait until one of these ranks is dead, but not for long."""
+    deaths = select.poll()
+    for rank in ranks:
+        deaths.register(rank.pidfd, select.POLLIN)
+    if ranks:
+        deaths.poll(DEATH_SECONDS * 1000)
 
 
 def _waiting(pipe: int) -> int:
