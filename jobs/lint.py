@@ -24,6 +24,7 @@ _MAX_BATCH_SIZE = 1_000_000
 _BATCH_SIZE = "program.data.batch_size"
 _DROP_LAST = "program.data.drop_last"
 _DEVICES = "resources.devices"
+_STRAGGLER = "program.straggler"
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -277,7 +278,19 @@ def _keep_last(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
 def _fewer_devices(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
     for devices in range(spec.resources.devices - 1, 0, -1):
         moved = spec.parallelism.output_device >= devices
-        yield {_DEVICES: devices} | ({"parallelism.output_device": 0} if moved else {})
+        yield {
+            _DEVICES: devices,
+            **({"parallelism.output_device": 0} if moved else {}),
+            **({_STRAGGLER: None} if _slow_one(spec) >= devices else {}),
+        }
+
+
+def _slow_one(spec: JobSpec) -> int:
+    """Index of the device or rank that is slow on purpose; -1 where there is none."""
+    straggler = spec.program.straggler
+    if straggler is None:
+        return -1
+    return max(-1 if index is None else index for index in (straggler.device, straggler.rank))
 
 
 def _ddp(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
@@ -286,6 +299,7 @@ def _ddp(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
     size = max(1, round(spec.program.data.batch_size / spec.resources.devices))
     only_dp = {"dim": how.dim, "output_device": how.output_device, "functional": how.functional}
     left_out = {f"parallelism.{field}": None for field, value in only_dp.items() if value}
+    left_out |= {_STRAGGLER: None} if spec.program.straggler is not None else {}
     change = {"parallelism.strategy": "ddp", _BATCH_SIZE: size, **left_out}
     yield change
     yield {**change, _DROP_LAST: False}

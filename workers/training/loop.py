@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from jobs.spec import Component, RecipeProgram, Scheduler
+from jobs.spec import Component, RecipeProgram
 from jobs.telemetry import Outline, Result
 from workers.training.context import RankContext, RejectedByWorker, Stopped
 from workers.training.placement import moved
@@ -58,10 +58,9 @@ def train(run: Run) -> Result:
         for batches, waited in _groups(run, epoch):
             loss = train_step(run, epoch, batches, waited)
             _report_loss(run, loss)
-            _move_learning_rate(run, "step")
+            _move_learning_rate(run, "step", run.steps_done)
             _after_step(run, rate, batches)
-        _report_learning_rate(run)
-        _move_learning_rate(run, "epoch")
+        _move_learning_rate(run, "epoch", run.steps_done - 1)
         if run.evaluation is not None and (epoch + 1) % cast(Any, run.program.evaluate).every_epochs == 0:
             evaluate(run, epoch)
         if _is_over(run):
@@ -231,18 +230,16 @@ def _mean_over_ranks(run: Run, loss: torch.Tensor) -> float:
     return float(run.strategy.total(loss.clone()).item()) / run.context.world_size
 
 
-def _move_learning_rate(run: Run, every: str) -> None:
-    if run.scheduler is None or cast(Scheduler, run.program.scheduler).every != every:
-        return
-    if every == "step" and sampled(run.steps_done):
-        _report_learning_rate(run)
-    run.scheduler.step()
-
-
-def _report_learning_rate(run: Run) -> None:
+def _move_learning_rate(run: Run, every: str, step: int) -> None:
+    """Say at what rate `step` was taken, and move on, if it is every step, or every epoch, that the rate moves."""
     assert run.optimizer is not None
-    if run.context.rank == 0 and run.steps_done:
-        run.strategy.recorder.metric("learning_rate", run.steps_done - 1, float(run.optimizer.param_groups[0]["lr"]))
+    moves = run.program.scheduler.every if run.program.scheduler is not None else "epoch"
+    if moves != every or step < 0:
+        return
+    if run.context.rank == 0 and (every == "epoch" or sampled(step)):
+        run.strategy.recorder.metric("learning_rate", step, float(run.optimizer.param_groups[0]["lr"]))
+    if run.scheduler is not None:
+        run.scheduler.step()
 
 
 def _report_evaluation(run: Run, total: list[float], classifies: bool) -> None:

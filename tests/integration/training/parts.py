@@ -33,3 +33,14 @@ class SlowOnRank1(nn.Module):
         between = _Sleep.apply(self.first(rows), seconds)  # type: ignore[no-untyped-call]
         outputs: torch.Tensor = self.second(between)
         return outputs
+
+
+class Scale(nn.Module):
+    """One number, which cannot be divided among ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows * self.factor

@@ -83,6 +83,18 @@ def test_what_is_wrong_is_named_with_its_field(part: str, given: dict[str, Any],
     assert message in error.message
 
 
+def test_schedulers_are_checked_like_the_rest() -> None:
+    assert catalogue.check(spec_with(scheduler={"ref": "one_cycle_lr", "args": {"max_lr": 1, "total_steps": 9}})) == []
+    for scheduler, message in (
+        ({"ref": "cosine"}, "unknown learning rate scheduler 'cosine'"),
+        ({"ref": "step_lr"}, "required by 'step_lr', but missing"),
+        ({"ref": "step_lr", "args": {"step_size": 0}}, "0 is less than the minimum of 1"),
+        ({"ref": "multi_step_lr", "args": {"milestones": [1, "2"]}}, "'2' is not of type 'integer'"),
+    ):
+        (error,) = catalogue.check(spec_with(scheduler=scheduler))
+        assert message in error.message
+
+
 def test_references_into_packages_are_left_to_the_worker() -> None:
     own = {"ref": "my_package.models:Net", "args": {"anything": 1}}
     assert catalogue.check(spec_with(model=own, data=own, loss=own, optimizer=own)) == []

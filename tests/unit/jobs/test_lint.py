@@ -160,6 +160,25 @@ def test_switching_to_ddp_keeps_the_global_batch_and_drops_what_only_dp_has() ->
     )
 
 
+def test_findings_are_about_single_batches_where_gradients_are_accumulated() -> None:
+    found = planned(make_spec("dp", 8, 5, accumulate_steps=4), 800)
+
+    assert "a batch of 5 cannot give a row to each of 8 devices" in found["batch-smaller-than-devices"].message
+    assert found["idle-devices"].message.startswith("3 of 8 devices get nothing of a batch of 5")
+    assert found["batch-smaller-than-devices"].suggestion == "set program.data.batch_size to 8"
+    assert set(planned(make_spec("dp", 8, 8, accumulate_steps=4), 800)) == {"ddp-would-fit-better"}
+
+
+def test_what_was_observed_of_accumulated_batches_has_the_findings_of_the_plan() -> None:
+    spec = make_spec("dp", 8, 5, accumulate_steps=4)
+
+    assert lint(spec, [observed((4, 4, 4, 4, 4, 0, 0, 0), 40)], 800) == list(planned(spec, 800).values())
+
+
+def test_padding_is_found_under_fsdp_too() -> None:
+    assert set(planned(make_spec("fsdp", 4, 30), 90)) == {"sampler-padding"}
+
+
 @pytest.mark.parametrize(
     ("rows", "text"),
     [((4, 4, 2), "4, 4, 2"), ((5,) * 11 + (9,), "11 x 5, 9"), ((1, None), "1, ?"), ((0,) * 9, "9 x 0")],
@@ -170,15 +189,18 @@ def test_rows_are_written_short(rows: tuple[int | None, ...], text: str) -> None
 
 # -- what is suggested -----------------------------------------------------------------------------
 
+shared = {
+    "devices": st.integers(1, 12),
+    "batch_size": st.integers(1, 70),
+    "drop_last": st.booleans(),
+    "accumulate_steps": st.sampled_from([1, 1, 2, 3, 5]),
+}
 specs = st.builds(
     make_spec,
     strategy=st.sampled_from(["dp", "ddp"]),
-    devices=st.integers(1, 12),
-    batch_size=st.integers(1, 70),
-    drop_last=st.booleans(),
     parallelism=st.sampled_from([{}, {"module": "block2"}]),
-    accumulate_steps=st.sampled_from([1, 1, 2, 3, 5]),
-)
+    **shared,
+) | st.builds(make_spec, strategy=st.just("fsdp"), **shared)
 
 
 @settings(max_examples=300, deadline=None)
@@ -201,11 +223,20 @@ def test_a_suggestion_for_a_data_set_of_unknown_size_holds_for_full_batches(spec
 
 
 @settings(deadline=None)
-@given(devices=st.integers(2, 12), batch_size=st.integers(1, 70), output=st.integers(0, 11), rows=st.integers(1, 200))
+@given(
+    devices=st.integers(2, 12),
+    batch_size=st.integers(1, 70),
+    index=st.integers(0, 11),
+    rows=st.integers(1, 200),
+    strategy=st.sampled_from(["dp", "ddp"]),
+)
 def test_a_suggestion_never_contradicts_the_rest_of_the_spec(
-    devices: int, batch_size: int, output: int, rows: int
+    devices: int, batch_size: int, index: int, rows: int, strategy: str
 ) -> None:
-    spec = make_spec("dp", devices, batch_size, parallelism={"output_device": output % devices, "functional": True})
+    who = {"dp": "device", "ddp": "rank"}[strategy]
+    straggler = {who: index % devices, "where": "forward", "milliseconds": 5}
+    only_dp = {"output_device": index % devices, "functional": True} if strategy == "dp" else {}
+    spec = make_spec(strategy, devices, batch_size, parallelism=only_dp, straggler=straggler)
 
     for finding in planned(spec, rows).values():
         assert list(followed(spec, finding.suggestion))

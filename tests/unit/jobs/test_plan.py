@@ -10,7 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from jobs.plan import Pattern, Prediction, batches, chunk, eval_pass, predict, sampler_rows, strided_rows, train_pass
+from jobs.plan import (
+    Pattern,
+    Prediction,
+    batch_pass,
+    batches,
+    chunk,
+    eval_pass,
+    grouped,
+    predict,
+    sampler_rows,
+    strided_rows,
+    train_pass,
+)
 from jobs.spec import JobSpec
 from tests.unit.jobs.made import make_spec
 
@@ -111,6 +123,37 @@ def test_evaluation_under_ddp_reads_every_row_exactly_once(rows: int, ranks: int
     assert strided_rows(rows, ranks) == tuple(len(shard) for shard in shards)
 
 
+@given(
+    rows=few_rows,
+    devices=few_devices,
+    batch_size=sizes,
+    strategy=st.sampled_from(["single", "dp", "ddp", "fsdp"]),
+    accumulate=st.integers(1, 7),
+    drop_last=st.booleans(),
+)
+def test_a_step_adds_up_the_batches_that_it_accumulates_and_the_last_takes_what_is_left(
+    rows: int, devices: int, batch_size: int, strategy: str, accumulate: int, drop_last: bool
+) -> None:
+    devices = 1 if strategy == "single" else devices
+    spec = make_spec(strategy, devices, batch_size, drop_last=drop_last, accumulate_steps=accumulate)
+    alone = [shards for shards, count in batch_pass(spec, rows) for _ in range(count)]
+    groups = [alone[start : start + accumulate] for start in range(0, len(alone), accumulate)]
+
+    assert steps_of(spec, rows) == [tuple(map(sum, zip(*group, strict=True))) for group in groups]
+
+
+@given(
+    counts=st.lists(st.integers(1, 20), max_size=5),
+    size=st.integers(1, 9),
+)
+def test_any_runs_of_batches_are_grouped_in_order(counts: list[int], size: int) -> None:
+    runs = [((10**place, 1), count) for place, count in enumerate(counts)]
+    alone = [rows for rows, count in runs for _ in range(count)]
+    expected = [tuple(map(sum, zip(*alone[i : i + size], strict=True))) for i in range(0, len(alone), size)]
+
+    assert [rows for rows, count in grouped(runs, size) for _ in range(count)] == expected
+
+
 # -- known tables ----------------------------------------------------------------------------------
 
 
@@ -207,6 +250,12 @@ def test_a_data_set_of_unknown_size_gives_one_full_batch_and_says_why() -> None:
     assert (pattern.batch_rows, pattern.rows, pattern.steps) == (30, (8, 8, 8, 6), None)
     assert "size is known only where it is loaded" in prediction.notes["rows"]
     assert prediction.notes["patterns.steps"].startswith("program.data")
+
+
+def test_a_step_of_unknown_data_has_all_the_batches_that_it_accumulates() -> None:
+    (pattern,) = predict(make_spec("dp", 4, 30, accumulate_steps=3), None).run
+
+    assert (pattern.batch_rows, pattern.rows) == (90, (24, 24, 24, 18))
 
 
 def test_an_evaluation_set_of_unknown_size_leaves_the_training_plan_whole() -> None:

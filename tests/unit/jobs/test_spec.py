@@ -48,6 +48,10 @@ def test_processes_and_rows_follow_the_strategy() -> None:
     for strategy, processes in (("dp", 1), ("ddp", 3)):
         job = parse(resources={"devices": 3}, parallelism={"strategy": strategy})
         assert (job.world_size, job.global_batch_size) == (processes, 30 * processes)
+        job = parse(
+            resources={"devices": 3}, parallelism={"strategy": strategy}, program=TRAIN | {"accumulate_steps": 4}
+        )
+        assert job.global_batch_size == 120 * processes
 
 
 def test_a_spec_comes_back_from_the_store_as_it_was() -> None:
@@ -72,6 +76,12 @@ def test_an_unknown_field_is_refused_with_the_name_that_was_probably_meant() -> 
 
 def test_an_unknown_field_like_no_other_gets_the_list_of_known_ones() -> None:
     assert wrong({"resources": {"zzz": 1}}) == {"resources.zzz": "unknown field; known fields here: devices, nodes"}
+
+
+def slow(strategy: str, program: dict[str, Any] = TRAIN, **who: Any) -> dict[str, Any]:
+    """A job on one device that is slow on purpose."""
+    straggler = {"where": "forward", "milliseconds": 5} | who
+    return {"parallelism": {"strategy": strategy}, "program": program | {"straggler": straggler}}
 
 
 # -- rules that join fields ------------------------------------------------------------------------
@@ -104,6 +114,19 @@ def test_an_unknown_field_like_no_other_gets_the_list_of_known_ones() -> None:
         ({"program": TRAIN | {"mode": "forward", "optimizer": None}}, "program.loss"),
         ({"program": TRAIN | {"mode": "forward", "loss": None}}, "program.optimizer"),
         ({"program": FORWARD | {"evaluate": {"data": {"ref": "digits"}}}}, "program.evaluate"),
+        ({"program": FORWARD | {"scheduler": {"ref": "step_lr"}}}, "program.scheduler"),
+        ({"program": FORWARD | {"clip_grad_norm": 1.0}}, "program.clip_grad_norm"),
+        ({"program": FORWARD | {"accumulate_steps": 2}}, "program.accumulate_steps"),
+        ({"parallelism": {"strategy": "fsdp", "module": "block"}}, "parallelism.module"),
+        (slow("single"), "program.straggler"),
+        (slow("fsdp"), "program.straggler"),
+        (slow("dp"), "program.straggler.device"),
+        (slow("ddp"), "program.straggler.rank"),
+        (slow("dp", rank=0), "program.straggler.rank"),
+        (slow("ddp", device=0), "program.straggler.device"),
+        (slow("dp", device=1), "program.straggler.device"),
+        (slow("ddp", rank=1), "program.straggler.rank"),
+        (slow("dp", FORWARD, device=0, where="backward"), "program.straggler.where"),
     ],
 )
 def test_a_contradiction_names_the_field_to_change(fields: dict[str, Any], field: str) -> None:
@@ -129,6 +152,12 @@ def test_every_contradiction_is_named_at_once() -> None:
         {"resources": {"devices": 2}, "parallelism": {"strategy": "ddp", "backend": "gloo", "module": "block2"}},
         {"parallelism": {"strategy": "dp"}},
         {"program": TRAIN | {"evaluate": {"data": {"ref": "digits"}}}},
+        {"program": TRAIN | {"scheduler": {"ref": "step_lr", "every": "step"}, "clip_grad_norm": 1}},
+        {"program": TRAIN | {"accumulate_steps": 4, "precision": "float16"}},
+        {"program": FORWARD | {"precision": "bfloat16"}},
+        {"parallelism": {"strategy": "fsdp", "backend": "gloo"}, "resources": {"devices": 4}},
+        slow("dp", device=0, where="backward"),
+        slow("ddp", FORWARD, rank=0, where="input"),
     ],
 )
 def test_what_fits_together_is_taken(fields: dict[str, Any]) -> None:
@@ -164,11 +193,12 @@ def test_what_this_version_does_not_do_is_refused_as_such(fields: dict[str, Any]
         ("program.seed", 0, 2**63 - 1),
         ("program.data.batch_size", 1, 1_000_000),
         ("program.data.num_workers", 0, 64),
+        ("program.accumulate_steps", 1, 65_536),
     ],
 )
 def test_numbers_have_limits_and_their_type_is_strict(field: str, least: int, most: int) -> None:
     def body(value: Any) -> dict[str, Any]:
-        fields: dict[str, Any] = json.loads(json.dumps({"program": FORWARD, "parallelism": {"strategy": "dp"}}))
+        fields: dict[str, Any] = json.loads(json.dumps({"program": TRAIN, "parallelism": {"strategy": "dp"}}))
         *path, last = field.split(".")
         at = fields
         for part in path:

@@ -332,3 +332,131 @@ def test_a_shard_is_bound_to_its_device_while_it_runs() -> None:
 
     parallel(nn.Identity(), 2, on=on)(torch.randn(2, 1))
     assert bound == ["on 0", "off 0", "on 1", "off 1"]
+
+
+# -- torch's own scatter and gather ----------------------------------------------------------------
+
+
+class Tuple(tuple[Any, ...]):
+    """Not a named tuple, and so torch gives plain ones back."""
+
+
+class List(list[Any]):
+    """As above."""
+
+
+class Dict(dict[str, Any]):
+    """torch keeps the class of a dict."""
+
+
+class Nothing(NamedTuple):
+    """Without any field."""
+
+
+_odd = st.one_of(
+    _nested,
+    st.lists(_leaves, min_size=1, max_size=2).map(Tuple),
+    st.lists(_leaves, min_size=1, max_size=2).map(List),
+    st.dictionaries(st.text(max_size=2), _leaves, min_size=1, max_size=2).map(Dict),
+    st.just(torch.Size([3, 4])),
+    st.just(object()),
+)
+
+
+def torchs_scatter(inputs: tuple[Any, ...], kwargs: dict[str, Any], devices: int, dim: int) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scatter_gather, "Scatter", _Chunk)
+        return scatter_gather.scatter_kwargs(inputs, kwargs, range(devices), dim)
+
+
+@given(
+    inputs=st.lists(_odd, max_size=3).map(tuple),
+    kwargs=st.dictionaries(st.sampled_from(["a", "b", "c"]), _odd, max_size=2),
+    devices=st.integers(1, 5),
+    dim=st.sampled_from([0, 1]),
+)
+@settings(max_examples=300, deadline=None)
+def test_arguments_of_every_kind_are_scattered_as_torch_scatters_them(
+    inputs: tuple[Any, ...], kwargs: dict[str, Any], devices: int, dim: int
+) -> None:
+    positional, named = torchs_scatter(inputs, kwargs, devices, dim)
+    ours, our_names = data_parallel.scatter(inputs, kwargs, range(devices), dim)
+    assert same(list(ours), list(positional))
+    assert same(list(our_names), list(named))
+
+
+def test_a_named_tuple_without_fields_gives_no_shard_at_all_as_in_torch() -> None:
+    assert list(torchs_scatter((Nothing(),), {}, 3, 0)[0]) == list(data_parallel.scatter((Nothing(),), {}, range(3))[0])
+
+
+def test_things_that_are_no_tensors_are_handed_on_and_not_copied() -> None:
+    shared, empty = object(), list[int]()
+    positional, _ = data_parallel.scatter((torch.ones(4, 1), shared, [empty], {"k": shared}), {}, range(2))
+    assert all(shard[1] is shared and shard[2][0] is empty and shard[3]["k"] is shared for shard in positional)
+
+
+class _Join:
+    """Stands in for torch's `Gather`, whose tensors come from GPUs."""
+
+    @staticmethod
+    def apply(_: int, dim: int, *tensors: torch.Tensor) -> torch.Tensor:
+        return torch.cat([tensor.reshape(1) if tensor.dim() == 0 else tensor for tensor in tensors], dim)
+
+
+_outputs = st.recursive(
+    st.one_of(st.builds(torch.ones, st.tuples(st.integers(1, 4), st.just(3))), st.none()),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3),
+        st.lists(inner, min_size=1, max_size=3).map(tuple),
+        st.dictionaries(st.text(max_size=2), inner, max_size=3),
+        st.builds(Pair, inner, inner),
+    ),
+    max_leaves=6,
+)
+
+
+@given(outputs=_outputs, shards=st.integers(1, 4), dim=st.sampled_from([0, 1]))
+@settings(max_examples=150, deadline=None)
+def test_outputs_of_every_kind_are_gathered_as_torch_gathers_them(outputs: Any, shards: int, dim: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scatter_gather, "Gather", _Join)
+        expected = scatter_gather.gather([outputs] * shards, 0, dim)
+    assert same(data_parallel.gather([outputs] * shards, 0, dim), expected)
+
+
+@pytest.mark.parametrize("outputs", [[1, 2], [object(), object()]])
+def test_outputs_that_cannot_be_joined_fail_as_in_torch(outputs: list[Any]) -> None:
+    for gather in (data_parallel.gather, scatter_gather.gather):
+        with pytest.raises(TypeError):
+            gather(outputs, 0)
+
+
+def test_a_keyword_tensor_with_too_few_rows_is_refused_and_not_left_out() -> None:
+    class Keyword(nn.Module):
+        def forward(self, rows: torch.Tensor, *, bias: torch.Tensor | None = None) -> torch.Tensor:
+            return rows if bias is None else rows + bias
+
+    with pytest.raises(ValueError, match="3 shards, but keyword arguments for 1"):
+        parallel(Keyword(), 3)(torch.ones(3, 1), bias=torch.ones(1, 1))
+
+
+def test_a_call_without_tensors_runs_on_every_device_with_the_same_arguments() -> None:
+    class Word(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words: list[str] = []
+
+        def forward(self, word: str) -> torch.Tensor:
+            self.words.append(word)
+            return torch.ones(1)
+
+    model = Word()
+    assert parallel(model, 3)("same").shape == (3,)
+    assert model.words == ["same"] * 3
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_fewer_shards_than_devices_leave_the_last_devices_idle(functional: bool) -> None:
+    spy = Spy()
+    outputs = parallel(spy, 5, functional=functional)([torch.ones(2, 1)][0])
+    assert (len(spy.shapes), len(outputs)) == (2, 2)
