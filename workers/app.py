@@ -5,11 +5,13 @@ entry point, so it reads the settings when it is imported. The pool is pinned to
 time, because a task only forks, and prefork's daemonic children may have none of their own.
 """
 
+import warnings
 from typing import Any
 
 import structlog
 from celery import Celery, signals
 from celery.apps.worker import Worker
+from celery.exceptions import SecurityWarning
 from kombu.entity import Queue
 
 from jobs.celery_settings import celery_config
@@ -24,6 +26,9 @@ from workers.devices import discover
 from workers.forkserver import ForkFailed
 
 log = structlog.get_logger(__name__)
+
+# Celery warns root of pickled messages. Ours are JSON, and name no more than an attempt.
+warnings.filterwarnings("ignore", category=SecurityWarning)
 
 settings = Settings()
 stop_attempts_on_exit = False

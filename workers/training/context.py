@@ -15,6 +15,8 @@ from jobs import telemetry
 from jobs.telemetry import AnyRecord
 
 FLUSH_SECONDS = 0.2
+#: The first packets follow each other closely, twice as far apart each time: news of a start should not wait.
+FIRST_FLUSH_SECONDS = 0.005
 #: Records that may wait for the pipe. Beyond this the trainer waits: the supervisor always drains.
 MAX_PENDING = 16_384
 #: Records in one packet, far below `telemetry.MAX_PACKET_BYTES`.
@@ -54,7 +56,7 @@ class NullSink:
 
 
 class ChannelSink:
-    """Sends records down a pipe from a small thread: the first at once, the rest packed every 200 ms.
+    """Sends records down a pipe from a small thread: the first ones at once, the rest packed every 200 ms.
 
     `emit` only appends. A reader that has gone (EPIPE) turns the sink off without a word, since a
     rank must not fail because nobody watches it.
@@ -116,6 +118,7 @@ class ChannelSink:
             os._exit(EXIT_UNHEARD)
 
     def _pump(self) -> None:
+        pause = FIRST_FLUSH_SECONDS
         while not self._closed:
             self._idle = True
             if not self._pending:
@@ -123,8 +126,9 @@ class ChannelSink:
             self._idle = False
             self._wake.clear()
             self._send()
-            if self._hurry.wait(FLUSH_SECONDS):
+            if self._hurry.wait(pause):
                 self._hurry.clear()
+            pause = min(2 * pause, FLUSH_SECONDS)
             self._send()
 
     def _send(self) -> None:
