@@ -15,6 +15,9 @@ from pathlib import Path
 ROOT = Path("/prepare")
 #: Everything but what administers a server; INFO is among that, and the API asks it what kind of server this is.
 RIGHTS = "~* &* +@all -@admin -@dangerous +info"
+#: Nobody can log in as `default`, but Redis 7.0 replays its append-only file as that user: without these rights it
+#: skips every transaction in there, and starts empty.
+DEFAULT_USER = "user default off ~* &* +@all"
 SERVERS = {"control": "SHARDYARD_REDIS_URL", "telemetry": "SHARDYARD_TELEMETRY_URL"}
 SERVICE_URL = "http://127.0.0.1:8000"
 ADMIN_DIR = "/run/shardyard/admin"  # as the API sees it
@@ -24,7 +27,7 @@ def main() -> None:
     os.umask(0o077)
     for server, variable in SERVERS.items():
         password = kept(ROOT / server / "password", secrets.token_hex(32))
-        write(ROOT / server / "users.acl", f"user default off\nuser shardyard on >{password} {RIGHTS}\n")
+        write(ROOT / server / "users.acl", f"{DEFAULT_USER}\nuser shardyard on >{password} {RIGHTS}\n")
         write(ROOT / "settings" / variable, f"redis://shardyard:{password}@{server}:6379/0\n")
     kept(ROOT / "admin" / "token", f"sy_{secrets.token_hex(8)}_{secrets.token_urlsafe(32)}")
     # Where the command line looks for its service, so that it finds it when it is run in the API's container.
