@@ -1,0 +1,131 @@
+"""Requests made up from the OpenAPI document, valid ones and others: none may find a fault of the service.
+
+`SHARDYARD_FUZZ_EXAMPLES` sets how many each operation gets; what is made up is the same every time
+unless `SHARDYARD_FUZZ_SEED` says otherwise.
+"""
+
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+import uuid_utils
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode, checks
+from schemathesis.python import asgi
+from schemathesis.schemas import BaseSchema
+from schemathesis.specs.openapi import checks as conformance
+
+import api.service
+from api.app import create_app
+from api.openapi import OPERATIONS
+from jobs import layout, report, store
+from jobs.redis_store import RedisStore
+from jobs.settings import Settings
+from tests.integration.api.conftest import ADMIN, bearer
+from tests.integration.redis_server import running_redis
+from tests.unit.api.records import a_spec, node_info
+
+pytestmark = pytest.mark.integration
+
+EXAMPLES = int(os.environ.get("SHARDYARD_FUZZ_EXAMPLES", "30"))
+SEED = int(os.environ.get("SHARDYARD_FUZZ_SEED", "1"))
+CHECKS = [
+    checks.not_a_server_error,
+    conformance.status_code_conformance,
+    conformance.content_type_conformance,
+    conformance.response_headers_conformance,
+    conformance.response_schema_conformance,
+]
+
+
+class Target:
+    """The store behind the application, so that made-up requests meet jobs that are there."""
+
+    def __init__(self, url: str, storage: Path) -> None:
+        self._control = RedisStore.from_url(url)
+        self._storage = storage
+        self._control.run(store.register_node("host-a", "i", "default", "127.0.0.1", node_info(4)))
+
+    def job(self, number: int) -> str:
+        """One of the newest jobs, or a new one."""
+        known: Any = self._control.client.zrange("sy:jobs:default", -4, -1)
+        if number % 5 == 0 or not known:
+            return self._new_job()
+        return str(known[number % len(known)], "ascii")
+
+    def _new_job(self) -> str:
+        job = str(uuid_utils.uuid7())
+        self._control.run(store.submit("default", job, a_spec(2)))
+        directory = layout.attempt_dir(self._storage, "default", job, 1)
+        layout.artifacts_dir(directory).mkdir(parents=True)
+        layout.report_file(directory).write_bytes(report.encode(a_report()))
+        return job
+
+    def close(self) -> None:
+        self._control.close()
+
+
+def a_report() -> report.Report:
+    from tests.unit.jobs.streams import aggregator, rank_stream
+
+    told = aggregator(a_spec(2), 100)
+    for record in rank_stream(a_spec(2), 0, 100):
+        told.feed(0, record)
+    return told.snapshot(final=True)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Target, Settings]]:
+    with running_redis(tmp_path_factory.mktemp("fuzz-redis")) as url:
+        storage = tmp_path_factory.mktemp("fuzz-storage")
+        fields = {
+            "redis_url": url,
+            "storage": storage,
+            "state_dir": storage,
+            "admin_token": ADMIN,
+            "reconcile_seconds": 0.1,
+        }
+        found = Target(url, storage)
+        yield found, Settings.model_validate(fields | {"allowed_hosts": asgi.HOST})
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def described(target: tuple[Target, Settings]) -> Iterator[BaseSchema]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api.service, "MAX_WAIT_SECONDS", 0.02)
+        yield schemathesis.openapi.from_asgi("/openapi.json", create_app(target[1]))
+        asgi.shutdown_lifespans()
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+@pytest.mark.parametrize(("method", "path"), OPERATIONS, ids=str)
+def test_no_made_up_request_finds_a_fault(
+    method: str, path: str, mode: GenerationMode, described: BaseSchema, target: tuple[Target, Settings]
+) -> None:
+    operation = described[path][method.upper()]
+
+    @seed(SEED)
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def send(case: Any) -> None:
+        if "job" in case.path_parameters:
+            number = zlib.crc32(repr((case.path_parameters, case.query, case.body)).encode())
+            case.path_parameters["job"] = target[0].job(number) if number % 8 else case.path_parameters["job"]
+        case.call_and_validate(headers=bearer(ADMIN), checks=CHECKS)
+
+    try:
+        send()
+    except Unsatisfiable:
+        assert mode is GenerationMode.NEGATIVE, "every operation has valid requests"

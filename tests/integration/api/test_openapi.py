@@ -1,0 +1,90 @@
+"""The OpenAPI document and its page: complete, true, and served without anybody else's help."""
+
+import re
+from typing import Any
+
+import pytest
+
+from api import examples
+from api.auth import PUBLIC
+from api.openapi import OPERATIONS
+from jobs.tokens import Scope
+from tests.integration.api.conftest import Api, bearer
+
+pytestmark = [pytest.mark.integration, pytest.mark.anyio]
+
+PAGE = sorted(path for path in PUBLIC if path.startswith("/docs"))
+
+
+async def operations(api: Api) -> dict[tuple[str, str], Any]:
+    paths = (await api.get("/openapi.json"))["paths"]
+    return {(method, path): found for path, methods in paths.items() for method, found in methods.items()}
+
+
+async def test_every_operation_has_a_summary_a_tag_and_its_refusals(api: Api) -> None:
+    found = await operations(api)
+    assert found.keys() == OPERATIONS.keys()
+    for (method, path), operation in found.items():
+        assert operation["summary"], path
+        assert operation["tags"], path
+        statuses = set(operation["responses"])
+        assert any(status.startswith("2") for status in statuses)
+        assert "422" in statuses or not operation.get("parameters"), (method, path)
+        assert ({"401", "403", "503"} <= statuses) is (path not in PUBLIC), (method, path)
+        assert ("404" in statuses) is ("{" in path), (method, path)
+    summaries = [operation["summary"] for operation in found.values()]
+    assert len(summaries) == len(set(summaries))
+
+
+async def test_every_parameter_of_a_path_and_every_body_has_an_example(api: Api) -> None:
+    for key, operation in (await operations(api)).items():
+        for parameter in operation.get("parameters", ()):
+            assert parameter["in"] != "path" or "example" in parameter, key
+        body = operation.get("requestBody")
+        assert body is None or body["content"]["application/json"]["examples"], key
+    takes_a_body = {key for key, operation in (await operations(api)).items() if "requestBody" in operation}
+    assert takes_a_body == {("post", path) for path in ("/v1/jobs", "/v1/plan", "/v1/jobs/cancel", "/v1/tokens")}
+
+
+async def test_every_example_of_a_body_is_accepted(api: Api) -> None:
+    api.node(devices=4)
+    sent = 0
+    for (method, path), operation in (await operations(api)).items():
+        shown = operation.get("requestBody", {"content": {"application/json": {"examples": {}}}})
+        for name, example in shown["content"]["application/json"]["examples"].items():
+            answer = await api.client.request(method, path, json=example["value"])
+            assert answer.status_code in (200, 201), (path, name, answer.text)
+            sent += 1
+    assert sent == 2 * len(examples.SPECS) + len(examples.CANCELS) + len(examples.TOKENS)
+
+
+async def test_every_reference_of_the_document_leads_somewhere(api: Api) -> None:
+    answer = await api.client.get("/openapi.json")
+    components = answer.json()["components"]
+    named = set(re.findall(r'"#/components/(\w+)/(\w+)"', answer.text))
+    assert len(named) > 50
+    assert [pair for pair in named if pair[1] not in components[pair[0]]] == []
+
+
+@pytest.mark.parametrize("path", PAGE)
+async def test_the_page_and_all_it_loads_need_no_token_and_name_no_other_host(api: Api, path: str) -> None:
+    answer = await api.client.get(path, headers={"Authorization": ""})
+    assert answer.status_code == 200
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    if path in ("/docs", "/docs/start.js"):
+        assert "//" not in answer.text.replace("<!DOCTYPE html>", "")
+
+
+async def test_the_page_loads_only_what_is_served_here(api: Api) -> None:
+    page = (await api.client.get("/docs")).text
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert sorted(f"/{path}" for path in loaded) == [path for path in PAGE if path != "/docs"]
+    start = (await api.client.get("/docs/start.js")).text
+    assert 'url: "openapi.json"' in start
+
+
+async def test_the_document_is_the_same_for_everybody(api: Api) -> None:
+    mine = await api.client.get("/openapi.json")
+    for headers in ({"Authorization": ""}, bearer("guess"), api.token(Scope.READ, tenant="rival")):
+        assert (await api.client.get("/openapi.json", headers=headers)).content == mine.content

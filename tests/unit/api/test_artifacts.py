@@ -1,0 +1,170 @@
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from api import artifacts
+from api.artifacts import RangeNotSatisfiable, parse_range
+from jobs import layout
+from jobs.errors import NotFound
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Path:
+    """An attempt with a report, two artifacts and a log; beside it lies a secret."""
+    directory = tmp_path.resolve() / "attempt"
+    (layout.artifacts_dir(directory) / "weights").mkdir(parents=True)
+    layout.report_file(directory).write_text("{}")
+    (layout.artifacts_dir(directory) / "notes.txt").write_text("hello")
+    (layout.artifacts_dir(directory) / "weights" / "last.pt").write_bytes(b"\0" * 1000)
+    layout.logs_dir(directory).mkdir()
+    layout.log_file(directory, 0).write_bytes(b"frames")
+    (tmp_path / "secret").write_text("secret")
+    return directory
+
+
+def test_the_list_has_the_report_and_the_artifacts_but_not_the_services_own_files(attempt: Path) -> None:
+    found = artifacts.listing(attempt)
+    assert [(one.path, one.bytes) for one in found.artifacts] == [
+        ("artifacts/notes.txt", 5),
+        ("artifacts/weights/last.pt", 1000),
+        ("report.json", 2),
+    ]
+    assert not found.truncated
+    assert all(one.modified_at.endswith("Z") for one in found.artifacts)
+
+
+def test_an_attempt_without_a_directory_has_no_artifacts(tmp_path: Path) -> None:
+    assert artifacts.listing(tmp_path.resolve() / "nothing").artifacts == []
+
+
+def test_every_file_of_the_list_opens_and_nothing_else_does(attempt: Path) -> None:
+    for one in artifacts.listing(attempt).artifacts:
+        opened = artifacts.open_file(attempt, one.path)
+        with opened.file as file:
+            assert file.read() == (attempt / one.path).read_bytes()
+        assert (opened.size, opened.name) == (one.bytes, Path(one.path).name)
+    for path in ("artifacts", "artifacts/weights", "artifacts/none", "logs/device-0.log", "metrics.bin", ""):
+        with pytest.raises(NotFound):
+            artifacts.open_file(attempt, path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../secret",
+        "artifacts/../../secret",
+        "artifacts/../logs/device-0.log",
+        "/etc/passwd",
+        "artifacts//notes.txt",
+        "artifacts/./notes.txt",
+        "artifacts/notes.txt/",
+        "artifacts/notes.txt\0",
+        "artifacts/\udcff",
+        "artifacts/" + "x" * 5000,
+        "artifacts/" + "d/" * 500,
+    ],
+)
+def test_no_name_leads_out(attempt: Path, path: str) -> None:
+    with pytest.raises(NotFound):
+        artifacts.open_file(attempt, path)
+
+
+@pytest.mark.parametrize("target", ["../../secret", "/etc", "notes.txt", "."])
+def test_no_link_is_followed_or_listed(attempt: Path, target: str) -> None:
+    link = layout.artifacts_dir(attempt) / "link"
+    link.symlink_to(target)
+    assert "artifacts/link" not in [one.path for one in artifacts.listing(attempt).artifacts]
+    for path in ("artifacts/link", "artifacts/link/passwd", "artifacts/link/notes.txt"):
+        with pytest.raises(NotFound):
+            artifacts.open_file(attempt, path)
+
+
+def test_an_attempt_that_is_itself_a_link_has_nothing(attempt: Path, tmp_path: Path) -> None:
+    (tmp_path / "2").symlink_to(attempt)
+    with pytest.raises(NotFound):
+        artifacts.open_file(tmp_path.resolve() / "2", "report.json")
+    with pytest.raises(OSError, match=r"Too many levels|Not a directory"):
+        os.close(os.open(tmp_path / "2", os.O_DIRECTORY | os.O_NOFOLLOW))
+    assert artifacts.listing(tmp_path.resolve() / "2").artifacts == []
+
+
+def test_pipes_and_sockets_are_no_files_and_hold_nobody_up(attempt: Path) -> None:
+    directory = layout.artifacts_dir(attempt)
+    os.mkfifo(directory / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        here = Path.cwd()
+        os.chdir(directory)  # the path of a socket must be short
+        try:
+            listener.bind("socket")
+        finally:
+            os.chdir(here)
+        for name in ("pipe", "socket"):
+            with pytest.raises(NotFound):
+                artifacts.open_file(attempt, f"artifacts/{name}")
+        assert len(artifacts.listing(attempt).artifacts) == 3
+
+
+def test_a_list_is_bounded_and_says_so(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifacts, "MAX_LISTED", 2)
+    found = artifacts.listing(attempt)
+    assert len(found.artifacts) == 2
+    assert found.truncated
+
+
+def test_a_tree_that_is_too_deep_is_cut_and_the_list_says_so(attempt: Path) -> None:
+    (layout.artifacts_dir(attempt) / "a" / "/".join("d" * 40)).mkdir(parents=True)
+    found = artifacts.listing(attempt)
+    assert found.truncated
+
+
+def test_a_name_that_is_not_text_is_left_out(attempt: Path) -> None:
+    (layout.artifacts_dir(attempt) / os.fsdecode(b"\xff\xfe")).write_text("x")
+    assert len(artifacts.listing(attempt).artifacts) == 3
+
+
+def test_a_files_tag_changes_with_the_file(attempt: Path) -> None:
+    path = layout.artifacts_dir(attempt) / "notes.txt"
+
+    def tag() -> str:
+        opened = artifacts.open_file(attempt, "artifacts/notes.txt")
+        opened.file.close()
+        return opened.tag
+
+    before = tag()
+    assert tag() == before
+    path.write_text("other")
+    os.utime(path, ns=(1, 1))
+    assert tag() != before
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("", None),
+        ("bytes=0-0", (0, 0)),
+        ("bytes=2-5", (2, 5)),
+        ("bytes=2-", (2, 9)),
+        ("bytes=-3", (7, 9)),
+        ("bytes=-30", (0, 9)),
+        ("bytes=8-100", (8, 9)),
+        ("bytes = 2 - 5", (2, 5)),
+        ("bytes=-", None),
+        ("bytes=5-2", None),
+        ("bytes=0-1,3-4", None),
+        ("lines=0-1", None),
+        ("bytes=a-b", None),
+        (f"bytes=0-{10**30}", None),
+    ],
+)
+def test_a_range_is_read_as_http_says(header: str, expected: tuple[int, int] | None) -> None:
+    assert parse_range(header, 10) == expected
+
+
+@pytest.mark.parametrize(
+    ("header", "size"), [("bytes=10-", 10), ("bytes=10-12", 10), ("bytes=-0", 10), ("bytes=0-", 0)]
+)
+def test_a_range_without_a_byte_of_the_file_is_refused(header: str, size: int) -> None:
+    with pytest.raises(RangeNotSatisfiable):
+        parse_range(header, size)
