@@ -68,3 +68,34 @@ async def test_bytes_that_are_no_report_are_never_shown(api: Api, body: bytes) -
     answer = await api.client.get(f"/v1/jobs/{job}/splits")
     assert answer.status_code == 404
     assert "cannot be read" in answer.json()["detail"]
+
+
+async def two_with_reports(api: Api) -> tuple[str, str]:
+    job, other = await started(api), await api.submit()
+    await until_state(api, other, "starting")
+    for name in (job, other):
+        api.control.client.set(wire.report_key("default", name, 1), report.encode(a_report()))
+    return job, other
+
+
+async def test_two_reports_are_shown_side_by_side(api: Api) -> None:
+    job, other = await two_with_reports(api)
+    found = await api.get(f"/v1/jobs/{job}/splits/diff?against={other}")
+    assert [(p["rows"], p["this_steps"], p["against_steps"]) for p in found["patterns"]] == [
+        ([10, 10, 10], 3, 3),
+        ([4, 4, 2], 1, 1),
+    ]
+    assert found["per_device"][2]["rows"] == {"this": 32, "against": 32, "ratio": 1.0}
+    path = f"/v1/jobs/{job}/splits/diff?against={other}&attempt=1&against_attempt=1"
+    text = await api.client.get(path, headers={"Accept": "text/plain"})
+    assert text.headers["content-type"] == "text/plain; charset=utf-8"
+    assert "Two split reports side by side" in text.text
+
+
+async def test_what_cannot_be_compared_says_why(api: Api) -> None:
+    job, other = await two_with_reports(api)
+    missing = await api.client.get(f"/v1/jobs/{job}/splits/diff")
+    assert (missing.status_code, missing.json()["errors"][0]["field"]) == (422, "against")
+    stranger = await api.client.get(f"/v1/jobs/{job}/splits/diff?against=nonsense")
+    assert (stranger.status_code, stranger.json()["code"]) == (404, "not_found")
+    assert (await api.client.get(f"/v1/jobs/{job}/splits/diff?against={other}&against_attempt=2")).status_code == 404

@@ -1,0 +1,144 @@
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from api.waiting import Changes
+from jobs.errors import Unavailable
+from jobs.redis_store import AsyncRedisStore
+from tests.integration.api.conftest import Api
+from tests.integration.api.test_jobs import until_state
+from tests.unit.api.records import JOB
+
+pytestmark = [pytest.mark.integration, pytest.mark.anyio]
+
+
+def changes(api: Api) -> Changes:
+    found: Changes = api.app.state.service._changes
+    return found
+
+
+async def until_waiting(api: Api, count: int) -> None:
+    deadline = time.monotonic() + 10
+    while changes(api).count != count:
+        assert time.monotonic() < deadline, f"{changes(api).count} requests wait, not {count}"
+        await asyncio.sleep(0.005)
+
+
+async def a_waiting_job(api: Api) -> str:
+    """A job that stays queued, because another one has all devices."""
+    api.node(devices=1)
+    await until_state(api, await api.submit(), "starting")
+    return await api.submit()
+
+
+async def test_an_answer_is_held_until_the_status_changes(api: Api) -> None:
+    job = await a_waiting_job(api)
+    held = asyncio.create_task(api.client.get(f"/v1/jobs/{job}?wait=30"))
+    await until_waiting(api, 1)
+    begun = time.monotonic()
+    await api.client.post(f"/v1/jobs/{job}/cancel")
+    answer = await held
+    assert time.monotonic() - begun < 5
+    assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
+
+
+async def test_a_client_that_knows_an_older_version_is_answered_at_once(api: Api) -> None:
+    job = await a_waiting_job(api)
+    tag = (await api.client.get(f"/v1/jobs/{job}")).headers["etag"]
+    await api.client.post(f"/v1/jobs/{job}/cancel")
+    begun = time.monotonic()
+    answer = await api.client.get(f"/v1/jobs/{job}?wait=30", headers={"If-None-Match": tag})
+    assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
+    assert time.monotonic() - begun < 5
+
+
+async def test_when_nothing_changes_the_wait_ends_with_304(api: Api) -> None:
+    job = await a_waiting_job(api)
+    tag = (await api.client.get(f"/v1/jobs/{job}")).headers["etag"]
+    begun = time.monotonic()
+    answer = await api.client.get(f"/v1/jobs/{job}?wait=0.3", headers={"If-None-Match": tag})
+    assert (answer.status_code, answer.headers["etag"]) == (304, tag)
+    assert time.monotonic() - begun >= 0.3
+
+
+async def test_a_job_that_has_ended_is_not_waited_for(api: Api) -> None:
+    job = await a_waiting_job(api)
+    tag = (await api.client.post(f"/v1/jobs/{job}/cancel")).headers.get("etag")
+    assert tag is None
+    begun = time.monotonic()
+    assert (await api.get(f"/v1/jobs/{job}?wait=30"))["state"] == "cancelled"
+    assert time.monotonic() - begun < 5
+
+
+async def test_a_job_that_is_deleted_while_it_is_waited_for_is_not_found(api: Api) -> None:
+    job = await a_waiting_job(api)
+    held = asyncio.create_task(api.client.get(f"/v1/jobs/{job}?wait=30"))
+    await until_waiting(api, 1)
+    api.control.client.delete(f"sy:job:default/{job}")
+    assert (await held).status_code == 404
+
+
+@pytest.mark.parametrize("wait", ["-1", "61", "soon", "nan"])
+async def test_a_wrong_wait_is_refused(api: Api, wait: str) -> None:
+    answer = await api.client.get(f"/v1/jobs/{JOB}?wait={wait}")
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+
+
+async def test_hundreds_wait_on_no_connection_of_their_own(api: Api) -> None:
+    job = await a_waiting_job(api)
+    before = len(api.control.client.client_list())
+    held = [asyncio.create_task(api.client.get(f"/v1/jobs/{job}?wait=30")) for _ in range(300)]
+    await until_waiting(api, 300)
+    assert len(api.control.client.client_list()) <= before + 32  # the pool of the routes
+    calls = api.control.client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    await asyncio.sleep(1)
+    assert api.control.client.info("commandstats")["cmdstat_evalsha"]["calls"] - calls < 100
+    await api.client.post(f"/v1/jobs/{job}/cancel")
+    assert {answer.json()["state"] for answer in await asyncio.gather(*held)} == {"cancelled"}
+    assert changes(api).count == 0
+
+
+async def test_a_client_that_hangs_up_frees_its_place(api: Api) -> None:
+    job = await a_waiting_job(api)
+    hung_up = asyncio.Event()
+    asked = iter([{"type": "http.request", "body": b"", "more_body": False}])
+
+    async def receive() -> dict[str, Any]:
+        message = next(asked, None)
+        if message is None:
+            await hung_up.wait()
+        return message or {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    sent: list[Any] = []
+    headers = [(b"host", b"localhost"), (b"authorization", api.client.headers["authorization"].encode())]
+    scope = {"type": "http", "method": "GET", "path": f"/v1/jobs/{job}", "query_string": b"wait=30", "headers": headers}
+    asking = asyncio.create_task(api.app(scope | {"raw_path": b"", "root_path": "", "scheme": "http"}, receive, send))
+    await until_waiting(api, 1)
+    hung_up.set()
+    await until_waiting(api, 0)
+    await asyncio.wait_for(asking, 5)
+
+
+async def test_when_the_process_is_about_to_end_everybody_is_answered(api: Api) -> None:
+    job = await a_waiting_job(api)
+    held = asyncio.create_task(api.client.get(f"/v1/jobs/{job}?wait=30"))
+    await until_waiting(api, 1)
+    api.app.state.service.release()
+    assert (await asyncio.wait_for(held, 5)).json()["state"] == "queued"
+    assert (await asyncio.wait_for(api.client.get(f"/v1/jobs/{job}?wait=30"), 5)).status_code == 200
+
+
+async def test_no_more_wait_than_there_is_room_for(api: Api) -> None:
+    control: AsyncRedisStore = api.app.state.service._store
+    room = Changes(control, most=1)
+    first = asyncio.create_task(room.wait("default", JOB, 1, 30))
+    while room.count == 0:
+        await asyncio.sleep(0)
+    with pytest.raises(Unavailable):
+        await room.wait("default", JOB, 1, 30)
+    await asyncio.wait_for(first, 5)  # there is no such job, which is a change
