@@ -30,13 +30,13 @@ RUN pip wheel --no-deps --wheel-dir /dist .
 FROM base AS service
 COPY pyproject.toml deploy/requirements.py ./
 RUN python requirements.py service > service.txt && pip install --requirement service.txt
-COPY deploy/entrypoint.sh deploy/prepare.py ./
 ENTRYPOINT ["/opt/shardyard/entrypoint.sh"]
 
 FROM service AS training
 RUN python requirements.py training > training.txt && pip install --requirement training.txt
 
 FROM service AS api
+COPY deploy/entrypoint.sh deploy/prepare.py ./
 COPY --from=wheel /dist /opt/shardyard/dist
 RUN pip install --no-deps dist/*.whl
 USER 10001:10001
@@ -44,6 +44,7 @@ WORKDIR /tmp
 CMD ["shardyard", "api"]
 
 FROM training AS worker
+COPY deploy/entrypoint.sh ./
 COPY --from=wheel /dist /opt/shardyard/dist
 RUN pip install --no-deps dist/*.whl
 USER 10001:10001

@@ -9,10 +9,10 @@ STAMP  := $(VENV)/.installed
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install up demo test test-full bench-start lint format clean
+.PHONY: help install up demo test test-full compose-test bench-start lint format clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## Install shardyard and its tools into .venv
 
@@ -27,6 +27,9 @@ test: $(STAMP) ## Unit, integration and quick acceptance tests
 
 test-full: $(STAMP) ## All tests, slow ones and those on a GPU included
 	$(BIN)/pytest $(ARGS)
+
+compose-test: $(STAMP) ## Build the images, run the service in containers and test it (needs Docker)
+	SHARDYARD_REQUIRE_DOCKER=1 $(BIN)/pytest tests/compose $(ARGS)
 
 bench-start: $(STAMP) ## Time from POST to the first DDP step, against torchrun
 	$(BIN)/python benchmarks/start.py $(ARGS)
