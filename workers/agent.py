@@ -75,8 +75,17 @@ class Agent:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise NodeTaken(f"another worker on this host already serves node {self._node!r}") from error
+        self._clear_away()
         seconds = self._forkserver.warm()
         log.info("forkserver_warm", seconds=round(seconds, 2))
+
+    def _clear_away(self) -> None:
+        """Sweep what dead supervisors have left, also of attempts that hold no device any more, which no beat names."""
+        for directory in (self._state_dir / "attempts").glob("*.*.*"):
+            tenant, job, number = directory.name.rsplit(".", 2)
+            marks = Marks(directory)
+            if supervisor_is_dead(marks) and not sweep(marks, AttemptId(tenant, job, int(number))):
+                marks.remove()
 
     def start(self) -> None:
         """Register the node and begin to look after it."""

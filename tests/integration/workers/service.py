@@ -17,6 +17,7 @@ from celery import Celery
 
 from jobs import layout, spec, store
 from jobs.celery_settings import celery_config
+from jobs.errors import JobFinished
 from jobs.logs import Line, read_page
 from jobs.record import AttemptRecord, JobRecord, NodeRecord
 from jobs.redis_store import RedisStore
@@ -196,7 +197,10 @@ class Service:
         return self.store.run(call)
 
     def cancel(self, job: str) -> None:
-        self.run(store.cancel(TENANT, job))
+        try:
+            self.run(store.cancel(TENANT, job))
+        except JobFinished:
+            raise AssertionError(f"it has ended by itself: {self.job(job)}") from None
 
     def job(self, job: str) -> JobRecord:
         return self.run(store.read_job(TENANT, job)).record

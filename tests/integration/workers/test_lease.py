@@ -94,3 +94,19 @@ def test_a_supervisor_that_is_cut_off_for_most_of_its_lease_ends_its_ranks_befor
     assert service.attempts(job)[0].reason is Reason.LEASE_EXPIRED
     service.cancel(job)
     service.ended(job)
+
+
+@pytest.mark.slow
+def test_a_worker_is_gone_in_5_seconds_when_it_is_asked_to_stop_while_redis_is_away(service: Service) -> None:
+    job = service.long("single", talks=True)
+    service.server.kill()
+    began = time.monotonic()
+    try:
+        assert service.stop_worker() == 0
+        assert time.monotonic() - began < 5
+    finally:
+        service.server.start()
+    service.start_worker()
+    assert service.job(job).attempt == 1
+    service.cancel(job)
+    service.ended(job)

@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from jobs.state import Reason, State
-from tests.integration.workers.service import MODULE, NODE, Service, eventually, is_dead, running_service
+from jobs.store import AttemptId
+from tests.integration.workers.service import MODULE, NODE, TENANT, Service, eventually, is_dead, running_service
 
 pytestmark = pytest.mark.integration
 
@@ -89,6 +90,8 @@ def test_training_goes_on_while_the_worker_is_dead_and_the_next_one_finds_the_li
     eventually(lambda: service.steps_done(living) > steps + 10, "more steps")
     assert service.ended(short).state is State.SUCCEEDED  # without any worker
     os.kill(service.supervisor(service.attempt(dead)), signal.SIGKILL)
+    # Its supervisor gave the devices back, and was killed before it could clear away; `leaves_nothing` looks for it.
+    service.marks(AttemptId(TENANT, "long-gone", 1)).create()
 
     service.start_worker()
     service.reaches(dead, State.RUNNING, attempt=2, seconds=10)  # far less than a lease
