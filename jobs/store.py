@@ -27,7 +27,7 @@ IDEMPOTENCY_SECONDS = 7 * 86_400
 MAX_DISPATCHED = 32
 MAX_SCANNED = 5_000
 #: Jobs that one call cancels, and looks at: Redis answers nobody else meanwhile.
-MAX_CANCELLED = 100
+MAX_CANCELLED = 50
 MAX_CANCEL_SCANNED = 1_000
 #: Attempts that a job may lose to failures of the service before it is parked as failed.
 MAX_LOSSES = 5

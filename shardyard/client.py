@@ -74,15 +74,29 @@ class Client:
         body = json.dumps(spec) if isinstance(spec, Mapping) else spec
         return self._json("POST", "/v1/plan", content=body)
 
+    def plan_text(self, spec: bytes | str | Mapping[str, Any]) -> str:
+        body = json.dumps(spec) if isinstance(spec, Mapping) else spec
+        return self._send("POST", "/v1/plan", content=body, headers={"Accept": "text/plain"}).text
+
     def jobs(self, **filters: Any) -> Json:
         """One page, newest first. Filters: state, pool, label, name, limit, cursor."""
         return self._json("GET", "/v1/jobs", params=filters)
 
-    def job(self, job: str) -> Json:
-        return self._json("GET", _path("jobs", job))
+    def job(self, job: str, *, wait: float | None = None) -> Json:
+        """The status; with `wait`, held by the service until it changes, so many seconds (60 at most)."""
+        timeout = TIMEOUT if wait is None else httpx.Timeout(30 + wait, connect=5)
+        return self._json("GET", _path("jobs", job), params={"wait": wait}, timeout=timeout)
+
+    def resubmit(self, job: str, *, key: str | None = None) -> Json:
+        """A new job of the same spec. The same `key` never makes a second one."""
+        return self._json("POST", _path("jobs", job, "resubmit"), headers={"Idempotency-Key": key or str(uuid.uuid4())})
 
     def cancel(self, job: str) -> Json:
         return self._json("POST", _path("jobs", job, "cancel"))
+
+    def cancel_many(self, **chosen: Any) -> Json:
+        """Cancel all jobs that match: state, pool, label, name; or all=True. Ask again while `complete` is false."""
+        return self._json("POST", "/v1/jobs/cancel", json=chosen)
 
     def delete(self, job: str) -> None:
         self._send("DELETE", _path("jobs", job))
@@ -96,6 +110,29 @@ class Client:
     def splits_text(self, job: str, *, attempt: int | None = None, device: int | None = None) -> str:
         params = {"attempt": attempt, "device": device}
         return self._send("GET", _path("jobs", job, "splits"), params=params, headers={"Accept": "text/plain"}).text
+
+    def splits_diff(self, job: str, against: str, *, attempt: int | None = None) -> Json:
+        """Two split reports side by side."""
+        params = {"against": against, "attempt": attempt}
+        return self._json("GET", _path("jobs", job, "splits", "diff"), params=params)
+
+    def splits_diff_text(self, job: str, against: str, *, attempt: int | None = None) -> str:
+        params = {"against": against, "attempt": attempt}
+        headers = {"Accept": "text/plain"}
+        return self._send("GET", _path("jobs", job, "splits", "diff"), params=params, headers=headers).text
+
+    def artifacts(self, job: str, *, attempt: int | None = None) -> Json:
+        return self._json("GET", _path("jobs", job, "artifacts"), params={"attempt": attempt})
+
+    def download(self, job: str, artifact: str, *, attempt: int | None = None) -> Iterator[bytes]:
+        """The bytes of one file, part by part, as they come."""
+        params = {} if attempt is None else {"attempt": attempt}
+        path = _path("jobs", job, "artifacts", quote(artifact))
+        with _translated(self.url), self._http.stream("GET", path, params=params) as response:
+            if response.is_error:
+                response.read()
+                raise _error(response)
+            yield from response.iter_bytes()
 
     def logs(self, job: str, **filters: Any) -> Json:
         """One page of lines. Filters: device, rank, stream, after, limit, tail, from_step, to_step."""
@@ -121,6 +158,10 @@ class Client:
 
     def nodes(self) -> Json:
         return self._json("GET", "/v1/nodes")
+
+    def drain(self, node: str, *, undo: bool = False) -> Json:
+        """Give a node no new work; with `undo`, give it some again."""
+        return self._json("DELETE" if undo else "POST", _path("nodes", node, "drain"))
 
     def recipes(self) -> Json:
         return self._json("GET", "/v1/recipes")

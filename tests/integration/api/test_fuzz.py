@@ -89,6 +89,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Target, S
             "state_dir": storage,
             "admin_token": ADMIN,
             "reconcile_seconds": 0.1,
+            "node_seconds": 86_400,  # nobody beats for the node
         }
         found = Target(url, storage)
         yield found, Settings.model_validate(fields | {"allowed_hosts": asgi.HOST})

@@ -1,0 +1,72 @@
+"""The command `artifacts`."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jobs.errors import InvalidRequest
+from shardyard import text
+from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect, console, print_json, table
+
+
+def artifacts(
+    job: JobId,
+    get: Annotated[str | None, typer.Option(metavar="PATH", help="Download this file.", show_default=False)] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE|-", help="Where to; its own name by default.", show_default=False),
+    ] = None,
+    attempt: Annotated[int | None, typer.Option(help="Default: the newest.", show_default=False)] = None,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the files that a job left, or download one of them."""
+    if get is None and output is not None:
+        raise InvalidRequest("--output needs --get; name the file to download")
+    with connect(url, token) as client:
+        if get is not None:
+            return _save(client.download(job, get, attempt=attempt), output or Path(get).name)
+        found = client.artifacts(job, attempt=attempt)
+    if as_json:
+        return print_json(found)
+    return _show(found)
+
+
+def _show(found: dict[str, Any]) -> None:
+    listing = table("PATH", "#SIZE", "CHANGED")
+    for one in found["artifacts"]:
+        # A job chooses these names: nothing in them may reach the terminal as a command.
+        path = "".join(letter if letter.isprintable() else "?" for letter in one["path"])
+        listing.add_row(path.replace("[", "\\["), text.byte_count(one["bytes"]), text.local_time(one["modified_at"]))
+    console().print(listing if found["artifacts"] else "no files")
+    if found["truncated"]:
+        console().print("there are more than one list shows")
+
+
+def _save(parts: Iterator[bytes], output: str) -> None:
+    """Write a download to a file, which is whole or not there, or to standard output."""
+    if output == "-":
+        for part in parts:
+            sys.stdout.buffer.write(part)
+        sys.stdout.buffer.flush()
+        return
+    target = Path(output)
+    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with draft.open("wb") as file:
+            for part in parts:
+                file.write(part)
+        draft.replace(target)
+    except OSError as error:
+        raise InvalidRequest(f"cannot write {output}: {error.strerror}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    print(f"{target}: {text.byte_count(target.stat().st_size)}")
+
+
+COMMANDS: Commands = {"artifacts": artifacts}

@@ -1,0 +1,147 @@
+"""Commands of the command line against a real API process."""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs import layout, report, store, wire
+from jobs.redis_store import RedisStore
+from shardyard import cli
+from tests.integration.api.conftest import ADMIN
+from tests.integration.api.test_process import Process, add_node, api_process, until
+from tests.integration.api.test_splits import a_report
+from tests.integration.redis_server import RedisServer, redis_server
+from tests.unit.api.records import a_spec_body
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with redis_server(tmp_path_factory.mktemp("cli-redis")) as server:
+        add_node(server)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory, redis: RedisServer) -> Iterator[tuple[Process, Path]]:
+    directory = tmp_path_factory.mktemp("cli-api")
+    with api_process(directory, redis.url) as process:
+        process.port()
+        yield process, directory / "storage"
+
+
+@pytest.fixture(autouse=True)
+def service(storage: tuple[Process, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The service that commands talk to; its storage directory."""
+    monkeypatch.setenv("SHARDYARD_URL", f"http://127.0.0.1:{storage[0].port()}")
+    monkeypatch.setenv("SHARDYARD_TOKEN", ADMIN)
+    monkeypatch.setenv("SHARDYARD_DATA_DIR", str(tmp_path))
+    return storage[1]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(a_spec_body(3)))
+    return str(path)
+
+
+@pytest.fixture
+def job(spec: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert run("submit", spec) == 0
+    return capsys.readouterr().out.strip()
+
+
+def run(*args: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(list(args))
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_a_plan_is_a_table_or_json(spec: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", spec) == 0
+    text = capsys.readouterr().out
+    assert "ragged-last-batch" in text
+    assert ["forward", "1", "3-3", "10", "4", "4", "2"] in [line.split() for line in text.splitlines()]
+    assert run("plan", spec, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 100
+
+
+def test_a_plan_of_a_wrong_spec_names_the_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "wrong.json"
+    path.write_text(json.dumps(a_spec_body(3) | {"prority": 1}))
+    assert run("plan", str(path)) == 2
+    assert "prority" in capsys.readouterr().err
+
+
+def test_resubmit_prints_the_id_of_the_new_job(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("resubmit", job) == 0
+    again = capsys.readouterr().out.strip()
+    assert again != job
+    assert run("show", again, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["parent_id"] == job
+
+
+def test_cancel_takes_one_job_or_a_description_of_many(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("cancel", job) == 0
+    assert run("resubmit", job) == 0
+    assert run("cancel", "--pool", "elsewhere", "--yes") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "0 jobs cancelled, 0 more told to end"
+    assert run("cancel", "--all", "--yes", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["cancelled"] >= 1
+
+
+@pytest.mark.parametrize(
+    "args", [[], ["x", "--all"], ["--all", "--pool", "default"], ["--pool", "default", "x"], ["--label", "team", "-y"]]
+)
+def test_a_cancel_that_is_not_clear_does_nothing(args: list[str]) -> None:
+    assert run("cancel", *args) == 2
+
+
+def test_a_cancel_of_many_asks_first(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    assert run("cancel", "--all") == 1
+    assert run("cancel", job) == 0  # it was still there to be cancelled
+
+
+def test_a_drained_node_says_so_until_it_is_undrained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("drain", "host-a") == 0
+    assert capsys.readouterr().out.startswith("host-a takes no new work; ")
+    assert run("nodes") == 0
+    assert "draining" in capsys.readouterr().out
+    assert run("drain", "host-a", "--undo") == 0
+    assert capsys.readouterr().out == "host-a takes work\n"
+    assert run("drain", "nobody") == 4
+
+
+def test_artifacts_are_listed_and_saved(
+    job: str, redis: RedisServer, service: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("cancel", "--all", "--yes")
+    control = RedisStore.from_url(redis.url)
+    assert run("resubmit", job) == 0
+    started = capsys.readouterr().out.split()[-1]
+    until(lambda: control.run(store.read_job("default", started)).record.attempt == 1)
+    directory = layout.artifacts_dir(layout.attempt_dir(service, "default", started, 1))
+    directory.mkdir(parents=True)
+    (directory / "a [b] é.bin").write_bytes(b"x" * 3000)
+    assert run("artifacts", started) == 0
+    assert "artifacts/a [b] é.bin" in capsys.readouterr().out
+    target = tmp_path / "saved.bin"
+    assert run("artifacts", started, "--get", "artifacts/a [b] é.bin", "-o", str(target)) == 0
+    assert target.read_bytes() == b"x" * 3000
+    assert run("artifacts", started, "--get", "artifacts/none", "-o", str(tmp_path / "none")) == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.json", "saved.bin"]
+    key = wire.report_key("default", started, 1)
+    control.client.set(key, report.encode(a_report()))
+    assert run("splits", started, "--against", started) == 0
+    assert "Two split reports side by side" in capsys.readouterr().out
+    assert run("splits", started, "--against", started, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["this"]["attempt"] == 1
+    assert run("splits", started) == 0
+    control.close()
