@@ -177,17 +177,17 @@ def check_fit(spec: JobSpec, model: nn.Module, dataset: Dataset[Any], loss: loop
     The user's own models are not tried: their `forward` may do more than compute.
 
     Raises:
-        RejectedByWorker: the shapes do not fit, or the loss needs a target that the data lacks.
+        RejectedByWorker: the shapes do not fit.
     """
     program = spec.program
     if ":" in program.model.ref or ":" in program.data.ref:
         return
-    inputs, target = default_collate([cast(Any, dataset)[0]])
+    inputs, target = loop.pair(default_collate([cast(Any, dataset)[0]]))
     trial = copy.deepcopy(model).eval()
     try:
         with torch.no_grad():
             outputs = trial(inputs)
-            if loss is not None and ":" not in cast(Component, program.loss).ref:
+            if loss is not None and target is not None and ":" not in cast(Component, program.loss).ref:
                 loss(outputs, target)
     except (RuntimeError, ValueError, IndexError) as error:
         raise RejectedByWorker(

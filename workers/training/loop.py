@@ -130,7 +130,7 @@ def evaluate(run: Run, epoch: int) -> None:
     with run.strategy.evaluated() as model:
         model.eval()
         for batch in run.evaluation:
-            inputs, target = _pair(moved(batch, run.strategy.device))
+            inputs, target = pair(moved(batch, run.strategy.device))
             with run.strategy.recorder.step("eval", epoch, None), _precision(run):
                 outputs = model(inputs)
             rows = rows_of(shape_of(inputs), 0) or 0
@@ -166,7 +166,7 @@ def _checked(run: Run, batch: Any) -> Batch:
     straggler = run.strategy.straggler
     if straggler is not None:
         straggler.hold_input(straggler.device)
-    inputs, target = _pair(batch)
+    inputs, target = pair(batch)
     if run.program.mode == "train":
         _require_target(run, target)
     return inputs, target
@@ -187,7 +187,7 @@ def _precision(run: Run) -> AbstractContextManager[object]:
     return torch.autocast(run.context.kind, dtype=getattr(torch, run.program.precision))
 
 
-def _pair(batch: Any) -> Batch:
+def pair(batch: Any) -> Batch:
     """(input, target); a batch that is not a pair is all input."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from jobs import catalogue
 from jobs.spec import Component
 from tests.unit.training.cifar import BINARY, PYTHON, make_small_cifar, pickled_by_python_2
-from tests.unit.training.runs import VECTORS, Kept, context_of, run_spec, spec_of
+from tests.unit.training.runs import FORWARD, VECTORS, Kept, context_of, report_here, run_spec, spec_of
 from workers.training import entry
 from workers.training.context import RejectedByWorker
 from workers.training.recipes import cifar10
@@ -125,6 +125,17 @@ def test_arrays_are_read_row_by_row_by_their_names(root: Path, ref: str) -> None
 def test_rows_without_a_target_are_the_input_alone(root: Path, ref: str) -> None:
     write_arrays(root, input=np.ones((4, 5), dtype=np.float16))
     assert data_of(root, ref, path=f"rows.{ref}", target=None)[0].tolist() == [1.0] * 5
+
+
+@pytest.mark.parametrize("ref", FORMATS)
+def test_rows_without_a_target_can_be_looked_at_but_not_learned_from(root: Path, ref: str) -> None:
+    write_arrays(root, input=np.ones((40, 5)))
+    data = {"ref": ref, "args": {"path": f"rows.{ref}", "target": None}, "batch_size": 30}
+    report = report_here(spec_of({**FORWARD, "data": data}, devices=3, strategy="dp"), data_root=root)
+    assert [(pattern.rows, pattern.steps) for pattern in report.patterns] == [((10, 10, 10), 1), ((4, 4, 2), 1)]
+    assert report.prediction.matches  # the number of rows came with the run
+    with pytest.raises(RejectedByWorker, match="yields no target, which loss 'cross_entropy' needs"):
+        run_spec(spec_of({**VECTORS, "data": data}), data_root=root)
 
 
 @pytest.mark.parametrize("ref", FORMATS)
