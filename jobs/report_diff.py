@@ -100,7 +100,7 @@ class SideNotes(msgspec.Struct, frozen=True):
 
 
 class ReportDiff(msgspec.Struct, frozen=True):
-    """`primitives` is `None` when neither ran under dp."""
+    """`primitives` is `None` where neither has them."""
 
     this: Side
     against: Side
