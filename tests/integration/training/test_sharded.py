@@ -42,6 +42,15 @@ def test_four_batches_of_eight_on_each_rank_are_one_of_thirty_two(strategy: str)
     assert losses(added) == pytest.approx(losses(whole), rel=1e-5)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_the_same_seed_gives_the_same_losses_bit_for_bit(strategy: str) -> None:
+    data = {"ref": "random_vectors", "args": {"rows": 100, "features": 5}, "batch_size": 8, "shuffle": True}
+    program = vectors(100, 8, data=data, accumulate_steps=3, clip_grad_norm=0.5)
+    first, second = (losses(run(program, 2, strategy)) for _ in range(2))
+    assert len(first) == 3
+    assert first == second
+
+
 def test_the_backward_of_batches_that_are_not_synchronised_counts_too() -> None:
     slow = {"rank": 1, "where": "backward", "milliseconds": 20}
     spec = spec_of(vectors(160, 10, accumulate_steps=4, straggler=slow), devices=2, strategy="ddp")

@@ -43,6 +43,15 @@ def test_four_batches_of_eight_are_one_of_thirty_two(
     assert len(losses(added)) == 3 * math.ceil(rows / 32)
 
 
+@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("dp", 3)])
+def test_the_same_seed_gives_the_same_losses_bit_for_bit(strategy: str, devices: int) -> None:
+    data = {**vectors(100, 8)["data"], "shuffle": True}
+    program = {**VECTORS, "data": data, "accumulate_steps": 3, "clip_grad_norm": 0.5, "precision": "bfloat16"}
+    first, second = (losses(run_here(program, devices=devices, strategy=strategy)[1]) for _ in range(2))
+    assert first == second
+    assert len(first) == 5
+
+
 def test_a_step_names_the_split_of_each_of_its_batches_and_sums_their_times() -> None:
     _, sink = run_here(vectors(100, 8, accumulate_steps=4), devices=3, strategy="dp")
     assert [step.splits for step in sink.of(Step)] == [(0, 0, 0, 0)] * 3 + [(1,)]
