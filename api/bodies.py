@@ -32,7 +32,7 @@ class CancelRequest(BaseModel):
 
     state: State | None = Field(None, description="queued, starting or running; any of them when left out")
     pool: str | None = Field(None, min_length=1, max_length=63)
-    label: str | None = Field(None, max_length=320, description="key=value")
+    label: str | None = Field(None, min_length=1, max_length=320, description="key=value")
     name: str | None = Field(None, min_length=1, max_length=200)
     all: bool = Field(False, strict=True, description="needed when no other field is given")
 

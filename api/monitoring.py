@@ -17,6 +17,7 @@ class Counts:
 
     jobs: dict[str, int]  # state -> jobs of one tenant
     pools: list[PoolView]
+    waiting: int  # requests that are held until a status changes
 
 
 class Monitoring:
@@ -37,6 +38,9 @@ class Monitoring:
         )
         self._jobs = Gauge("shardyard_jobs", "Jobs by state", ("state",), registry=self._registry)
         self._devices = Gauge("shardyard_devices", "Devices by state", ("pool", "state"), registry=self._registry)
+        self._waiting = Gauge(
+            "shardyard_waiting_requests", "Requests held until a status changes", registry=self._registry
+        )
         self._queued = Gauge("shardyard_queued_jobs", "Jobs that wait in a pool", ("pool",), registry=self._registry)
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
@@ -47,6 +51,7 @@ class Monitoring:
         """Prometheus's text format."""
         for state, number in counts.jobs.items():
             self._jobs.labels(state).set(number)
+        self._waiting.set(counts.waiting)
         self._devices.clear()
         self._queued.clear()
         for pool in counts.pools:

@@ -471,7 +471,8 @@ class Service:
     async def census(self, who: Principal) -> Counts:
         """What Prometheus's gauges show: jobs of the caller's tenant, and every pool."""
         jobs = await self._store.run(counts.by_state(who.tenant))
-        return Counts({str(state): number for state, number in jobs.items()}, (await self.pools()).pools)
+        pools = (await self.pools()).pools
+        return Counts({str(state): number for state, number in jobs.items()}, pools, self._changes.count)
 
     # -- tokens ------------------------------------------------------------------------------------
 
