@@ -23,11 +23,12 @@ from dataclasses import dataclass
 import structlog
 from pydantic import ValidationError
 
+from jobs.celery_settings import celery_config
 from jobs.service_log import configure
 from jobs.settings import Settings
 from workers.devices import discover
 
-log = structlog.get_logger(__name__)
+log = structlog.get_logger("workers.keeper")
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -156,7 +157,7 @@ def main() -> int:
     try:
         settings = Settings()
         configure(settings.log_level)
-        settings.control_url()
+        celery_config(settings)
         discover(settings.devices)
     except (ValidationError, ValueError) as error:
         log.error("cannot_start", error=str(error))

@@ -178,3 +178,12 @@ def _signals(pid: int, field: str) -> set[int]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     mask = int(next(line for line in lines if line.startswith(field)).split()[1], 16)
     return {number for number in range(1, 65) if mask >> (number - 1) & 1}
+
+
+@pytest.mark.parametrize("wrong", [{"SHARDYARD_REDIS_URL": "http://127.0.0.1"}, {"SHARDYARD_DEVICES": "cpu:0"}])
+def test_settings_that_cannot_work_end_it_before_a_worker_starts(wrong: dict[str, str]) -> None:
+    environment = os.environ | {"SHARDYARD_REDIS_URL": "redis://127.0.0.1:1"} | wrong
+    command = [sys.executable, "-m", "workers.keeper"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 2
+    assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == ["cannot_start"]
