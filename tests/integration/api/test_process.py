@@ -303,3 +303,53 @@ def test_jobs_survive_a_restart_of_the_service(tmp_path: Path, redis: RedisServe
         base = f"http://127.0.0.1:{process.port()}"
         status = httpx.get(f"{base}/v1/jobs/{job}", headers=bearer(ADMIN))
         assert (status.status_code, status.json()["id"]) == (200, job)
+
+
+def waiting(client: httpx.Client) -> float:
+    (line,) = [
+        line for line in client.get("/metrics").text.splitlines() if line.startswith("shardyard_waiting_requests ")
+    ]
+    return float(line.split()[1])
+
+
+def a_queued_job(client: httpx.Client, redis: RedisServer) -> str:
+    """A job that waits, because another one has all devices."""
+    add_node(redis)
+    first = client.post("/v1/jobs", json=a_spec_body(4)).json()["id"]
+    until(lambda: client.get(f"/v1/jobs/{first}").json()["state"] == "starting")
+    return str(client.post("/v1/jobs", json=a_spec_body(4)).json()["id"])
+
+
+def hold(process: Process, job: str) -> socket.socket:
+    """A connection on which a status is waited for."""
+    connection = socket.create_connection(("127.0.0.1", process.port()), timeout=20)
+    head = f"GET /v1/jobs/{job}?wait=60 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN}\r\n\r\n"
+    connection.sendall(head.encode())
+    return connection
+
+
+def test_clients_that_hang_up_while_they_wait_are_let_go(
+    process: Process, client: httpx.Client, redis: RedisServer
+) -> None:
+    job = a_queued_job(client, redis)
+    held = [hold(process, job) for _ in range(100)]
+    until(lambda: waiting(client) == 100)
+    for connection in held[:60]:
+        connection.close()
+    until(lambda: waiting(client) == 40)
+    client.post(f"/v1/jobs/{job}/cancel")
+    for connection in held[60:]:
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        connection.close()
+    until(lambda: waiting(client) == 0)
+
+
+def test_those_who_wait_are_answered_before_the_process_ends(
+    process: Process, client: httpx.Client, redis: RedisServer
+) -> None:
+    with hold(process, a_queued_job(client, redis)) as connection:
+        until(lambda: waiting(client) == 1)
+        begun = time.monotonic()
+        assert process.end() == 0
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        assert time.monotonic() - begun < 8  # not the minute that was asked for, nor what a drain may take
