@@ -3,7 +3,7 @@
 import uuid
 from typing import Annotated
 
-from fastapi import Depends, Header, Path, Request
+from fastapi import Depends, Header, Path, Query, Request
 
 from api.auth import PUBLIC, SAFE, Authenticator, Principal
 from api.service import Service
@@ -38,6 +38,14 @@ def _service(request: Request) -> Service:
 
 
 def _job_id(job: Annotated[str, Path(description="id of a job")]) -> str:
+    return _checked_id(job)
+
+
+def _other_job_id(against: Annotated[str, Query(description="id of the other job")]) -> str:
+    return _checked_id(against)
+
+
+def _checked_id(job: str) -> str:
     """An id that is not one of ours is simply not found, and never reaches a key or a path."""
     try:
         given = uuid.UUID(job)
@@ -72,6 +80,7 @@ Caller = Annotated[Principal, Depends(_principal)]
 Admin = Annotated[Principal, Depends(_admin)]
 Backend = Annotated[Service, Depends(_service)]
 JobId = Annotated[str, Depends(_job_id)]
+OtherJobId = Annotated[str, Depends(_other_job_id)]
 Body = Annotated[bytes, Depends(_body)]
 IdempotencyKey = Annotated[str, Depends(_idempotency_key)]
 WantsText = Annotated[bool, Depends(wants_text)]

@@ -283,15 +283,10 @@ class Service:
 
         Raises:
             NotFound: one of the two has no report.
-            InvalidRequest: `against` names no job.
         """
         from jobs import report_diff
 
         this = await self.splits(who, job, attempt, None)
-        if not against:
-            raise InvalidRequest(
-                "`against` is missing", fields=(FieldError("against", "give the id of the job to compare with"),)
-            )
         other = await self.splits(who, against, against_attempt, None)
         return await self._in_thread(partial(report_diff.diff, this, other))
 

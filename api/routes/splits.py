@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from api import answers
-from api.deps import Backend, Caller, JobId, WantsText
+from api.deps import Backend, Caller, JobId, OtherJobId, WantsText
 
 router = APIRouter(tags=["splits"])
 
@@ -30,7 +30,7 @@ async def splits_diff(
     service: Backend,
     job: JobId,
     as_text: WantsText,
-    against: Annotated[str, Query(description="id of the other job")] = "",
+    against: OtherJobId,
     attempt: Annotated[int | None, Query(ge=1)] = None,
     against_attempt: Annotated[int | None, Query(ge=1)] = None,
 ) -> Response:

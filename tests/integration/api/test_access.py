@@ -17,7 +17,7 @@ def fill(path: str) -> str:
     for parameter, value in (("{job}", JOB), ("{token}", "x"), ("{node}", "host-a"), ("{path:path}", "report.json")):
         path = path.replace(parameter, value)
     assert "{" not in path
-    return path
+    return f"{path}?against={JOB}" if path.endswith("/diff") else path
 
 
 def every_route(api: Api) -> list[tuple[str, str]]:

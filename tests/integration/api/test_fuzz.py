@@ -26,6 +26,7 @@ from api.openapi import OPERATIONS
 from jobs import layout, report, store
 from jobs.redis_store import RedisStore
 from jobs.settings import Settings
+from jobs.state import Reason
 from tests.integration.api.conftest import ADMIN, bearer
 from tests.integration.redis_server import running_redis
 from tests.unit.api.records import a_spec, node_info
@@ -49,12 +50,12 @@ class Target:
     def __init__(self, url: str, storage: Path) -> None:
         self._control = RedisStore.from_url(url)
         self._storage = storage
-        self._control.run(store.register_node("host-a", "i", "default", "127.0.0.1", node_info(4)))
+        self._control.run(store.register_node("host-a", "i", "default", "127.0.0.1", node_info(500)))
 
     def job(self, number: int) -> str:
         """One of the newest jobs, or a new one."""
         known: Any = self._control.client.zrange("sy:jobs:default", -4, -1)
-        if number % 5 == 0 or not known:
+        if number % 2 == 0 or not known:
             return self._new_job()
         return str(known[number % len(known)], "ascii")
 
@@ -64,7 +65,16 @@ class Target:
         directory = layout.attempt_dir(self._storage, "default", job, 1)
         layout.artifacts_dir(directory).mkdir(parents=True)
         layout.report_file(directory).write_bytes(report.encode(a_report()))
+        self._control.run(store.drain_node("host-a", drain=False))
+        self._control.run(store.dispatch(60))
+        if self._control.run(store.read_job("default", job)).record.attempt:
+            self._run_to_end(store.AttemptId("default", job, 1))
         return job
+
+    def _run_to_end(self, attempt: store.AttemptId) -> None:
+        if self._control.run(store.claim(attempt, "c", "host-a")).spec is not None:
+            self._control.run(store.finish(attempt, "c", Reason.COMPLETED, "", result={"loss": 0.5, "metrics": {}}))
+            self._control.run(store.release("host-a", attempt, {}))
 
     def close(self) -> None:
         self._control.close()
@@ -124,6 +134,10 @@ def test_no_made_up_request_finds_a_fault(
         if "job" in case.path_parameters:
             number = zlib.crc32(repr((case.path_parameters, case.query, case.body)).encode())
             case.path_parameters["job"] = target[0].job(number) if number % 8 else case.path_parameters["job"]
+            if "path" in case.path_parameters and number % 3 == 0:
+                case.path_parameters["path"] = "report.json"
+            if "against" in case.query and number % 3 == 0:
+                case.query["against"] = case.path_parameters["job"]
         case.call_and_validate(headers=bearer(ADMIN), checks=CHECKS)
 
     try:
