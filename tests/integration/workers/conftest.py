@@ -15,4 +15,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def service(shared: Service) -> Iterator[Service]:
     """A worker that tests share. Each leaves it as it found it: no process, no device held, no attempt's directory."""
     yield shared
-    shared.leaves_nothing()
+    try:
+        shared.leaves_nothing()
+    finally:
+        shared.end_all()  # so that one failure does not become the next test's

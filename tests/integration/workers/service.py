@@ -298,6 +298,15 @@ class Service:
         eventually(lambda: not list(directories.iterdir()), f"no directory is left in {directories}", 5)
         assert violations(self.store.client) == []
 
+    def end_all(self) -> None:
+        """Cancel what a failed test has left running."""
+        for record in self.run(store.page(TENANT, store.JobFilter())).jobs:
+            if record.state not in TERMINAL:
+                self.cancel(record.id)
+                self.ended(record.id)
+        for path in self.notes.iterdir():
+            path.unlink()
+
     def close(self) -> None:
         if self.worker is not None and self.worker.poll() is None:
             self.kill_worker()

@@ -27,8 +27,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 def test_a_killed_supervisor_takes_its_ranks_along_and_the_job_starts_again(service: Service) -> None:
     job = service.long("ddp", 2, fault="fork_daemon", rank=-1)
-    supervisor, processes = service.supervisor(service.attempt(job)), service.living()
-    assert len(processes) == 4
+    supervisor = service.supervisor(service.attempt(job))
+    eventually(lambda: len(service.living()) == 4, "two ranks and their daemons")
+    processes = service.living()
     os.kill(supervisor, signal.SIGKILL)
     record = service.reaches(job, State.RUNNING, attempt=2)
     assert all(is_dead(pid) for pid in processes)
