@@ -204,5 +204,8 @@ def _schemas() -> dict[str, Any]:
     kinds = [kind for operation in OPERATIONS.values() for kind in operation.answers.values() if kind is not None]
     _, answers = msgspec.json.schema_components([*kinds, Problem], ref_template=_REFS)
     assert not schemas.keys() & answers.keys(), "two types of one name"
+    for answer in answers.values():
+        if "description" in answer:
+            answer["description"] = " ".join(answer["description"].split())
     answers["JobStatus"]["properties"]["spec"] = _reference("JobSpec")
     return dict(sorted((schemas | answers).items()))

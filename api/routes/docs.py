@@ -27,7 +27,6 @@ _START = """SwaggerUIBundle({
   dom_id: "#page",
   deepLinking: true,
   validatorUrl: null,
-  presets: [SwaggerUIBundle.presets.apis, SwaggerUIBundle.SwaggerUIStandalonePreset],
 });
 """
 #: Nothing from elsewhere; Swagger UI writes styles into its elements and draws its icons from data.
