@@ -1,16 +1,18 @@
 """Cancel many, submit again, drain."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
+import uuid_utils
 from structlog.testing import capture_logs
 
 from jobs import store
 from jobs.tokens import Scope
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_jobs import until_state
-from tests.unit.api.records import a_spec_body
+from tests.unit.api.records import a_spec, a_spec_body
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
@@ -166,3 +168,22 @@ async def test_a_plan_of_unknown_data_shows_one_batch_and_says_why_no_more(api: 
     assert plan["rows"] is None
     assert "known only where it is loaded" in plan["notes"]["rows"]
     assert [(pattern["rows"], pattern["steps"]) for pattern in plan["patterns"]] == [([10, 10, 10], None)]
+
+
+@pytest.mark.slow
+async def test_ten_thousand_waiting_jobs_are_cancelled_in_seconds_while_others_are_served(api: Api) -> None:
+    api.node(devices=1)
+    spec = a_spec(1)
+    jobs = [str(uuid_utils.uuid7()) for _ in range(10_000)]
+    for job in jobs:
+        api.control.run(store.submit("default", job, spec))
+    cancelling = asyncio.create_task(api.client.post("/v1/jobs/cancel", json={"all": True}))
+    begun, waits = time.monotonic(), list[float]()
+    while not cancelling.done():
+        asked = time.monotonic()
+        await api.get(f"/v1/jobs/{jobs[0]}")
+        waits.append(time.monotonic() - asked)
+    assert (await cancelling).json() == {"cancelled": 10_000, "cancelling": 0, "complete": True}
+    assert time.monotonic() - begun < 10
+    assert len(waits) > 20
+    assert sorted(waits)[int(len(waits) * 0.99)] < 0.5
