@@ -60,6 +60,8 @@ TABLE: dict[str, tuple[int, str]] = {
     "idempotency_conflict": (409, "Idempotency key used for another request"),
     "job_finished": (409, "The job has ended"),
     "job_not_finished": (409, "The job has not ended"),
+    "node_in_use": (409, "The node is in use"),
+    "unreadable_spec": (409, "The job was stored by another version"),
     "storage_mismatch": (503, "The storage directory is another one"),
     "unavailable": (503, "Temporarily unavailable"),
     "internal_error": (500, "Internal error"),

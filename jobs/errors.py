@@ -15,7 +15,9 @@
     ├── Conflict
     │   ├── IdempotencyConflict   same key, other body
     │   ├── JobFinished           cancel of a job that has ended
-    │   └── JobNotFinished        delete of a job that has not
+    │   ├── JobNotFinished        delete of a job that has not
+    │   └── NodeInUse             forgetting a node that is alive or holds a lease
+    ├── UnreadableSpec            a stored spec of another version of the service
     └── Unavailable               Redis does not answer; the request may be repeated
 
 Each class has a stable `code`. HTTP statuses live in one table of `api.problems`, not here.
@@ -100,6 +102,14 @@ class JobFinished(Conflict):
 
 class JobNotFinished(Conflict):
     code = "job_not_finished"
+
+
+class NodeInUse(Conflict):
+    code = "node_in_use"
+
+
+class UnreadableSpec(ShardyardError):
+    code = "unreadable_spec"
 
 
 class Unavailable(ShardyardError):

@@ -14,8 +14,18 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 import zstandard
+from pydantic import ValidationError
 
-from jobs.errors import IdempotencyConflict, JobFinished, JobNotFinished, NotFound, TooLargeForPool, UnknownPool
+from jobs.errors import (
+    IdempotencyConflict,
+    JobFinished,
+    JobNotFinished,
+    NodeInUse,
+    NotFound,
+    TooLargeForPool,
+    UnknownPool,
+    UnreadableSpec,
+)
 from jobs.record import AttemptRecord, Fields, JobRecord, NodeInfo, NodeRecord, QueueView
 from jobs.spec import JobSpec
 from jobs.state import CAUSE_OF, AttemptState, Cause, Order, Reason, State
@@ -45,7 +55,18 @@ class Call(Generic[T]):
 
 #: What a server that is short of memory, or cannot write, should still do. Reading needs no flag but the promise; a
 #: new job is refused cleanly; everything else must go on, or running jobs could neither beat nor end.
-_READING = ("attempts", "leases", "nodes", "orders", "page", "read_job", "token_list", "token_read", "versions")
+_READING = (
+    "attempts",
+    "count_jobs",
+    "leases",
+    "nodes",
+    "orders",
+    "page",
+    "read_job",
+    "token_list",
+    "token_read",
+    "versions",
+)
 _FLAGS = dict.fromkeys(_READING, " flags=no-writes") | {"submit": ""}
 
 
@@ -371,9 +392,35 @@ def release(node: str, attempt: AttemptId, quarantine: Mapping[int, str]) -> Cal
 # -- nodes -----------------------------------------------------------------------------------------
 
 
-def register_node(node: str, instance: str, pool: str, address: str, info: NodeInfo) -> Call[None]:
-    args = (node, instance, pool, address, msgspec.json.encode(info), len(info.devices))
-    return Call("register_node", args, lambda reply: None)
+class Registered(StrEnum):
+    OK = "ok"
+    TAKEN = "taken"  # another worker, with another state directory, serves this node now
+    STRANDED = "stranded"  # the node holds devices of attempts whose traces are in another state directory
+
+
+def register_node(node: str, instance: str, pool: str, address: str, info: NodeInfo, *, home: str) -> Call[Registered]:
+    """Announce a node. `home` is the nonce of the state directory that keeps the traces of its attempts."""
+    args = (node, instance, pool, address, msgspec.json.encode(info), len(info.devices), home)
+    return Call("register_node", args, lambda reply: Registered(reply.decode()))
+
+
+def forget_node(node: str) -> Call[None]:
+    """Drop a node that is gone for good, and what it held.
+
+    Raises (on execution):
+        NotFound: there is no such node.
+        NodeInUse: it is alive, or a lease on it has not expired yet.
+    """
+
+    def parse(reply: bytes) -> None:
+        if reply == b"missing":
+            raise NotFound(f"there is no node {node!r}")
+        if reply == b"alive":
+            raise NodeInUse(f"node {node} is alive; stop its worker first")
+        if reply == b"leased":
+            raise NodeInUse(f"an attempt on node {node} still holds its lease; try again when it has expired")
+
+    return Call("forget_node", (node,), parse)
 
 
 class NodeStanding(StrEnum):
@@ -476,7 +523,15 @@ def pack_spec(spec: JobSpec) -> bytes:
 
 
 def unpack_spec(data: bytes) -> JobSpec:
-    return JobSpec.model_validate_json(zstandard.decompress(data, max_output_size=MAX_SPEC_BYTES))
+    """Raises UnreadableSpec: another version of the service wrote it, with fields that this one does not know."""
+    try:
+        return JobSpec.model_validate_json(zstandard.decompress(data, max_output_size=MAX_SPEC_BYTES))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UnreadableSpec(
+            f"this version of the service cannot read the stored spec: {where}: {first['msg']}"
+        ) from error
 
 
 def _json(value: Mapping[str, Any] | None) -> bytes:

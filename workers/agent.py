@@ -17,7 +17,7 @@ import structlog
 
 from jobs import storage, store
 from jobs.courier import Courier
-from jobs.errors import NotFound, Unavailable
+from jobs.errors import NotFound, Unavailable, UnreadableSpec
 from jobs.record import DeviceRecord, NodeInfo
 from jobs.redis_store import RedisStore
 from jobs.scheduler import Scheduler, backoff_seconds
@@ -35,6 +35,15 @@ STOP_ATTEMPTS_SECONDS = 15.0
 LOOK_SECONDS = 1.0
 #: A supervisor that still holds devices this many leases after its attempt has ended is stuck, and is killed.
 STUCK_LEASES = 2
+
+
+RECOVER_SECONDS = 5.0
+
+_REFUSALS = {
+    store.Registered.TAKEN: "node {node!r} is alive elsewhere; give this worker another name with SHARDYARD_NODE",
+    store.Registered.STRANDED: "node {node!r} holds devices of attempts whose traces another state directory has; "
+    "start it with that SHARDYARD_STATE_DIR, or have the operator forget the node (DELETE /v1/nodes/{node})",
+}
 
 
 class NodeTaken(Exception):
@@ -57,6 +66,7 @@ class Agent:
         self._holding: dict[AttemptId, AttemptState] = {}
         self._ended_since: dict[AttemptId, float] = {}
         self._stop = threading.Event()
+        self._unfit = threading.Event()
         self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
         self._lock: int | None = None
 
@@ -84,7 +94,10 @@ class Agent:
         for directory in (self._state_dir / "attempts").glob("*.*.*"):
             tenant, job, number = directory.name.rsplit(".", 2)
             marks = Marks(directory)
-            if supervisor_is_dead(marks) and not sweep(marks, AttemptId(tenant, job, int(number))):
+            if not number.isdigit() or not supervisor_is_dead(marks):
+                continue
+            log.warning("supervisor_found_dead", attempt=directory.name, last_words=_tail(marks.log))
+            if not sweep(marks, AttemptId(tenant, job, int(number))):
                 marks.remove()
 
     def start(self) -> None:
@@ -96,8 +109,9 @@ class Agent:
         """Leave: no new work comes here. Attempts go on, unless `stop_attempts` sends their jobs back to
         the queue first."""
         self._stop.set()
-        self._thread.join(5)
-        self._scheduler.stop()
+        if self._thread.ident is not None:  # Celery may be told to stop before it was ready
+            self._thread.join(5)
+            self._scheduler.stop()
         try:
             if stop_attempts:
                 self._stop_attempts()
@@ -117,6 +131,9 @@ class Agent:
         registered = False
         while not self._stop.is_set():
             try:
+                if self._unfit.is_set():
+                    registered = False
+                    self._recover()
                 if not registered:
                     self._register()
                     registered, beaten = True, -1e9
@@ -130,7 +147,7 @@ class Agent:
             except (NodeTaken, storage.StorageMismatch) as error:
                 # Another worker has taken the node, or our files would be where nobody looks: this one must not go on.
                 log.error("node_refused", why=str(error))
-                os._exit(1)
+                os._exit(2)  # final: starting again would not help
             except Exception:
                 log.exception("agent_failed")
             self._stop.wait(LOOK_SECONDS)
@@ -143,10 +160,32 @@ class Agent:
             version=version("shardyard"),
             devices=self._devices,
         )
-        self._store.run(
-            store.register_node(self._node, self._instance, self._settings.pool, self._settings.node_address, info)
+        registered = self._store.run(
+            store.register_node(
+                self._node, self._instance, self._settings.pool, self._settings.node_address, info, home=self._home()
+            )
         )
+        if registered is not store.Registered.OK:
+            raise NodeTaken(_REFUSALS[registered].format(node=self._node))
         log.info("node_registered", node=self._node, pool=self._settings.pool, devices=len(self._devices))
+
+    def _home(self) -> str:
+        """The nonce of the state directory: who has another one cannot prove deaths for this node."""
+        path = self._state_dir / "home"
+        if not path.exists():
+            path.write_text(uuid.uuid4().hex)
+        return path.read_text()
+
+    def _recover(self) -> None:
+        """Take no work until a new forkserver is up: a node that fails every start would use up every job."""
+        self._store.run(store.node_down(self._node, None))
+        try:
+            log.info("forkserver_warm", seconds=round(self._forkserver.replace(), 2))
+        except ForkFailed as error:
+            log.error("forkserver_not_warm", why=str(error))
+            self._stop.wait(RECOVER_SECONDS)
+            raise
+        self._unfit.clear()
 
     def _beat(self) -> bool:
         """Beat, and learn which attempts hold devices here. False: register again."""
@@ -163,9 +202,12 @@ class Agent:
     def start_attempt(self, attempt: AttemptId) -> None:
         """Start a supervisor for an attempt that waits for one here. Harmless when repeated, late or wrong."""
         try:
-            job = self._store.run(store.read_job(attempt.tenant, attempt.job))
             attempts = self._store.run(store.attempts(attempt.tenant, attempt.job))
+            job = self._store.run(store.read_job(attempt.tenant, attempt.job))
         except NotFound:
+            return
+        except UnreadableSpec as error:
+            self._refuse(attempt, Reason.REJECTED_BY_WORKER, error.message)
             return
         if len(attempts) < attempt.number:
             return
@@ -184,6 +226,8 @@ class Agent:
                 self._settings.telemetry(),
             )
         except ForkFailed as error:
+            self._unfit.set()
+            self._store.run(store.node_down(self._node, None))
             self._refuse(attempt, Reason.START_FAILED, str(error))
             return
         self._holding = {**self._holding, attempt: AttemptState.LEASED}
@@ -213,7 +257,7 @@ class Agent:
 
     def _look_after_attempts(self) -> None:
         """Find attempts here whose supervisor is dead, kill what is left of them, and free their devices."""
-        for attempt, state in self._holding.items():
+        for attempt, state in list(self._holding.items()):
             marks = Marks.of(self._state_dir, attempt)
             if state is AttemptState.LEASED or not (supervisor_is_dead(marks) or self._is_stuck(attempt)):
                 continue
@@ -231,7 +275,6 @@ class Agent:
             if self._store.run(store.release(self._node, attempt, bad)) > 0 and not survivors:
                 marks.remove()
             self._holding = {held: known for held, known in self._holding.items() if held != attempt}
-            return  # the dictionary has changed; the next look goes on
 
     def _is_stuck(self, attempt: AttemptId) -> bool:
         """Whether an attempt ended long ago (its lease expired) and its supervisor, frozen perhaps, has not noticed."""

@@ -8,10 +8,12 @@ multiprocessing parent ever waits for a supervisor, and it outlives the worker.
 Forking is safe only while the server has one thread and no CUDA context: the stub looks, and refuses.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
 import select
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -60,6 +62,14 @@ class ForkServer:
             self._warm()
         return time.monotonic() - began
 
+    def replace(self) -> float:
+        """Kill the server, whatever is wrong with it, and warm a new one. Returns and raises as `warm`."""
+        if self._server is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._server, signal.SIGKILL)
+            self._is_dead(STUB_SECONDS)
+        return self.warm()
+
     @property
     def alive(self) -> bool:
         """Whether the server runs that was warmed last."""
@@ -81,14 +91,15 @@ class ForkServer:
         with reader, writer:
             secrets = {"control_url": control_url, "telemetry_url": telemetry_url}
             writer.send_bytes(json.dumps(secrets).encode())  # waits in the pipe until the ranks are forked
-            with self._lock, _scrubbed_environment():
+            with self._lock:
                 try:
                     return int(self._run(_fork_supervisor, REPLY_SECONDS, launch, reader))
                 except ForkFailed:
                     if not self._is_dead(DEATH_SECONDS):
                         raise
                     # Somebody killed it. Should a supervisor have come up all the same, its lock stops the second.
-                    self._warm()
+                    with _scrubbed_environment():
+                        self._warm()
                     return int(self._run(_fork_supervisor, REPLY_SECONDS, launch, reader))
 
     def _warm(self) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from pathlib import Path
+from time import monotonic
 
 import msgspec
 import structlog
@@ -21,6 +22,8 @@ PROGRESS_SECONDS = 0.25
 REPORT_SECONDS = 1.0
 #: Snapshots in the telemetry Redis; the files in storage are kept.
 SNAPSHOT_TTL = 86_400
+#: How long the end of an attempt waits for the telemetry Redis, and how long its supervisor does afterwards.
+SEAL_SECONDS = 1.0
 SHIP_SECONDS = 10.0
 
 
@@ -44,8 +47,8 @@ class Publisher:
         self._progress = Progress(world)
         self._progress_key = wire.progress_key(attempt.tenant, attempt.job, attempt.number)
         self._report_key = wire.report_key(attempt.tenant, attempt.job, attempt.number)
-        self._progress_due: float | None = None
-        self._report_due: float | None = None
+        self._stepped = self._changed = False  # since progress, and since the report, were last published
+        self._progress_after = self._report_after = 0.0
 
     def output(self, device: int, stream: StreamName, rank: int, data: bytes, step: int | None) -> None:
         self._relay.output(device, stream, rank, data, step)
@@ -63,10 +66,8 @@ class Publisher:
                 self._relay.line(line.device, "shard", rank, line.text, line.step)
         except Exception:
             log.exception("report_failed", record=type(record).__name__)
-        if stepped and self._progress_due is None:
-            self._progress_due = 0.0
-        if self._report_due is None:
-            self._report_due = 0.0
+        self._stepped = self._stepped or stepped
+        self._changed = True
 
     def rank_ended(self, rank: int) -> None:
         try:
@@ -79,28 +80,33 @@ class Publisher:
         return self._relay.deadline()
 
     def on_time(self, now: float) -> None:
-        """Write what is due; `now` is the wall clock."""
+        """Write what is due; `now` is the wall clock, which decides only about log chunks."""
         self._relay.flush(now)
-        if self._progress_due is not None and now >= self._progress_due:
+        tick = monotonic()
+        if self._stepped and tick >= self._progress_after:
+            self._stepped, self._progress_after = False, tick + PROGRESS_SECONDS
             self._publish_progress()
-            self._progress_due = now + PROGRESS_SECONDS
-        if self._report_due is not None and now >= self._report_due:
-            self._report_due = now + REPORT_SECONDS
+        if self._changed and tick >= self._report_after:
+            self._changed, self._report_after = False, tick + REPORT_SECONDS
             self._publish_report()
 
-    def close(self) -> None:
-        """Seal the logs and write the final report, to storage first. Never raises for a full disk or an
-        absent Redis: what could not be written is said in the supervisor's log."""
+    def seal(self) -> None:
+        """Complete the files: seal the logs, write the final report; then the telemetry Redis too, unless that
+        is away. Never raises for a full disk: what could not be written is said in the supervisor's log."""
         self._relay.close()
         self._publish_progress()
         try:
             body = report.encode(self._report.snapshot(final=True))
-            self._shipper.put(self._report_key, body, SNAPSHOT_TTL)
             write_atomically(layout.report_file(self._directory), body)
+            self._shipper.put(self._report_key, body, SNAPSHOT_TTL)
         except OSError as error:
             log.error("report_not_written", error=str(error))
         except Exception:
             log.exception("report_failed")
+        self._shipper.close(SEAL_SECONDS)
+
+    def close(self) -> None:
+        """Wait, for a while, until the telemetry Redis has the rest; the files have it in any case."""
         for left in self._shipper.close(SHIP_SECONDS):
             log.warning("not_shipped", what=left)
 

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import select
 import signal
 import sys
 import threading
@@ -18,8 +19,6 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
-
-import msgspec
 
 from jobs.logs import StreamName
 from jobs.spec import JobSpec
@@ -41,12 +40,6 @@ KEPT_VARIABLES = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_
 _STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
 
 
-class Go(msgspec.Struct, frozen=True):
-    """The word to go: what to run, known only once the attempt is claimed."""
-
-    spec: bytes  # JSON
-
-
 @dataclass(slots=True)
 class Output:
     """One pipe that carries what a device's log gets."""
@@ -65,6 +58,7 @@ class Rank:
     pidfd: int
     channel: int  # records come from here
     command: int  # words go in here
+    spec: int  # a file in memory that all ranks share: what to run, written once the attempt is claimed
     outputs: list[Output]
     unpacker: Unpacker = field(default_factory=Unpacker)
     up: bool = False
@@ -76,8 +70,9 @@ class Rank:
         return self.status is None
 
     def go(self, spec: JobSpec) -> None:
-        body = msgspec.msgpack.encode(Go(spec.model_dump_json().encode()))
-        self._say(len(body).to_bytes(4, "big") + body)
+        """Tell the rank what to run. Never blocks: a pipe might, with a long spec and a rank that does not read."""
+        os.pwrite(self.spec, spec.model_dump_json().encode(), 0)
+        self._say(b"G")
 
     def leave(self) -> None:
         self._say(b"L")
@@ -91,10 +86,10 @@ class Rank:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, number)
 
-    def reap(self, *, wait: bool = False) -> bool:
+    def reap(self) -> bool:
         """Take the exit status if it is there; True when the rank is dead."""
         if self.status is None:
-            pid, status = os.waitpid(self.pid, 0 if wait else os.WNOHANG)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.status = os.waitstatus_to_exitcode(status)
         return self.status is not None
@@ -124,8 +119,9 @@ def start(launch: Launch, rendezvous_port: int | None) -> list[Rank]:
     supervisor = os.getpid()
     # Inherited by the ranks and by all that they fork; this process closes it below.
     lock = os.open(marks.ranks_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     group = cgroup.create(marks.cgroup, marks.directory.name)
+    spec = os.memfd_create("spec")
     plumbing = [_pipes(launch, number) for number in range(launch.world_size)]
     ranks = []
     for number, pipes in enumerate(plumbing):
@@ -134,13 +130,13 @@ def start(launch: Launch, rendezvous_port: int | None) -> list[Rank]:
             try:
                 if group is not None:
                     cgroup.enter(group)
-                _run(launch, number, pipes, lock, supervisor, rendezvous_port)
+                _run(launch, number, pipes, (lock, spec), supervisor, rendezvous_port)
             except BaseException:  # noqa: BLE001  (nothing may escape into the supervisor's stack)
                 traceback.print_exc()
             finally:
                 os._exit(EXIT_BROKEN)
         outputs = [Output(ends[0], device, stream) for (device, stream), ends in pipes.outputs.items()]
-        ranks.append(Rank(number, pid, os.pidfd_open(pid), pipes.channel[0], pipes.command[1], outputs))
+        ranks.append(Rank(number, pid, os.pidfd_open(pid), pipes.channel[0], pipes.command[1], spec, outputs))
     for pipes in plumbing:
         os.close(pipes.command[0])
         for _, write_end in (pipes.channel, *pipes.outputs.values()):
@@ -150,6 +146,15 @@ def start(launch: Launch, rendezvous_port: int | None) -> list[Rank]:
         for fd in (rank.channel, *(output.fd for output in rank.outputs)):
             os.set_blocking(fd, False)
     return ranks
+
+
+def await_death(ranks: list[Rank], seconds: float) -> None:
+    """Wait until one of these ranks is dead, for at most `seconds`."""
+    deaths = select.poll()
+    for rank in ranks:
+        deaths.register(rank.pidfd, select.POLLIN)
+    if ranks:
+        deaths.poll(seconds * 1000)
 
 
 def _pipes(launch: Launch, number: int) -> _Pipes:
@@ -165,14 +170,17 @@ def _pipes(launch: Launch, number: int) -> _Pipes:
 # -- below here everything runs in the rank --------------------------------------------------------
 
 
-def _run(launch: Launch, number: int, pipes: _Pipes, lock: int, supervisor: int, port: int | None) -> NoReturn:
+def _run(
+    launch: Launch, number: int, pipes: _Pipes, shared: tuple[int, int], supervisor: int, port: int | None
+) -> NoReturn:
+    """`shared` are the descriptors that all ranks have: the lock, which stays open, and the spec."""
     _die_with(supervisor)
     signal.set_wakeup_fd(-1)
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(name, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as in any Python program
-    command, channel, streams = _take_own(launch, number, pipes, lock)
-    go = _await_go(command)
+    command, channel, streams = _take_own(launch, number, pipes, shared)
+    spec = _await_go(command, shared[1])
     _set_environment(launch, number, port)
 
     sink = ChannelSink(channel)
@@ -191,7 +199,7 @@ def _run(launch: Launch, number: int, pipes: _Pipes, lock: int, supervisor: int,
         stopping=stopping.is_set,
         data_root=launch.data_root,
     )
-    outcome = _finish_python(_outcome_of_program(JobSpec.model_validate_json(go.spec), context), number)
+    outcome = _finish_python(_outcome_of_program(spec, context), number)
     routed.flush()
     sink.emit(outcome)
     sink.close()
@@ -206,21 +214,23 @@ def _die_with(supervisor: int) -> None:
         os._exit(EXIT_ORPHANED)
 
 
-def _take_own(launch: Launch, number: int, pipes: _Pipes, lock: int) -> tuple[int, int, list[tuple[int, int]]]:
+def _take_own(
+    launch: Launch, number: int, pipes: _Pipes, shared: tuple[int, int]
+) -> tuple[int, int, list[tuple[int, int]]]:
     """Keep this rank's ends and the lock, close every other descriptor, and put the first device's
     pipes on 1 and 2, where C code and child processes write.
 
     Returns:
         the command pipe, the channel, and one (stdout, stderr) pair per device of this rank.
     """
-    own = {pipes.command[0], pipes.channel[1], lock} | {write_end for _, write_end in pipes.outputs.values()}
+    own = {pipes.command[0], pipes.channel[1], *shared} | {write_end for _, write_end in pipes.outputs.values()}
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
         if fd > 2 and fd not in own:
             with contextlib.suppress(OSError):
                 os.close(fd)
-    os.set_inheritable(lock, True)  # a program that is started without closing files keeps the mark
+    os.set_inheritable(shared[0], True)  # a program that is started without closing files keeps the mark
     pairs = []
     for index, (device, _) in enumerate(launch.devices_of(number)):
         out, err = (pipes.outputs[device, stream][1] for stream in _STREAMS)
@@ -234,21 +244,13 @@ def _take_own(launch: Launch, number: int, pipes: _Pipes, lock: int) -> tuple[in
     return pipes.command[0], pipes.channel[1], pairs
 
 
-def _await_go(command: int) -> Go:
+def _await_go(command: int, spec: int) -> JobSpec:
     """Block until the supervisor says go. End of file means that it never will."""
-    head = _read_exactly(command, 4)
-    body = _read_exactly(command, int.from_bytes(head, "big"))
-    return msgspec.msgpack.decode(body, type=Go)
-
-
-def _read_exactly(fd: int, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        piece = os.read(fd, size - len(data))
-        if not piece:
-            os._exit(EXIT_ORPHANED)
-        data += piece
-    return data
+    if not os.read(command, 1):
+        os._exit(EXIT_ORPHANED)
+    body = os.pread(spec, os.fstat(spec).st_size, 0)
+    os.close(spec)
+    return JobSpec.model_validate_json(body)
 
 
 def _set_environment(launch: Launch, number: int, port: int | None) -> None:

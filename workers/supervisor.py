@@ -24,11 +24,12 @@ import socket
 import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from time import monotonic
 from typing import Any
 
 import structlog
 
-from jobs import layout, report
+from jobs import layout, report, store
 from jobs.catalogue import dataset_rows
 from jobs.errors import Unavailable
 from jobs.plan import predict
@@ -41,7 +42,7 @@ from workers import ranks as rank_processes
 from workers.launch import Launch, Marks
 from workers.lifeline import Lifeline
 from workers.publisher import Publisher
-from workers.ranks import Rank
+from workers.ranks import Rank, await_death
 from workers.relay import Relay
 from workers.shipper import Shipper
 from workers.sweep import start_time, sweep
@@ -51,6 +52,7 @@ log = structlog.get_logger(__name__)
 
 PR_SET_CHILD_SUBREAPER = 36
 CREDENTIALS_SECONDS = 10.0
+KILL_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,30 +75,30 @@ def supervise(launch: Launch, credentials: Connection) -> None:
     lifeline = Lifeline(RedisStore.from_url(secrets.control_url), launch.attempt, launch.node, launch.beat_seconds)
     spec = _claim(lifeline)
     if spec is None:
-        _discard(ranks, marks, launch)
-        return None
+        if not _discard(ranks, marks, launch):
+            marks.remove()
+        return
 
     try:
-        store = _serve_store(launch, rendezvous) if rendezvous is not None else None
+        meeting = _serve_store(launch, rendezvous) if rendezvous is not None else None
         publisher = _open_publisher(launch, spec, secrets)
     except Exception as error:
         log.exception("start_failed")
         survivors = _discard(ranks, marks, launch)
         _tell(lifeline, Ending(Reason.START_FAILED, f"the supervisor cannot start its ranks: {error}"))
-        return lifeline.release(_quarantine(launch, survivors))
+        _give_back(lifeline, launch, marks, survivors)
+        return
     for rank in ranks:
         rank.go(spec)
     ending = Watch(launch, spec, ranks, lifeline, publisher).run()
-    del store
+    del meeting
 
     survivors = sweep(marks, launch.attempt)
-    publisher.close()
+    publisher.seal()  # whoever sees the end finds the whole log and the final report in storage
     _tell(lifeline, ending)
-    lifeline.release(_quarantine(launch, survivors))
-    if not survivors:
-        marks.remove()
     log.info("attempt_over", reason=ending.reason, message=ending.message)
-    return None
+    _give_back(lifeline, launch, marks, survivors)
+    publisher.close()
 
 
 def main(launch: Launch, credentials: Connection) -> None:
@@ -109,8 +111,10 @@ def main(launch: Launch, credentials: Connection) -> None:
         log.error("gave_up_on_redis", error=str(error))
     except BlockingIOError:
         log.info("supervised_already")  # a hint came twice; the other supervisor holds the lock
-    except BaseException:
+    except BaseException as error:
         log.exception("supervisor_failed")
+        with contextlib.suppress(Exception):
+            _refuse(launch, credentials, error)
     finally:
         with contextlib.suppress(Exception):
             sys.stderr.flush()
@@ -191,15 +195,24 @@ def _claim(lifeline: Lifeline) -> JobSpec | None:
     return claim.spec
 
 
+def _refuse(launch: Launch, credentials: Connection, error: BaseException) -> None:
+    """Say why an attempt cannot be started here, if it is not claimed yet: the ranks die with this process."""
+    if credentials.closed:
+        return
+    message = f"its supervisor could not start: {type(error).__name__}: {error}"
+    RedisStore.from_url(_read(credentials).control_url).run(
+        store.refuse(launch.attempt, launch.node, Reason.START_FAILED, message, backoff_seconds=backoff_seconds())
+    )
+
+
 def _discard(ranks: list[Rank], marks: Marks, launch: Launch) -> dict[int, str]:
     """End ranks that were never told to go. Returns what would not die, as `sweep` does."""
     for rank in ranks:
         rank.kill(signal.SIGKILL)
-        rank.reap(wait=True)
-    survivors = sweep(marks, launch.attempt)
-    if not survivors:
-        marks.remove()
-    return survivors
+    deadline = monotonic() + KILL_SECONDS
+    while (alive := [rank for rank in ranks if not rank.reap()]) and monotonic() < deadline:
+        await_death(alive, deadline - monotonic())
+    return sweep(marks, launch.attempt)
 
 
 # -- 5: telemetry ------------------------------------------------------------------------------------
@@ -217,7 +230,7 @@ def _open_publisher(launch: Launch, spec: JobSpec, secrets: Credentials) -> Publ
         dataset_rows(program.evaluate.data) if program.evaluate is not None else None,
     )
     lease = [
-        report.LeasedDevice(logical=index, id=device.id, node=launch.node, kind=device.kind, name=device.name)
+        report.LeasedDevice(index, device.id, launch.node, device.kind, device.name, device.memory_total_bytes)
         for index, device in enumerate(launch.devices)
     ]
     reporter = report.Aggregator(attempt.job, attempt.number, spec, lease, prediction)
@@ -231,6 +244,12 @@ def _tell(lifeline: Lifeline, ending: Ending) -> None:
     kept = lifeline.finish(ending.reason, ending.message, ending.error, ending.result, backoff_seconds())
     if not kept:
         log.warning("lease_lost", ending=ending.reason, message=ending.message)
+
+
+def _give_back(lifeline: Lifeline, launch: Launch, marks: Marks, survivors: dict[int, str]) -> None:
+    lifeline.release(_quarantine(launch, survivors))
+    if not survivors:
+        marks.remove()
 
 
 def _quarantine(launch: Launch, survivors: dict[int, str]) -> dict[int, str]:

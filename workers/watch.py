@@ -8,7 +8,6 @@ others: SIGTERM, a grace, SIGKILL.
 import array
 import fcntl
 import os
-import select
 import selectors
 import signal
 import termios
@@ -28,7 +27,7 @@ from jobs.telemetry import AnyRecord, Outcome, RankUp, Result, Step
 from workers.launch import Launch
 from workers.lifeline import Lifeline
 from workers.publisher import Publisher
-from workers.ranks import Output, Rank
+from workers.ranks import Output, Rank, await_death
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +55,7 @@ class Ending:
     result: dict[str, Any] | None = None
 
 
-#: The lease is lost: whatever happened here does not count, and nothing more is written.
+#: The lease is lost: whatever happened here does not count, and the control Redis takes nothing more of it.
 LOST = Ending(Reason.LEASE_EXPIRED, "the lease was lost")
 
 
@@ -132,9 +131,7 @@ class Watch:
                 self._result = record
             case Outcome():
                 rank.outcome = record
-                if self._phase is _Phase.ENDING:
-                    rank.leave()
-                elif record.exit_code:
+                if record.exit_code:
                     self._fail(rank, record)
                 elif all(other.outcome is not None and other.outcome.exit_code == 0 for other in self._ranks):
                     self._leave()
@@ -172,7 +169,7 @@ class Watch:
             return
         # Peers of a dead rank report broken connections, perhaps before its death shows: look for it first.
         if outcome is not None:
-            _await_death([other for other in self._ranks if other is not rank and other.alive])
+            await_death([other for other in self._ranks if other is not rank and other.alive], DEATH_SECONDS)
         silent = next((r for r in self._ranks if r.reap() and not self._reported(r)), None)
         if silent is not None:
             rank, outcome = silent, None
@@ -191,15 +188,13 @@ class Watch:
             for rank in self._ranks:
                 if rank.outcome is not None:
                     rank.leave()
-            for rank in self._ranks:
-                if rank.outcome is not None:
-                    rank.leave()
 
     def _on_time(self) -> None:
         now = monotonic()
         order, fenced = self._lifeline.order, self._lifeline.silence > FENCE * self._launch.lease_seconds
         if (order is Order.LOST or fenced) and self._phase is not _Phase.KILLING:
-            self._ending = LOST
+            silence = self._lifeline.silence
+            self._ending = LOST if order is Order.LOST else Ending(Reason.LEASE_EXPIRED, f"no beat for {silence:.0f} s")
             self._kill()
         elif self._phase is _Phase.WORKING:
             if order is Order.CANCEL:
@@ -292,15 +287,6 @@ class Watch:
     def _step_of(self, rank: Rank) -> int:
         """The step that a line belongs to: the one after the last that the rank has reported."""
         return self._steps[rank.number]
-
-
-def _await_death(ranks: list[Rank]) -> None:
-    """Wait until one of these ranks is dead, but not for long."""
-    deaths = select.poll()
-    for rank in ranks:
-        deaths.register(rank.pidfd, select.POLLIN)
-    if ranks:
-        deaths.poll(DEATH_SECONDS * 1000)
 
 
 def _waiting(pipe: int) -> int:

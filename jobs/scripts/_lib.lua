@@ -135,7 +135,9 @@ local function settle(ref, n, reason, message, cause, failed, result, backoff_us
   end
   if not why then return move(ref, 'failed', reason, message, done) end
   move(ref, 'queued', 'backing_off', 'attempt ' .. n .. ' ended: ' .. reason .. ' (' .. message .. '); ' .. why, again)
-  redis.call('ZADD', BACKOFF, int(now + math.min(backoff_us, MAX_BACKOFF_US)), ref)
+  -- Twice as long each time: a node that fails every start must not use up a job's budget in seconds.
+  local wait = backoff_us * 2 ^ (retries + losses)
+  redis.call('ZADD', BACKOFF, int(now + math.min(wait, MAX_BACKOFF_US)), ref)
 end
 
 -- Whether a job is one of those that were asked for; '' asks for nothing.

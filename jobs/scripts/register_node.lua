@@ -1,6 +1,13 @@
--- A node announces itself, or comes back. What it held it still holds, until it proves otherwise.
--- ARGV: node instance pool address info count
+-- A node announces itself, or comes back. What it held it still holds, until it proves otherwise. Proof needs the
+-- traces in its state directory (`home`), so another directory may not take over a node that is alive or holds devices.
+-- ARGV: node instance pool address info count home
+-- Returns 'ok' | 'taken' (alive elsewhere) | 'stranded' (holds devices of attempts started elsewhere)
 local node, instance, pool, count = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[6])
+local home = get(node_key(node), 'home')
+if home ~= '' and home ~= ARGV[7] then
+  if get(node_key(node), 'alive') == '1' then return 'taken' end
+  if redis.call('EXISTS', 'sy:held:' .. node) == 1 then return 'stranded' end
+end
 local before = get(node_key(node), 'pool')
 if before ~= '' and before ~= pool then
   redis.call('ZREM', 'sy:pool:' .. before .. ':free', node)
@@ -10,7 +17,7 @@ end
 redis.call('SADD', 'sy:nodes', node)
 redis.call('SADD', 'sy:pools', pool)
 redis.call('HSET', node_key(node), 'instance', instance, 'pool', pool, 'address', ARGV[4], 'info', ARGV[5],
-  'count', count, 'alive', '1', 'stopping', '', 'registered', int(now_us()))
+  'count', count, 'home', ARGV[7], 'alive', '1', 'stopping', '', 'registered', int(now_us()))
 redis.call('HINCRBY', node_key(node), 'beat', 1)
 redis.call('ZADD', 'sy:pool:' .. pool .. ':size', count, node)
 redis.call('DEL', 'sy:free:' .. node)

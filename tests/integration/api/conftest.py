@@ -56,7 +56,7 @@ class Api:
         self.storage = storage
 
     def node(self, devices: int = 4, node: str = "host-a", pool: str = "default") -> None:
-        self.control.run(store.register_node(node, "i", pool, "127.0.0.1", node_info(devices)))
+        self.control.run(store.register_node(node, "i", pool, "127.0.0.1", node_info(devices), home="state-dir"))
 
     def token(self, *scopes: Scope, tenant: str = "default", expires: int | None = None) -> dict[str, str]:
         """Headers of a new token."""

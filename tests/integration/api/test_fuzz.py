@@ -50,7 +50,7 @@ class Target:
     def __init__(self, url: str, storage: Path) -> None:
         self._control = RedisStore.from_url(url)
         self._storage = storage
-        self._control.run(store.register_node("host-a", "i", "default", "127.0.0.1", node_info(500)))
+        self._control.run(store.register_node("host-a", "i", "default", "127.0.0.1", node_info(500), home="state-dir"))
 
     def job(self, number: int) -> str:
         """One of the newest jobs, or a new one."""

@@ -106,7 +106,7 @@ def client(process: Process) -> Iterator[httpx.Client]:
 
 def add_node(redis: RedisServer) -> None:
     control = RedisStore.from_url(redis.url)
-    control.run(store.register_node("host-a", "i", "default", "127.0.0.1", node_info(4)))
+    control.run(store.register_node("host-a", "i", "default", "127.0.0.1", node_info(4), home="state-dir"))
     control.close()
 
 

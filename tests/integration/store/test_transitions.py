@@ -3,20 +3,23 @@
 from typing import Any
 
 import pytest
+import zstandard
 
 from jobs import store
 from jobs.errors import (
     IdempotencyConflict,
     JobFinished,
     JobNotFinished,
+    NodeInUse,
     NotFound,
     TooLargeForPool,
     Unavailable,
     UnknownPool,
+    UnreadableSpec,
 )
 from jobs.state import AttemptState, Order, Reason, State
 from jobs.store import MAX_LOSSES, AttemptId, NodeStanding
-from tests.integration.store.world import TENANT, World, a_spec
+from tests.integration.store.world import TENANT, World, a_spec, node_info
 
 pytestmark = pytest.mark.integration
 
@@ -501,3 +504,81 @@ def test_another_tenant_sees_nothing(world: World) -> None:
         with pytest.raises(NotFound):
             world.run(call)
     assert world.run(store.page("other", store.JobFilter())).jobs == ()
+
+
+# -- a node's identity, and its end ----------------------------------------------------------------
+
+
+def register(world: World, home: str) -> store.Registered:
+    return world.run(store.register_node("n1", "i2", "default", "127.0.0.1", node_info(4), home=home))
+
+
+def test_another_state_directory_does_not_take_over_a_node_that_is_alive(world: World) -> None:
+    world.node()
+
+    assert register(world, "another") is store.Registered.TAKEN
+    assert register(world, "state-dir") is store.Registered.OK
+
+
+def test_another_state_directory_does_not_take_over_a_node_that_holds_devices(world: World) -> None:
+    world.node()
+    world.submit(2)
+    world.dispatch()
+    world.run(store.node_down("n1", None))
+
+    assert register(world, "another") is store.Registered.STRANDED
+
+
+def test_another_state_directory_takes_over_a_node_that_is_down_and_holds_nothing(world: World) -> None:
+    world.node()
+    world.run(store.node_down("n1", None))
+
+    assert register(world, "another") is store.Registered.OK
+
+
+def test_a_node_is_forgotten_only_when_it_is_down_and_its_leases_have_ended(world: World) -> None:
+    with pytest.raises(NotFound):
+        world.run(store.forget_node("n1"))
+    world.node()
+    job = world.submit(2)
+    world.dispatch()
+    attempt = store.AttemptId(TENANT, job, 1)
+    world.run(store.claim(attempt, "me", "n1"))
+    with pytest.raises(NodeInUse, match="alive"):
+        world.run(store.forget_node("n1"))
+    world.run(store.node_down("n1", None))
+    with pytest.raises(NodeInUse, match="lease"):
+        world.run(store.forget_node("n1"))
+    world.run(store.reap(attempt, Reason.LEASE_EXPIRED, "gone", beat=None, backoff_seconds=0))
+
+    world.run(store.forget_node("n1"))
+
+    assert world.run(store.fleet()).nodes == ()
+    assert [key for key in world.redis.keys("sy:*n1*") if b"attempt" not in key] == []
+    with pytest.raises(UnknownPool):
+        world.submit(1)
+
+
+def test_each_loss_doubles_the_wait_before_the_next_start(world: World) -> None:
+    world.node()
+    job = world.submit(1)
+    waits = []
+    for number in range(1, 4):
+        world.redis.zadd("sy:backoff", {f"{TENANT}/{job}": 0}, xx=True)
+        world.dispatch()
+        attempt = store.AttemptId(TENANT, job, number)
+        world.run(store.refuse(attempt, "n1", Reason.START_FAILED, "no", backoff_seconds=10))
+        due = world.redis.zscore("sy:backoff", f"{TENANT}/{job}")
+        now = world.redis.time()
+        waits.append(round((due - (now[0] * 1e6 + now[1])) / 1e6))
+
+    assert waits == [10, 20, 40]
+
+
+def test_a_spec_that_another_version_wrote_is_an_error_of_its_own(world: World) -> None:
+    world.node()
+    job = world.submit(1)
+    world.redis.set(f"sy:spec:{TENANT}/{job}", zstandard.compress(b'{"program": {"kind": "teleport"}}'))
+
+    with pytest.raises(UnreadableSpec, match="program"):
+        world.run(store.read_job(TENANT, job))

@@ -44,7 +44,7 @@ class World:
         return self.store.run(call)
 
     def node(self, name: str = "n1", devices: int = 4, *, pool: str = "default", instance: str = "i1") -> str:
-        self.run(store.register_node(name, instance, pool, "127.0.0.1", node_info(devices)))
+        self.run(store.register_node(name, instance, pool, "127.0.0.1", node_info(devices), home="state-dir"))
         return name
 
     def submit(self, devices: int = 1, *, priority: int = 0, retries: int = 0, **fields: Any) -> str:

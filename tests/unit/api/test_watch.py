@@ -19,11 +19,11 @@ def test_a_pool_that_is_gone_leaves_the_metrics() -> None:
     pool = PoolView(
         name="a100", devices=8, free=5, leased=2, quarantined=1, largest_node=8, nodes=1, live_nodes=1, queued=3
     )
-    text = monitoring.render(Counts({"queued": 3}, [pool])).decode()
+    text = monitoring.render(Counts({"queued": 3}, [pool], 0)).decode()
     assert 'shardyard_devices{pool="a100",state="free"} 5.0' in text
     assert 'shardyard_queued_jobs{pool="a100"} 3.0' in text
     assert 'shardyard_jobs{state="queued"} 3.0' in text
-    assert "a100" not in monitoring.render(Counts({}, [])).decode()
+    assert "a100" not in monitoring.render(Counts({}, [], 0)).decode()
 
 
 def test_storage_is_proven_as_soon_as_redis_answers() -> None:

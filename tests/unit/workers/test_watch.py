@@ -101,7 +101,7 @@ def start(programs: list[Program]) -> list[Rank]:
         for fd in (channel[0], stdout[0]):
             os.set_blocking(fd, False)
         outputs = [Output(stdout[0], number, "stdout")]
-        ranks.append(Rank(number, pid, os.pidfd_open(pid), channel[0], command[1], outputs))
+        ranks.append(Rank(number, pid, os.pidfd_open(pid), channel[0], command[1], -1, outputs))
     return ranks
 
 
