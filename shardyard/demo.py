@@ -26,7 +26,7 @@ from shardyard.processes import ServiceError, tail
 SPECS = ("digits-dp3", "digits-ddp2")
 GOAL = 0.95
 READY_SECONDS = 150.0
-STOP_SECONDS = 60.0
+STOP_SECONDS = 90.0
 POLL_SECONDS = 0.05
 
 

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, Self
 
 from rich.console import Console
+from rich.markup import escape
 
 from jobs.errors import ShardyardError
 from shardyard import embedded, text
@@ -33,7 +34,7 @@ TICK_SECONDS = 0.2
 #: The API drains open requests for 10 s.
 API_STOP_SECONDS = 15.0
 #: The worker's time to bring its attempts back to the queue.
-WORKER_STOP_SECONDS = 20.0
+WORKER_STOP_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class _Run:
     def start(self) -> None:
         """Start everything, in order, and wait until jobs can be taken (or a signal comes)."""
         begun = time.monotonic()
-        self._print(f"[bold]shardyard[/] on {self._data_dir}")
+        self._print(f"[bold]shardyard[/] on {escape(str(self._data_dir))}")
         port = self._choose_port()
         environment = self._environment(port) | self._redis()
         self._start(_api(self._data_dir, environment))

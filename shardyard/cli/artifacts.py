@@ -42,7 +42,7 @@ def _show(found: dict[str, Any]) -> None:
     for one in found["artifacts"]:
         # A job chooses these names: nothing in them may reach the terminal as a command.
         path = "".join(letter if letter.isprintable() else "?" for letter in one["path"])
-        listing.add_row(path.replace("[", "\\["), text.byte_count(one["bytes"]), text.local_time(one["modified_at"]))
+        listing.add_row(path, text.byte_count(one["bytes"]), text.local_time(one["modified_at"]))
     console().print(listing if found["artifacts"] else "no files")
     if found["truncated"]:
         console().print("there are more than one list shows")

@@ -56,8 +56,10 @@ def connect(url: str | None, token: str | None) -> "Client":
     return connection.connect(url, token)
 
 
-def console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+def console(*, markup: bool = False) -> Console:
+    """Standard output. Without `markup`, brackets are brackets: names and messages are other people's."""
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    return Console(width=width, highlight=False, markup=markup, emoji=False)
 
 
 def print_json(answer: Any) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from jobs.errors import InvalidRequest
 from shardyard import text
@@ -41,7 +42,7 @@ def submit(
     if as_json:
         print_json(job)
     elif sys.stdout.isatty():
-        console().print(f"[bold]{job['name']}[/] is {job['state']}: {job['id']}")
+        console().print(Text.assemble((job["name"], "bold"), f" is {job['state']}: {job['id']}"))
     else:
         print(job["id"])  # what a script wants to catch
 
@@ -82,7 +83,7 @@ def list_jobs(
     out = console()
     out.print(listing if page["jobs"] else "no jobs")
     if page.get("next"):
-        out.print(f"[dim]more: --cursor {page['next']}")
+        out.print(f"more: --cursor {page['next']}", style="dim")
     return None
 
 
@@ -94,8 +95,8 @@ def show(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = Fal
         return print_json(status)
     out = console()
     for label, value in status_lines(status):
-        out.print(f"[bold]{label:<10}[/] ", end="")
-        out.print(value, markup=False)
+        out.print(f"{label:<10} ", style="bold", end="")
+        out.print(value)
     return None
 
 
@@ -121,7 +122,7 @@ def cancel(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = F
         status = client.cancel(job)
     if as_json:
         return print_json(status)
-    return console().print(f"{status['name']} is {state_and_reason(status)}", markup=False)
+    return console().print(f"{status['name']} is {state_and_reason(status)}")
 
 
 def delete(

@@ -59,7 +59,7 @@ def resubmit(job: JobId, url: Url = None, token: Token = None, as_json: AsJson =
     if as_json:
         print_json(made)
     elif sys.stdout.isatty():
-        console().print(f"{made['name']} is {made['state']}: {made['id']}", markup=False)
+        console().print(f"{made['name']} is {made['state']}: {made['id']}")
     else:
         print(made["id"])  # what a script wants to catch
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from rich.text import Text
+
 from shardyard import text
 from shardyard.cli.common import AsJson, Commands, Token, Url, connect, console, print_json, table
 
@@ -37,12 +39,12 @@ def nodes(url: Url = None, token: Token = None, as_json: AsJson = False) -> None
     return console().print(listing if answer["nodes"] else "no nodes: no worker has registered yet")
 
 
-def _state(node: dict[str, Any]) -> str:
+def _state(node: dict[str, Any]) -> Text:
     if not node["alive"]:
-        return "[red]down[/]"
+        return Text("down", "red")
     if node["stopping"]:
-        return "[yellow]stopping[/]"
-    return "[yellow]draining[/]" if node["draining"] else "[green]up[/]"
+        return Text("stopping", "yellow")
+    return Text("draining", "yellow") if node["draining"] else Text("up", "green")
 
 
 COMMANDS: Commands = {"pools": pools, "nodes": nodes}

@@ -59,14 +59,17 @@ def up(
     from shardyard.up import UpOptions
     from shardyard.up import up as run
 
-    run(UpOptions(host, port, data_dir or default_data_dir(), devices, pool, redis_url, telemetry_url), console())
+    run(
+        UpOptions(host, port, data_dir or default_data_dir(), devices, pool, redis_url, telemetry_url),
+        console(markup=True),
+    )
 
 
 def demo(devices: Devices = "auto") -> None:
     """Start a service of its own, train on handwritten digits under dp and ddp, show who got what, and stop."""
     from shardyard.demo import run_demo
 
-    raise typer.Exit(run_demo(devices, console()))
+    raise typer.Exit(run_demo(devices, console(markup=True)))
 
 
 def api() -> None:
