@@ -569,6 +569,7 @@ def test_each_loss_doubles_the_wait_before_the_next_start(world: World) -> None:
         attempt = store.AttemptId(TENANT, job, number)
         world.run(store.refuse(attempt, "n1", Reason.START_FAILED, "no", backoff_seconds=10))
         due = world.redis.zscore("sy:backoff", f"{TENANT}/{job}")
+        assert due is not None
         now = world.redis.time()
         waits.append(round((due - (now[0] * 1e6 + now[1])) / 1e6))
 
