@@ -55,13 +55,17 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/v1/jobs/cancel"): Operation(
         "Cancel many jobs", {200: schemas.CancelledJobs}, Body(CancelRequest, examples.CANCELS)
     ),
-    ("get", "/v1/jobs/{job}"): Operation("Show a job", {200: schemas.JobStatus, 304: None}),
+    ("get", "/v1/jobs/{job}"): Operation(
+        "Show a job", {200: schemas.JobStatus, 304: None}, refuses=("unreadable_spec",)
+    ),
     ("delete", "/v1/jobs/{job}"): Operation("Delete a finished job", {204: None}, refuses=("job_not_finished",)),
-    ("post", "/v1/jobs/{job}/cancel"): Operation("Cancel a job", {202: schemas.JobStatus}, refuses=("job_finished",)),
+    ("post", "/v1/jobs/{job}/cancel"): Operation(
+        "Cancel a job", {202: schemas.JobStatus}, refuses=("job_finished", "unreadable_spec")
+    ),
     ("post", "/v1/jobs/{job}/resubmit"): Operation(
         "Submit a job's spec again",
         {201: schemas.JobStatus, 200: schemas.JobStatus},
-        refuses=("invalid_spec", *_NEVER_RUN),
+        refuses=("invalid_spec", "unreadable_spec", *_NEVER_RUN),
     ),
     ("get", "/v1/jobs/{job}/attempts"): Operation("List a job's attempts", {200: schemas.AttemptList}),
     ("get", "/v1/jobs/{job}/splits"): Operation("Show the split report", {200: Report}, also=(_TEXT,)),
