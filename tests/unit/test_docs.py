@@ -16,7 +16,7 @@ from pydantic import BaseModel, SecretStr
 import jobs
 from api import problems
 from api.app import create_app
-from jobs import catalogue, report, report_text, spec, state
+from jobs import catalogue, report, report_diff, report_diff_text, report_text, spec, spec_reference, state
 from jobs.errors import InvalidSpec
 from jobs.plan import predict
 from jobs.settings import Settings
@@ -24,9 +24,17 @@ from jobs.spec import JobSpec, Parallelism
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
-    path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")] if path.is_file()
+    path
+    for path in [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("benchmarks/*.md"),
+        *ROOT.glob("examples/*.md"),
+    ]
+    if path.is_file()
 )
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.json"))
+JOBS = {path.stem for path in (ROOT / "examples" / "jobs").glob("*.json")}
 SCRIPTS = Path(jobs.__file__).parent / "scripts"
 
 README = (ROOT / "README.md").read_text()
@@ -34,6 +42,7 @@ ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 API = (ROOT / "docs" / "api.md").read_text()
 SETTINGS = (ROOT / "docs" / "settings.md").read_text()
 REPORT = (ROOT / "docs" / "report.md").read_text()
+PROGRAMS = (ROOT / "docs" / "programs.md").read_text()
 
 #: `package.module:Name.attribute` in a document.
 REFERENCE = re.compile(r"`((?:api|jobs|workers|shardyard)(?:\.\w+)*):(\w+(?:\.\w+)*)`")
@@ -63,9 +72,8 @@ def found_in_code(module: str, path: str) -> object:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
 def test_links_between_documents_resolve(document: Path) -> None:
-    broken = [
-        target for target, _ in LINK.findall(document.read_text()) if target and not (document.parent / target).exists()
-    ]
+    words = re.sub(r"`[^`\n]*`", "", document.read_text())  # a regular expression may look like a link
+    broken = [target for target, _ in LINK.findall(words) if target and not (document.parent / target).exists()]
     assert not broken
 
 
@@ -171,6 +179,52 @@ def test_every_field_of_a_job_spec_is_documented() -> None:
     assert sorted(documented) == sorted(fields_of(JobSpec))
 
 
+# -- the reference of the job spec -----------------------------------------------------------------
+
+
+def test_the_reference_of_the_job_spec_is_fresh() -> None:
+    fresh = spec_reference.PATH.read_text() == spec_reference.text()
+    assert fresh, "write it again: python -m jobs.spec_reference"
+
+
+def test_every_field_of_the_reference_has_a_description_and_only_one() -> None:
+    schema = JobSpec.model_json_schema()
+    undescribed = {
+        (model, field)
+        for model, part in {**schema["$defs"], "JobSpec": schema}.items()
+        for field, value in part["properties"].items()
+        if not value.get("description")
+    }
+    assert set(spec_reference.WORDS) == undescribed
+
+
+def test_every_model_of_the_job_spec_has_its_group_in_the_reference() -> None:
+    schema = JobSpec.model_json_schema()
+    assert {model for _, model, _, _ in spec_reference.GROUPS} == {"JobSpec", *schema["$defs"]}
+
+
+@pytest.mark.parametrize(("path", "example"), [(path, example) for path, _, _, example in spec_reference.GROUPS])
+def test_the_examples_of_the_reference_would_be_accepted(path: str, example: dict[str, Any]) -> None:
+    body: dict[str, Any] = {
+        "resources": {"devices": 4},
+        "parallelism": {"strategy": "ddp"},
+        "program": {
+            "model": {"ref": "mlp"},
+            "data": {"ref": "digits"},
+            "loss": {"ref": "cross_entropy"},
+            "optimizer": {"ref": "sgd"},
+            "evaluate": {"data": {"ref": "digits"}},
+        },
+    }
+    *parents, last = path.removesuffix(".*").split(".")
+    holder = reduce(lambda part, name: part[name], parents, body)
+    if path in ("", "program.*"):
+        (holder if not path else body["program"]).update(example)
+    else:
+        holder[last] = example
+    assert catalogue.check(spec.parse(json.dumps(body))) == []
+
+
 # -- settings --------------------------------------------------------------------------------------
 
 
@@ -201,6 +255,24 @@ def test_reports_that_are_shown_are_what_their_json_renders_to(document: Path) -
         rendered = report_text.render(report.decode((ROOT / source).read_bytes()))
         for piece in shown.split("...\n"):
             assert piece.strip("\n") in rendered, f"render {source} again and paste it into {document.name}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_comparisons_that_are_shown_are_what_their_reports_give(document: Path) -> None:
+    pairs = re.findall(r"<!-- reports: (\S+) (\S+) -->\n```text\n(.*?)```", document.read_text(), re.DOTALL)
+    for this, against, shown in pairs:
+        sides = [report.decode((ROOT / source).read_bytes()) for source in (this, against)]
+        rendered = report_diff_text.render(report_diff.diff(*sides))
+        for piece in shown.split("...\n"):
+            assert piece.strip("\n") in rendered, f"compare {this} and {against} again, and paste it"
+
+
+def test_the_classic_cases_are_shown_from_reports_of_their_own_specs() -> None:
+    for source in re.findall(r"<!-- report: docs/examples/(\S+)\.json -->", REPORT):
+        wanted = spec.parse((ROOT / f"examples/jobs/{source}.json").read_bytes())
+        shown = report.decode((ROOT / f"docs/examples/{source}.json").read_bytes())
+        planned = predict(wanted, catalogue.dataset_rows(wanted.program.data)).run
+        assert [(p.rows, p.steps) for p in planned] == [(p.rows, p.steps) for p in shown.patterns], source
 
 
 def test_the_readme_shows_a_whole_report_and_one_with_idle_devices() -> None:
@@ -264,6 +336,49 @@ def test_parts_of_a_report_are_those_of_the_file_they_come_from(document: Path) 
         whole = json.loads((ROOT / source).read_text())
         part = json.loads(shown)
         assert part == {field: whole[field] for field in part}
+
+
+# -- examples --------------------------------------------------------------------------------------
+
+
+def test_every_example_has_a_line_of_its_own() -> None:
+    listed = [row[0] for row in rows((ROOT / "examples" / "README.md").read_text(), "largest of these asks for.")]
+    assert sorted(listed) == sorted(f"[{example}](jobs/{example}.json)" for example in JOBS)
+
+
+def test_the_programs_are_examples_that_exist() -> None:
+    named = {
+        example
+        for row in rows(PROGRAMS, "# The classic programs as jobs")
+        for example in re.findall(r"`([^`]+)`", row[1])
+    }
+    named -= {"examples/jobs/", "--watch"}
+    assert named
+    assert named <= JOBS
+    assert set(re.findall(r"examples/jobs/([\w-]+)\.json", PROGRAMS)) <= JOBS
+
+
+# -- the command line ------------------------------------------------------------------------------
+
+
+def commands() -> Iterator[str]:
+    """What a user can type behind `shardyard`."""
+    from typer.main import get_command
+
+    from shardyard.cli import app
+
+    for command, group in get_command(app).commands.items():  # type: ignore[attr-defined]
+        yield from (
+            (f"{command} {below}" for below in getattr(group, "commands", {}))
+            if hasattr(group, "commands")
+            else (command,)
+        )
+
+
+def test_every_command_is_mentioned_in_a_document() -> None:
+    text = " ".join(" ".join(document.read_text() for document in DOCUMENTS).split())
+    missing = [command for command in commands() if not re.search(rf"\bshardyard {command}\b", text)]
+    assert not missing
 
 
 # -- what is missing -------------------------------------------------------------------------------
