@@ -84,6 +84,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("get", "/v1/nodes"): Operation("List nodes", {200: schemas.NodeList}),
     ("post", "/v1/nodes/{node}/drain"): Operation("Give a node no new work", {200: schemas.NodeView}),
     ("delete", "/v1/nodes/{node}/drain"): Operation("Give a node work again", {200: schemas.NodeView}),
+    ("delete", "/v1/nodes/{node}"): Operation("Forget a node that is gone", {204: None}, refuses=("node_in_use",)),
     ("get", "/v1/recipes"): Operation("List models, data sets, losses and optimizers", {200: schemas.Json}),
     ("get", "/v1/tokens"): Operation("List tokens", {200: schemas.TokenList}),
     ("post", "/v1/tokens"): Operation("Make a token", {201: schemas.NewToken}, Body(NewTokenRequest, examples.TOKENS)),

@@ -238,7 +238,7 @@ class Service:
     async def _refuse_while_held(self, who: Principal, job: str) -> None:
         fleet = await self._fleet.read(max_age=0)
         prefix = f"{who.tenant}/{job}/"
-        if any(holder.startswith(prefix) for node in fleet.nodes for holder in node.held.values()):
+        if any(holder.startswith(prefix) for node in fleet.nodes if node.alive for holder in node.held.values()):
             raise JobNotFinished(f"job {job} still holds devices; cancel it if it runs, else try again in a moment")
 
     async def attempts(self, who: Principal, job: str) -> AttemptList:
@@ -257,7 +257,7 @@ class Service:
         chosen = await self._attempt(who, job, attempt)
         if chosen is None:
             raise NotFound(f"job {job} has not started, so there is no split report; its status says what it waits for")
-        body = await self._report_body(who, job, chosen.number)
+        body = await self._report_body(who, job, chosen)
         if body is None:
             raise NotFound(_no_report(job, chosen))
         try:
@@ -323,12 +323,16 @@ class Service:
             raise NotFound(f"job {job} has not started, so it has no artifacts")
         return await self._in_thread(partial(artifacts.open_file, self._attempt_dir(who, job, chosen.number), path))
 
-    async def _report_body(self, who: Principal, job: str, attempt: int) -> bytes | None:
-        """From the telemetry Redis while it has it, else the archived one."""
-        directory = self._attempt_dir(who, job, attempt)
+    async def _report_body(self, who: Principal, job: str, attempt: AttemptRecord) -> bytes | None:
+        """The archived one of an attempt that has ended, else from the telemetry Redis."""
+        directory = self._attempt_dir(who, job, attempt.number)
+        if attempt.state is AttemptState.ENDED:
+            archived = await self._in_thread(partial(files.read_report, directory))
+            if archived is not None:
+                return archived
         away: Unavailable | None = None
         try:
-            body = await self._telemetry.report(who.tenant, job, attempt)
+            body = await self._telemetry.report(who.tenant, job, attempt.number)
             if body is not None:
                 return body
         except Unavailable as error:
@@ -441,10 +445,24 @@ class Service:
 
         Raises:
             NotFound: there is no such node.
+            Forbidden: the caller is not the operator.
         """
+        _require_operator(who)
         await self._store.run(store.drain_node(node, drain=drain))
         audit.info("node_drained" if drain else "node_undrained", node=node, **_by(who))
         return next(found for found in (await self.nodes(who)).nodes if found.id == node)
+
+    async def forget_node(self, who: Principal, node: str) -> None:
+        """Drop a node that is down for good, with what it held and its quarantine.
+
+        Raises:
+            NotFound: there is no such node.
+            NodeInUse: it is alive, or a lease on it has not expired.
+            Forbidden: the caller is not the operator.
+        """
+        _require_operator(who)
+        await self._store.run(store.forget_node(node))
+        audit.info("node_forgotten", node=node, **_by(who))
 
     async def readiness(self) -> Readiness:
         """Whether a job that is submitted now would be stored and could start."""
@@ -539,6 +557,16 @@ def _named(chosen: JobFilter) -> dict[str, str]:
         "name": chosen.name,
     }
     return {f"with_{name}": value for name, value in parts.items() if value}
+
+
+def _require_operator(who: Principal) -> None:
+    """Nodes belong to everybody, so one tenant's administrator must not stop them for the others.
+
+    Raises:
+        Forbidden: `who` is of another tenant than the operator's.
+    """
+    if who.tenant != DEFAULT_TENANT:
+        raise Forbidden("only the operator handles nodes")
 
 
 def _by(who: Principal) -> dict[str, str]:

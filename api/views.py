@@ -21,6 +21,7 @@ from api.schemas import (
 from jobs.record import AttemptRecord, DeviceRecord, JobRecord, NodeRecord, QueueView, TokenRecord
 from jobs.state import TERMINAL, Reason
 from jobs.store import AttemptId, Fleet, JobView
+from jobs.wire import DEFAULT_TENANT
 
 #: Names of a node's devices by their indexes.
 Labels = Callable[[str, Sequence[int]], list[str]]
@@ -187,8 +188,14 @@ def _device(record: NodeRecord, device: DeviceRecord, tenant: str) -> DeviceView
         state=_device_state(record, device.index),
         job=None if held_by is None else held_by.job if ours else "another tenant",
         attempt=held_by.number if held_by is not None and ours else None,
-        quarantine=record.quarantine.get(device.index),
+        quarantine=_quarantine(record, device.index, tenant),
     )
+
+
+def _quarantine(record: NodeRecord, index: int, tenant: str) -> str | None:
+    """Why a device is not used. The words name a process and whose job it was, which is for the operator only."""
+    why = record.quarantine.get(index)
+    return why if why is None or tenant == DEFAULT_TENANT else "a process there would not die; ask the operator"
 
 
 def _device_state(record: NodeRecord, index: int) -> str:

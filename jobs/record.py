@@ -82,7 +82,7 @@ class QueueView:
     free: int
     largest_gap: int  # free devices of the node that has most of them
     live_nodes: int
-    total: int  # devices of the pool, nodes that are down included
+    total: int
 
 
 @dataclass(frozen=True, slots=True)

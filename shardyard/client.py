@@ -163,6 +163,10 @@ class Client:
         """Give a node no new work; with `undo`, give it some again."""
         return self._json("DELETE" if undo else "POST", _path("nodes", node, "drain"))
 
+    def forget(self, node: str) -> None:
+        """Drop a node that is down for good."""
+        self._send("DELETE", _path("nodes", node))
+
     def recipes(self) -> Json:
         return self._json("GET", "/v1/recipes")
 

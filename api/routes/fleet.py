@@ -30,6 +30,13 @@ async def undrain(who: Admin, service: Backend, node: str) -> Response:
     return answers.json(await service.drain(who, node, drain=False))
 
 
+@router.delete("/v1/nodes/{node}", status_code=204)
+async def forget(who: Admin, service: Backend, node: str) -> Response:
+    """For a node that is down for good: what it held is given up, and its quarantine with it."""
+    await service.forget_node(who, node)
+    return Response(status_code=204)
+
+
 @router.get("/v1/recipes")
 async def recipes(service: Backend) -> Response:
     return answers.json(service.recipes())

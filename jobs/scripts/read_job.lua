@@ -11,9 +11,9 @@ for _, devices in ipairs(redis.call('SMEMBERS', classes_key(job[2]))) do
   ahead = ahead + redis.call('ZCOUNT', queue_key(job[2], devices), '-inf', '(' .. job[3])
 end
 local nodes = redis.call('ZREVRANGE', 'sy:pool:' .. job[2] .. ':free', 0, -1, 'WITHSCORES')
-local free = 0
-for i = 2, #nodes, 2 do free = free + tonumber(nodes[i]) end
-local total = 0
-local sizes = redis.call('ZRANGE', 'sy:pool:' .. job[2] .. ':size', 0, -1, 'WITHSCORES')
-for i = 2, #sizes, 2 do total = total + tonumber(sizes[i]) end
+local free, total = 0, 0
+for i = 1, #nodes, 2 do
+  free = free + tonumber(nodes[i + 1])
+  total = total + tonumber(redis.call('ZSCORE', 'sy:pool:' .. job[2] .. ':size', nodes[i]) or 0)
+end
 return {fields, redis.call('GET', spec_key(ref)) or '', ahead, free, tonumber(nodes[2] or 0), #nodes / 2, total}

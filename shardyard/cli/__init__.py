@@ -20,7 +20,7 @@ import typer
 
 from jobs.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
 from shardyard import __version__
-from shardyard.cli import artifacts, jobs, logs, plan, pools, service, tokens
+from shardyard.cli import artifacts, jobs, logs, pools, service, splits, tokens
 from shardyard.cli.common import Commands
 
 #: First match wins.
@@ -41,8 +41,8 @@ app = typer.Typer(
 )
 COMMANDS: tuple[tuple[str, Commands], ...] = (
     ("Running the service", service.COMMANDS),
-    ("Jobs", plan.COMMANDS | jobs.COMMANDS | plan.WIDER | logs.COMMANDS | artifacts.COMMANDS),
-    ("Machines and access", pools.COMMANDS | plan.MACHINES),
+    ("Jobs", jobs.COMMANDS | splits.COMMANDS | logs.COMMANDS | artifacts.COMMANDS),
+    ("Machines and access", pools.COMMANDS),
 )
 for panel, commands in COMMANDS:
     for name, command in commands.items():

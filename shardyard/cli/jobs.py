@@ -1,4 +1,4 @@
-"""Commands about jobs: submit, list, show, splits, cancel, delete."""
+"""Commands about jobs: plan, submit, resubmit, watch, list, show, cancel, delete."""
 
 import sys
 from pathlib import Path
@@ -21,6 +21,7 @@ from shardyard.cli.common import (
     state_text,
     table,
 )
+from shardyard.cli.status import state_and_reason, status_lines
 
 #: What a shell reports for a command that Ctrl-C ended.
 INTERRUPTED = 130
@@ -100,29 +101,68 @@ def show(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = Fal
     return None
 
 
-def splits(
-    job: JobId,
-    attempt: Annotated[int | None, typer.Option(help="Default: the newest.", show_default=False)] = None,
-    device: Annotated[int | None, typer.Option(help="Only this device of the lease.", show_default=False)] = None,
+def plan(
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="A job spec in JSON; - reads it from standard input.")],
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what each device got of every batch, what it cost there, and what to change."""
+    """Show what a job spec would give each device, and what to change. Nothing is created."""
+    spec = _read_spec(file)
     with connect(url, token) as client:
         if as_json:
-            print_json(client.splits(job, attempt=attempt, device=device))
+            print_json(client.plan(spec))
         else:
-            print(client.splits_text(job, attempt=attempt, device=device), end="")
+            print(client.plan_text(spec), end="")
 
 
-def cancel(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
-    """Cancel a job that waits or runs."""
+def resubmit(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+    """Submit a job's spec again, as a new job."""
     with connect(url, token) as client:
-        status = client.cancel(job)
+        made = client.resubmit(job)
     if as_json:
-        return print_json(status)
-    return console().print(f"{status['name']} is {state_and_reason(status)}")
+        print_json(made)
+    elif sys.stdout.isatty():
+        console().print(f"{made['name']} is {made['state']}: {made['id']}")
+    else:
+        print(made["id"])  # what a script wants to catch
+
+
+def cancel(
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="The job's id.", show_default=False)] = None,
+    state: Annotated[str | None, typer.Option(help="Jobs in this state.", show_default=False)] = None,
+    pool: Annotated[str | None, typer.Option(help="Jobs of this pool.", show_default=False)] = None,
+    label: Annotated[str | None, typer.Option(help="Jobs with this label, key=value.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Option(help="Jobs of this name.", show_default=False)] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All jobs that have not ended.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel a job that waits or runs, or all that match every option that is given."""
+    options = {"state": state, "pool": pool, "label": label, "name": name}
+    chosen = {field: value for field, value in options.items() if value is not None}
+    if (job is not None) + bool(chosen) + everything != 1:
+        raise InvalidRequest("name one job, or describe jobs by --state, --pool, --label, --name, or give --all")
+    if job is not None:
+        with connect(url, token) as client:
+            status = client.cancel(job)
+        if as_json:
+            return print_json(status)
+        return console().print(f"{status['name']} is {state_and_reason(status)}")
+    if not yes:
+        which = " and ".join(f"{field} {value}" for field, value in chosen.items())
+        typer.confirm(f"Cancel all jobs {f'with {which}' if which else 'that have not ended'}?", abort=True, err=True)
+    body: dict[str, str | bool] = {**chosen} or {"all": True}
+    with connect(url, token) as client:
+        done = client.cancel_many(**body)
+        while not done["complete"]:
+            more = client.cancel_many(**body)
+            done = more | {field: done[field] + more[field] for field in ("cancelled", "cancelling")}
+    if as_json:
+        return print_json(done)
+    return print(f"{text.plural(done['cancelled'], 'job')} cancelled, {done['cancelling']} more told to end")
 
 
 def delete(
@@ -137,61 +177,6 @@ def delete(
     with connect(url, token) as client:
         client.delete(job)
     print(f"{job} is deleted")
-
-
-def status_lines(status: dict[str, Any]) -> list[tuple[str, str]]:
-    """A job's status as (label, value) lines; what has not happened is left out."""
-    started = text.between(status["created_at"], status["started_at"]) if status["started_at"] else None
-    took = text.between(status["started_at"], status["finished_at"]) if status["finished_at"] else None
-    devices = text.plural(status["devices"], "device")
-    lines = {
-        "job": f"{status['name']}  {status['id']}",
-        "state": state_and_reason(status),
-        "asks for": f"{devices} of pool {status['pool']}, {status['strategy']}",
-        "queue": status["queue_position"] and f"position {status['queue_position']}",
-        "runs on": ", ".join(f"{place['node']} {text.device_names(place['devices'])}" for place in status["placement"]),
-        "progress": progress_text(status["progress"] or {}),
-        "created": text.local_time(status["created_at"]),
-        "started": status["started_at"] and f"{text.local_time(status['started_at'])}, after {text.duration(started)}",
-        "finished": status["finished_at"] and f"{text.local_time(status['finished_at'])}, after {text.duration(took)}",
-        "attempts": status["attempt"] > 1 and str(status["attempt"]),
-        "result": status["result"] and result_text(status["result"]),
-        "error": status["error"] and error_text(status["error"]),
-    }
-    return [(label, value) for label, value in lines.items() if value]
-
-
-def progress_text(progress: dict[str, Any]) -> str:
-    """One line: epoch, step, rows a second, ETA, loss; only what is known."""
-    parts = []
-    for noun, total in (("epoch", "epochs"), ("step", "steps")):
-        if progress.get(noun) is not None:
-            parts.append(f"{noun} {progress[noun]}" + (f"/{progress[total]}" if progress.get(total) else ""))
-    if progress.get("rows_per_second"):
-        parts.append(f"{text.number(progress['rows_per_second'])} rows/s")
-    if progress.get("eta_seconds"):
-        parts.append(f"ETA {text.duration(progress['eta_seconds'])}")
-    if progress.get("loss") is not None:
-        parts.append(f"loss {text.number(progress['loss'])}")
-    return "  ".join(parts)
-
-
-def result_text(result: dict[str, Any]) -> str:
-    numbers = {"loss": result.get("loss")} | (result.get("metrics") or {})
-    return ", ".join(f"{name} {text.number(value)}" for name, value in numbers.items() if value is not None) or "none"
-
-
-def error_text(error: dict[str, Any]) -> str:
-    """The error's message, then its traceback when it has one."""
-    message = str(error.get("message") or error)
-    traceback = str(error.get("traceback") or "").rstrip()
-    return f"{message}\n{traceback}" if traceback else message
-
-
-def state_and_reason(status: dict[str, Any]) -> str:
-    """The state, and behind it why, unless that says nothing more."""
-    message = status["reason"]["message"]
-    return f"{status['state']}: {message}" if message and message != status["state"] else str(status["state"])
 
 
 def _read_spec(file: str) -> bytes:
@@ -220,11 +205,12 @@ def _watch(client: Any, job: str, as_json: bool) -> int:
 
 
 COMMANDS: Commands = {
+    "plan": plan,
     "submit": submit,
+    "resubmit": resubmit,
     "watch": watch,
     "list": list_jobs,
     "show": show,
-    "splits": splits,
     "cancel": cancel,
     "delete": delete,
 }

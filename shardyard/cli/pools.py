@@ -1,7 +1,8 @@
-"""Commands about the machines: pools, nodes."""
+"""Commands about the machines: pools, nodes, drain, forget."""
 
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.text import Text
 
 from shardyard import text
@@ -39,6 +40,34 @@ def nodes(url: Url = None, token: Token = None, as_json: AsJson = False) -> None
     return console().print(listing if answer["nodes"] else "no nodes: no worker has registered yet")
 
 
+def drain(
+    node: Annotated[str, typer.Argument(help="The node's id from `shardyard nodes`.", show_default=False)],
+    undo: Annotated[bool, typer.Option("--undo", help="Give it work again.")] = False,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a node no new work. What runs there goes on; a restart of its worker changes nothing."""
+    with connect(url, token) as client:
+        found = client.drain(node, undo=undo)
+    if as_json:
+        return print_json(found)
+    busy = sum(device["state"] == "leased" for device in found["devices"])
+    words = f"takes no new work; {text.plural(busy, 'device')} still leased" if found["draining"] else "takes work"
+    return print(f"{found['id']} {words}")
+
+
+def forget(
+    node: Annotated[str, typer.Argument(help="The node's id from `shardyard nodes`.", show_default=False)],
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Drop a node that is down for good, with what it held and its quarantine."""
+    with connect(url, token) as client:
+        client.forget(node)
+    print(f"{node} is forgotten")
+
+
 def _state(node: dict[str, Any]) -> Text:
     if not node["alive"]:
         return Text("down", "red")
@@ -47,4 +76,4 @@ def _state(node: dict[str, Any]) -> Text:
     return Text("draining", "yellow") if node["draining"] else Text("up", "green")
 
 
-COMMANDS: Commands = {"pools": pools, "nodes": nodes}
+COMMANDS: Commands = {"pools": pools, "nodes": nodes, "drain": drain, "forget": forget}

@@ -13,7 +13,7 @@ from rich.text import Text
 from jobs.errors import NotFound, Unavailable
 from shardyard import text
 from shardyard.cli.common import STATE_STYLES, TERMINAL, state_text
-from shardyard.cli.jobs import error_text, progress_text, result_text, state_and_reason
+from shardyard.cli.status import error_text, progress_text, result_text, state_and_reason
 from shardyard.client import Client
 
 POLL_SECONDS = 0.25

@@ -5,6 +5,7 @@ from fastapi.routing import iter_route_contexts
 from structlog.testing import capture_logs
 
 from api.auth import PUBLIC
+from jobs import store
 from jobs.tokens import Scope
 from tests.integration.api.conftest import Api, bearer
 from tests.unit.api.records import JOB
@@ -90,6 +91,31 @@ async def test_only_an_administrator_handles_tokens_and_drains_nodes(api: Api) -
             assert (await api.client.request(method, path, headers=submitter)).status_code == 403
     (node,) = (await api.get("/v1/nodes"))["nodes"]
     assert node["draining"] is False
+
+
+async def test_nodes_are_the_operators_and_their_quarantine_is_told_to_nobody_else(api: Api) -> None:
+    api.node()
+    api.control.client.hset("sy:quarantine:host-a", "0", "would not die after default/job/1: process 7 (secret)")
+    theirs = api.token(Scope.ADMIN, tenant="acme")
+    for method, path in (("POST", "/v1/nodes/host-a/drain"), ("DELETE", "/v1/nodes/host-a")):
+        assert (await api.client.request(method, path, headers=theirs)).status_code == 403
+    (node,) = (await api.get("/v1/nodes", headers=theirs))["nodes"]
+    assert "secret" not in node["devices"][0]["quarantine"]
+    (node,) = (await api.get("/v1/nodes"))["nodes"]
+    assert "secret" in node["devices"][0]["quarantine"]
+
+
+async def test_a_node_that_is_down_is_forgotten_with_its_quarantine(api: Api) -> None:
+    api.node()
+    api.control.client.hset("sy:quarantine:host-a", "0", "broken")
+    alive = await api.client.delete("/v1/nodes/host-a")
+    assert (alive.status_code, alive.json()["code"]) == (409, "node_in_use")
+    api.control.run(store.node_down("host-a", None))
+    assert (await api.client.delete("/v1/nodes/host-a")).status_code == 204
+    assert (await api.client.delete("/v1/nodes/host-a")).status_code == 404
+    api.node()
+    (node,) = (await api.get("/v1/nodes"))["nodes"]
+    assert node["devices"][0]["state"] == "free"
 
 
 async def test_a_token_works_until_it_is_revoked(api: Api) -> None:

@@ -1,0 +1,59 @@
+"""A job's status in words, for the terminal."""
+
+from typing import Any
+
+from shardyard import text
+
+
+def status_lines(status: dict[str, Any]) -> list[tuple[str, str]]:
+    """A job's status as (label, value) lines; what has not happened is left out."""
+    started = text.between(status["created_at"], status["started_at"]) if status["started_at"] else None
+    took = text.between(status["started_at"], status["finished_at"]) if status["finished_at"] else None
+    devices = text.plural(status["devices"], "device")
+    lines = {
+        "job": f"{status['name']}  {status['id']}",
+        "state": state_and_reason(status),
+        "asks for": f"{devices} of pool {status['pool']}, {status['strategy']}",
+        "queue": status["queue_position"] and f"position {status['queue_position']}",
+        "runs on": ", ".join(f"{place['node']} {text.device_names(place['devices'])}" for place in status["placement"]),
+        "progress": progress_text(status["progress"] or {}),
+        "created": text.local_time(status["created_at"]),
+        "started": status["started_at"] and f"{text.local_time(status['started_at'])}, after {text.duration(started)}",
+        "finished": status["finished_at"] and f"{text.local_time(status['finished_at'])}, after {text.duration(took)}",
+        "attempts": status["attempt"] > 1 and str(status["attempt"]),
+        "result": status["result"] and result_text(status["result"]),
+        "error": status["error"] and error_text(status["error"]),
+    }
+    return [(label, value) for label, value in lines.items() if value]
+
+
+def progress_text(progress: dict[str, Any]) -> str:
+    """One line: epoch, step, rows a second, ETA, loss; only what is known."""
+    parts = []
+    for noun, total in (("epoch", "epochs"), ("step", "steps")):
+        if progress.get(noun) is not None:
+            parts.append(f"{noun} {progress[noun]}" + (f"/{progress[total]}" if progress.get(total) else ""))
+    if progress.get("rows_per_second"):
+        parts.append(f"{text.number(progress['rows_per_second'])} rows/s")
+    if progress.get("eta_seconds"):
+        parts.append(f"ETA {text.duration(progress['eta_seconds'])}")
+    if progress.get("loss") is not None:
+        parts.append(f"loss {text.number(progress['loss'])}")
+    return "  ".join(parts)
+
+
+def result_text(result: dict[str, Any]) -> str:
+    numbers = {"loss": result.get("loss")} | (result.get("metrics") or {})
+    return ", ".join(f"{name} {text.number(value)}" for name, value in numbers.items() if value is not None) or "none"
+
+
+def error_text(error: dict[str, Any]) -> str:
+    """The error's traceback, which ends with the message, else the message."""
+    message = str(error.get("message") or error)
+    return str(error.get("traceback") or "").rstrip() or message
+
+
+def state_and_reason(status: dict[str, Any]) -> str:
+    """The state, and behind it why, unless that says nothing more."""
+    message = status["reason"]["message"]
+    return f"{status['state']}: {message}" if message and message != status["state"] else str(status["state"])
