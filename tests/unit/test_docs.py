@@ -381,6 +381,13 @@ def test_every_command_is_mentioned_in_a_document() -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_commands_that_a_document_names_exist(document: Path) -> None:
+    known = {command.split()[0] for command in commands()}
+    named = set(re.findall(r"(?:^|[`$/ ])shardyard ([a-z]+)\b(?= [-A-Z$]|`|$)", document.read_text(), re.MULTILINE))
+    assert named <= known
+
+
 # -- what is missing -------------------------------------------------------------------------------
 
 MISSING = README.split("## What it does not do yet\n", 1)[1]

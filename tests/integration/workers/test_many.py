@@ -16,12 +16,16 @@ def test_short_ddp_jobs_all_succeed(service: Service, count: int) -> None:
     assert ends == [Reason.COMPLETED] * count
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("fault", ["raise_error", "kill_itself", "leave_with_3_at_exit"])
-def test_failing_ddp_jobs_all_fail(service: Service, fault: str) -> None:
-    ends = [service.ended(service.submit("ddp", 2, fault=fault, rank=turn % 2)).state for turn in range(100)]
-    assert ends == [State.FAILED] * 100
+FAULTS = ["raise_error", "leave_with_3", "raise_at_exit", "leave_with_3_at_exit", "kill_itself"]
+FAILING = [pytest.param(5, id="5"), pytest.param(100, id="100", marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+
+
+@pytest.mark.parametrize("count", FAILING)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_ddp_jobs_that_fail_in_their_last_step_or_after_it_all_fail(service: Service, fault: str, count: int) -> None:
+    last = {"steps": 3, "at_step": 2, "fault": fault}
+    ends = [service.ended(service.submit("ddp", 2, rank=turn % 2, **last)).state for turn in range(count)]
+    assert ends == [State.FAILED] * count
 
 
 def test_jobs_that_come_all_at_once_all_succeed(service: Service) -> None:
