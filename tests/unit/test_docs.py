@@ -368,11 +368,8 @@ def commands() -> Iterator[str]:
     from shardyard.cli import app
 
     for command, group in get_command(app).commands.items():  # type: ignore[attr-defined]
-        yield from (
-            (f"{command} {below}" for below in getattr(group, "commands", {}))
-            if hasattr(group, "commands")
-            else (command,)
-        )
+        below = getattr(group, "commands", None)
+        yield from [command] if below is None else (f"{command} {sub}" for sub in below)
 
 
 def test_every_command_is_mentioned_in_a_document() -> None:
