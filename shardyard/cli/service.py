@@ -85,9 +85,22 @@ def worker(
     ] = False,
 ) -> None:
     """Join this host's devices to a service with an external Redis (SHARDYARD_REDIS_URL) and shared storage."""
+    _refuse_embedded(os.environ.get("SHARDYARD_REDIS_URL", ""))
     os.environ["SHARDYARD_POOL"] = pool
     os.environ["SHARDYARD_DEVICES"] = devices
     _become("workers.keeper", *(["--stop-attempts-on-exit"] if stop_attempts_on_exit else []))
+
+
+def _refuse_embedded(url: str) -> None:
+    """The Redis that `up` starts listens on a socket of its own host, where `up` runs a worker already."""
+    if url and not url.startswith("unix:"):
+        return
+    found = "is the built-in Redis of `shardyard up`, which no other host can reach" if url else "is not set"
+    raise InvalidRequest(
+        f"SHARDYARD_REDIS_URL {found}; to have several workers, run a Redis of your own, start the service with "
+        "`shardyard up --redis-url redis://... --telemetry-url redis://...`, and set the same two URLs and "
+        "SHARDYARD_STORAGE here"
+    )
 
 
 def config(as_json: AsJson = False) -> None:

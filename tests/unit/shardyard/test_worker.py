@@ -1,0 +1,18 @@
+"""`shardyard worker` joins a service that other hosts can reach, and no other."""
+
+import pytest
+
+from jobs.errors import InvalidRequest
+from shardyard.cli.service import worker
+
+
+@pytest.mark.parametrize("url", [None, "", "unix://:secret@/data/control/r.sock?db=0"])
+def test_a_worker_is_not_started_against_an_embedded_redis(url: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SHARDYARD_REDIS_URL", raising=False)
+    if url is not None:
+        monkeypatch.setenv("SHARDYARD_REDIS_URL", url)
+
+    with pytest.raises(InvalidRequest, match="--redis-url") as refused:
+        worker()
+
+    assert "secret" not in str(refused.value)
