@@ -78,7 +78,7 @@ def _problems(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) -> l
         full = next(counts for _, counts in split if sum(counts) == largest)
         smaller = [counts for _, counts in split if sum(counts) < largest]
         found += _of_data_parallel(full, smaller, spec.resources.devices)
-    if spec.parallelism.strategy in ("ddp", "fsdp"):
+    if spec.distributed:
         found += _of_ranks(split)
     if rows is not None:
         found += _of_the_data_set(spec, rows)
@@ -177,7 +177,7 @@ def _of_the_data_set(spec: JobSpec, rows: int) -> Iterator[_Problem]:
                 f"drop_last leaves {rows - used} of {rows} rows out of every epoch"
                 + ("" if used else ": there is no batch at all"),
             )
-    elif spec.parallelism.strategy in ("ddp", "fsdp"):
+    elif spec.distributed:
         each = sampler_rows(rows, devices, drop_last=False)
         if each * devices > rows:
             repeated = each * devices - rows

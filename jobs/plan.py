@@ -134,7 +134,7 @@ def train_pass(spec: JobSpec, rows: int) -> list[Run]:
 def batch_pass(spec: JobSpec, rows: int) -> list[Run]:
     """As `train_pass`, batch by batch: several make one step when gradients are accumulated."""
     data, devices = spec.program.data, spec.resources.devices
-    if spec.parallelism.strategy in ("ddp", "fsdp"):
+    if spec.distributed:
         mine = sampler_rows(rows, devices, data.drop_last)
         return [((size,) * devices, count) for size, count in batches(mine, data.batch_size, data.drop_last)]
     return [(chunk(size, devices), count) for size, count in batches(rows, data.batch_size, data.drop_last)]
@@ -143,7 +143,7 @@ def batch_pass(spec: JobSpec, rows: int) -> list[Run]:
 def eval_pass(spec: JobSpec, rows: int, batch_size: int) -> list[Run]:
     """The splits of one evaluation over `rows` rows, in order. Ranks may run out at different batches."""
     devices = spec.resources.devices
-    if spec.parallelism.strategy not in ("ddp", "fsdp"):
+    if not spec.distributed:
         return [(chunk(size, devices), count) for size, count in batches(rows, batch_size, drop_last=False)]
     shards = strided_rows(rows, devices)
     full = min(shards) // batch_size
@@ -226,7 +226,7 @@ def _full_batch(spec: JobSpec, phase: str) -> Rows:
     evaluate, devices = spec.program.evaluate, spec.resources.devices
     size = evaluate.data.batch_size if phase == "eval" and evaluate else spec.program.data.batch_size
     times = 1 if phase == "eval" else spec.program.accumulate_steps
-    rows = (size,) * devices if spec.parallelism.strategy in ("ddp", "fsdp") else chunk(size, devices)
+    rows = (size,) * devices if spec.distributed else chunk(size, devices)
     return tuple(times * count for count in rows)
 
 

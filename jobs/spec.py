@@ -16,6 +16,8 @@ from pydantic import WrapValidator as Wrap
 from jobs.errors import FieldError, InvalidSpec, MalformedJson, NotSupported
 
 MAX_DEVICES = 1024
+#: Strategies with one process per device.
+DISTRIBUTED = frozenset({"ddp", "fsdp"})
 MAX_REPORTED_ERRORS = 20
 #: Longest part of a request that an error repeats.
 MAX_ECHOED = 80
@@ -159,9 +161,14 @@ class JobSpec(Strict):
     limits: Limits = Limits()
 
     @property
+    def distributed(self) -> bool:
+        """Whether each device has a process of its own."""
+        return self.parallelism.strategy in DISTRIBUTED
+
+    @property
     def world_size(self) -> int:
         """Training processes: one per device under ddp and fsdp, one for all under single and dp."""
-        return self.resources.devices if self.parallelism.strategy in ("ddp", "fsdp") else 1
+        return self.resources.devices if self.distributed else 1
 
     @property
     def global_batch_size(self) -> int:
@@ -240,7 +247,7 @@ def _cross_field_errors(spec: JobSpec) -> list[FieldError]:
         refuse("parallelism.placement", f'only for strategy "single"; leave it out under "{how.strategy}"')
     if how.strategy not in ("dp", "ddp") and how.module is not None:
         refuse("parallelism.module", f'only for strategies "dp" and "ddp"; leave it out under "{how.strategy}"')
-    if how.strategy not in ("ddp", "fsdp") and how.backend != "auto":
+    if how.strategy not in DISTRIBUTED and how.backend != "auto":
         refuse("parallelism.backend", f'only for strategies "ddp" and "fsdp"; leave it out under "{how.strategy}"')
     if how.output_device >= devices:
         refuse(

@@ -22,6 +22,7 @@ from jobs.record import DeviceRecord, NodeInfo
 from jobs.redis_store import RedisStore
 from jobs.scheduler import Scheduler, backoff_seconds
 from jobs.settings import Settings
+from jobs.spec import DISTRIBUTED
 from jobs.state import AttemptState, Reason
 from jobs.store import AttemptId
 from workers.forkserver import ForkFailed, ForkServer
@@ -147,7 +148,7 @@ class Agent:
             except (NodeTaken, storage.StorageMismatch) as error:
                 # Another worker has taken the node, or our files would be where nobody looks: this one must not go on.
                 log.error("node_refused", why=str(error))
-                os._exit(2)  # final: starting again would not help
+                os._exit(2)
             except Exception:
                 log.exception("agent_failed")
             self._stop.wait(LOOK_SECONDS)
@@ -234,7 +235,7 @@ class Agent:
         log.info("supervisor_started", attempt=str(attempt), pid=pid)
 
     def _launch(self, attempt: AttemptId, strategy: str, lease: tuple[DeviceRecord, ...]) -> Launch:
-        distributed = strategy in ("ddp", "fsdp")
+        distributed = strategy in DISTRIBUTED
         cores = len(os.sched_getaffinity(0))
         return Launch(
             attempt=attempt,

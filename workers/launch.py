@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jobs import wire
 from jobs.record import DeviceRecord
+from jobs.spec import DISTRIBUTED
 from jobs.store import AttemptId
 
 
@@ -28,7 +29,7 @@ class Launch:
 
     @property
     def distributed(self) -> bool:
-        return self.strategy in ("ddp", "fsdp")
+        return self.strategy in DISTRIBUTED
 
     @property
     def world_size(self) -> int:

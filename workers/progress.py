@@ -7,6 +7,7 @@ from jobs.telemetry import MAX_INTERNED, AnyRecord, Metric, Outline, Split, Step
 
 #: Speed is that of the last few seconds, so that a slow start does not spoil the estimate.
 WINDOW_SECONDS = 10.0
+MAX_POINTS = 4096
 
 
 class Progress:
@@ -18,7 +19,9 @@ class Progress:
         self._passing: list[dict[int, int]] = [{} for _ in range(world_size)]  # the same, until the next step
         self._done = [0] * world_size
         self._epoch = 0
-        self._recent: deque[tuple[float, int, int]] = deque()  # time, steps done, rows done (all ranks)
+        self._recent: deque[tuple[float, int, int]] = deque(
+            maxlen=MAX_POINTS
+        )  # time, steps done, rows done (all ranks)
         self._rows = 0
         self._loss: float | None = None
 

@@ -49,6 +49,7 @@ class Publisher:
         self._report_key = wire.report_key(attempt.tenant, attempt.job, attempt.number)
         self._stepped = self._changed = False  # since progress, and since the report, were last published
         self._progress_after = self._report_after = 0.0
+        self._failures: set[str] = set()
 
     def output(self, device: int, stream: StreamName, rank: int, data: bytes, step: int | None) -> None:
         self._relay.output(device, stream, rank, data, step)
@@ -65,7 +66,7 @@ class Publisher:
             for line in self._report.feed(rank, record):
                 self._relay.line(line.device, "shard", rank, line.text, line.step)
         except Exception:
-            log.exception("report_failed", record=type(record).__name__)
+            self._report_failed(type(record).__name__)
         self._stepped = self._stepped or stepped
         self._changed = True
 
@@ -73,7 +74,7 @@ class Publisher:
         try:
             self._report.rank_ended(rank)
         except Exception:
-            log.exception("report_failed", ended=rank)
+            self._report_failed("end of a rank")
 
     def deadline(self) -> float | None:
         """When `on_time` has something to do, by the wall clock."""
@@ -114,7 +115,13 @@ class Publisher:
         try:
             self._shipper.put(self._report_key, report.encode(self._report.snapshot(final=False)), SNAPSHOT_TTL)
         except Exception:
-            log.exception("report_failed", final=False)
+            self._report_failed("snapshot")
+
+    def _report_failed(self, where: str) -> None:
+        """Log the exception at hand, once for each place: a fault may come with every record."""
+        if where not in self._failures:
+            self._failures.add(where)
+            log.exception("report_failed", at=where)
 
     def _publish_progress(self) -> None:
         snapshot = self._progress.snapshot()

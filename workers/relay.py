@@ -21,8 +21,6 @@ from jobs.telemetry import Metric
 from workers.lines import Lines, Splitter
 from workers.shipper import Shipper
 
-__all__ = ["Relay", "Shipper"]
-
 #: A chunk is written when it has this many lines, or this much text, or its first line has waited this long.
 CHUNK_LINES = 50
 CHUNK_BYTES = 256 * 1024

@@ -16,7 +16,8 @@ from jobs.frames import Frame, Kind, parse
 from jobs.logs import Line, Page, read_chunk, read_page, read_stream_page
 from jobs.telemetry import Metric
 from tests.integration.redis_server import RedisServer, redis_server
-from workers.relay import Relay, Shipper
+from workers.relay import Relay
+from workers.shipper import Shipper
 
 pytestmark = pytest.mark.integration
 

@@ -24,6 +24,10 @@ from workers.training.straggler import of as straggler_of
 FSDP_UNMEASURED = (
     "under fsdp ranks exchange parameters and gradients while they compute; torch does not time them apart"
 )
+_WHEN_BACKWARD = {
+    "train": "measured on the first ten steps and every tenth after them",
+    "forward": 'mode "forward" has no backward',
+}
 DDP_UNMEASURED = "DistributedDataParallel of this torch does not tell its own times"
 
 
@@ -104,7 +108,7 @@ def dp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     )
     if virtual:
         recorder.note("per_device.data_wait_ms", "the wait for the batch, which is the same for all, and for the shard")
-        recorder.note("per_device.backward_ms", "measured on the first ten steps and every tenth after them")
+        recorder.note("per_device.backward_ms", _WHEN_BACKWARD[spec.program.mode])
     else:
         recorder.note("per_device.backward_ms", "under DataParallel the backward of all devices is one call")
     if len(context.devices) == 1:
