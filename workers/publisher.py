@@ -65,7 +65,7 @@ class Publisher:
         try:
             for line in self._report.feed(rank, record):
                 self._relay.line(line.device, "shard", rank, line.text, line.step)
-        except Exception:
+        except Exception:  # noqa: BLE001  (logged there, once)
             self._report_failed(type(record).__name__)
         self._stepped = self._stepped or stepped
         self._changed = True
@@ -73,7 +73,7 @@ class Publisher:
     def rank_ended(self, rank: int) -> None:
         try:
             self._report.rank_ended(rank)
-        except Exception:
+        except Exception:  # noqa: BLE001  (logged there, once)
             self._report_failed("end of a rank")
 
     def deadline(self) -> float | None:
@@ -114,7 +114,7 @@ class Publisher:
     def _publish_report(self) -> None:
         try:
             self._shipper.put(self._report_key, report.encode(self._report.snapshot(final=False)), SNAPSHOT_TTL)
-        except Exception:
+        except Exception:  # noqa: BLE001  (logged there, once)
             self._report_failed("snapshot")
 
     def _report_failed(self, where: str) -> None:
