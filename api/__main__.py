@@ -30,7 +30,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         app: FastAPI = self.config.app  # type: ignore[assignment]  # uvicorn takes other things too
-        app.state.service.release()
+        app.state.changes.release()
         await super().shutdown(sockets)
 
 

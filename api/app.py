@@ -14,12 +14,19 @@ from api import problems
 from api.auth import Authenticator, load_operator_token
 from api.connections import connect
 from api.courier import CeleryCourier
-from api.deps import authenticate
+from api.deps import Services, authenticate
+from api.fleet import FleetCache
 from api.limits import Limits, allowed_hosts
 from api.monitoring import CountRequests, Monitoring
 from api.routes import artifacts, docs, fleet, jobs, logs, splits, system, tokens
-from api.service import Service
+from api.services.fleet import Fleet
+from api.services.jobs import Jobs
+from api.services.results import Results
+from api.services.system import System
+from api.services.tokens import Tokens
+from api.storage import Storage
 from api.telemetry import Telemetry
+from api.waiting import Changes
 from jobs import storage as storage_proof
 from jobs.errors import Unavailable
 from jobs.redis_store import AsyncRedisStore, RedisStore
@@ -50,9 +57,13 @@ def create_app(settings: Settings) -> FastAPI:
         courier = CeleryCourier(settings)
         reconciled = RedisStore.from_url(settings.control_url())
         scheduler = Scheduler(reconciled, courier, settings, listen=True)
-        app.state.authenticator = Authenticator(control, operator)
         storage = settings.storage.expanduser()
-        app.state.service = Service(control, telemetry, app.state.authenticator, storage, lambda: scheduler.alive)
+        authenticator, changes = Authenticator(control, operator), Changes(control)
+        app.state.authenticator = authenticator
+        app.state.changes = changes
+        app.state.services = _services(
+            control, telemetry, authenticator, changes, Storage(storage), lambda: scheduler.alive
+        )
         scheduler.start()
         threading.Thread(target=courier.prepare, name="courier-prepare", daemon=True).start()
         watches = (
@@ -86,6 +97,24 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(Limits, hosts=allowed_hosts(settings), max_body_bytes=settings.max_body_bytes)
     app.add_middleware(CountRequests, monitoring=monitoring)  # the last one added is the outermost
     return app
+
+
+def _services(
+    control: AsyncRedisStore,
+    telemetry: Telemetry,
+    authenticator: Authenticator,
+    changes: Changes,
+    storage: Storage,
+    scheduler_alive: Callable[[], bool],
+) -> Services:
+    fleet = FleetCache(control)
+    return Services(
+        jobs=Jobs(control, telemetry, fleet, changes, storage),
+        results=Results(control, telemetry, storage),
+        fleet=Fleet(control, fleet),
+        tokens=Tokens(control, authenticator),
+        system=System(control, telemetry, fleet, changes, scheduler_alive),
+    )
 
 
 async def watch_scheduler(alive: Callable[[], bool], end: Callable[[], None], seconds: float = WATCH_SECONDS) -> None:

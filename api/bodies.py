@@ -1,15 +1,19 @@
-"""Request bodies other than the job spec."""
+"""Request bodies, checked."""
 
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from jobs.errors import FieldError, InvalidRequest, MalformedJson
+from jobs import spec
+from jobs.errors import FieldError, InvalidRequest, InvalidSpec, MalformedJson
+from jobs.spec import JobSpec
 from jobs.state import TERMINAL, State
 from jobs.store import JobFilter
 from jobs.tokens import Scope
 
 MAX_TOKEN_SECONDS = 10 * 365 * 86_400
+#: Far more than any spec needs, and few enough that reading a hostile one takes a few hundredths of a second.
+MAX_SPEC_VALUES = 5_000
 
 Tenant = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 
@@ -38,6 +42,19 @@ class CancelRequest(BaseModel):
 
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse_spec(body: bytes) -> JobSpec:
+    """Raises MalformedJson, InvalidSpec, NotSupported."""
+    from jobs import catalogue
+
+    if body.count(b",") > MAX_SPEC_VALUES:
+        raise InvalidSpec(f"a job spec may have {MAX_SPEC_VALUES} values at most")
+    wanted = spec.parse(body)
+    wrong = catalogue.check(wanted)
+    if wrong:
+        raise InvalidSpec("the job spec names things that do not exist", fields=tuple(wrong))
+    return wanted
 
 
 def parse_new_token(body: bytes) -> NewTokenRequest:

@@ -1,14 +1,30 @@
-"""What routes ask for: who is calling, the service behind them, and the parts of a request that need a check."""
+"""What routes ask for: who is calling, the services behind them, and the parts of a request that need a check."""
 
 import uuid
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query, Request
 
 from api.auth import PUBLIC, SAFE, Authenticator, Principal
-from api.service import Service
+from api.services.fleet import Fleet
+from api.services.jobs import Jobs
+from api.services.results import Results
+from api.services.system import System
+from api.services.tokens import Tokens
 from jobs.errors import FieldError, InvalidRequest, NotFound
 from jobs.tokens import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What is behind the routes. The application keeps it in its state, as `services`."""
+
+    jobs: Jobs
+    results: Results
+    fleet: Fleet
+    tokens: Tokens
+    system: System
 
 
 async def authenticate(request: Request) -> None:
@@ -32,9 +48,29 @@ def _admin(request: Request) -> Principal:
     return principal
 
 
-def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
+def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+def _jobs(request: Request) -> Jobs:
+    return _services(request).jobs
+
+
+def _results(request: Request) -> Results:
+    return _services(request).results
+
+
+def _fleet(request: Request) -> Fleet:
+    return _services(request).fleet
+
+
+def _tokens(request: Request) -> Tokens:
+    return _services(request).tokens
+
+
+def _system(request: Request) -> System:
+    return _services(request).system
 
 
 def _job_id(job: Annotated[str, Path(description="id of a job")]) -> str:
@@ -78,7 +114,11 @@ def wants_text(request: Request) -> bool:
 
 Caller = Annotated[Principal, Depends(_principal)]
 Admin = Annotated[Principal, Depends(_admin)]
-Backend = Annotated[Service, Depends(_service)]
+JobsService = Annotated[Jobs, Depends(_jobs)]
+ResultsService = Annotated[Results, Depends(_results)]
+FleetService = Annotated[Fleet, Depends(_fleet)]
+TokensService = Annotated[Tokens, Depends(_tokens)]
+SystemService = Annotated[System, Depends(_system)]
 JobId = Annotated[str, Depends(_job_id)]
 OtherJobId = Annotated[str, Depends(_other_job_id)]
 Body = Annotated[bytes, Depends(_body)]

@@ -160,7 +160,7 @@ def read_job(tenant: str, job: str) -> Call[JobView]:
     def parse(reply: Sequence[Any]) -> JobView:
         if not reply:
             raise NotFound(f"there is no job {job!r}")
-        record = JobRecord.read(tenant, job, _pairs(reply[0]))
+        record = JobRecord.read(tenant, job, fields_of(reply[0]))
         queue = QueueView(*(int(number) for number in reply[2:7])) if len(reply) > 2 else None
         return JobView(record, unpack_spec(reply[1]), queue)
 
@@ -187,7 +187,7 @@ def page(tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50) ->
 
     def parse(reply: Sequence[Any]) -> JobPage:
         next_id, *rows = reply
-        jobs = tuple(JobRecord.read(tenant, row[0].decode(), _pairs(row[1])) for row in rows)
+        jobs = tuple(JobRecord.read(tenant, row[0].decode(), fields_of(row[1])) for row in rows)
         return JobPage(jobs, next_id.decode() or None)
 
     key, value = chosen.label or ("", "")
@@ -202,7 +202,7 @@ def attempts(tenant: str, job: str) -> Call[tuple[AttemptRecord, ...]]:
     def parse(reply: Sequence[Any] | None) -> tuple[AttemptRecord, ...]:
         if reply is None:
             raise NotFound(f"there is no job {job!r}")
-        return tuple(AttemptRecord.read(i, _pairs(fields)) for i, fields in enumerate(reply, start=1))
+        return tuple(AttemptRecord.read(i, fields_of(fields)) for i, fields in enumerate(reply, start=1))
 
     return Call("attempts", (job_ref(tenant, job),), parse)
 
@@ -237,6 +237,15 @@ def cancel_many(tenant: str, chosen: JobFilter, *, after: str) -> Call[Cancelled
     key, value = chosen.label or ("", "")
     args = (tenant, chosen.state or "", after, chosen.pool, key, value, chosen.name, MAX_CANCELLED, MAX_CANCEL_SCANNED)
     return Call("cancel_many", args, parse)
+
+
+def count_jobs(tenant: str) -> Call[dict[State, int]]:
+    """Jobs of a tenant in every state."""
+
+    def parse(reply: Sequence[int]) -> dict[State, int]:
+        return dict(zip(State, reply, strict=True))
+
+    return Call("count_jobs", (tenant, *State), parse)
 
 
 def versions(jobs: Sequence[tuple[str, str]]) -> Call[tuple[int | None, ...]]:
@@ -507,7 +516,7 @@ def fleet() -> Call[Fleet]:
 
     def parse(reply: Sequence[Any]) -> Fleet:
         nodes, pools = reply
-        records = (NodeRecord.read(n.decode(), _pairs(f), _pairs(h), _pairs(q)) for n, f, h, q in nodes)
+        records = (NodeRecord.read(n.decode(), fields_of(f), fields_of(h), fields_of(q)) for n, f, h, q in nodes)
         return Fleet(
             tuple(sorted(records, key=lambda node: node.id)), {pool.decode(): int(n) for pool, n in sorted(pools)}
         )
@@ -538,7 +547,7 @@ def _json(value: Mapping[str, Any] | None) -> bytes:
     return b"" if value is None else msgspec.json.encode(value)
 
 
-def _pairs(flat: Iterable[bytes] | Fields) -> Fields:
+def fields_of(flat: Iterable[bytes] | Fields) -> Fields:
     """A hash reply: RESP2 lists it flat, RESP3 as a mapping."""
     if isinstance(flat, Mapping):
         return flat

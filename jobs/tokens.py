@@ -7,13 +7,13 @@ would only slow the service down.
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
 from jobs.errors import NotFound
 from jobs.record import TokenRecord
-from jobs.store import Call
+from jobs.store import Call, fields_of
 
 PREFIX = "sy"
 #: The id of the token that the operator sets, which may have any form.
@@ -96,14 +96,14 @@ def put(record: TokenRecord) -> Call[None]:
 
 
 def read(token: str) -> Call[TokenRecord | None]:
-    return Call("token_read", (token,), lambda reply: _record(token, reply) if reply else None)
+    return Call("token_read", (token,), lambda reply: TokenRecord.read(token, fields_of(reply)) if reply else None)
 
 
 def of_tenant(tenant: str) -> Call[tuple[TokenRecord, ...]]:
     """All tokens of a tenant, oldest first."""
 
     def parse(reply: Sequence[Any]) -> tuple[TokenRecord, ...]:
-        records = (_record(token.decode(), fields) for token, fields in reply)
+        records = (TokenRecord.read(token.decode(), fields_of(fields)) for token, fields in reply)
         return tuple(sorted(records, key=lambda record: (record.created, record.id)))
 
     return Call("token_list", (tenant,), parse)
@@ -117,8 +117,3 @@ def revoke(tenant: str, token: str) -> Call[None]:
             raise NotFound(f"there is no token {token!r}")
 
     return Call("token_delete", (tenant, token), parse)
-
-
-def _record(token: str, reply: Any) -> TokenRecord:
-    fields = reply if isinstance(reply, Mapping) else dict(zip(reply[::2], reply[1::2], strict=True))
-    return TokenRecord.read(token, fields)

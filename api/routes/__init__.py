@@ -1,1 +1,1 @@
-"""One module for each noun. A route parses, calls one function of `api.service`, and returns."""
+"""One module for each noun. A route parses, calls one function of `api.services`, and returns."""

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from api import answers, downloads
-from api.deps import Backend, Caller, JobId
+from api.deps import Caller, JobId, ResultsService
 
 router = APIRouter(tags=["artifacts"])
 
@@ -13,19 +13,19 @@ Attempt = Annotated[int | None, Query(ge=1, description="default: the newest")]
 
 
 @router.get("/v1/jobs/{job}/artifacts")
-async def list_artifacts(who: Caller, service: Backend, job: JobId, attempt: Attempt = None) -> Response:
-    return answers.json(await service.artifacts(who, job, attempt))
+async def list_artifacts(who: Caller, results: ResultsService, job: JobId, attempt: Attempt = None) -> Response:
+    return answers.json(await results.artifacts(who, job, attempt))
 
 
 @router.get("/v1/jobs/{job}/artifacts/{path:path}")
 async def download(
     request: Request,
     who: Caller,
-    service: Backend,
+    results: ResultsService,
     job: JobId,
     path: str,
     attempt: Attempt = None,
     range_: Annotated[str, Header(alias="Range", max_length=200, description="bytes=first-last")] = "",
 ) -> Response:
     """The bytes of one file. Always as an attachment: a browser must not take it for a page of this service."""
-    return downloads.of(request, await service.artifact(who, job, attempt, path), range_)
+    return downloads.of(request, await results.artifact(who, job, attempt, path), range_)

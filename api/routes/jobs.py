@@ -6,8 +6,9 @@ from fastapi import APIRouter, Query, Request, Response
 
 from api import answers
 from api.bodies import parse_label
-from api.deps import Backend, Body, Caller, IdempotencyKey, JobId, WantsText
-from api.service import MAX_WAIT_SECONDS, Submitted
+from api.deps import Body, Caller, IdempotencyKey, JobId, JobsService, WantsText
+from api.services import plans
+from api.services.jobs import MAX_WAIT_SECONDS, Submitted
 from jobs.state import State
 from jobs.store import JobFilter
 
@@ -15,20 +16,20 @@ router = APIRouter(tags=["jobs"])
 
 
 @router.post("/v1/jobs", status_code=201)
-async def submit(who: Caller, service: Backend, body: Body, key: IdempotencyKey) -> Response:
-    return _submitted(await service.submit(who, body, key))
+async def submit(who: Caller, jobs: JobsService, body: Body, key: IdempotencyKey) -> Response:
+    return _submitted(await jobs.submit(who, body, key))
 
 
 @router.post("/v1/plan")
-async def plan(service: Backend, body: Body, as_text: WantsText) -> Response:
+async def plan(body: Body, as_text: WantsText) -> Response:
     """As JSON, or as text for people. Nothing is created, and no pool is asked whether it has the devices."""
-    return answers.text(service.plan_text(body)) if as_text else answers.json(service.plan(body))
+    return answers.text(plans.plan_text(body)) if as_text else answers.json(plans.plan(body))
 
 
 @router.get("/v1/jobs")
 async def list_jobs(
     who: Caller,
-    service: Backend,
+    jobs: JobsService,
     state: State | None = None,
     pool: Annotated[str, Query(max_length=63)] = "",
     label: Annotated[str, Query(max_length=320, description="key=value")] = "",
@@ -37,51 +38,51 @@ async def list_jobs(
     cursor: str = "",
 ) -> Response:
     chosen = JobFilter(state, pool, parse_label(label), name)
-    return answers.json(await service.list_jobs(who, chosen, cursor, limit))
+    return answers.json(await jobs.listing(who, chosen, cursor, limit))
 
 
 @router.post("/v1/jobs/cancel")
-async def cancel_many(who: Caller, service: Backend, body: Body) -> Response:
+async def cancel_many(who: Caller, jobs: JobsService, body: Body) -> Response:
     """Cancels every job that matches all fields of the body. Jobs that are submitted meanwhile are left alone."""
-    return answers.json(await service.cancel_many(who, body))
+    return answers.json(await jobs.cancel_many(who, body))
 
 
 @router.get("/v1/jobs/{job}")
 async def show(
     request: Request,
     who: Caller,
-    service: Backend,
+    jobs: JobsService,
     job: JobId,
     wait: Annotated[
         float, Query(ge=0, le=MAX_WAIT_SECONDS, description="hold the answer until the status changes, so many seconds")
     ] = 0,
 ) -> Response:
     """With `wait` and If-None-Match, the answer is held only while the job is still as the client knows it."""
-    found = service.status(who, job, wait=wait, known=answers.known_versions(request))
+    found = jobs.status(who, job, wait=wait, known=answers.known_versions(request))
     status = await answers.unless_gone(request, found) if wait else await found
     return Response(status_code=204) if status is None else answers.tagged(request, status, status.version)
 
 
 @router.post("/v1/jobs/{job}/resubmit", status_code=201)
-async def resubmit(who: Caller, service: Backend, job: JobId, body: Body, key: IdempotencyKey) -> Response:
+async def resubmit(who: Caller, jobs: JobsService, job: JobId, body: Body, key: IdempotencyKey) -> Response:
     """A new job of the same spec, whose `parent_id` is this one. It takes no body."""
-    return _submitted(await service.resubmit(who, job, body, key))
+    return _submitted(await jobs.resubmit(who, job, body, key))
 
 
 @router.post("/v1/jobs/{job}/cancel", status_code=202)
-async def cancel(who: Caller, service: Backend, job: JobId) -> Response:
-    return answers.json(await service.cancel(who, job), 202)
+async def cancel(who: Caller, jobs: JobsService, job: JobId) -> Response:
+    return answers.json(await jobs.cancel(who, job), 202)
 
 
 @router.delete("/v1/jobs/{job}", status_code=204)
-async def delete(who: Caller, service: Backend, job: JobId) -> Response:
-    await service.delete(who, job)
+async def delete(who: Caller, jobs: JobsService, job: JobId) -> Response:
+    await jobs.delete(who, job)
     return Response(status_code=204)
 
 
 @router.get("/v1/jobs/{job}/attempts")
-async def attempts(who: Caller, service: Backend, job: JobId) -> Response:
-    return answers.json(await service.attempts(who, job))
+async def attempts(who: Caller, jobs: JobsService, job: JobId) -> Response:
+    return answers.json(await jobs.attempts(who, job))
 
 
 def _submitted(submitted: Submitted) -> Response:

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from api import answers
-from api.deps import Backend, Caller, JobId, WantsText
+from api.deps import Caller, JobId, ResultsService, WantsText
 from api.files import LogQuery
 from api.schemas import LogPage
 from jobs.logs import StreamName
@@ -22,7 +22,7 @@ Step = Annotated[int | None, Query(ge=0, lt=2**63)]
 async def logs(
     request: Request,
     who: Caller,
-    service: Backend,
+    results: ResultsService,
     job: JobId,
     as_text: WantsText,
     device: Index = None,
@@ -37,7 +37,7 @@ async def logs(
 ) -> Response:
     """Lines of all devices by time, or of one. As text, `Link` has the address of what follows."""
     query = LogQuery(device, rank, stream, from_step, to_step, limit, tail)
-    page = await service.logs(who, job, attempt, after, query)
+    page = await results.logs(who, job, attempt, after, query)
     if not as_text:
         return answers.json(page)
     following = request.url.include_query_params(after=page.next) if page.next and not page.ended else None
@@ -48,7 +48,7 @@ async def logs(
 @router.get("/v1/jobs/{job}/metrics")
 async def metrics(
     who: Caller,
-    service: Backend,
+    results: ResultsService,
     job: JobId,
     device: Annotated[int | None, Query(ge=-1, description="-1: the job as a whole")] = None,
     name: Annotated[str | None, Query(max_length=200)] = None,
@@ -56,7 +56,7 @@ async def metrics(
     points: Annotated[int | None, Query(ge=1, le=MAX_POINTS, description="down-sample to so many buckets")] = None,
     attempt: Attempt = None,
 ) -> Response:
-    found = await service.metrics(who, job, attempt, device=device, name=name, after=after, points=points)
+    found = await results.metrics(who, job, attempt, device=device, name=name, after=after, points=points)
     return answers.json(found)
 
 

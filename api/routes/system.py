@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request, Response
 
 from api import answers
-from api.deps import Backend, Caller
+from api.deps import Caller, SystemService
 from api.monitoring import Monitoring
 from api.openapi import document
 from api.problems import RETRY_AFTER_SECONDS
@@ -18,19 +18,19 @@ async def healthz() -> Response:
 
 
 @router.get("/readyz")
-async def readyz(service: Backend) -> Response:
+async def readyz(system: SystemService) -> Response:
     """A job that is submitted now would be stored, and could start."""
-    readiness = await service.readiness()
+    readiness = await system.readiness()
     if readiness.ready:
         return answers.json(readiness)
     return answers.json(readiness, 503, {"Retry-After": str(RETRY_AFTER_SECONDS)})
 
 
 @router.get("/metrics")
-async def metrics(request: Request, who: Caller, service: Backend) -> Response:
+async def metrics(request: Request, who: Caller, system: SystemService) -> Response:
     """For Prometheus. Jobs are those of the token's tenant."""
     monitoring: Monitoring = request.app.state.monitoring
-    body = monitoring.render(await service.census(who))
+    body = monitoring.render(await system.census(who))
     return Response(body, media_type=monitoring.media_type)
 
 

@@ -20,7 +20,7 @@ from schemathesis.python import asgi
 from schemathesis.schemas import BaseSchema
 from schemathesis.specs.openapi import checks as conformance
 
-import api.service
+import api.services.jobs
 from api.app import create_app
 from api.openapi import OPERATIONS
 from jobs import layout, report, store
@@ -109,7 +109,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Target, S
 @pytest.fixture(scope="module")
 def described(target: tuple[Target, Settings]) -> Iterator[BaseSchema]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api.service, "MAX_WAIT_SECONDS", 0.02)
+        patch.setattr(api.services.jobs, "MAX_WAIT_SECONDS", 0.02)
         yield schemathesis.openapi.from_asgi("/openapi.json", create_app(target[1]))
         asgi.shutdown_lifespans()
 

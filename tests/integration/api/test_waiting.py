@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
 
 def changes(api: Api) -> Changes:
-    found: Changes = api.app.state.service._changes
+    found: Changes = api.app.state.changes
     return found
 
 
@@ -128,13 +128,13 @@ async def test_when_the_process_is_about_to_end_everybody_is_answered(api: Api) 
     job = await a_waiting_job(api)
     held = asyncio.create_task(api.client.get(f"/v1/jobs/{job}?wait=30"))
     await until_waiting(api, 1)
-    api.app.state.service.release()
+    changes(api).release()
     assert (await asyncio.wait_for(held, 5)).json()["state"] == "queued"
     assert (await asyncio.wait_for(api.client.get(f"/v1/jobs/{job}?wait=30"), 5)).status_code == 200
 
 
 async def test_no_more_wait_than_there_is_room_for(api: Api) -> None:
-    control: AsyncRedisStore = api.app.state.service._store
+    control: AsyncRedisStore = api.app.state.services.jobs._store
     room = Changes(control, most=1)
     first = asyncio.create_task(room.wait("default", JOB, 1, 30))
     while room.count == 0:

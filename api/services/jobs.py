@@ -1,0 +1,196 @@
+"""Jobs: submit, look, wait, cancel, delete."""
+
+import hashlib
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import structlog
+import uuid_utils
+
+from api import audit, cursors, files, views
+from api.auth import Principal
+from api.bodies import parse_cancel, parse_spec, refuse_body
+from api.fleet import FleetCache
+from api.schemas import AttemptList, CancelledJobs, JobList, JobStatus
+from api.storage import Storage
+from api.telemetry import Telemetry
+from api.waiting import Changes
+from jobs import store
+from jobs.errors import JobNotFinished, Unavailable
+from jobs.redis_store import AsyncRedisStore
+from jobs.spec import JobSpec
+from jobs.state import TERMINAL, State
+from jobs.store import JobFilter
+
+log = structlog.get_logger(__name__)
+
+#: The longest that a status may be waited for.
+MAX_WAIT_SECONDS = 60.0
+#: A cancel of many jobs answers after this long at the latest, with what it has done so far.
+CANCEL_SECONDS = 20.0
+#: Jobs move between states while they are cancelled, so the states are gone through again until none is found.
+CANCEL_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    status: JobStatus
+    created: bool
+
+
+class Jobs:
+    def __init__(
+        self, control: AsyncRedisStore, telemetry: Telemetry, fleet: FleetCache, changes: Changes, storage: Storage
+    ) -> None:
+        self._store = control
+        self._telemetry = telemetry
+        self._fleet = fleet
+        self._changes = changes
+        self._storage = storage
+
+    async def submit(self, who: Principal, body: bytes, idempotency_key: str) -> Submitted:
+        """Store a job.
+
+        Raises:
+            MalformedJson, InvalidSpec, NotSupported, UnknownPool, TooLargeForPool: it could never run.
+            IdempotencyConflict: the key was used with another body.
+        """
+        return await self._submit(who, parse_spec(body), hashlib.sha256(body).hexdigest(), idempotency_key)
+
+    async def resubmit(self, who: Principal, job: str, body: bytes, idempotency_key: str) -> Submitted:
+        """Store a new job of the same spec. Raises as `submit` does; a body is refused."""
+        view = await self._store.run(store.read_job(who.tenant, job))
+        refuse_body(body)
+        wanted = parse_spec(view.spec.model_dump_json().encode())  # it was accepted once, maybe by an earlier version
+        digest = hashlib.sha256(f"resubmit {job}".encode()).hexdigest()
+        return await self._submit(who, wanted, digest, idempotency_key, parent=job)
+
+    async def _submit(
+        self, who: Principal, wanted: JobSpec, digest: str, idempotency_key: str, parent: str = ""
+    ) -> Submitted:
+        call = store.submit(
+            who.tenant,
+            str(uuid_utils.uuid7()),
+            wanted,
+            idempotency_key=idempotency_key,
+            digest=digest,
+            parent=parent,
+            token=who.token,
+        )
+        submitted = await self._store.run(call)
+        if submitted.created:
+            parents = {"parent": parent} if parent else {}
+            audit.note(who, "job_submitted", job=submitted.job, pool=wanted.pool, **parents)
+        return Submitted(await self.status(who, submitted.job), submitted.created)
+
+    async def status(
+        self, who: Principal, job: str, *, wait: float = 0, known: Collection[int] | None = None
+    ) -> JobStatus:
+        """The status as it is, or, with `wait`, as it is after the next change, at the latest after so many seconds.
+
+        A change is one of the record's `version`: state, reason, attempt, devices, first step, a cancel. Progress and
+        the place in the queue are none. With `known` versions it is waited only while the job has one of them. A job
+        that has ended is not waited for.
+        """
+        view = await self._store.run(store.read_job(who.tenant, job))
+        version = view.record.version
+        if wait and view.record.state not in TERMINAL and (known is None or version in known):
+            await self._changes.wait(who.tenant, job, version, min(wait, MAX_WAIT_SECONDS))
+            view = await self._store.run(store.read_job(who.tenant, job))
+        record = view.record
+        progress = None
+        if record.attempt and record.state is not State.QUEUED:
+            progress = await self._telemetry.progress(who.tenant, job, record.attempt)
+        return views.status(view, progress, await self._fleet.labels())
+
+    async def listing(self, who: Principal, chosen: JobFilter, cursor: str, limit: int) -> JobList:
+        """A page, newest first; `cursor` is the `next` of the page before, or empty.
+
+        Raises:
+            MalformedCursor: the cursor is not one of ours.
+        """
+        after = cursors.decode_job(cursor) if cursor else ""
+        page = await self._store.run(store.page(who.tenant, chosen, after=after, limit=limit))
+        labels = await self._fleet.labels()
+        following = None if page.next_id is None else cursors.encode_job(page.next_id)
+        return JobList([views.summary(job, labels) for job in page.jobs], following)
+
+    async def cancel(self, who: Principal, job: str) -> JobStatus:
+        """Raises JobFinished."""
+        outcome: Literal["cancelled", "cancelling"] = await self._store.run(store.cancel(who.tenant, job))
+        audit.note(who, "job_cancelled", job=job, outcome=outcome)
+        return await self.status(who, job)
+
+    async def cancel_many(self, who: Principal, body: bytes) -> CancelledJobs:
+        """Cancel the jobs that the body describes, chunk by chunk, so that others are served in between. Jobs that are
+        submitted later are left alone.
+
+        Raises:
+            MalformedJson, InvalidRequest: the body does not say clearly which jobs.
+        """
+        chosen = parse_cancel(body)
+        states = [chosen.state] if chosen.state else [state for state in State if state not in TERMINAL]
+        newest, deadline = str(uuid_utils.uuid7()), time.monotonic() + CANCEL_SECONDS
+        done = CancelledJobs(cancelled=0, cancelling=0, complete=True)
+        for _ in range(CANCEL_ROUNDS):
+            before = done.cancelled + done.cancelling
+            for state in states:
+                await self._cancel_state(who, replace(chosen, state=state), newest, deadline, done)
+            if done.cancelled + done.cancelling == before or not done.complete:
+                break
+        audit.note(who, "jobs_cancelled", cancelled=done.cancelled, cancelling=done.cancelling, **_named(chosen))
+        return done
+
+    async def _cancel_state(
+        self, who: Principal, chosen: JobFilter, newest: str, deadline: float, done: CancelledJobs
+    ) -> None:
+        after: str | None = newest
+        while after is not None:
+            if time.monotonic() > deadline:
+                done.complete = False
+                return
+            chunk = await self._store.run(store.cancel_many(who.tenant, chosen, after=after))
+            done.cancelled += chunk.cancelled
+            done.cancelling += chunk.cancelling
+            after = chunk.next_id
+
+    async def delete(self, who: Principal, job: str) -> None:
+        """Forget a finished job with its files.
+
+        Raises:
+            JobNotFinished: it has not ended, or its devices are not given back yet.
+        """
+        attempts = await self._store.run(store.attempts(who.tenant, job))
+        await self._refuse_while_held(who, job)
+        await self._store.run(store.delete(who.tenant, job))
+        audit.note(who, "job_deleted", job=job)
+        try:
+            await self._telemetry.forget(who.tenant, job, attempts)
+            await self._storage.run(partial(files.remove_job, self._storage.root, who.tenant, job))
+        except (Unavailable, OSError) as error:
+            log.warning("job_remains_not_removed", job=job, tenant=who.tenant, error=str(error))
+
+    async def _refuse_while_held(self, who: Principal, job: str) -> None:
+        fleet = await self._fleet.read(max_age=0)
+        prefix = f"{who.tenant}/{job}/"
+        if any(holder.startswith(prefix) for node in fleet.nodes if node.alive for holder in node.held.values()):
+            raise JobNotFinished(f"job {job} still holds devices; cancel it if it runs, else try again in a moment")
+
+    async def attempts(self, who: Principal, job: str) -> AttemptList:
+        records = await self._store.run(store.attempts(who.tenant, job))
+        labels = await self._fleet.labels()
+        return AttemptList([views.attempt(record, labels) for record in records])
+
+
+def _named(chosen: JobFilter) -> dict[str, str]:
+    """The parts of a filter that are set, for the record."""
+    parts = {
+        "state": str(chosen.state or ""),
+        "pool": chosen.pool,
+        "label": "=".join(chosen.label or ()),
+        "name": chosen.name,
+    }
+    return {f"with_{name}": value for name, value in parts.items() if value}

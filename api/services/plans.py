@@ -1,0 +1,47 @@
+"""Before a job: what it can be made of, and how it would split. Asks nobody, so it is plain functions."""
+
+from typing import Any
+
+from api.bodies import parse_spec
+from api.schemas import Plan
+from jobs.spec import JobSpec
+
+
+def recipes() -> dict[str, Any]:
+    from jobs import catalogue
+
+    return dict(catalogue.listing())
+
+
+def plan(body: bytes) -> Plan:
+    """The splits that a spec would give in one epoch, and what is wrong with them. Pools are not asked: a plan may
+    be about more devices than there are. Otherwise it raises as `submit` does."""
+    return _planned(parse_spec(body))
+
+
+def plan_text(body: bytes) -> str:
+    """The same for people. Raises as `plan` does."""
+    from jobs import plan_text
+
+    wanted = parse_spec(body)
+    found = _planned(wanted)
+    return plan_text.render(wanted, found.rows, found.patterns, found.findings, found.notes)
+
+
+def _planned(wanted: JobSpec) -> Plan:
+    from jobs import catalogue
+    from jobs.lint import lint
+    from jobs.plan import predict
+
+    program = wanted.program
+    rows = catalogue.dataset_rows(program.data)
+    eval_rows = catalogue.dataset_rows(program.evaluate.data) if program.evaluate else None
+    prediction = predict(wanted, rows, eval_rows)
+    return Plan(
+        rows=rows,
+        batch_size=program.data.batch_size,
+        global_batch_size=wanted.global_batch_size,
+        patterns=prediction.epoch,
+        findings=lint(wanted, prediction.epoch, rows),
+        notes=prediction.notes,
+    )

@@ -1,0 +1,56 @@
+"""The service itself: is it ready, what does it count."""
+
+from collections.abc import Callable
+
+from api import views
+from api.auth import Principal
+from api.fleet import FleetCache
+from api.monitoring import Counts
+from api.schemas import Readiness
+from api.telemetry import Telemetry
+from api.waiting import Changes
+from jobs import store
+from jobs.errors import Unavailable
+from jobs.redis_store import AsyncRedisStore
+
+#: `/readyz` needs no token, so it does not ask Redis each time it is asked itself.
+READY_SECONDS = 0.5
+
+
+class System:
+    def __init__(
+        self,
+        control: AsyncRedisStore,
+        telemetry: Telemetry,
+        fleet: FleetCache,
+        changes: Changes,
+        scheduler_alive: Callable[[], bool],
+    ) -> None:
+        self._store = control
+        self._telemetry = telemetry
+        self._fleet = fleet
+        self._changes = changes
+        self._scheduler_alive = scheduler_alive
+
+    async def readiness(self) -> Readiness:
+        """Whether a job that is submitted now would be stored and could start."""
+        checks = {"scheduler": "ok" if self._scheduler_alive() else "not running"}
+        try:
+            fleet = await self._fleet.read(max_age=READY_SECONDS)
+            checks["control_redis"] = "ok"
+            checks["nodes"] = "ok" if any(node.alive for node in fleet.nodes) else "no live node"
+        except Unavailable:
+            checks["control_redis"] = "does not answer"
+            checks["nodes"] = "not known"
+        try:
+            await self._telemetry.ping()
+            checks["telemetry_redis"] = "ok"
+        except Unavailable:
+            checks["telemetry_redis"] = "does not answer"
+        return Readiness(all(state == "ok" for state in checks.values()), checks)
+
+    async def census(self, who: Principal) -> Counts:
+        """What Prometheus's gauges show: jobs of the caller's tenant, and every pool."""
+        jobs = await self._store.run(store.count_jobs(who.tenant))
+        pools = views.pools(await self._fleet.read(max_age=0))
+        return Counts({str(state): number for state, number in jobs.items()}, pools, self._changes.count)

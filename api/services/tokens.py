@@ -1,0 +1,46 @@
+"""Tokens of a tenant: make, list, revoke."""
+
+import time
+
+import msgspec
+
+from api import audit, views
+from api.auth import Authenticator, Principal
+from api.bodies import parse_new_token
+from api.schemas import NewToken, TokenList, TokenView
+from jobs import tokens
+from jobs.errors import Forbidden
+from jobs.redis_store import AsyncRedisStore
+from jobs.wire import DEFAULT_TENANT
+
+
+class Tokens:
+    def __init__(self, control: AsyncRedisStore, authenticator: Authenticator) -> None:
+        self._store = control
+        self._authenticator = authenticator
+
+    async def create(self, who: Principal, body: bytes) -> NewToken:
+        """Raises:
+        InvalidRequest: a field is wrong.
+        Forbidden: the token is for another tenant, and the caller is not the operator.
+        """
+        wanted = parse_new_token(body)
+        tenant = wanted.tenant or who.tenant
+        if tenant != who.tenant and who.tenant != DEFAULT_TENANT:
+            raise Forbidden("only the operator may make tokens for another tenant")
+        now = time.time_ns() // 1000
+        expires = None if wanted.expires_in_seconds is None else now + wanted.expires_in_seconds * 1_000_000
+        text, record = tokens.issue(tenant, wanted.scopes, wanted.name, created=now, expires=expires)
+        await self._store.run(tokens.put(record))
+        audit.note(who, "token_created", created=record.id, for_tenant=tenant, scopes=sorted(record.scopes))
+        return NewToken(**msgspec.structs.asdict(views.token(record)), token=text)
+
+    async def listing(self, who: Principal) -> TokenList:
+        found: list[TokenView] = [views.token(t) for t in await self._store.run(tokens.of_tenant(who.tenant))]
+        return TokenList(found)
+
+    async def revoke(self, who: Principal, token: str) -> None:
+        """Other API processes notice within a few seconds. Raises NotFound."""
+        await self._store.run(tokens.revoke(who.tenant, token))
+        self._authenticator.forget(token)
+        audit.note(who, "token_revoked", revoked=token)
