@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import uuid
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
@@ -20,7 +21,7 @@ from jobs.courier import Courier
 from jobs.errors import NotFound, Unavailable, UnreadableSpec
 from jobs.record import DeviceRecord, NodeInfo
 from jobs.redis_store import RedisStore
-from jobs.scheduler import Scheduler, backoff_seconds
+from jobs.scheduler import RESEND_SECONDS, Scheduler, backoff_seconds
 from jobs.settings import Settings
 from jobs.spec import DISTRIBUTED
 from jobs.state import AttemptState, Reason
@@ -39,6 +40,8 @@ STUCK_LEASES = 2
 
 
 RECOVER_SECONDS = 5.0
+#: A hint is sent again every few seconds; an attempt that waits longer than two of them here was not heard of.
+UNHEARD_SECONDS = 2.5 * RESEND_SECONDS
 
 _REFUSALS = {
     store.Registered.TAKEN: "node {node!r} is alive elsewhere; give this worker another name with SHARDYARD_NODE",
@@ -53,8 +56,14 @@ class NodeTaken(Exception):
 
 class Agent:
     def __init__(
-        self, settings: Settings, devices: tuple[DeviceRecord, ...], control: RedisStore, courier: Courier
+        self,
+        settings: Settings,
+        devices: tuple[DeviceRecord, ...],
+        control: RedisStore,
+        courier: Courier,
+        reconnect: Callable[[], None],
     ) -> None:
+        """`reconnect` is called when hints do not arrive, though attempts wait here."""
         self._settings = settings
         self._node = settings.node
         self._devices = devices
@@ -65,7 +74,9 @@ class Agent:
         self._forkserver = ForkServer()
         self._scheduler = Scheduler(control, courier, settings, listen=False)
         self._holding: dict[AttemptId, AttemptState] = {}
+        self._leased_since: dict[AttemptId, float] = {}
         self._ended_since: dict[AttemptId, float] = {}
+        self._reconnect = reconnect
         self._stop = threading.Event()
         self._unfit = threading.Event()
         self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
@@ -141,6 +152,7 @@ class Agent:
                 if monotonic() - beaten >= self._settings.beat_seconds:
                     beaten = monotonic()
                     registered = self._beat()
+                self._look_for_unheard()
                 self._look_after_attempts()
                 self._look_after_forkserver()
             except Unavailable as error:
@@ -194,8 +206,8 @@ class Agent:
         if beat.standing is store.NodeStanding.REPLACED:
             raise NodeTaken(f"another worker registered as node {self._node!r}")
         self._holding = beat.holding
-        ended = [attempt for attempt, state in beat.holding.items() if state is AttemptState.ENDED]
-        self._ended_since = {attempt: self._ended_since.get(attempt, monotonic()) for attempt in ended}
+        self._leased_since = _since(self._leased_since, beat.holding, AttemptState.LEASED)
+        self._ended_since = _since(self._ended_since, beat.holding, AttemptState.ENDED)
         return beat.standing is store.NodeStanding.OK
 
     # -- attempts --------------------------------------------------------------------------------------
@@ -256,6 +268,18 @@ class Agent:
         log.error("attempt_not_started", attempt=str(attempt), why=message)
         self._store.run(store.refuse(attempt, self._node, reason, message, backoff_seconds=backoff_seconds()))
 
+    def _look_for_unheard(self) -> None:
+        """Start attempts whose hints, sent again and again, have not reached this node: its consumer is deaf."""
+        waited = {attempt: monotonic() - since for attempt, since in self._leased_since.items()}
+        unheard = [attempt for attempt, seconds in waited.items() if seconds > UNHEARD_SECONDS]
+        if not unheard:
+            return
+        log.error("hints_not_heard", attempts=[str(attempt) for attempt in unheard])
+        self._reconnect()
+        for attempt in unheard:
+            del self._leased_since[attempt]
+            self.start_attempt(attempt)
+
     def _look_after_attempts(self) -> None:
         """Find attempts here whose supervisor is dead, kill what is left of them, and free their devices."""
         for attempt, state in list(self._holding.items()):
@@ -296,6 +320,13 @@ class Agent:
             return {}
         who = "; ".join(f"process {pid} ({command})" for pid, command in survivors.items())
         return {device.index: f"would not die: {who}" for device in self._devices}
+
+
+def _since(
+    before: Mapping[AttemptId, float], holding: Mapping[AttemptId, AttemptState], state: AttemptState
+) -> dict[AttemptId, float]:
+    """Since when each attempt has been seen in `state`, by the monotonic clock."""
+    return {attempt: before.get(attempt, monotonic()) for attempt, now in holding.items() if now is state}
 
 
 def _tail(path: Path, size: int = 4096) -> str:

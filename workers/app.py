@@ -15,6 +15,7 @@ from celery.exceptions import SecurityWarning
 from kombu.entity import Queue
 
 from jobs.celery_settings import celery_config
+from jobs.errors import Unavailable
 from jobs.redis_store import RedisStore
 from jobs.service_log import configure
 from jobs.settings import Settings
@@ -63,13 +64,17 @@ def create_app() -> Celery:
 
 app = create_app()
 agent: Agent | None = None
+consumer: Any = None
 
 
 @app.task(name=CELERY_TASK)  # type: ignore[untyped-decorator]
 def start_attempt(tenant: str, job: str, attempt: int) -> None:
     """The hint that an attempt waits on this node. Its arguments are ids; everything else is read from Redis."""
     assert agent is not None
-    agent.start_attempt(AttemptId(tenant, job, attempt))
+    try:
+        agent.start_attempt(AttemptId(tenant, job, attempt))
+    except Unavailable as error:
+        log.warning("hint_dropped", error=str(error))  # it is sent again
 
 
 @signals.celeryd_init.connect  # type: ignore[untyped-decorator]
@@ -82,7 +87,7 @@ def _warm(**_: Any) -> None:
     configure(settings.log_level)
     try:
         control = RedisStore.from_url(settings.control_url())
-        agent = Agent(settings, discover(settings.devices), control, CeleryCourier(app))
+        agent = Agent(settings, discover(settings.devices), control, CeleryCourier(app), _reconnect)
         agent.warm()
     except (ValueError, NodeTaken, ForkFailed, OSError) as error:
         log.error("cannot_start", why=str(error))
@@ -90,9 +95,25 @@ def _warm(**_: Any) -> None:
 
 
 @signals.worker_ready.connect  # type: ignore[untyped-decorator]
-def _register(**_: Any) -> None:
+def _register(sender: Any, **_: Any) -> None:
+    global consumer
     assert agent is not None
+    consumer = sender
     agent.start()
+
+
+def _reconnect() -> None:
+    """Have the consumer begin anew, as it does when it sees that its connection is lost.
+
+    After a restart of Redis it sometimes does not see it: kombu's loop then goes on without a socket, and
+    hears nothing for ever.
+    """
+
+    def lose() -> None:
+        raise ConnectionError("no hint was heard")
+
+    if consumer is not None and consumer.hub is not None:
+        consumer.hub.call_soon(lose)
 
 
 @signals.worker_shutting_down.connect  # type: ignore[untyped-decorator]

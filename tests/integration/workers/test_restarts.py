@@ -16,6 +16,15 @@ from tests.integration.workers.service import MODULE, NODE, TENANT, Service, eve
 
 pytestmark = pytest.mark.integration
 
+#: A worker whose consumer listens to nobody, as kombu's sometimes does after a restart of Redis.
+DEAF = [
+    sys.executable,
+    "-c",
+    (
+        "from kombu.entity import Queue; from workers import app; "
+        "app.app.conf.task_queues = [Queue('nobody')]; app.app.worker_main(['worker'])"
+    ),
+]
 CELERY = [sys.executable, "-m", "celery", "-A", "workers.app", "worker"]
 
 
@@ -151,3 +160,14 @@ def test_a_worker_that_cannot_have_its_devices_ends_and_says_why(service: Servic
     with service.another_worker(SHARDYARD_NODE="n2", SHARDYARD_DEVICES="tpu:4") as second:
         assert second.wait(60) != 0
     assert "'tpu:4' names no devices; use auto" in service.worker_log()
+
+
+def test_a_job_starts_though_no_hint_reaches_its_node(service: Service) -> None:
+    assert service.stop_worker() == 0
+    service.start_worker(DEAF)
+    job = service.submit("single", 1, steps=2)
+    assert service.ended(job, 30).state is State.SUCCEEDED
+    (unheard,) = service.events("hints_not_heard")
+    assert len(unheard["attempts"]) == 1
+    assert service.stop_worker() == 0
+    service.start_worker()
