@@ -95,8 +95,13 @@ def reason(job: JobRecord, queue: QueueView | None) -> ReasonView:
 def _waiting(job: JobRecord, queue: QueueView) -> str:
     if queue.live_nodes == 0:
         return (
-            f"needs {job.devices} in pool {job.pool}, and no node of it takes work now; "
-            f"start one with `shardyard worker --pool {job.pool}`"
+            f"needs {job.devices} in pool {job.pool}, and no node of it takes work now: they are down, stopping or "
+            "draining; `shardyard nodes` shows which"
+        )
+    if queue.total < job.devices:
+        return (
+            f"needs {job.devices} in pool {job.pool}, whose nodes have {queue.total} now; "
+            "start one with more devices, or cancel the job"
         )
     words = f"needs {job.devices} in pool {job.pool}: {queue.free} of {queue.total} free"
     if queue.largest_gap < job.devices <= queue.free:

@@ -166,9 +166,13 @@ class NodeRecord:
     quarantine: dict[int, str]  # device index -> reason
 
     @property
+    def takes_work(self) -> bool:
+        return self.alive and not self.draining and not self.stopping
+
+    @property
     def free(self) -> int:
         """Devices that a job could get now; 0 while the node takes no work."""
-        if not self.alive or self.draining or self.stopping:
+        if not self.takes_work:
             return 0
         return sum(d.index not in self.held and d.index not in self.quarantine for d in self.info.devices)
 

@@ -345,7 +345,7 @@ class Aggregator:
             primitives=self._measures.primitives() if how.strategy == "dp" else None,
             balance=self._measures.balance(gathers_on),
             prediction=prediction,
-            findings=tuple(lint(self._spec, kept, self._prediction.train_rows)),
+            findings=tuple(lint(self._spec, kept, self._prediction.train_rows)) if kept else (),
             notes={},
         )
         return msgspec.structs.replace(report, notes=self._notes(report, remark))

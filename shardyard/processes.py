@@ -171,7 +171,8 @@ class Processes:
         while not _wait_for_end([running], 0.05):
             # Redis gets its whole time even in a hurry: what it has accepted is then on disk.
             if time.monotonic() > deadline or (self.hurried() and not service.keep):
-                self.say(f"{service.name} (pid {running.pid}) did not end in time; killing it")
+                why = "did not end in time" if time.monotonic() > deadline else "is not waited for"
+                self.say(f"{service.name} (pid {running.pid}) {why}; killing it")
                 _signal(running, signal.SIGKILL)
                 if not _wait_for_end([running], KILL_SECONDS):
                     raise ServiceError(f"{service.name} (pid {running.pid}) does not end, not even when killed")

@@ -122,7 +122,7 @@ class _Run:
         if not self._started:
             return
         begun = time.monotonic()
-        self._print("\nstopping; running attempts go back to the queue (again: at once)")
+        self._print("\nstopping; running attempts go back to the queue (Ctrl-C again: do not wait for them)")
         while self._started:
             name = self._started.pop()
             self._processes.stop(name)

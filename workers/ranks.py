@@ -28,6 +28,7 @@ from workers.launch import Launch, Marks, environment_mark
 from workers.training.context import ChannelSink, Device, DeviceStreams, RankContext, RejectedByWorker, Stopped
 
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
 MAX_TRACEBACK = 64 * 1024
 #: Exit codes of a rank that never came to run the program.
 EXIT_ORPHANED = 98
@@ -175,6 +176,7 @@ def _run(
 ) -> NoReturn:
     """`shared` are the descriptors that all ranks have: the lock, which stays open, and the spec."""
     _die_with(supervisor)
+    name_process(f"sy-rank-{number}")
     signal.set_wakeup_fd(-1)
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(name, signal.SIG_DFL)
@@ -205,6 +207,11 @@ def _run(
     sink.close()
     os.read(command, 1)  # the word to leave, or end of file; the supervisor has the deadline
     os._exit(outcome.exit_code)
+
+
+def name_process(name: str) -> None:
+    """What `ps -o comm` and top show of this process: forked from one server, they all look alike otherwise."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def _die_with(supervisor: int) -> None:
@@ -325,13 +332,12 @@ def _outcome_of_program(spec: JobSpec, context: RankContext) -> Outcome:
 
 
 def _failure(rank: int, kind: str, error: BaseException) -> Outcome:
+    if kind == "rejected_by_worker":  # the spec is wrong, not the program: our own stack would only bury the words
+        return Outcome(rank, 1, kind, str(error)[:2000])
     text = "".join(traceback.format_exception(error))[-MAX_TRACEBACK:]
-    if kind != "rejected_by_worker":
-        sys.stderr.write(text)
+    sys.stderr.write(text)
     summary = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {summary[0]}" if summary else type(error).__name__
-    if kind == "rejected_by_worker":
-        message = str(error)
     return Outcome(rank, 1, kind, message[:2000], text)
 
 

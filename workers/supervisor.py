@@ -127,6 +127,7 @@ def main(launch: Launch, credentials: Connection) -> None:
 def _become_leader(marks: Marks, launch: Launch, *, keep: int) -> None:
     """Own session, orphans adopted, descriptors closed, log and lock opened."""
     os.setsid()
+    rank_processes.name_process("sy-supervisor")
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # its orders come through Redis; a stray Ctrl-C ends nothing

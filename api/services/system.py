@@ -38,7 +38,7 @@ class System:
         try:
             fleet = await self._fleet.read(max_age=READY_SECONDS)
             checks["control_redis"] = "ok"
-            checks["nodes"] = "ok" if any(node.alive for node in fleet.nodes) else "no live node"
+            checks["nodes"] = "ok" if any(node.takes_work for node in fleet.nodes) else "none takes work"
         except Unavailable:
             checks["control_redis"] = "does not answer"
             checks["nodes"] = "not known"

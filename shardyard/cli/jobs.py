@@ -1,6 +1,7 @@
 """Commands about jobs: plan, submit, resubmit, watch, list, show, cancel, delete."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,8 @@ from shardyard.cli.status import state_and_reason, status_lines
 
 #: What a shell reports for a command that Ctrl-C ended.
 INTERRUPTED = 130
+#: Columns of a terminal from which on a list of jobs shows everything.
+WIDE = 120
 
 
 def submit(
@@ -70,18 +73,23 @@ def list_jobs(
         page = client.jobs(state=state, pool=pool, label=label, name=name, limit=limit, cursor=cursor)
     if as_json:
         return print_json(page)
-    listing = table("JOB", "NAME", "STATE", "POOL", "RUNS", "CREATED", "#TOOK")
-    for job in page["jobs"]:
-        listing.add_row(
-            job["id"],
-            job["name"],
-            state_text(job["state"]),
-            job["pool"],
-            f"{job['strategy']} on {job['devices']}",
-            text.local_time(job["created_at"]),
-            text.duration(text.between(job["started_at"], job["finished_at"])),
-        )
     out = console()
+    columns: dict[str, Callable[[dict[str, Any]], str | Text]] = {
+        "JOB": lambda job: job["id"],
+        "NAME": lambda job: job["name"],
+        "STATE": lambda job: state_text(job["state"]),
+        "POOL": lambda job: job["pool"],
+        "RUNS": lambda job: f"{job['strategy']} on {job['devices']}",
+        "CREATED": lambda job: text.local_time(job["created_at"]),
+        "#TOOK": lambda job: text.duration(text.between(job["started_at"], job["finished_at"])),
+    }
+    if out.width < WIDE:
+        del columns["POOL"], columns["CREATED"]  # an id that is cut off cannot be copied
+    listing = table(*columns)
+    listing.columns[0].min_width = 36
+    listing.columns[2].min_width = 9
+    for job in page["jobs"]:
+        listing.add_row(*(show_column(job) for show_column in columns.values()))
     out.print(listing if page["jobs"] else "no jobs")
     if page.get("next"):
         out.print(f"more: --cursor {page['next']}", style="dim")

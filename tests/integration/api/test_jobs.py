@@ -314,7 +314,7 @@ async def test_pools_nodes_and_recipes_show_what_there_is(api: Api) -> None:
 async def test_the_service_is_ready_when_a_job_could_start(api: Api) -> None:
     not_yet = await api.client.get("/readyz")
     assert not_yet.status_code == 503
-    assert not_yet.json()["checks"]["nodes"] == "no live node"
+    assert not_yet.json()["checks"]["nodes"] == "none takes work"
     assert "retry-after" in not_yet.headers
     api.node()
     deadline = time.monotonic() + 5

@@ -30,7 +30,15 @@ def queue(ahead: int = 0, free: int = 0, largest_gap: int = 0, live_nodes: int =
         (
             queue(live_nodes=0),
             "no_live_node",
-            "needs 4 in pool a100, and no node of it takes work now; start one with `shardyard worker --pool a100`",
+            (
+                "needs 4 in pool a100, and no node of it takes work now: they are down, stopping or draining; "
+                "`shardyard nodes` shows which"
+            ),
+        ),
+        (
+            queue(free=2, largest_gap=2, total=2),
+            "waiting_for_devices",
+            "needs 4 in pool a100, whose nodes have 2 now; start one with more devices, or cancel the job",
         ),
     ],
 )
