@@ -46,7 +46,7 @@ CMD ["shardyard", "api"]
 FROM training AS worker
 COPY deploy/entrypoint.sh ./
 COPY --from=wheel /dist /opt/shardyard/dist
-RUN pip install --no-deps dist/*.whl
+RUN pip install --no-deps dist/*.whl && install --directory --owner 10001 --group 10001 --mode 0700 /var/lib/shardyard/state
 USER 10001:10001
 WORKDIR /tmp
 CMD ["shardyard", "worker", "--stop-attempts-on-exit"]

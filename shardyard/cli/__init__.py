@@ -31,10 +31,25 @@ EXIT_CODES: tuple[tuple[type[ShardyardError], int], ...] = (
     (ShardyardError, 4),
 )
 
+#: Blank lines keep the lines apart: rich joins those of a paragraph.
+EXAMPLES = "\n\n".join(
+    (
+        "[bold]Examples[/]",
+        "shardyard up --devices cpu:4            all of it, on four virtual devices",
+        "shardyard plan job.json                 the split, before anything runs",
+        "shardyard submit job.json --watch       run it, and stay until it ends",
+        "shardyard splits JOB --against OTHER    two reports side by side",
+        "shardyard logs JOB -f --device 1        one device's lines as they come",
+        "shardyard cancel --label team=vision    all jobs with that label",
+        "Exit codes: 0 done, 1 the watched job did not succeed, 2 bad input, 3 service unavailable, 4 refused.",
+    )
+)
+
 app = typer.Typer(
     name="shardyard",
     help="PyTorch training on GPU pools, with a report of what each device got of every batch.",
-    epilog="Exit codes: 0 done, 1 the watched job did not succeed, 2 bad input, 3 service unavailable, 4 refused.",
+    epilog=EXAMPLES,
+    rich_markup_mode="rich",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
