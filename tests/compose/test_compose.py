@@ -108,7 +108,7 @@ def test_only_the_api_is_on_a_network_with_a_way_out(composed: Composed, service
 
 
 def test_the_worker_does_not_see_the_admin_token(composed: Composed) -> None:
-    assert composed.run_in("worker", "ls", "/run/shardyard").split() == ["settings", "state"]
+    assert composed.run_in("worker", "ls", "/run/shardyard").split() == ["settings"]
 
 
 @pytest.mark.parametrize("servers", [("control",), ("telemetry",), ("control", "telemetry")])
@@ -139,6 +139,23 @@ def test_a_consumer_that_is_killed_comes_back_and_its_job_goes_on(composed: Comp
     wait_for_state(client, job, "cancelled")
     next_job = client.submit(example("dp", epochs=1))["id"]
     assert wait_for_state(client, next_job, "succeeded", "failed")["state"] == "succeeded"
+
+
+def test_a_worker_container_that_is_killed_comes_back_as_the_same_node_and_its_job_starts_again(
+    composed: Composed, client: Client
+) -> None:
+    job = client.submit(endless())["id"]
+    wait_for_steps(client, job)
+    composed.compose("kill", "--signal", "KILL", "worker")
+    composed.compose("start", "worker")
+    wait_until(lambda: client.job(job)["attempt"] == 2, JOB_SECONDS, lambda: client.attempts(job))
+    wait_for_steps(client, job)
+    first = client.attempts(job)["attempts"][0]
+    assert first["reason"]["code"] == "supervisor_lost"
+    assert len([node for node in client.nodes()["nodes"] if node["alive"]]) == 1
+    client.cancel(job)
+    wait_for_state(client, job, "cancelled")
+    wait_until(lambda: client.pools()["pools"][0]["leased"] == 0, JOB_SECONDS, client.nodes)
 
 
 def test_the_worker_container_keeps_no_zombies(composed: Composed, client: Client) -> None:
