@@ -4,9 +4,9 @@ import threading
 from typing import Any
 
 from jobs.celery_settings import celery_config
+from jobs.courier import message
 from jobs.settings import Settings
 from jobs.store import Hint
-from jobs.wire import CELERY_TASK, node_queue
 
 
 class CeleryCourier:
@@ -30,14 +30,7 @@ class CeleryCourier:
     def send(self, hint: Hint) -> None:
         """Raises whatever the broker's client raises; nothing is tried twice here."""
         self.prepare()
-        attempt = hint.attempt
-        self._app.send_task(
-            CELERY_TASK,
-            kwargs={"tenant": attempt.tenant, "job": attempt.job, "attempt": attempt.number},
-            queue=node_queue(hint.node),
-            ignore_result=True,
-            retry=False,
-        )
+        self._app.send_task(**message(hint))
 
     def close(self) -> None:
         with self._lock:

@@ -1,8 +1,9 @@
 """The port through which a hint reaches a node. `api` and `workers` implement it with Celery."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from jobs.store import Hint
+from jobs.wire import CELERY_TASK, node_queue
 
 
 class Courier(Protocol):
@@ -13,6 +14,18 @@ class Courier(Protocol):
         Raises:
             Exception: whatever the carrier raises; the hint is due again after the resend interval.
         """
+
+
+def message(hint: Hint) -> dict[str, Any]:
+    """The arguments of Celery's `send_task` for a hint: ids and nothing else."""
+    attempt = hint.attempt
+    return {
+        "name": CELERY_TASK,
+        "kwargs": {"tenant": attempt.tenant, "job": attempt.job, "attempt": attempt.number},
+        "queue": node_queue(hint.node),
+        "ignore_result": True,
+        "retry": False,
+    }
 
 
 class MemoryCourier:

@@ -2,8 +2,8 @@
 
 from celery import Celery
 
+from jobs.courier import message
 from jobs.store import Hint
-from jobs.wire import CELERY_TASK, node_queue
 
 
 class CeleryCourier:
@@ -11,11 +11,4 @@ class CeleryCourier:
         self._app = app
 
     def send(self, hint: Hint) -> None:
-        attempt = hint.attempt
-        self._app.send_task(
-            CELERY_TASK,
-            kwargs={"tenant": attempt.tenant, "job": attempt.job, "attempt": attempt.number},
-            queue=node_queue(hint.node),
-            ignore_result=True,
-            retry=False,
-        )
+        self._app.send_task(**message(hint))

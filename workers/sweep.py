@@ -11,7 +11,7 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jobs.store import AttemptId
@@ -23,16 +23,7 @@ PAUSE = 0.02
 
 def supervisor_is_dead(marks: Marks) -> bool:
     """Whether nobody holds the supervisor's lock. Never started counts as dead."""
-    try:
-        handle = marks.supervisor_lock.open("r+b")
-    except FileNotFoundError:
-        return True
-    with handle:
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+    return _is_free(marks.supervisor_lock, fcntl.lockf)
 
 
 def sweep(marks: Marks, attempt: AttemptId, deadline_seconds: float = 5.0) -> dict[int, str]:
@@ -46,7 +37,7 @@ def sweep(marks: Marks, attempt: AttemptId, deadline_seconds: float = 5.0) -> di
         found = set(_members(marks, attempt)) - {os.getpid()}
         for pid in found:
             _kill(pid)
-        if not found and _lock_is_free(marks):
+        if not found and _is_free(marks.ranks_lock, fcntl.flock):
             cgroup.remove(marks.cgroup)
             return {}
         if not found:
@@ -102,14 +93,15 @@ def _is_file(fd: Path, file: Path) -> bool:
         return False
 
 
-def _lock_is_free(marks: Marks) -> bool:
+def _is_free(path: Path, lock: Callable[[int, int], object]) -> bool:
+    """Whether a lock, of the kind that `lock` takes, is held by nobody; so it is when its file is not there."""
     try:
-        handle = marks.ranks_lock.open("r+b")
+        handle = path.open("r+b")
     except FileNotFoundError:
         return True
     with handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(handle.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
