@@ -62,8 +62,8 @@ class JobStatus(JobSummary, kw_only=True):
     retries: int
     max_retries: int
     parent_id: str | None
-    batch_size: int
-    global_batch_size: int
+    batch_size: int | None
+    global_batch_size: int | None
     progress: Json | None
     result: Json | None
     error: Json | None
@@ -183,8 +183,8 @@ class Plan(msgspec.Struct, kw_only=True):
     the worker can know, and then `notes` says so."""
 
     rows: int | None
-    batch_size: int
-    global_batch_size: int
+    batch_size: int | None
+    global_batch_size: int | None
     patterns: tuple[Pattern, ...]
     findings: list[Finding]
     notes: dict[str, str]

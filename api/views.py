@@ -50,7 +50,7 @@ def status(view: JobView, progress: dict[str, Any] | None, labels: Labels) -> Jo
         retries=job.retries,
         max_retries=job.max_retries,
         parent_id=job.parent,
-        batch_size=spec.program.data.batch_size,
+        batch_size=spec.batch_size,
         global_batch_size=spec.global_batch_size,
         progress=progress,
         result=job.result,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import FieldError
-from jobs.spec import Component, JobSpec
+from jobs.spec import Component, JobSpec, RecipeProgram
 
 Catalogue = dict[str, dict[str, dict[str, Any]]]
 
@@ -39,6 +39,8 @@ def listing() -> Catalogue:
 
 def check(spec: JobSpec, catalogue: Catalogue | None = None) -> list[FieldError]:
     """Every built-in name and argument of `spec` that is wrong, with the field to change."""
+    if not isinstance(spec.program, RecipeProgram):
+        return []
     known = catalogue or load()
     program = spec.program
     wrong: list[FieldError] = []
@@ -54,6 +56,14 @@ def check(spec: JobSpec, catalogue: Catalogue | None = None) -> list[FieldError]
             wrong += _component_errors(field, group, component, known)
     wrong += _missing_targets(spec, known)
     return wrong
+
+
+def rows_of(spec: JobSpec) -> tuple[int | None, int | None]:
+    """Rows of the training data and of the evaluation data; None where only the worker can know."""
+    if not isinstance(spec.program, RecipeProgram):
+        return None, None
+    evaluate = spec.program.evaluate
+    return dataset_rows(spec.program.data), None if evaluate is None else dataset_rows(evaluate.data)
 
 
 def dataset_rows(component: Component) -> int | None:
@@ -109,7 +119,7 @@ def _did_you_mean(given: str, known: list[str], otherwise: str) -> str:
 
 def _missing_targets(spec: JobSpec, known: Catalogue) -> Iterator[FieldError]:
     """A loss that needs a target, with data that has none."""
-    program = spec.program
+    program = spec.recipe
     needs = known["losses"].get(program.loss.ref, {}).get("needs", ()) if program.loss is not None else ()
     if "target" not in needs or program.loss is None:
         return

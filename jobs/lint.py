@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from jobs.plan import Pattern, predict, sampler_rows, train_pass
-from jobs.spec import JobSpec
+from jobs.spec import JobSpec, RecipeProgram
 
 Severity = Literal["info", "warning"]
 
@@ -47,6 +47,8 @@ _Change = Mapping[str, Any]
 
 def lint(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) -> list[Finding]:
     """Findings about `patterns` of a job with `spec` over `rows` rows of training data (`None`: unknown)."""
+    if not isinstance(spec.program, RecipeProgram):
+        return []
     return [
         Finding(problem.code, problem.severity, problem.message, _suggest(spec, rows, problem.code))
         for problem in _problems(spec, patterns, rows)
@@ -108,7 +110,7 @@ _Split = list[tuple[Pattern, tuple[int, ...]]]
 def _single_batches(spec: JobSpec, split: _Split, rows: int | None) -> _Split:
     """What one batch gives each device. A pattern adds up the batches of a step where gradients are accumulated, so
     there the plan of the single batches is taken."""
-    if spec.program.accumulate_steps == 1:
+    if spec.recipe.accumulate_steps == 1:
         return split
     alone = apply(spec, {"program.accumulate_steps": None, "program.max_steps": None})
     return [one for one in _countable(predict(alone, rows).epoch) if one[0].phase != "eval"] or split
@@ -167,7 +169,7 @@ def _of_ranks(split: Sequence[tuple[Pattern, tuple[int, ...]]]) -> Iterator[_Pro
 
 
 def _of_the_data_set(spec: JobSpec, rows: int) -> Iterator[_Problem]:
-    devices, data = spec.resources.devices, spec.program.data
+    devices, data = spec.resources.devices, spec.recipe.data
     if data.drop_last:
         used = sum(sum(shards) * times for shards, times in train_pass(spec, rows))
         if used < rows:
@@ -191,7 +193,7 @@ def _of_the_data_set(spec: JobSpec, rows: int) -> Iterator[_Problem]:
 
 def _ddp_would_fit(spec: JobSpec) -> bool:
     how = spec.parallelism
-    return how.strategy == "dp" and how.dim == 0 and spec.resources.devices > 1 and spec.program.mode == "train"
+    return how.strategy == "dp" and how.dim == 0 and spec.resources.devices > 1 and spec.recipe.mode == "train"
 
 
 # -- suggesting a change ---------------------------------------------------------------------------
@@ -246,11 +248,11 @@ def _words(changes: Sequence[_Change]) -> str:
 def _even_sizes(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
     """Batch sizes that every device shares evenly, nearest first, up to the whole data set."""
     share = spec.resources.devices if spec.parallelism.strategy == "dp" else 1
-    return _nearest(spec.program.data.batch_size, share, rows)
+    return _nearest(spec.recipe.data.batch_size, share, rows)
 
 
 def _any_sizes(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
-    return _nearest(spec.program.data.batch_size, 1, rows)
+    return _nearest(spec.recipe.data.batch_size, 1, rows)
 
 
 def _nearest(size: int, unit: int, rows: int | None) -> Iterator[_Change]:
@@ -267,7 +269,7 @@ def _even_sizes_dropping(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
 
 
 def _drop_last(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
-    if not spec.program.data.drop_last:
+    if not spec.recipe.data.drop_last:
         yield {_DROP_LAST: True}
 
 
@@ -287,7 +289,7 @@ def _fewer_devices(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
 
 def _slow_one(spec: JobSpec) -> int:
     """Index of the device or rank that is slow on purpose; -1 where there is none."""
-    straggler = spec.program.straggler
+    straggler = spec.recipe.straggler
     if straggler is None:
         return -1
     return max(-1 if index is None else index for index in (straggler.device, straggler.rank))
@@ -296,10 +298,10 @@ def _slow_one(spec: JobSpec) -> int:
 def _ddp(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
     """The same global batch, or the nearest one, with one DataLoader per rank."""
     how = spec.parallelism
-    size = max(1, round(spec.program.data.batch_size / spec.resources.devices))
+    size = max(1, round(spec.recipe.data.batch_size / spec.resources.devices))
     only_dp = {"dim": how.dim, "output_device": how.output_device, "functional": how.functional}
     left_out = {f"parallelism.{field}": None for field, value in only_dp.items() if value}
-    left_out |= {_STRAGGLER: None} if spec.program.straggler is not None else {}
+    left_out |= {_STRAGGLER: None} if spec.recipe.straggler is not None else {}
     change = {"parallelism.strategy": "ddp", _BATCH_SIZE: size, **left_out}
     yield change
     yield {**change, _DROP_LAST: False}

@@ -29,6 +29,7 @@ Rows = tuple[int, ...]
 Run = tuple[Rows, int]
 
 _NO_SHAPES: Final = "shapes are known once the model has run"
+_SCRIPT: Final = "what a script does with its data only its run can tell"
 _UNKNOWN_ROWS: Final = "the data set's size is known only where it is loaded; this is the split of one full step"
 
 
@@ -54,13 +55,17 @@ class Pattern(msgspec.Struct, frozen=True):
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """The splits of one epoch (with one evaluation, where there is one) and of the whole run."""
+    """The splits of one epoch (with one evaluation, where there is one) and of the whole run.
+
+    `planned` is False for a script: nothing can be said before it runs.
+    """
 
     train_rows: int | None
     eval_rows: int | None
     epoch: tuple[Pattern, ...]
     run: tuple[Pattern, ...]
     notes: dict[str, str]
+    planned: bool = True
 
 
 # -- the arithmetic of torch -----------------------------------------------------------------------
@@ -128,12 +133,12 @@ def _ceil(dividend: int, divisor: int) -> int:
 
 def train_pass(spec: JobSpec, rows: int) -> list[Run]:
     """The splits of one epoch over `rows` rows of training data, step by step, in order."""
-    return grouped(batch_pass(spec, rows), spec.program.accumulate_steps)
+    return grouped(batch_pass(spec, rows), spec.recipe.accumulate_steps)
 
 
 def batch_pass(spec: JobSpec, rows: int) -> list[Run]:
     """As `train_pass`, batch by batch: several make one step when gradients are accumulated."""
-    data, devices = spec.program.data, spec.resources.devices
+    data, devices = spec.recipe.data, spec.resources.devices
     if spec.distributed:
         mine = sampler_rows(rows, devices, data.drop_last)
         return [((size,) * devices, count) for size, count in batches(mine, data.batch_size, data.drop_last)]
@@ -164,16 +169,18 @@ def predict(spec: JobSpec, train_rows: int | None, eval_rows: int | None = None)
     one full batch, without step counts. `max_steps` cuts the last epoch short; an evaluation that is
     due after that epoch still takes place.
     """
-    main = "train" if spec.program.mode == "train" else "forward"
-    evaluate = spec.program.evaluate
+    if not isinstance(spec.program, RecipeProgram):
+        return Prediction(None, None, (), (), {"patterns": _SCRIPT, "rows": _SCRIPT}, planned=False)
+    main = "train" if spec.recipe.mode == "train" else "forward"
+    evaluate = spec.recipe.evaluate
     train_runs = None if train_rows is None else train_pass(spec, train_rows)
     per_epoch = None if train_runs is None else sum(count for _, count in train_runs)
     one = _phase(spec, main, train_runs, passes=1)
-    run = _phase(spec, main, train_runs, passes=spec.program.epochs)
+    run = _phase(spec, main, train_runs, passes=spec.recipe.epochs)
     if evaluate is not None:
         eval_runs = None if eval_rows is None else eval_pass(spec, eval_rows, evaluate.data.batch_size)
         one += _phase(spec, "eval", eval_runs, passes=1)
-        evaluations = _evaluations(spec.program, per_epoch)
+        evaluations = _evaluations(spec.recipe, per_epoch)
         if evaluations is None:
             run += [_uncounted(pattern) for pattern in _phase(spec, "eval", eval_runs, passes=1)]
         elif evaluations:
@@ -206,7 +213,7 @@ def _evaluations(program: RecipeProgram, steps_per_epoch: int | None) -> int | N
 def _phase(spec: JobSpec, phase: str, runs: list[Run] | None, passes: int) -> list[Pattern]:
     if runs is None:
         return [_pattern(spec, phase, _full_batch(spec, phase), None, 0, None)]
-    limit = None if phase == "eval" else spec.program.max_steps
+    limit = None if phase == "eval" else spec.recipe.max_steps
     length = sum(count for _, count in runs)
     total = passes * length if limit is None else min(passes * length, limit)
     patterns = []
@@ -223,9 +230,9 @@ def _phase(spec: JobSpec, phase: str, runs: list[Run] | None, passes: int) -> li
 
 
 def _full_batch(spec: JobSpec, phase: str) -> Rows:
-    evaluate, devices = spec.program.evaluate, spec.resources.devices
-    size = evaluate.data.batch_size if phase == "eval" and evaluate else spec.program.data.batch_size
-    times = 1 if phase == "eval" else spec.program.accumulate_steps
+    evaluate, devices = spec.recipe.evaluate, spec.resources.devices
+    size = evaluate.data.batch_size if phase == "eval" and evaluate else spec.recipe.data.batch_size
+    times = 1 if phase == "eval" else spec.recipe.accumulate_steps
     rows = (size,) * devices if spec.distributed else chunk(size, devices)
     return tuple(times * count for count in rows)
 
@@ -280,4 +287,4 @@ def _notes(spec: JobSpec, train_rows: int | None, eval_rows: int | None) -> dict
 
 def _unknown_sets(spec: JobSpec, train_rows: int | None, eval_rows: int | None) -> Iterable[tuple[str, bool]]:
     yield "program.data", train_rows is None
-    yield "program.evaluate.data", spec.program.evaluate is not None and eval_rows is None
+    yield "program.evaluate.data", spec.recipe.evaluate is not None and eval_rows is None

@@ -42,5 +42,7 @@ def _header(spec: JobSpec, rows: int | None) -> Iterator[str]:
     devices = spec.resources.devices
     yield f"Plan of {spec.name}: nothing has run"
     size = "rows not known here" if rows is None else f"{counted(rows)} rows"
-    batch = f"batch size {counted(spec.program.data.batch_size)}, {counted(spec.global_batch_size)} over all"
+    batch = "batch size not known here"
+    if spec.batch_size is not None and spec.global_batch_size is not None:
+        batch = f"batch size {counted(spec.batch_size)}, {counted(spec.global_batch_size)} over all"
     yield f"strategy {spec.parallelism.strategy}, {devices} {'device' if devices == 1 else 'devices'}; {size}, {batch}"

@@ -29,6 +29,8 @@ def check(
     A run that did not complete has fewer steps, and ranks missing from its last ones: that is
     remarked on, and is no difference. `overflowed`: there were more patterns than a report keeps.
     """
+    if not prediction.planned:
+        return PredictionCheck(None, []), None
     if not observed and not prediction.run:
         return PredictionCheck(True, []), "no step was planned: the data makes no full batch"
     if not observed and not complete:

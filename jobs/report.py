@@ -25,7 +25,7 @@ from jobs.measures import Balance, DeviceMeasures, Measures, PrimitiveTimings, S
 from jobs.plan import Pattern, Prediction, predict
 from jobs.prediction_check import PredictionCheck, check
 from jobs.shard_lines import Printer, ShardLine
-from jobs.spec import JobSpec
+from jobs.spec import JobSpec, RecipeProgram
 from jobs.telemetry import MAX_INTERNED, AnyRecord, DeviceInfo, Note, Outcome, Outline, Shape, Split, Step
 
 __all__ = ["Aggregator", "LeasedDevice", "Report", "ReportDevice", "ShardLine", "decode", "encode"]
@@ -192,7 +192,9 @@ class Aggregator:
         self._lease = sorted(lease, key=lambda device: device.logical)
         self._prediction = prediction
         self._virtual = self._lease[0].kind == "cpu"
-        self._main = "train" if spec.program.mode == "train" else "forward"
+        self._main = (
+            "forward" if isinstance(spec.program, RecipeProgram) and spec.program.mode == "forward" else "train"
+        )
         self._ranks = spec.world_size
         self._joiner: Joiner[_Part] = Joiner(self._ranks)
         self._placed = spec.parallelism.strategy == "single" and len(self._lease) > 1

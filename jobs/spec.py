@@ -10,7 +10,16 @@ from collections.abc import Sized
 from math import isfinite
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+)
 from pydantic import WrapValidator as Wrap
 
 from jobs.errors import FieldError, InvalidSpec, MalformedJson, NotSupported
@@ -60,6 +69,12 @@ Ref = Annotated[
 ]
 ModulePath = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$")]
 Args = Annotated[dict[str, Any], Field(max_length=64), AfterValidator(_finite)]
+BundleId = Annotated[
+    str, Field(pattern=r"^sha256:[0-9a-f]{64}$", description="id of uploaded code, as `POST /v1/bundles` answers it")
+]
+Argument = Annotated[str, Field(max_length=8192, pattern=r"^[^\x00]*$")]
+VariableName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+EnvironmentName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$")]
 Place = Annotated[Literal["cpu"] | Annotated[int, Field(ge=0, strict=True)], Wrap(_one_message)]
 
 
@@ -139,6 +154,44 @@ class RecipeProgram(Strict):
     seed: int = Field(0, ge=0, le=2**63 - 1, strict=True)
     mode: Literal["train", "forward"] = "train"
     evaluate: Evaluation | None = None
+    bundle: BundleId | None = Field(None, description="code that `package.module:attribute` references may name")
+
+
+class ScriptProgram(Strict):
+    """The user's own program, unchanged: run as `python entrypoint args` would, once per rank."""
+
+    kind: Literal["script"]
+    bundle: BundleId
+    entrypoint: str = Field(
+        min_length=1,
+        max_length=500,
+        description='a .py file of the bundle ("src/train.py"), or a module in it ("package.train")',
+    )
+    args: tuple[Argument, ...] = Field((), max_length=1000, description="{local_rank} in them becomes the local rank")
+    env: dict[VariableName, Argument] = Field(default_factory=dict, max_length=256)
+    rehearse: bool = Field(False, strict=True, description="run on virtual devices as if they were GPUs")
+    python: EnvironmentName | None = Field(None, description="a Python environment that the operator lists")
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the entry point is a file rather than a module."""
+        return self.entrypoint.endswith(".py")
+
+
+def _kind(program: Any) -> str:
+    """Which of the two programs this is: recipes may leave `kind` out."""
+    kind = program.get("kind", "recipe") if isinstance(program, dict) else getattr(program, "kind", "recipe")
+    return kind if isinstance(kind, str) else ""
+
+
+Program = Annotated[
+    Annotated[RecipeProgram, Tag("recipe")] | Annotated[ScriptProgram, Tag("script")],
+    Discriminator(
+        _kind,
+        custom_error_type="program_kind",
+        custom_error_message='program.kind is "recipe" or "script"',
+    ),
+]
 
 
 class Limits(Strict):
@@ -156,7 +209,7 @@ class JobSpec(Strict):
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
     resources: Resources = Resources()
     parallelism: Parallelism = Parallelism()
-    program: RecipeProgram
+    program: Program
     observe: Literal["auto", "every", "off"] = "auto"
     limits: Limits = Limits()
 
@@ -171,16 +224,66 @@ class JobSpec(Strict):
         return self.resources.devices if self.distributed else 1
 
     @property
-    def global_batch_size(self) -> int:
-        """Rows of one optimizer step: of all ranks, and of all batches that are accumulated."""
+    def recipe(self) -> RecipeProgram:
+        """The program, where the caller knows that it is a recipe."""
+        assert isinstance(self.program, RecipeProgram)
+        return self.program
+
+    @property
+    def rehearsal(self) -> bool:
+        """Whether GPUs are only acted: a script's arithmetic then happens on the CPU."""
+        return isinstance(self.program, ScriptProgram) and self.program.rehearse
+
+    @property
+    def start(self) -> Literal["warm", "cold"]:
+        """Whether ranks are forked from the warm server, or are new Python processes."""
+        if not isinstance(self.program, ScriptProgram):
+            return "warm"
+        return "cold" if self.program.python or any(map(is_read_at_import, self.program.env)) else "warm"
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows that one DataLoader yields; `None` for a script, which alone knows."""
+        return self.program.data.batch_size if isinstance(self.program, RecipeProgram) else None
+
+    @property
+    def global_batch_size(self) -> int | None:
+        """Rows of one optimizer step: of all ranks, and of all batches that are accumulated; `None` for a script."""
+        if not isinstance(self.program, RecipeProgram):
+            return None
         return self.program.data.batch_size * self.world_size * self.program.accumulate_steps
 
     def named(self) -> Self:
         """The same spec with a name: the user's, else one made from what it runs."""
         if self.name is not None:
             return self
-        name = f"{self.program.model.ref}-{self.parallelism.strategy}{self.resources.devices}"
+        what = self.program.model.ref if isinstance(self.program, RecipeProgram) else _stem(self.program.entrypoint)
+        name = f"{what}-{self.parallelism.strategy}{self.resources.devices}"
         return self.model_copy(update={"name": name[:200]})
+
+
+def _stem(entrypoint: str) -> str:
+    return entrypoint.rpartition("/")[2].removesuffix(".py")
+
+
+#: Variables that torch or a library under it reads when it is imported: too late for a rank that is forked warm.
+_READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "NUMEXPR_", "TORCH", "PYTORCH_", "ATEN_", "DNNL_")
+
+
+def is_read_at_import(variable: str) -> bool:
+    return variable.startswith(_READ_AT_IMPORT)
+
+
+#: Variables that would undo what a rank is given: its devices, its place among the ranks, its interpreter.
+_RESERVED = ("LD_", "PYTHON", "SHARDYARD_", "TORCHELASTIC_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+_RESERVED_NAMES = frozenset(
+    {"MASTER_ADDR", "MASTER_PORT", "PATH", "HOME", "TMPDIR", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
+    | {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"}
+)
+
+
+def _is_reserved(variable: str) -> bool:
+    return variable.startswith(_RESERVED) or variable in _RESERVED_NAMES
 
 
 def parse(body: bytes | str) -> JobSpec:
@@ -208,7 +311,8 @@ def _refuse_unsupported(spec: JobSpec) -> None:
             "a job runs on one node in this version",
             fields=(FieldError("resources.nodes", f"{spec.resources.nodes} asked; only 1 is supported"),),
         )
-    if spec.parallelism.strategy == "fsdp" and spec.program.precision == "float16":
+    recipe = spec.program if isinstance(spec.program, RecipeProgram) else None
+    if spec.parallelism.strategy == "fsdp" and recipe is not None and recipe.precision == "float16":
         raise NotSupported(
             "float16 does not run under fsdp in this version",
             fields=(
@@ -228,13 +332,14 @@ def _refuse_unsupported(spec: JobSpec) -> None:
 
 def _cross_field_errors(spec: JobSpec) -> list[FieldError]:
     """Rules that join fields. Each error says which field to change, and to what."""
-    how, program, devices = spec.parallelism, spec.program, spec.resources.devices
+    how, devices = spec.parallelism, spec.resources.devices
     wrong: list[FieldError] = []
+    is_recipe = isinstance(spec.program, RecipeProgram)
 
     def refuse(field: str, message: str) -> None:
         wrong.append(FieldError(field, message))
 
-    if how.strategy == "single" and devices > 1 and not how.placement:
+    if is_recipe and how.strategy == "single" and devices > 1 and not how.placement:
         refuse(
             "resources.devices",
             f'{devices} devices, but strategy "single" runs on one; set 1, or parallelism.strategy to "dp" or "ddp"',
@@ -259,27 +364,59 @@ def _cross_field_errors(spec: JobSpec) -> list[FieldError]:
             refuse(
                 f"parallelism.placement.{name}", f"{device} is outside the {devices} leased devices; 0 to {devices - 1}"
             )
+    if isinstance(spec.program, RecipeProgram):
+        return wrong + _recipe_errors(spec, spec.program)
+    return wrong + _script_errors(how, spec.program)
+
+
+def _recipe_errors(spec: JobSpec, program: RecipeProgram) -> list[FieldError]:
+    wrong: list[FieldError] = []
     if program.mode == "train":
         for field, component in (("loss", program.loss), ("optimizer", program.optimizer)):
             if component is None:
-                refuse(f"program.{field}", 'training needs one; name it, or set program.mode to "forward"')
+                message = 'training needs one; name it, or set program.mode to "forward"'
+                wrong.append(FieldError(f"program.{field}", message))
     else:
         for field in ("loss", "optimizer", "scheduler", "clip_grad_norm", "evaluate"):
             if getattr(program, field) is not None:
-                refuse(f"program.{field}", 'not used when program.mode is "forward"; leave it out')
+                message = 'not used when program.mode is "forward"; leave it out'
+                wrong.append(FieldError(f"program.{field}", message))
         if program.accumulate_steps > 1:
-            refuse(
-                "program.accumulate_steps", 'there is nothing to add up when program.mode is "forward"; leave it out'
-            )
-    return wrong + _straggler_errors(spec)
+            message = 'there is nothing to add up when program.mode is "forward"; leave it out'
+            wrong.append(FieldError("program.accumulate_steps", message))
+    return wrong + _straggler_errors(spec, program)
+
+
+#: What a script decides by itself, so that the spec must not.
+_NOT_FOR_SCRIPTS = ("dim", "output_device", "module", "functional", "placement", "backend")
+
+
+def _script_errors(how: Parallelism, program: ScriptProgram) -> list[FieldError]:
+    wrong = [
+        FieldError(f"parallelism.{field}", "a script says this itself, where it wraps its model; leave it out")
+        for field in _NOT_FOR_SCRIPTS
+        if getattr(how, field) != Parallelism.model_fields[field].get_default(call_default_factory=True)
+    ]
+    if program.is_file:
+        parts = program.entrypoint.split("/")
+        if program.entrypoint.startswith("/") or "\\" in program.entrypoint or not all(parts) or {".", ".."} & {*parts}:
+            message = 'the path of a file within the bundle, with "/" between its parts, for example "src/train.py"'
+            wrong.append(FieldError("program.entrypoint", message))
+    elif not all(part.isidentifier() for part in program.entrypoint.split(".")):
+        message = 'a .py file of the bundle ("train.py"), or a module in it ("package.train")'
+        wrong.append(FieldError("program.entrypoint", message))
+    for name in filter(_is_reserved, program.env):
+        message = f"{name} decides what a rank is given, so only the service sets it; leave it out"
+        wrong.append(FieldError(f"program.env.{name}", message))
+    return wrong
 
 
 #: How a strategy names the one that is made slow.
 _SLOW_ONE = {"dp": ("device", "rank"), "ddp": ("rank", "device")}
 
 
-def _straggler_errors(spec: JobSpec) -> list[FieldError]:
-    straggler, strategy = spec.program.straggler, spec.parallelism.strategy
+def _straggler_errors(spec: JobSpec, program: RecipeProgram) -> list[FieldError]:
+    straggler, strategy = program.straggler, spec.parallelism.strategy
     if straggler is None:
         return []
     if strategy not in _SLOW_ONE:
@@ -290,7 +427,7 @@ def _straggler_errors(spec: JobSpec) -> list[FieldError]:
     slow, last = getattr(straggler, field), spec.resources.devices - 1
     if slow is None or slow > last:
         return [FieldError(f"program.straggler.{field}", f"name which one is slow: 0 to {last}")]
-    if straggler.where == "backward" and spec.program.mode == "forward":
+    if straggler.where == "backward" and program.mode == "forward":
         return [FieldError("program.straggler.where", 'there is no backward when program.mode is "forward"')]
     return []
 
@@ -309,7 +446,11 @@ def _more(errors: Sized) -> str:
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    return ".".join(_short(str(part)) for part in loc if part != "[key]") or "(body)"
+    """The dotted path of a field; pydantic's own marks (a key, the kind of program) are none of the user's."""
+    parts = [part for part in loc if part != "[key]"]
+    if len(parts) > 1 and parts[0] == "program" and parts[1] in _PROGRAMS:
+        del parts[1]
+    return ".".join(_short(str(part)) for part in parts) or "(body)"
 
 
 def _explain(detail: dict[str, Any]) -> str:
@@ -317,12 +458,17 @@ def _explain(detail: dict[str, Any]) -> str:
         return "required, but missing"
     if detail["type"] == "value_error":  # raised by a validator above, in our own words
         return f"{detail['ctx']['error']} (got {_short(repr(detail['input']))})"
+    if detail["type"] == "program_kind":
+        return str(detail["msg"])
     if detail["type"] != "extra_forbidden":
         return f"{detail['msg']} (got {_short(repr(detail.get('input')))})"
     known = _fields_at(tuple(part for part in detail["loc"][:-1] if isinstance(part, str)))
     near = difflib.get_close_matches(_short(str(detail["loc"][-1])), known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known fields here: {', '.join(known) or 'none'}"
     return f"unknown field; {hint}"
+
+
+_PROGRAMS: dict[Any, type[BaseModel]] = {"recipe": RecipeProgram, "script": ScriptProgram}
 
 
 def _short(text: str) -> str:
@@ -333,6 +479,11 @@ def _fields_at(path: tuple[str, ...]) -> list[str]:
     """Names of the fields of the model that `path` leads to from `JobSpec`."""
     model: type[BaseModel] = JobSpec
     for part in path:
+        if model is JobSpec and part == "program":
+            continue
+        if part in _PROGRAMS and model is JobSpec:
+            model = _PROGRAMS[part]
+            continue
         field = model.model_fields.get(part)
         candidates = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
         models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]

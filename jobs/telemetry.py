@@ -140,9 +140,83 @@ class Outcome(Record, frozen=True):
     kind: str = ""  # "" | code_error | out_of_memory | rejected_by_worker
     message: str = ""
     traceback: str = ""
+    advice: str = ""  # what the user may do about it, where that is known
 
 
-AnyRecord = RankUp | DeviceInfo | Outline | Split | Step | Metric | Note | Result | Outcome
+# -- what a probe sees in a program that it did not write ------------------------------------------
+
+
+class Began(Record, frozen=True):
+    """The first forward of a step has begun: a rank that never returns from it can then be named."""
+
+    step: int
+    phase: str
+    at: float
+
+
+class Group(Record, frozen=True):
+    """The process has joined a process group (the default one), whatever its environment says."""
+
+    rank: int
+    world_size: int
+    backend: str
+
+
+class Wrapped(Record, frozen=True):
+    """A module was wrapped. `kind` is the wrapper's class, as torch calls it; `inside` that of the module."""
+
+    kind: str  # DataParallel | DistributedDataParallel | FullyShardedDataParallel | fully_shard
+    inside: str
+    devices: tuple[int, ...] = ()
+
+
+class Loaded(Record, frozen=True):
+    """One pass over a DataLoader has ended, or was left.
+
+    `digest` is a number made of the indices that the sampler gave, whatever their order: two ranks
+    with the same digest and rows went over the same rows. It is `None` where there are no indices.
+    `replicas` and `replica` are a DistributedSampler's, or what sharded the loader in its place.
+    """
+
+    loader: int
+    number: int  # of the pass over this loader, from 0
+    batches: int
+    rows: int | None
+    dataset_rows: int | None
+    batch_size: int | None
+    sampler: str
+    replicas: int | None
+    replica: int | None
+    digest: int | None
+    complete: bool
+    trained: bool  # optimizer steps took place meanwhile
+
+
+class Activity(Record, frozen=True):
+    """What a process did in all, counted by its probe up to now. The latest counts."""
+
+    forwards: int
+    backwards: int
+    steps: int
+    reductions: int  # collectives that add up or average tensors, called by the program itself
+
+
+AnyRecord = (
+    RankUp
+    | DeviceInfo
+    | Outline
+    | Split
+    | Step
+    | Metric
+    | Note
+    | Result
+    | Outcome
+    | Began
+    | Group
+    | Wrapped
+    | Loaded
+    | Activity
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[AnyRecord, ...])

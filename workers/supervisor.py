@@ -30,7 +30,7 @@ from typing import Any
 import structlog
 
 from jobs import layout, report, store
-from jobs.catalogue import dataset_rows
+from jobs.catalogue import rows_of
 from jobs.errors import Unavailable
 from jobs.plan import predict
 from jobs.redis_store import RedisStore
@@ -224,12 +224,7 @@ def _open_publisher(launch: Launch, spec: JobSpec, secrets: Credentials) -> Publ
     directory = layout.attempt_dir(launch.storage, attempt.tenant, attempt.job, attempt.number)
     shipper = Shipper(secrets.telemetry_url, attempt.tenant, attempt.job, attempt.number)
     relay = Relay(directory, len(launch.devices), shipper)
-    program = spec.program
-    prediction = predict(
-        spec,
-        dataset_rows(program.data),
-        dataset_rows(program.evaluate.data) if program.evaluate is not None else None,
-    )
+    prediction = predict(spec, *rows_of(spec))
     lease = [
         report.LeasedDevice(index, device.id, launch.node, device.kind, device.name, device.memory_total_bytes)
         for index, device in enumerate(launch.devices)

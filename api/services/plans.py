@@ -33,13 +33,11 @@ def _planned(wanted: JobSpec) -> Plan:
     from jobs.lint import lint
     from jobs.plan import predict
 
-    program = wanted.program
-    rows = catalogue.dataset_rows(program.data)
-    eval_rows = catalogue.dataset_rows(program.evaluate.data) if program.evaluate else None
+    rows, eval_rows = catalogue.rows_of(wanted)
     prediction = predict(wanted, rows, eval_rows)
     return Plan(
         rows=rows,
-        batch_size=program.data.batch_size,
+        batch_size=wanted.batch_size,
         global_batch_size=wanted.global_batch_size,
         patterns=prediction.epoch,
         findings=lint(wanted, prediction.epoch, rows),

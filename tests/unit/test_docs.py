@@ -271,7 +271,7 @@ def test_the_classic_cases_are_shown_from_reports_of_their_own_specs() -> None:
     for source in re.findall(r"<!-- report: docs/examples/(\S+)\.json -->", REPORT):
         wanted = spec.parse((ROOT / f"examples/jobs/{source}.json").read_bytes())
         shown = report.decode((ROOT / f"docs/examples/{source}.json").read_bytes())
-        planned = predict(wanted, catalogue.dataset_rows(wanted.program.data)).run
+        planned = predict(wanted, catalogue.dataset_rows(wanted.recipe.data)).run
         assert [(p.rows, p.steps) for p in planned] == [(p.rows, p.steps) for p in shown.patterns], source
 
 
@@ -326,7 +326,7 @@ def test_the_readmes_job_gives_the_split_that_the_readme_shows() -> None:
     (body, *_) = specs_in(ROOT / "README.md")
     wanted = spec.parse(body)
     shown = report.decode((ROOT / "docs/examples/three-of-thirty.json").read_bytes())
-    planned = predict(wanted, catalogue.dataset_rows(wanted.program.data)).run
+    planned = predict(wanted, catalogue.dataset_rows(wanted.recipe.data)).run
     assert [(p.rows, p.steps) for p in planned] == [(p.rows, p.steps) for p in shown.patterns]
 
 

@@ -40,7 +40,7 @@ def run(spec: JobSpec, context: RankContext) -> Result:
     recorder = prepared.strategy.recorder
     recorder.emit(loop.outline(prepared))
     try:
-        result = loop.train(prepared) if spec.program.mode == "train" else loop.forward(prepared)
+        result = loop.train(prepared) if spec.recipe.mode == "train" else loop.forward(prepared)
     finally:
         recorder.finish()
     if context.rank == 0:
@@ -50,7 +50,7 @@ def run(spec: JobSpec, context: RankContext) -> Result:
 
 def prepare(spec: JobSpec, context: RankContext) -> Run:
     """Build everything that the loop needs. Data and model each begin from the seed, so one does not move the other."""
-    program = spec.program
+    program = spec.recipe
     seed_everything(program.seed)
     dataset = build_data(program.data, "program.data", context)
     seed_everything(program.seed)
@@ -179,7 +179,7 @@ def check_fit(spec: JobSpec, model: nn.Module, dataset: Dataset[Any], loss: loop
     Raises:
         RejectedByWorker: the shapes do not fit.
     """
-    program = spec.program
+    program = spec.recipe
     if ":" in program.model.ref or ":" in program.data.ref:
         return
     inputs, target = loop.pair(default_collate([cast(Any, dataset)[0]]))
@@ -201,7 +201,7 @@ def check_precision(spec: JobSpec, context: RankContext) -> None:
     Raises:
         RejectedByWorker: the devices do not compute in the precision that is asked for.
     """
-    wanted = spec.program.precision
+    wanted = spec.recipe.precision
     if wanted == "float16" and context.kind == "cpu":
         raise RejectedByWorker(
             'program.precision: "float16" needs cuda devices, and these are cpu; take "bfloat16" or "float32"'
@@ -217,12 +217,12 @@ def check_precision(spec: JobSpec, context: RankContext) -> None:
 
 def build_loader(spec: JobSpec, context: RankContext, dataset: Dataset[Any]) -> DataLoader[Any]:
     """One rank's loader. Under ddp a DistributedSampler decides which rows are whose."""
-    data = spec.program.data
+    data = spec.recipe.data
     sized = hasattr(dataset, "__len__")
     if data.shuffle and not sized:
         raise RejectedByWorker(f"program.data.shuffle: {data.ref} only iterates and cannot be shuffled; set false")
     if context.world_size == 1:
-        return _loader(data, context, dataset, spec.program.seed, shuffle=data.shuffle, drop_last=data.drop_last)
+        return _loader(data, context, dataset, spec.recipe.seed, shuffle=data.shuffle, drop_last=data.drop_last)
     if not sized:
         raise RejectedByWorker(f"program.data.ref: {data.ref} only iterates; ddp needs a data set with a length")
     sampler: DistributedSampler[Any] = DistributedSampler(
@@ -230,10 +230,10 @@ def build_loader(spec: JobSpec, context: RankContext, dataset: Dataset[Any]) -> 
         context.world_size,
         context.rank,
         shuffle=data.shuffle,
-        seed=spec.program.seed % 2**31,
+        seed=spec.recipe.seed % 2**31,
         drop_last=data.drop_last,
     )
-    return _loader(data, context, dataset, spec.program.seed, sampler=sampler, drop_last=data.drop_last)
+    return _loader(data, context, dataset, spec.recipe.seed, sampler=sampler, drop_last=data.drop_last)
 
 
 def build_evaluation(data: EvaluationData, context: RankContext) -> DataLoader[Any]:

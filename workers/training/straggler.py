@@ -58,7 +58,7 @@ class _SleepInBackward(torch.autograd.Function):
 
 def of(spec: JobSpec, context: RankContext) -> Straggler | None:
     """The straggler among this rank's devices, if the spec has one."""
-    wanted = spec.program.straggler
+    wanted = spec.recipe.straggler
     if wanted is None:
         return None
     device = wanted.device if wanted.rank is None else wanted.rank

@@ -108,7 +108,7 @@ def dp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     )
     if virtual:
         recorder.note("per_device.data_wait_ms", "the wait for the batch, which is the same for all, and for the shard")
-        recorder.note("per_device.backward_ms", _WHEN_BACKWARD[spec.program.mode])
+        recorder.note("per_device.backward_ms", _WHEN_BACKWARD[spec.recipe.mode])
     else:
         recorder.note("per_device.backward_ms", "under DataParallel the backward of all devices is one call")
     if len(context.devices) == 1:

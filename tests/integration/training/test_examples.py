@@ -49,8 +49,8 @@ def submitted(name: str) -> JobSpec:
 def shortened(spec: JobSpec) -> JobSpec:
     """Two epochs at most, and sleeps that do not last."""
     body: dict[str, Any] = spec.model_dump(mode="json", exclude_unset=True)
-    body["program"]["epochs"] = min(spec.program.epochs, 2)
-    if spec.program.straggler is not None:
+    body["program"]["epochs"] = min(spec.recipe.epochs, 2)
+    if spec.recipe.straggler is not None:
         body["program"]["straggler"]["milliseconds"] = 20
     return parse(json.dumps(body))
 
@@ -63,7 +63,7 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(spec: JobSpec, data_root: Path) -> Report:
-    rows = catalogue.dataset_rows(spec.program.data)
+    rows = catalogue.dataset_rows(spec.recipe.data)
     if spec.world_size == 1:
         return report_here(spec, rows, data_root=data_root)
     runs = run_ranks(spec, data_root=data_root)
@@ -79,9 +79,9 @@ def test_the_examples_are_those_that_the_tutorials_call_for() -> None:
 def test_an_example_can_be_submitted_and_planned(name: str) -> None:
     spec = submitted(name)
     assert spec.name == name
-    prediction = predict(spec, catalogue.dataset_rows(spec.program.data))
+    prediction = predict(spec, catalogue.dataset_rows(spec.recipe.data))
     assert prediction.epoch
-    assert ("rows" in prediction.notes) == (spec.program.data.ref == "cifar10")
+    assert ("rows" in prediction.notes) == (spec.recipe.data.ref == "cifar10")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -48,13 +48,13 @@ def step(number: int, splits: Sequence[int], rows: Sequence[int], phase: str = "
 
 def rank_stream(spec: JobSpec, rank: int, rows: int, eval_rows: int | None = None) -> Iterator[AnyRecord]:
     """What one rank sends over a whole run, as the spec asks for it, up to its outcome."""
-    main = "train" if spec.program.mode == "train" else "forward"
+    main = "train" if spec.recipe.mode == "train" else "forward"
     numbers: dict[tuple[str, tuple[int, ...]], int] = {}
     counts = {main: 0, "eval": 0}
-    for epoch in range(spec.program.epochs):
+    for epoch in range(spec.recipe.epochs):
         passes: list[tuple[str, list[Run]]] = [(main, train_pass(spec, rows))]
-        if spec.program.evaluate is not None and eval_rows is not None:
-            passes.append(("eval", eval_pass(spec, eval_rows, spec.program.evaluate.data.batch_size)))
+        if spec.recipe.evaluate is not None and eval_rows is not None:
+            passes.append(("eval", eval_pass(spec, eval_rows, spec.recipe.evaluate.data.batch_size)))
         for phase, runs in passes:
             for shards, times in runs:
                 devices = [rank] if spec.world_size > 1 else list(range(spec.resources.devices))

@@ -33,7 +33,7 @@ def wrong(body: dict[str, Any] | str) -> dict[str, str]:
 def test_only_the_program_is_required() -> None:
     job = spec.parse(json.dumps({"program": TRAIN}))
     assert (job.pool, job.priority, job.resources.devices, job.parallelism.strategy) == ("default", 0, 1, "single")
-    assert (job.program.mode, job.program.epochs, job.program.seed, job.observe) == ("train", 1, 0, "auto")
+    assert (job.recipe.mode, job.recipe.epochs, job.recipe.seed, job.observe) == ("train", 1, 0, "auto")
     assert wrong("{}") == {"program": "required, but missing"}
 
 
