@@ -201,6 +201,18 @@ class Activity(Record, frozen=True):
     reductions: int  # collectives that add up or average tensors, called by the program itself
 
 
+class Progress(Record, frozen=True):
+    """How far a program is in its own count: what it said itself, or what its progress bar or its DataLoader shows.
+
+    `step` of `steps` are done; `steps` is `None` where the end is not known.
+    """
+
+    step: int
+    steps: int | None
+    unit: str = "step"
+    source: str = "job"  # job | tqdm | loader
+
+
 AnyRecord = (
     RankUp
     | DeviceInfo
@@ -216,6 +228,7 @@ AnyRecord = (
     | Wrapped
     | Loaded
     | Activity
+    | Progress
 )
 
 _encoder = msgspec.msgpack.Encoder()
