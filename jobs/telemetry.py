@@ -213,6 +213,18 @@ class Progress(Record, frozen=True):
     source: str = "job"  # job | tqdm | loader
 
 
+class Hello(Record, frozen=True):
+    """The first record of a process that descends from a rank and has work to tell of.
+
+    `rank` is the rank that it descends from; `role` says how it came to be.
+    """
+
+    pid: int
+    ppid: int
+    role: str  # forked | started (a new program: spawned by multiprocessing, or a sub-process)
+    rank: int = 0
+
+
 AnyRecord = (
     RankUp
     | DeviceInfo
@@ -229,6 +241,7 @@ AnyRecord = (
     | Loaded
     | Activity
     | Progress
+    | Hello
 )
 
 _encoder = msgspec.msgpack.Encoder()
@@ -244,7 +257,8 @@ def pack(records: Sequence[AnyRecord]) -> bytes:
 class Unpacker:
     """Turns the bytes of a pipe, in whatever pieces they come, back into records."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = MAX_PACKET_BYTES) -> None:
+        self._limit = limit  # of one packet
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> Iterator[AnyRecord]:
@@ -256,8 +270,8 @@ class Unpacker:
         self._pending += data
         while len(self._pending) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._pending)
-            if length > MAX_PACKET_BYTES:
-                raise ValueError(f"a packet of {length} bytes is over the limit of {MAX_PACKET_BYTES}")
+            if length > self._limit:
+                raise ValueError(f"a packet of {length} bytes is over the limit of {self._limit}")
             end = _LENGTH.size + length
             if len(self._pending) < end:
                 return
