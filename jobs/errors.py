@@ -6,6 +6,8 @@
     │   │   └── NotSupported      a valid wish that this version refuses
     │   ├── UnknownPool           no node ever registered for that pool
     │   ├── TooLargeForPool       no node of the pool has that many devices
+    │   ├── UnknownBundle         the spec names code that the tenant has not uploaded
+    │   ├── BadBundle             an upload that is no zip, or breaks a rule on bundles
     │   ├── MalformedCursor       a cursor that this service did not make
     │   └── MalformedJson         the body is not JSON
     ├── BodyTooLarge
@@ -62,6 +64,14 @@ class UnknownPool(InvalidRequest):
 
 class TooLargeForPool(InvalidRequest):
     code = "too_large_for_pool"
+
+
+class UnknownBundle(InvalidRequest):
+    code = "unknown_bundle"
+
+
+class BadBundle(InvalidRequest):
+    code = "bad_bundle"
 
 
 class MalformedCursor(InvalidRequest):

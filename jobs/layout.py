@@ -4,10 +4,12 @@
                                            /metrics.bin
                                            /report.json
                                            /artifacts/
+    <storage>/bundles/<tenant>/<hex>.<nonce>.zip
 
 The API and every node see the same directory, so these names are part of the contract between them.
 """
 
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -37,3 +39,21 @@ def report_file(attempt: Path) -> Path:
 
 def artifacts_dir(attempt: Path) -> Path:
     return attempt / "artifacts"
+
+
+def bundle_dir(storage: Path, tenant: str) -> Path:
+    return storage / "bundles" / tenant
+
+
+def bundle_file(storage: Path, tenant: str, bundle: str, nonce: str) -> Path:
+    """File of one upload of a bundle; `bundle` is the id, `sha256:<hex>`."""
+    return bundle_dir(storage, tenant) / f"{bundle.removeprefix('sha256:')}.{nonce}.zip"
+
+
+def find_bundle(storage: Path, tenant: str, bundle: str) -> Path | None:
+    """File that holds a bundle. Of two uploads that raced the first one stays, so the oldest is taken."""
+    found: list[tuple[float, Path]] = []
+    for file in bundle_dir(storage, tenant).glob(f"{bundle.removeprefix('sha256:')}.*.zip"):
+        with suppress(FileNotFoundError):  # the loser of a race has just been taken away
+            found.append((file.stat().st_mtime, file))
+    return min(found)[1] if found else None
