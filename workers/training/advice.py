@@ -1,0 +1,393 @@
+"""What the errors of other people's scripts mean here, in one line: why, and what to do.
+
+A script that runs on its author's machine fails on a node for reasons that its own error does not name: there is no
+GPU, no network, no terminal, another port, another set of packages. `explain` recognises these errors by their text.
+Standard library only: a rank in the operator's own Python environment asks as well.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+MAX_TEXT = 64 * 1024  # of a traceback; its end has the error
+MAX_LINE = 2000
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was known of the job when it failed."""
+
+    devices: int  # how many the job leases, or rehearses
+    device_kind: str  # "cpu" or "cuda"
+    strategy: str
+    rehearsing: bool
+    requirements: bool  # the bundle brings a requirements.txt
+
+    @property
+    def cuda(self) -> bool:
+        return self.device_kind == "cuda"
+
+    @property
+    def launched(self) -> bool:
+        """Whether the ranks have torchrun's variables."""
+        return self.strategy not in ("single", "dp")
+
+
+Advise = Callable[[re.Match[str], Facts], str]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`said` is searched in the error's own line; `source`, if any, must be in the traceback's code as well."""
+
+    said: re.Pattern[str]
+    advice: str | Advise
+    source: re.Pattern[str] | None = None
+
+
+def explain(kind: str, message: str, traceback: str, facts: Facts) -> str:
+    """One line for the user, or "" where there is nothing to add to the error itself.
+
+    `message` is the error as the job shows it ("RuntimeError: ..."; for a script that refused its arguments, the last
+    line that it printed). The chain of causes in `traceback` is asked after it, from the last to the first.
+    `kind` is the outcome's: an `out_of_memory` without known words still gets its line.
+    """
+    text = traceback[-MAX_TEXT:]
+    for line in _errors(message, text):
+        for rule in RULES:
+            advice = _advice(rule, line, text, facts)
+            if advice:
+                return advice
+    if kind == "out_of_memory":
+        return GPU_MEMORY if facts.cuda else MAIN_MEMORY
+    return ""
+
+
+def _errors(message: str, traceback: str) -> Iterator[str]:
+    """The error, then the lines of its traceback that are not code, the last first."""
+    yield message[:MAX_LINE]
+    for line in reversed(traceback.splitlines()):
+        if line and not line[0].isspace():
+            yield line[:MAX_LINE]
+
+
+def _advice(rule: Rule, line: str, traceback: str, facts: Facts) -> str:
+    found = rule.said.search(line)
+    if found is None or (rule.source is not None and not rule.source.search(traceback)):
+        return ""
+    return rule.advice if isinstance(rule.advice, str) else rule.advice(found, facts)
+
+
+# -- a GPU that is not there -----------------------------------------------------------------------
+
+ELSEWHERE = 'rehearse it on virtual devices ("rehearse": true, --rehearse) or submit it to a pool with GPUs'
+
+
+def _no_gpu(_: re.Match[str], facts: Facts) -> str:
+    if facts.rehearsing:
+        return "This part of the script reaches CUDA itself, which cannot be rehearsed: submit it to a pool with GPUs."
+    if facts.cuda:
+        return (
+            "PyTorch cannot use the GPUs that the job leases: its build has no CUDA, or the driver does not answer. "
+            "The operator must repair the node, or list a Python environment with a CUDA build (program.python)."
+        )
+    return f"The script needs a GPU and this node has none: {ELSEWHERE}."
+
+
+def _no_nccl(_: re.Match[str], facts: Facts) -> str:
+    if facts.cuda:
+        return "The PyTorch of this environment was built without NCCL: the operator must install one that has it."
+    return (
+        'The script names the backend "nccl", which needs GPUs, and this node has none: '
+        f"{ELSEWHERE} (a rehearsal takes gloo instead)."
+    )
+
+
+def _ddp_device_ids(_: re.Match[str], facts: Facts) -> str:
+    if facts.cuda:
+        return "The script gives device_ids to DistributedDataParallel before it has moved its model to that GPU."
+    return (
+        "The script gives device_ids to DistributedDataParallel and its model is on the CPU, where device_ids must be "
+        f"None: {ELSEWHERE}."
+    )
+
+
+def _no_accelerator(found: re.Match[str], facts: Facts) -> str:
+    if facts.cuda or facts.rehearsing:
+        return _no_gpu(found, facts)
+    return f"FSDP needs a GPU and this node has none: {ELSEWHERE} (fully_shard also works on CPUs)."
+
+
+def _no_devices(_: re.Match[str], facts: Facts) -> str:
+    if facts.cuda or facts.rehearsing:
+        return ""
+    return (
+        "The script divides by torch.cuda.device_count(), or by a number that comes from it, and that is 0 on this "
+        f"node: {ELSEWHERE}."
+    )
+
+
+def _other_device(_: re.Match[str], facts: Facts) -> str:
+    has = "one, device 0" if facts.devices == 1 else f"{facts.devices}, devices 0 to {facts.devices - 1}"
+    return (
+        f"The script names a GPU that this job does not have: it leases {has} (whatever their numbers on the node). "
+        "Ask for more devices, or take the number from LOCAL_RANK."
+    )
+
+
+SHARED_GPU = (
+    "Two ranks of the script use the same GPU: each must take the one of its own number "
+    '(torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))).'
+)
+
+
+def _checkpoint(_: re.Match[str], facts: Facts) -> str:
+    if facts.cuda:
+        return (
+            f"The checkpoint was saved on a GPU that this job does not have (it leases {facts.devices}): "
+            'torch.load(path, map_location="cpu") reads it anywhere.'
+        )
+    return (
+        'The checkpoint was saved on a GPU and this node has none: torch.load(path, map_location="cpu") reads it '
+        f"anywhere; without a change to the script, {ELSEWHERE}."
+    )
+
+
+def _half(_: re.Match[str], facts: Facts) -> str:
+    if facts.cuda:
+        return ""
+    return "The script computes in a half precision that CPUs lack for this operation: submit it to a pool with GPUs."
+
+
+def _other_hardware(found: re.Match[str], facts: Facts) -> str:
+    return (
+        f"The script asks for a device of the kind {found['device'].lower()}, which this node does not have: let it "
+        'take "cuda" or "cpu".'
+    )
+
+
+# -- memory and disk -------------------------------------------------------------------------------
+
+
+GPU_MEMORY = (
+    "The GPU's memory ran out: make the batch smaller, gather gradients over several smaller batches, or take more "
+    "devices (the split report shows what each one needed)."
+)
+MAIN_MEMORY = "The node's memory ran out: make the batch or the model smaller, or use fewer DataLoader workers."
+SHARED_MEMORY = (
+    "Shared memory (/dev/shm) ran out under the DataLoader's workers: use fewer workers or smaller batches, or let the "
+    "operator enlarge it (in a container: shm_size)."
+)
+LOST_WORKER = (
+    "A DataLoader worker was killed: by the lack of memory or of shared memory (/dev/shm), or by a crash in the data "
+    "set. Use fewer workers (num_workers=0 shows an error of the data set itself), or let the operator enlarge them "
+    "(in a container: shm_size)."
+)
+OPEN_FILES = (
+    "Too many files are open: use fewer DataLoader workers, or "
+    'torch.multiprocessing.set_sharing_strategy("file_system").'
+)
+DISK_FULL = (
+    "The disk is full: the script writes more than the node has room for (save fewer checkpoints), or the operator "
+    "must make room."
+)
+
+
+def _not_writable(found: re.Match[str], facts: Facts) -> str:
+    return (
+        f"The job may not write to {found['path']}: write below the working directory (thrown away at the end) or to "
+        "SHARDYARD_OUTPUT_DIR (kept as artifacts)."
+    )
+
+
+# -- files, packages and the network ---------------------------------------------------------------
+
+NO_NETWORK = (
+    "The script downloads something, and that address cannot be reached from the node: put the files into the bundle, "
+    "or name a path that the node sees, and let the script read them from there."
+)
+NO_DATA = (
+    "The data set is not where the script looks for it: put its files into the bundle, or name a path that the node "
+    "sees (relative paths start at the bundle's top folder)."
+)
+
+
+def _no_file(found: re.Match[str], facts: Facts) -> str:
+    path = found["path"]
+    if path.startswith("/"):
+        return f"{path} does not exist on the node: put the file into the bundle, or name a path that the node sees."
+    return (
+        f"{path} is not in the bundle: relative paths start at its top folder, and it has only what was packed "
+        "(shardyard submit --dry-run lists it; --include adds files)."
+    )
+
+
+def _no_program(found: re.Match[str], facts: Facts) -> str:
+    return f"The script starts the program {found['path']}, which the node does not have: the operator must install it."
+
+
+def _environment(facts: Facts) -> str:
+    """How a package comes into a job: never by an install at its start."""
+    if facts.requirements:
+        return (
+            "The bundle's requirements.txt is not installed by the job: the operator makes a Python environment from "
+            "it and lists it (SHARDYARD_ENVIRONMENTS=name=/path/to/python), then the job names it in program.python "
+            "(--python name)."
+        )
+    return (
+        "If it is a package, the operator adds it to a Python environment and lists that one "
+        "(SHARDYARD_ENVIRONMENTS=name=/path/to/python), and the job names it in program.python (--python name)."
+    )
+
+
+NEEDS_CUDA = {
+    *("amp_C", "apex", "bitsandbytes", "causal_conv1d", "cupy", "deepspeed", "fbgemm_gpu", "flash_attn", "mamba_ssm"),
+    *("nvidia", "pycuda", "tensorrt", "transformer_engine", "triton", "vllm", "xformers"),
+}
+
+
+def _no_module(found: re.Match[str], facts: Facts) -> str:
+    name = found["name"]
+    if name.split(".")[0] in NEEDS_CUDA and not facts.cuda:
+        return f"{name} works on GPUs only: submit the script to a pool with GPUs. {_environment(facts)}"
+    return (
+        f"The node's Python has no module {name}. If it is a file of yours, it was not packed "
+        f"(shardyard submit --dry-run lists what is). {_environment(facts)}"
+    )
+
+
+def _wants_package(found: re.Match[str], facts: Facts) -> str:
+    return f"The script needs the package {found['name']}, or a newer one. {_environment(facts)}"
+
+
+NOT_A_MODULE = (
+    "The script is a part of a package: name it as a module, as `python -m` does "
+    '("entrypoint": "package.train" in place of "package/train.py").'
+)
+NO_COMPILER = (
+    "torch.compile needs a C++ compiler on the node (on GPUs: triton): the operator installs it, or "
+    "TORCH_COMPILE_DISABLE=1 in program.env runs the script uncompiled."
+)
+
+
+# -- launched another way --------------------------------------------------------------------------
+
+PORT_TAKEN = (
+    "The script listens on a port that is taken on this node. If it sets MASTER_PORT or an address like "
+    'tcp://localhost:12355 itself, leave that out: under strategy "ddp" the job brings MASTER_ADDR and MASTER_PORT.'
+)
+LOST_PEER = "Another rank of this job ended first, and this one lost its connection to it: look at that rank's log."
+
+
+def _take_ddp(facts: Facts) -> str:
+    return (
+        f'strategy "{facts.strategy}" starts one process without torchrun\'s variables: submit it with strategy '
+        '"ddp" (or "fsdp"), one process per device'
+    )
+
+
+def _no_rendezvous(_: re.Match[str], facts: Facts) -> str:
+    if facts.launched:
+        return "The variable is missing in a process that the script started itself: hand os.environ on to it."
+    return f"The script is written for torchrun, and {_take_ddp(facts)}."
+
+
+def _no_group(_: re.Match[str], facts: Facts) -> str:
+    if facts.launched:
+        return "The script did not call torch.distributed.init_process_group() in this process, or has left the group."
+    return (
+        "The script works in a process group that it has not made. If it makes one only where torchrun's variables "
+        f"are set: {_take_ddp(facts)}."
+    )
+
+
+def _local_rank_refused(found: re.Match[str], facts: Facts) -> str:
+    return (
+        f"The script does not know {found['option']}: scripts of the old launcher spell it --local_rank or "
+        "--local-rank, and those that read the variable LOCAL_RANK need neither. Correct program.args."
+    )
+
+
+def _local_rank_wanted(found: re.Match[str], facts: Facts) -> str:
+    return f'The script is written for the old launcher: add "{found["option"]}={{local_rank}}" to program.args.'
+
+
+ARGUMENTS = (
+    "The script refused its arguments: program.args (what follows -- on the command line) are handed on as they are, "
+    "one string each."
+)
+
+# -- nobody sits at a job --------------------------------------------------------------------------
+
+NO_TERMINAL = "The script asks for the size of a terminal, and a job has none: let it fall back to a fixed width (80)."
+NO_KEYBOARD = "The script waits for somebody to type, and a job has no keyboard: pass the answer in program.args."
+NO_DISPLAY = "The script opens a window, and a job has no display: for matplotlib, set MPLBACKEND=Agg in program.env."
+
+
+def _rule(said: str, advice: str | Advise, source: str | None = None) -> Rule:
+    return Rule(re.compile(said), advice, None if source is None else re.compile(source))
+
+
+# The first rule that matches speaks, so the narrower one of two stands first.
+RULES = (
+    _rule(r"DistributedDataParallel device_ids and output_device arguments only work with", _ddp_device_ids),
+    _rule(r"FSDP needs a non-CPU accelerator device", _no_accelerator),
+    _rule(r"Cannot access accelerator device when none is available", _no_accelerator, r"fully_sharded_data_parallel"),
+    _rule(r"Distributed package doesn't have NCCL|ProcessGroupNCCL is only supported with GPUs", _no_nccl),
+    _rule(
+        r"on a CUDA device but torch\.cuda\.is_available|on CUDA device \d+ but torch\.cuda\.device_count", _checkpoint
+    ),
+    _rule(r"integer (division or )?modulo by zero", _no_devices),
+    _rule(r"ZeroDivisionError: division by zero", _no_devices, r"device_count|n_?gpus?\b|num_gpus|nprocs|world_size"),
+    _rule(r"invalid device ordinal|Invalid device id", _other_device),
+    _rule(r"Duplicate GPU detected", SHARED_GPU),
+    _rule(
+        r"Torch not compiled with CUDA|PyTorch was compiled without CUDA|requires CUDA support"
+        r"|module 'torch\._C' has no attribute '_(cuda|nccl|scatter|gather|broadcast_coalesced)"
+        r"|Tried to instantiate dummy base class|Cannot get CUDA generator|Cannot access accelerator device"
+        r"|No CUDA GPUs are available|Found no NVIDIA driver|no CUDA-capable device|libcuda\.so|libcudart\.so",
+        _no_gpu,
+    ),
+    _rule(r"(Torch not compiled with|not linked with support for) (?P<device>\w+)", _other_hardware),
+    _rule(r"not implemented for '(Half|BFloat16)'", _half),
+    _rule(r"CUDA out of memory", GPU_MEMORY),
+    _rule(r"DefaultCPUAllocator: can't allocate|^MemoryError|Cannot allocate memory", MAIN_MEMORY),
+    _rule(r"insufficient shared memory|Bus error|unable to (open|mmap|allocate) shared memory", SHARED_MEMORY),
+    _rule(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)", LOST_WORKER),
+    _rule(r"Too many open files|received 0 items of ancdata", OPEN_FILES),
+    _rule(r"No space left on device|Disk quota exceeded|unexpected pos \d+ vs \d+", DISK_FULL),
+    _rule(
+        r"Name or service not known|Temporary failure in name resolution|[Ff]ailed to resolve|No address associated"
+        r"|NameResolutionError|no internet connection|Network is unreachable|Max retries exceeded|<urlopen error"
+        r"|ProxyError|Tunnel connection failed|[Cc]ouldn't connect to .https?:|Error downloading|OfflineModeIsEnabled"
+        r"|LocalEntryNotFoundError|cannot find the (requested|appropriate) .*snapshot",
+        NO_NETWORK,
+    ),
+    _rule(r"Dataset not found", NO_DATA),
+    _rule(r"EADDRINUSE|[Aa]ddress already in use", PORT_TAKEN),
+    _rule(r"environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected", _no_rendezvous),
+    _rule(r"KeyError: '(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'", _no_rendezvous),
+    _rule(r"TypeError: int\(\) argument must be .*'NoneType'", _no_rendezvous, r"LOCAL_RANK|WORLD_SIZE|\bRANK\b"),
+    _rule(r"Default process group has not been initialized", _no_group),
+    _rule(r"Connection (reset|closed) by peer|failed to recv, got 0 bytes", LOST_PEER),
+    _rule(r"(unrecognized arguments:.*|No such option:? )(?P<option>--local[-_]rank)", _local_rank_refused),
+    _rule(r"arguments are required:.*(?P<option>--local[-_]rank)", _local_rank_wanted),
+    _rule(
+        r"error: (unrecognized arguments|the following arguments are required|ambiguous option)"
+        r"|error: argument .*(invalid|expected)|Error: No such option",
+        ARGUMENTS,
+    ),
+    _rule(r"No module named '?(?P<name>[\w.]+)", _no_module),
+    _rule(r"attempted relative import with no known parent package", NOT_A_MODULE),
+    _rule(
+        r"(ImportError|RuntimeError|ValueError): .*pip3? install (-U |--upgrade )?(?P<name>[\w\[\]-]+)", _wants_package
+    ),
+    _rule(r"FileNotFoundError: .*No such file or directory: '(?P<path>[^']+)'", _no_program, r"subprocess\.py"),
+    _rule(r"FileNotFoundError: .*No such file or directory: '(?P<path>[^']+)'", _no_file),
+    _rule(r"(Read-only file system|Permission denied): '(?P<path>[^']+)'", _not_writable),
+    _rule(r"InvalidCxxCompiler|No working C\+\+ compiler|TritonMissing|working triton installation", NO_COMPILER),
+    _rule(r"IndexError: list index out of range|not enough values to unpack", NO_TERMINAL, r"stty size"),
+    _rule(r"Inappropriate ioctl for device|setupterm: could not find terminal", NO_TERMINAL),
+    _rule(r"EOFError: EOF when reading a line", NO_KEYBOARD),
+    _rule(r"no display name|couldn't connect to display|cannot connect to X server", NO_DISPLAY),
+)
