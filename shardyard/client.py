@@ -7,11 +7,12 @@ an Idempotency-Key) are repeated a few times with a growing pause.
 
 import contextlib
 import json
+import os
 import random
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO, Self
 from urllib.parse import quote
 
 import httpx
@@ -30,6 +31,9 @@ from jobs.errors import (
 ATTEMPTS = 4
 FIRST_PAUSE_SECONDS = 0.1
 TIMEOUT = httpx.Timeout(30, connect=5)
+UPLOAD_BYTES = 256 * 1024
+#: The service unpacks an upload to check it before it answers.
+UPLOAD_TIMEOUT = httpx.Timeout(30, connect=5, read=300)
 #: Statuses of a proxy or a service that is just restarting.
 PASSING = frozenset({502, 503, 504})
 
@@ -141,6 +145,44 @@ class Client:
     def metrics(self, job: str, **filters: Any) -> Json:
         return self._json("GET", _path("jobs", job, "metrics"), params=filters)
 
+    # -- bundles -----------------------------------------------------------------------------------
+
+    def upload_bundle(self, zipped: BinaryIO, advanced: Callable[[int], None] = lambda count: None) -> Json:
+        """Send a zip of code; its id goes into `program.bundle`. The same bytes have the same id.
+
+        `advanced` hears how many bytes went out each time, and a negative number where they are sent again.
+
+        Raises:
+            BadBundle: it breaks a rule on bundles.
+            BodyTooLarge: it is larger than this service takes.
+        """
+        size = zipped.seek(0, os.SEEK_END)
+        sent = 0
+
+        def body() -> Iterator[bytes]:
+            nonlocal sent
+            advanced(-sent)
+            sent = zipped.seek(0)
+            while part := zipped.read(UPLOAD_BYTES):
+                yield part
+                sent += len(part)
+                advanced(len(part))
+
+        headers = {"Content-Type": "application/zip", "Content-Length": str(size)}
+        return self._json("POST", "/v1/bundles", again=True, make=body, headers=headers, timeout=UPLOAD_TIMEOUT)
+
+    def bundle(self, bundle: str) -> Json:
+        """What a bundle holds: `files` with their sizes. Raises NotFound."""
+        return self._json("GET", _path("bundles", bundle))
+
+    def has_bundle(self, bundle: str) -> bool:
+        """Whether the service has a bundle of this id, for this token's owner."""
+        try:
+            self.bundle(bundle)
+        except NotFound:
+            return False
+        return True
+
     # -- the service -------------------------------------------------------------------------------
 
     def missing(self) -> dict[str, str] | None:
@@ -192,16 +234,27 @@ class Client:
             raise ShardyardError(f"{self.url} answered {method} {path} with something that is not a JSON object")
         return answer
 
-    def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        again: bool = False,
+        make: Callable[[], Iterator[bytes]] | None = None,
+        **request: Any,
+    ) -> httpx.Response:
+        """One request, repeated where that is safe; `again` says that it is. `make` gives the body anew each time."""
         if "params" in request:
             request["params"] = {name: value for name, value in request["params"].items() if value is not None}
         headers = {"Content-Type": "application/json"} | request.pop("headers", {})
-        repeatable = method == "GET" or "Idempotency-Key" in headers
+        repeatable = again or method == "GET" or "Idempotency-Key" in headers
         left = self._attempts if repeatable else 1
         pause = FIRST_PAUSE_SECONDS
         while True:
             left -= 1
             try:
+                if make is not None:
+                    request["content"] = make()
                 with _translated(self.url):
                     response = self._http.request(method, path, headers=headers, **request)
                 if response.is_error:
