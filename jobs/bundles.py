@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from jobs import zips
-from jobs.bundle_names import Names, shown
+from jobs.bundle_names import MAX_NAMES, Names, shown
 from jobs.errors import BadBundle
 from jobs.zips import Entry
 
@@ -23,7 +23,7 @@ MIB = 1024 * 1024
 class Limits:
     """What a bundle may unpack to, in bytes where not said otherwise."""
 
-    entries: int = 10_000
+    entries: int = MAX_NAMES
     file: int = 256 * MIB
     total: int = 1024 * MIB
     #: Most bytes for each byte of the zip, where it unpacks to more than `unpressed`.
@@ -100,7 +100,7 @@ def _checked_entries(file: BinaryIO, limits: Limits) -> list[Entry]:
     """Entries whose names and announced sizes keep the limits; none can unpack to more than it announces."""
     packed = os.fstat(file.fileno()).st_size
     entries = zips.read_entries(file, packed, limits.entries)
-    names = Names()
+    names = Names(limits.entries)
     for entry in entries:
         names.add(entry.name)
         if entry.size > limits.file:

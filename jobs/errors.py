@@ -18,6 +18,7 @@
     │   ├── IdempotencyConflict   same key, other body
     │   ├── JobFinished           cancel of a job that has ended
     │   ├── JobNotFinished        delete of a job that has not
+    │   ├── BundleQuota           a tenant's bundles have no more room
     │   └── NodeInUse             forgetting a node that is alive or holds a lease
     ├── UnreadableSpec            a stored spec of another version of the service
     └── Unavailable               Redis does not answer; the request may be repeated
@@ -112,6 +113,10 @@ class JobFinished(Conflict):
 
 class JobNotFinished(Conflict):
     code = "job_not_finished"
+
+
+class BundleQuota(Conflict):
+    code = "bundle_quota"
 
 
 class NodeInUse(Conflict):

@@ -17,19 +17,22 @@ import zstandard
 from pydantic import ValidationError
 
 from jobs.errors import (
+    BundleQuota,
+    FieldError,
     IdempotencyConflict,
     JobFinished,
     JobNotFinished,
     NodeInUse,
     NotFound,
     TooLargeForPool,
+    UnknownBundle,
     UnknownPool,
     UnreadableSpec,
 )
 from jobs.record import AttemptRecord, Fields, JobRecord, NodeInfo, NodeRecord, QueueView
 from jobs.spec import JobSpec
 from jobs.state import CAUSE_OF, AttemptState, Cause, Order, Reason, State
-from jobs.wire import attempt_ref, job_ref
+from jobs.wire import attempt_ref, bundle_ref, job_ref
 
 T = TypeVar("T")
 
@@ -57,6 +60,7 @@ class Call(Generic[T]):
 #: new job is refused cleanly; everything else must go on, or running jobs could neither beat nor end.
 _READING = (
     "attempts",
+    "bundle_nonces",
     "count_jobs",
     "leases",
     "nodes",
@@ -67,7 +71,7 @@ _READING = (
     "token_read",
     "versions",
 )
-_FLAGS = dict.fromkeys(_READING, " flags=no-writes") | {"submit": ""}
+_FLAGS = dict.fromkeys(_READING, " flags=no-writes") | {"submit": "", "put_bundle": ""}
 
 
 @cache
@@ -101,8 +105,10 @@ def submit(
 
     Raises (on execution):
         IdempotencyConflict: the key was used for another body.
+        UnknownBundle: the tenant has no such bundle, or has none any more.
         UnknownPool, TooLargeForPool: it could never run.
     """
+    bundle = spec.program.bundle
 
     def parse(reply: Sequence[bytes]) -> Submitted:
         status, *detail = (part.decode() for part in reply)
@@ -110,6 +116,8 @@ def submit(
             raise IdempotencyConflict(
                 f"this Idempotency-Key was used for job {detail[0]} with another body; send a new key"
             )
+        if status == "unknown_bundle":
+            raise unknown_bundle(bundle)
         if status == "unknown_pool":
             known = ", ".join(sorted(detail)) or "none: no worker has registered yet"
             raise UnknownPool(f"there is no pool {spec.pool!r}; pools: {known}")
@@ -138,6 +146,7 @@ def submit(
             IDEMPOTENCY_SECONDS,
             parent,
             token,
+            (bundle or "").removeprefix("sha256:"),
         ),
         parse,
     )
@@ -267,6 +276,97 @@ def delete(tenant: str, job: str) -> Call[None]:
             raise JobNotFinished(f"job {job} has not ended; cancel it first")
 
     return Call("delete", (tenant, job), parse)
+
+
+# -- bundles ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BundleRecord:
+    """A bundle of a tenant; sizes in bytes, times in microseconds since the epoch."""
+
+    id: str
+    nonce: str  # names its file: layout.bundle_file
+    bytes: int
+    files: int
+    unpacked: int
+    created: int
+    used: int
+    jobs: int  # that need it, also those that have ended and could be submitted again
+
+
+@dataclass(frozen=True, slots=True)
+class BundlePut:
+    created: bool
+    nonce: str  # of the file that is kept: another one than the caller's when that came second
+
+
+def put_bundle(
+    tenant: str, bundle: str, nonce: str, *, size: int, files: int, unpacked: int, gone: str = "", quota: int
+) -> Call[BundlePut]:
+    """Note an upload whose file is in place. `gone` is the nonce of a record whose file was found missing. `quota` is
+    how many bytes all bundles of the tenant may have.
+
+    Raises (on execution):
+        BundleQuota: they would have more.
+    """
+
+    def parse(reply: Sequence[bytes]) -> BundlePut:
+        status, *detail = (part.decode() for part in reply)
+        if status == "full":
+            raise BundleQuota(
+                f"your bundles have {detail[0]} bytes, and with this one of {size} they would have more than {quota}; "
+                "delete finished jobs that you do not need, and their bundles go when they have rested"
+            )
+        return BundlePut(status == "created", detail[0] if detail else nonce)
+
+    return Call("put_bundle", (bundle_ref(tenant, bundle), nonce, size, files, unpacked, gone, quota), parse)
+
+
+def read_bundle(tenant: str, bundle: str) -> Call[BundleRecord | None]:
+    """A bundle, which counts as used now; None when the tenant has no such one."""
+
+    def parse(reply: Sequence[bytes]) -> BundleRecord | None:
+        if not reply:
+            return None
+        fields = {name.decode(): value.decode() for name, value in fields_of(reply).items()}
+        nonce = fields.pop("nonce")
+        return BundleRecord(id=bundle, nonce=nonce, **{name: int(value) for name, value in fields.items()})
+
+    return Call("read_bundle", (bundle_ref(tenant, bundle),), parse)
+
+
+def unknown_bundle(bundle: str | None) -> UnknownBundle:
+    problem = "there is no such bundle; upload it with POST /v1/bundles, and submit again"
+    return UnknownBundle(f"there is no bundle {bundle}", fields=(FieldError("program.bundle", problem),))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBundle:
+    """Which file a bundle has, or had."""
+
+    tenant: str
+    id: str
+    nonce: str
+
+
+def collect_bundles(rested_seconds: float, limit: int = 100) -> Call[tuple[StoredBundle, ...]]:
+    """Forget bundles that no job needs and nobody has used for so long; their files are the caller's."""
+
+    def parse(reply: Sequence[Sequence[bytes]]) -> tuple[StoredBundle, ...]:
+        rows = ((*ref.decode().split("/"), nonce.decode()) for ref, nonce in reply)
+        return tuple(StoredBundle(tenant, f"sha256:{digest}", nonce) for tenant, digest, nonce in rows)
+
+    return Call("collect_bundles", (int(rested_seconds * 1e6), limit), parse)
+
+
+def are_kept(stored: Sequence[StoredBundle]) -> Call[tuple[bool, ...]]:
+    """Whether each of these files is the one that its bundle has."""
+
+    def parse(reply: Sequence[bytes]) -> tuple[bool, ...]:
+        return tuple(nonce.decode() == one.nonce for nonce, one in zip(reply, stored, strict=True))
+
+    return Call("bundle_nonces", tuple(bundle_ref(one.tenant, one.id) for one in stored), parse)
 
 
 # -- scheduling ------------------------------------------------------------------------------------

@@ -28,6 +28,11 @@ def attempt_ref(tenant: str, job: str, attempt: int) -> str:
     return f"{tenant}/{job}/{attempt}"
 
 
+def bundle_ref(tenant: str, bundle: str) -> str:
+    """How the store names a bundle, whose id is `sha256:<hex>`."""
+    return f"{tenant}/{bundle.removeprefix('sha256:')}"
+
+
 # -- telemetry Redis -------------------------------------------------------------------------------
 
 

@@ -8,12 +8,17 @@ local function node_key(node) return 'sy:node:' .. node end
 local function queue_key(pool, devices) return 'sy:queue:' .. pool .. ':' .. devices end
 local function classes_key(pool) return 'sy:queue:' .. pool end
 
+local function bundle_key(ref) return 'sy:bundle:' .. ref end
+local function bundle_bytes_key(tenant) return 'sy:bundle_bytes:' .. tenant end
+
 local LEASES = 'sy:leases'    -- refs of attempts that hold a lease
 local OUTBOX = 'sy:outbox'    -- '<node> <attempt ref>' of attempts nobody has claimed, by when the hint is due
 local BACKOFF = 'sy:backoff'  -- refs of queued jobs that wait before they may start again, by when
+local IDLE_BUNDLES = 'sy:idle_bundles'  -- refs, '<tenant>/<hex>', of bundles that no job needs, by their last use
 local MAX_BACKOFF_US = 600 * 1000000  -- a due time further ahead than this means that the clock was set back
 
--- Microseconds since the epoch. For display and ordering only: no expiry is decided by it.
+-- Microseconds since the epoch. For display and ordering; the only expiry that it decides is that of a bundle, which
+-- can be uploaded again.
 local function now_us()
   local t = redis.call('TIME')
   return t[1] * 1000000 + t[2]
@@ -170,4 +175,12 @@ local function cancel(ref)
   local reason = job[1] == 'running' and 'cancelling' or 'starting'
   move(ref, job[1], reason, 'cancel was asked for; the ranks are being ended')
   return 'cancelling'
+end
+
+-- A bundle was used now: it rests from now on, unless a job needs it. `change` is how many jobs more (or less) do.
+local function use_bundle(ref, change)
+  local now = int(now_us())
+  local jobs = redis.call('HINCRBY', bundle_key(ref), 'jobs', change or 0)
+  redis.call('HSET', bundle_key(ref), 'used', now)
+  if jobs > 0 then redis.call('ZREM', IDLE_BUNDLES, ref) else redis.call('ZADD', IDLE_BUNDLES, now, ref) end
 end

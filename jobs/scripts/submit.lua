@@ -1,6 +1,6 @@
 -- a: a new job, stored and queued. The same idempotency key gives the same job again.
--- ARGV: tenant id pool devices priority name strategy labels spec max_retries idem_key digest idem_ttl parent token
--- Returns {status, detail...}: created id | exists id | conflict id | unknown_pool name... | too_large n
+-- ARGV: tenant id pool devices priority name strategy labels spec max_retries idem_key digest idem_ttl parent token bundle
+-- Returns {status, detail...}: created id | exists id | conflict id | unknown_bundle | unknown_pool name... | too_large n
 local tenant, id, pool, devices, priority = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local ref = tenant .. '/' .. id
 local idem = ARGV[11] ~= '' and 'sy:idem:' .. tenant .. '/' .. ARGV[11]
@@ -15,6 +15,8 @@ if idem then
   end
 end
 if redis.call('EXISTS', job_key(ref)) == 1 then return {'exists', id} end
+local bundle = ARGV[16] ~= '' and tenant .. '/' .. ARGV[16]
+if bundle and redis.call('EXISTS', bundle_key(bundle)) == 0 then return {'unknown_bundle'} end
 if redis.call('SISMEMBER', 'sy:pools', pool) == 0 then
   return {'unknown_pool', unpack(redis.call('SMEMBERS', 'sy:pools'))}
 end
@@ -26,8 +28,10 @@ local score = (100 - priority) * 2 ^ 45 + redis.call('INCR', 'sy:seq')
 redis.call('SET', spec_key(ref), ARGV[9])
 redis.call('HSET', job_key(ref), 'pool', pool, 'devices', devices, 'priority', priority, 'name', ARGV[6],
   'strategy', ARGV[7], 'labels', ARGV[8], 'max_retries', ARGV[10], 'retries', 0, 'losses', 0, 'attempt', 0,
-  'score', int(score), 'created', int(now_us()), 'parent', ARGV[14], 'token', ARGV[15], 'version', 0)
+  'score', int(score), 'created', int(now_us()), 'parent', ARGV[14], 'token', ARGV[15], 'bundle', ARGV[16],
+  'version', 0)
 redis.call('ZADD', 'sy:jobs:' .. tenant, 0, id)
+if bundle then use_bundle(bundle, 1) end
 move(ref, 'queued', 'waiting_for_devices', '')
 enqueue(ref)
 if idem then redis.call('SET', idem, id .. ' ' .. ARGV[12], 'EX', ARGV[13]) end

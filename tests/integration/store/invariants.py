@@ -1,5 +1,6 @@
 """What must hold in the control Redis between any two calls, read from the keys themselves."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ class Keys:
     hashes: dict[str, dict[bytes, bytes]] = field(default_factory=dict)
     zsets: dict[str, dict[bytes, float]] = field(default_factory=dict)
     sets: dict[str, set[bytes]] = field(default_factory=dict)
+    strings: dict[str, bytes] = field(default_factory=dict)
 
     def hashes_at(self, prefix: str) -> dict[str, dict[bytes, bytes]]:
         return {key.removeprefix(prefix): value for key, value in self.hashes.items() if key.startswith(prefix)}
@@ -30,6 +32,7 @@ def read_keys(client: "redis.Redis") -> Keys:
         types = pipe.execute()
         readers: dict[bytes, Callable[[str], object]] = {
             b"hash": pipe.hgetall,
+            b"string": pipe.get,
             b"set": pipe.smembers,
             b"zset": lambda key: pipe.zrange(key, 0, -1, withscores=True),
         }
@@ -44,6 +47,8 @@ def read_keys(client: "redis.Redis") -> Keys:
                 keys.hashes[name] = value
             case b"set":
                 keys.sets[name] = value
+            case b"string":
+                keys.strings[name] = value
             case _:
                 keys.zsets[name] = dict(value)
     return keys
@@ -52,7 +57,7 @@ def read_keys(client: "redis.Redis") -> Keys:
 def violations(client: "redis.Redis") -> list[str]:
     """Every broken rule, in words; empty when all is well."""
     keys = read_keys(client)
-    return [*_indexes(keys), *_queues(keys), *_attempts(keys), *_devices(keys), *_holds(keys)]
+    return [*_indexes(keys), *_queues(keys), *_attempts(keys), *_devices(keys), *_holds(keys), *_bundles(keys)]
 
 
 def _indexes(keys: Keys) -> Iterator[str]:
@@ -151,3 +156,25 @@ def _holds(keys: Keys) -> Iterator[str]:
         queue = keys.zsets.get(f"sy:queue:{pool}:{hold[b'devices'].decode()}", {})
         if hold[b"ref"] not in queue:
             yield f"a node of pool {pool} is kept for {hold[b'ref'].decode()}, which does not wait"
+
+
+def _bundles(keys: Keys) -> Iterator[str]:
+    bundles = keys.hashes_at("sy:bundle:")
+    needed = Counter(
+        f"{ref.split('/')[0]}/{job[b'bundle'].decode()}"
+        for ref, job in keys.hashes_at("sy:job:").items()
+        if job.get(b"bundle")
+    )
+    counted = Counter({ref: int(bundle[b"jobs"]) for ref, bundle in bundles.items()})
+    if needed != counted:
+        yield f"jobs need {needed}, but bundles count {counted}"
+    resting = {ref.decode() for ref in keys.zsets.get("sy:idle_bundles", {})}
+    if resting != {ref for ref in bundles if not counted[ref]}:
+        yield f"bundles {resting} are said to rest, and jobs are counted so: {counted}"
+    held: Counter[str] = Counter()
+    for ref, bundle in bundles.items():
+        held[ref.split("/")[0]] += int(bundle[b"bytes"])
+    prefix = "sy:bundle_bytes:"
+    written = {name.removeprefix(prefix): int(value) for name, value in keys.strings.items() if name.startswith(prefix)}
+    if held != Counter(written):
+        yield f"bundles have {held} bytes, but {written} are written down"

@@ -16,12 +16,12 @@ from hypothesis.stateful import (
 )
 
 from jobs import store
-from jobs.errors import JobFinished, JobNotFinished, TooLargeForPool
+from jobs.errors import JobFinished, JobNotFinished, TooLargeForPool, UnknownBundle
 from jobs.record import AttemptRecord, JobRecord
 from jobs.state import CAUSE_OF, STATE_OF, TERMINAL, TRANSITIONS, AttemptState, Order, Reason, State
 from jobs.store import AttemptId, NodeStanding
 from tests.integration.store.invariants import violations
-from tests.integration.store.world import NEVER, TENANT, World
+from tests.integration.store.world import NEVER, TENANT, World, script
 
 pytestmark = pytest.mark.integration
 
@@ -79,6 +79,20 @@ class History(RuleBasedStateMachine):
             assert self.seen.pop(job).state in TERMINAL
         except JobNotFinished:
             assert self.seen[job].state not in TERMINAL
+
+    @rule(bundle=st.integers(1, 2), what=st.sampled_from(("upload", "submit", "submit", "collect")))
+    def bundles_come_and_go(self, bundle: int, what: str) -> None:
+        match what:
+            case "upload":
+                self.world.put_bundle(bundle)
+            case "submit":
+                try:
+                    job = self.world.submit(1, program=script(bundle))
+                except UnknownBundle:
+                    return
+                self.seen[job] = self.world.job(job)
+            case _:
+                self.world.run(store.collect_bundles(0))
 
     # -- dispatchers and reapers -------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from jobs.record import AttemptRecord, DeviceRecord, JobRecord, NodeInfo
 from jobs.redis_store import RedisStore
 from jobs.spec import JobSpec
 from jobs.state import Reason, State
-from jobs.store import AttemptId
+from jobs.store import AttemptId, BundlePut
 
 T = TypeVar("T")
 TENANT = "default"
@@ -24,6 +24,15 @@ def a_spec(devices: int = 1, **fields: Any) -> JobSpec:
     return spec.parse(
         json.dumps({"program": program, "parallelism": how, "resources": {"devices": devices}} | dict(fields))
     )
+
+
+def bundle_id(number: int) -> str:
+    return f"sha256:{number:064x}"
+
+
+def script(number: int) -> dict[str, Any]:
+    """A program from the bundle of that number."""
+    return {"kind": "script", "bundle": bundle_id(number), "entrypoint": "train.py"}
 
 
 def node_info(devices: int) -> NodeInfo:
@@ -51,6 +60,15 @@ class World:
         limits = {"max_retries": retries}
         chosen = a_spec(devices, priority=priority, limits=limits, **fields)
         return self.run(store.submit(TENANT, f"{next(self._ids):09d}", chosen)).job
+
+    def put_bundle(self, number: int, *, nonce: str = "nonce", size: int = 100, **fields: Any) -> BundlePut:
+        fields = {"files": 1, "unpacked": 200, "quota": 1000} | fields
+        return self.run(store.put_bundle(TENANT, bundle_id(number), nonce, size=size, **fields))
+
+    def jobs_that_need(self, number: int) -> int | None:
+        """None when there is no such bundle."""
+        bundle = self.run(store.read_bundle(TENANT, bundle_id(number)))
+        return None if bundle is None else bundle.jobs
 
     def dispatch(self, hold: float = NEVER) -> list[str]:
         """Ids of the jobs that were started."""
