@@ -1,5 +1,6 @@
 """What a supervisor is told when it is started: everything but the credentials, which come by a pipe."""
 
+import contextlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,10 +78,23 @@ class Marks:
     def log(self) -> Path:
         return self.directory / "supervisor.log"
 
+    @property
+    def work(self) -> Path:
+        """The working copy of the job's bundle."""
+        return self.directory / "work"
+
+    @property
+    def temporary(self) -> Path:
+        """Holds the path of the directory for temporary files, which lies elsewhere."""
+        return self.directory / "temporary"
+
     def create(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def remove(self) -> None:
+        """Remove the traces, and all directories that the attempt's processes had for themselves."""
+        with contextlib.suppress(OSError):
+            shutil.rmtree(self.temporary.read_text(), ignore_errors=True)
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

@@ -6,30 +6,31 @@ collective, is the closing barrier: with torch 2.13 the usual endings of a gloo 
 and then (pytorch#190489).
 """
 
-import atexit
 import contextlib
 import ctypes
 import fcntl
+import json
 import os
+import resource
 import select
 import signal
-import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 from jobs.logs import StreamName
-from jobs.spec import JobSpec
+from jobs.spec import JobSpec, ScriptProgram
 from jobs.telemetry import Outcome, RankUp, Unpacker
-from workers import cgroup
+from workers import cgroup, endings
 from workers.launch import Launch, Marks, environment_mark
-from workers.training.context import ChannelSink, Device, DeviceStreams, RankContext, RejectedByWorker, Stopped
+from workers.training.context import ChannelSink, Device, DeviceStreams, RankContext
+from workers.workplace import Workplace
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
-MAX_TRACEBACK = 64 * 1024
+PR_SET_NO_NEW_PRIVS = 38
 #: Exit codes of a rank that never came to run the program.
 EXIT_ORPHANED = 98
 EXIT_BROKEN = 99
@@ -39,6 +40,24 @@ KEPT_VARIABLES = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_
 
 
 _STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a rank is told when it may go."""
+
+    spec: JobSpec
+    place: Workplace | None  # where the job brings code of its own
+
+    def encode(self) -> bytes:
+        place = self.place.encode() if self.place is not None else None
+        return json.dumps({"spec": self.spec.model_dump_json(), "place": place}).encode()
+
+    @classmethod
+    def decode(cls, body: bytes) -> "Orders":
+        found = json.loads(body)
+        place = Workplace.decode(found["place"]) if found["place"] is not None else None
+        return cls(JobSpec.model_validate_json(found["spec"]), place)
 
 
 @dataclass(slots=True)
@@ -70,9 +89,9 @@ class Rank:
     def alive(self) -> bool:
         return self.status is None
 
-    def go(self, spec: JobSpec) -> None:
+    def go(self, orders: "Orders") -> None:
         """Tell the rank what to run. Never blocks: a pipe might, with a long spec and a rank that does not read."""
-        os.pwrite(self.spec, spec.model_dump_json().encode(), 0)
+        os.pwrite(self.spec, orders.encode(), 0)
         self._say(b"G")
 
     def leave(self) -> None:
@@ -176,14 +195,16 @@ def _run(
 ) -> NoReturn:
     """`shared` are the descriptors that all ranks have: the lock, which stays open, and the spec."""
     _die_with(supervisor)
+    os.setpgid(0, 0)  # a program that signals its own group does not mean the supervisor
     name_process(f"sy-rank-{number}")
     signal.set_wakeup_fd(-1)
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(name, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as in any Python program
     command, channel, streams = _take_own(launch, number, pipes, shared)
-    spec = _await_go(command, shared[1])
-    _set_environment(launch, number, port)
+    orders = _await_go(command, shared[1])
+    _set_environment(launch, number, port, orders)
+    _give_up_rights()
 
     sink = ChannelSink(channel)
     stopping = threading.Event()
@@ -201,12 +222,43 @@ def _run(
         stopping=stopping.is_set,
         data_root=launch.data_root,
     )
-    outcome = _finish_python(_outcome_of_program(spec, context), number)
+    is_script = isinstance(orders.spec.program, ScriptProgram)
+    outcome = endings.outcome_of(_program(orders, context), number)
+    outcome = endings.finish_python(outcome, number, strict=not is_script)
     routed.flush()
     sink.emit(outcome)
     sink.close()
-    os.read(command, 1)  # the word to leave, or end of file; the supervisor has the deadline
+    with contextlib.suppress(OSError):  # a program may close descriptors that are not its own
+        os.read(command, 1)  # the word to leave, or end of file; the supervisor has the deadline
     os._exit(outcome.exit_code)
+
+
+def _program(orders: Orders, context: RankContext) -> Callable[[], object]:
+    """What the rank is to run, with all that it needs imported."""
+    import torch
+
+    from workers.training import entry, groups, isolation, script
+
+    context.sink.emit(RankUp(context.rank, os.getpid(), context.threads, str(torch.__version__)))
+    spec, place = orders.spec, orders.place
+    if isinstance(spec.program, ScriptProgram):
+        assert place is not None
+        torch.set_num_threads(context.threads)
+        groups.keep()
+        program = spec.program
+        its = script.Script(
+            program.entrypoint, program.args, place.root, place.output, spec.parallelism.strategy, program.rehearse
+        )
+        return script.prepare(its, context)
+    if place is not None:
+        isolation.set_path(place.root)
+    return lambda: entry.run(spec, context)
+
+
+def _give_up_rights() -> None:
+    """What the program starts gets no more rights than it has itself, and a crash leaves no core file."""
+    ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def name_process(name: str) -> None:
@@ -251,20 +303,24 @@ def _take_own(
     return pipes.command[0], pipes.channel[1], pairs
 
 
-def _await_go(command: int, spec: int) -> JobSpec:
+def _await_go(command: int, spec: int) -> Orders:
     """Block until the supervisor says go. End of file means that it never will."""
     if not os.read(command, 1):
         os._exit(EXIT_ORPHANED)
     body = os.pread(spec, os.fstat(spec).st_size, 0)
     os.close(spec)
-    return JobSpec.model_validate_json(body)
+    return Orders.decode(body)
 
 
-def _set_environment(launch: Launch, number: int, port: int | None) -> None:
+def _set_environment(launch: Launch, number: int, port: int | None, orders: Orders) -> None:
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     os.environ.clear()
     os.environ.update(kept)
     os.environ.update(environment(launch, number, port))
+    if orders.place is not None:
+        os.environ.update(TMPDIR=str(orders.place.temporary), SHARDYARD_OUTPUT_DIR=str(orders.place.output))
+    if isinstance(orders.spec.program, ScriptProgram):
+        os.environ.update(orders.spec.program.env)
 
 
 def environment(launch: Launch, number: int, port: int | None) -> Mapping[str, str]:
@@ -301,69 +357,3 @@ def environment(launch: Launch, number: int, port: int | None) -> Mapping[str, s
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
-
-
-def _outcome_of_program(spec: JobSpec, context: RankContext) -> Outcome:
-    """Run the program and say how it ended, as `python program.py` would: exit codes included."""
-    import torch
-
-    from workers.training import entry
-
-    rank = context.rank
-    context.sink.emit(RankUp(rank, os.getpid(), context.threads, str(torch.__version__)))
-    try:
-        entry.run(spec, context)
-    except Stopped:
-        return Outcome(rank, -signal.SIGTERM, "stopped", "stopped between two steps")
-    except RejectedByWorker as error:
-        return _failure(rank, "rejected_by_worker", error)
-    except SystemExit as error:
-        if error.code is None or isinstance(error.code, int):
-            code = error.code or 0
-            return Outcome(rank, code, "code_error" if code else "", f"sys.exit({code})" if code else "")
-        print(error.code, file=sys.stderr)
-        return Outcome(rank, 1, "code_error", str(error.code))
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        return _failure(rank, "out_of_memory", error)
-    except BaseException as error:  # noqa: BLE001  (whatever the program raises is its outcome)
-        # torch has no class of its own for main memory that ran out.
-        return _failure(rank, "out_of_memory" if "DefaultCPUAllocator" in str(error) else "code_error", error)
-    return Outcome(rank, 0)
-
-
-def _failure(rank: int, kind: str, error: BaseException) -> Outcome:
-    if kind == "rejected_by_worker":  # the spec is wrong, not the program: our own stack would only bury the words
-        return Outcome(rank, 1, kind, str(error)[:2000])
-    text = "".join(traceback.format_exception(error))[-MAX_TRACEBACK:]
-    sys.stderr.write(text)
-    summary = str(error).strip().splitlines()
-    message = f"{type(error).__name__}: {summary[0]}" if summary else type(error).__name__
-    return Outcome(rank, 1, kind, message[:2000], text)
-
-
-def _finish_python(outcome: Outcome, rank: int) -> Outcome:
-    """Do what the interpreter does at its end, since `os._exit` will not: wait for threads, run exit
-    handlers, flush. A handler that raises turns success into failure, which `python` would hide."""
-    raised: list[BaseException] = []
-
-    def remember(event: "sys.UnraisableHookArgs") -> None:
-        if event.exc_value is not None:
-            raised.append(event.exc_value)
-        sys.__unraisablehook__(event)
-
-    with contextlib.suppress(Exception):
-        threading._shutdown()  # type: ignore[attr-defined]
-    before, sys.unraisablehook = sys.unraisablehook, remember
-    try:
-        atexit._run_exitfuncs()
-    except BaseException as error:  # noqa: BLE001  (an exit handler may raise anything)
-        raised.append(error)
-    finally:
-        sys.unraisablehook = before
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    ctypes.CDLL(None).fflush(None)
-    if raised and outcome.exit_code == 0:
-        return _failure(rank, "code_error", raised[0])
-    return outcome

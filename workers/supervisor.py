@@ -11,7 +11,7 @@ The order of a start is fixed, because each step protects the next:
 2. bind the rendezvous port, so that no other job can take it;
 3. fork the ranks, which wait. Forking comes before threads and secrets, so ranks inherit neither;
 4. read the credentials, connect, claim. A claim that is refused ends the ranks unstarted;
-5. serve the rendezvous store, start the telemetry, and tell the ranks to go.
+5. unpack the job's own code, serve the rendezvous store, start the telemetry, and tell the ranks to go.
 """
 
 import contextlib
@@ -39,14 +39,16 @@ from jobs.service_log import configure
 from jobs.spec import JobSpec
 from jobs.state import Reason
 from workers import ranks as rank_processes
+from workers import workplace
 from workers.launch import Launch, Marks
 from workers.lifeline import Lifeline
 from workers.publisher import Publisher
-from workers.ranks import Rank, await_death
+from workers.ranks import Orders, Rank, await_death
 from workers.relay import Relay
 from workers.shipper import Shipper
 from workers.sweep import start_time, sweep
 from workers.watch import Ending, Watch
+from workers.workplace import Unusable
 
 log = structlog.get_logger(__name__)
 
@@ -80,16 +82,17 @@ def supervise(launch: Launch, credentials: Connection) -> None:
         return
 
     try:
+        place = workplace.prepare(launch, spec)
         meeting = _serve_store(launch, rendezvous) if rendezvous is not None else None
         publisher = _open_publisher(launch, spec, secrets)
-    except Exception as error:
-        log.exception("start_failed")
+    except Exception as error:  # noqa: BLE001  (told to whoever asks for the job)
         survivors = _discard(ranks, marks, launch)
-        _tell(lifeline, Ending(Reason.START_FAILED, f"the supervisor cannot start its ranks: {error}"))
+        _tell(lifeline, _unstarted(error))
         _give_back(lifeline, launch, marks, survivors)
         return
+    orders = Orders(spec, place)
     for rank in ranks:
-        rank.go(spec)
+        rank.go(orders)
     ending = Watch(launch, spec, ranks, lifeline, publisher).run()
     del meeting
 
@@ -204,6 +207,14 @@ def _refuse(launch: Launch, credentials: Connection, error: BaseException) -> No
     RedisStore.from_url(_read(credentials).control_url).run(
         store.refuse(launch.attempt, launch.node, Reason.START_FAILED, message, backoff_seconds=backoff_seconds())
     )
+
+
+def _unstarted(error: Exception) -> Ending:
+    """Why ranks that wait may never go: their code cannot be had, or the service has failed."""
+    if isinstance(error, Unusable):
+        return Ending(Reason.REJECTED_BY_WORKER, str(error))
+    log.error("start_failed", exc_info=error)
+    return Ending(Reason.START_FAILED, f"the supervisor cannot start its ranks: {error}")
 
 
 def _discard(ranks: list[Rank], marks: Marks, launch: Launch) -> dict[int, str]:

@@ -2,42 +2,43 @@
 
 With torch 2.13, freeing a gloo group while the trainer holds the interpreter's lock can deadlock
 (the group's destructor joins a thread that wants that lock: pytorch#190489), and so can
-`destroy_process_group`. A rank therefore never destroys a group: it holds on to all of them and
-leaves with `os._exit`.
+`destroy_process_group`. A rank therefore never frees a group, whoever made it: it holds on to all of
+them and leaves with `os._exit`.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-_kept: list[Any] = []
+#: Through these torch makes and registers every group: its own functions, device meshes, and libraries that have
+#: imported `new_group` or `split_group` by name.
+_MAKERS = ("_new_process_group_helper", "_register_pg_in_world")
+
+_kept: dict[int, Any] = {}
 
 
 def keep() -> None:
-    """Wrap `init_process_group` and `new_group` (also for code that the user brings). Harmless when repeated."""
-    for name in ("init_process_group", "new_group"):
-        original = getattr(distributed_c10d, name)
-        if not hasattr(original, "keeps_groups"):
-            wrapped = _keeping(original)
-            setattr(distributed_c10d, name, wrapped)
-            setattr(dist, name, wrapped)
+    """Hold on to every group that is made from now on (also by code that the user brings). Harmless when repeated."""
+    for name in _MAKERS:
+        original = getattr(distributed_c10d, name, None)  # the second came with torch 2.13
+        if original is not None and not hasattr(original, "keeps_groups"):
+            setattr(distributed_c10d, name, _keeping(original))
 
 
 def _keeping(create: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(create)
     def call(*args: Any, **kwargs: Any) -> Any:
         made = create(*args, **kwargs)
-        _kept.append((made, list(_groups_and_backends())))
+        _kept.update((id(part), part) for part in _groups_and_backends())
         return made
 
     call.keeps_groups = True  # type: ignore[attr-defined]
     return call
 
 
-def _groups_and_backends() -> Any:
+def _groups_and_backends() -> Iterator[Any]:
     """Every group of this process with the backend objects behind it."""
     for group in list(distributed_c10d._world.pg_map):
         yield group

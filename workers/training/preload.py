@@ -6,6 +6,8 @@ start no thread: children of a process in which a multi-threaded operation ran c
 
 import importlib
 
+from workers.training import isolation
+
 #: `torch._dynamo` takes a second, which the first optimizer or DDP constructor would spend otherwise.
 MODULES = (
     "numpy",
@@ -15,7 +17,10 @@ MODULES = (
     "torch.nn.parallel",
     "torch.utils.data.distributed",
     "workers.training.entry",
+    "workers.training.script",
 )
 
 for name in MODULES:
     importlib.import_module(name)
+
+isolation.plain_path()  # found once, and known to all that is forked

@@ -1,0 +1,58 @@
+"""Makes a rank that was forked from a warm server look like a Python process that was just started.
+
+multiprocessing takes a forked rank for a child: data loaders then start their workers in the parent's way, a program
+may not choose a start method, and what the server has left behind (descriptors that are closed by now, a resource
+tracker that is not ours) would be used.
+"""
+
+import itertools
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+from multiprocessing import forkserver, process, resource_tracker, util
+from multiprocessing.process import BaseProcess
+from typing import Any, cast
+
+
+class _MainProcess(BaseProcess):
+    """As `multiprocessing.process` makes one for itself when it is imported; it keeps no class to make another."""
+
+    def __init__(self) -> None:
+        fields = {"_identity": (), "_name": "MainProcess", "_parent_pid": None, "_popen": None, "_closed": False}
+        self.__dict__ |= fields
+        self._config = {"authkey": cast(Any, process).AuthenticationString(os.urandom(32)), "semprefix": "/mp"}
+
+    def close(self) -> None:
+        pass
+
+
+def become() -> None:
+    """Forget the processes that this one descends from, and all that was drawn or looked up before the fork."""
+    _forget_parents()
+    _forget_server()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    tempfile.tempdir = None  # looked up once: TMPDIR is another now
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    cast(Any, sys).__stdin__ = sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  (open until the end)
+
+
+def _forget_parents() -> None:
+    state = cast(Any, process)
+    state._parent_process = None
+    state._current_process = _MainProcess()
+    state._process_counter = itertools.count(1)
+    state._children = set()
+    state.ORIGINAL_DIR = os.getcwd()
+    cast(Any, util)._finalizer_registry.clear()
+    multiprocessing.set_start_method(cast(str, None), force=True)  # the default again, and open to be chosen
+
+
+def _forget_server() -> None:
+    cast(Any, forkserver)._forkserver.__init__()
+    cast(Any, resource_tracker)._resource_tracker.__init__()

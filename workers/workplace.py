@@ -1,0 +1,71 @@
+"""Where the user's own code runs: a working copy of its bundle, a private directory for temporary files, and
+the directory whose files are kept.
+
+The supervisor makes a workplace once it has claimed the attempt, before its ranks may go; all ranks share it. The
+working copy lies beside the attempt's marks and is thrown away with them. The directory for temporary files lies
+under the system's own, because the path of a socket may have 108 bytes only; the marks say where it is, so that
+whoever sweeps the attempt removes it too.
+"""
+
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jobs import bundles, layout
+from jobs.errors import BadBundle
+from jobs.spec import JobSpec
+from workers.launch import Launch, Marks
+
+#: A bundle that has one of these expects packages which the worker may not have.
+REQUIREMENTS = "requirements.txt"
+
+
+class Unusable(Exception):
+    """The bundle is gone, or is not what it should be; the message says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    root: Path  # of the bundle's working copy
+    temporary: Path
+    output: Path  # kept as the attempt's artifacts
+    requirements: bool  # whether the bundle names packages that it needs
+
+    def encode(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def decode(cls, found: dict[str, Any]) -> "Workplace":
+        return cls(Path(found["root"]), Path(found["temporary"]), Path(found["output"]), found["requirements"])
+
+
+def prepare(launch: Launch, spec: JobSpec) -> Workplace | None:
+    """Unpack the bundle of `spec` and make the directories around it; `None` where the spec has no bundle.
+
+    Raises:
+        Unusable: the bundle is not there, or is broken.
+        OSError: the disk refuses.
+    """
+    bundle = spec.program.bundle
+    if bundle is None:
+        return None
+    attempt, marks = launch.attempt, Marks.of(launch.state_dir, launch.attempt)
+    packed = layout.find_bundle(launch.storage, attempt.tenant, bundle)
+    if packed is None:
+        raise Unusable(f"program.bundle: {bundle} is not in the storage any more; upload it again and resubmit")
+    try:
+        bundles.extract(packed, marks.work, bundle)
+    except BadBundle as error:
+        raise Unusable(f"program.bundle: {error}") from error
+    temporary = Path(os.path.realpath(tempfile.mkdtemp(prefix="sy-")))
+    marks.temporary.write_text(str(temporary))
+    output = layout.artifacts_dir(
+        layout.attempt_dir(launch.storage, attempt.tenant, attempt.job, attempt.number)
+    ).absolute()
+    output.mkdir(parents=True, exist_ok=True)
+    return Workplace(
+        Path(os.path.realpath(marks.work)), temporary, output, requirements=(marks.work / REQUIREMENTS).exists()
+    )
