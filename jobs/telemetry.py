@@ -225,6 +225,13 @@ class Hello(Record, frozen=True):
     rank: int = 0
 
 
+class Returned(Record, frozen=True):
+    """A rank's program has ended, as `outcome` says; its threads, and then its exit handlers, are left to run."""
+
+    outcome: Outcome
+    stage: str  # threads | handlers
+
+
 AnyRecord = (
     RankUp
     | DeviceInfo
@@ -242,6 +249,7 @@ AnyRecord = (
     | Activity
     | Progress
     | Hello
+    | Returned
 )
 
 _encoder = msgspec.msgpack.Encoder()
