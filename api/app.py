@@ -16,9 +16,10 @@ from api.connections import connect
 from api.courier import CeleryCourier
 from api.deps import Services, authenticate
 from api.fleet import FleetCache
-from api.limits import Limits, allowed_hosts
+from api.limits import MIN_UPLOAD_BYTES_PER_SECOND, Bodies, BodyLimits, Limits, allowed_hosts
 from api.monitoring import CountRequests, Monitoring
-from api.routes import artifacts, docs, fleet, jobs, logs, splits, system, tokens
+from api.routes import artifacts, bundles, docs, fleet, jobs, logs, splits, system, tokens
+from api.services.bundles import Bundles
 from api.services.fleet import Fleet
 from api.services.jobs import Jobs
 from api.services.results import Results
@@ -62,7 +63,13 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.authenticator = authenticator
         app.state.changes = changes
         app.state.services = _services(
-            control, telemetry, authenticator, changes, Storage(storage), lambda: scheduler.alive
+            control,
+            telemetry,
+            authenticator,
+            changes,
+            Storage(storage),
+            Bundles(control, storage, settings.max_bundles_bytes),
+            lambda: scheduler.alive,
         )
         scheduler.start()
         threading.Thread(target=courier.prepare, name="courier-prepare", daemon=True).start()
@@ -91,12 +98,18 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.monitoring = monitoring
-    for module in (jobs, splits, logs, artifacts, fleet, tokens, system, docs):
+    for module in (jobs, splits, logs, artifacts, bundles, fleet, tokens, system, docs):
         app.include_router(module.router)
     problems.install(app)
-    app.add_middleware(Limits, hosts=allowed_hosts(settings), max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(Limits, hosts=allowed_hosts(settings), bodies=_bodies(settings))
     app.add_middleware(CountRequests, monitoring=monitoring)  # the last one added is the outermost
     return app
+
+
+def _bodies(settings: Settings) -> Bodies:
+    """Bundles are large, and come over slow lines; everything else is small."""
+    uploads = BodyLimits(settings.max_bundle_bytes, pace=MIN_UPLOAD_BYTES_PER_SECOND)
+    return Bodies(BodyLimits(settings.max_body_bytes), {"/v1/bundles": uploads})
 
 
 def _services(
@@ -105,12 +118,14 @@ def _services(
     authenticator: Authenticator,
     changes: Changes,
     storage: Storage,
+    bundles: Bundles,
     scheduler_alive: Callable[[], bool],
 ) -> Services:
     fleet = FleetCache(control)
     return Services(
-        jobs=Jobs(control, telemetry, fleet, changes, storage),
+        jobs=Jobs(control, telemetry, fleet, changes, storage, bundles),
         results=Results(control, telemetry, storage),
+        bundles=bundles,
         fleet=Fleet(control, fleet),
         tokens=Tokens(control, authenticator),
         system=System(control, telemetry, fleet, changes, scheduler_alive),

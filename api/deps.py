@@ -1,5 +1,6 @@
 """What routes ask for: who is calling, the services behind them, and the parts of a request that need a check."""
 
+import re
 import uuid
 from dataclasses import dataclass
 from typing import Annotated
@@ -7,6 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Header, Path, Query, Request
 
 from api.auth import PUBLIC, SAFE, Authenticator, Principal
+from api.services.bundles import Bundles
 from api.services.fleet import Fleet
 from api.services.jobs import Jobs
 from api.services.results import Results
@@ -22,6 +24,7 @@ class Services:
 
     jobs: Jobs
     results: Results
+    bundles: Bundles
     fleet: Fleet
     tokens: Tokens
     system: System
@@ -61,6 +64,10 @@ def _results(request: Request) -> Results:
     return _services(request).results
 
 
+def _bundles(request: Request) -> Bundles:
+    return _services(request).bundles
+
+
 def _fleet(request: Request) -> Fleet:
     return _services(request).fleet
 
@@ -92,6 +99,13 @@ def _checked_id(job: str) -> str:
     return job
 
 
+def _bundle_id(bundle: Annotated[str, Path(description="id of a bundle")]) -> str:
+    """As `_checked_id`: what is not of the form of an id reaches no key and no path."""
+    if re.fullmatch(r"sha256:[0-9a-f]{64}", bundle) is None:
+        raise NotFound(f"there is no bundle {bundle[:80]!r}")
+    return bundle
+
+
 async def _body(request: Request) -> bytes:
     return await request.body()
 
@@ -116,10 +130,12 @@ Caller = Annotated[Principal, Depends(_principal)]
 Admin = Annotated[Principal, Depends(_admin)]
 JobsService = Annotated[Jobs, Depends(_jobs)]
 ResultsService = Annotated[Results, Depends(_results)]
+BundlesService = Annotated[Bundles, Depends(_bundles)]
 FleetService = Annotated[Fleet, Depends(_fleet)]
 TokensService = Annotated[Tokens, Depends(_tokens)]
 SystemService = Annotated[System, Depends(_system)]
 JobId = Annotated[str, Depends(_job_id)]
+BundleId = Annotated[str, Depends(_bundle_id)]
 OtherJobId = Annotated[str, Depends(_other_job_id)]
 Body = Annotated[bytes, Depends(_body)]
 IdempotencyKey = Annotated[str, Depends(_idempotency_key)]

@@ -55,6 +55,7 @@ PARAMETERS: dict[str, str] = {
     "job": "01980000-0000-7000-8000-000000000001",
     "against": "01980000-0000-7000-8000-000000000002",
     "path": "report.json",
+    "bundle": "sha256:" + "0123456789abcdef" * 4,
     "node": "host-a",
     "token": "0123456789abcdef",
     "label": "team=vision",

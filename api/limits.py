@@ -4,7 +4,9 @@ Plain ASGI around the whole framework, so that it also covers what that does by 
 """
 
 import asyncio
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +21,8 @@ MAX_HEADER_BYTES = 32 * 1024
 #: The longest silence within a body, and the longest that a whole body may take.
 READ_SECONDS = 10.0
 BODY_SECONDS = 60.0
+#: A large body may take longer, as long as it comes at this pace.
+MIN_UPLOAD_BYTES_PER_SECOND = 64 * 1024
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -46,35 +50,49 @@ def host_name(header: str) -> str:
     return header.partition(":")[0].lower().rstrip(".")
 
 
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """How many bytes a body may have, how long it may pause, and how long it may take: `seconds`, and one more for
+    each `pace` bytes that have come."""
+
+    max_bytes: int
+    silence: float = READ_SECONDS
+    seconds: float = BODY_SECONDS
+    pace: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Bodies:
+    """The limits of most bodies, and those of the paths that have their own."""
+
+    usual: BodyLimits
+    of_paths: Mapping[str, BodyLimits] = field(default_factory=dict)
+
+    def at(self, path: str) -> BodyLimits:
+        return self.of_paths.get(path, self.usual)
+
+
 class Limits:
     """Refuses a request that breaks a limit; the body is counted and timed while it is read."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        hosts: Iterable[str],
-        max_body_bytes: int,
-        read_seconds: float = READ_SECONDS,
-        body_seconds: float = BODY_SECONDS,
-    ) -> None:
+    def __init__(self, app: ASGIApp, hosts: Iterable[str], bodies: Bodies) -> None:
         self._app = app
         self._hosts = frozenset(hosts)
-        self._max_body_bytes = max_body_bytes
-        self._read_seconds = read_seconds
-        self._body_seconds = body_seconds
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        body = self._bodies.at(scope["path"])
         try:
-            self._check(scope["headers"])
+            self._check(scope["headers"], body)
         except ShardyardError as error:
             await problems.of_error(error, scope["path"])(scope, receive, send)
             return
-        await self._app(scope, self._limited(receive), send)
+        await self._app(scope, _limited(receive, body), send)
 
-    def _check(self, headers: list[tuple[bytes, bytes]]) -> None:
+    def _check(self, headers: list[tuple[bytes, bytes]], body: BodyLimits) -> None:
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
             raise HeadersTooLarge(f"at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes together are read")
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
@@ -84,33 +102,37 @@ class Limits:
                 "its operator can add names with SHARDYARD_ALLOWED_HOSTS"
             )
         for name, value in headers:
-            if name == b"content-length" and value.isdigit() and int(value[:20]) > self._max_body_bytes:
-                raise self._too_large()
+            if name == b"content-length" and value.isdigit() and int(value[:20]) > body.max_bytes:
+                raise _too_large(body)
 
-    def _limited(self, receive: Receive) -> Receive:
-        loop = asyncio.get_running_loop()
-        read = 0
-        more = True
-        deadline = loop.time() + self._body_seconds
 
-        async def limited() -> Message:
-            nonlocal read, more
-            if not more:  # what follows a body is the wait for the client to leave: no limit on that
-                return await receive()
-            try:
-                async with asyncio.timeout_at(min(deadline, loop.time() + self._read_seconds)):
-                    message = await receive()
-            except TimeoutError:
-                raise BodyTimeout(
-                    f"send the body without pauses of {self._read_seconds:g} s, in {self._body_seconds:g} s at most"
-                ) from None
-            read += len(message.get("body", b""))
-            more = message.get("more_body", False)
-            if read > self._max_body_bytes:
-                raise self._too_large()
-            return message
+def _limited(receive: Receive, limits: BodyLimits) -> Receive:
+    loop = asyncio.get_running_loop()
+    read = 0
+    more = True
+    start = loop.time()
 
-        return limited
+    async def limited() -> Message:
+        nonlocal read, more
+        if not more:  # what follows a body is the wait for the client to leave: no limit on that
+            return await receive()
+        deadline = start + limits.seconds + read / limits.pace
+        try:
+            async with asyncio.timeout_at(min(deadline, loop.time() + limits.silence)):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTimeout(
+                f"send the body without pauses of {limits.silence:g} s, in {limits.seconds:g} s at most"
+                + (f" and one more for each {limits.pace:g} bytes" if limits.pace < math.inf else "")
+            ) from None
+        read += len(message.get("body", b""))
+        more = message.get("more_body", False)
+        if read > limits.max_bytes:
+            raise _too_large(limits)
+        return message
 
-    def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"a body may have {self._max_body_bytes} bytes at most")
+    return limited
+
+
+def _too_large(limits: BodyLimits) -> BodyTooLarge:
+    return BodyTooLarge(f"a body may have {limits.max_bytes} bytes at most")

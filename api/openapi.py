@@ -21,7 +21,7 @@ from jobs.report import Report
 from jobs.report_diff import ReportDiff
 from jobs.spec import JobSpec
 
-_JSON, _TEXT, _BYTES = "application/json", "text/plain", "application/octet-stream"
+_JSON, _TEXT, _BYTES, _ZIP = "application/json", "text/plain", "application/octet-stream", "application/zip"
 _REFS = "#/components/schemas/{name}"
 
 
@@ -34,17 +34,19 @@ class Body:
 @dataclass(frozen=True, slots=True)
 class Operation:
     """What one method of one path does. `answers`: status -> type of a JSON answer, or None for one without a body.
-    `also` are other media types in which the first answer can be had. `refuses`: error codes beside the usual ones."""
+    `also` are other media types in which the first answer can be had. `refuses`: error codes beside the usual ones.
+    `takes` is the media type of a body that is not JSON."""
 
     summary: str
     answers: Mapping[int, Any]
     body: Body | None = None
     also: tuple[str, ...] = ()
     refuses: tuple[str, ...] = field(default=())
+    takes: str = ""
 
 
 _SPEC = Body(JobSpec, examples.SPECS)
-_NEVER_RUN = ("unknown_pool", "too_large_for_pool", "idempotency_conflict")
+_NEVER_RUN = ("unknown_bundle", "unknown_pool", "too_large_for_pool", "idempotency_conflict")
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/v1/jobs"): Operation(
@@ -80,6 +82,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("get", "/v1/jobs/{job}/artifacts/{path}"): Operation(
         "Download one of a job's files", {200: bytes, 206: bytes, 304: None}, refuses=("range_not_satisfiable",)
     ),
+    ("post", "/v1/bundles"): Operation(
+        "Upload a bundle of code",
+        {201: schemas.BundleView, 200: schemas.BundleView},
+        refuses=("bad_bundle", "bundle_quota", "too_many_uploads"),
+        takes=_ZIP,
+    ),
+    ("get", "/v1/bundles/{bundle}"): Operation("Show a bundle's files", {200: schemas.BundleContents}),
     ("get", "/v1/pools"): Operation("List pools", {200: schemas.PoolList}),
     ("get", "/v1/nodes"): Operation("List nodes", {200: schemas.NodeList}),
     ("post", "/v1/nodes/{node}/drain"): Operation("Give a node no new work", {200: schemas.NodeView}),
@@ -133,6 +142,8 @@ def _complete(described: dict[str, Any], method: str, path: str) -> None:
         shown = {name: {"value": value} for name, value in operation.body.examples.items()}
         content = {"schema": _reference(operation.body.model.__name__), "examples": shown}
         described["requestBody"] = {"required": True, "content": {_JSON: content}}
+    if operation.takes:
+        described["requestBody"] = {"required": True, "content": {operation.takes: {"schema": _schema_of(bytes)}}}
     if path in PUBLIC:
         described["security"] = []
     refusals = {

@@ -8,6 +8,7 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from api.bodies import field_error
 from jobs.errors import FieldError, ShardyardError
@@ -43,6 +44,8 @@ TABLE: dict[str, tuple[int, str]] = {
     "not_supported": (422, "Not supported in this version"),
     "unknown_pool": (422, "Unknown pool"),
     "too_large_for_pool": (422, "Too large for the pool"),
+    "unknown_bundle": (422, "Unknown bundle"),
+    "bad_bundle": (422, "The bundle cannot be used"),
     "malformed_cursor": (400, "Malformed cursor"),
     "malformed_json": (400, "Malformed JSON"),
     "bad_host": (400, "Host not allowed"),
@@ -50,6 +53,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "body_too_large": (413, "Body too large"),
     "range_not_satisfiable": (416, "The range has none of the file's bytes"),
     "body_timeout": (408, "The body did not arrive in time"),
+    "too_many_uploads": (429, "Too many uploads at the moment"),
     "headers_too_large": (431, "Headers too large"),
     "unauthenticated": (401, "A valid token is needed"),
     "forbidden": (403, "The token lacks the scope"),
@@ -61,6 +65,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "job_finished": (409, "The job has ended"),
     "job_not_finished": (409, "The job has not ended"),
     "node_in_use": (409, "The node is in use"),
+    "bundle_quota": (409, "No room for the bundle"),
     "unreadable_spec": (409, "The job was stored by another version"),
     "storage_mismatch": (503, "The storage directory is another one"),
     "unavailable": (503, "Temporarily unavailable"),
@@ -82,6 +87,7 @@ _HEADERS: dict[int, Mapping[str, str]] = {
     401: {"WWW-Authenticate": "Bearer"},
     408: {"Connection": "close"},
     413: {"Connection": "close"},
+    429: {"Retry-After": str(RETRY_AFTER_SECONDS), "Connection": "close"},
     503: {"Retry-After": str(RETRY_AFTER_SECONDS)},
 }
 
@@ -114,6 +120,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ShardyardError, _ours)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _framework)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _bug)
 
 
@@ -141,6 +148,11 @@ async def _framework(request: Request, error: Exception) -> Response:
     response = respond(code, details.get(error.status_code, str(error.detail)), request.url.path)
     response.headers.update(error.headers or {})
     return response
+
+
+async def _gone(request: Request, _error: Exception) -> Response:
+    """The client left while it was being listened to: nobody reads this, and nobody has to look."""
+    return respond("bad_request", "the connection ended before the body did", request.url.path)
 
 
 async def _bug(request: Request, error: Exception) -> Response:

@@ -99,6 +99,31 @@ class ArtifactList(msgspec.Struct):
     truncated: bool
 
 
+class BundleView(msgspec.Struct, kw_only=True):
+    """An uploaded zip of code: how many files it holds, its own bytes, and what the files have together."""
+
+    id: str
+    files: int
+    bytes: int
+    unpacked_bytes: int
+
+
+class BundleFileView(msgspec.Struct):
+    path: str
+    bytes: int
+
+
+class BundleContents(msgspec.Struct, kw_only=True):
+    """A bundle with its files; `jobs` need it, also those that have ended."""
+
+    id: str
+    bytes: int
+    unpacked_bytes: int
+    created_at: str
+    jobs: int
+    files: list[BundleFileView]
+
+
 class AttemptView(msgspec.Struct, kw_only=True):
     attempt: int
     state: str

@@ -5,6 +5,7 @@ unpacks it into nothing before it is kept (`inspect`), and a worker checks every
 directory (`extract`). Rules on the zip itself are in `jobs.zips`, those on names in `jobs.bundle_names`.
 """
 
+import difflib
 import hashlib
 import os
 from dataclasses import dataclass
@@ -137,3 +138,39 @@ def _extract_one(file: BinaryIO, entry: Entry, base: Path) -> None:
     with open(descriptor, "wb") as out:
         for chunk in zips.unpack(file, entry):
             out.write(chunk)
+
+
+# -- entry points ----------------------------------------------------------------------------------
+
+#: Files that an entry point is compared with when it is not there, and how much of their names.
+MAX_COMPARED = 500
+MAX_COMPARED_LENGTH = 80
+
+
+def wrong_entrypoint(entrypoint: str, found: Contents) -> str:
+    """What is wrong with an entry point, a path or a module, for a bundle of these files; empty when nothing is."""
+    paths = [file.path for file in found.files]
+    if not {*candidates(entrypoint)}.isdisjoint(paths):
+        return ""
+    scripts = [path for path in paths if path.endswith(".py")][:MAX_COMPARED]
+    if not scripts:
+        return "the bundle has no .py file; pack the directory that has the program"
+    close = _closest(entrypoint.rpartition("/")[2], scripts)
+    hint = f"did you mean {shown(close)}?" if close else f"it has {', '.join(map(shown, scripts[:5]))}"
+    what = "file" if entrypoint.endswith(".py") else "module"
+    return f"the bundle has no {what} {shown(entrypoint)}; {hint}"
+
+
+def candidates(entrypoint: str) -> tuple[str, ...]:
+    """Files that an entry point may stand for; `python -m package` runs the package's `__main__`."""
+    if entrypoint.endswith(".py"):
+        return (entrypoint,)
+    path = entrypoint.replace(".", "/")
+    return (f"{path}.py", f"{path}/__main__.py")
+
+
+def _closest(name: str, paths: list[str]) -> str | None:
+    """The path whose last part is most like a name."""
+    by_name = {path.rpartition("/")[2][:MAX_COMPARED_LENGTH]: path for path in reversed(paths)}
+    close = difflib.get_close_matches(name[:MAX_COMPARED_LENGTH], by_name, n=1)
+    return by_name[close[0]] if close else None

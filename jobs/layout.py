@@ -5,6 +5,7 @@
                                            /report.json
                                            /artifacts/
     <storage>/bundles/<tenant>/<hex>.<nonce>.zip
+                              /.<nonce>.part
 
 The API and every node see the same directory, so these names are part of the contract between them.
 """
@@ -48,6 +49,11 @@ def bundle_dir(storage: Path, tenant: str) -> Path:
 def bundle_file(storage: Path, tenant: str, bundle: str, nonce: str) -> Path:
     """File of one upload of a bundle; `bundle` is the id, `sha256:<hex>`."""
     return bundle_dir(storage, tenant) / f"{bundle.removeprefix('sha256:')}.{nonce}.zip"
+
+
+def bundle_draft(storage: Path, tenant: str, nonce: str) -> Path:
+    """File of an upload while it arrives."""
+    return bundle_dir(storage, tenant) / f".{nonce}.part"
 
 
 def find_bundle(storage: Path, tenant: str, bundle: str) -> Path | None:

@@ -38,6 +38,14 @@ class Settings(BaseSettings):
     admin_token_file: Path | None = Field(None, description="file that keeps the admin token, mode 0600")
     max_body_bytes: int = Field(1_048_576, ge=1024, le=1 << 30, description="largest JSON body")
 
+    max_bundle_bytes: int = Field(268_435_456, ge=1024, le=1 << 31, description="largest zip of a bundle")
+    max_bundles_bytes: int = Field(
+        21_474_836_480, ge=1024, description="what all bundles of one tenant may have together"
+    )
+    bundle_hours: float = Field(
+        24, gt=0, le=87_600, description="how long a bundle that no job needs is kept after it was last used"
+    )
+
     node: str = Field(
         default_factory=lambda: socket.gethostname().lower()[:63],
         min_length=1,

@@ -15,6 +15,7 @@ from api.auth import Principal
 from api.bodies import parse_cancel, parse_spec, refuse_body
 from api.fleet import FleetCache
 from api.schemas import AttemptList, CancelledJobs, JobList, JobStatus
+from api.services.bundles import Bundles
 from api.storage import Storage
 from api.telemetry import Telemetry
 from api.waiting import Changes
@@ -43,19 +44,26 @@ class Submitted:
 
 class Jobs:
     def __init__(
-        self, control: AsyncRedisStore, telemetry: Telemetry, fleet: FleetCache, changes: Changes, storage: Storage
+        self,
+        control: AsyncRedisStore,
+        telemetry: Telemetry,
+        fleet: FleetCache,
+        changes: Changes,
+        storage: Storage,
+        bundles: Bundles,
     ) -> None:
         self._store = control
         self._telemetry = telemetry
         self._fleet = fleet
         self._changes = changes
         self._storage = storage
+        self._bundles = bundles
 
     async def submit(self, who: Principal, body: bytes, idempotency_key: str) -> Submitted:
         """Store a job.
 
         Raises:
-            MalformedJson, InvalidSpec, NotSupported, UnknownPool, TooLargeForPool: it could never run.
+            MalformedJson, InvalidSpec, NotSupported, UnknownBundle, UnknownPool, TooLargeForPool: it could never run.
             IdempotencyConflict: the key was used with another body.
         """
         return await self._submit(who, parse_spec(body), hashlib.sha256(body).hexdigest(), idempotency_key)
@@ -71,6 +79,7 @@ class Jobs:
     async def _submit(
         self, who: Principal, wanted: JobSpec, digest: str, idempotency_key: str, parent: str = ""
     ) -> Submitted:
+        await self._bundles.check(who, wanted)
         call = store.submit(
             who.tenant,
             str(uuid_utils.uuid7()),

@@ -13,9 +13,18 @@ from tests.unit.api.records import JOB
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
 
+FILLED = {
+    "{job}": JOB,
+    "{token}": "x",
+    "{node}": "host-a",
+    "{path:path}": "report.json",
+    "{bundle}": "sha256:" + "0" * 64,
+}
+
+
 def fill(path: str) -> str:
     """A path with something in place of its parameters."""
-    for parameter, value in (("{job}", JOB), ("{token}", "x"), ("{node}", "host-a"), ("{path:path}", "report.json")):
+    for parameter, value in FILLED.items():
         path = path.replace(parameter, value)
     assert "{" not in path
     return f"{path}?against={JOB}" if path.endswith("/diff") else path

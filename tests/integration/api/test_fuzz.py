@@ -43,6 +43,8 @@ CHECKS = [
     conformance.response_schema_conformance,
 ]
 
+schemathesis.serializer.alias("application/zip", "application/octet-stream")
+
 
 class Target:
     """The store behind the application, so that made-up requests meet jobs that are there."""

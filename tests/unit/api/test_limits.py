@@ -1,12 +1,13 @@
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from api.limits import Limits, allowed_hosts, host_name, is_loopback
+from api.limits import Bodies, BodyLimits, Limits, allowed_hosts, host_name, is_loopback
 from jobs.errors import ShardyardError
 from jobs.settings import Settings
 
@@ -30,14 +31,17 @@ def call(
     headers: list[tuple[bytes, bytes]] | None = None,
     seconds: float = 5,
     total: float = 5,
+    pace: float = math.inf,
+    path: str = "/v1/jobs",
 ) -> tuple[int, bytes]:
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "path": "/v1/jobs", "method": "POST", "headers": [HOST] if headers is None else headers}
-    limits = Limits(read_body, {"localhost", "::1"}, 1000, seconds, total)
+    scope = {"type": "http", "path": path, "method": "POST", "headers": [HOST] if headers is None else headers}
+    bodies = Bodies(BodyLimits(1000, seconds, total, pace), {"/v1/bundles": BodyLimits(5000, seconds, total)})
+    limits = Limits(read_body, {"localhost", "::1"}, bodies)
     asyncio.run(limits(scope, receive, send))
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
 
@@ -84,6 +88,26 @@ def test_a_body_that_drips_is_given_up_when_its_whole_time_is_over() -> None:
         return {"type": "http.request", "body": b"x", "more_body": True}
 
     assert call(drip, seconds=5, total=0.02) == (200, b"body_timeout")
+
+
+def test_a_body_that_keeps_its_pace_may_take_longer() -> None:
+    left = [b"x"] * 9
+
+    async def steady() -> Message:
+        if len(left) < 9:
+            await asyncio.sleep(0.01)
+        return {"type": "http.request", "body": left.pop(), "more_body": bool(left)}
+
+    assert call(steady, total=0.02, pace=0.01) == (200, b"ok")
+    left = [b"x"] * 9
+    assert call(steady, total=0.02) == (200, b"body_timeout")
+
+
+def test_a_path_may_have_limits_of_its_own() -> None:
+    assert call(chunks(b"x" * 1001)) == (200, b"body_too_large")
+    assert call(chunks(b"x" * 5000), path="/v1/bundles") == (200, b"ok")
+    assert call(chunks(b"x" * 5001), path="/v1/bundles") == (200, b"body_too_large")
+    assert code(call(never, [HOST, (b"content-length", b"5001")], path="/v1/bundles")) == (413, "body_too_large")
 
 
 @pytest.mark.parametrize("host", [b"evil.example", b"localhost.evil.example:8000", b"", b"[::2]:80", b"127.0.0.1"])
