@@ -20,7 +20,7 @@ import typer
 
 from jobs.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
 from shardyard import __version__
-from shardyard.cli import artifacts, jobs, logs, pools, service, splits, tokens
+from shardyard.cli import artifacts, jobs, logs, pools, service, splits, submit, tokens
 from shardyard.cli.common import Commands
 
 #: First match wins.
@@ -38,6 +38,7 @@ EXAMPLES = "\n\n".join(
         "shardyard up --devices cpu:4            all of it, on four virtual devices",
         "shardyard plan job.json                 the split, before anything runs",
         "shardyard submit job.json --watch       run it, and stay until it ends",
+        "shardyard submit --script train.py -- --epochs 3    a script of your own, unchanged",
         "shardyard splits JOB --against OTHER    two reports side by side",
         "shardyard logs JOB -f --device 1        one device's lines as they come",
         "shardyard cancel --label team=vision    all jobs with that label",
@@ -61,7 +62,10 @@ COMMANDS: tuple[tuple[str, Commands], ...] = (
 )
 for panel, commands in COMMANDS:
     for name, command in commands.items():
-        app.command(name, rich_help_panel=panel)(command)
+        if command is submit.submit:
+            app.command(name, rich_help_panel=panel, cls=submit.Command, epilog=submit.EXAMPLES)(command)
+        else:
+            app.command(name, rich_help_panel=panel)(command)
 app.add_typer(tokens.app, name="token", rich_help_panel="Machines and access")
 
 

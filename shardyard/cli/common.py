@@ -3,12 +3,15 @@
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from jobs.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from shardyard.client import Client
@@ -48,6 +51,8 @@ STATE_STYLES = {
 TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
 #: In a pipe nothing is cut off at the 80 columns that rich assumes there.
 PIPE_WIDTH = 300
+#: What a shell reports for a command that Ctrl-C ended.
+INTERRUPTED = 130
 
 
 def connect(url: str | None, token: str | None) -> "Client":
@@ -76,3 +81,40 @@ def table(*columns: str) -> Table:
 
 def state_text(state: str) -> Text:
     return Text(state, style=STATE_STYLES.get(state, ""))
+
+
+def read_spec(file: str) -> bytes:
+    """A job spec from a file, or from standard input for "-". Raises InvalidRequest."""
+    try:
+        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"cannot read the job spec {file}: {error.strerror}") from error
+
+
+def print_submitted(job: dict[str, Any], as_json: bool) -> None:
+    """A job that was just made: for people, for programs, or its bare id for a pipe."""
+    if as_json:
+        print_json(job)
+    elif sys.stdout.isatty():
+        console().print(Text.assemble((job["name"], "bold"), f" is {job['state']}: {job['id']}"))
+    else:
+        print(job["id"])  # what a script wants to catch
+
+
+def followed(client: "Client", job: str, as_json: bool, *, prints_lines: bool = False) -> int:
+    """Show a job until it has ended; the exit code that says how. Ctrl-C leaves it running."""
+    from shardyard.cli.watch import print_afterwards, watch_job
+
+    out = console()
+    try:
+        status = watch_job(client, job, out, quiet=as_json, prints_lines=prints_lines)
+    except KeyboardInterrupt:
+        out.print("\nThe job goes on.", soft_wrap=True)
+        out.print(f"  shardyard watch {job}    follows it again", soft_wrap=True)
+        out.print(f"  shardyard cancel {job}   ends it", soft_wrap=True)
+        return INTERRUPTED
+    if as_json:
+        print_json(status)
+    else:
+        print_afterwards(client, job, out)
+    return 0 if status["state"] == "succeeded" else 1

@@ -1,8 +1,6 @@
-"""Commands about jobs: plan, submit, resubmit, watch, list, show, cancel, delete."""
+"""Commands about jobs: plan, resubmit, watch, list, show, cancel, delete."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,43 +16,24 @@ from shardyard.cli.common import (
     Url,
     connect,
     console,
+    followed,
     print_json,
+    print_submitted,
+    read_spec,
     state_text,
     table,
 )
 from shardyard.cli.status import state_and_reason, status_lines
+from shardyard.cli.submit import submit
 
-#: What a shell reports for a command that Ctrl-C ended.
-INTERRUPTED = 130
 #: Columns of a terminal from which on a list of jobs shows everything.
 WIDE = 120
-
-
-def submit(
-    file: Annotated[str, typer.Argument(metavar="FILE|-", help="A job spec in JSON; - reads it from standard input.")],
-    follow: Annotated[bool, typer.Option("--watch", "-w", help="Stay and show progress until the job ends.")] = False,
-    url: Url = None,
-    token: Token = None,
-    as_json: AsJson = False,
-) -> None:
-    """Submit a job. Repeating a request that got lost never makes a second one."""
-    spec = _read_spec(file)
-    with connect(url, token) as client:
-        job = client.submit(spec)
-        if follow:
-            raise typer.Exit(_watch(client, job["id"], as_json))
-    if as_json:
-        print_json(job)
-    elif sys.stdout.isatty():
-        console().print(Text.assemble((job["name"], "bold"), f" is {job['state']}: {job['id']}"))
-    else:
-        print(job["id"])  # what a script wants to catch
 
 
 def watch(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """Follow a job until it ends. Ctrl-C leaves the job running."""
     with connect(url, token) as client:
-        raise typer.Exit(_watch(client, job, as_json))
+        raise typer.Exit(followed(client, job, as_json))
 
 
 def list_jobs(
@@ -116,7 +95,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a job spec would give each device, and what to change. Nothing is created."""
-    spec = _read_spec(file)
+    spec = read_spec(file)
     with connect(url, token) as client:
         if as_json:
             print_json(client.plan(spec))
@@ -128,12 +107,7 @@ def resubmit(job: JobId, url: Url = None, token: Token = None, as_json: AsJson =
     """Submit a job's spec again, as a new job."""
     with connect(url, token) as client:
         made = client.resubmit(job)
-    if as_json:
-        print_json(made)
-    elif sys.stdout.isatty():
-        console().print(f"{made['name']} is {made['state']}: {made['id']}")
-    else:
-        print(made["id"])  # what a script wants to catch
+    print_submitted(made, as_json)
 
 
 def cancel(
@@ -185,31 +159,6 @@ def delete(
     with connect(url, token) as client:
         client.delete(job)
     print(f"{job} is deleted")
-
-
-def _read_spec(file: str) -> bytes:
-    try:
-        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    except OSError as error:
-        raise InvalidRequest(f"cannot read the job spec {file}: {error.strerror}") from error
-
-
-def _watch(client: Any, job: str, as_json: bool) -> int:
-    from shardyard.cli.watch import watch_job
-
-    out = console()
-    try:
-        status = watch_job(client, job, out, quiet=as_json)
-    except KeyboardInterrupt:
-        out.print("\nThe job goes on.", soft_wrap=True)
-        out.print(f"  shardyard watch {job}    follows it again", soft_wrap=True)
-        out.print(f"  shardyard cancel {job}   ends it", soft_wrap=True)
-        return INTERRUPTED
-    if as_json:
-        print_json(status)
-    else:
-        out.print(f"what each device got: shardyard splits {job}", style="dim", soft_wrap=True)
-    return 0 if status["state"] == "succeeded" else 1
 
 
 COMMANDS: Commands = {

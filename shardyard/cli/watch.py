@@ -10,15 +10,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from jobs.errors import NotFound, Unavailable
+from jobs.errors import NotFound, ShardyardError, Unavailable
 from shardyard import text
 from shardyard.cli.common import STATE_STYLES, TERMINAL, state_text
 from shardyard.cli.status import error_text, progress_text, result_text, state_and_reason
 from shardyard.client import Client
 
 POLL_SECONDS = 0.25
-#: Bounds what one poll may bring; a view shows only the last line of each device anyway.
+#: Bounds what one poll may bring; most views show only the last line of each device anyway.
 LINES_PER_POLL = 200
+#: The same for a view that prints every line, in pages of so many lines.
+PRINTED_PER_PAGE = 1000
+PAGES_PER_POLL = 5
 #: A service that restarts is back well within this time.
 PATIENCE_SECONDS = 120.0
 PLAIN_SECONDS = 2.0
@@ -31,6 +34,8 @@ class QuietView:
     """Shows nothing. The other views override what they show."""
 
     shows_lines = False
+    #: Every line is shown, so none may be passed over.
+    prints_lines = False
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -49,10 +54,11 @@ class QuietView:
 
 
 class PlainView(QuietView):
-    """A line for each change of state or reason, and one for progress every few seconds."""
+    """A line for each change of state or reason, and one for progress every few seconds; on request every line."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, prints_lines: bool = False) -> None:
         super().__init__(console)
+        self.shows_lines = self.prints_lines = prints_lines
         self._shown = ""
         self._next = 0.0
 
@@ -65,17 +71,21 @@ class PlainView(QuietView):
             self._next = time.monotonic() + PLAIN_SECONDS
             self.remark(f"{status['name']}: {progress_text(status['progress'])}")
 
+    def line(self, device: int, line: str) -> None:
+        self.console.out(f"{device}| {line}", highlight=False)
+
     def remark(self, words: str) -> None:
         self.console.print(words, markup=False, soft_wrap=True)
 
 
 class LiveView(QuietView):
-    """One bar for the job, one row for each of its devices, drawn over themselves."""
+    """One bar for the job, one row for each of its devices, drawn over themselves; on request every line above it."""
 
     shows_lines = True
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, prints_lines: bool = False) -> None:
         super().__init__(console)
+        self.prints_lines = prints_lines
         self._status: dict[str, Any] | None = None
         self._progress: dict[str, Any] = {}
         self._lines: dict[int, str] = {}
@@ -89,7 +99,10 @@ class LiveView(QuietView):
         self._remark = ""
 
     def line(self, device: int, line: str) -> None:
-        self._lines[device] = line
+        if self.prints_lines:
+            self.console.out(f"{device}| {line}", highlight=False)
+        else:
+            self._lines[device] = line
 
     def remark(self, words: str) -> None:
         self._remark = words
@@ -104,8 +117,9 @@ class LiveView(QuietView):
         parts: list[RenderableType] = [
             _headline(self._status),
             self._bar(self._status),
-            self._devices(device_labels(self._status)),
         ]
+        if not self.prints_lines:
+            parts.append(self._devices(device_labels(self._status)))
         if self._remark:
             parts.append(Text(self._remark, style="yellow"))
         return Group(*parts)
@@ -129,14 +143,18 @@ class LiveView(QuietView):
         return rows
 
 
-def watch_job(client: Client, job: str, console: Console, *, quiet: bool = False) -> dict[str, Any]:
+def watch_job(
+    client: Client, job: str, console: Console, *, quiet: bool = False, prints_lines: bool = False
+) -> dict[str, Any]:
     """Show a job until it has ended, and return its last status. Ctrl-C ends the watching, never the job.
+
+    With `prints_lines`, what the program prints is shown line by line.
 
     Raises:
         Unavailable: the service was away for longer than `PATIENCE_SECONDS`.
     """
-    kind = QuietView if quiet else LiveView if console.is_terminal else PlainView
-    with contextlib.closing(kind(console)) as view:
+    kind = LiveView if console.is_terminal else PlainView
+    with contextlib.closing(QuietView(console) if quiet else kind(console, prints_lines=prints_lines)) as view:
         status = _follow(client, job, view)
     if not quiet:
         print_end(status, console)
@@ -156,6 +174,16 @@ def print_end(status: dict[str, Any], console: Console) -> None:
         console.print(status["reason"]["message"], markup=False, highlight=False, soft_wrap=True)
         if status.get("error"):
             console.print(error_text(status["error"]), markup=False, highlight=False, soft_wrap=True)
+
+
+def print_afterwards(client: Client, job: str, console: Console) -> None:
+    """What the split report warns of, and where there is more."""
+    with contextlib.suppress(ShardyardError):  # no attempt has begun, or the report is not for this token
+        for finding in client.splits(job).get("findings", []):
+            if finding["severity"] != "info":
+                words = f"{finding['severity']}: {finding['message']}"
+                console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"what each device got: shardyard splits {job}", style="dim", soft_wrap=True)
 
 
 def device_labels(status: dict[str, Any]) -> list[str]:
@@ -180,7 +208,7 @@ def _follow(client: Client, job: str, view: QuietView) -> dict[str, Any]:
             if status["attempt"] != attempt:
                 cursor, attempt = None, status["attempt"]
             if view.shows_lines:
-                cursor = _new_lines(client, job, cursor, view)
+                cursor = _new_lines(client, job, cursor, view, ended=status["state"] in TERMINAL)
             view.status(status)
             if status["state"] in TERMINAL:
                 return status
@@ -192,9 +220,11 @@ def _follow(client: Client, job: str, view: QuietView) -> dict[str, Any]:
         time.sleep(POLL_SECONDS)
 
 
-def _new_lines(client: Client, job: str, cursor: str | None, view: QuietView) -> str | None:
+def _new_lines(client: Client, job: str, cursor: str | None, view: QuietView, *, ended: bool) -> str | None:
     """Show what the devices have printed since `cursor`; the cursor for the next time."""
     try:
+        if view.prints_lines:
+            return _all_new_lines(client, job, cursor, view, ended=ended)
         page = client.logs(job, after=cursor, limit=LINES_PER_POLL)
     except NotFound:
         return None  # no attempt has begun
@@ -202,3 +232,18 @@ def _new_lines(client: Client, job: str, cursor: str | None, view: QuietView) ->
         if line["text"].strip():
             view.line(line["device"], line["text"])
     return page["next"] or cursor
+
+
+def _all_new_lines(client: Client, job: str, cursor: str | None, view: QuietView, *, ended: bool) -> str | None:
+    """Print all new lines, or as many as one poll may bring: a program can print faster than anyone reads."""
+    for _ in range(PAGES_PER_POLL):
+        page = client.logs(job, after=cursor, limit=PRINTED_PER_PAGE)
+        for line in page["lines"]:
+            if line["stream"] in ("stdout", "stderr"):
+                view.line(line["device"], line["text"])
+        cursor = page["next"] or cursor
+        if not page["lines"]:
+            return cursor
+    if ended:
+        view.remark(f"there are more lines than are shown here: shardyard logs {job}")
+    return cursor

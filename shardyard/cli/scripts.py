@@ -1,0 +1,255 @@
+"""`submit --script`: finds the program, packs its directory, sends it if the service lacks it, and submits the job."""
+
+import contextlib
+import difflib
+import re
+import tempfile
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BufferedRandom
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from jobs.errors import InvalidRequest, ShardyardError, UnknownBundle
+from shardyard import pack, text
+from shardyard.cli.common import connect, console, followed, print_json, print_submitted, table
+from shardyard.client import Client
+from shardyard.pack import Bundle, Selection, printable
+
+#: From this size on, what is large is named: most of it is often data that nobody meant to send.
+LARGE_BYTES = 20 * 1024 * 1024
+#: How many things that are left out one note names.
+MAX_NAMED = 6
+#: Lists of what a script needs, which nobody installs for it.
+REQUIREMENTS = ("requirements.txt", "environment.yml", "environment.yaml")
+#: What a script for torchrun reads, or takes from an older launcher.
+_TORCHRUN = re.compile(r"\bLOCAL_RANK\b|--local[-_]rank\b")
+MAX_READ_BYTES = 1024 * 1024
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The program that a user named, a file or a module, and the directory that goes with it."""
+
+    script: str | None
+    module: str | None
+    directory: Path
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Where the job goes, and how its user wants to be answered."""
+
+    url: str | None
+    token: str | None
+    as_json: bool = False
+
+
+def submit_script(code: Code, spec: dict[str, Any], service: Service, *, dry_run: bool, follow: bool) -> None:
+    """Submit `spec`, which lacks the bundle and the entry point of its program only.
+
+    Raises:
+        InvalidRequest: the program is not there, or the directory cannot be packed.
+        Exit: the job was followed to its end.
+    """
+    entry = entry_file(code)
+    chosen = pack.select(code.directory, entry, code.include, code.exclude)
+    _check_packed(entry, chosen, code)
+    notes = Console(stderr=True, quiet=service.as_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    with _packed(chosen, notes) as (file, bundle):
+        spec["program"] |= {"bundle": bundle.id, "entrypoint": code.module or entry}
+        if dry_run:
+            return _show(spec, chosen, bundle, service.as_json)
+        for note in _notes(spec, code, chosen):
+            notes.print(note)
+        with connect(service.url, service.token) as client:
+            job = _submit(client, spec, file, bundle, notes)
+            if follow:
+                notes.print(f"{job['name']} is {job['state']}: {job['id']}")
+                raise typer.Exit(followed(client, job["id"], service.as_json, prints_lines=True))
+    return print_submitted(job, service.as_json)
+
+
+# -- the program -----------------------------------------------------------------------------------
+
+
+def entry_file(code: Code) -> str:
+    """Path of the program's file within the directory.
+
+    Raises:
+        InvalidRequest: it is not there, not below the directory, or no Python file.
+    """
+    if code.module is not None:
+        return _module_file(code.module, code.directory)
+    assert code.script is not None
+    return _script_file(code.script, code.directory)
+
+
+def _script_file(script: str, directory: Path) -> str:
+    given = [Path(script), directory / script]  # as the shell completes it, and as it is called in the bundle
+    found = [path for path in given if path.exists()]
+    if not found:
+        raise InvalidRequest(f"there is no file {script}{_near(given)}")
+    inside = next(filter(None, (_below(path, directory) for path in found)), None)
+    if inside is None:
+        raise InvalidRequest(
+            f"{script} is not in the directory that is sent, {directory.resolve()}; "
+            f"name one that holds it, for example --dir {found[0].parent}"
+        )
+    if found[0].is_dir():
+        raise InvalidRequest(f"{script} is a directory; name the file to run, or a package with --module")
+    if not inside.endswith(".py"):
+        raise InvalidRequest(f"{script} is not a Python file: its name must end in .py")
+    return inside
+
+
+def _below(path: Path, directory: Path) -> str | None:
+    """The path from the directory to a file in it, by its name or, through links, by where it really is."""
+    for one, base in ((path.absolute(), directory.absolute()), (path.resolve(), directory.resolve())):
+        with contextlib.suppress(ValueError):
+            inside = one.relative_to(base)
+            if ".." not in inside.parts:
+                return inside.as_posix()
+    return None
+
+
+def _near(given: list[Path]) -> str:
+    """A hint at files of a name like the one that is not there."""
+    there = {str(path) for one in given for path in (*one.parent.glob("*.py"), *one.parent.glob(f"*/{one.name}"))}
+    near = [path for path in sorted(there) if Path(path).name == given[0].name]
+    near += difflib.get_close_matches(str(given[0]), sorted(there), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _module_file(module: str, directory: Path) -> str:
+    if not _MODULE.fullmatch(module):
+        raise InvalidRequest(f"--module {module}: a dotted name, for example pkg.train; a file goes to --script")
+    path = module.replace(".", "/")
+    files = (f"{path}.py", f"{path}/__main__.py")
+    found = next((file for file in files if (directory / file).is_file()), None)
+    if found is not None:
+        return found
+    hint = "; it is in src: --dir src" if any((directory / "src" / file).is_file() for file in files) else ""
+    raise InvalidRequest(
+        f"no module {module} in {directory.resolve()}: neither {files[0]} nor {files[1]} is there{hint}"
+    )
+
+
+def directory_to_send(named: str | None) -> Path:
+    """The directory that --dir names, else the current one, unless that is surely not meant. Raises InvalidRequest."""
+    directory = Path(named or ".")
+    if not directory.is_dir():
+        raise InvalidRequest(f"--dir {directory}: there is no such directory")
+    if named is None and directory.resolve() in (Path("/"), Path.home().resolve()):
+        raise InvalidRequest(f"all of {directory.resolve()} would be sent; name the project's directory with --dir")
+    return directory
+
+
+def _check_packed(entry: str, chosen: Selection, code: Code) -> None:
+    if any(source.path == entry for source in chosen.files):
+        return
+    why = next((one.why for one in chosen.left_out if entry == one.path or entry.startswith(one.path)), "")
+    raise InvalidRequest(f"{printable(entry)} is not sent{why and f': {why}'}; without it there is nothing to run")
+
+
+# -- packing and sending ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _packed(chosen: Selection, notes: Console) -> Iterator[tuple[BufferedRandom, Bundle]]:
+    """The zip of a selection, in a file that is gone afterwards."""
+    with tempfile.TemporaryFile() as file:
+        try:
+            with _bar("packing", chosen.bytes, notes) as advanced:
+                bundle = pack.write(chosen, file, advanced)
+        except OSError as error:
+            where = tempfile.gettempdir()
+            raise InvalidRequest(f"no zip in {where}: {error.strerror}; TMPDIR names another place") from error
+        yield file, bundle
+
+
+def _submit(client: Client, spec: dict[str, Any], file: BufferedRandom, bundle: Bundle, notes: Console) -> Any:
+    """Submit the job. Only a service that says that it lacks the bundle is sent it: often it has it from before."""
+    key = str(uuid.uuid4())
+    with contextlib.suppress(UnknownBundle):
+        return client.submit(spec, key=key)
+    with _bar("uploading", bundle.bytes, notes) as advanced:
+        answer = client.upload_bundle(file, advanced)
+    if answer.get("id") != bundle.id:
+        raise ShardyardError(f"the service stored {answer.get('id')} in the place of {bundle.id}; submit again")
+    notes.print(f"uploaded {text.byte_count(bundle.bytes)}")
+    return client.submit(spec, key=key)
+
+
+@contextlib.contextmanager
+def _bar(what: str, total: int, notes: Console) -> Iterator[Any]:
+    """A bar in a terminal, nothing elsewhere; gives the function that moves it by so many bytes."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+
+def _notes(spec: dict[str, Any], code: Code, chosen: Selection) -> Iterator[str]:
+    """What the user should know before the job runs, a line each."""
+    yield f"{text.plural(len(chosen.files), 'file')}, {text.byte_count(chosen.bytes)}, from {code.directory.resolve()}"
+    if chosen.left_out:
+        named = [f"{printable(one.path)} ({one.why})" for one in chosen.left_out[:MAX_NAMED]]
+        more = len(chosen.left_out) - len(named)
+        yield f"left out: {', '.join(named)}{f' and {more} more; --dry-run lists them' if more else ''}"
+    if chosen.bytes >= LARGE_BYTES:
+        sizes = (f"{printable(path)} {text.byte_count(size)}" for path, size in pack.largest(chosen))
+        yield f"large: {', '.join(sizes)}; --exclude leaves out what the script does not need"
+    program, strategy = spec["program"], spec["parallelism"]["strategy"]
+    needs = [source.path for source in chosen.files if source.path in REQUIREMENTS]
+    if needs and "python" not in program:
+        yield f"{needs[0]} is not installed: the job has the worker's packages, or those of what --python names"
+    if strategy in ("single", "dp") and _is_for_torchrun(code.directory / entry_file(code)):
+        yield (
+            f"{program['entrypoint']} reads its local rank, as scripts for torchrun do: "
+            "--strategy ddp would start one process per device"
+        )
+
+
+def _is_for_torchrun(script: Path) -> bool:
+    with contextlib.suppress(OSError), script.open(encoding="utf-8", errors="replace") as file:
+        return _TORCHRUN.search(file.read(MAX_READ_BYTES)) is not None
+    return False
+
+
+def _show(spec: dict[str, Any], chosen: Selection, bundle: Bundle, as_json: bool) -> None:
+    """What would be sent: files, what is left out, and the job spec."""
+    if as_json:
+        return print_json(
+            {
+                "spec": spec,
+                "bundle": {"id": bundle.id, "bytes": bundle.bytes},
+                "files": [{"path": source.path, "bytes": source.bytes} for source in chosen.files],
+                "directories": chosen.directories,
+                "left_out": [{"path": one.path, "why": one.why} for one in chosen.left_out],
+            }
+        )
+    out = console()
+    files = table("FILE", "#SIZE")
+    for source in chosen.files:
+        files.add_row(printable(source.path), text.byte_count(source.bytes))
+    out.print(files)
+    if chosen.left_out:
+        left_out = table("LEFT OUT", "WHY")
+        for one in chosen.left_out:
+            left_out.add_row(printable(one.path), one.why)
+        out.print("", left_out, sep="\n")
+    count, size = text.plural(len(chosen.files), "file"), text.byte_count(chosen.bytes)
+    out.print(f"\n{count}, {size}, {text.byte_count(bundle.bytes)} as a zip; nothing was sent\n")
+    return print_json(spec)

@@ -1,0 +1,247 @@
+"""The command `submit`: a job spec from a file, or a script with the directory that it belongs to."""
+
+import os
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from jobs.errors import InvalidRequest
+from shardyard.cli.common import AsJson, Token, Url, connect, followed, print_submitted, read_spec
+
+
+class Strategy(StrEnum):
+    SINGLE = "single"
+    DP = "dp"
+    DDP = "ddp"
+    FSDP = "fsdp"
+
+
+#: Where the help lists the options that describe a script.
+PANEL = "A script of your own"
+EXAMPLES = "\n\n".join(
+    (
+        "[bold]Examples[/]",
+        "shardyard submit job.json --watch                     a job spec",
+        "shardyard submit --script train.py -- --epochs 3      python train.py ...",
+        "shardyard submit --module pkg.train --dir src         python -m pkg.train",
+        "shardyard submit --script train.py --strategy ddp --devices 3    torchrun",
+        "shardyard submit --script train.py --strategy dp --devices 3 --rehearse",
+        "shardyard submit --script train.py --exclude '*.bin' --dry-run",
+        "All behind -- goes to the script. What .gitignore names is not sent.",
+    )
+)
+
+File = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="FILE|ARGS",
+        help="A job spec in JSON, - for standard input; with --script or --module: arguments of the script, behind --.",
+        show_default=False,
+    ),
+]
+Script = Annotated[
+    str | None,
+    typer.Option("--script", metavar="FILE", help="Run this Python file.", rich_help_panel=PANEL, show_default=False),
+]
+Module = Annotated[
+    str | None,
+    typer.Option(
+        "--module", metavar="NAME", help="Run this module of the directory.", rich_help_panel=PANEL, show_default=False
+    ),
+]
+Directory = Annotated[
+    str | None,
+    typer.Option(
+        "--dir",
+        metavar="DIR",
+        help="Directory to send; the script runs in it.",
+        rich_help_panel=PANEL,
+        show_default="the current one",
+    ),
+]
+Include = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATTERN", help="Send this although .gitignore leaves it out.", rich_help_panel=PANEL),
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATTERN", help="Do not send this; as in .gitignore.", rich_help_panel=PANEL),
+]
+Devices = Annotated[int, typer.Option(min=1, help="How many devices.", rich_help_panel=PANEL)]
+HowToRun = Annotated[
+    Strategy,
+    typer.Option(
+        help="ddp, fsdp: one process per device, as torchrun starts them. single, dp: one process with all devices.",
+        rich_help_panel=PANEL,
+    ),
+]
+Pool = Annotated[str | None, typer.Option(help="Pool to run in.", rich_help_panel=PANEL, show_default="default")]
+Name = Annotated[
+    str | None, typer.Option(help="Name of the job.", rich_help_panel=PANEL, show_default="from the script's")
+]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="KEY=VALUE", help="A label, to find the job by.", rich_help_panel=PANEL),
+]
+Priority = Annotated[int, typer.Option(min=-100, max=100, help="Higher goes first.", rich_help_panel=PANEL)]
+Env = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY[=VALUE]", help="A variable for the script; KEY alone: its value here.", rich_help_panel=PANEL
+    ),
+]
+PythonName = Annotated[
+    str | None,
+    typer.Option(
+        "--python",
+        metavar="NAME",
+        help="A Python environment that the operator offers.",
+        rich_help_panel=PANEL,
+        show_default="the worker's own",
+    ),
+]
+Rehearse = Annotated[
+    bool, typer.Option("--rehearse", help="Run on virtual devices as if they were GPUs.", rich_help_panel=PANEL)
+]
+WallSeconds = Annotated[
+    float | None,
+    typer.Option(min=0.001, help="End the job after so long.", rich_help_panel=PANEL, show_default="one day"),
+]
+MaxRetries = Annotated[int, typer.Option(min=0, max=100, help="More attempts after a failure.", rich_help_panel=PANEL)]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", "-n", help="Show what would be sent, and send nothing.", rich_help_panel=PANEL),
+]
+Watch = Annotated[
+    bool | None,
+    typer.Option(
+        "--watch/--no-watch",
+        "-w/-W",
+        help="Stay and show progress until the job ends.",
+        show_default="watch a script, do not watch a spec",
+    ),
+]
+
+
+def submit(
+    context: typer.Context,
+    words: File = None,
+    follow: Watch = None,
+    script: Script = None,
+    module: Module = None,
+    directory: Directory = None,
+    devices: Devices = 1,
+    strategy: HowToRun = Strategy.SINGLE,
+    rehearse: Rehearse = False,
+    include: Include = None,
+    exclude: Exclude = None,
+    env: Env = None,
+    python: PythonName = None,
+    pool: Pool = None,
+    name: Name = None,
+    labels: Labels = None,
+    priority: Priority = 0,
+    wall_seconds: WallSeconds = None,
+    max_retries: MaxRetries = 0,
+    dry_run: DryRun = False,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a job: a spec, or a script of your own with the directory that it belongs to.
+
+    Repeating a request that got lost never makes a second job.
+    """
+    if script is None and module is None:
+        _refuse(_options_of_scripts(context))
+        spec = _spec_file(words or [])
+        with connect(url, token) as client:
+            job = client.submit(spec)
+            if follow:
+                raise typer.Exit(followed(client, job["id"], as_json))
+        return print_submitted(job, as_json)
+    if script is not None and module is not None:
+        raise InvalidRequest("--script and --module name two programs; give one of them")
+    from shardyard.cli import scripts
+
+    wanted = {
+        "name": name,
+        "pool": pool,
+        "priority": priority or None,
+        "labels": _pairs("--label", labels or []),
+        "resources": {"devices": devices},
+        "parallelism": {"strategy": strategy.value},
+        "program": {
+            "kind": "script",
+            "args": words or [],
+            "env": _variables(env or []),
+            "rehearse": rehearse or None,
+            "python": python,
+        },
+        "limits": {"wall_seconds": wall_seconds, "max_retries": max_retries or None},
+    }
+    where = scripts.directory_to_send(directory)
+    code = scripts.Code(script, module, where, tuple(include or ()), tuple(exclude or ()))
+    service = scripts.Service(url, token, as_json)
+    return scripts.submit_script(code, _known(wanted), service, dry_run=dry_run, follow=follow is not False)
+
+
+class Command(TyperCommand):
+    """Says where the arguments of a script go, when one is taken for an option of the command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        typed = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            # By its name: typer brings a click of its own, or uses the installed one.
+            if type(error).__name__ == "NoSuchOption" and {"--script", "--module"} & set(typed):
+                error.message += "; arguments of the script go behind --, as in: -- --epochs 3"  # type: ignore[attr-defined]
+            raise
+
+
+def _spec_file(words: list[str]) -> bytes:
+    if len(words) != 1:
+        raise InvalidRequest("name one job spec, or a program with --script or --module")
+    if words[0].endswith(".py"):
+        raise InvalidRequest(f"{words[0]} is a script, not a job spec: shardyard submit --script {words[0]}")
+    return read_spec(words[0])
+
+
+def _options_of_scripts(context: typer.Context) -> list[str]:
+    """Options that were given and say something about a script."""
+    return [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if getattr(parameter, "rich_help_panel", None) == PANEL
+        and getattr(context.get_parameter_source(parameter.name or ""), "name", "") == "COMMANDLINE"
+    ]
+
+
+def _refuse(options: list[str]) -> None:
+    if options:
+        raise InvalidRequest(f"{', '.join(options)}: only with --script or --module; a job spec says this itself")
+
+
+def _known(wanted: dict[str, Any]) -> dict[str, Any]:
+    """Without what was not said, at any depth: the service has the defaults."""
+    known = {field: _known(value) if isinstance(value, dict) else value for field, value in wanted.items()}
+    return {field: value for field, value in known.items() if value not in (None, {}, [])}
+
+
+def _pairs(option: str, given: list[str]) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in given]
+    wrong = next(("".join(pair) for pair in pairs if not (pair[0] and pair[1])), None)
+    if wrong is not None:
+        raise InvalidRequest(f"{option} {wrong}: write it as key=value")
+    return {key: value for key, _, value in pairs}
+
+
+def _variables(given: list[str]) -> dict[str, str]:
+    """Variables for the script; one without a value has the value that it has here."""
+    missing = [name for name in given if "=" not in name and name not in os.environ]
+    if missing:
+        raise InvalidRequest(f"--env {missing[0]}: not set here; write it as {missing[0]}=VALUE")
+    return _pairs("--env", [pair if "=" in pair else f"{pair}={os.environ[pair]}" for pair in given])
