@@ -35,7 +35,9 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Problem:
+class Problem:
+    """A finding without its suggestion."""
+
     code: str
     severity: Severity
     message: str
@@ -71,22 +73,22 @@ def describe(rows: Sequence[int | None]) -> str:
 # -- finding problems ------------------------------------------------------------------------------
 
 
-def _problems(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) -> list[_Problem]:
+def _problems(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) -> list[Problem]:
     split = [(pattern, counts) for pattern, counts in _countable(patterns) if pattern.phase != "eval"]
-    found: list[_Problem] = []
+    found: list[Problem] = []
     if spec.parallelism.strategy == "dp" and spec.resources.devices > 1 and split:
         split = _single_batches(spec, split, rows)
         largest = max(sum(counts) for _, counts in split)
         full = next(counts for _, counts in split if sum(counts) == largest)
         smaller = [counts for _, counts in split if sum(counts) < largest]
-        found += _of_data_parallel(full, smaller, spec.resources.devices)
+        found += data_parallel_problems(full, smaller, spec.resources.devices)
     if spec.distributed:
-        found += _of_ranks(split)
+        found += rank_problems(patterns)
     if rows is not None:
         found += _of_the_data_set(spec, rows)
     if _ddp_would_fit(spec):
         found.append(
-            _Problem(
+            Problem(
                 "ddp-would-fit-better",
                 "info",
                 f"DataParallel copies the model to {spec.resources.devices} devices and gathers the outputs on one "
@@ -116,10 +118,17 @@ def _single_batches(spec: JobSpec, split: _Split, rows: int | None) -> _Split:
     return [one for one in _countable(predict(alone, rows).epoch) if one[0].phase != "eval"] or split
 
 
-def _of_data_parallel(full: Sequence[int], smaller: Sequence[Sequence[int]], devices: int) -> Iterator[_Problem]:
-    batch = sum(full)
+def data_parallel_problems(
+    full: Sequence[int],
+    smaller: Sequence[Sequence[int]],
+    devices: int,
+    words: tuple[str, str] = ("the last batch", "the others have"),
+) -> Iterator[Problem]:
+    """What is wrong with how DataParallel divides the largest batch, and smaller ones. `words` say what the smaller
+    ones are, and what the largest is to them."""
+    batch, (which, others) = sum(full), words
     if batch < devices:
-        yield _Problem(
+        yield Problem(
             "batch-smaller-than-devices",
             "warning",
             f"a batch of {batch} cannot give a row to each of {devices} devices: {describe(full)}",
@@ -127,25 +136,25 @@ def _of_data_parallel(full: Sequence[int], smaller: Sequence[Sequence[int]], dev
     if 0 in full:
         yield _idle(full, "a batch", "warning")
     elif (idle := next((counts for counts in smaller if 0 in counts), None)) is not None:
-        yield _idle(idle, "the last batch", "info")
+        yield _idle(idle, which, "info")
     if 0 not in full and len(set(full)) > 1:
-        yield _Problem(
+        yield Problem(
             "ragged-batch",
             "info",
             f"a batch of {batch} does not divide evenly among {devices} devices: {describe(full)}",
         )
     if (ragged := next((counts for counts in smaller if len(set(counts)) > 1), None)) is not None:
-        yield _Problem(
+        yield Problem(
             "ragged-last-batch",
             "info",
-            f"the last batch of {sum(ragged)} (the others have {batch}) does not divide evenly "
+            f"{which} of {sum(ragged)} ({others} {batch}) does not divide evenly "
             f"among {devices} devices: {describe(ragged)}",
         )
 
 
-def _idle(rows: Sequence[int], which: str, severity: Severity) -> _Problem:
+def _idle(rows: Sequence[int], which: str, severity: Severity) -> Problem:
     idle = rows.count(0)
-    return _Problem(
+    return Problem(
         "idle-devices",
         severity,
         f"{idle} of {len(rows)} devices {'gets' if idle == 1 else 'get'} nothing of {which} of {sum(rows)}: "
@@ -153,13 +162,14 @@ def _idle(rows: Sequence[int], which: str, severity: Severity) -> _Problem:
     )
 
 
-def _of_ranks(split: Sequence[tuple[Pattern, tuple[int, ...]]]) -> Iterator[_Problem]:
+def rank_problems(patterns: Sequence[Pattern]) -> Iterator[Problem]:
     """Ranks with other row counts in one step; a rank that had ended (0 rows) is not averaged."""
+    split = [(pattern, counts) for pattern, counts in _countable(patterns) if pattern.phase != "eval"]
     unequal = [(pattern, counts) for pattern, counts in split if len(set(counts) - {0}) > 1]
     if unequal and unequal[0][0].phase == "train":
         steps = sum(pattern.steps or 0 for pattern, _ in unequal)
         counts = unequal[0][1]
-        yield _Problem(
+        yield Problem(
             "unequal-gradient-weight",
             "warning",
             f"in {steps} {'step' if steps == 1 else 'steps'} the ranks had different numbers of rows "
@@ -168,12 +178,12 @@ def _of_ranks(split: Sequence[tuple[Pattern, tuple[int, ...]]]) -> Iterator[_Pro
         )
 
 
-def _of_the_data_set(spec: JobSpec, rows: int) -> Iterator[_Problem]:
+def _of_the_data_set(spec: JobSpec, rows: int) -> Iterator[Problem]:
     devices, data = spec.resources.devices, spec.recipe.data
     if data.drop_last:
         used = sum(sum(shards) * times for shards, times in train_pass(spec, rows))
         if used < rows:
-            yield _Problem(
+            yield Problem(
                 "dropped-rows",
                 "info" if used else "warning",
                 f"drop_last leaves {rows - used} of {rows} rows out of every epoch"
@@ -183,7 +193,7 @@ def _of_the_data_set(spec: JobSpec, rows: int) -> Iterator[_Problem]:
         each = sampler_rows(rows, devices, drop_last=False)
         if each * devices > rows:
             repeated = each * devices - rows
-            yield _Problem(
+            yield Problem(
                 "sampler-padding",
                 "info",
                 f"{devices} ranks of {each} rows read {each * devices} rows of {rows}: "
@@ -248,20 +258,20 @@ def _words(changes: Sequence[_Change]) -> str:
 def _even_sizes(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
     """Batch sizes that every device shares evenly, nearest first, up to the whole data set."""
     share = spec.resources.devices if spec.parallelism.strategy == "dp" else 1
-    return _nearest(spec.recipe.data.batch_size, share, rows)
+    return ({_BATCH_SIZE: other} for other in nearest_sizes(spec.recipe.data.batch_size, share, rows))
 
 
 def _any_sizes(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
-    return _nearest(spec.recipe.data.batch_size, 1, rows)
+    return ({_BATCH_SIZE: other} for other in nearest_sizes(spec.recipe.data.batch_size, 1, rows))
 
 
-def _nearest(size: int, unit: int, rows: int | None) -> Iterator[_Change]:
-    """Multiples of `unit` from half to twice `size`: further away, training itself would change."""
+def nearest_sizes(size: int, unit: int, rows: int | None) -> list[int]:
+    """Multiples of `unit` from half to twice `size`, nearest first: further away, training itself would change."""
     middle = size // unit
     multiples = (unit * times for times in range(max(1, middle - _NEIGHBOURS), middle + _NEIGHBOURS + 1))
     largest = min(max(2 * size, unit), _MAX_BATCH_SIZE, _MAX_BATCH_SIZE if rows is None else rows)
     usable = [other for other in multiples if other != size and size / 2 <= other <= largest]
-    return ({_BATCH_SIZE: other} for other in sorted(usable, key=lambda other: abs(other - size)))
+    return sorted(usable, key=lambda other: abs(other - size))
 
 
 def _even_sizes_dropping(spec: JobSpec, rows: int | None) -> Iterator[_Change]:

@@ -133,15 +133,15 @@ class _Totals:
 class Measures:
     """Adds up the steps of the main phase; memory does not grow with their number.
 
-    With `in_turn` the devices ran one after another (virtual devices under dp), and the time of a
-    step is reckoned as if they had run at once. Devices that are not `comparable` (they hold different
+    With `in_turn` the devices of one process ran one after another (virtual devices under dp), and the
+    time of a step is reckoned as if they had run at once. Devices that are not `comparable` (they hold different
     modules) have no balance of times.
     """
 
     def __init__(self, devices: int, *, in_turn: bool, comparable: bool = True) -> None:
         self._devices = [_Device() for _ in range(devices)]
         self._in_turn = in_turn
-        self._comparable = comparable
+        self.comparable = comparable
         self._totals = _Totals()
         self._with_backward = False
         self._steps = 0
@@ -170,7 +170,7 @@ class Measures:
     def _add_balance(self, shares: Sequence[Share]) -> None:
         """Count a step whose devices can be compared: with their backward once that is measured at all."""
         steps = [share.step for share in shares if share.step is not None]
-        if not self._comparable or len(steps) < len(shares) or any(share.rows is None for share in shares):
+        if not self.comparable or len(steps) < len(shares) or any(share.rows is None for share in shares):
             return
         forward, backward = zip(*(_compute_ms(share) for share in shares), strict=True)
         if None in forward or (None in backward and self._with_backward):
@@ -182,7 +182,7 @@ class Measures:
         waits = [share.wait_ms or 0.0 for share in shares]
         busy = [time + wait for time, wait in zip(times, waits, strict=True)]
         elapsed = max(measured(step.step_ms) or 0.0 for step in steps)
-        if self._in_turn:
+        if self._in_turn and all(step is steps[0] for step in steps):
             elapsed = max(max(times), elapsed - sum(times) + max(times))
         self._totals.steps += 1
         self._totals.elapsed_ms += elapsed

@@ -6,36 +6,51 @@ sketches, so neither memory nor a report grows with the number of steps.
 
 `patterns` has every phase. `per_device`, `primitives` and `balance` are about the main phase alone
 (train, or forward in forward mode): an evaluation runs other code at another batch size, and mixing
-the two would hide both.
+the two would hide both. For a script that only evaluates they are about that.
 
 A number that could not be measured is `None`, and `notes` says why: its keys are paths in the report
 ("per_device.comm_ms"). Units are in the names; times are milliseconds where a name ends in `_ms`.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import msgspec
 
-from jobs.joining import Joined, Joiner
+from jobs.joining import Joined, Joiner, by_epoch, by_round
 from jobs.lint import Finding, lint
 from jobs.measures import Balance, DeviceMeasures, Measures, PrimitiveTimings, Share
 from jobs.plan import Pattern, Prediction, predict
 from jobs.prediction_check import PredictionCheck, check
+from jobs.processes import MAX_CACHED, SHARDING, Batches, Process, Recent, add_up, total, unknown_batches
+from jobs.script_findings import Sight, find, how_it_ran, names, remarks_on_rows, unfinished
 from jobs.shard_lines import Printer, ShardLine
 from jobs.spec import JobSpec, RecipeProgram
-from jobs.telemetry import MAX_INTERNED, AnyRecord, DeviceInfo, Note, Outcome, Outline, Shape, Split, Step
+from jobs.telemetry import (
+    Activity,
+    AnyRecord,
+    Began,
+    DeviceInfo,
+    Group,
+    Loaded,
+    Note,
+    Outcome,
+    Outline,
+    Shape,
+    Split,
+    Step,
+    Wrapped,
+)
 
 __all__ = ["Aggregator", "LeasedDevice", "Report", "ReportDevice", "ShardLine", "decode", "encode"]
 
 #: Different splits that a report keeps; the rest counts in one pattern of the phase "other".
 MAX_PATTERNS = 256
-#: Splits from `MAX_INTERNED` on are sent anew for every step, so only the latest are kept.
-MAX_PASSING_SPLITS = 64
-#: Sums over micro-batches and over ranks that are kept to save time.
-MAX_CACHED = 256
+#: Processes beside the ranks' own that are told apart, and ranks of a process group that are counted.
+MAX_DESCENDANTS = 256
+MAX_RANKS = 256
+#: In order of what the numbers of devices are about.
+PHASES = ("train", "forward", "eval")
 #: Notes that are taken from the ranks of one attempt, and the length of each.
 MAX_NOTES = 100
 MAX_NOTE_LENGTH = 500
@@ -77,6 +92,7 @@ class Report(msgspec.Struct, frozen=True):
     prediction: PredictionCheck
     findings: tuple[Finding, ...]
     notes: dict[str, str]
+    rehearsal: bool = False
 
 
 _encoder = msgspec.json.Encoder()
@@ -97,63 +113,21 @@ def decode(body: bytes) -> Report:
     return _decoder.decode(body)
 
 
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-class _Recent(Generic[K, V]):
-    """A mapping of bounded size that forgets what was not used for longest."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._entries: OrderedDict[K, V] = OrderedDict()
-
-    def get(self, key: K) -> V | None:
-        if key not in self._entries:
-            return None
-        self._entries.move_to_end(key)
-        return self._entries[key]
-
-    def put(self, key: K, value: V) -> V:
-        self._entries[key] = value
-        if len(self._entries) > self._size:
-            self._entries.popitem(last=False)
-        return value
-
-
-class _Splits:
-    """The splits of one rank, by id."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, Split] = {}
-        self._passing: _Recent[int, Split] = _Recent(MAX_PASSING_SPLITS)
-
-    def get(self, number: int) -> Split | None:
-        return self._kept.get(number) or self._passing.get(number)
-
-    def put(self, split: Split) -> None:
-        if len(self._kept) < MAX_INTERNED:
-            self._kept[split.id] = split
-        else:
-            self._passing.put(split.id, split)
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """What one rank did with its part of one step, micro-batches added up."""
-
-    module: str
-    batch_rows: int | None
-    devices: tuple[int, ...]
-    rows: tuple[int | None, ...]
-    input_shapes: tuple[Shape | None, ...]
-    output_shapes: tuple[Shape | None, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class _Part:
+    """What one rank did in one step. Not `known`: its splits never came."""
+
+    source: int
     step: Step
-    batch: _Batch
+    batches: Batches
+    known: bool
+
+    @property
+    def devices(self) -> Iterable[int]:
+        """Its devices, in the order of the step's per-device fields."""
+        if len(self.batches) == 1:
+            return self.batches[0].devices
+        return dict.fromkeys(device for batch in self.batches for device in batch.devices)
 
 
 _PatternKey = tuple[str, str, int | None, tuple[int | None, ...]]
@@ -161,11 +135,19 @@ _PatternKey = tuple[str, str, int | None, tuple[int | None, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """The batches of all ranks in one step, by logical device."""
+    """The batches of all ranks in one step in one wrapped module, by logical device."""
 
     key: _PatternKey
     input_shapes: tuple[Shape | None, ...]
     output_shapes: tuple[Shape | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """One step as a whole: module by module, and the rows of each device in all modules."""
+
+    wholes: tuple[_Whole, ...]
+    rows: tuple[int | None, ...]
 
 
 @dataclass(slots=True)
@@ -183,7 +165,7 @@ class _Count:
 
 
 class Aggregator:
-    """Collects the records of one attempt's ranks. One thread feeds it."""
+    """Collects the records of one attempt's processes. One thread feeds it."""
 
     def __init__(
         self, job_id: str, attempt: int, spec: JobSpec, lease: Sequence[LeasedDevice], prediction: Prediction
@@ -192,42 +174,55 @@ class Aggregator:
         self._lease = sorted(lease, key=lambda device: device.logical)
         self._prediction = prediction
         self._virtual = self._lease[0].kind == "cpu"
-        self._main = (
-            "forward" if isinstance(spec.program, RecipeProgram) and spec.program.mode == "forward" else "train"
-        )
+        self._script = not isinstance(spec.program, RecipeProgram)
         self._ranks = spec.world_size
-        self._joiner: Joiner[_Part] = Joiner(self._ranks)
-        self._placed = spec.parallelism.strategy == "single" and len(self._lease) > 1
-        in_turn = self._virtual and spec.parallelism.strategy == "dp"
-        comparable = not self._placed and spec.parallelism.strategy != "fsdp"
-        self._measures = Measures(len(self._lease), in_turn=in_turn, comparable=comparable)
+        self._processes = {(rank, 0): Process(rank, 0, rank) for rank in range(self._ranks)}
+        self._expected = set(range(self._ranks))
+        self._numbers: dict[tuple[int, str], int] = {}  # by rank and phase: its last step, over all its processes
+        self._joiner: Joiner[_Part] = Joiner(
+            self._ranks, by_round() if self._script else by_epoch(), loose=self._script
+        )
+        self._placed = not self._script and spec.parallelism.strategy == "single" and len(self._lease) > 1
+        self._sharded = spec.parallelism.strategy == "fsdp"
+        self._scatters = not self._script and spec.parallelism.strategy == "dp"
+        self._gathers_on = spec.parallelism.output_device
+        self._main: str = "train" if self._script else spec.recipe.mode
+        self._measures: dict[str, Measures] = {}  # by phase
         self._printer = Printer(spec.observe, spec.parallelism.dim)
-        self._splits = [_Splits() for _ in range(self._ranks)]
-        self._batches: list[_Recent[tuple[int, ...], _Batch]] = [_Recent(MAX_CACHED) for _ in range(self._ranks)]
-        self._wholes: _Recent[tuple[object, ...], _Whole] = _Recent(MAX_CACHED)
+        self._divisions: Recent[tuple[object, ...], _Division] = Recent(MAX_CACHED)
         self._patterns: dict[_PatternKey, _Count] = {}
         self._other = _Count(None)
+        self._divided: dict[tuple[str, str], set[tuple[int, ...]]] = {}  # by phase and module: splits of forwards
         self._found: dict[int, DeviceInfo] = {}
-        self._outcomes: dict[int, Outcome] = {}
+        self._drivers: dict[int, int] = {}  # by device: the rank that used it first
         self._absent_from: dict[int, int] = {}
         self._rank_notes: dict[str, str] = {}
-        self._malformed = 0
+        self._malformed = self._uncounted = 0
+        self._crowded = False
 
     # -- taking records in -------------------------------------------------------------------------
 
-    def feed(self, rank: int, record: AnyRecord) -> list[ShardLine]:
-        """Take one record of one rank; the answer has the log lines that it gives rise to.
+    def feed(self, rank: int, record: AnyRecord, source: int = 0) -> list[ShardLine]:
+        """Take one record; the answer has the log lines that it gives rise to.
+
+        `source` is 0 for the rank's own process, and a number of its own for each that descends from it.
 
         Raises:
             ValueError: the attempt has no such rank.
         """
         if not 0 <= rank < self._ranks:
             raise ValueError(f"rank {rank} is outside the {self._ranks} ranks of this attempt")
+        process = self._process(rank, source)
+        if process is None:
+            self._uncounted += isinstance(record, Step)
+            return []
         match record:
             case Step():
-                return self._take_step(rank, record)
+                return self._take_step(process, record)
             case Split():
-                self._take_split(rank, record)
+                self._take_split(process, record)
+            case Began():
+                process.began = record
             case DeviceInfo():
                 self._found.setdefault(record.device, record)
             case Outline():
@@ -236,68 +231,162 @@ class Aggregator:
                 if len(self._rank_notes) < MAX_NOTES:
                     self._rank_notes.setdefault(record.field[:MAX_NOTE_LENGTH], record.reason[:MAX_NOTE_LENGTH])
             case Outcome():
-                self._outcomes.setdefault(rank, record)
+                process.outcome = process.outcome or record
+            case Group():
+                self._take_group(process, record)
+            case Wrapped():
+                process.wrapped(record)
+                if record.kind in SHARDING:
+                    self._stop_comparing()
+            case Loaded():
+                process.loaded(record)
+            case Activity():
+                process.activity = record
         return []
 
     def rank_ended(self, rank: int) -> None:
-        """Say that a rank has ended and everything it sent has been fed: nobody waits for it now."""
-        self._count(self._joiner.rank_ended(rank))
+        """Say that a rank and all that descends from it have ended, and everything sent has been fed."""
+        for process in self._processes.values():
+            if process.origin == rank and not process.ended:
+                self._end(process)
+
+    def source_ended(self, rank: int, source: int) -> None:
+        """Say that one process has ended and everything it sent has been fed; another may go on in its place."""
+        process = self._processes.get((rank, source))
+        if process is not None and not process.ended:
+            self._end(process)
+
+    def _end(self, process: Process) -> None:
+        """Nobody waits for a rank none of whose processes may still send a step."""
+        process.end()
+        alive = [other for other in self._processes.values() if other.rank == process.rank and not other.ended]
+        if not any(other.done or not process.done for other in alive):
+            self._count(self._joiner.rank_ended(process.rank))
+
+    def _process(self, rank: int, source: int) -> Process | None:
+        """Who sent a record; `None` when there are too many to tell apart."""
+        process = self._processes.get((rank, source))
+        if process is None and len(self._processes) < self._ranks + MAX_DESCENDANTS:
+            process = self._processes[rank, source] = Process(rank, source, rank)
+        return process
+
+    def _take_group(self, process: Process, group: Group) -> None:
+        """The rank that counts is the one in the process group; a group of one says nothing."""
+        process.group = group
+        if self._script and group.world_size > 1:
+            process.rank = group.rank
+            members = set(range(min(group.world_size, MAX_RANKS)))
+            for rank in members - self._expected:
+                self._joiner.expect(rank)
+            self._expected |= members
+
+    def _stop_comparing(self) -> None:
+        self._sharded = True
+        for measures in self._measures.values():
+            measures.comparable = False
 
     def _take_outline(self, outline: Outline) -> None:
         """The worker knows the data set's size even where the plan could not."""
         if self._prediction.train_rows is None and outline.dataset_rows is not None:
             self._prediction = predict(self._spec, outline.dataset_rows, self._prediction.eval_rows)
 
-    def _take_split(self, rank: int, split: Split) -> None:
+    def _take_split(self, process: Process, split: Split) -> None:
         sizes = {len(split.devices), len(split.rows), len(split.input_shapes), len(split.output_shapes)}
         if len(sizes) > 1 or not all(0 <= device < len(self._lease) for device in split.devices):
             self._malformed += 1
             return
-        self._splits[rank].put(split)
+        process.splits.put(split)
+        if self._script:
+            self._look_at(process, split)
 
-    def _take_step(self, rank: int, step: Step) -> list[ShardLine]:
-        known = [split for split in map(self._splits[rank].get, step.splits) if split is not None]
-        if len(known) < len(step.splits) or not known:
-            self._malformed += 1
-            batch = self._unknown_batch(rank)
+    def _look_at(self, process: Process, split: Split) -> None:
+        """What nobody has said about a script, and one forward shows."""
+        for device in split.devices:
+            self._drivers.setdefault(device, process.rank)
+        rows = tuple(count for count in split.rows if count is not None)
+        if len(split.devices) > 1:
+            self._scatters, self._gathers_on = True, split.devices[0]
+        known = self._divided.setdefault((split.phase, split.module), set())
+        if len(rows) == len(split.rows) and len(known) < MAX_PATTERNS and len(self._divided) <= MAX_PATTERNS:
+            known.add(rows)
+
+    def _take_step(self, process: Process, step: Step) -> list[ShardLine]:
+        if not 0 <= process.rank < MAX_RANKS or step.phase not in PHASES:
+            self._uncounted += 1
+            return []
+        known = [split for split in map(process.splits.get, step.splits) if split is not None]
+        complete = bool(known) and len(known) == len(step.splits)
+        if complete:
+            batches = process.batches.get(step.splits) or process.batches.put(step.splits, add_up(known))
         else:
-            batch = self._batches[rank].get(step.splits) or self._batches[rank].put(step.splits, _add_up(known))
-        self._count(self._joiner.feed(rank, step, _Part(step, batch)))
-        return self._printer.lines(rank, step, known)
+            self._malformed += 1
+            batches = unknown_batches(self._devices_of(process))
+        if self._script:
+            step = self._numbered(process, step)
+        self._count(self._joiner.feed(process.rank, step, _Part(process.source, step, batches, complete)))
+        return self._printer.lines(process.rank, step, known)
 
-    def _unknown_batch(self, rank: int) -> _Batch:
-        devices = (rank,) if self._ranks > 1 else tuple(range(len(self._lease)))
-        unknown = (None,) * len(devices)
-        return _Batch("", None, devices, unknown, unknown, unknown)
+    def _numbered(self, process: Process, step: Step) -> Step:
+        """A process counts its own steps; those of the next one at the same rank go on where it left off."""
+        which = process.rank, step.phase
+        number = self._numbers[which] = self._numbers.get(which, -1) + process.step(step)
+        return step if number == step.step else msgspec.structs.replace(step, step=number)
+
+    def _devices_of(self, process: Process) -> tuple[int, ...]:
+        if len(self._expected) > 1:
+            return (process.rank % len(self._lease),)
+        return tuple(range(len(self._lease)))
 
     # -- counting whole steps ----------------------------------------------------------------------
 
     def _count(self, steps: Sequence[Joined[_Part]]) -> None:
         for joined in steps:
-            whole = self._join(joined)
-            self._count_pattern(joined, whole)
+            division = self._join(joined)
+            for whole in division.wholes:
+                self._count_pattern(joined, whole)
+            if self._script or joined.phase == self._main:
+                measures = self._measures.get(joined.phase) or self._begin(joined.phase)
+                measures.add(self._shares(joined, division))
             if joined.phase == self._main:
                 self._note_absent(joined)
-                self._measures.add(self._shares(joined, whole))
 
-    def _join(self, joined: Joined[_Part]) -> _Whole:
+    def _begin(self, phase: str) -> Measures:
+        """The numbers of devices are about one phase. Which one a script has, if it never trains, shows as it runs."""
+        measures = self._measures[phase] = self._new_measures()
+        self._main = min(self._measures, key=PHASES.index)
+        return measures
+
+    def _new_measures(self) -> Measures:
+        in_turn = self._virtual and (self._script or self._spec.parallelism.strategy == "dp")
+        return Measures(len(self._lease), in_turn=in_turn, comparable=not self._placed and not self._sharded)
+
+    def _join(self, joined: Joined[_Part]) -> _Division:
         parts = sorted(joined.parts.items())
-        same = (joined.phase, *((rank, part.step.splits) for rank, part in parts))
-        known = all(part.batch.module or part.batch.batch_rows is not None for _, part in parts)
-        cached = self._wholes.get(same) if known else None
+        same = (joined.phase, *((rank, part.source, part.step.splits) for rank, part in parts))
+        known = all(part.known for _, part in parts)
+        cached = self._divisions.get(same) if known else None
         if cached is not None:
             return cached
-        batches = [part.batch for _, part in parts]
+        modules = dict.fromkeys(batch.module for _, part in parts if part.known for batch in part.batches)
+        wholes = tuple(self._whole(joined, module) for module in modules or [""])
+        division = _Division(wholes, tuple(map(total, zip(*(whole.key[3] for whole in wholes), strict=True))))
+        return self._divisions.put(same, division) if known else division
+
+    def _whole(self, joined: Joined[_Part], module: str) -> _Whole:
         rows: list[int | None] = [0] * len(self._lease)
         inputs: list[Shape | None] = [None] * len(self._lease)
         outputs: list[Shape | None] = [None] * len(self._lease)
-        for batch in batches:
-            for place, device in enumerate(batch.devices):
-                rows[device] = batch.rows[place]
-                inputs[device], outputs[device] = batch.input_shapes[place], batch.output_shapes[place]
-        batch_rows = _sum([batch.batch_rows for batch in batches])
-        whole = _Whole((joined.phase, batches[0].module, batch_rows, tuple(rows)), tuple(inputs), tuple(outputs))
-        return self._wholes.put(same, whole) if known else whole
+        batch_rows: list[int | None] = []
+        for _, part in sorted(joined.parts.items()):
+            for batch in part.batches:
+                if part.known and batch.module != module:
+                    continue
+                batch_rows.append(batch.batch_rows)
+                for place, device in enumerate(batch.devices):
+                    rows[device] = total([rows[device], batch.rows[place]])
+                    inputs[device] = inputs[device] or batch.input_shapes[place]
+                    outputs[device] = outputs[device] or batch.output_shapes[place]
+        return _Whole((joined.phase, module, total(batch_rows), tuple(rows)), tuple(inputs), tuple(outputs))
 
     def _count_pattern(self, joined: Joined[_Part], whole: _Whole) -> None:
         count = self._patterns.get(whole.key)
@@ -311,29 +400,38 @@ class Aggregator:
         count.add(joined.step)
 
     def _note_absent(self, joined: Joined[_Part]) -> None:
-        if len(joined.parts) < self._ranks:
-            for rank in range(self._ranks):
+        if len(joined.parts) < len(self._expected):
+            for rank in self._expected:
                 if rank not in joined.parts:
                     self._absent_from.setdefault(rank, joined.step)
 
-    def _shares(self, joined: Joined[_Part], whole: _Whole) -> list[Share]:
-        rows = whole.key[3]
-        shares = [Share(count, None, 0) for count in rows]
+    def _shares(self, joined: Joined[_Part], division: _Division) -> list[Share]:
+        shares: list[Share | None] = [None] * len(self._lease)
         for part in joined.parts.values():
-            for place, device in enumerate(part.batch.devices):
-                shares[device] = Share(rows[device], part.step, place)
-        return shares
+            for place, device in enumerate(part.devices):
+                crowded = shares[device] is not None
+                self._crowded = self._crowded or crowded
+                shares[device] = Share(division.rows[device], None if crowded else part.step, place)
+        return [share or Share(count, None, 0) for share, count in zip(shares, division.rows, strict=True)]
 
     # -- giving a report out -----------------------------------------------------------------------
 
-    def snapshot(self, final: bool) -> Report:
-        """The report on everything fed so far. `final`: all ranks have ended, nothing more will come."""
+    def snapshot(self, final: bool, last_line: str = "", now: float | None = None) -> Report:
+        """The report on everything fed so far. `final`: all ranks have ended, nothing more will come.
+
+        `last_line` is the last that a script has printed, `now` the time in seconds since the epoch.
+        """
         if final:
             self._count(self._joiner.flush())
         how = self._spec.parallelism
         kept = [_pattern(key, count) for key, count in self._patterns.items()]
-        gathers_on = how.output_device if how.strategy == "dp" and not self._virtual else None
+        measures = self._measures.get(self._main) or self._new_measures()
+        gathers_on = self._gathers_on if self._scatters and not self._virtual else None
         prediction, remark = self._check(kept) if final else (PredictionCheck(None, []), None)
+        sight = self._sight(kept, final, last_line, now) if self._script else None
+        findings = (
+            find(sight) if sight is not None else lint(self._spec, kept, self._prediction.train_rows) if kept else ()
+        )
         report = Report(
             job_id=self._job_id,
             attempt=self._attempt,
@@ -343,21 +441,42 @@ class Aggregator:
             virtual=self._virtual,
             devices=tuple(self._device(device) for device in self._lease),
             patterns=(*kept, *([_other_pattern(self._other)] if self._other.steps else [])),
-            per_device=self._measures.devices(),
-            primitives=self._measures.primitives() if how.strategy == "dp" else None,
-            balance=self._measures.balance(gathers_on),
+            per_device=measures.devices(),
+            primitives=measures.primitives() if self._scatters else None,
+            balance=measures.balance(gathers_on),
             prediction=prediction,
-            findings=tuple(lint(self._spec, kept, self._prediction.train_rows)) if kept else (),
+            findings=tuple(findings),
             notes={},
+            rehearsal=self._spec.rehearsal,
         )
-        return msgspec.structs.replace(report, notes=self._notes(report, remark))
+        remarks = [*self._remarks(report, measures), *([("prediction", remark)] if remark else [])]
+        remarks += self._script_remarks(report, sight) if sight is not None else []
+        return msgspec.structs.replace(report, notes=self._notes(report, measures, remarks))
 
     @property
     def _complete(self) -> bool:
-        return len(self._outcomes) == self._ranks and all(one.exit_code == 0 for one in self._outcomes.values())
+        outcomes = [self._processes[rank, 0].outcome for rank in range(self._ranks)]
+        return all(outcome is not None and outcome.exit_code == 0 for outcome in outcomes)
 
     def _check(self, kept: Sequence[Pattern]) -> tuple[PredictionCheck, str | None]:
         return check(self._prediction, kept, complete=self._complete, overflowed=self._other.steps > 0)
+
+    def _lint(self, kept: Sequence[Pattern]) -> list[Finding]:
+        return lint(self._spec, kept, self._prediction.train_rows) if kept else []
+
+    def _sight(self, kept: Sequence[Pattern], final: bool, last_line: str, now: float | None) -> Sight:
+        return Sight(
+            spec=self._spec,
+            virtual=self._virtual,
+            phase=self._main,
+            patterns=kept,
+            divided={module: splits for (phase, module), splits in self._divided.items() if phase == self._main},
+            processes=tuple(self._processes.values()),
+            final=final,
+            succeeded=final and self._complete,
+            last_line=last_line,
+            now=now,
+        )
 
     def _device(self, leased: LeasedDevice) -> ReportDevice:
         found = self._found.get(leased.logical)
@@ -366,72 +485,99 @@ class Aggregator:
             id=leased.id,
             node=leased.node,
             name=found.name if found is not None else leased.name,
-            rank=leased.logical if self._ranks > 1 else 0,
+            rank=self._drivers.get(leased.logical, leased.logical if self._ranks > 1 else 0),
             memory_total_bytes=found.memory_total_bytes if found is not None else leased.memory_total_bytes,
         )
 
-    def _notes(self, report: Report, remark: str | None) -> dict[str, str]:
+    def _notes(self, report: Report, measures: Measures, remarks: Iterable[tuple[str, str]]) -> dict[str, str]:
         """Remarks, what the ranks said, and a reason for every `None` that nobody has explained yet."""
         notes: dict[str, str] = {}
-        for field, text in [*self._remarks(report), *([("prediction", remark)] if remark else [])]:
+        for field, text in remarks:
             notes[field] = f"{notes[field]}; {text}" if field in notes else text
         for field, text in self._rank_notes.items():
             notes[field] = f"{text}; {notes[field]}" if field in notes else text
         for field in _nulls(report):
-            notes.setdefault(field, self._reason(field, report))
+            notes.setdefault(field, self._reason(field, report, measures))
         return notes
 
-    def _remarks(self, report: Report) -> Iterator[tuple[str, str]]:
+    def _remarks(self, report: Report, measures: Measures) -> Iterator[tuple[str, str]]:
         for rank, step in sorted(self._absent_from.items()):
             yield "patterns.rows", f"rank {rank} sent nothing for step {step}; where it is absent it counts 0 rows"
         if self._other.steps:
             yield "patterns", f'only {MAX_PATTERNS} splits are kept apart; the rest counts in the phase "other"'
         if self._malformed:
             yield "patterns", f"{self._malformed} records did not fit together, so their rows are not counted"
+        if self._uncounted:
+            yield "patterns", f"{self._uncounted} steps came from more processes than a report takes in"
         if self._joiner.forced or self._joiner.late:
             forced, late = self._joiner.forced, self._joiner.late
+            then = ", and count as steps of their own" if self._script and late else ""
             yield (
                 "patterns",
-                f"{forced} steps were counted before every rank had sent them; {late} records came too late",
+                f"{forced} steps were counted before every rank had sent them; {late} records came too late{then}",
             )
-        for field, (count, steps) in self._measures.partly_measured().items():
+        for field, (count, steps) in measures.partly_measured().items():
             yield f"per_device.{field}", f"measured in {count:,} of {steps:,} steps, which the numbers are about"
-        yield from self._balance_remarks()
+        yield from self._balance_remarks(measures)
         several_wait = len(self._lease) > 1 and report.per_device[0].data_wait_ms is not None
-        if report.strategy == "dp" and several_wait and not self._virtual:
+        if self._scatters and several_wait and not self._virtual:
             yield "per_device.data_wait_ms", "one process feeds all devices, so they all show the same wait"
 
-    def _balance_remarks(self) -> Iterator[tuple[str, str]]:
-        covered, steps = self._measures.covered_steps, self._measures.steps
+    def _balance_remarks(self, measures: Measures) -> Iterator[tuple[str, str]]:
+        covered, steps = measures.covered_steps, measures.steps
         for field in ("balance.time_max_over_mean", "balance.wasted_device_seconds"):
             if 0 < covered < steps:
                 yield field, f"over the {covered:,} of {steps:,} steps in which every device was measured"
-            if covered and self._virtual and self._spec.parallelism.strategy == "dp":
+            if covered and self._virtual and self._scatters:
                 yield field, "as if the shards had run at once"
 
-    def _reason(self, field: str, report: Report) -> str:
+    def _script_remarks(self, report: Report, sight: Sight) -> Iterator[tuple[str, str]]:
+        yield "strategy", f"as the job asked; {how_it_ran(sight.processes)}"
+        if self._main != "train" and self._measures:
+            yield "per_device", f"about the phase {self._main}: no training step was seen"
+        modules = sorted({pattern.module for pattern in report.patterns if pattern.phase == self._main})
+        if len(modules) > 1:
+            yield "per_device.rows", f"the rows of {len(modules)} modules are added up: {names(modules)}"
+        for text in remarks_on_rows(sight):
+            yield "patterns.rows", text
+        for text, _, long in unfinished(sight):
+            if not long:
+                yield "patterns.steps", text
+
+    def _reason(self, field: str, report: Report, measures: Measures) -> str:
         """Why a field is `None`, when no rank has said so."""
         if field == "prediction.matches":
-            return "nothing could be compared" if report.final else "compared when the attempt has ended"
+            return self._no_prediction(report)
         if field.startswith("patterns."):
             return "these batches differ, or their rows could not be counted"
         if self._virtual and "memory" in field:
             return "virtual devices have no memory of their own"
-        if field in ("balance.output_device_memory_skew", "primitives") and report.strategy != "dp":
-            return 'only strategy "dp" gathers on one device'
+        if field in ("balance.output_device_memory_skew", "primitives") and not self._scatters:
+            return (
+                "only DataParallel gathers on one device"
+                if self._script
+                else 'only strategy "dp" gathers on one device'
+            )
         if len(self._lease) == 1 and field in _NEEDS_TWO:
             return "there is only one device"
-        if self._measures.steps == 0:
+        if measures.steps == 0:
             return f"no {self._main} step has been seen"
+        if self._crowded and field.startswith(("per_device.", "balance.")):
+            return "several processes used one device at once"
         if _only_idle_lack(report, field):
             return "a device that got no rows has none"
         if field.startswith("balance.") and self._placed:
             return "the devices hold different modules and take turns on each batch"
-        if field.startswith("balance.") and report.strategy == "fsdp":
+        if field.startswith("balance.") and self._sharded:
             return "a rank's forward contains waiting for the others under fsdp, so their times cannot be compared"
-        if field == "per_device.comm_ms" and report.strategy != "ddp":
+        if field == "per_device.comm_ms" and (self._scatters if self._script else report.strategy != "ddp"):
             return "the devices exchange nothing but what the primitives time"
         return _DEFAULT_REASONS.get(field, "no rank measured it")
+
+    def _no_prediction(self, report: Report) -> str:
+        if not self._prediction.planned:
+            return f"nothing was planned: {self._prediction.notes['patterns']}"
+        return "nothing could be compared" if report.final else "compared when the attempt has ended"
 
 
 _NEEDS_TWO = frozenset(
@@ -471,29 +617,6 @@ def _only_idle_lack(report: Report, field: str) -> bool:
 
 def _null_fields(struct: msgspec.Struct) -> list[str]:
     return [field for field in struct.__struct_fields__ if getattr(struct, field) is None]
-
-
-def _add_up(splits: Sequence[Split]) -> _Batch:
-    """The forwards of one optimizer step as one batch; shapes are those of the first forward."""
-    first = splits[0]
-    rows: dict[int, list[int | None]] = {device: [] for device in first.devices}
-    for split in splits:
-        for device, count in zip(split.devices, split.rows, strict=True):
-            rows.setdefault(device, []).append(count)
-    beyond = len(rows) - len(first.devices)
-    return _Batch(
-        module=first.module,
-        batch_rows=_sum([split.batch_rows for split in splits]),
-        devices=tuple(rows),
-        rows=tuple(_sum(counts) for counts in rows.values()),
-        input_shapes=first.input_shapes + (None,) * beyond,
-        output_shapes=first.output_shapes + (None,) * beyond,
-    )
-
-
-def _sum(counts: Sequence[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
 
 
 def _pattern(key: _PatternKey, count: _Count) -> Pattern:

@@ -511,7 +511,7 @@ def test_the_fields_are_those_of_the_documented_report() -> None:
 
     assert list(body) == [
         *("job_id", "attempt", "final", "strategy", "device_kind", "virtual", "devices", "patterns", "per_device"),
-        *("primitives", "balance", "prediction", "findings", "notes"),
+        *("primitives", "balance", "prediction", "findings", "notes", "rehearsal"),
     ]
     assert list(body["patterns"][0]) == list(Pattern.__struct_fields__)
     assert body["patterns"][0]["rows"] == [10, 10, 10]
