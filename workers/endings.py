@@ -6,46 +6,81 @@ Needs the standard library and `jobs.telemetry` alone: ranks of other Python env
 import atexit
 import contextlib
 import ctypes
+import os
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
-from jobs.telemetry import Outcome
-from workers.training.context import RejectedByWorker, Stopped
+from jobs.telemetry import Outcome, Returned
+from workers.training.context import ChannelSink, RejectedByWorker, Stopped
 
 MAX_TRACEBACK = 64 * 1024
 MAX_MESSAGE = 2000
 #: Traces of these files are not the user's business: our own, and what Python itself runs a module with.
 _OURS = tuple(f"{Path(__file__).resolve().parents[1] / name}/" for name in ("api", "jobs", "workers", "shardyard"))
 _RUNNERS = ("<frozen runpy>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
+#: A program may put a function of its own in its place.
+_leave = os._exit
 #: A traceback that an error carries in its message, from another process.
 _EMBEDDED = "Traceback (most recent call last)"
 
 
-def outcome_of(program: Callable[[], object], rank: int) -> Outcome:
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a rank runs. Under `strict`, an exit handler that raises turns success into failure; `python` says
+    nothing of it in its exit code. `finish` comes after everything that the program does."""
+
+    run: Callable[[], object]
+    finish: Callable[[], None] = lambda: None
+    strict: bool = False
+
+
+def run(program: Program, rank: int, sink: ChannelSink, command: int) -> NoReturn:
+    """Run a program, do what the interpreter does at its end, report, and leave when the supervisor says so.
+
+    What is reported is all that happened: the word to leave, not a collective, is the ranks' closing barrier.
+    """
+    outcome = _outcome_of(program.run, rank)
+    sink.emit(Returned(outcome, "threads"))
+    if outcome.exit_code:
+        sink.flush()  # the others may fail next, of this
+    with contextlib.suppress(Exception):
+        threading._shutdown()  # type: ignore[attr-defined]
+    sink.emit(Returned(outcome, "handlers"))
+    outcome = _run_exit_handlers(outcome, rank, strict=program.strict)
+    program.finish()
+    sink.emit(outcome)
+    sink.close()
+    with contextlib.suppress(OSError):  # a program may close descriptors that are not its own
+        os.read(command, 1)  # or end of file; the supervisor has the deadline
+    _leave(outcome.exit_code)
+
+
+def _outcome_of(program: Callable[[], object], rank: int) -> Outcome:
     """Run a program, and say how it ended. What it has not caught is printed on stderr, beginning at its own code."""
     try:
         program()
     except Stopped:
         return Outcome(rank, -signal.SIGTERM, "stopped", "stopped between two steps")
     except RejectedByWorker as error:
-        return failure(rank, "rejected_by_worker", error)
+        return _failure(rank, "rejected_by_worker", error)
     except SystemExit as error:
         return _of_exit(rank, error.code)
     except KeyboardInterrupt as error:
-        return failure(rank, "code_error", error, 128 + signal.SIGINT)
+        return _failure(rank, "code_error", error, 128 + signal.SIGINT)
     except BaseException as error:  # noqa: BLE001  (whatever the program raises is its outcome)
-        return failure(rank, "out_of_memory" if _is_out_of_memory(error) else "code_error", error)
+        return _failure(rank, "out_of_memory" if _is_out_of_memory(error) else "code_error", error)
     return Outcome(rank, 0)
 
 
-def finish_python(outcome: Outcome, rank: int, *, strict: bool) -> Outcome:
-    """Do what the interpreter does at its end, since `os._exit` will not: wait for threads, run exit
-    handlers, flush. Under `strict`, a handler that raises turns success into failure, which `python` would hide."""
+def _run_exit_handlers(outcome: Outcome, rank: int, *, strict: bool) -> Outcome:
+    """Run exit handlers and flush, Python's buffers and C's, as the interpreter does: `os._exit` will not."""
     raised: list[BaseException] = []
 
     def remember(event: "sys.UnraisableHookArgs") -> None:
@@ -53,9 +88,7 @@ def finish_python(outcome: Outcome, rank: int, *, strict: bool) -> Outcome:
             raised.append(event.exc_value)
         sys.__unraisablehook__(event)
 
-    with contextlib.suppress(Exception):
-        threading._shutdown()  # type: ignore[attr-defined]
-    before, sys.unraisablehook = sys.unraisablehook, remember
+    before, sys.unraisablehook = sys.unraisablehook, remember if strict else sys.unraisablehook
     try:
         atexit._run_exitfuncs()
     except BaseException as error:  # noqa: BLE001  (an exit handler may raise anything)
@@ -67,11 +100,11 @@ def finish_python(outcome: Outcome, rank: int, *, strict: bool) -> Outcome:
             stream.flush()
     ctypes.CDLL(None).fflush(None)
     if strict and raised and outcome.exit_code == 0:
-        return failure(rank, "code_error", raised[0])
+        return _failure(rank, "code_error", raised[0])
     return outcome
 
 
-def failure(rank: int, kind: str, error: BaseException, exit_code: int = 1) -> Outcome:
+def _failure(rank: int, kind: str, error: BaseException, exit_code: int = 1) -> Outcome:
     """The outcome of a program that `error` ended; its traceback goes to stderr, as Python would print it."""
     if kind == "rejected_by_worker":  # the spec is wrong, not the program: our own stack would only bury the words
         return Outcome(rank, 1, kind, str(error)[:MAX_MESSAGE])

@@ -16,13 +16,14 @@ import select
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NoReturn
 
 from jobs.logs import StreamName
 from jobs.spec import JobSpec, ScriptProgram
-from jobs.telemetry import Outcome, RankUp, Unpacker
+from jobs.telemetry import Outcome, RankUp, Returned, Unpacker
 from workers import cgroup, endings
 from workers.launch import Launch, Marks, environment_mark
 from workers.training.context import ChannelSink, Device, DeviceStreams, RankContext
@@ -31,6 +32,8 @@ from workers.workplace import Workplace
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_NO_NEW_PRIVS = 38
+#: Descriptors of ours in a rank are from here on.
+FIRST_FD = 200
 #: Exit codes of a rank that never came to run the program.
 EXIT_ORPHANED = 98
 EXIT_BROKEN = 99
@@ -82,8 +85,11 @@ class Rank:
     outputs: list[Output]
     unpacker: Unpacker = field(default_factory=Unpacker)
     up: bool = False
+    returned: Returned | None = None  # its program has ended, and this is what is left to do
+    returned_at: float = 0.0  # monotonic
     outcome: Outcome | None = None
     status: int | None = None  # exit code, or minus the signal
+    last_words: bytes = b""  # the end of what it wrote to stderr
 
     @property
     def alive(self) -> bool:
@@ -168,6 +174,23 @@ def start(launch: Launch, rendezvous_port: int | None) -> list[Rank]:
     return ranks
 
 
+def has_children(pid: int) -> bool:
+    """Whether a process has living children, but for the helper with which multiprocessing cleans up after it."""
+    pids: list[str] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            pids += children.read_text().split()
+    return any(_is_at_work(child) for child in pids)
+
+
+def _is_at_work(pid: str) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return bool(command) and b"multiprocessing.resource_tracker" not in command  # a zombie has no command
+
+
 def await_death(ranks: list[Rank], seconds: float) -> None:
     """Wait until one of these ranks is dead, for at most `seconds`."""
     deaths = select.poll()
@@ -222,18 +245,10 @@ def _run(
         stopping=stopping.is_set,
         data_root=launch.data_root,
     )
-    is_script = isinstance(orders.spec.program, ScriptProgram)
-    outcome = endings.outcome_of(_program(orders, context), number)
-    outcome = endings.finish_python(outcome, number, strict=not is_script)
-    routed.flush()
-    sink.emit(outcome)
-    sink.close()
-    with contextlib.suppress(OSError):  # a program may close descriptors that are not its own
-        os.read(command, 1)  # the word to leave, or end of file; the supervisor has the deadline
-    os._exit(outcome.exit_code)
+    endings.run(_program(orders, context), number, sink, command)
 
 
-def _program(orders: Orders, context: RankContext) -> Callable[[], object]:
+def _program(orders: Orders, context: RankContext) -> endings.Program:
     """What the rank is to run, with all that it needs imported."""
     import torch
 
@@ -252,7 +267,7 @@ def _program(orders: Orders, context: RankContext) -> Callable[[], object]:
         return script.prepare(its, context)
     if place is not None:
         isolation.set_path(place.root)
-    return lambda: entry.run(spec, context)
+    return endings.Program(lambda: entry.run(spec, context), strict=True)
 
 
 def _give_up_rights() -> None:
@@ -289,7 +304,6 @@ def _take_own(
         if fd > 2 and fd not in own:
             with contextlib.suppress(OSError):
                 os.close(fd)
-    os.set_inheritable(shared[0], True)  # a program that is started without closing files keeps the mark
     pairs = []
     for index, (device, _) in enumerate(launch.devices_of(number)):
         out, err = (pipes.outputs[device, stream][1] for stream in _STREAMS)
@@ -300,7 +314,15 @@ def _take_own(
             os.close(err)
             out, err = 1, 2
         pairs.append((out, err))
-    return pipes.command[0], pipes.channel[1], pairs
+    os.set_inheritable(_out_of_the_way(shared[0]), True)  # what is started without closing files keeps the mark
+    return _out_of_the_way(pipes.command[0]), _out_of_the_way(pipes.channel[1]), pairs
+
+
+def _out_of_the_way(fd: int) -> int:
+    """Move a descriptor up, where programs that close or count on the first ones do not meet it."""
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
+    os.close(fd)
+    return moved
 
 
 def _await_go(command: int, spec: int) -> Orders:

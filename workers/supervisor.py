@@ -93,7 +93,8 @@ def supervise(launch: Launch, credentials: Connection) -> None:
     orders = Orders(spec, place)
     for rank in ranks:
         rank.go(orders)
-    ending = Watch(launch, spec, ranks, lifeline, publisher).run()
+    requirements = place is not None and place.requirements
+    ending = Watch(launch, spec, ranks, lifeline, publisher, requirements=requirements).run()
     del meeting
 
     survivors = sweep(marks, launch.attempt)

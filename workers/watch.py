@@ -13,7 +13,7 @@ import signal
 import termios
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
 from time import monotonic
@@ -21,13 +21,14 @@ from typing import Any
 
 import structlog
 
-from jobs.spec import JobSpec
+from jobs.spec import JobSpec, ScriptProgram
 from jobs.state import Order, Reason
-from jobs.telemetry import AnyRecord, Outcome, RankUp, Result, Step
+from jobs.telemetry import AnyRecord, Outcome, RankUp, Result, Returned, Step
 from workers.launch import Launch
 from workers.lifeline import Lifeline
 from workers.publisher import Publisher
-from workers.ranks import Output, Rank, await_death
+from workers.ranks import Output, Rank, await_death, has_children
+from workers.training import advice
 
 log = structlog.get_logger(__name__)
 
@@ -37,6 +38,13 @@ TICK_SECONDS = 0.1
 #: A rank that was told to leave and is still there after this is killed; the attempt has succeeded all the same.
 LEAVE_SECONDS = 2.0
 KILL_SECONDS = 10.0
+#: A rank whose work is done is killed when its exit handlers take longer, or its threads once all others are done:
+#: it hangs. Python itself would wait for ever. Processes that it has started are work, for which there is no limit.
+TEARDOWN_SECONDS = 120.0
+#: The same where its program has failed, for which the other ranks wait.
+FAILED_TEARDOWN_SECONDS = 10.0
+#: How much of the end of a rank's stderr is looked at for its last line.
+LAST_WORDS_BYTES = 2048
 #: A rank must be up this soon after it was told to go.
 START_SECONDS = 120.0
 #: A rank's death may show this much later than the broken connection that it gave its peers.
@@ -67,7 +75,18 @@ class _Phase(Enum):
 
 
 class Watch:
-    def __init__(self, launch: Launch, spec: JobSpec, ranks: list[Rank], lifeline: Lifeline, out: Publisher) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        spec: JobSpec,
+        ranks: list[Rank],
+        lifeline: Lifeline,
+        out: Publisher,
+        *,
+        requirements: bool = False,
+    ) -> None:
+        """`requirements`: whether the job's bundle names packages that it needs."""
+        self._requirements = requirements
         self._launch = launch
         self._spec = spec
         self._ranks = ranks
@@ -76,7 +95,9 @@ class Watch:
         self._phase = _Phase.WORKING
         self._phase_ends = monotonic() + START_SECONDS
         self._wall_ends: float | None = None
+        self._over_at = 0.0  # when the last rank so far was done
         self._ending: Ending | None = None
+        self._blamed: tuple[Rank, Outcome | None] | None = None  # who failed first
         self._result: Result | None = None
         self._steps = [0] * len(ranks)
         self._stepped = False
@@ -102,9 +123,13 @@ class Watch:
     # -- what happens to ranks -----------------------------------------------------------------------
 
     def _output(self, rank: Rank, output: Output) -> None:
-        data = self._read(output.fd)
+        self._print(rank, output, self._read(output.fd))
+
+    def _print(self, rank: Rank, output: Output, data: bytes) -> None:
         if data:
             self._out.output(output.device, output.stream, rank.number, data, self._step_of(rank))
+        if data and output.stream == "stderr":
+            rank.last_words = (rank.last_words + data)[-LAST_WORDS_BYTES:]
 
     def _records(self, rank: Rank) -> None:
         self._take(rank, self._read(rank.channel))
@@ -129,14 +154,11 @@ class Watch:
                     self._lifeline.mark("first_step")
             case Result():
                 self._result = record
+            case Returned():
+                self._returned(rank, record)
+                return
             case Outcome():
-                rank.outcome = record
-                if record.exit_code:
-                    self._fail(rank, record)
-                elif all(other.outcome is not None and other.outcome.exit_code == 0 for other in self._ranks):
-                    self._leave()
-                if self._phase is _Phase.ENDING:
-                    rank.leave()
+                self._over(rank, record)
         self._out.record(rank.number, record)
 
     def _up(self, rank: Rank) -> None:
@@ -145,14 +167,34 @@ class Watch:
             self._wall_ends = monotonic() + self._spec.limits.wall_seconds
             self._lifeline.mark("running")
 
+    def _returned(self, rank: Rank, record: Returned) -> None:
+        rank.returned, rank.returned_at = record, monotonic()
+        if record.outcome.exit_code:
+            self._blame(rank, record.outcome)  # whatever the others fail of next
+
+    def _over(self, rank: Rank, outcome: Outcome) -> None:
+        rank.outcome, self._over_at = outcome, monotonic()
+        if outcome.exit_code:
+            self._fail(rank, outcome)
+        elif all(other.outcome is not None and other.outcome.exit_code == 0 for other in self._ranks):
+            self._leave()
+        if self._phase is _Phase.ENDING:
+            rank.leave()
+
     def _dead(self, rank: Rank) -> None:
         if not rank.reap():
             return
         self._unwatch(rank.pidfd)
         self._drain(rank)
         self._out.rank_ended(rank.number)
-        if rank.outcome is None:
+        if rank.outcome is None and self._left_well(rank):
+            self._over(rank, Outcome(rank.number, 0))
+        elif rank.outcome is None:
             self._fail(rank, None)
+
+    def _left_well(self, rank: Rank) -> bool:
+        """Whether a rank that said nothing of its end has succeeded all the same: a script may leave as it likes."""
+        return rank.status == 0 and isinstance(self._spec.program, ScriptProgram)
 
     def _leave(self) -> None:
         if self._phase is _Phase.WORKING:
@@ -165,19 +207,44 @@ class Watch:
 
     def _fail(self, rank: Rank, outcome: Outcome | None) -> None:
         """A rank failed: by its own report, or (`outcome` None) it died without a word."""
-        if self._phase is not _Phase.WORKING:
-            return
-        # Peers of a dead rank report broken connections, perhaps before its death shows: look for it first.
-        if outcome is not None:
-            await_death([other for other in self._ranks if other is not rank and other.alive], DEATH_SECONDS)
-        silent = next((r for r in self._ranks if r.reap() and not self._reported(r)), None)
-        if silent is not None:
-            rank, outcome = silent, None
-        self._end(_failure(rank, outcome))
+        if self._phase is _Phase.WORKING:
+            first, its = self._blame(rank, outcome)
+            if first.outcome is not None and its is not None:
+                its = first.outcome  # its exit handlers may have more to say
+            self._end(self._failure(first, its))
+
+    def _blame(self, rank: Rank, outcome: Outcome | None) -> tuple[Rank, Outcome | None]:
+        """Who failed first, as far as that can be told, and is to be named in the end."""
+        if self._blamed is None:
+            # Peers of a dead rank report broken connections, perhaps before its death shows: look for it first.
+            if outcome is not None:
+                await_death([other for other in self._ranks if other is not rank and other.alive], DEATH_SECONDS)
+            silent = next((r for r in self._ranks if r.reap() and not self._reported(r)), None)
+            self._blamed = (rank, outcome) if silent is None else (silent, None)
+        return self._blamed
 
     def _reported(self, rank: Rank) -> bool:
+        """Whether a dead rank has said how it ended."""
         self._drain(rank)
-        return rank.outcome is not None
+        return rank.outcome is not None or self._left_well(rank)
+
+    def _failure(self, rank: Rank, outcome: Outcome | None) -> Ending:
+        """The ending that a failed rank gives the attempt."""
+        for output in rank.outputs:
+            self._output(rank, output)
+        ending = _failure(rank, outcome)
+        if self._spec.program.bundle is None or ending.error is None:
+            return ending
+        facts = advice.Facts(
+            devices=len(self._launch.devices),
+            device_kind=self._launch.devices[0].kind,
+            strategy=self._launch.strategy,
+            rehearsing=self._spec.rehearsal,
+            requirements=self._requirements,
+        )
+        kind, trace = (outcome.kind, outcome.traceback) if outcome is not None else ("", "")
+        line = advice.explain(kind, ending.error["message"], trace, facts)
+        return replace(ending, error=ending.error | {"advice": line or None})
 
     def _end(self, ending: Ending) -> None:
         """End all ranks; the first ending counts."""
@@ -206,8 +273,32 @@ class Watch:
                 self._end(Ending(Reason.WALL_LIMIT, f"ran longer than limits.wall_seconds ({limit:g} s)"))
             elif self._wall_ends is None and now > self._phase_ends:
                 self._end(Ending(Reason.START_FAILED, f"no rank was up within {START_SECONDS:g} s"))
+            else:
+                self._give_up_on_hanging(now)
         elif now > self._phase_ends and self._phase is not _Phase.KILLING:
             self._kill()
+
+    def _give_up_on_hanging(self, now: float) -> None:
+        """Take ranks for done whose work is finished, but which do not come to an end."""
+        for rank in self._ranks:
+            if self._phase is _Phase.WORKING and self._hangs(rank, now) and not has_children(rank.pid):
+                assert rank.returned is not None
+                self._out.say(f"rank {rank.number} had finished its work and did not end; it was killed")
+                rank.kill(signal.SIGKILL)
+                self._over(rank, rank.returned.outcome)
+
+    def _hangs(self, rank: Rank, now: float) -> bool:
+        if rank.returned is None or rank.outcome is not None:
+            return False
+        if rank.returned.outcome.exit_code:
+            return now - rank.returned_at > FAILED_TEARDOWN_SECONDS
+        if rank.returned.stage == "threads" and not self._is_last(rank):
+            return False  # they may be its work
+        return now - max(rank.returned_at, self._over_at) > TEARDOWN_SECONDS
+
+    def _is_last(self, rank: Rank) -> bool:
+        """Whether there are other ranks, and all of them are done."""
+        return len(self._ranks) > 1 and all(other.outcome is not None for other in self._ranks if other is not rank)
 
     def _bury_orphans(self) -> None:
         """Take the exit status of the ranks' orphans, which the supervisor adopts, lest a long run collects zombies."""
@@ -240,8 +331,7 @@ class Watch:
             for output in rank.outputs:
                 # What is there now and no more: a grandchild may go on writing.
                 if waiting := _waiting(output.fd):
-                    data = os.read(output.fd, waiting)
-                    self._out.output(output.device, output.stream, rank.number, data, self._step_of(rank))
+                    self._print(rank, output, os.read(output.fd, waiting))
         self._selector.close()
         ending = self._ending
         assert ending is not None
@@ -303,6 +393,15 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+#: What a program exits with that refuses its arguments; its last line says why.
+EXIT_USAGE = 2
+
+
+def _last_line(rank: Rank) -> str:
+    lines = rank.last_words.decode(errors="replace").strip().splitlines()
+    return lines[-1].strip()[:500] if lines else ""
+
+
 _KINDS = {
     "code_error": Reason.CODE_ERROR,
     "out_of_memory": Reason.OUT_OF_MEMORY,
@@ -315,9 +414,11 @@ def _failure(rank: Rank, outcome: Outcome | None) -> Ending:
     error: dict[str, Any] = {"rank": rank.number, "exit_code": None, "signal": None, "message": "", "traceback": None}
     if outcome is not None:
         reason = _KINDS.get(outcome.kind, Reason.RANK_FAILED)
-        message = f"rank {rank.number}: {outcome.message}"
-        error |= {"exit_code": outcome.exit_code, "message": outcome.message, "traceback": outcome.traceback or None}
-        return Ending(reason, message, error)
+        message = outcome.message
+        if outcome.exit_code == EXIT_USAGE and not outcome.traceback and (line := _last_line(rank)):
+            message += f": {line}"
+        error |= {"exit_code": outcome.exit_code, "message": message, "traceback": outcome.traceback or None}
+        return Ending(reason, f"rank {rank.number}: {message}", error)
     assert rank.status is not None
     if rank.status < 0:
         name = _signal_name(-rank.status)

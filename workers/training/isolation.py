@@ -2,7 +2,8 @@
 
 A bundle may have modules called `jobs`, `workers` or `tests`, and our own must neither answer to these names nor be
 found by them. So before user code runs, ours are taken out of `sys.modules` and off `sys.path`; they go on working,
-since what is imported holds what it needs. Nothing of ours may be imported after that, but `shardyard`.
+since what is imported holds what it needs (`workers.packages`). Nothing of ours may be imported after that, but
+`shardyard`.
 """
 
 import functools
@@ -15,12 +16,10 @@ from importlib.machinery import FrozenImporter, ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
+from workers import packages
+
 #: Where our packages lie: the source tree, or site-packages.
-HOME = Path(__file__).resolve().parents[2]
-#: Packages of ours that user code is not to meet.
-OURS = frozenset({"api", "jobs", "workers"})
-#: What user code may import of ours.
-OPEN = "shardyard"
+HOME = Path(packages.ROOT)
 #: Loaded parts that cannot be loaded twice in a process: a file of the user's with such a name does not replace them.
 ONCE = frozenset({"torch", "numpy"})
 
@@ -31,7 +30,7 @@ class Hidden:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name not in OURS or path is not None:
+        if name not in packages.NAMES or name in packages.PUBLIC or path is not None:
             return None
         found = PathFinder.find_spec(name, [entry for entry in sys.path if not _is_home(entry)], target)
         if found is None:
@@ -41,7 +40,7 @@ class Hidden:
 
 def set_path(first: Path) -> None:
     """Give `sys.path` and `sys.modules` what a new Python would have whose first entry of the path is `first`."""
-    _forget_ours()
+    packages.hide()
     others = plain_path()
     if HOME.name.endswith("-packages"):
         sys.meta_path.insert(0, Hidden)
@@ -67,18 +66,15 @@ def _is_home(entry: str) -> bool:
     return Path(entry).resolve() == HOME
 
 
-def _forget_ours() -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
-        del sys.modules[name]
-
-
 def _forget_shadowed(first: Path) -> None:
     """Take out modules in whose place a new Python would load the user's: those of `first` come before all others."""
     try:
         names = {entry.name.partition(".")[0] for entry in os.scandir(first)}
     except OSError:
         return
-    for name in sorted(names & set(sys.modules) - ONCE - {OPEN, "__main__"} - set(sys.builtin_module_names)):
+    for name in sorted(
+        names & set(sys.modules) - ONCE - {*packages.PUBLIC, "__main__"} - set(sys.builtin_module_names)
+    ):
         found = PathFinder.find_spec(name, [str(first)])
         if found is None or found.origin is None or FrozenImporter.find_spec(name) is not None:
             continue

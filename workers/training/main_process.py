@@ -6,12 +6,14 @@ tracker that is not ours) would be used.
 """
 
 import itertools
+import logging
 import multiprocessing
 import os
 import random
 import signal
 import sys
 import tempfile
+import threading
 from multiprocessing import forkserver, process, resource_tracker, util
 from multiprocessing.process import BaseProcess
 from typing import Any, cast
@@ -33,13 +35,23 @@ def become() -> None:
     """Forget the processes that this one descends from, and all that was drawn or looked up before the fork."""
     _forget_parents()
     _forget_server()
+    cast(Any, threading.main_thread())._set_native_id()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    logging.root.handlers.clear()  # the service's own, with which `logging.basicConfig` would do nothing
+    logging.root.setLevel(logging.WARNING)
     tempfile.tempdir = None  # looked up once: TMPDIR is another now
+    _draw_seeds()
+    cast(Any, sys).__stdin__ = sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  (open until the end)
+
+
+def _draw_seeds() -> None:
+    """Processes forked from one server would otherwise all draw the same numbers, where they set no seed."""
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-    cast(Any, sys).__stdin__ = sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  (open until the end)
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
 
 
 def _forget_parents() -> None:

@@ -6,6 +6,9 @@ the probe that looks on, imports it.
 """
 
 import builtins
+import contextlib
+import functools
+import importlib.util
 import io
 import os
 import runpy
@@ -18,11 +21,21 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NoReturn, cast
 
+from jobs.telemetry import Outcome
 from shardyard import job
+from workers.endings import Program
 from workers.training import isolation, main_process
-from workers.training.context import RankContext
+from workers.training.context import ChannelSink, RankContext
+
+
+def _optional(name: str) -> Any:
+    return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
+
+
+probe = _optional("workers.training.probe.script")
+rehearsal = _optional("workers.training.rehearsal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +50,7 @@ class Script:
     rehearse: bool
 
 
-def prepare(script: Script, context: RankContext) -> Callable[[], None]:
+def prepare(script: Script, context: RankContext) -> Program:
     """Make this process the program's own. What comes back runs the program; nothing of ours is imported after this."""
     os.chdir(script.root)
     os.environ["PWD"] = str(script.root)
@@ -49,7 +62,35 @@ def prepare(script: Script, context: RankContext) -> Callable[[], None]:
     sys.argv = [script.entrypoint, *(arg.replace("{local_rank}", str(context.rank)) for arg in script.args)]
     sys.orig_argv = [sys.executable, *([] if is_file else ["-m"]), *sys.argv]
     _use_streams(context)
-    return lambda: _run_file(script) if is_file else _run_module(script)
+    finish = _install(script, context)
+    _report_hard_exits(context, finish)
+    return Program(lambda: _run_file(script) if is_file else _run_module(script), finish)
+
+
+def _install(script: Script, context: RankContext) -> Callable[[], None]:
+    """Rehearsal first, the probe on top of it. What comes back sends what the probe still owes."""
+    if script.rehearse and rehearsal is not None:
+        rehearsal.install(context.lease_size, context.rank, context.world_size > 1)
+    if probe is None:
+        return lambda: None
+    finish: Callable[[], None] = probe.install(context, rehearsed=script.rehearse).finish
+    return finish
+
+
+def _report_hard_exits(context: RankContext, finish: Callable[[], None]) -> None:
+    """Have `os._exit` in this very process say how it ends, and send what has been recorded until then."""
+    leave, pid, sink = os._exit, os.getpid(), cast(ChannelSink, context.sink)
+
+    def leave_with_word(status: int) -> NoReturn:
+        if os.getpid() == pid:
+            with contextlib.suppress(Exception):
+                finish()
+                code = status & 0xFF
+                sink.emit(Outcome(context.rank, code, "code_error" if code else "", f"os._exit({status})"))
+                sink.close()
+        leave(status)
+
+    os._exit = functools.wraps(leave)(leave_with_word)
 
 
 class _Stopping:
@@ -66,9 +107,13 @@ class _Stopping:
 
 
 def _use_streams(context: RankContext) -> None:
-    """With one device there is nothing to route, so the program gets plain text streams."""
-    if context.streams is not None and len(context.devices) == 1:
-        sys.stdout, sys.stderr = context.streams.current(0), context.streams.current(1)
+    """Name the streams as Python does. With one device there is nothing to route, so the program gets them plain."""
+    if context.streams is not None:
+        for which, name in enumerate(("<stdout>", "<stderr>")):
+            stream: Any = context.streams.current(which)
+            stream.mode, stream.buffer.raw.name = "w", name
+        if len(context.devices) == 1:
+            sys.stdout, sys.stderr = context.streams.current(0), context.streams.current(1)
     plain: Any = sys
     plain.__stdout__, plain.__stderr__ = sys.stdout, sys.stderr
 
@@ -109,9 +154,8 @@ def _find_module(name: str) -> tuple[ModuleSpec, CodeType]:
 
 
 def _new_main(names: dict[str, Any]) -> ModuleType:
-    """A new `__main__`, under its name. multiprocessing's copy of the old one goes."""
+    """A new `__main__`, under its name and under that which multiprocessing gives it."""
     main = types.ModuleType("__main__")
     main.__dict__.update({"__builtins__": builtins, "__annotations__": {}, **names})
-    sys.modules["__main__"] = main
-    sys.modules.pop("__mp_main__", None)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     return main
