@@ -187,8 +187,9 @@ def _check_name(name: str) -> None:
 
 
 def _number(name: str, value: SupportsFloat) -> float:
+    detach = getattr(value, "detach", None)  # torch warns of a number made of a tensor that has a gradient
     try:
-        return float(value)
+        return float(value if detach is None else detach())
     except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of several elements
         raise TypeError(f"log: the value of {name!r} is not one number: {error}") from None
 
@@ -211,20 +212,32 @@ def _replace(source: Path, target: Path) -> None:
     draft = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
     try:
         if source.is_dir():
-            shutil.copytree(source, draft, ignore_dangling_symlinks=True)
+            shutil.copytree(source, draft, ignore=_dangling)
         else:
             shutil.copyfile(source, draft)
         if draft.is_dir() or target.is_dir():
-            _set_aside(target, draft.with_name(f"{draft.name}.old"))  # rename replaces nothing but files
-        draft.replace(target)
+            _swap(draft, target)  # rename alone replaces nothing but files
+        else:
+            draft.replace(target)
     finally:
         _remove(draft)
-        _remove(draft.with_name(f"{draft.name}.old"))
 
 
-def _set_aside(target: Path, old: Path) -> None:
+def _dangling(directory: str, names: list[str]) -> list[str]:
+    """Links to nothing, which have no contents to keep."""
+    return [name for name in names if not os.path.exists(os.path.join(directory, name))]
+
+
+def _swap(draft: Path, target: Path) -> None:
+    old = draft.with_name(f"{draft.name}.old")
     if os.path.lexists(target):
         target.rename(old)
+    try:
+        draft.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    _remove(old)
 
 
 def _remove(path: Path) -> None:
