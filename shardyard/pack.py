@@ -245,7 +245,7 @@ class _Walk:
             return self._refuse(path, f"cannot be read: {error.strerror}")
         if not stat.S_ISREG(status.st_mode):
             return self._leave(path, "not a regular file")
-        if not os.access(entry.path, os.R_OK):
+        if not os.access(entry.path, os.R_OK, effective_ids=True):
             return self._refuse(path, "cannot be read: Permission denied")
         if status.st_size > self._limits.file:
             most = text.byte_count(self._limits.file)
@@ -261,11 +261,11 @@ class _Walk:
 
     def _named(self, path: str) -> bool:
         """Whether a bundle takes one more entry, of this name."""
-        above = path.rstrip("/") if path.endswith("/") else path.rpartition("/")[0]
+        above = path.rpartition("/")[0]
         while above and above not in self._directories:
             self._directories.add(above)
             above = above.rpartition("/")[0]
-        if len(self.chosen.files) + len(self._directories) >= self._limits.entries:
+        if len(self.chosen.files) + len(self._directories) + (not path.endswith("/")) > self._limits.entries:
             raise InvalidRequest(
                 f"more than {self._limits.entries:,} files and directories to pack; leave data out with --exclude, "
                 "and let the script read it from a path that the worker sees",
