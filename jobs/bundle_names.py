@@ -20,8 +20,8 @@ _UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
 def shown(path: str) -> str:
-    """A hostile name as an error may show it: quoted, escaped, cut."""
-    return ascii(path if len(path) <= MAX_SHOWN else path[:MAX_SHOWN] + "...")
+    """A hostile name as an error may show it: quoted, cut, and escaped where it is not printable."""
+    return repr(path if len(path) <= MAX_SHOWN else path[:MAX_SHOWN] + "...")
 
 
 class Names:
