@@ -101,6 +101,13 @@ class ChannelSink:
         self._off = True
         return done
 
+    def abandon(self) -> None:
+        """Take nothing more and send nothing more: for the copy of a sink that a forked child has, whose thread
+        is not there and whose locks may be held by nobody. The pipe is the parent's."""
+        self._off = self._closed = True
+        self._pending = []
+        self._hurry, self._wake, self._changed = threading.Event(), threading.Event(), threading.Condition()
+
     def _wait_for_room(self) -> None:
         # No deadline: either the supervisor drains the pipe, or it is dead, which ends the rank too.
         self._hurry.set()
