@@ -27,6 +27,8 @@ PATIENCE_SECONDS = 120.0
 PLAIN_SECONDS = 2.0
 REFRESHES_PER_SECOND = 8
 BAR_WIDTH = 30
+#: Where a job's own files lie among its artifacts, beside what the service writes.
+KEPT = "artifacts/"
 MAX_DEVICE_ROWS = 16
 
 
@@ -157,12 +159,12 @@ def watch_job(
     with contextlib.closing(QuietView(console) if quiet else kind(console, prints_lines=prints_lines)) as view:
         status = _follow(client, job, view)
     if not quiet:
-        print_end(status, console)
+        print_end(status, console, with_traceback=not prints_lines)
     return status
 
 
-def print_end(status: dict[str, Any], console: Console) -> None:
-    """How the job ended: a line, and for one that failed the reason and the traceback."""
+def print_end(status: dict[str, Any], console: Console, *, with_traceback: bool = True) -> None:
+    """How the job ended: a line, and for one that failed the reason, the traceback, and what may be done about it."""
     took = text.between(status["started_at"], status["finished_at"])
     line = state_text(status["state"])
     if took is not None:
@@ -170,10 +172,17 @@ def print_end(status: dict[str, Any], console: Console) -> None:
     if status.get("result"):
         line.append(f": {result_text(status['result'])}", style="default")
     console.print(line, soft_wrap=True)
-    if status["state"] != "succeeded":
-        console.print(status["reason"]["message"], markup=False, highlight=False, soft_wrap=True)
-        if status.get("error"):
-            console.print(error_text(status["error"]), markup=False, highlight=False, soft_wrap=True)
+    for words in _failure(status, with_traceback=with_traceback):
+        console.print(words, markup=False, highlight=False, soft_wrap=True)
+
+
+def _failure(status: dict[str, Any], *, with_traceback: bool) -> list[str]:
+    """Why a job did not succeed, where it happened, and what may be done about it, as far as that is known."""
+    if status["state"] == "succeeded":
+        return []
+    error = status.get("error") or {}
+    words = [status["reason"]["message"], error_text(error) if error and with_traceback else "", error.get("advice")]
+    return [each for each in dict.fromkeys(words) if each]
 
 
 def print_afterwards(client: Client, job: str, console: Console) -> None:
@@ -183,6 +192,9 @@ def print_afterwards(client: Client, job: str, console: Console) -> None:
             if finding["severity"] != "info":
                 words = f"{finding['severity']}: {finding['message']}"
                 console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        kept = [one for one in client.artifacts(job)["artifacts"] if one["path"].startswith(KEPT)]
+        if kept:
+            console.print(f"{text.plural(len(kept), 'file')} kept: shardyard artifacts {job}", style="dim")
     console.print(f"what each device got: shardyard splits {job}", style="dim", soft_wrap=True)
 
 
