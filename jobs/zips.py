@@ -121,14 +121,12 @@ def _end_record(file: BinaryIO, size: int, max_entries: int) -> tuple[int, int, 
     tail_bytes = min(size, _END.size + MAX_COMMENT_BYTES)
     file.seek(size - tail_bytes)
     tail = file.read(tail_bytes)
-    at = len(tail) - _END.size
-    while at >= 0 and not (
-        tail.startswith(b"PK\x05\x06", at) and _comment_bytes(tail, at) == len(tail) - at - _END.size
-    ):
-        at -= 1
-    if at < 0:
-        raise BadBundle(f"not a zip file, or bytes or a comment of more than {MAX_COMMENT_BYTES} bytes follow it")
-    _, disk, first_disk, here, count, length, start, _ = _END.unpack_from(tail, at)
+    at = tail.rfind(b"PK\x05\x06")  # the last one: a comment that holds another would be another reading
+    if not 0 <= at <= len(tail) - _END.size:
+        raise BadBundle("not a zip file, or one that is followed by something else")
+    _, disk, first_disk, here, count, length, start, comment = _END.unpack_from(tail, at)
+    if at + _END.size + comment != len(tail):
+        raise BadBundle("the zip is followed by something else, or its comment is not as long as it says")
     if 0xFFFF in (here, count) or 0xFFFFFFFF in (length, start):
         raise BadBundle(f"the zip {_REFUSED_EXTRAS[0x0001]}")
     if disk or first_disk or here != count:
@@ -140,10 +138,6 @@ def _end_record(file: BinaryIO, size: int, max_entries: int) -> tuple[int, int, 
     if start + length != size - tail_bytes + at:
         raise BadBundle("the zip's directory is not where its end record says: bytes stand before or after it")
     return count, start, length
-
-
-def _comment_bytes(tail: bytes, at: int) -> int:
-    return int(_END.unpack_from(tail, at)[-1])
 
 
 def _central_directory(file: BinaryIO, count: int, start: int, length: int) -> Iterator[_Header]:
