@@ -10,29 +10,65 @@ WINDOW_SECONDS = 10.0
 MAX_POINTS = 4096
 
 
+class Pace:
+    """How fast two counts grow: steps, and rows."""
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[float, int, int]] = deque(maxlen=MAX_POINTS)
+
+    def add(self, at: float, steps: int, rows: int = 0) -> None:
+        """Both counts at a time in seconds."""
+        self._recent.append((at, steps, rows))
+        while len(self._recent) > 2 and self._recent[-1][0] - self._recent[0][0] > WINDOW_SECONDS:
+            self._recent.popleft()
+
+    def speed(self) -> tuple[float | None, float | None]:
+        """(steps, rows) a second over the window; None before two points in time are known."""
+        if len(self._recent) < 2:
+            return None, None
+        (first, steps_before, rows_before), (last, steps, rows) = self._recent[0], self._recent[-1]
+        seconds = last - first
+        if seconds <= 0:
+            return None, None
+        return (steps - steps_before) / seconds, (rows - rows_before) / seconds
+
+
+class RowCount:
+    """Rows that one process's steps had, by the splits that it has sent."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, int] = {}  # split id -> rows
+        self._passing: dict[int, int] = {}  # the same, until the next step
+
+    def split(self, split: Split) -> None:
+        kept = self._kept if len(self._kept) < MAX_INTERNED else self._passing
+        kept[split.id] = sum(rows or 0 for rows in split.rows)
+
+    def step(self, step: Step) -> int:
+        known = self._kept | self._passing if self._passing else self._kept
+        self._passing.clear()
+        return sum(known.get(split, 0) for split in step.splits)
+
+
 class Progress:
-    """Fed with the records of all ranks; counts the steps of the rank that is furthest behind."""
+    """Of a recipe. Fed with the records of all ranks; counts the steps of the rank that is furthest behind."""
 
     def __init__(self, world_size: int) -> None:
         self._outline: Outline | None = None
-        self._splits: list[dict[int, int]] = [{} for _ in range(world_size)]  # by rank: split id -> rows
-        self._passing: list[dict[int, int]] = [{} for _ in range(world_size)]  # the same, until the next step
+        self._counts = [RowCount() for _ in range(world_size)]
         self._done = [0] * world_size
         self._epoch = 0
-        self._recent: deque[tuple[float, int, int]] = deque(
-            maxlen=MAX_POINTS
-        )  # time, steps done, rows done (all ranks)
-        self._rows = 0
+        self._pace = Pace()
+        self._rows = 0  # of all ranks
         self._loss: float | None = None
 
-    def feed(self, rank: int, record: AnyRecord) -> bool:
+    def feed(self, rank: int, record: AnyRecord, source: int = 0) -> bool:
         """Take a record; True when it was a step of the main phase."""
         match record:
             case Outline() if rank == 0:
                 self._outline = record
             case Split():
-                kept = self._splits if record.id < MAX_INTERNED else self._passing
-                kept[rank][record.id] = sum(rows or 0 for rows in record.rows)
+                self._counts[rank].split(record)
             case Metric(name="loss", device=-1):
                 self._loss = record.value
             case Step(phase="train" | "forward"):
@@ -43,12 +79,8 @@ class Progress:
     def _step(self, rank: int, step: Step) -> None:
         self._done[rank] = step.step + 1
         self._epoch = max(self._epoch, step.epoch + 1)
-        known = self._splits[rank] | self._passing[rank] if self._passing[rank] else self._splits[rank]
-        self._rows += sum(known.get(split, 0) for split in step.splits)
-        self._passing[rank].clear()
-        self._recent.append((step.at, self.steps, self._rows))
-        while len(self._recent) > 2 and self._recent[-1][0] - self._recent[0][0] > WINDOW_SECONDS:
-            self._recent.popleft()
+        self._rows += self._counts[rank].step(step)
+        self._pace.add(step.at, self.steps, self._rows)
 
     @property
     def steps(self) -> int:
@@ -60,7 +92,7 @@ class Progress:
         if self._outline is None and self.steps == 0:
             return None
         total = self._outline.total_steps if self._outline is not None else None
-        steps_a_second, rows_a_second = self._speed()
+        steps_a_second, rows_a_second = self._pace.speed()
         left = total - self.steps if total is not None else None
         return {
             "epoch": self._epoch,
@@ -71,14 +103,7 @@ class Progress:
             "rows_per_second": round(rows_a_second, 1) if rows_a_second is not None else None,
             "eta_seconds": round(left / steps_a_second, 1) if steps_a_second and left is not None else None,
             "loss": self._loss,
+            "unit": "step",
+            "source": "plan",
+            "steps_seen": self.steps,
         }
-
-    def _speed(self) -> tuple[float | None, float | None]:
-        """(steps, rows) a second over the window; None before two points in time are known."""
-        if len(self._recent) < 2:
-            return None, None
-        (first, steps_before, rows_before), (last, steps, rows) = self._recent[0], self._recent[-1]
-        seconds = last - first
-        if seconds <= 0:
-            return None, None
-        return (steps - steps_before) / seconds, (rows - rows_before) / seconds

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from pathlib import Path
 from time import monotonic
 
@@ -10,11 +11,14 @@ import structlog
 
 from jobs import layout, report, wire
 from jobs.logs import StreamName
+from jobs.spec import JobSpec, RecipeProgram
 from jobs.store import AttemptId
 from jobs.telemetry import AnyRecord, Metric
 from workers.progress import Progress
 from workers.relay import Relay
+from workers.script_progress import ScriptProgress
 from workers.shipper import Shipper
+from workers.tails import Tails
 
 log = structlog.get_logger(__name__)
 
@@ -38,32 +42,39 @@ class Publisher:
         relay: Relay,
         shipper: Shipper,
         reporter: report.Aggregator,
-        world: int,
+        spec: JobSpec,
     ) -> None:
         self._directory = directory
         self._relay = relay
         self._shipper = shipper
         self._report = reporter
-        self._progress = Progress(world)
+        recipe = isinstance(spec.program, RecipeProgram)
+        self._progress: Progress | ScriptProgress = Progress(spec.world_size) if recipe else ScriptProgress()
+        self._tails = None if recipe else Tails()  # a script says in words what a recipe says in records
         self._progress_key = wire.progress_key(attempt.tenant, attempt.job, attempt.number)
         self._report_key = wire.report_key(attempt.tenant, attempt.job, attempt.number)
         self._stepped = self._changed = False  # since progress, and since the report, were last published
         self._progress_after = self._report_after = 0.0
+        self._published: bytes | None = None
         self._failures: set[str] = set()
 
     def output(self, device: int, stream: StreamName, rank: int, data: bytes, step: int | None) -> None:
         self._relay.output(device, stream, rank, data, step)
+        if self._tails is not None:
+            self._tails.output(device, stream, rank, data)
+            self._stepped = True
 
     def say(self, text: str) -> None:
         """A line of the service's own, in the first device's log."""
         self._relay.line(0, "service", 0, text, None)
 
-    def record(self, rank: int, record: AnyRecord) -> None:
+    def record(self, rank: int, record: AnyRecord, source: int = 0) -> None:
+        """A record of a rank's own process, or of one that descends from it: each of these has a `source` number."""
         if isinstance(record, Metric):
             self._relay.metric(record)
-        stepped = self._progress.feed(rank, record)
+        stepped = self._progress.feed(rank, record, source)
         try:
-            for line in self._report.feed(rank, record):
+            for line in self._report.feed(rank, record, source):
                 self._relay.line(line.device, "shard", rank, line.text, line.step)
         except Exception:  # noqa: BLE001  (logged there, once)
             self._report_failed(type(record).__name__)
@@ -75,6 +86,13 @@ class Publisher:
             self._report.rank_ended(rank)
         except Exception:  # noqa: BLE001  (logged there, once)
             self._report_failed("end of a rank")
+
+    def source_ended(self, rank: int, source: int) -> None:
+        """A process that descends from a rank has ended, and everything it sent was recorded."""
+        try:
+            self._report.source_ended(rank, source)
+        except Exception:  # noqa: BLE001  (logged there, once)
+            self._report_failed("end of a process")
 
     def deadline(self) -> float | None:
         """When `on_time` has something to do, by the wall clock."""
@@ -97,7 +115,7 @@ class Publisher:
         self._relay.close()
         self._publish_progress()
         try:
-            body = report.encode(self._report.snapshot(final=True))
+            body = report.encode(self._snapshot(final=True))
             write_atomically(layout.report_file(self._directory), body)
             self._shipper.put(self._report_key, body, SNAPSHOT_TTL)
         except OSError as error:
@@ -111,9 +129,13 @@ class Publisher:
         for left in self._shipper.close(SHIP_SECONDS):
             log.warning("not_shipped", what=left)
 
+    def _snapshot(self, *, final: bool) -> report.Report:
+        last_line = self._tails.last_line() if final and self._tails is not None else ""
+        return self._report.snapshot(final, last_line, time.time())
+
     def _publish_report(self) -> None:
         try:
-            self._shipper.put(self._report_key, report.encode(self._report.snapshot(final=False)), SNAPSHOT_TTL)
+            self._shipper.put(self._report_key, report.encode(self._snapshot(final=False)), SNAPSHOT_TTL)
         except Exception:  # noqa: BLE001  (logged there, once)
             self._report_failed("snapshot")
 
@@ -124,9 +146,12 @@ class Publisher:
             log.exception("report_failed", at=where)
 
     def _publish_progress(self) -> None:
-        snapshot = self._progress.snapshot()
-        if snapshot is not None:
-            self._shipper.put(self._progress_key, msgspec.json.encode(snapshot), SNAPSHOT_TTL)
+        if self._tails is not None and isinstance(self._progress, ScriptProgress):
+            self._progress.draw(self._tails.bars())
+        body = msgspec.json.encode(self._progress.snapshot())
+        if body not in (b"null", self._published):
+            self._published = body
+            self._shipper.put(self._progress_key, body, SNAPSHOT_TTL)
 
 
 def write_atomically(path: Path, body: bytes) -> None:

@@ -242,7 +242,7 @@ def _open_publisher(launch: Launch, spec: JobSpec, secrets: Credentials) -> Publ
         for index, device in enumerate(launch.devices)
     ]
     reporter = report.Aggregator(attempt.job, attempt.number, spec, lease, prediction)
-    return Publisher(directory, attempt, relay, shipper, reporter, launch.world_size)
+    return Publisher(directory, attempt, relay, shipper, reporter, spec)
 
 
 # -- the end -----------------------------------------------------------------------------------------
