@@ -123,7 +123,7 @@ def _end_record(file: BinaryIO, size: int, max_entries: int) -> tuple[int, int, 
     tail = file.read(tail_bytes)
     at = tail.rfind(b"PK\x05\x06")  # the last one: a comment that holds another would be another reading
     if not 0 <= at <= len(tail) - _END.size:
-        raise BadBundle("not a zip file, or one that is followed by something else")
+        raise BadBundle(f"not a zip file, or followed by something else than a comment of {MAX_COMMENT_BYTES} bytes")
     _, disk, first_disk, here, count, length, start, comment = _END.unpack_from(tail, at)
     if at + _END.size + comment != len(tail):
         raise BadBundle("the zip is followed by something else, or its comment is not as long as it says")
@@ -231,14 +231,15 @@ def _check_local_header(file: BinaryIO, header: _Header) -> int:
     # Who writes a zip as a stream leaves at 0 what is known only at the end, and says it behind the data.
     known = [pair for pair in zip(announced, told, strict=True) if not (flags & _DESCRIBED and pair[0] == 0)]
     if (
-        any(here != there for here, there in known)
+        len(rest) != name_bytes + extra_bytes
+        or any(here != there for here, there in known)
         or rest[:name_bytes] != header.raw_name
         or method != header.method
         or (flags ^ header.flags) & _AGREED_FLAGS
     ):
         raise BadBundle(f"the two headers of {shown(header.name)} disagree; pack it again")
     _check_extra(rest[name_bytes:], header.name)
-    return header.offset + _LOCAL.size + name_bytes + extra_bytes
+    return header.offset + _LOCAL.size + len(rest)
 
 
 def _descriptor_bytes(file: BinaryIO, header: _Header, at: int) -> int:
