@@ -63,7 +63,8 @@ def plain_path() -> tuple[str, ...]:
 
 
 def _is_home(entry: str) -> bool:
-    return Path(entry).resolve() == HOME
+    """Whether our packages, or a copy of them, lie here."""
+    return (Path(entry) / "workers" / "packages.py").exists()
 
 
 def _forget_shadowed(first: Path) -> None:

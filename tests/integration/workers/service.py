@@ -194,10 +194,18 @@ class Service:
         limits: dict[str, Any] | None = None,
         **program: Any,
     ) -> str:
-        """Upload source files as a bundle, and submit the one of them that is to run; further fields are `program`'s."""
+        """Upload source files as a bundle, and submit the one that is to run; further fields are those of `program`."""
         chosen = {"kind": "script", "bundle": self.bundle(files), "entrypoint": entrypoint, "args": args, **program}
         how = {"parallelism": {"strategy": strategy}, "resources": {"devices": devices}, "limits": limits or {}}
         job = self.run(store.submit(TENANT, uuid.uuid4().hex, spec.parse(json.dumps({"program": chosen, **how})))).job
+        self.deliver()
+        return job
+
+    def run_recipe(self, bundle: str, model: dict[str, Any], strategy: str = "single", devices: int = 1) -> str:
+        """Submit a recipe that takes its model from a bundle, and have it started."""
+        body = self.spec(strategy, devices).model_dump(mode="json")
+        body["program"] |= {"bundle": bundle, "model": model}
+        job = self.run(store.submit(TENANT, uuid.uuid4().hex, spec.parse(json.dumps(body)))).job
         self.deliver()
         return job
 
@@ -212,8 +220,10 @@ class Service:
         path = layout.bundle_file(self.settings.storage, TENANT, bundle, nonce)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(body)
-        sizes = {"size": len(body), "files": len(files), "unpacked": sum(map(len, files.values()))}
-        put = self.run(store.put_bundle(TENANT, bundle, nonce, **sizes, quota=1 << 30))
+        unpacked = sum(map(len, files.values()))
+        put = self.run(
+            store.put_bundle(TENANT, bundle, nonce, size=len(body), files=len(files), unpacked=unpacked, quota=1 << 30)
+        )
         if not put.created:
             path.unlink()
         return bundle
