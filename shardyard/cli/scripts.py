@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from jobs.errors import InvalidRequest, ShardyardError, UnknownBundle
+from jobs.errors import BodyTooLarge, InvalidRequest, ShardyardError, UnknownBundle
 from shardyard import pack, text
 from shardyard.cli.common import connect, console, followed, print_json, print_submitted, table
 from shardyard.client import Client
@@ -23,6 +23,7 @@ from shardyard.pack import Bundle, Selection, printable
 
 #: From this size on, what is large is named: most of it is often data that nobody meant to send.
 LARGE_BYTES = 20 * 1024 * 1024
+NAMED_BYTES = 1024 * 1024
 #: How many things that are left out one note names.
 MAX_NAMED = 6
 #: Lists of what a script needs, which nobody installs for it.
@@ -181,8 +182,12 @@ def _submit(client: Client, spec: dict[str, Any], file: BufferedRandom, bundle: 
     key = str(uuid.uuid4())
     with contextlib.suppress(UnknownBundle):
         return client.submit(spec, key=key)
-    with _bar("uploading", bundle.bytes, notes) as advanced:
-        answer = client.upload_bundle(file, advanced)
+    try:
+        with _bar("uploading", bundle.bytes, notes) as advanced:
+            answer = client.upload_bundle(file, advanced)
+    except BodyTooLarge as error:
+        size = text.byte_count(bundle.bytes)
+        raise BodyTooLarge(f"a bundle of {size} is too large: {error.message}; --exclude leaves data out") from error
     if answer.get("id") != bundle.id:
         raise ShardyardError(f"the service stored {answer.get('id')} in the place of {bundle.id}; submit again")
     notes.print(f"uploaded {text.byte_count(bundle.bytes)}")
@@ -209,7 +214,9 @@ def _notes(spec: dict[str, Any], code: Code, chosen: Selection) -> Iterator[str]
         more = len(chosen.left_out) - len(named)
         yield f"left out: {', '.join(named)}{f' and {more} more; --dry-run lists them' if more else ''}"
     if chosen.bytes >= LARGE_BYTES:
-        sizes = (f"{printable(path)} {text.byte_count(size)}" for path, size in pack.largest(chosen))
+        sizes = [
+            f"{printable(path)} {text.byte_count(size)}" for path, size in pack.largest(chosen) if size >= NAMED_BYTES
+        ]
         yield f"large: {', '.join(sizes)}; --exclude leaves out what the script does not need"
     program, strategy = spec["program"], spec["parallelism"]["strategy"]
     needs = [source.path for source in chosen.files if source.path in REQUIREMENTS]

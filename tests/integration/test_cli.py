@@ -1,7 +1,9 @@
 """The command line against a small HTTP server that answers as the API does."""
 
+import hashlib
 import io
 import json
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shardyard import cli, client
+from shardyard import cli, client, pack
 
 pytestmark = pytest.mark.integration
 
@@ -334,3 +336,151 @@ def test_a_setting_that_makes_no_sense_exits_2(
     monkeypatch.setenv("SHARDYARD_LEASE_SECONDS", "soon")
     assert run("config") == 2
     assert "SHARDYARD_LEASE_SECONDS" in capsys.readouterr().err
+
+
+# -- scripts ---------------------------------------------------------------------------------------
+
+LACKING = (422, {"code": "unknown_bundle", "detail": "the service has no such bundle"})
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "train.py").write_text("print('hello')")
+    monkeypatch.chdir(root)
+    return root
+
+
+def a_bundle() -> str:
+    """The id of what a directory like `project` packs to."""
+    with tempfile.TemporaryFile() as file:
+        return pack.write(pack.select(Path()), file).id
+
+
+def bodies(service: Stub, path: str) -> list[bytes]:
+    return [request.body for request in service.seen if (request.method, request.path) == ("POST", path)]
+
+
+def test_a_script_is_sent_when_the_service_lacks_it_and_submitted_under_one_key(
+    service: Stub, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.on("POST", "/v1/jobs", LACKING, (201, STATUS))
+    service.on("POST", "/v1/bundles", (201, {"id": a_bundle()}))
+
+    assert run("submit", "--script", "train.py", "--no-watch") == 0
+
+    captured = capsys.readouterr()
+    assert captured.out == f"{JOB}\n"
+    assert "1 file, 14 B, from" in captured.err
+    assert "uploaded" in captured.err
+    (sent,) = bodies(service, "/v1/bundles")
+    assert "sha256:" + hashlib.sha256(sent).hexdigest() == a_bundle()
+    first, second = bodies(service, "/v1/jobs")
+    assert first == second
+    assert json.loads(first)["program"]["bundle"] == a_bundle()
+    assert len({request.headers["Idempotency-Key"] for request in service.seen if request.path == "/v1/jobs"}) == 1
+
+
+def test_a_script_that_the_service_has_is_not_sent_again(service: Stub, project: Path) -> None:
+    service.on("POST", "/v1/jobs", (201, STATUS))
+    assert run("submit", "--script", "train.py", "--no-watch") == 0
+    assert [request.path for request in service.seen] == ["/v1/jobs"]
+
+
+def test_an_upload_that_meets_a_restart_is_sent_whole_again(service: Stub, project: Path) -> None:
+    service.on("POST", "/v1/jobs", LACKING, (201, STATUS))
+    service.on("POST", "/v1/bundles", (503, {"code": "unavailable", "detail": "wait"}), (201, {"id": a_bundle()}))
+    assert run("submit", "--script", "train.py", "--no-watch") == 0
+    first, second = bodies(service, "/v1/bundles")
+    assert first == second
+    assert first.startswith(b"PK")
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "words"),
+    [
+        ((422, {"code": "bad_bundle", "detail": "'a' is a link"}), 2, "'a' is a link"),
+        ((413, {"code": "body_too_large", "detail": "10 bytes at most"}), 2, "too large: 10 bytes at most; --exclude"),
+        ((201, {"id": "sha256:other"}), 4, "sha256:other"),
+    ],
+)
+def test_a_bundle_that_the_service_does_not_take_ends_the_submit(
+    service: Stub, project: Path, capsys: pytest.CaptureFixture[str], answer: tuple[int, Any], code: int, words: str
+) -> None:
+    service.on("POST", "/v1/jobs", LACKING)
+    service.on("POST", "/v1/bundles", answer)
+    assert run("submit", "--script", "train.py", "--no-watch") == code
+    assert words in capsys.readouterr().err
+    assert len(bodies(service, "/v1/jobs")) == 1
+
+
+def test_a_script_is_followed_line_by_line_to_its_end(
+    service: Stub, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def page(*lines: tuple[int, str, str]) -> tuple[int, dict[str, Any]]:
+        found = [{"device": device, "stream": stream, "text": line} for device, stream, line in lines]
+        return 200, {"attempt": 1, "lines": found, "dropped": [], "next": "c", "ended": False}
+
+    advice = "the pool has no GPU; run it with --rehearse"
+    service.on("POST", "/v1/jobs", (201, STATUS))
+    service.on("GET", f"/v1/jobs/{JOB}", (200, STATUS), (200, FAILED | {"error": FAILED["error"] | {"advice": advice}}))
+    service.on(
+        "GET",
+        f"/v1/jobs/{JOB}/logs",
+        page((0, "stdout", "one"), (1, "shard", "step 0 rows 10")),
+        page(),
+        page((1, "stderr", "[red]two")),
+        page(),
+    )
+    finding = {"code": "no-work-done", "severity": "warning", "message": "nothing ran", "suggestion": ""}
+    service.on("GET", f"/v1/jobs/{JOB}/splits", (200, {"findings": [finding]}))
+    kept = [{"path": "report.json"}, {"path": "artifacts/model.pt"}]
+    service.on("GET", f"/v1/jobs/{JOB}/artifacts", (200, {"artifacts": kept}))
+
+    assert run("submit", "--script", "train.py") == 1
+
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert [line for line in lines if "| " in line] == ["0| one", "1| [red]two"]
+    assert lines.index("0| one") < lines.index("digits: running") < lines.index("1| [red]two")
+    assert lines.count("rank 0: ValueError: boom") == 1
+    assert "Traceback ..." not in lines  # it is among the lines of a real job
+    assert advice in lines
+    assert "warning: nothing ran" in lines
+    assert f"1 file kept: shardyard artifacts {JOB}" in lines
+    assert f"digits is running: {JOB}" in captured.err
+
+
+def test_a_followed_script_in_json_is_its_last_status_alone(
+    service: Stub, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.on("POST", "/v1/jobs", (201, STATUS))
+    service.on("GET", f"/v1/jobs/{JOB}", (200, DONE))
+    assert run("submit", "--script", "train.py", "--json") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == DONE
+    assert captured.err == ""
+
+
+def test_what_a_user_should_know_before_the_run_is_said(
+    service: Stub, project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardyard.cli.scripts.LARGE_BYTES", 1024 * 1024)
+    (project / "train.py").write_text("import os; os.environ['LOCAL_RANK']")
+    (project / "requirements.txt").write_text("torch")
+    (project / "weights.bin").write_bytes(bytes(2 * 1024 * 1024))
+    (project / "data").symlink_to("/")
+    service.on("POST", "/v1/jobs", (201, STATUS))
+
+    assert run("submit", "--script", "train.py", "--no-watch") == 0
+    said = capsys.readouterr().err
+    assert "left out: data/ (a link out of the directory, to /)" in said
+    assert "large: weights.bin 2.0 MiB;" in said
+    assert "requirements.txt is not installed" in said
+    assert "--strategy ddp would start one process per device" in said
+
+    assert run("submit", "--script", "train.py", "--no-watch", "--strategy", "ddp", "--python", "mine") == 0
+    said = capsys.readouterr().err
+    assert "requirements.txt" not in said
+    assert "--strategy" not in said
