@@ -2,14 +2,17 @@
 
 import io
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jobs import layout, report, store, wire
+from jobs.errors import BadBundle
 from jobs.redis_store import RedisStore
 from shardyard import cli
+from shardyard.client import Client
 from tests.integration.api.conftest import ADMIN
 from tests.integration.api.test_process import Process, add_node, api_process, until
 from tests.integration.api.test_splits import a_report
@@ -145,3 +148,33 @@ def test_artifacts_are_listed_and_saved(
     assert json.loads(capsys.readouterr().out)["this"]["attempt"] == 1
     assert run("splits", started) == 0
     control.close()
+
+
+def test_a_script_is_uploaded_once_and_its_job_names_the_bundle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "train.py").write_text("print('hello')")
+    (root / "empty").mkdir()
+    monkeypatch.chdir(root)
+
+    assert run("submit", "--script", "train.py", "--no-watch", "--", "--epochs", "3") == 0
+    first = capsys.readouterr()
+    assert "uploaded" in first.err
+    assert run("submit", "--script", "train.py", "--no-watch", "--json") == 0
+    second = capsys.readouterr()
+    assert second.err == ""
+
+    with Client(os.environ["SHARDYARD_URL"], ADMIN) as client:
+        program = client.job(first.out.strip())["spec"]["program"]
+        assert (program["entrypoint"], program["args"]) == ("train.py", ["--epochs", "3"])
+        assert json.loads(second.out)["spec"]["program"]["bundle"] == program["bundle"]
+        assert client.bundle(program["bundle"])["files"] == [{"path": "train.py", "bytes": 14}]
+        assert client.has_bundle(program["bundle"])
+        assert not client.has_bundle("sha256:" + "0" * 64)
+
+
+def test_a_zip_that_is_none_is_refused_by_name(service: Path) -> None:
+    with Client(os.environ["SHARDYARD_URL"], ADMIN) as client, pytest.raises(BadBundle):
+        client.upload_bundle(io.BytesIO(b"not a zip"))
