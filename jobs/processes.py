@@ -78,22 +78,29 @@ class Batch:
     output_shapes: tuple[Shape | None, ...]
 
 
-#: The batches of one step, one for each wrapped module that took part.
-Batches = tuple[Batch, ...]
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The batches of one step, one for each wrapped module that took part. The per-device fields of the step run
+    parallel to `devices`. Not `known`: its splits never came."""
+
+    batches: tuple[Batch, ...]
+    devices: tuple[int, ...]
+    known: bool = True
 
 
-def unknown_batches(devices: tuple[int, ...]) -> Batches:
-    """A step whose splits are not known."""
+def unknown_work(devices: tuple[int, ...]) -> Work:
+    """A step whose splits never came."""
     unknown = (None,) * len(devices)
-    return (Batch("", None, devices, unknown, unknown, unknown),)
+    return Work((Batch("", None, devices, unknown, unknown, unknown),), devices, known=False)
 
 
-def add_up(splits: Sequence[Split]) -> Batches:
+def add_up(splits: Sequence[Split]) -> Work:
     """The forwards of one step, those of each module as one batch; shapes are those of its first forward."""
     by_module: dict[str, list[Split]] = {}
     for split in splits:
         by_module.setdefault(split.module, []).append(split)
-    return tuple(_add_up(module, forwards) for module, forwards in by_module.items())
+    devices = dict.fromkeys(device for split in splits for device in split.devices)
+    return Work(tuple(_add_up(module, forwards) for module, forwards in by_module.items()), tuple(devices))
 
 
 def _add_up(module: str, splits: Sequence[Split]) -> Batch:
@@ -128,7 +135,7 @@ class Process:
     rank: int
     ended: bool = False
     splits: Splits = field(default_factory=Splits)
-    batches: Recent[tuple[int, ...], Batches] = field(default_factory=lambda: Recent(MAX_CACHED))
+    works: Recent[tuple[int, ...], Work] = field(default_factory=lambda: Recent(MAX_CACHED))
     group: Group | None = None
     outcome: Outcome | None = None
     began: Began | None = None
@@ -186,4 +193,4 @@ class Process:
         """Forget what only further steps would need."""
         self.ended = True
         self.splits = Splits()
-        self.batches = Recent(MAX_CACHED)
+        self.works = Recent(MAX_CACHED)

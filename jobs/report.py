@@ -22,7 +22,7 @@ from jobs.lint import Finding, lint
 from jobs.measures import Balance, DeviceMeasures, Measures, PrimitiveTimings, Share
 from jobs.plan import Pattern, Prediction, predict
 from jobs.prediction_check import PredictionCheck, check
-from jobs.processes import MAX_CACHED, SHARDING, Batches, Process, Recent, add_up, total, unknown_batches
+from jobs.processes import MAX_CACHED, SHARDING, Process, Recent, Work, add_up, total, unknown_work
 from jobs.script_findings import Sight, find, how_it_ran, names, remarks_on_rows, unfinished
 from jobs.shard_lines import Printer, ShardLine
 from jobs.spec import JobSpec, RecipeProgram
@@ -115,19 +115,11 @@ def decode(body: bytes) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one rank did in one step. Not `known`: its splits never came."""
+    """What one rank did in one step."""
 
     source: int
     step: Step
-    batches: Batches
-    known: bool
-
-    @property
-    def devices(self) -> Iterable[int]:
-        """Its devices, in the order of the step's per-device fields."""
-        if len(self.batches) == 1:
-            return self.batches[0].devices
-        return dict.fromkeys(device for batch in self.batches for device in batch.devices)
+    work: Work
 
 
 _PatternKey = tuple[str, str, int | None, tuple[int | None, ...]]
@@ -196,7 +188,7 @@ class Aggregator:
         self._found: dict[int, DeviceInfo] = {}
         self._drivers: dict[int, int] = {}  # by device: the rank that used it first
         self._absent_from: dict[int, int] = {}
-        self._rank_notes: dict[str, str] = {}
+        self._rank_notes: dict[str, list[str]] = {}
         self._malformed = self._uncounted = 0
         self._crowded = False
 
@@ -228,8 +220,7 @@ class Aggregator:
             case Outline():
                 self._take_outline(record)
             case Note():
-                if len(self._rank_notes) < MAX_NOTES:
-                    self._rank_notes.setdefault(record.field[:MAX_NOTE_LENGTH], record.reason[:MAX_NOTE_LENGTH])
+                self._take_note(record)
             case Outcome():
                 process.outcome = process.outcome or record
             case Group():
@@ -269,6 +260,13 @@ class Aggregator:
         if process is None and len(self._processes) < self._ranks + MAX_DESCENDANTS:
             process = self._processes[rank, source] = Process(rank, source, rank)
         return process
+
+    def _take_note(self, note: Note) -> None:
+        """Ranks say the same; what they say differently is kept side by side."""
+        field, reason = note.field[:MAX_NOTE_LENGTH], note.reason[:MAX_NOTE_LENGTH]
+        reasons = self._rank_notes.get(field, [])
+        if reason not in reasons and sum(map(len, self._rank_notes.values())) < MAX_NOTES:
+            self._rank_notes[field] = [*reasons, reason]
 
     def _take_group(self, process: Process, group: Group) -> None:
         """The rank that counts is the one in the process group; a group of one says nothing."""
@@ -315,15 +313,14 @@ class Aggregator:
             self._uncounted += 1
             return []
         known = [split for split in map(process.splits.get, step.splits) if split is not None]
-        complete = bool(known) and len(known) == len(step.splits)
-        if complete:
-            batches = process.batches.get(step.splits) or process.batches.put(step.splits, add_up(known))
+        if known and len(known) == len(step.splits):
+            work = process.works.get(step.splits) or process.works.put(step.splits, add_up(known))
         else:
             self._malformed += 1
-            batches = unknown_batches(self._devices_of(process))
+            work = unknown_work(self._devices_of(process))
         if self._script:
             step = self._numbered(process, step)
-        self._count(self._joiner.feed(process.rank, step, _Part(process.source, step, batches, complete)))
+        self._count(self._joiner.feed(process.rank, step, _Part(process.source, step, work)))
         return self._printer.lines(process.rank, step, known)
 
     def _numbered(self, process: Process, step: Step) -> Step:
@@ -363,11 +360,11 @@ class Aggregator:
     def _join(self, joined: Joined[_Part]) -> _Division:
         parts = sorted(joined.parts.items())
         same = (joined.phase, *((rank, part.source, part.step.splits) for rank, part in parts))
-        known = all(part.known for _, part in parts)
+        known = all(part.work.known for _, part in parts)
         cached = self._divisions.get(same) if known else None
         if cached is not None:
             return cached
-        modules = dict.fromkeys(batch.module for _, part in parts if part.known for batch in part.batches)
+        modules = dict.fromkeys(batch.module for _, part in parts if part.work.known for batch in part.work.batches)
         wholes = tuple(self._whole(joined, module) for module in modules or [""])
         division = _Division(wholes, tuple(map(total, zip(*(whole.key[3] for whole in wholes), strict=True))))
         return self._divisions.put(same, division) if known else division
@@ -378,8 +375,8 @@ class Aggregator:
         outputs: list[Shape | None] = [None] * len(self._lease)
         batch_rows: list[int | None] = []
         for _, part in sorted(joined.parts.items()):
-            for batch in part.batches:
-                if part.known and batch.module != module:
+            for batch in part.work.batches:
+                if part.work.known and batch.module != module:
                     continue
                 batch_rows.append(batch.batch_rows)
                 for place, device in enumerate(batch.devices):
@@ -408,7 +405,7 @@ class Aggregator:
     def _shares(self, joined: Joined[_Part], division: _Division) -> list[Share]:
         shares: list[Share | None] = [None] * len(self._lease)
         for part in joined.parts.values():
-            for place, device in enumerate(part.devices):
+            for place, device in enumerate(part.work.devices):
                 crowded = shares[device] is not None
                 self._crowded = self._crowded or crowded
                 shares[device] = Share(division.rows[device], None if crowded else part.step, place)
@@ -494,8 +491,8 @@ class Aggregator:
         notes: dict[str, str] = {}
         for field, text in remarks:
             notes[field] = f"{notes[field]}; {text}" if field in notes else text
-        for field, text in self._rank_notes.items():
-            notes[field] = f"{text}; {notes[field]}" if field in notes else text
+        for field, texts in self._rank_notes.items():
+            notes[field] = "; ".join([*texts, notes[field]] if field in notes else texts)
         for field in _nulls(report):
             notes.setdefault(field, self._reason(field, report, measures))
         return notes

@@ -79,7 +79,7 @@ def how_it_ran(processes: Iterable[Process]) -> str:
 
 
 def remarks_on_rows(sight: Sight) -> Iterator[str]:
-    """Where the DataLoaders and the forwards do not tell the same story."""
+    """Where a DataLoader gave more batches than the model got: what forwards show is what counts."""
     for process in sight.trainers:
         loaded = list(process.batches_loaded.values())
         if len(loaded) == 1 and loaded[0] > process.trained_forwards:
@@ -87,14 +87,6 @@ def remarks_on_rows(sight: Sight) -> Iterator[str]:
                 f"{process.name} took {_count(loaded[0], 'batch', 'batches')} from its DataLoader, and the model got "
                 f"{process.trained_forwards:,} in training; rows are those that the model got"
             )
-    sizes = {one.batch_size for process in sight.trainers for one in process.passes.values() if one.trained}
-    known = {size for size in sizes if size is not None}
-    largest = {max(map(sum, splits)) for splits in sight.divided.values() if splits}
-    if known and largest and known.isdisjoint(largest):
-        yield (
-            f"a forward got up to {max(largest):,} rows, counted along dimension 0, and the DataLoader's batch_size is "
-            f"{_list(sorted(known))}: which of the two counts the samples is not known"
-        )
 
 
 def unfinished(sight: Sight) -> Iterator[tuple[str, float | None, bool]]:
@@ -102,7 +94,8 @@ def unfinished(sight: Sight) -> Iterator[tuple[str, float | None, bool]]:
     seconds, and whether that is long."""
     if not sight.final:
         return
-    silent = [process for process in sight.processes if process.outcome is None]
+    told = {process.origin for process in sight.processes if process.outcome is not None}
+    silent = [process for process in sight.processes if process.origin not in told]
     for process in silent:
         began = process.unfinished
         if began is None:
