@@ -19,7 +19,7 @@ from pathlib import Path
 
 import structlog
 
-from jobs.telemetry import AnyRecord, Group, Hello, Note, Outcome, RankUp, Result, Unpacker
+from jobs.telemetry import AnyRecord, Hello, Note, Outcome, RankUp, Result, Unpacker
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +31,8 @@ MAX_SOURCES = 1024
 MAX_PACKET_BYTES = 2 * 1024 * 1024
 #: Connections that are let in before others are heard again.
 MAX_ACCEPTED = 16
+#: Reads of one connection at the end: more than its buffer can hold, and still not for ever.
+MAX_READS = 64
 #: Generations between a rank and the process that connects.
 MAX_DEPTH = 64
 ADMITTED, STOPPING = b"+", b"S"
@@ -43,14 +45,13 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(slots=True)
 class _Child:
-    """One connection. `source` is its number, `rank` the rank that its records count for now."""
+    """One connection. `source` is its number, `rank` the rank that it descends from."""
 
     connection: socket.socket
     pid: int
     source: int
-    descends: int | None  # the rank that it was found to descend from; None: its parents are gone
+    found: int | None  # the rank that it was seen to descend from; None: its parents are gone
     rank: int | None = None  # None before its hello
-    told: bool = False  # something, under this source number
     unpacker: Unpacker = field(default_factory=lambda: Unpacker(MAX_PACKET_BYTES))
 
 
@@ -63,16 +64,14 @@ class Children:
         self,
         listener: socket.socket,
         ranks: Mapping[int, int],
-        lease_size: int,
         *,
-        watch: Callable[[int, Callable[[], None]], None],
+        watch: Callable[[int, Callable[[], object]], None],
         unwatch: Callable[[int], None],
         record: Callable[[int, AnyRecord, int], None],
         ended: Callable[[int, int], None],
     ) -> None:
         self._listener = listener
         self._ranks = dict(ranks)
-        self._lease_size = lease_size
         self._watch, self._unwatch = watch, unwatch
         self._record, self._ended = record, ended
         self._live: dict[int, _Child] = {}  # by descriptor
@@ -83,8 +82,13 @@ class Children:
 
     @property
     def sources(self) -> int:
-        """Connections that were let in, counted anew where one began to work for another rank."""
+        """Connections that were let in so far."""
         return self._sources
+
+    @property
+    def live(self) -> int:
+        """Connections that are open."""
+        return len(self._live)
 
     def stop(self) -> None:
         """Tell all children that the attempt is to end."""
@@ -95,11 +99,14 @@ class Children:
         """Take in what has been sent so far: a process that has ended has sent all that it had."""
         self._accept()
         for child in list(self._live.values()):
-            while child.connection.fileno() in self._live and self._read(child):
-                pass
+            for _ in range(MAX_READS):
+                if not self._read(child):
+                    break
 
     def close(self) -> None:
         """Take in the rest, and end every connection and the listening."""
+        if self._listener.fileno() < 0:
+            return
         self.drain()
         for child in list(self._live.values()):
             self._end(child)
@@ -123,7 +130,7 @@ class Children:
 
     def _admit(self, connection: socket.socket) -> None:
         pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        known, descends = self._lineage(pid) if uid == os.getuid() else (False, None)
+        known, rank = self._lineage(pid) if uid == os.getuid() else (False, None)
         if not known:
             log.warning("stranger_refused", pid=pid, uid=uid)
             connection.close()
@@ -131,14 +138,14 @@ class Children:
         if len(self._live) >= MAX_LIVE or self._sources >= MAX_SOURCES:
             connection.close()
             self._note(
-                descends or 0,
+                rank or 0,
                 0,
                 f"at most {MAX_LIVE} processes at a time, and {MAX_SOURCES} in all, are followed; others were not",
             )
             return
         connection.setblocking(False)
         self._sources += 1
-        child = _Child(connection, pid, self._sources, descends)
+        child = _Child(connection, pid, self._sources, rank)
         self._live[connection.fileno()] = child
         _tell(connection, ADMITTED)
         self._watch(connection.fileno(), partial(self._read, child))
@@ -184,31 +191,17 @@ class Children:
             child.rank = self._rank_of(child, record)
             return
         if isinstance(record, _RANKS_OWN):
-            raise ValueError(f"{type(record).__name__} is a rank's own to say")
-        if isinstance(record, Group) and record.rank != child.rank and 0 <= record.rank < self._lease_size:
-            self._move(child, record.rank)
-        child.told = True
+            raise ValueError(f"{type(record).__name__} is a rank's own to say")  # noqa: TRY004  (as of a bad packet)
         self._record(child.rank, record, child.source)
 
     def _rank_of(self, child: _Child, hello: Hello) -> int:
-        if child.descends is not None:
-            return child.descends
+        if child.found is not None:
+            return child.found
         return hello.rank if hello.rank in self._ranks.values() else 0
-
-    def _move(self, child: _Child, rank: int) -> None:
-        """The child's records count for another rank, as a source of its own."""
-        assert child.rank is not None
-        if child.told:
-            if self._sources >= MAX_SOURCES:
-                raise ValueError(f"there are {MAX_SOURCES} sources already")
-            self._ended(child.rank, child.source)
-            self._sources += 1
-            child.source, child.told = self._sources, False
-        child.rank = rank
 
     def _cut_off(self, child: _Child, why: str) -> None:
         log.warning("child_cut_off", pid=child.pid, why=why)
-        rank = child.rank if child.rank is not None else child.descends or 0
+        rank = child.rank if child.rank is not None else child.found or 0
         self._note(rank, child.source, f"the records of process {child.pid} were not taken any further: {why[:200]}")
         self._end(child)
 

@@ -19,6 +19,7 @@ from types import ModuleType
 NAMES = ("api", "jobs", "workers", "shardyard")
 #: What a program may import of ours at any time.
 PUBLIC = ("shardyard",)
+PRIVATE = tuple(name for name in NAMES if name not in PUBLIC)
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 #: Our modules, while they are out of `sys.modules`.
@@ -64,7 +65,7 @@ def importing(borrowed: Mapping[str, str] | None = None) -> Iterator[None]:
     which lacks them; such a package stays imported.
     """
     first, last = Finder(dict.fromkeys(NAMES, ROOT)), Finder(borrowed or {})
-    theirs = _take_out(NAMES) if _hidden else {}
+    theirs = _take_out(PRIVATE)
     sys.modules.update(_hidden)
     sys.meta_path.insert(0, first)
     sys.meta_path.append(last)
@@ -79,7 +80,7 @@ def importing(borrowed: Mapping[str, str] | None = None) -> Iterator[None]:
 
 def hide() -> None:
     """Take our packages out of `sys.modules`. The public one can be imported from now on."""
-    _hidden.update(_take_out([name for name in NAMES if name not in PUBLIC]))
+    _hidden.update(_take_out(PRIVATE))
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.append(Finder(dict.fromkeys(PUBLIC, ROOT)))
 
