@@ -21,7 +21,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, SupportsFloat, SupportsIndex
@@ -146,6 +146,13 @@ def connect(
     from jobs import telemetry  # here, since the service's packages are out of reach of what runs later
 
     _link = _Link(emit, stopping, Path(output_dir), device, telemetry.Metric, telemetry.Progress, os.getpid())
+
+
+def carry_over(stopping: Callable[[], bool]) -> None:
+    """Join a forked child as its parent was; for the service, where the parent's `emit` serves children too."""
+    global _link
+    if _link is not None:
+        _link = replace(_link, stopping=stopping, pid=os.getpid(), steps={})
 
 
 def _linked() -> _Link | None:

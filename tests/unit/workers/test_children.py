@@ -124,9 +124,8 @@ def test_a_stranger_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         with Listening(ranks={}) as listening:
-            monkeypatch.setattr(
-                children.os, "getpid", lambda: other.pid
-            )  # this process descends from no such supervisor
+            # As if the other one were the supervisor: this process does not descend from it.
+            monkeypatch.setattr("workers.children.os.getpid", lambda: other.pid)
             caller = Caller(listening)
             assert not caller.let_in()
             assert listening.children.sources == 0
