@@ -2,10 +2,8 @@
 
 import copy
 import importlib
-import platform
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -20,6 +18,7 @@ from jobs.spec import Component, Data, EvaluationData, JobSpec, Scheduler
 from jobs.telemetry import DeviceInfo, Result
 from workers.training import loop, strategies
 from workers.training.context import RankContext, RejectedByWorker
+from workers.training.hardware import processor
 from workers.training.loop import Run
 from workers.training.recipes import optim
 from workers.training.recipes.data import DATA
@@ -267,7 +266,7 @@ def describe_devices(context: RankContext, strategy: strategies.Strategy) -> Non
             found = torch.cuda.get_device_properties(device.logical)
             strategy.recorder.emit(DeviceInfo(device.logical, found.name, found.total_memory))
         else:
-            strategy.recorder.emit(DeviceInfo(device.logical, f"virtual device on {_processor()}"))
+            strategy.recorder.emit(DeviceInfo(device.logical, f"virtual device on {processor()}"))
     if context.kind == "cpu":
         strategy.recorder.note("devices.memory_total_bytes", "virtual devices share the memory of the host")
         strategy.recorder.note("per_device.memory_peak_bytes", "virtual devices share the memory of the host")
@@ -275,13 +274,3 @@ def describe_devices(context: RankContext, strategy: strategies.Strategy) -> Non
         strategy.recorder.note(
             "per_device.memory_peak_bytes", "of the process's own tensors, read on the first ten steps and every tenth"
         )
-
-
-def _processor() -> str:
-    """The CPU's name as Linux tells it, else the architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())

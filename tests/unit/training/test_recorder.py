@@ -8,7 +8,7 @@ from torch import nn
 
 from jobs.telemetry import Note, Split, Step
 from tests.unit.training.runs import Kept, context_of
-from workers.training.probe import recorder as module
+from workers.training.probe import steps as module
 from workers.training.probe.clock import CLOCKS, Clock
 from workers.training.probe.recorder import DdpTimes, Recorder
 

@@ -9,16 +9,16 @@ the shard's own.
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from workers.training.probe.shapes import tensors_in
 
-Node = torch.autograd.graph.Node
+if TYPE_CHECKING:
+    import torch
+    from torch.autograd.graph import Node
 
 
-def time_backward(outputs: Any, boundary: Iterable[torch.Tensor], spent: list[float | None], position: int) -> None:
+def time_backward(outputs: Any, boundary: "Iterable[torch.Tensor]", spent: list[float | None], position: int) -> None:
     """Add the milliseconds of every operation between `boundary` and `outputs` to `spent[position]`, as it runs.
 
     `boundary` are the tensors at which the shard's own graph ends: what makes them is not counted.
@@ -39,7 +39,7 @@ def time_backward(outputs: Any, boundary: Iterable[torch.Tensor], spent: list[fl
         node.register_hook(end)
 
 
-def _graph(roots: Iterable[Node | None], outside: set[Node | None]) -> Iterator[Node]:
+def _graph(roots: "Iterable[Node | None]", outside: "set[Node | None]") -> "Iterator[Node]":
     seen = outside | {None}
     waiting = list(roots)
     while waiting:
@@ -49,3 +49,9 @@ def _graph(roots: Iterable[Node | None], outside: set[Node | None]) -> Iterator[
         seen.add(node)
         yield node
         waiting += [parent for parent, _ in node.next_functions]
+
+
+def leaves_of(replica: Any) -> "list[torch.Tensor]":
+    """The parameters of one of DataParallel's replicas: tensors that lead back to those of the original."""
+    modules = replica.modules() if hasattr(replica, "modules") else ()
+    return [tensor for module in modules for tensor in getattr(module, "_former_parameters", {}).values()]

@@ -1,11 +1,12 @@
-"""Clocks that never make the host wait for a device."""
+"""Clocks that never make the host wait for a device. torch is imported by the one that needs it."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 #: A point in time on one device. For cuda it is known only once the device got there.
 Mark = Any
@@ -22,7 +23,9 @@ class Clock:
     wait: Callable[[Mark], None]
 
 
-def _cuda_mark(index: int) -> torch.cuda.Event:
+def _cuda_mark(index: int) -> "torch.cuda.Event":
+    import torch
+
     with torch.cuda.device(index):
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()

@@ -6,37 +6,21 @@ some steps later.
 """
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from jobs.telemetry import MAX_INTERNED, AnyRecord, Metric, Note, Primitives, Shape, Split, Step
+from jobs.telemetry import AnyRecord, Metric, Note, Shape
 from workers.training.context import RankContext
 from workers.training.probe.backward import time_backward
 from workers.training.probe.clock import CLOCKS, Mark, Span
 from workers.training.probe.shapes import rows_of, shape_of, shape_of_arguments
+from workers.training.probe.steps import DdpTimes, Owed, Shard, Splits, Timed, sampled
 
-#: Steps whose times a device may still owe us before we wait for the oldest.
-MAX_OWED = 64
-PRIMITIVES = ("replicate", "scatter", "parallel_apply", "gather")
-
-
-def sampled(step: int) -> bool:
-    """The steps chosen beforehand for what is too dear for every step: the first ten, then every tenth."""
-    return step < 10 or step % 10 == 0
-
-
-@dataclass(frozen=True, slots=True)
-class DdpTimes:
-    """What DistributedDataParallel measured of its latest step, in milliseconds."""
-
-    backward_ms: float
-    comm_ms: float
+__all__ = ["DdpTimes", "Observer", "Recorder", "sampled"]
 
 
 class Observer:
@@ -69,66 +53,6 @@ class Observer:
         """The forward whose shards were just seen is complete."""
 
 
-@dataclass(slots=True)
-class _Shard:
-    """What one device got in one forward. A device with several placed modules has a span for each."""
-
-    given: Shape | None
-    returned: Shape | None
-    spans: list[Span]
-
-
-@dataclass(slots=True)
-class _Step:
-    """One step in progress, or one whose times a device still owes."""
-
-    number: int
-    epoch: int
-    phase: str
-    data_wait_ms: float | None
-    began: float
-    count: int
-    splits: list[int] = field(default_factory=list)
-    forward: list[list[Span]] = field(default_factory=list)
-    primitives: dict[str, list[Span]] = field(default_factory=dict)
-    arrivals: list[list[Span]] = field(default_factory=list)
-    backward: list[Span] = field(default_factory=list)
-    backward_ms: list[float | None] = field(default_factory=list)
-    comm_ms: float | None = None
-    memory: tuple[int | None, ...] = ()
-    at: float = 0.0
-    step_ms: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.forward = [[] for _ in range(self.count)]
-        self.arrivals = [[] for _ in range(self.count)]
-        self.backward_ms = [None] * self.count
-
-    def spans(self) -> Iterator[Span]:
-        for spans in (*self.forward, *self.primitives.values(), *self.arrivals, self.backward):
-            yield from spans
-
-    def record(self) -> Step:
-        backward = list(self.backward_ms)
-        if self.backward:
-            backward[0] = (backward[0] or 0.0) + _total(self.backward)
-        return Step(
-            step=self.number,
-            epoch=self.epoch,
-            phase=self.phase,
-            splits=tuple(self.splits),
-            at=self.at,
-            step_ms=self.step_ms,
-            data_wait_ms=self.data_wait_ms,
-            forward_ms=tuple(_total(spans) if spans else None for spans in self.forward),
-            backward_ms=tuple(backward),
-            comm_ms=self.comm_ms,
-            primitives=Primitives(*(_total(self.primitives[name]) for name in PRIMITIVES)) if self.primitives else None,
-            memory_peak_bytes=self.memory,
-            arrival_ms=tuple(_total(spans) for spans in self.arrivals) if any(self.arrivals) else (),
-        )
-
-
 class _Around:
     """Calls back when its block ends. A generator would say the same, at three times the cost in every step."""
 
@@ -142,10 +66,6 @@ class _Around:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._done(kind is not None)
-
-
-def _total(spans: list[Span]) -> float:
-    return sum(span.ms() for span in spans)
 
 
 class Recorder(Observer):
@@ -172,12 +92,12 @@ class Recorder(Observer):
         self._devices = tuple(device.logical for device in context.devices)
         self._on_cuda = context.kind == "cuda"
         self._clock = CLOCKS[context.kind]
-        self._shards: list[_Shard | None] = [None] * len(self._devices)
-        self._ids: dict[tuple[Any, ...], int] = {}
-        self._next_id = 0
+        self._shards: list[Shard | None] = [None] * len(self._devices)
+        self._splits = Splits(context.sink)
         self._next_step = {"train": 0, "eval": 0, "forward": 0}
-        self._open: _Step | None = None
-        self._owed: deque[_Step] = deque()
+        self._open: Timed | None = None
+        self._began = 0.0
+        self._owed = Owed(self._clock, context.sink)
         self._noted: set[tuple[str, str]] = set()
 
     # -- around a step ---------------------------------------------------------------------------
@@ -185,7 +105,8 @@ class Recorder(Observer):
     def step(self, phase: str, epoch: int, data_wait_ms: float | None) -> AbstractContextManager[object]:
         number = self._next_step[phase]
         self._next_step[phase] = number + 1
-        self._open = step = _Step(number, epoch, phase, data_wait_ms, time.perf_counter(), len(self._devices))
+        self._open = step = Timed(number, epoch, phase, data_wait_ms, len(self._devices))
+        self._began = time.perf_counter()
         return _Around(lambda failed: self._close(step, failed))
 
     def backward(self, *, alone: bool = False) -> AbstractContextManager[object]:
@@ -196,40 +117,30 @@ class Recorder(Observer):
 
     def finish(self) -> None:
         """Wait for the times that devices still owe, and send them."""
-        self._send_what_is_known(0)
+        self._owed.send(0)
 
-    def _close(self, step: _Step, failed: bool) -> None:
+    def _close(self, step: Timed, failed: bool) -> None:
         self._open = None
         if failed:
             return
-        step.at, step.step_ms = time.time(), (time.perf_counter() - step.began) * 1000.0
+        step.at, step.step_ms = time.time(), (time.perf_counter() - self._began) * 1000.0
         if step.phase == "train":
             self._ask_ddp(step)
         if self._on_cuda and sampled(step.number):
             step.memory = tuple(torch.cuda.max_memory_allocated(index) for index in self._devices)
-        self._owed.append(step)
-        self._send_what_is_known(MAX_OWED)
+        self._owed.add(step)
 
     def _time_backward(self, begin: Mark) -> None:
         if self._open is not None:
             self._open.backward.append(Span(self._clock, begin, self._clock.mark(self._devices[0])))
 
-    def _ask_ddp(self, step: _Step) -> None:
+    def _ask_ddp(self, step: Timed) -> None:
         times = self.ddp_times()
         if times is not None:
             step.backward_ms = [times.backward_ms]
             step.comm_ms = times.comm_ms
         elif not self._times_whole_backward:
             step.backward.clear()  # of some batches of the step only
-
-    def _send_what_is_known(self, limit: int) -> None:
-        while self._owed:
-            if not all(span.reached() for span in self._owed[0].spans()):
-                if len(self._owed) <= limit:
-                    return
-                for span in self._owed[0].spans():
-                    self._clock.wait(span.end)
-            self._sink.emit(self._owed.popleft().record())
 
     # -- around a forward ------------------------------------------------------------------------
 
@@ -300,7 +211,7 @@ class Recorder(Observer):
         returned = shape_of(outputs)
         seen = self._shards[position]
         if seen is None:
-            self._shards[position] = _Shard(given, returned, [span])
+            self._shards[position] = Shard(given, returned, [span])
         else:
             seen.returned = returned
             seen.spans.append(span)
@@ -309,24 +220,11 @@ class Recorder(Observer):
         if self._open is None:
             return
         shards, self._shards = self._shards, [None] * len(self._devices)
-        self._open.splits.append(self._split_id(self._open.phase, batch_rows, shards))
+        rows: Callable[[Any], int | None] = lambda shape: rows_of(shape, self._dim)  # noqa: E731
+        number = self._splits.number(self._open.phase, self._module, batch_rows, self._devices, shards, rows)
+        self._open.splits.append(number)
         for spans, shard in zip(self._open.forward, shards, strict=True):
             spans += shard.spans if shard is not None else []
-
-    def _split_id(self, phase: str, batch_rows: int | None, shards: list[_Shard | None]) -> int:
-        given = tuple([None if shard is None else shard.given for shard in shards])
-        returned = tuple([None if shard is None else shard.returned for shard in shards])
-        got_nothing = tuple([shard is None for shard in shards])
-        key = (phase, batch_rows, got_nothing, given, returned)
-        known = self._ids.get(key)
-        if known is not None:
-            return known
-        number, self._next_id = self._next_id, self._next_id + 1
-        if len(self._ids) < MAX_INTERNED:
-            self._ids[key] = number
-        rows = tuple(0 if shard is None else rows_of(shard.given, self._dim) for shard in shards)
-        self._sink.emit(Split(number, phase, self._module, batch_rows, self._devices, rows, given, returned))
-        return number
 
     # -- single records --------------------------------------------------------------------------
 

@@ -1,0 +1,14 @@
+"""What the host says of its processor. No torch here."""
+
+import platform
+from pathlib import Path
+
+
+def processor() -> str:
+    """The CPU's name as Linux tells it, else the architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -1,0 +1,441 @@
+"""The wrappers around functions of torch: what is replaced, and how little each does.
+
+Every wrapper asks `probe.on` first, calls what it replaces in any case and exactly once, and keeps what the
+probe itself does within `probe.guard`'s reach: an error there turns the probe off and is never the program's.
+Nothing is put on instances of modules, optimizers or tensors, so copies and pickles stay as they were.
+
+Code that torch.compile traces must go straight through: `is_compiling` is constant for it.
+"""
+
+import functools
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+from workers.training.probe.shapes import shape_of_arguments
+from workers.training.probe.watch import INSIDE, SEARCHING
+
+if TYPE_CHECKING:
+    from workers.training.probe.script import Probe
+    from workers.training.probe.watch import Watch
+    from workers.training.probe.windows import Forward
+
+#: Reductions of fewer numbers are about a loss or a count, not about gradients or parameters.
+MIN_REDUCED = 9
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced", "reduce")
+
+
+def patches(probe: "Probe") -> dict[str, Callable[[ModuleType], None]]:
+    """What to do with each module of torch once it has been imported."""
+    table: dict[str, Callable[[Probe, Any], None]] = {
+        "torch": ask_torch,
+        "torch.nn.modules.module": watch_modules,
+        "torch._dynamo.utils": reassure_dynamo,
+        "torch._dynamo.eval_frame": hide_from_dynamo,
+        "torch.autograd": watch_backward,
+        "torch.optim.optimizer": watch_optimizers,
+        "torch.amp.grad_scaler": watch_scaler,
+        "torch.utils.data.dataloader": watch_loaders,
+        "torch.nn.parallel": watch_parallel,
+        "torch.distributed.distributed_c10d": watch_groups,
+        "torch.distributed.fsdp": watch_fsdp,
+    }
+    return {name: functools.partial(probe.guarded, name, patch, probe) for name, patch in table.items()}
+
+
+def ask_torch(probe: "Probe", torch: Any) -> None:
+    """Hand the watch the questions that it has for torch."""
+    engine, tracing = torch._C._current_graph_task_id, torch._C._get_tracing_state
+    modes, transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
+    fake_mode = torch._C._TorchDispatchModeKey.FAKE
+
+    def elsewhere() -> bool:
+        if engine() != -1 or tracing() is not None:
+            return True
+        return modes() > 0 and torch._C._get_dispatch_mode(fake_mode) is not None
+
+    asked = probe.torch
+    asked.grad_enabled = torch.is_grad_enabled
+    asked.transformed = lambda: transforms() is not None
+    asked.elsewhere = elsewhere
+    asked.memory = torch.cuda.max_memory_allocated
+    asked.properties = lambda index: _properties(torch, index)
+    asked.cuda_ready = lambda: torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
+    dist = torch.distributed
+    if dist.is_available():
+        asked.group = lambda: _group(dist)
+
+
+def _properties(torch: Any, index: int) -> tuple[str, int]:
+    found = torch.cuda.get_device_properties(index)
+    return found.name, found.total_memory
+
+
+def _group(dist: Any) -> tuple[int, int, str] | None:
+    return (dist.get_rank(), dist.get_world_size(), dist.get_backend()) if dist.is_initialized() else None
+
+
+# -- modules ---------------------------------------------------------------------------------------
+
+
+def watch_modules(probe: "Probe", home: Any) -> None:
+    import torch
+
+    original = home.Module.__call__
+    is_compiling = torch.compiler.is_compiling
+    here = probe.here
+
+    @functools.wraps(original)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        if is_compiling() or here.depth == INSIDE or not probe.on:
+            return original(self, *args, **kwargs)
+        forward = probe.begin(self, args, kwargs)
+        if forward is None:
+            return original(self, *args, **kwargs)
+        around = here.depth, here.root, here.forward
+        here.depth, here.root = (SEARCHING, forward.root) if forward.root.parts else (INSIDE, None)
+        here.forward = forward
+        try:
+            outputs = original(self, *args, **kwargs)
+        finally:
+            here.depth, here.root, here.forward = around
+        probe.end(forward, outputs)
+        return outputs
+
+    home.Module.__call__ = __call__
+    probe.module_calls = original, __call__
+    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+        if name in sys.modules:
+            reassure_dynamo(probe, sys.modules[name])
+    if "torch._dynamo.eval_frame" in sys.modules:
+        hide_from_dynamo(probe, sys.modules["torch._dynamo.eval_frame"])
+
+
+def reassure_dynamo(probe: "Probe", home: Any) -> None:
+    """torch.compile goes straight to `forward` where nobody has replaced `__call__`. To it, nobody has."""
+    if probe.module_calls is None:
+        return
+    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+        module: Any = sys.modules.get(name)
+        if module is not None and getattr(module, "unpatched_nn_module_call", None) is probe.module_calls[0]:
+            module.unpatched_nn_module_call = probe.module_calls[1]
+
+
+def hide_from_dynamo(probe: "Probe", home: Any) -> None:
+    """torch.compile shall begin in what our wrapper calls, not in the wrapper."""
+    if probe.module_calls is not None and hasattr(home, "skip_code"):
+        home.skip_code(probe.module_calls[1].__code__)
+
+
+# -- backward and optimizers -----------------------------------------------------------------------
+
+
+def watch_backward(probe: "Probe", home: Any) -> None:
+    import torch
+
+    original, is_compiling, here = home.backward, torch.compiler.is_compiling, probe.here
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or here.in_backward or not probe.on or probe.torch.elsewhere():
+            return original(*args, **kwargs)
+        mark = probe.guarded("backward", probe.watch.backward_begins)
+        here.in_backward = True
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            here.in_backward = False
+        if mark is not None:
+            probe.guarded("backward", probe.watch.backward_ended, mark)
+        return result
+
+    home.backward = backward
+
+
+def watch_optimizers(probe: "Probe", home: Any) -> None:
+    import torch
+
+    is_compiling = torch.compiler.is_compiling
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not is_compiling() and probe.on:
+            probe.guarded("optimizer", probe.watch.optimizer_begins, optimizer)
+
+    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not is_compiling() and probe.on:
+            probe.guarded("optimizer", probe.watch.optimizer_ended, optimizer)
+
+    home.register_optimizer_step_pre_hook(before)
+    home.register_optimizer_step_post_hook(after)
+    _after_init(probe, home.Optimizer, lambda optimizer: probe.watch.models.optimizer_made(optimizer))
+
+
+def watch_scaler(probe: "Probe", home: Any) -> None:
+    original = home.GradScaler.step
+
+    @functools.wraps(original)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = probe.watch.windows.steps
+        result = original(self, *args, **kwargs)
+        if probe.on and probe.watch.windows.steps == before and not probe.here.optimizers:
+            probe.guarded("GradScaler", probe.watch.windows.skipped)
+        return result
+
+    home.GradScaler.step = step
+
+
+def _after_init(probe: "Probe", kind: Any, seen: Callable[[Any], None]) -> None:
+    """Call `seen` with every new instance of a class of torch."""
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(self, *args, **kwargs)
+        if probe.on:
+            probe.guarded(kind.__name__, seen, self)
+
+    kind.__init__ = __init__
+
+
+# -- loaders ---------------------------------------------------------------------------------------
+
+
+def watch_loaders(probe: "Probe", home: Any) -> None:
+    base = home._BaseDataLoaderIter
+    make, reset, next_index, advance = base.__init__, base._reset, base._next_index, base.__next__
+
+    @functools.wraps(make)
+    def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        make(self, loader, *args, **kwargs)
+        if probe.on:
+            probe.guarded("DataLoader", probe.watch.loaders.begins, self, loader)
+
+    @functools.wraps(reset)
+    def _reset(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        if probe.on:
+            probe.guarded("DataLoader", probe.watch.loaders.begins, self, loader)
+        reset(self, loader, *args, **kwargs)
+
+    @functools.wraps(next_index)
+    def _next_index(self: Any) -> Any:
+        indices = next_index(self)
+        if probe.on:
+            probe.guarded("DataLoader", probe.watch.loaders.drew, self, indices)
+        return indices
+
+    @functools.wraps(advance)
+    def __next__(self: Any) -> Any:  # noqa: N807
+        if not probe.on:
+            return advance(self)
+        asked = time.perf_counter()
+        try:
+            batch = advance(self)
+        except StopIteration:
+            probe.guarded("DataLoader", probe.watch.loaders.ended, self)
+            raise
+        probe.guarded("DataLoader", _batch_came, probe.watch, self, batch, asked)
+        return batch
+
+    base.__init__, base._reset, base._next_index, base.__next__ = __init__, _reset, _next_index, __next__
+
+
+def _batch_came(watch: "Watch", iterator: Any, batch: Any, asked: float) -> None:
+    arrived = time.perf_counter()
+    watch.windows.batch_came(asked, arrived, watch.loaders.came(iterator, batch))
+
+
+# -- DataParallel and its primitives ----------------------------------------------------------------
+
+
+def watch_parallel(probe: "Probe", home: Any) -> None:
+    """Wrap the primitives wherever torch.nn.parallel has them under their names, whoever put them there."""
+    wrap: dict[str, Callable[[Probe, Any], Any]] = {
+        "replicate": _replicate,
+        "scatter": _timed("scatter"),
+        "scatter_kwargs": _timed("scatter"),
+        "gather": _timed("gather"),
+        "parallel_apply": _parallel_apply,
+    }
+    wrapped: dict[Any, Any] = {}
+    names = ("", ".data_parallel", ".scatter_gather", ".replicate", ".parallel_apply")
+    for module in [sys.modules["torch.nn.parallel" + name] for name in names]:
+        for name, make in wrap.items():
+            original = module.__dict__.get(name)
+            if not callable(original) or (name == "scatter" and module.__name__.endswith("scatter_gather")):
+                continue  # that one is called by scatter_kwargs for every argument
+            if original not in wrapped and original not in wrapped.values():
+                wrapped[original] = make(probe, original)
+            setattr(module, name, wrapped.get(original, original))
+    for kind in (home.DataParallel, home.DistributedDataParallel):
+        _watch_wrapper(probe, kind)
+
+
+def _watch_wrapper(probe: "Probe", kind: Any) -> None:
+    def seen(wrapper: Any) -> None:
+        devices = getattr(wrapper, "device_ids", None) or ()
+        probe.watch.wrapped(kind.__name__, wrapper.module, devices)
+        if kind.__name__ == "DistributedDataParallel":
+            probe.watch.see_group()
+
+    _after_init(probe, kind, seen)
+
+
+def _timed(name: str) -> Callable[["Probe", Any], Any]:
+    def make(probe: "Probe", original: Any) -> Any:
+        here = probe.here
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not probe.on or here.in_primitive:
+                return original(*args, **kwargs)
+            begun = probe.guarded(name, probe.watch.primitive_begins)
+            here.in_primitive = True
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                here.in_primitive = False
+            if begun is not None:
+                probe.guarded(name, probe.watch.primitive_ended, name, begun)
+            return result
+
+        return call
+
+    return make
+
+
+def _replicate(probe: "Probe", original: Any) -> Any:
+    timed = _timed("replicate")(probe, original)
+
+    @functools.wraps(original)
+    def replicate(network: Any, *args: Any, **kwargs: Any) -> Any:
+        replicas = timed(network, *args, **kwargs)
+        if probe.on:
+            probe.guarded("replicate", probe.watch.replicated, network, replicas)
+        return replicas
+
+    return replicate
+
+
+def _parallel_apply(probe: "Probe", original: Any) -> Any:
+    timed = _timed("parallel_apply")(probe, original)
+
+    @functools.wraps(original)
+    def parallel_apply(
+        modules: Sequence[Any], inputs: Sequence[Any], kwargs_tup: Any = None, devices: Any = None
+    ) -> list[Any]:
+        forward = probe.guarded("parallel_apply", probe.watch.applying, modules, devices) if probe.on else None
+        if forward is None:
+            return cast(list[Any], original(modules, inputs, kwargs_tup, devices))
+        slots = forward.slots[: len(modules)]
+        watched = [_Shard(probe, forward, slot, module) for slot, module in zip(slots, modules, strict=False)]
+        outputs = timed(watched, inputs, kwargs_tup, devices)
+        probe.guarded("parallel_apply", probe.watch.applied, forward, modules, inputs, kwargs_tup, outputs)
+        return cast(list[Any], outputs)
+
+    return parallel_apply
+
+
+class _Shard:
+    """A replica, watched. To whoever asks it for something else, it is the replica."""
+
+    def __init__(self, probe: "Probe", forward: "Forward", slot: int, module: Any) -> None:
+        self._probe, self._forward, self._slot, self._module = probe, forward, slot, module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        probe, here = self._probe, self._probe.here
+        begun = probe.guarded("parallel_apply", self._begin, args, kwargs)
+        around = here.depth, here.root, here.forward
+        here.depth, here.root, here.forward = INSIDE, None, None
+        try:
+            outputs = probe.on_device(self._slot, self._module, args, kwargs)
+        finally:
+            here.depth, here.root, here.forward = around
+        if begun is not None:
+            probe.guarded("parallel_apply", self._end, begun, outputs)
+        return outputs
+
+    def _begin(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return shape_of_arguments(args, kwargs), self._probe.watch.mark(self._slot)
+
+    def _end(self, begun: tuple[Any, Any], outputs: Any) -> None:
+        self._probe.watch.shard_ended(self._forward, self._slot, begun[0], outputs, begun[1])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+# -- process groups ----------------------------------------------------------------------------------
+
+
+def watch_groups(probe: "Probe", home: Any) -> None:
+    """Believe the process group, not the environment. Reductions are counted as the program calls them."""
+    names = ("torch.distributed", "torch.distributed.device_mesh")
+    places = [home, *(sys.modules[name] for name in names if name in sys.modules)]
+    _replace(places, "init_process_group", lambda original: _joining(probe, original))
+    for name in REDUCTIONS:
+        _replace(places, name, lambda original: _reducing(probe, original))
+    probe.watch.see_group()
+
+
+def _replace(places: list[Any], name: str, make: Callable[[Any], Any]) -> None:
+    original = getattr(places[0], name, None)
+    if original is None:
+        return
+    wrapped = make(original)
+    for place in places:
+        if getattr(place, name, None) is original:
+            setattr(place, name, wrapped)
+
+
+def _joining(probe: "Probe", original: Any) -> Any:
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if probe.on:
+            probe.guarded("init_process_group", probe.watch.see_group)
+        return result
+
+    return init_process_group
+
+
+def _reducing(probe: "Probe", original: Any) -> Any:
+    import torch
+
+    is_compiling = torch.compiler.is_compiling
+
+    @functools.wraps(original)
+    def reduction(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_compiling() and probe.on:
+            probe.guarded("reductions", _count_reduction, probe.watch, tensor)
+        return original(tensor, *args, **kwargs)
+
+    return reduction
+
+
+def _count_reduction(watch: "Watch", tensor: Any) -> None:
+    if not hasattr(tensor, "numel") or tensor.numel() >= MIN_REDUCED:
+        watch.windows.reductions += 1
+
+
+def watch_fsdp(probe: "Probe", home: Any) -> None:
+    _after_init(probe, home.FullyShardedDataParallel, lambda wrapper: _sharded(probe, wrapper))
+    original = home.fully_shard
+
+    @functools.wraps(original)
+    def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(module, *args, **kwargs)
+        if probe.on:
+            probe.guarded("fully_shard", probe.watch.wrapped, "fully_shard", result, ())
+        return result
+
+    for name in ("torch.distributed.fsdp", "torch.distributed._composable.fsdp"):
+        place: Any = sys.modules.get(name)
+        if getattr(place, "fully_shard", None) is original:
+            place.fully_shard = fully_shard
+
+
+def _sharded(probe: "Probe", wrapper: Any) -> None:
+    probe.watch.wrapped("FullyShardedDataParallel", wrapper.module, ())
+    probe.watch.see_group()

@@ -1,0 +1,235 @@
+"""Passes over DataLoaders: how many rows they brought, and which. No torch here.
+
+A pass is one iterator. It has ended when the iterator says so, and was left when the next one begins, or
+when nobody holds it any more.
+"""
+
+import itertools
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobs.telemetry import AnyRecord, Loaded, Progress
+from workers.training.probe.shapes import tensors_in
+
+PROGRESS_SECONDS = 1.0
+#: A digest is 63 bits, so that every reader has a number for it.
+DIGEST_BITS = (1 << 63) - 1
+#: How far to look for what shards a loader: samplers within samplers, data sets within data sets.
+MAX_DEPTH = 6
+#: What those who shard call the number of shards, and which of them is theirs.
+SHARDS = (("num_replicas", "rank"), ("num_processes", "process_index"), ("num_shards", "shard_index"))
+
+
+@dataclass(slots=True)
+class Pass:
+    """One iterator over a loader. `drawn` has what was drawn from the sampler but not delivered yet, a batch each."""
+
+    loader: int
+    number: int
+    facts: "Facts"
+    steps_before: int
+    batches: int = 0
+    rows: int | None = 0
+    digest: int | None = 0
+    drawn: deque[tuple[int | None, int | None]] = field(default_factory=deque)
+    told: float = field(default_factory=time.perf_counter)
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a loader says about itself."""
+
+    batches: int | None
+    dataset_rows: int | None
+    batch_size: int | None
+    sampler: str
+    replicas: int | None
+    replica: int | None
+    indices: Sequence[int] | None  # of a Subset: two shards have the same numbers within different subsets
+    collates: bool  # makes batches itself; otherwise an item may be any number of rows
+
+
+class Loaders:
+    """Follows every pass. `steps` tells how many optimizer steps there were so far."""
+
+    def __init__(self, emit: Callable[[AnyRecord], None], steps: Callable[[], int]) -> None:
+        self._emit = emit
+        self._steps = steps
+        self._numbers: weakref.WeakKeyDictionary[Any, tuple[int, Iterator[int]]] = weakref.WeakKeyDictionary()
+        self._count = itertools.count()
+        self._passes: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
+        self._open: dict[int, Pass] = {}  # by loader
+        self._left: deque[Pass] = deque()  # dropped by the program; told with the next event
+
+    def begins(self, iterator: Any, loader: Any) -> None:
+        """`iterator` starts a pass over `loader`, or starts again."""
+        known = self._passes.get(iterator)
+        if known is not None and not known.batches and not known.drawn:
+            return
+        if loader not in self._numbers:
+            self._numbers[loader] = next(self._count), itertools.count()
+        number, passes = self._numbers[loader]
+        if number in self._open:
+            self._end(self._open[number], complete=False)
+        begun = Pass(number, next(passes), facts_of(loader), self._steps())
+        self._passes[iterator] = self._open[number] = begun
+        if known is None:
+            weakref.finalize(iterator, self._left.append, begun).atexit = False
+
+    def drew(self, iterator: Any, indices: Any) -> None:
+        """The sampler gave the indices of one batch (or one index, where the program batches by itself)."""
+        running = self._passes.get(iterator)
+        if running is not None:
+            batch = _listed(indices)
+            rows = _count(batch) if running.facts.collates else None
+            running.drawn.append((rows, digest(batch, running.facts.indices)))
+
+    def came(self, iterator: Any, batch: Any) -> int | None:
+        """A batch was delivered; the number of its rows, where it is known."""
+        running = self._passes.get(iterator)
+        self.tell_left()
+        if running is None:
+            return None
+        rows, mixed = running.drawn.popleft() if running.drawn else (None, None)
+        if rows is None and running.facts.collates:
+            rows = _rows(batch)
+        running.batches += 1
+        running.rows = None if rows is None or running.rows is None else running.rows + rows
+        running.digest = None if mixed is None or running.digest is None else (running.digest + mixed) & DIGEST_BITS
+        self._tell_progress(running)
+        return rows
+
+    def ended(self, iterator: Any) -> None:
+        running = self._passes.get(iterator)
+        if running is not None:
+            self._end(running, complete=True)
+
+    def tell_left(self) -> None:
+        """Send what is owed about passes that the program has dropped."""
+        while self._left:
+            self._end(self._left.popleft(), complete=False)
+
+    def finish(self) -> None:
+        self.tell_left()
+        for running in list(self._open.values()):
+            self._end(running, complete=False)
+
+    def _end(self, running: Pass, *, complete: bool) -> None:
+        if running.over:
+            return
+        running.over = True
+        if self._open.get(running.loader) is running:
+            del self._open[running.loader]
+        facts = running.facts
+        self._emit(
+            Loaded(
+                loader=running.loader,
+                number=running.number,
+                batches=running.batches,
+                rows=running.rows,
+                dataset_rows=facts.dataset_rows,
+                batch_size=facts.batch_size,
+                sampler=facts.sampler,
+                replicas=facts.replicas,
+                replica=facts.replica,
+                digest=running.digest if running.batches else None,
+                complete=complete,
+                trained=self._steps() > running.steps_before,
+            )
+        )
+
+    def _tell_progress(self, running: Pass) -> None:
+        now = time.perf_counter()
+        if now - running.told >= PROGRESS_SECONDS:
+            running.told = now
+            self._emit(Progress(running.batches, running.facts.batches, "batch", "loader"))
+
+
+def _listed(indices: Any) -> Sequence[Any]:
+    """What a sampler gave for one batch, as a list; an empty one where its length is not to be had."""
+    if isinstance(indices, (list, tuple)):
+        return indices
+    plain = indices.tolist() if hasattr(indices, "tolist") else indices
+    if isinstance(plain, list):
+        return plain
+    return [] if hasattr(plain, "__len__") else [plain]
+
+
+def digest(batch: Sequence[Any], indices: Sequence[int] | None) -> int | None:
+    """A sum of hashes of the indices, the same for any order, or None where these are no numbers.
+
+    The hash is Python's of a tuple of one: it spreads small numbers, and is the same in every process.
+    """
+    if not batch or not hasattr(batch[0], "__index__") or hasattr(batch[0], "backward"):  # no number, or a tensor
+        return None
+    if indices is not None:
+        batch = [indices[index] for index in batch]
+    return sum(map(hash, zip(batch, strict=False))) & DIGEST_BITS
+
+
+def _count(batch: Sequence[Any]) -> int | None:
+    """Rows of a batch by its indices; None where the sampler gives none (iterable data sets)."""
+    return None if not batch or batch[0] is None else len(batch)
+
+
+def _rows(batch: Any) -> int | None:
+    """Rows of a batch of which no indices are known: the first dimension on which all its tensors agree."""
+    sizes = {tensor.shape[0] for tensor in itertools.islice(tensors_in(batch), 8) if tensor.dim()}
+    return int(sizes.pop()) if len(sizes) == 1 else None
+
+
+def facts_of(loader: Any) -> Facts:
+    dataset, sampler, batches = _ask(loader, "dataset"), _ask(loader, "sampler"), _ask(loader, "batch_sampler")
+    replicas, replica = _shards(batches, sampler, dataset)
+    indices = _ask(dataset, "indices") if type(dataset).__name__ == "Subset" else None
+    shown = batches if type(batches).__name__ not in ("BatchSampler", "NoneType") else sampler
+    size = _ask(loader, "batch_size")
+    return Facts(
+        batches=_length(loader),
+        dataset_rows=_length(dataset),
+        batch_size=size if isinstance(size, int) else None,
+        sampler=type(shown).__name__,
+        replicas=replicas,
+        replica=replica,
+        indices=indices if isinstance(indices, (list, tuple, range)) else None,
+        collates=batches is not None,
+    )
+
+
+def _ask(thing: Any, name: str) -> Any:
+    """An attribute of an object that the program made, which may do anything when it is asked."""
+    try:
+        return getattr(thing, name, None)
+    except Exception:  # noqa: BLE001
+        return None
+
+
+def _length(thing: Any) -> int | None:
+    try:
+        return len(thing)
+    except Exception:  # noqa: BLE001  (a program's own __len__ may raise anything)
+        return None
+
+
+def _shards(*places: Any) -> tuple[int | None, int | None]:
+    """How many shards there are, and which is this one, as the first thing says that knows."""
+    for place in places:
+        for thing in itertools.islice(_chain(place), MAX_DEPTH):
+            for count, own in SHARDS:
+                shards, shard = _ask(thing, count), _ask(thing, own)
+                if type(shards) is int and type(shard) is int:
+                    return shards, shard
+    return None, None
+
+
+def _chain(thing: Any) -> Iterator[Any]:
+    """A sampler and those within it, or a data set and those within it."""
+    while thing is not None:
+        yield thing
+        inner = (_ask(thing, name) for name in ("batch_sampler", "sampler", "dataset"))
+        thing = next((part for part in inner if part is not None), None)

@@ -1,0 +1,308 @@
+"""What the wrappers report to: one watch for one process. It knows what is within what, and hands on what counts.
+
+No torch here: the few functions of torch that it asks are handed in by `hooks` when torch is there.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jobs.telemetry import DeviceInfo, Group, Shape, Wrapped
+from workers.training.context import RankContext
+from workers.training.probe.backward import leaves_of, time_backward
+from workers.training.probe.clock import CLOCKS, Mark, Span
+from workers.training.probe.loaders import Loaders
+from workers.training.probe.models import Models, Root
+from workers.training.probe.shapes import rows_of, shape_of, shape_of_arguments, tensors_in
+from workers.training.probe.steps import Shard, sampled
+from workers.training.probe.windows import Forward, Windows
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: Where a thread is: in no module; in one that has wrapped modules inside; where nothing more is looked for.
+OUTSIDE, SEARCHING, INSIDE = range(3)
+MAX_WRAPPED = 64
+
+TRANSFORMED = "inside torch.func transforms (vmap, grad) a module sees no batch, so its rows are not counted"
+FOREIGN_DEVICE = "a module ran on {}, which is no device of this rank; its rows are counted at the rank's own"
+
+
+class Here(threading.local):
+    """Where the current thread is."""
+
+    depth = OUTSIDE
+    root: Root | None = None
+    forward: Forward | None = None
+    in_primitive = False
+    in_backward = False
+    optimizers: tuple[Any, ...] = ()
+
+
+class Torch:
+    """What a watch asks torch. Everything has an answer while torch is not there."""
+
+    def __init__(self) -> None:
+        self.grad_enabled: Callable[[], bool] = lambda: True
+        self.elsewhere: Callable[[], bool] = lambda: False  # in the autograd engine, tracing, on fake tensors
+        self.transformed: Callable[[], bool] = lambda: False  # within torch.func
+        self.memory: Callable[[int], int] | None = None  # the most that was used of a device
+        self.properties: Callable[[int], tuple[str, int]] | None = None  # name and memory of a device
+        self.cuda_ready: Callable[[], bool] = lambda: False
+        self.group: Callable[[], tuple[int, int, str] | None] = lambda: None  # rank, world size, backend
+
+
+class Watch:
+    """Sees one process; `first_split` makes ids of splits unique among the processes of a rank."""
+
+    def __init__(self, context: RankContext, torch: Torch, here: Here, first_split: int = 0) -> None:
+        self.context = context
+        self.here = here
+        self.models = Models()
+        self.windows = Windows(context, self.models, first_split)
+        self.loaders = Loaders(context.sink.emit, lambda: self.windows.steps)
+        self.torch = torch
+        self._devices = {device.logical: slot for slot, device in enumerate(context.devices)}
+        self._waits_for_cuda = context.kind == "cuda"
+        self._held: Forward | None = None  # made of primitives called by hand; its end is not marked by anything
+        self._loose: dict[str, list[Span]] = {}  # primitives called by hand
+        self._replicated: tuple[dict[int, int], nn.Module] | None = None
+        self._wrapped = 0
+        self._latest = 0  # the slot of the last forward, whose backward comes next
+        self._joined: tuple[int, int] | None = None
+
+    # -- forwards --------------------------------------------------------------------------------
+
+    def begin(self, module: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward | None:
+        """The call of a module begins in this thread; None when it is not one that counts."""
+        here = self.here
+        if here.depth == SEARCHING:
+            part = here.root.parts.get(id(module)) if here.root is not None else None
+            return None if part is None else self._begin(part, args, kwargs)
+        root = self.models.root(module)
+        if not (root.model.has_parameters or root.kind) or self.torch.elsewhere():
+            return None
+        self.settle()
+        self.windows.forward_begins(self.torch.grad_enabled(), root.model.training)
+        return self._begin(root, args, kwargs)
+
+    def _begin(self, root: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
+        wrapper = None if root.wrapper is None else root.wrapper()
+        slots, dim = self._places(root, wrapper, args, kwargs)
+        given = None if self.torch.transformed() else shape_of_arguments(args, kwargs)
+        learns = self.torch.grad_enabled()
+        began = time.perf_counter()
+        forward = Forward(
+            root=root,
+            began=began,
+            mark=self._mark(slots[0], began),
+            slots=slots,
+            dim=dim,
+            given=given,
+            rows=self._rows(given, dim, args),
+            training=root.model.training,
+            learns=learns,
+        )
+        if root.kind == "ddp" and learns and getattr(wrapper, "require_backward_grad_sync", False):
+            forward.synchronous = wrapper
+        return forward
+
+    def _rows(self, given: Shape | None, dim: int, args: tuple[Any, ...]) -> int | None:
+        if given is None and self.torch.transformed():
+            self.windows.note("patterns.rows", TRANSFORMED)
+        first: Any = args[0] if args else None
+        if type(first).__name__ == "PackedSequence":  # its first tensor has the rows of all sequences, end to end
+            return int(first.batch_sizes[0])
+        return rows_of(given, dim)
+
+    def end(self, forward: Forward, outputs: Any) -> None:
+        """The call is over."""
+        if forward.seen_inside:
+            return
+        forward.ended = time.perf_counter()
+        if not forward.scattered:
+            slot = forward.slots[0]
+            span = Span(self.windows.clock, forward.mark, self._mark(slot, forward.ended))
+            forward.shards[slot] = Shard(forward.given, shape_of(outputs), [span])
+        if self.here.forward is not None:
+            self.here.forward.seen_inside = True
+        self._latest = forward.slots[0]
+        self.windows.forward_ends(forward)
+
+    def mark(self, slot: int) -> Mark:
+        return self._mark(slot, time.perf_counter())
+
+    def _mark(self, slot: int, now: float) -> Mark:
+        if self.windows.clock is CLOCKS["cpu"]:
+            if not (self._waits_for_cuda and self.torch.cuda_ready()):
+                return now
+            self._begin_cuda()
+        return self.windows.clock.mark(self.context.devices[slot].logical)
+
+    def _begin_cuda(self) -> None:
+        """The program has begun to use its devices: so may we."""
+        self._waits_for_cuda = False
+        self.windows.use_clock("cuda")
+        self.windows.memory = self.torch.memory
+        for device in self.context.devices:
+            if self.torch.properties is not None:
+                self.windows.emit(DeviceInfo(device.logical, *self.torch.properties(device.logical)))
+
+    # -- devices ---------------------------------------------------------------------------------
+
+    def _places(
+        self, root: Root, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[int, ...], int]:
+        """The slots on which a root runs, and the dimension of its rows."""
+        if root.kind == "dp" and getattr(wrapper, "device_ids", None):
+            return self._slots(wrapper.device_ids), getattr(wrapper, "dim", 0)
+        if len(self.context.devices) == 1 or self.context.kind == "cpu":
+            return (0,), 0
+        return self._slots([_cuda_index(root, args, kwargs)]), 0
+
+    def _slots(self, indices: Sequence[Any]) -> tuple[int, ...]:
+        return tuple([self._slot(index) for index in indices])
+
+    def _slot(self, device: Any) -> int:
+        index = getattr(device, "index", device)
+        slot = self._devices.get(index) if isinstance(index, int) else 0
+        if slot is None:
+            self.windows.note("devices", FOREIGN_DEVICE.format(device))
+        return slot or 0
+
+    # -- DataParallel's primitives ----------------------------------------------------------------
+
+    def primitive_ended(self, name: str, begin: Mark) -> None:
+        span = Span(self.windows.clock, begin, self.mark(0))
+        forward = self.here.forward or (self._held if name == "gather" else None)
+        spans = self._loose if forward is None else forward.primitives
+        spans.setdefault(name, []).append(span)
+        if forward is not None and forward is self._held:
+            self.settle()
+
+    def primitive_begins(self) -> Mark:
+        return self.mark(0)
+
+    def replicated(self, module: "nn.Module", replicas: Sequence[Any]) -> None:
+        """Remember whose replicas these are, for a program that applies them by hand."""
+        if self.here.forward is None:
+            self._replicated = {id(replica): position for position, replica in enumerate(replicas)}, module
+
+    def applying(self, modules: Sequence[Any], devices: Sequence[Any] | None) -> Forward | None:
+        """Replicas are about to be called, each on its shard. None when they are no part of a forward that counts."""
+        forward = self.here.forward
+        slots = self._slots(devices if devices is not None else range(len(modules)))
+        if forward is None:
+            forward = self._by_hand(modules, slots)
+        elif forward.root.kind != "dp":
+            forward.slots = slots
+        if forward is not None:
+            forward.scattered = True
+            forward.graph_ms = forward.graph_ms or [None] * len(self.context.devices)
+        return forward
+
+    def _by_hand(self, modules: Sequence[Any], slots: tuple[int, ...]) -> Forward | None:
+        """A forward of which only the primitives are seen, as in PyTorch's tutorial on data parallelism."""
+        if self._replicated is None or not modules or id(modules[0]) not in self._replicated[0]:
+            return None
+        network = self._replicated[1]
+        root, learns = self.models.root(network), self.torch.grad_enabled()
+        self.settle()
+        self.windows.forward_begins(learns, network.training)
+        now = time.perf_counter()
+        forward = Forward(root, now, self._mark(slots[0], now), slots, 0, None, None, network.training, learns)
+        forward.primitives, self._loose = self._loose, {}
+        self._held = forward
+        return forward
+
+    def shard_ended(self, forward: Forward, slot: int, given: Shape | None, outputs: Any, begin: Mark) -> None:
+        span = Span(self.windows.clock, begin, self.mark(slot))
+        seen = forward.shards.get(slot)
+        if seen is None:
+            forward.shards[slot] = Shard(given, shape_of(outputs), [span])
+        else:
+            seen.returned = shape_of(outputs)
+            seen.spans.append(span)
+
+    def applied(
+        self, forward: Forward, replicas: Sequence[Any], inputs: Sequence[Any], kwargs: Any, outputs: Any
+    ) -> None:
+        """All shards have run."""
+        if forward is self._held:
+            rows = [rows_of(shard.given, 0) for shard in forward.shards.values()]
+            forward.rows = None if None in rows else sum(filter(None, rows))
+            forward.ended = time.perf_counter()
+        if not forward.learns or self.context.kind != "cpu" or not sampled(self.windows.steps):
+            return
+        for position, replica in enumerate(replicas):
+            named = kwargs[position] if kwargs is not None else {}
+            boundary = [*leaves_of(replica), *tensors_in((inputs[position], named))]
+            time_backward(outputs[position], boundary, forward.graph_ms, forward.slots[position])
+
+    # -- backward, optimizers, loaders -------------------------------------------------------------
+
+    def settle(self) -> None:
+        """What was made of primitives by hand ends here at the latest."""
+        held, self._held = self._held, None
+        if held is not None:
+            self.windows.forward_ends(held)
+
+    def backward_begins(self) -> Mark:
+        self.settle()
+        self.windows.backward_begins()
+        return self.mark(self._latest)
+
+    def backward_ended(self, begin: Mark) -> None:
+        now = time.perf_counter()
+        self.windows.backward_ended(Span(self.windows.clock, begin, self._mark(self._latest, now)), now)
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        here = self.here
+        self.models.optimizer_made(optimizer)
+        if optimizer in here.optimizers:  # its last step raised, or a subclass calls the step of its base
+            here.optimizers = here.optimizers[: here.optimizers.index(optimizer)]
+        here.optimizers = (*here.optimizers, optimizer)
+
+    def optimizer_ended(self, optimizer: Any) -> None:
+        here = self.here
+        if not here.optimizers:
+            return
+        here.optimizers = here.optimizers[:-1]
+        if not here.optimizers:
+            self.settle()
+            self.windows.step_ended()
+
+    # -- groups and wrappers -----------------------------------------------------------------------
+
+    def see_group(self) -> None:
+        """Tell of the process group that this process is in, once it is in one."""
+        group = self.torch.group()
+        if group is not None and group[:2] != self._joined:
+            self._joined = group[:2]
+            self.windows.world_size = group[1]
+            self.windows.emit(Group(*group))
+
+    def wrapped(self, kind: str, module: "nn.Module", devices: Sequence[Any]) -> None:
+        self.models.changed()
+        self._wrapped += 1
+        if self._wrapped <= MAX_WRAPPED:
+            logical = [self.context.devices[slot].logical for slot in self._slots(devices)]
+            self.windows.emit(Wrapped(kind, type(module).__name__, tuple(dict.fromkeys(logical))))
+
+    def finish(self) -> None:
+        self.settle()
+        self.see_group()
+        self.windows.finish()
+        self.loaders.finish()
+
+
+def _cuda_index(root: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The device of the first input, or of the model where that is on the CPU."""
+    first = next(tensors_in((args, kwargs)), None)
+    index = -1 if first is None else first.get_device()
+    if index < 0:
+        module = root.model.ref()
+        parameter = None if module is None else next(module.parameters(), None)
+        index = -1 if parameter is None else parameter.get_device()
+    return max(index, 0)

@@ -1,0 +1,392 @@
+"""Turns what is seen of a program into steps and splits. What counts as what is said in `script`. No torch here."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobs.telemetry import Activity, AnyRecord, Began, Metric, Note, Shape
+from workers.training.context import RankContext
+from workers.training.probe.clock import CLOCKS, Mark, Span
+from workers.training.probe.models import Models, Root
+from workers.training.probe.shapes import rows_of
+from workers.training.probe.steps import DdpTimes, Owed, Shard, Splits, Timed, sampled
+
+#: Forwards that wait for their optimizer step. A program that has more of them takes no steps that can be seen.
+MAX_WAITING = 1024
+ACTIVITY_SECONDS = 2.0
+RATE_SECONDS = 1.0
+#: Batches of the loaders with which the rows of a forward are compared: frameworks load one ahead.
+RECENT_BATCHES = 4
+#: After so many steps without a batch from a loader, its batches are no longer compared with.
+STILL_STEPS = 2
+
+UNSEEN = (
+    "an optimizer step was taken without a forward that could be seen (torch.compile of a whole function does that)"
+)
+NO_STEPS = "no optimizer step was seen: a backward counts as a step, and so does a forward without one"
+LEFT_OVER = "the last forwards were followed by no optimizer step: they are in phase forward"
+SKIPPED = "GradScaler skipped the optimizer in some steps, since gradients were not finite; these steps are counted"
+UNCHECKED = "rows are the first dimension of the first input: no DataLoader was there to compare with"
+UNBATCHED = (
+    "the first input of {} seems to have no dimension of rows: its first dimension does not fit that of the outputs, "
+    "so its rows are not counted"
+)
+DISAGREES = (
+    "the first dimension of the first input of {} is {}, and the batches of the DataLoader have {} rows: "
+    "where they disagree (sequence first, inputs without a batch dimension) rows are not counted"
+)
+
+
+@dataclass(slots=True)
+class Load:
+    """What the loaders did between two forwards. Moments are those of `time.perf_counter`."""
+
+    arrived: float | None = None  # when the first batch was there
+    waited: float | None = None  # seconds in all
+    late: float = 0.0  # of these, after the first batch
+    rows: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Forward:
+    """One call of a model from outside, or of a wrapped part of one.
+
+    `slots` are the positions, among the devices of this process, of those that take part; `dim` is the
+    dimension of the rows. `synchronous` is the DistributedDataParallel that will reduce its gradients.
+    """
+
+    root: Root
+    began: float
+    mark: Mark
+    slots: tuple[int, ...]
+    dim: int
+    given: Shape | None
+    rows: int | None
+    training: bool
+    learns: bool  # with gradients
+    synchronous: Any = None
+    ended: float = 0.0
+    after: int = 0  # backwards of the window that came before it
+    load: Load = field(default_factory=Load)
+    shards: dict[int, Shard] = field(default_factory=dict)  # by slot
+    primitives: dict[str, list[Span]] = field(default_factory=dict)
+    graph_ms: list[float | None] = field(default_factory=list)  # backward of each shard, by slot
+    scattered: bool = False  # its wrapper divided the batch
+    seen_inside: bool = False  # a wrapped part of it was a forward of its own
+
+
+@dataclass(slots=True, eq=False)
+class _Backward:
+    span: Span
+    ended: float
+    alone: bool  # no gradients were reduced meanwhile
+
+
+@dataclass(slots=True, eq=False)
+class _Window:
+    """What has happened since the last step."""
+
+    forwards: list[Forward] = field(default_factory=list)
+    backwards: list[_Backward] = field(default_factory=list)
+
+
+class Windows:
+    """Sends `Split`, `Step`, `Began`, `Metric`, `Activity` and `Note` records to the sink of `context`."""
+
+    def __init__(self, context: RankContext, models: Models, first_split: int = 0) -> None:
+        self.context = context
+        self.models = models
+        self.steps = self.forwards = self.backwards = self.reductions = 0
+        self.ddp_times: Callable[[Any], DdpTimes | None] = lambda wrapper: None
+        self.memory: Callable[[int], int] | None = None
+        self.world_size = context.world_size
+        self.clock = CLOCKS["cpu"]
+        self._sink = context.sink
+        self._devices = tuple(device.logical for device in context.devices)
+        self._splits = Splits(context.sink, first_split)
+        self._owed = Owed(self.clock, context.sink)
+        self._numbers = {"train": 0, "eval": 0, "forward": 0}
+        self._window = _Window()
+        self._undecided: Forward | None = None  # in eval mode, with gradients: training only if a backward follows
+        self._recent: deque[int] = deque(maxlen=RECENT_BATCHES)
+        self._still = 0  # steps since the loaders brought something
+        self._load = Load()
+        self._noted: set[tuple[str, str]] = set()
+        self._manual = False
+        self._told = self._rated = time.perf_counter()
+        self._rows_since = 0
+
+    # -- loaders ---------------------------------------------------------------------------------
+
+    def batch_came(self, asked: float, arrived: float, rows: int | None) -> None:
+        load = self._load
+        load.waited = (load.waited or 0.0) + arrived - asked
+        if load.arrived is None:
+            load.arrived = arrived
+        else:
+            load.late += arrived - asked
+        if rows is not None:
+            load.rows += rows
+            self._recent.append(rows)
+
+    # -- forwards --------------------------------------------------------------------------------
+
+    def forward_begins(self, learns: bool, training: bool) -> None:
+        """A forward begins: what waited for it to decide is settled, and the record goes out that it has begun."""
+        self.settle()
+        phase = self._phase_ahead(learns, training)
+        if phase == "eval" or not self._window.forwards:
+            self._sink.emit(Began(self._numbers[phase], phase, time.time()))
+
+    def _phase_ahead(self, learns: bool, training: bool) -> str:
+        if not (learns and training):
+            return "eval"
+        return "train" if self.models.has_optimizers or self._manual else "forward"
+
+    def forward_ends(self, forward: Forward) -> None:
+        self.forwards += 1
+        forward.after = len(self._window.backwards)
+        forward.load, self._load = self._load, Load()
+        if not forward.learns or not (forward.training or self.models.has_optimizers):
+            self._send_eval(forward)
+        elif not forward.training:
+            self._undecided = forward
+        else:
+            self._add(forward)
+
+    def _add(self, forward: Forward) -> None:
+        self._window.forwards.append(forward)
+        if len(self._window.forwards) >= MAX_WAITING:
+            self._close_without_steps()
+
+    def settle(self) -> None:
+        """What the next event decides: a forward in eval mode was evaluation, and without optimizers a step ends."""
+        undecided, self._undecided = self._undecided, None
+        if undecided is not None:
+            self._send_eval(undecided)
+        if self._window.forwards and not self.models.has_optimizers:
+            self._close_without_steps()
+
+    # -- backward and steps ----------------------------------------------------------------------
+
+    def backward_begins(self) -> None:
+        undecided, self._undecided = self._undecided, None
+        if undecided is not None:
+            self._add(undecided)
+
+    def backward_ended(self, span: Span, ended: float) -> None:
+        self.backwards += 1
+        alone = not any(forward.synchronous is not None for forward in self._window.forwards)
+        if len(self._window.backwards) < MAX_WAITING:
+            self._window.backwards.append(_Backward(span, ended, alone))
+
+    def step_ended(self) -> None:
+        """An outermost optimizer step is over: everything since the last one was for it."""
+        undecided, self._undecided = self._undecided, None
+        if undecided is not None:
+            self._send_eval(undecided)
+        self.steps += 1
+        window, self._window = self._window, _Window()
+        seen = [forward for forward in window.forwards if self._is_trained(forward)]
+        self._send("train", seen, window.backwards, time.perf_counter())
+
+    def skipped(self) -> None:
+        """A GradScaler has not let the optimizer take its step."""
+        self.note("patterns", SKIPPED)
+        self.step_ended()
+
+    def _is_trained(self, forward: Forward) -> bool:
+        root = forward.root
+        return bool(root.kind) or self.models.is_reached(root.model)
+
+    def finish(self) -> None:
+        """Send everything that is still held, and wait for the times that devices owe."""
+        self.settle()
+        if self._window.forwards:
+            if self.steps:
+                self.note("patterns", LEFT_OVER)
+            self._close_without_steps()
+        self._owed.send(0)
+        self._tell_activity()
+
+    def _close_without_steps(self) -> None:
+        """No optimizer step ends this window: each backward does, and each forward that none follows."""
+        window, self._window = self._window, _Window()
+        trains = bool(window.backwards) and not self.steps
+        if trains or not self.steps:
+            self._manual = self._manual or trains
+            self.note("patterns", NO_STEPS)
+        groups: dict[int, list[Forward]] = {}
+        for forward in window.forwards:
+            groups.setdefault(forward.after, []).append(forward)
+        bounds = [*groups, len(window.backwards)]
+        for forwards, begin, end in zip(groups.values(), bounds, bounds[1:], strict=False):
+            backwards = window.backwards[begin:end]
+            ended = backwards[-1].ended if backwards else forwards[-1].ended
+            self._send("train" if backwards and trains else "forward", forwards, backwards, ended)
+
+    def _send_eval(self, forward: Forward) -> None:
+        self._send("eval", [forward], [], forward.ended)
+
+    # -- records ---------------------------------------------------------------------------------
+
+    def _send(self, phase: str, forwards: list[Forward], backwards: list[_Backward], ended: float) -> None:
+        number = self._numbers[phase]
+        self._numbers[phase] = number + 1
+        for forward in forwards:
+            forward.root.model.counted = True
+        rows = _rows_by_model(forwards)
+        trusted = self._check_rows(forwards, rows)
+        slots = list(dict.fromkeys([slot for forward in forwards for slot in forward.slots])) or [0]
+        step = Timed(number, 0, phase, _waited_ms(forwards), len(slots), at=time.time())
+        step.step_ms = _step_ms(forwards, ended)
+        for forward, trust in zip(forwards, trusted, strict=True):
+            self._add_forward(step, phase, forward, slots, trust)
+        if not forwards:
+            self._add_unseen(step, phase)
+        self._add_backward(step, forwards, backwards, slots)
+        if self.memory is not None and sampled(number):
+            step.memory = tuple([self.memory(self._devices[slot]) for slot in slots])
+        self._owed.add(step)
+        if phase == "train":
+            self._rate(max(rows.values(), default=0), number)
+        if number == 0 or ended - self._told > ACTIVITY_SECONDS:
+            self._tell_activity()
+
+    def _add_forward(self, step: Timed, phase: str, forward: Forward, slots: list[int], trust: bool) -> None:
+        devices = tuple([self._devices[slot] for slot in forward.slots])
+        shards = [forward.shards.get(slot) for slot in forward.slots]
+        count: Callable[[Shape | None], int | None] = forward_rows(forward) if trust else _none
+        rows = forward.rows if trust else None
+        step.splits.append(self._splits.number(phase, self.models.name(forward.root), rows, devices, shards, count))
+        for slot, shard in forward.shards.items():
+            step.forward[slots.index(slot)] += shard.spans
+        for name, spans in forward.primitives.items():
+            step.primitives.setdefault(name, []).extend(spans)
+
+    def _add_unseen(self, step: Timed, phase: str) -> None:
+        self.note("patterns.rows", UNSEEN)
+        nothing = Shard(None, None, [])
+        step.splits.append(self._splits.number(phase, "", None, self._devices[:1], [nothing], _none))
+
+    def _add_backward(self, step: Timed, forwards: list[Forward], backwards: list[_Backward], slots: list[int]) -> None:
+        for forward in forwards:
+            for slot, ms in enumerate(forward.graph_ms):
+                if ms is not None:
+                    place = slots.index(slot)
+                    step.backward_ms[place] = (step.backward_ms[place] or 0.0) + ms
+        if any(forward.scattered for forward in forwards):
+            return
+        synchronous = [forward.synchronous for forward in forwards if forward.synchronous is not None]
+        if synchronous:
+            self._add_ddp_times(step, synchronous, backwards)
+        else:
+            step.backward += [backward.span for backward in backwards]
+
+    def _add_ddp_times(self, step: Timed, synchronous: list[Any], backwards: list[_Backward]) -> None:
+        """A wrapper tells of its latest backward, so one that reduced twice in this step tells half of it."""
+        wrappers = {id(wrapper): wrapper for wrapper in synchronous}
+        times = [self.ddp_times(wrapper) for wrapper in wrappers.values()]
+        known = [each for each in times if each is not None]
+        if len(known) == len(synchronous):
+            step.backward += [backward.span for backward in backwards if backward.alone]
+            step.backward_ms[0] = sum(each.backward_ms for each in known)
+            step.comm_ms = sum(each.comm_ms for each in known)
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def _check_rows(self, forwards: list[Forward], rows: dict[int, int]) -> list[bool]:
+        """Whether the rows of each forward agree with those of the batches that the loaders brought.
+
+        A batch that is cut by hand agrees when its pieces add up. Where the loaders have been still for
+        some steps, there is nothing to compare with.
+        """
+        loaded = sum([forward.load.rows for forward in forwards])
+        self._still = 0 if loaded else self._still + 1
+        if not self._recent or self._still > STILL_STEPS:
+            return [self._agrees_with_itself(forward) for forward in forwards]
+        return [self._agrees(forward, rows[id(forward.root.model)], loaded) for forward in forwards]
+
+    def _agrees(self, forward: Forward, total: int, loaded: int) -> bool:
+        if forward.rows is None or forward.rows in self._recent or total in self._recent or total == loaded:
+            return True
+        batches = " or ".join(map(str, sorted(set(self._recent))))
+        self.note("patterns.rows", DISAGREES.format(forward.root.model.kind_of_module, forward.rows, batches))
+        return False
+
+    def _agrees_with_itself(self, forward: Forward) -> bool:
+        """No DataLoader was there: outputs, too, have a row for each row, or some for each."""
+        if forward.rows is None or forward.scattered:
+            return True
+        self.note("patterns.rows", UNCHECKED)
+        for shard in forward.shards.values():
+            if shard.returned and forward.rows and shard.returned[0] % forward.rows:
+                self.note("patterns.rows", UNBATCHED.format(forward.root.model.kind_of_module))
+                return False
+        return True
+
+    # -- the rest --------------------------------------------------------------------------------
+
+    def note(self, where: str, reason: str) -> None:
+        """Say once why a field of the report is null, or what its reader must know."""
+        if (where, reason) not in self._noted and len(self._noted) < 64:
+            self._noted.add((where, reason))
+            self._sink.emit(Note(where, reason))
+
+    def emit(self, record: AnyRecord) -> None:
+        self._sink.emit(record)
+
+    def use_clock(self, kind: str) -> None:
+        """From now on take the times of these devices."""
+        self._owed.send(0)
+        self.clock = CLOCKS[kind]
+        self._owed = Owed(self.clock, self._sink)
+
+    def _rate(self, rows: int, number: int) -> None:
+        self._rows_since += rows
+        now = time.perf_counter()
+        passed = now - self._rated
+        if passed >= RATE_SECONDS and self.context.rank == 0 and self._rows_since:
+            rate = self._rows_since * self.world_size / passed
+            self._sink.emit(Metric(-1, "rows_per_second", number, rate, time.time()))
+            self._rows_since, self._rated = 0, now
+
+    def _tell_activity(self) -> None:
+        self._told = time.perf_counter()
+        self._sink.emit(Activity(self.forwards, self.backwards, self.steps, self.reductions))
+
+
+def _none(shape: Shape | None) -> int | None:
+    return None
+
+
+def forward_rows(forward: Forward) -> Callable[[Shape | None], int | None]:
+    """Counts the rows of a shard: those of its only device are those of the forward, however they were counted."""
+    if not forward.scattered:
+        return lambda shape: forward.rows
+    return lambda shape: rows_of(shape, forward.dim)
+
+
+def _rows_by_model(forwards: list[Forward]) -> dict[int, int]:
+    rows: dict[int, int] = {}
+    for forward in forwards:
+        model = id(forward.root.model)
+        rows[model] = rows.get(model, 0) + (forward.rows or 0)
+    return rows
+
+
+def _waited_ms(forwards: list[Forward]) -> float | None:
+    waited = [forward.load.waited for forward in forwards if forward.load.waited is not None]
+    return sum(waited) * 1000.0 if waited else None
+
+
+def _step_ms(forwards: list[Forward], ended: float) -> float:
+    """From the first batch, or the first forward where there is none, to the end, without later waits for batches."""
+    if not forwards:
+        return 0.0
+    first = forwards[0].load
+    began = forwards[0].began if first.arrived is None else first.arrived
+    later = first.late + sum([forward.load.waited or 0.0 for forward in forwards[1:]])
+    return max(0.0, ended - began - later) * 1000.0
