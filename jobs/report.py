@@ -274,7 +274,7 @@ class Aggregator:
         if self._script and group.world_size > 1:
             process.rank = group.rank
             members = set(range(min(group.world_size, MAX_RANKS)))
-            for rank in members - self._expected:
+            for rank in members:
                 self._joiner.expect(rank)
             self._expected |= members
 

@@ -53,9 +53,8 @@ class Sight:
 
 def find(sight: Sight) -> list[Finding]:
     """Everything worth saying, the most telling first."""
-    if not sight.workers:
-        return list(_no_work_done(sight))
-    return [finding for look in _LOOKS for finding in look(sight)]
+    looks = _LOOKS if sight.workers else (_no_work_done,)
+    return [finding for look in (_never_finished, *looks) for finding in look(sight)]
 
 
 def names(modules: Sequence[str]) -> str:
@@ -400,7 +399,6 @@ def _never_finished(sight: Sight) -> Iterator[Finding]:
 
 _Look = Callable[[Sight], Iterator[Finding]]
 _LOOKS: tuple[_Look, ...] = (
-    _never_finished,
     _fewer_processes,
     _same_or_apart,
     _idle_all_along,
