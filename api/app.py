@@ -28,6 +28,7 @@ from api.services.tokens import Tokens
 from api.storage import Storage
 from api.telemetry import Telemetry
 from api.waiting import Changes
+from jobs import bundle_keeper
 from jobs import storage as storage_proof
 from jobs.errors import Unavailable
 from jobs.redis_store import AsyncRedisStore, RedisStore
@@ -38,6 +39,8 @@ from jobs.storage import StorageMismatch
 log = structlog.get_logger(__name__)
 
 WATCH_SECONDS = 1.0
+#: How often bundles are looked through: short against the hours that one rests.
+SWEEP_SECONDS = 600.0
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -75,7 +78,13 @@ def create_app(settings: Settings) -> FastAPI:
         threading.Thread(target=courier.prepare, name="courier-prepare", daemon=True).start()
         watches = (
             asyncio.create_task(watch_scheduler(lambda: scheduler.alive, _end_process)),
-            asyncio.create_task(prove_storage(partial(storage_proof.prove, reconciled, storage), _end_process)),
+            asyncio.create_task(
+                look_after_storage(
+                    partial(storage_proof.prove, reconciled, storage),
+                    partial(bundle_keeper.sweep, reconciled, storage, settings.bundle_hours * 3600),
+                    _end_process,
+                )
+            ),
         )
         try:
             yield
@@ -140,16 +149,34 @@ async def watch_scheduler(alive: Callable[[], bool], end: Callable[[], None], se
     end()
 
 
-async def prove_storage(prove: Callable[[], None], end: Callable[[], None], seconds: float = WATCH_SECONDS) -> None:
+async def prove_storage(prove: Callable[[], None], end: Callable[[], None], seconds: float = WATCH_SECONDS) -> bool:
     """End the process when its storage is not the service's; while Redis is away nobody knows, so ask again."""
     while True:
         try:
-            return await asyncio.to_thread(prove)
+            await asyncio.to_thread(prove)
+            return True
         except Unavailable:
             await asyncio.sleep(seconds)
         except (StorageMismatch, OSError) as error:
             log.critical("storage_refused", error=str(error))
-            return end()
+            end()
+            return False
+
+
+async def look_after_storage(prove: Callable[[], None], sweep: Callable[[], None], end: Callable[[], None]) -> None:
+    """Prove it, then remove what nobody needs: never before, since a directory of another service has other needs."""
+    if await prove_storage(prove, end):
+        await keep_bundles(sweep)
+
+
+async def keep_bundles(sweep: Callable[[], None], seconds: float = SWEEP_SECONDS) -> None:
+    """Remove bundles that nobody needs, now and every so often."""
+    while True:
+        try:
+            await asyncio.to_thread(sweep)
+        except (Unavailable, OSError) as error:
+            log.warning("bundles_not_swept", error=str(error))
+        await asyncio.sleep(seconds)
 
 
 def _end_process() -> None:

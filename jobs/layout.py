@@ -42,8 +42,12 @@ def artifacts_dir(attempt: Path) -> Path:
     return attempt / "artifacts"
 
 
+def bundles_dir(storage: Path) -> Path:
+    return storage / "bundles"
+
+
 def bundle_dir(storage: Path, tenant: str) -> Path:
-    return storage / "bundles" / tenant
+    return bundles_dir(storage) / tenant
 
 
 def bundle_file(storage: Path, tenant: str, bundle: str, nonce: str) -> Path:

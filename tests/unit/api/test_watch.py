@@ -1,6 +1,8 @@
 import asyncio
 
-from api.app import prove_storage, watch_scheduler
+import pytest
+
+from api.app import keep_bundles, look_after_storage, prove_storage, watch_scheduler
 from api.monitoring import Counts, Monitoring
 from api.schemas import PoolView
 from jobs.errors import Unavailable
@@ -48,3 +50,31 @@ def test_the_process_ends_when_its_storage_is_another_one() -> None:
 
     asyncio.run(prove_storage(prove, lambda: ended.append(True), seconds=0))
     assert ended == [True]
+
+
+def test_nothing_is_removed_from_a_storage_that_is_not_ours() -> None:
+    def prove() -> None:
+        raise StorageMismatch("another")
+
+    def sweep() -> None:
+        raise AssertionError
+
+    ended: list[bool] = []
+    asyncio.run(look_after_storage(prove, sweep, lambda: ended.append(True)))
+    assert ended == [True]
+
+
+def test_bundles_are_looked_through_again_after_one_that_failed() -> None:
+    errors = [Unavailable("away"), PermissionError("closed")]
+    swept: list[bool] = []
+
+    def sweep() -> None:
+        if errors:
+            raise errors.pop()
+        swept.append(True)
+        if len(swept) == 3:
+            raise EOFError
+
+    with pytest.raises(EOFError):
+        asyncio.run(keep_bundles(sweep, seconds=0))
+    assert len(swept) == 3
