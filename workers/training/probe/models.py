@@ -74,6 +74,10 @@ class Models:
         """A module has been wrapped."""
         self._generation += 1
 
+    @property
+    def optimizers(self) -> list[Any]:
+        return list(self._optimizers)
+
     def optimizer_made(self, optimizer: Any) -> None:
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)

@@ -66,7 +66,10 @@ class Probe:
     def begin_anew(self) -> None:
         """Watch a forked child as a process of its own. Its splits have ids that no other process of the rank gives."""
         vars(self.here).clear()
+        optimizers = self.watch.models.optimizers
         self.watch = Watch(self.context, self.torch, self.here, os.getpid() << 32)
+        for optimizer in optimizers:
+            self.watch.models.optimizer_made(optimizer)
         self.on = True
 
     def finish(self) -> None:

@@ -67,10 +67,12 @@ class Watch:
         self._waits_for_cuda = context.kind == "cuda"
         self._held: Forward | None = None  # made of primitives called by hand; its end is not marked by anything
         self._loose: dict[str, list[Span]] = {}  # primitives called by hand
-        self._replicated: tuple[dict[int, int], nn.Module] | None = None
+        self._replicated: tuple[set[int], nn.Module] | None = None  # replicas by identity, and whose they are
+        self._targets: tuple[tuple[int, ...], int] | None = None  # of the last scatter: slots, and dimension
         self._wrapped = 0
         self._latest = 0  # the slot of the last forward, whose backward comes next
         self._joined: tuple[int, int] | None = None
+        self._own = 0  # the slot of this process: processes of a group that share a lease take its devices in turn
 
     # -- forwards --------------------------------------------------------------------------------
 
@@ -158,7 +160,7 @@ class Watch:
         if root.kind == "dp" and getattr(wrapper, "device_ids", None):
             return self._slots(wrapper.device_ids), getattr(wrapper, "dim", 0)
         if len(self.context.devices) == 1 or self.context.kind == "cpu":
-            return (0,), 0
+            return (self._own,), 0
         return self._slots([_cuda_index(root, args, kwargs)]), 0
 
     def _slots(self, indices: Sequence[Any]) -> tuple[int, ...]:
@@ -187,22 +189,28 @@ class Watch:
     def replicated(self, module: "nn.Module", replicas: Sequence[Any]) -> None:
         """Remember whose replicas these are, for a program that applies them by hand."""
         if self.here.forward is None:
-            self._replicated = {id(replica): position for position, replica in enumerate(replicas)}, module
+            self._replicated = {id(replica) for replica in replicas}, module
+
+    def scattered(self, devices: Sequence[Any], dim: int) -> None:
+        """Remember over which devices a batch was divided: those that got nothing take part in the split, too."""
+        self._targets = self._slots(devices), dim
 
     def applying(self, modules: Sequence[Any], devices: Sequence[Any] | None) -> Forward | None:
         """Replicas are about to be called, each on its shard. None when they are no part of a forward that counts."""
         forward = self.here.forward
-        slots = self._slots(devices if devices is not None else range(len(modules)))
+        targets, self._targets = self._targets, None
+        if targets is None or len(targets[0]) < len(modules):
+            targets = self._slots(devices if devices is not None else range(len(modules))), 0
         if forward is None:
-            forward = self._by_hand(modules, slots)
+            forward = self._by_hand(modules, *targets)
         elif forward.root.kind != "dp":
-            forward.slots = slots
+            forward.slots, forward.dim = targets
         if forward is not None:
             forward.scattered = True
             forward.graph_ms = forward.graph_ms or [None] * len(self.context.devices)
         return forward
 
-    def _by_hand(self, modules: Sequence[Any], slots: tuple[int, ...]) -> Forward | None:
+    def _by_hand(self, modules: Sequence[Any], slots: tuple[int, ...], dim: int) -> Forward | None:
         """A forward of which only the primitives are seen, as in PyTorch's tutorial on data parallelism."""
         if self._replicated is None or not modules or id(modules[0]) not in self._replicated[0]:
             return None
@@ -211,7 +219,7 @@ class Watch:
         self.settle()
         self.windows.forward_begins(learns, network.training)
         now = time.perf_counter()
-        forward = Forward(root, now, self._mark(slots[0], now), slots, 0, None, None, network.training, learns)
+        forward = Forward(root, now, self._mark(slots[0], now), slots, dim, None, None, network.training, learns)
         forward.primitives, self._loose = self._loose, {}
         self._held = forward
         return forward
@@ -230,7 +238,7 @@ class Watch:
     ) -> None:
         """All shards have run."""
         if forward is self._held:
-            rows = [rows_of(shard.given, 0) for shard in forward.shards.values()]
+            rows = [rows_of(shard.given, forward.dim) for shard in forward.shards.values()]
             forward.rows = None if None in rows else sum(filter(None, rows))
             forward.ended = time.perf_counter()
         if not forward.learns or self.context.kind != "cpu" or not sampled(self.windows.steps):
@@ -280,7 +288,8 @@ class Watch:
         group = self.torch.group()
         if group is not None and group[:2] != self._joined:
             self._joined = group[:2]
-            self.windows.world_size = group[1]
+            self.windows.rank, self.windows.world_size = group[:2]
+            self._own = group[0] % len(self.context.devices)
             self.windows.emit(Group(*group))
 
     def wrapped(self, kind: str, module: "nn.Module", devices: Sequence[Any]) -> None:

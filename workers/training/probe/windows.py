@@ -15,6 +15,8 @@ from workers.training.probe.steps import DdpTimes, Owed, Shard, Splits, Timed, s
 
 #: Forwards that wait for their optimizer step. A program that has more of them takes no steps that can be seen.
 MAX_WAITING = 1024
+#: After so many times without a step it is said that there are none.
+MANY = 64
 ACTIVITY_SECONDS = 2.0
 RATE_SECONDS = 1.0
 #: Batches of the loaders with which the rows of a forward are compared: frameworks load one ahead.
@@ -26,7 +28,7 @@ UNSEEN = (
     "an optimizer step was taken without a forward that could be seen (torch.compile of a whole function does that)"
 )
 NO_STEPS = "no optimizer step was seen: a backward counts as a step, and so does a forward without one"
-LEFT_OVER = "the last forwards were followed by no optimizer step: they are in phase forward"
+LEFT_OVER = "some forwards in training mode, with gradients, led to no optimizer step: they are in phase forward"
 SKIPPED = "GradScaler skipped the optimizer in some steps, since gradients were not finite; these steps are counted"
 UNCHECKED = "rows are the first dimension of the first input: no DataLoader was there to compare with"
 UNBATCHED = (
@@ -101,7 +103,7 @@ class Windows:
         self.steps = self.forwards = self.backwards = self.reductions = 0
         self.ddp_times: Callable[[Any], DdpTimes | None] = lambda wrapper: None
         self.memory: Callable[[int], int] | None = None
-        self.world_size = context.world_size
+        self.rank, self.world_size = context.rank, context.world_size
         self.clock = CLOCKS["cpu"]
         self._sink = context.sink
         self._devices = tuple(device.logical for device in context.devices)
@@ -114,7 +116,8 @@ class Windows:
         self._still = 0  # steps since the loaders brought something
         self._load = Load()
         self._noted: set[tuple[str, str]] = set()
-        self._manual = False
+        self._manual = False  # gradients are made, and no optimizer uses them
+        self._stepless = 0  # times that forwards were sent without a step
         self._told = self._rated = time.perf_counter()
         self._rows_since = 0
 
@@ -205,9 +208,9 @@ class Windows:
         """Send everything that is still held, and wait for the times that devices owe."""
         self.settle()
         if self._window.forwards:
-            if self.steps:
-                self.note("patterns", LEFT_OVER)
             self._close_without_steps()
+        if self._stepless:
+            self.note("patterns", LEFT_OVER if self.steps else NO_STEPS)
         self._owed.send(0)
         self._tell_activity()
 
@@ -215,8 +218,9 @@ class Windows:
         """No optimizer step ends this window: each backward does, and each forward that none follows."""
         window, self._window = self._window, _Window()
         trains = bool(window.backwards) and not self.steps
-        if trains or not self.steps:
-            self._manual = self._manual or trains
+        self._manual = self._manual or trains
+        self._stepless += 1
+        if self._stepless == MANY and not self.steps:
             self.note("patterns", NO_STEPS)
         groups: dict[int, list[Forward]] = {}
         for forward in window.forwards:
@@ -348,7 +352,7 @@ class Windows:
         self._rows_since += rows
         now = time.perf_counter()
         passed = now - self._rated
-        if passed >= RATE_SECONDS and self.context.rank == 0 and self._rows_since:
+        if passed >= RATE_SECONDS and self.rank == 0 and self._rows_since:
             rate = self._rows_since * self.world_size / passed
             self._sink.emit(Metric(-1, "rows_per_second", number, rate, time.time()))
             self._rows_since, self._rated = 0, now
