@@ -1,6 +1,8 @@
 """What `shardyard submit` makes of a command line before it talks to anyone."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +183,10 @@ def test_a_mistake_is_found_before_a_service_is_needed(capsys: pytest.CaptureFix
 def test_the_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     assert "shardyard submit --script train.py -- --epochs 3" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_command_line_loads_nothing_slow_before_a_command_needs_it() -> None:
+    slow = {"httpx", "pathspec", "pydantic", "msgspec", "redis", "celery", "asyncio", "torch", "rich.progress"}
+    program = f"import sys, shardyard.cli; print(sorted({slow!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
