@@ -64,6 +64,8 @@ class JobStatus(JobSummary, kw_only=True):
     parent_id: str | None
     batch_size: int | None
     global_batch_size: int | None
+    start: str  # warm | cold
+    rehearsal: bool
     progress: Json | None
     result: Json | None
     error: Json | None

@@ -52,6 +52,8 @@ def status(view: JobView, progress: dict[str, Any] | None, labels: Labels) -> Jo
         parent_id=job.parent,
         batch_size=spec.batch_size,
         global_batch_size=spec.global_batch_size,
+        start=spec.start,
+        rehearsal=spec.rehearsal,
         progress=progress,
         result=job.result,
         error=job.error,

@@ -24,6 +24,7 @@ INDENT = 2
 ACROSS = (8, 4, 2, 1)
 COLUMN_GAP = 3
 LONGEST_NAME = 20
+_MODULE = "module"
 
 NOT_MEASURED = "-"
 IDLE = "idle"
@@ -62,19 +63,22 @@ def split_tables(patterns: Sequence[Pattern], width: int) -> Iterator[Renderable
     for place, cells in enumerate(tables):
         if place:
             yield ""
-        table = grid(cells[0][:1], cells[0][1:])
+        names = 1 + (cells[0][1] == _MODULE)
+        table = grid(cells[0][:names], cells[0][names:])
         for row in cells[1:]:
             table.add_row(*map(plain, row))
         yield table
 
 
 def _split_cells(patterns: Sequence[Pattern], devices: range) -> list[list[str]]:
-    cells = [["phase", "steps", "from-to", "batch", *map(str, devices)]]
+    named = any(pattern.module for pattern in patterns)
+    cells = [["phase", *([_MODULE] if named else []), "steps", "from-to", "batch", *map(str, devices)]]
     for pattern in patterns:
         rows = pattern.rows or ()
         cells.append(
             [
-                shortened(f"{pattern.phase} {pattern.module}".rstrip()) + (" *" if pattern.shapes_vary else ""),
+                pattern.phase + (" *" if pattern.shapes_vary else ""),
+                *([shortened(pattern.module)] if named else []),
                 counted(pattern.steps),
                 _span(pattern),
                 counted(pattern.batch_rows),

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from jobs.drawing import counted, finding_lines, note_lines, page, split_tables
 from jobs.lint import Finding
 from jobs.plan import Pattern
-from jobs.spec import JobSpec
+from jobs.spec import JobSpec, RecipeProgram
 
 
 def render(
@@ -20,6 +20,8 @@ def render(
 ) -> str:
     """The plan of one epoch of `spec`, whose training data has `rows` rows (`None`: not known)."""
 
+    planned = isinstance(spec.program, RecipeProgram)
+
     def splits(width: int) -> Iterator[RenderableType]:
         known = [pattern for pattern in patterns if pattern.rows is not None]
         if known:
@@ -27,12 +29,14 @@ def render(
         for pattern in patterns:
             if pattern.rows is None:
                 yield f"{pattern.phase}: {counted(pattern.steps)} steps, whose rows of each device are not known"
-        if not patterns:
+        if not patterns and planned:
             yield "there is no batch at all"
+        elif not patterns:
+            yield "not known before it runs: the report of the run will show who got what"
 
     sections = (
         ("Splits of one epoch: rows of each device", splits),
-        ("Findings", lambda width: finding_lines(findings)),
+        *([("Findings", lambda width: finding_lines(findings))] if planned else []),
         ("Notes", lambda width: note_lines(notes)),
     )
     return page(_header(spec, rows), sections, width)

@@ -18,8 +18,8 @@ MAX_PASSING_SPLITS = 64
 MAX_CACHED = 256
 #: Passes over a DataLoader that are kept, the latest ones.
 MAX_PASSES = 64
-#: Kinds of wrappers that are remembered.
-MAX_WRAPPERS = 16
+#: Wrapped modules that are remembered.
+MAX_WRAPPED = 64
 
 #: Wrappers that keep the models of several processes alike.
 SHARDING = frozenset({"FullyShardedDataParallel", "fully_shard"})
@@ -140,7 +140,7 @@ class Process:
     outcome: Outcome | None = None
     began: Began | None = None
     activity: Activity | None = None
-    wrappers: dict[str, Wrapped] = field(default_factory=dict)  # by kind
+    wrapped: set[tuple[str, str]] = field(default_factory=set)  # kind of wrapper, and class of what is in it
     passes: OrderedDict[tuple[int, int], Loaded] = field(default_factory=OrderedDict)  # by loader and number
     batches_loaded: dict[int, int] = field(default_factory=dict)  # by loader, in passes that were trained on
     done: dict[str, int] = field(default_factory=dict)  # by phase: steps, as it counts them itself
@@ -163,7 +163,7 @@ class Process:
     @property
     def synchronised(self) -> bool:
         """Whether a wrapper keeps its model like those of other processes."""
-        return not SYNCHRONISING.isdisjoint(self.wrappers)
+        return any(kind in SYNCHRONISING for kind, _ in self.wrapped)
 
     @property
     def unfinished(self) -> Began | None:
@@ -185,9 +185,9 @@ class Process:
         if loaded.trained and (loaded.loader in self.batches_loaded or len(self.batches_loaded) < MAX_PASSES):
             self.batches_loaded[loaded.loader] = self.batches_loaded.get(loaded.loader, 0) + loaded.batches
 
-    def wrapped(self, wrapped: Wrapped) -> None:
-        if len(self.wrappers) < MAX_WRAPPERS:
-            self.wrappers.setdefault(wrapped.kind, wrapped)
+    def wraps(self, wrapped: Wrapped) -> None:
+        if len(self.wrapped) < MAX_WRAPPED:
+            self.wrapped.add((wrapped.kind, wrapped.inside))
 
     def end(self) -> None:
         """Forget what only further steps would need."""

@@ -226,7 +226,7 @@ class Aggregator:
             case Group():
                 self._take_group(process, record)
             case Wrapped():
-                process.wrapped(record)
+                process.wraps(record)
                 if record.kind in SHARDING:
                     self._stop_comparing()
             case Loaded():

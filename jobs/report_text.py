@@ -32,6 +32,8 @@ def render(report: Report, width: int = 100) -> str:
 def _header(report: Report) -> Iterator[str]:
     end = "final" if report.final else "so far"
     yield f"Split report of job {report.job_id}, attempt {report.attempt}, {end}"
+    if report.rehearsal:
+        yield "REHEARSAL: the devices only acted as GPUs; splits are theirs, times and memory are the CPU's"
     count = len(report.devices)
     kind = f"virtual {report.device_kind}" if report.virtual else report.device_kind
     nodes = ", ".join(sorted({device.node for device in report.devices}))
@@ -46,6 +48,8 @@ def _splits(report: Report, width: int) -> Iterator[RenderableType]:
         yield from split_tables(kept, width)
     if any(pattern.shapes_vary for pattern in kept):
         yield "* the shapes differ between these steps"
+    if any(count is None for pattern in kept for count in pattern.rows or ()):
+        yield f"{NOT_MEASURED} the rows could not be counted: see patterns.rows in the notes"
     for pattern in report.patterns:
         if pattern.rows is None:
             yield f"{counted(pattern.steps)} more steps, divided in further ways"

@@ -66,9 +66,11 @@ def names(modules: Sequence[str]) -> str:
 def how_it_ran(processes: Iterable[Process]) -> str:
     """What the script itself did about devices: "the script wrapped Net in DataParallel, ..."."""
     listed = list(processes)
-    wrapped = {kind: one.inside for process in listed for kind, one in process.wrappers.items()}
+    wrapped: dict[str, set[str]] = {}
+    for kind, inside in (one for process in listed for one in process.wrapped):
+        wrapped.setdefault(kind, set()).add(inside or "a module")
     groups = [process.group for process in listed if process.group is not None]
-    what = " and ".join(f"wrapped {inside or 'a module'} in {kind}" for kind, inside in sorted(wrapped.items()))
+    what = " and ".join(f"wrapped {_list(sorted(inside))} in {kind}" for kind, inside in sorted(wrapped.items()))
     largest = max(groups, key=lambda group: group.world_size, default=None)
     if largest is None:
         how = "made no process group"

@@ -14,6 +14,8 @@ def status_lines(status: dict[str, Any]) -> list[tuple[str, str]]:
         "job": f"{status['name']}  {status['id']}",
         "state": state_and_reason(status),
         "asks for": f"{devices} of pool {status['pool']}, {status['strategy']}",
+        "rehearsal": status.get("rehearsal") and "REHEARSAL: its devices only act as GPUs",
+        "start": status.get("start"),
         "queue": status["queue_position"] and f"position {status['queue_position']}",
         "runs on": ", ".join(f"{place['node']} {text.device_names(place['devices'])}" for place in status["placement"]),
         "progress": progress_text(status["progress"] or {}),
@@ -28,11 +30,13 @@ def status_lines(status: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def progress_text(progress: dict[str, Any]) -> str:
-    """One line: epoch, step, rows a second, ETA, loss; only what is known."""
+    """One line: epoch, step (or whatever a script counts), rows a second, ETA, loss; only what is known."""
     parts = []
-    for noun, total in (("epoch", "epochs"), ("step", "steps")):
-        if progress.get(noun) is not None:
-            parts.append(f"{noun} {progress[noun]}" + (f"/{progress[total]}" if progress.get(total) else ""))
+    for noun, done, total in (("epoch", "epoch", "epochs"), (progress.get("unit") or "step", "step", "steps")):
+        if progress.get(done) is not None:
+            parts.append(f"{noun} {progress[done]}" + (f"/{progress[total]}" if progress.get(total) else ""))
+    if progress.get("source") in ("job", "tqdm") and progress.get("steps_seen"):  # what they count may be anything
+        parts.append(text.plural(progress["steps_seen"], "training step"))
     if progress.get("rows_per_second"):
         parts.append(f"{text.number(progress['rows_per_second'])} rows/s")
     if progress.get("eta_seconds"):

@@ -7,6 +7,7 @@ from jobs.record import QueueView
 from jobs.state import Reason, State
 from jobs.store import Fleet, JobView
 from tests.unit.api.records import JOB, a_job, a_node, a_spec
+from tests.unit.jobs.script_streams import script_spec
 
 
 def labels(_node: str, indexes: Sequence[int]) -> list[str]:
@@ -82,6 +83,13 @@ def test_a_status_shows_both_batch_sizes() -> None:
     body["parallelism"]["strategy"] = "ddp"
     status = views.status(JobView(a_job(), type(a_spec()).model_validate(body), None), None, labels)
     assert (status.batch_size, status.global_batch_size) == (30, 60)
+
+
+def test_a_status_says_how_a_script_starts_and_whether_its_gpus_are_acted() -> None:
+    script = script_spec("dp", 2, rehearse=True, python="torch-2-8")
+    cold, warm = (views.status(JobView(a_job(), spec, None), None, labels) for spec in (script, a_spec()))
+    assert (cold.start, cold.rehearsal, cold.batch_size) == ("cold", True, None)
+    assert (warm.start, warm.rehearsal) == ("warm", False)
 
 
 def test_placement_names_devices_for_people() -> None:

@@ -3,6 +3,7 @@ from jobs.plan import predict
 from jobs.plan_text import render
 from jobs.spec import JobSpec
 from tests.unit.jobs.made import make_spec
+from tests.unit.jobs.script_streams import script_spec
 
 
 def plan_of(spec: JobSpec, rows: int | None, eval_rows: int | None = None) -> str:
@@ -41,3 +42,12 @@ def test_a_plan_whose_shards_cannot_be_known_says_so() -> None:
     text = plan_of(make_spec("dp", 2, 30, parallelism={"dim": 1}), 100)
 
     assert "train: 4 steps, whose rows of each device are not known" in text
+
+
+def test_a_script_has_no_plan_and_the_text_says_why() -> None:
+    text = plan_of(script_spec("dp", 2), None)
+
+    assert "strategy dp, 2 devices; rows not known here, batch size not known here" in text
+    assert "not known before it runs: the report of the run will show who got what" in text
+    assert "rows: what a script does with its data only its run can tell" in text
+    assert "Findings" not in text

@@ -5,7 +5,8 @@ import pytest
 
 from jobs.report import Report
 from jobs.report_text import render
-from jobs.telemetry import Note
+from jobs.telemetry import Note, Split
+from tests.unit.jobs import script_streams
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.streams import aggregator, run, split, step
 
@@ -116,3 +117,47 @@ def test_text_from_a_rank_can_neither_move_the_cursor_nor_be_taken_for_markup() 
 
     assert "?[2Jgone [bold]loud[/bold] ?" in text
     assert "\x1b" not in text
+
+
+# -- scripts ---------------------------------------------------------------------------------------
+
+
+def test_a_rehearsal_is_called_one_at_the_top() -> None:
+    rehearsed, plain = (script_streams.told("dp", 2, rehearse=yes).snapshot(final=False) for yes in (True, False))
+
+    assert render(rehearsed).splitlines()[1].startswith("REHEARSAL: ")
+    assert "REHEARSAL" not in render(plain)
+
+
+def test_wrapped_modules_have_a_column_of_their_own() -> None:
+    script = script_streams.told("dp", 2)
+    feed = script_streams.feed
+    feed(script, script_streams.steps([[4, 4]] * 3, (0, 1), module="Generator"))
+    feed(script, script_streams.steps([[8, 8]], (0, 1), phase="eval", module="Discriminator", first_id=9))
+    lines = [line.split() for line in render(script.snapshot(final=False)).splitlines()]
+
+    assert ["phase", "module", "steps", "from-to", "batch", "0", "1"] in lines
+    assert ["train", "Generator", "3", "0-2", "8", "4", "4"] in lines
+    assert ["eval", "Discriminator", "1", "0-0", "16", "8", "8"] in lines
+
+
+def test_rows_that_could_not_be_counted_are_a_dash_that_is_explained() -> None:
+    script = script_streams.told()
+    script.feed(0, Split(0, "train", "", None, (0,), (None,), ((35, 20),), ((35, 20),)))
+    script.feed(0, step(0, [0], [0]))
+    text = render(script.snapshot(final=False))
+
+    assert re.search(r"^  train +1 +0-0 +- +-$", text, re.MULTILINE)
+    assert "- the rows could not be counted: see patterns.rows in the notes" in text
+    assert "None" not in text
+
+
+def test_a_script_that_did_nothing_says_so_under_its_findings() -> None:
+    script = script_streams.told()
+    script.feed(0, script_streams.IDLE)
+    script_streams.end(script)
+    text = render(script.snapshot(final=True, last_line="no GPU, bye"))
+
+    assert "no step has been seen" in text
+    assert "[warning] no-work-done" in text
+    assert "no GPU, bye" in text
