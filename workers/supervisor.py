@@ -38,8 +38,9 @@ from jobs.scheduler import backoff_seconds
 from jobs.service_log import configure
 from jobs.spec import JobSpec
 from jobs.state import Reason
+from jobs.telemetry import Note
+from workers import children, workplace
 from workers import ranks as rank_processes
-from workers import workplace
 from workers.launch import Launch, Marks
 from workers.lifeline import Lifeline
 from workers.publisher import Publisher
@@ -48,7 +49,7 @@ from workers.relay import Relay
 from workers.shipper import Shipper
 from workers.sweep import start_time, sweep
 from workers.watch import Ending, Watch
-from workers.workplace import Unusable
+from workers.workplace import Unusable, Workplace
 
 log = structlog.get_logger(__name__)
 
@@ -90,11 +91,13 @@ def supervise(launch: Launch, credentials: Connection) -> None:
         _tell(lifeline, _unstarted(error))
         _give_back(lifeline, launch, marks, survivors)
         return
+    requirements = place is not None and place.requirements
+    listener = _listen_to_children(place, publisher) if place is not None else None
+    watch = Watch(launch, spec, ranks, lifeline, publisher, requirements=requirements, listener=listener)
     orders = Orders(spec, place)
     for rank in ranks:
         rank.go(orders)
-    requirements = place is not None and place.requirements
-    ending = Watch(launch, spec, ranks, lifeline, publisher, requirements=requirements).run()
+    ending = watch.run()
     del meeting
 
     survivors = sweep(marks, launch.attempt)
@@ -229,6 +232,15 @@ def _discard(ranks: list[Rank], marks: Marks, launch: Launch) -> dict[int, str]:
 
 
 # -- 5: telemetry ------------------------------------------------------------------------------------
+
+
+def _listen_to_children(place: Workplace, publisher: Publisher) -> socket.socket | None:
+    """Where processes that the job's own code starts can report; without it, the job runs all the same."""
+    try:
+        return children.listen(place.socket)
+    except OSError as error:  # the system's temporary directory may have a name that is too long for a socket
+        publisher.record(0, Note(children.FIELD, f"processes that the script starts cannot be followed: {error}"))
+        return None
 
 
 def _open_publisher(launch: Launch, spec: JobSpec, secrets: Credentials) -> Publisher:

@@ -10,6 +10,7 @@ import fcntl
 import os
 import selectors
 import signal
+import socket
 import termios
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ import structlog
 from jobs.spec import JobSpec, ScriptProgram
 from jobs.state import Order, Reason
 from jobs.telemetry import AnyRecord, Outcome, RankUp, Result, Returned, Step
+from workers.children import Children
 from workers.launch import Launch
 from workers.lifeline import Lifeline
 from workers.publisher import Publisher
@@ -33,6 +35,8 @@ from workers.training import advice
 log = structlog.get_logger(__name__)
 
 READ_BYTES = 256 * 1024
+#: Phases whose steps are the job's progress.
+MAIN_PHASES = ("train", "forward")
 #: The longest sleep of the loop: how late an order, a deadline or a lost lease may be noticed.
 TICK_SECONDS = 0.1
 #: A rank that was told to leave and is still there after this is killed; the attempt has succeeded all the same.
@@ -84,8 +88,10 @@ class Watch:
         out: Publisher,
         *,
         requirements: bool = False,
+        listener: socket.socket | None = None,
     ) -> None:
-        """`requirements`: whether the job's bundle names packages that it needs."""
+        """`requirements`: whether the job's bundle names packages that it needs. `listener`: where processes that
+        descend from the ranks report; it is closed in the end."""
         self._requirements = requirements
         self._launch = launch
         self._spec = spec
@@ -102,6 +108,17 @@ class Watch:
         self._steps = [0] * len(ranks)
         self._stepped = False
         self._selector = selectors.DefaultSelector()
+        self._children = self._listen_to_children(listener) if listener is not None else None
+
+    def _listen_to_children(self, listener: socket.socket) -> Children:
+        return Children(
+            listener,
+            {rank.pid: rank.number for rank in self._ranks},
+            watch=self._watch,
+            unwatch=self._unwatch,
+            record=self._record_of_child,
+            ended=self._out.source_ended,
+        )
 
     def run(self) -> Ending:
         """Watch until every rank is dead. Their pipes are read to the end, or as far as they are ready:
@@ -147,11 +164,8 @@ class Watch:
         match record:
             case RankUp():
                 self._up(rank)
-            case Step(phase="train" | "forward"):
-                self._steps[rank.number] = record.step + 1
-                if not self._stepped:
-                    self._stepped = True
-                    self._lifeline.mark("first_step")
+            case Step() if record.phase in MAIN_PHASES:
+                self._stepped_to(rank.number, record)
             case Result():
                 self._result = record
             case Returned():
@@ -160,6 +174,17 @@ class Watch:
             case Outcome():
                 self._over(rank, record)
         self._out.record(rank.number, record)
+
+    def _record_of_child(self, rank: int, record: AnyRecord, source: int) -> None:
+        if isinstance(record, Step) and record.phase in MAIN_PHASES:
+            self._stepped_to(rank, record)
+        self._out.record(rank, record, source)
+
+    def _stepped_to(self, rank: int, step: Step) -> None:
+        self._steps[rank] = step.step + 1
+        if not self._stepped:
+            self._stepped = True
+            self._lifeline.mark("first_step")
 
     def _up(self, rank: Rank) -> None:
         rank.up = True
@@ -186,6 +211,8 @@ class Watch:
             return
         self._unwatch(rank.pidfd)
         self._drain(rank)
+        if self._children is not None:
+            self._children.drain()  # they have sent what they had before the rank could know of their end
         self._out.rank_ended(rank.number)
         if rank.outcome is None and self._left_well(rank):
             self._over(rank, Outcome(rank.number, 0))
@@ -252,6 +279,8 @@ class Watch:
             self._ending = ending
             self._enter(_Phase.ENDING, self._launch.grace_seconds)
             self._signal(signal.SIGTERM)
+            if self._children is not None:
+                self._children.stop()
             for rank in self._ranks:
                 if rank.outcome is not None:
                     rank.leave()
@@ -332,6 +361,8 @@ class Watch:
                 # What is there now and no more: a grandchild may go on writing.
                 if waiting := _waiting(output.fd):
                     self._print(rank, output, os.read(output.fd, waiting))
+        if self._children is not None:
+            self._children.close()
         self._selector.close()
         ending = self._ending
         assert ending is not None
@@ -341,7 +372,7 @@ class Watch:
 
     # -- pipes -----------------------------------------------------------------------------------------
 
-    def _watch(self, fd: int, handle: Callable[[], None]) -> None:
+    def _watch(self, fd: int, handle: Callable[[], object]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, handle)
 
     def _unwatch(self, fd: int) -> None:

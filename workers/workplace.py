@@ -37,6 +37,11 @@ class Workplace:
         """As JSON takes it."""
         return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
 
+    @property
+    def socket(self) -> Path:
+        """Where processes that the program starts report to the supervisor."""
+        return self.temporary / ".shardyard"
+
     @classmethod
     def decode(cls, found: dict[str, Any]) -> "Workplace":
         return cls(Path(found["root"]), Path(found["temporary"]), Path(found["output"]), found["requirements"])

@@ -20,13 +20,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.util import Finalize
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 from jobs import telemetry
 from jobs.telemetry import AnyRecord, Began, Group, Hello, Metric, Progress, Split, Step
 from workers import packages
-from workers.training import rehearsal
+from workers.training import groups, rehearsal
 from workers.training.context import ChannelSink, Device, NullSink, RankContext, Sink
 from workers.training.probe import script
 from workers.training.probe.imports import when_imported
@@ -91,10 +90,8 @@ class SocketSink(ChannelSink):
 
     def told_to_stop(self) -> bool:
         if self._socket is not None and not self._off and not self._told_to_stop:
-            try:
+            with contextlib.suppress(OSError):  # nothing was said
                 self._told_to_stop = self._socket.recv(1, socket.MSG_DONTWAIT) == STOPPING
-            except OSError:
-                pass  # nothing was said
         return self._told_to_stop
 
     def _run(self) -> None:
@@ -269,15 +266,8 @@ def _install(sink: FamilySink, family: Family) -> None:
         stopping=sink.told_to_stop,
     )
     attach(sink, script.install(context, rehearsed=family.rehearsed))
-    when_imported({"torch.distributed.distributed_c10d": _keep_groups})
-
-
-def _keep_groups(module: ModuleType) -> None:
-    """Groups that are freed at the end of a process may deadlock it; there as well as in ranks."""
-    with contextlib.suppress(Exception), packages.importing():
-        from workers.training import groups
-
-        groups.keep()
+    # Groups that are freed at the end of a process may deadlock it, there as well as in a rank.
+    when_imported({"torch.distributed.distributed_c10d": lambda _: groups.keep()})
 
 
 def _device_of_job(family: Family) -> int:
