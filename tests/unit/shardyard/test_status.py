@@ -9,10 +9,24 @@ from shardyard.cli.status import progress_text, status_lines
 
 def status(**fields: Any) -> dict[str, Any]:
     return {
-        **{"id": "0199", "name": "train-dp2", "state": "running", "reason": {"code": "running", "message": "running"}},
-        **{"pool": "default", "devices": 2, "strategy": "dp", "queue_position": None, "attempt": 1, "placement": []},
-        **{"created_at": "2026-01-02T03:04:05.000000Z", "started_at": None, "finished_at": None},
-        **{"progress": None, "result": None, "error": None, "start": "warm", "rehearsal": False},
+        "id": "0199",
+        "name": "train-dp2",
+        "state": "running",
+        "reason": {"code": "running", "message": "running"},
+        "pool": "default",
+        "devices": 2,
+        "strategy": "dp",
+        "queue_position": None,
+        "attempt": 1,
+        "placement": [],
+        "created_at": "2026-01-02T03:04:05.000000Z",
+        "started_at": None,
+        "finished_at": None,
+        "progress": None,
+        "result": None,
+        "error": None,
+        "start": "warm",
+        "rehearsal": False,
         **fields,
     }
 
