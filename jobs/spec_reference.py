@@ -50,7 +50,10 @@ GROUPS: tuple[tuple[str, str, str, Schema], ...] = (
     (
         "program",
         "RecipeProgram",
-        "What is trained, on what, for how long. `loss` and `optimizer` are needed to train, and refused to `forward`.",
+        (
+            "What is trained, on what, for how long. `loss` and `optimizer` are needed to train, and refused to "
+            "`forward`. A program that is [a script](#program-a-script) has other fields."
+        ),
         {
             "model": {"ref": "mlp", "args": {"hidden": [512, 512]}},
             "data": {"ref": "digits", "batch_size": 8, "shuffle": True},
@@ -100,6 +103,22 @@ GROUPS: tuple[tuple[str, str, str, Schema], ...] = (
         "Makes one device slow on purpose, to see what the report says of it.",
         {"rank": 1, "where": "input", "milliseconds": 50},
     ),
+    (
+        "program",
+        "ScriptProgram",
+        (
+            "Your own program, unchanged: [scripts.md](scripts.md) says how it is run. The bundle must be there, and "
+            "hold the entry point, when the job is submitted. Of `parallelism`, only `strategy` is taken: one process "
+            "for each device under ddp and fsdp, one for all under single and dp."
+        ),
+        {
+            "kind": "script",
+            "bundle": "sha256:" + "0123456789abcdef" * 4,
+            "entrypoint": "src/train.py",
+            "args": ["--epochs", "3", "--local_rank={local_rank}"],
+            "env": {"TOKENIZERS_PARALLELISM": "false"},
+        },
+    ),
     ("limits", "Limits", "How long, and how often.", {"wall_seconds": 3600, "max_retries": 1}),
 )
 
@@ -110,14 +129,19 @@ WORDS: dict[tuple[str, str], str] = {
     ("JobSpec", "labels"): "text by key, for filters",
     ("JobSpec", "resources"): "see [`resources`](#resources)",
     ("JobSpec", "parallelism"): "see [`parallelism`](#parallelism)",
-    ("JobSpec", "program"): "see [`program`](#program)",
+    ("JobSpec", "program"): "a recipe, see [`program`](#program), or [a script](#program-a-script)",
     ("JobSpec", "observe"): (
         'when the lines "In Model: input size ..." are printed into the logs: `auto` is every step up to the 1,000th '
         "and then when the split changes; the report does not depend on it"
     ),
     ("JobSpec", "limits"): "see [`limits`](#limits)",
     ("Parallelism", "strategy"): "`nn.DataParallel` is dp, `DistributedDataParallel` ddp, `fully_shard` fsdp",
-    ("RecipeProgram", "kind"): "the only kind in this version",
+    ("RecipeProgram", "kind"): "may be left out",
+    ("ScriptProgram", "kind"): "says that it is a script",
+    (
+        "ScriptProgram",
+        "env",
+    ): "variables by name; those that say what a rank is given, or where its libraries come from, are refused",
     ("RecipeProgram", "model"): "the model",
     ("RecipeProgram", "data"): "the training data, see [`program.data`](#programdata)",
     ("RecipeProgram", "loss"): "called as loss(output, target)",
@@ -198,8 +222,11 @@ def text() -> str:
     return "\n".join(parts)
 
 
+_HEADINGS = {"JobSpec": "The whole", "Component": "References", "ScriptProgram": "`program`: a script"}
+
+
 def _group(path: str, model: str, words: str, example: Schema, models: dict[str, Schema]) -> str:
-    heading = {"": "The whole", "program.*": "References"}.get(path, f"`{path}`")
+    heading = _HEADINGS.get(model, f"`{path}`")
     shown = _json(example)
     rows = "\n".join(_rows(models[model], models, model))
     return f"## {heading}\n\n{words}\n\n{_HEAD}\n{rows}\n\n```json\n{shown}\n```\n"
@@ -235,7 +262,7 @@ def _cell(words: str) -> str:
 
 
 def _alternatives(value: Schema) -> list[Schema]:
-    found: list[Schema] = value.get("anyOf", [value])
+    found: list[Schema] = value.get("anyOf") or value.get("oneOf") or [value]
     return found
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeGuard, get_args
+from typing import Any, get_args
 
 import pytest
 from fastapi.routing import iter_route_contexts
@@ -163,20 +163,24 @@ def test_the_fields_of_a_status_are_documented() -> None:
 def fields_of(model: type[BaseModel], path: str = "") -> Iterator[str]:
     """Dotted paths of a spec's fields, those of its parts included."""
     for field, info in model.model_fields.items():
-        parts = [part for part in (info.annotation, *get_args(info.annotation)) if _is_model(part)]
+        parts = list(_models_in(info.annotation))
         if not parts:
             yield path + field
         for part in parts:
             yield from fields_of(part, f"{path}{field}.")
 
 
-def _is_model(annotation: Any) -> TypeGuard[type[BaseModel]]:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that a field may hold: itself, or the members of a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
 
 
 def test_every_field_of_a_job_spec_is_documented() -> None:
     documented = [field.strip("`") for row in rows(API, "## A job spec") for field in row[0].split(", ")]
-    assert sorted(documented) == sorted(fields_of(JobSpec))
+    assert sorted(documented) == sorted(set(fields_of(JobSpec)))  # both kinds of program have some fields
 
 
 # -- the reference of the job spec -----------------------------------------------------------------
