@@ -149,6 +149,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
     cores: int
     version: str
     devices: tuple[DeviceRecord, ...]
+    environments: tuple[str, ...] = ()  # Pythons that jobs may name
 
 
 @dataclass(frozen=True, slots=True)

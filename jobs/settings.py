@@ -57,6 +57,11 @@ class Settings(BaseSettings):
         "default", max_length=63, pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$", description="pool this node serves"
     )
     devices: str = Field("auto", description="auto | cuda:0-3 | cuda:0,2 | cpu:8 (eight virtual devices)")
+    environments: str = Field(
+        "",
+        description="Python environments that scripts may name (program.python), each with torch: "
+        "name=/path/to/python, comma-separated",
+    )
     node_address: str = Field("127.0.0.1", description="address that rendezvous stores of this node listen on")
     state_dir: Path = Field(
         Path("~/.local/state/shardyard"), description="node-local directory for locks of running attempts"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
+from types import MappingProxyType
 
 import structlog
 
@@ -23,9 +24,10 @@ from jobs.record import DeviceRecord, NodeInfo
 from jobs.redis_store import RedisStore
 from jobs.scheduler import RESEND_SECONDS, Scheduler, backoff_seconds
 from jobs.settings import Settings
-from jobs.spec import DISTRIBUTED
+from jobs.spec import DISTRIBUTED, JobSpec, ScriptProgram
 from jobs.state import AttemptState, Reason
 from jobs.store import AttemptId
+from workers import environments
 from workers.forkserver import ForkFailed, ForkServer
 from workers.launch import Launch, Marks
 from workers.sweep import supervisor_is_dead, sweep
@@ -62,8 +64,11 @@ class Agent:
         control: RedisStore,
         courier: Courier,
         reconnect: Callable[[], None],
+        environments: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
-        """`reconnect` is called when hints do not arrive, though attempts wait here."""
+        """`reconnect` is called when hints do not arrive, though attempts wait here. `environments` are the Pythons
+        that jobs may name."""
+        self._environments = environments
         self._settings = settings
         self._node = settings.node
         self._devices = devices
@@ -172,6 +177,7 @@ class Agent:
             cores=len(os.sched_getaffinity(0)),
             version=version("shardyard"),
             devices=self._devices,
+            environments=tuple(sorted(self._environments)),
         )
         registered = self._store.run(
             store.register_node(
@@ -233,8 +239,13 @@ class Agent:
             return
         lease = tuple(self._devices[index] for index in record.leased)
         try:
+            python = self._python(job.spec)
+        except LookupError as error:
+            self._refuse(attempt, Reason.REJECTED_BY_WORKER, str(error))
+            return
+        try:
             pid = self._forkserver.launch(
-                self._launch(attempt, job.spec.parallelism.strategy, lease),
+                self._launch(attempt, job.spec.parallelism.strategy, lease, python),
                 self._settings.control_url(),
                 self._settings.telemetry(),
             )
@@ -246,7 +257,20 @@ class Agent:
         self._holding = {**self._holding, attempt: AttemptState.LEASED}
         log.info("supervisor_started", attempt=str(attempt), pid=pid)
 
-    def _launch(self, attempt: AttemptId, strategy: str, lease: tuple[DeviceRecord, ...]) -> Launch:
+    def _python(self, chosen: JobSpec) -> Path | None:
+        """The Python in which ranks start cold; None: they are forked warm.
+
+        Raises:
+            LookupError: the spec names an environment that is not here.
+        """
+        if chosen.start == "warm":
+            return None
+        name = chosen.program.python if isinstance(chosen.program, ScriptProgram) else None
+        return environments.choose(self._environments, name)
+
+    def _launch(
+        self, attempt: AttemptId, strategy: str, lease: tuple[DeviceRecord, ...], python: Path | None
+    ) -> Launch:
         distributed = strategy in DISTRIBUTED
         cores = len(os.sched_getaffinity(0))
         return Launch(
@@ -262,6 +286,7 @@ class Agent:
             beat_seconds=self._settings.beat_seconds,
             grace_seconds=min(self._settings.grace_seconds, self._settings.lease_seconds / 12),
             data_root=self._settings.data_root.expanduser() if self._settings.data_root is not None else None,
+            python=python,
         )
 
     def _refuse(self, attempt: AttemptId, reason: Reason, message: str) -> None:

@@ -21,6 +21,7 @@ from jobs.service_log import configure
 from jobs.settings import Settings
 from jobs.store import AttemptId
 from jobs.wire import CELERY_TASK, node_queue
+from workers import environments
 from workers.agent import Agent, NodeTaken
 from workers.courier import CeleryCourier
 from workers.devices import discover
@@ -87,7 +88,8 @@ def _warm(**_: Any) -> None:
     configure(settings.log_level)
     try:
         control = RedisStore.from_url(settings.control_url())
-        agent = Agent(settings, discover(settings.devices), control, CeleryCourier(app), _reconnect)
+        known = environments.find(settings.environments)
+        agent = Agent(settings, discover(settings.devices), control, CeleryCourier(app), _reconnect, known)
         agent.warm()
     except (ValueError, NodeTaken, ForkFailed, OSError) as error:
         log.error("cannot_start", why=str(error))

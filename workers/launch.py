@@ -27,6 +27,7 @@ class Launch:
     beat_seconds: float
     grace_seconds: float
     data_root: Path | None = None  # jobs may read files below it
+    python: Path | None = None  # ranks start cold, in this Python
 
     @property
     def distributed(self) -> bool:

@@ -24,9 +24,11 @@ from typing import NoReturn
 from jobs.logs import StreamName
 from jobs.spec import JobSpec, ScriptProgram
 from jobs.telemetry import Outcome, RankUp, Returned, Unpacker
-from workers import cgroup, endings
+from workers import cgroup, cold, endings
 from workers.launch import Launch, Marks, environment_mark
-from workers.training.context import ChannelSink, Device, DeviceStreams, RankContext
+from workers.seat import Seat
+from workers.training.context import Device, RankContext
+from workers.training.script import Script
 from workers.workplace import Workplace
 
 PR_SET_PDEATHSIG = 1
@@ -229,45 +231,45 @@ def _run(
     _set_environment(launch, number, port, orders)
     _give_up_rights()
 
-    sink = ChannelSink(channel)
-    stopping = threading.Event()
-    routed = DeviceStreams(streams)
-    routed.install()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    context = RankContext(
+    seat = Seat(
         rank=number,
         world_size=launch.world_size,
         devices=tuple(Device(index, device.kind, device.id) for index, device in launch.devices_of(number)),
         lease_size=len(launch.devices),
         threads=launch.threads,
-        sink=sink,
-        streams=routed,
-        stopping=stopping.is_set,
-        data_root=launch.data_root,
+        channel=channel,
+        command=command,
+        streams=tuple(streams),
     )
-    endings.run(_program(orders, context), number, sink, command)
+    if launch.python is not None:
+        cold.become(launch.python, seat, _script(orders))
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    opened = seat.open(stopping.is_set, launch.data_root)
+    endings.run(_program(orders, opened.context), number, opened.sink, command)
+
+
+def _script(orders: Orders) -> Script:
+    program, place = orders.spec.program, orders.place
+    assert isinstance(program, ScriptProgram)
+    assert place is not None
+    strategy = orders.spec.parallelism.strategy
+    return Script(program.entrypoint, program.args, place.root, place.output, strategy, program.rehearse)
 
 
 def _program(orders: Orders, context: RankContext) -> endings.Program:
     """What the rank is to run, with all that it needs imported."""
     import torch
 
-    from workers.training import entry, groups, isolation, script
+    from workers.training import entry, isolation, script
 
     context.sink.emit(RankUp(context.rank, os.getpid(), context.threads, str(torch.__version__)))
-    spec, place = orders.spec, orders.place
-    if isinstance(spec.program, ScriptProgram):
-        assert place is not None
+    if isinstance(orders.spec.program, ScriptProgram):
         torch.set_num_threads(context.threads)
-        groups.keep()
-        program = spec.program
-        its = script.Script(
-            program.entrypoint, program.args, place.root, place.output, spec.parallelism.strategy, program.rehearse
-        )
-        return script.prepare(its, context)
-    if place is not None:
-        isolation.set_path(place.root)
-    return endings.Program(lambda: entry.run(spec, context), strict=True)
+        return script.prepare(_script(orders), context)
+    if orders.place is not None:
+        isolation.set_path(orders.place.root)
+    return endings.Program(lambda: entry.run(orders.spec, context), strict=True)
 
 
 def _give_up_rights() -> None:

@@ -6,7 +6,6 @@ since what is imported holds what it needs (`workers.packages`). Nothing of ours
 `shardyard`.
 """
 
-import functools
 import json
 import os
 import subprocess
@@ -22,6 +21,8 @@ from workers import packages
 HOME = Path(packages.ROOT)
 #: Loaded parts that cannot be loaded twice in a process: a file of the user's with such a name does not replace them.
 ONCE = frozenset({"torch", "numpy"})
+
+_plain_path: tuple[str, ...] | None = None
 
 
 class Hidden:
@@ -51,9 +52,21 @@ def set_path(first: Path) -> None:
     _forget_shadowed(first)
 
 
-@functools.cache
+def know_plain_path(path: Sequence[str]) -> None:
+    """In a new Python: this is what `plain_path` would find."""
+    global _plain_path
+    _plain_path = tuple(path)
+
+
 def plain_path() -> tuple[str, ...]:
     """The path of a new Python in an environment without variables, without the directory of a program."""
+    global _plain_path
+    if _plain_path is None:
+        _plain_path = _ask_for_path()
+    return _plain_path
+
+
+def _ask_for_path() -> tuple[str, ...]:
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     command = [sys.executable, "-P", "-c", "import json, sys; print(json.dumps(sys.path))"]
     found = subprocess.run(

@@ -26,8 +26,9 @@ from typing import Any, NoReturn, cast
 from jobs.telemetry import Outcome
 from shardyard import job
 from workers.endings import Program
-from workers.training import isolation, main_process
+from workers.training import groups, isolation, main_process
 from workers.training.context import ChannelSink, RankContext
+from workers.training.probe.imports import when_imported
 
 
 def _optional(name: str) -> Any:
@@ -69,6 +70,7 @@ def prepare(script: Script, context: RankContext) -> Program:
 
 def _install(script: Script, context: RankContext) -> Callable[[], None]:
     """Rehearsal first, the probe on top of it. What comes back sends what the probe still owes."""
+    when_imported({"torch.distributed.distributed_c10d": lambda _: groups.keep()})
     if script.rehearse and rehearsal is not None:
         rehearsal.install(context.lease_size, context.rank, context.world_size > 1)
     if probe is None:

@@ -21,14 +21,16 @@ LOOK = (Path(__file__).parent / "scripts" / "look.txt").read_text()
 LOOKS = dict.fromkeys(("train.py", "src/train.py", "pkg/train.py"), LOOK) | {"pkg/__init__.py": ""}
 
 
-def run_plain(directory: Path, files: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+def run_plain(
+    directory: Path, files: dict[str, str], *command: str, python: Path = Path(sys.executable)
+) -> subprocess.CompletedProcess[str]:
     """The same files under a Python of their own, with no more of an environment than a rank has."""
     for name, text in files.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(text)
     variables = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     return subprocess.run(
-        [sys.executable, *command],
+        [python, *command],
         cwd=directory,
         env=variables,
         stdin=subprocess.DEVNULL,

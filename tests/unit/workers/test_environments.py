@@ -1,0 +1,45 @@
+"""Which environments a worker takes."""
+
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from workers.environments import choose, find
+
+
+def test_environments_are_listed_by_name() -> None:
+    assert find(f"own={sys.executable}, ") == {"own": Path(sys.executable)}
+    assert find("") == {}
+
+
+@pytest.mark.parametrize(
+    ("listed", "why"),
+    [
+        ("python", "write name=/path/to/python"),
+        ("Own=/usr/bin/python3", "write name=/path/to/python"),
+        ("own=bin/python", "write name=/path/to/python"),
+        (f"own={sys.executable},own={sys.executable}", "listed twice"),
+        ("own=/nonexistent/python", "is not a Python that runs"),
+        ("own=/bin/true", "is not a Python that runs"),
+    ],
+)
+def test_a_list_that_cannot_be_used_says_which_entry_and_why(listed: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        find(listed)
+
+
+def test_an_environment_without_torch_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    with pytest.raises(ValueError, match=r"environment 'bare': .* has no torch; install it there: .* -m pip install"):
+        find(f"bare={tmp_path}/bare/bin/python")
+
+
+def test_a_job_without_an_environment_starts_in_the_services_own() -> None:
+    assert choose({}, None) == Path(sys.executable)
+
+
+def test_an_unknown_environment_is_named_with_those_that_are_known() -> None:
+    with pytest.raises(LookupError, match=r"no environment 'b' \(it has: a\)"):
+        choose({"a": Path(sys.executable)}, "b")

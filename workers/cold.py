@@ -1,0 +1,92 @@
+"""A rank in a new Python: where the job names an environment of the operator's, or sets variables that libraries
+read when they are imported. A rank that was forked warm becomes one by `exec`.
+
+    rank (forked)    waits for the word to go, as ever; writes down its seat and its script; `exec`
+    workers/boot_rank.py    runs in the new Python, which may have none of our packages; imports this module
+    `main`           goes on where the forked rank has left off
+
+The environment may lack what our service needs, so nothing here, or imported from here, may need more than the
+standard library and msgspec, which we bring along for a Python like ours (`workers.packages`).
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jobs.telemetry import RankUp
+from workers import endings, packages
+from workers.seat import Seat
+from workers.training import isolation
+from workers.training.script import Script, prepare
+
+BOOT = Path(__file__).with_name("boot_rank.py")
+#: Ours for the programs that the rank starts. The rank's own Python must not act on it.
+_LATER = ("PYTHONPATH",)
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What a rank knows at the moment of `exec`. `variables` are set once the new Python is up."""
+
+    seat: Seat
+    script: Script
+    variables: dict[str, str]
+    lent: str
+
+    def encode(self) -> bytes:
+        script = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self.script).items()}
+        fields = {"seat": self.seat.encode(), "script": script, "variables": self.variables, "lent": self.lent}
+        return json.dumps(fields).encode()
+
+    @classmethod
+    def decode(cls, found: dict[str, Any]) -> "Handover":
+        script = found["script"]
+        paths = {name: Path(script[name]) for name in ("root", "output")}
+        return cls(
+            Seat.decode(found["seat"]),
+            Script(**script | paths | {"args": tuple(script["args"])}),
+            found["variables"],
+            found["lent"],
+        )
+
+
+def become(python: Path, seat: Seat, script: Script) -> NoReturn:
+    """Go on in another Python. To be called while the process has one thread.
+
+    Raises:
+        OSError: there is no such program any more.
+    """
+    later = {name: os.environ.pop(name) for name in _LATER if name in os.environ}
+    paper = os.memfd_create("handover", 0)
+    os.write(paper, Handover(seat, script, later, packages.lend()).encode())
+    for fd in seat.descriptors:
+        os.set_inheritable(fd, True)
+    os.execv(python, [str(python), str(BOOT), str(paper)])  # noqa: S606  (no shell; listed by the operator)
+
+
+# -- below here everything runs in the new Python ----------------------------------------------------
+
+
+def begin(found: dict[str, Any]) -> tuple[endings.Program, Seat, Any]:
+    """Take over from the forked rank. Nothing of ours is imported after this."""
+    handover = Handover.decode(found)
+    seat = handover.seat
+    for fd in seat.descriptors:
+        if fd > 2:
+            os.set_inheritable(fd, False)
+    os.environ.update(handover.variables)
+    opened = seat.open()
+    opened.sink.emit(RankUp(seat.rank, os.getpid(), seat.threads, _torch_version()))
+    isolation.know_plain_path(sys.path[1:])
+    return prepare(handover.script, opened.context), seat, opened.sink
+
+
+def _torch_version() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
