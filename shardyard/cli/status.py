@@ -25,6 +25,7 @@ def status_lines(status: dict[str, Any]) -> list[tuple[str, str]]:
         "attempts": status["attempt"] > 1 and str(status["attempt"]),
         "result": status["result"] and result_text(status["result"]),
         "error": status["error"] and error_text(status["error"]),
+        "advice": status["error"] and status["error"].get("advice"),
     }
     return [(label, value) for label, value in lines.items() if value]
 

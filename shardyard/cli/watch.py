@@ -166,7 +166,7 @@ def watch_job(
 def print_end(status: dict[str, Any], console: Console, *, with_traceback: bool = True) -> None:
     """How the job ended: a line, and for one that failed the reason, the traceback, and what may be done about it."""
     took = text.between(status["started_at"], status["finished_at"])
-    line = state_text(status["state"])
+    line = _state(status)
     if took is not None:
         line.append(f" after {text.duration(took)}", style="default")
     if status.get("result"):
@@ -203,8 +203,14 @@ def device_labels(status: dict[str, Any]) -> list[str]:
     return [label for place in status["placement"] for label in place["devices"]]
 
 
+def _state(status: dict[str, Any]) -> Text:
+    """The state; of a rehearsal, whose devices only act as GPUs, never without saying so."""
+    state = state_text(status["state"])
+    return state.append(" (REHEARSAL)", style="yellow") if status.get("rehearsal") else state
+
+
 def _headline(status: dict[str, Any]) -> Text:
-    line = Text.assemble((status["name"], "bold"), "  ", state_text(status["state"]))
+    line = Text.assemble((status["name"], "bold"), "  ", _state(status))
     if status["state"] not in ("running", "succeeded"):
         line.append(f"  {status['reason']['message']}", style="dim")
     return line

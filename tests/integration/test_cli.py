@@ -452,6 +452,22 @@ def test_a_script_is_followed_line_by_line_to_its_end(
     assert f"digits is running: {JOB}" in captured.err
 
 
+def test_a_rehearsal_says_that_it_is_one_when_it_ends(
+    service: Stub, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.on("POST", "/v1/jobs", (201, STATUS))
+    service.on("GET", f"/v1/jobs/{JOB}", (200, DONE | {"rehearsal": True}))
+    assert run("submit", "--script", "train.py", "--rehearse") == 0
+    assert "succeeded (REHEARSAL) after 10.0 s" in capsys.readouterr().out
+    assert json.loads(bodies(service, "/v1/jobs")[0])["program"]["rehearse"] is True
+
+
+def test_the_advice_on_a_failure_is_shown_afterwards_too(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    service.on("GET", f"/v1/jobs/{JOB}", (200, FAILED | {"error": FAILED["error"] | {"advice": "rehearse it"}}))
+    assert run("show", JOB) == 0
+    assert "advice     rehearse it" in capsys.readouterr().out
+
+
 def test_a_followed_script_in_json_is_its_last_status_alone(
     service: Stub, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
