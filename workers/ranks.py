@@ -342,7 +342,11 @@ def _set_environment(launch: Launch, number: int, port: int | None, orders: Orde
     os.environ.update(kept)
     os.environ.update(environment(launch, number, port))
     if orders.place is not None:
-        os.environ.update(TMPDIR=str(orders.place.temporary), SHARDYARD_OUTPUT_DIR=str(orders.place.output))
+        os.environ.update(
+            TMPDIR=str(orders.place.temporary),
+            SHARDYARD_OUTPUT_DIR=str(orders.place.output),
+            SHARDYARD_PROBE_SOCKET=str(orders.place.socket),
+        )
     if isinstance(orders.spec.program, ScriptProgram):
         os.environ.update(orders.spec.program.env)
 

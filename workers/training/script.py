@@ -8,7 +8,6 @@ the probe that looks on, imports it.
 import builtins
 import contextlib
 import functools
-import importlib.util
 import io
 import os
 import runpy
@@ -26,17 +25,11 @@ from typing import Any, NoReturn, cast
 from jobs.telemetry import Outcome
 from shardyard import job
 from workers.endings import Program
-from workers.training import groups, isolation, main_process
+from workers.training import groups, isolation, main_process, rehearsal
 from workers.training.context import ChannelSink, RankContext
+from workers.training.probe import children
+from workers.training.probe import script as probe
 from workers.training.probe.imports import when_imported
-
-
-def _optional(name: str) -> Any:
-    return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
-
-
-probe = _optional("workers.training.probe.script")
-rehearsal = _optional("workers.training.rehearsal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +50,7 @@ def prepare(script: Script, context: RankContext) -> Program:
     os.environ["PWD"] = str(script.root)
     main_process.become()
     stopping = _Stopping()
+    own, context = context, _followed(script, context)
     job.connect(context.sink.emit, stopping, script.output, -1 if context.rank == 0 else context.devices[0].logical)
     is_file = script.entrypoint.endswith(".py")
     isolation.set_path((script.root / script.entrypoint).parent if is_file else script.root)
@@ -64,19 +58,27 @@ def prepare(script: Script, context: RankContext) -> Program:
     sys.orig_argv = [sys.executable, *([] if is_file else ["-m"]), *sys.argv]
     _use_streams(context)
     finish = _install(script, context)
-    _report_hard_exits(context, finish)
+    _report_hard_exits(own, finish)
     return Program(lambda: _run_file(script) if is_file else _run_module(script), finish)
 
 
 def _install(script: Script, context: RankContext) -> Callable[[], None]:
     """Rehearsal first, the probe on top of it. What comes back sends what the probe still owes."""
     when_imported({"torch.distributed.distributed_c10d": lambda _: groups.keep()})
-    if script.rehearse and rehearsal is not None:
+    if script.rehearse:
         rehearsal.install(context.lease_size, context.rank, context.world_size > 1)
-    if probe is None:
-        return lambda: None
-    finish: Callable[[], None] = probe.install(context, rehearsed=script.rehearse).finish
-    return finish
+    seeing = probe.install(context, rehearsed=script.rehearse)
+    if isinstance(context.sink, children.FamilySink):
+        children.attach(context.sink, seeing)
+    return seeing.finish
+
+
+def _followed(script: Script, context: RankContext) -> RankContext:
+    """The context of a rank whose descendants are heard too, where there is a socket for them."""
+    address = os.environ.get(children.SOCKET)
+    if address is None:
+        return context
+    return children.follow(context, address, str(script.output), rehearsed=script.rehearse)
 
 
 def _report_hard_exits(context: RankContext, finish: Callable[[], None]) -> None:

@@ -215,8 +215,18 @@ def _nothing() -> None:
 # -- processes -------------------------------------------------------------------------------------
 
 
-def follow(context: RankContext, family: Family) -> RankContext:
-    """The context of a rank whose descendants are followed; `attach` its probe when that is installed."""
+def follow(context: RankContext, address: str, output: str, *, rehearsed: bool) -> RankContext:
+    """The context of a rank whose descendants are followed; `attach` its probe once that is installed."""
+    family = Family(
+        address=address,
+        rank=context.rank,
+        world_size=context.world_size,
+        devices=context.devices,
+        lease_size=context.lease_size,
+        threads=context.threads,
+        rehearsed=rehearsed,
+        output=output,
+    )
     os.environ.update(environment(family))
     return replace(context, sink=FamilySink(context.sink, family))
 
