@@ -1,13 +1,17 @@
 """The report of a script: whoever trains feeds the rank that it is, and phases are joined without epochs."""
 
+import tracemalloc
+from collections.abc import Sequence
+
 import pytest
 
 from jobs.joining import PATIENCE
-from jobs.report import MAX_RANKS, decode, encode
+from jobs.report import MAX_RANKS, Aggregator, decode, encode
 from jobs.telemetry import Note, Primitives, Split, Wrapped
 from tests.unit.jobs.script_streams import (
     DDP,
     activity,
+    began,
     counted,
     end,
     feed,
@@ -272,3 +276,42 @@ def test_a_phase_that_nobody_knows_is_no_step() -> None:
     feed(script, [split(0, [0], [8], "sleep"), step(0, [0], [8], "sleep")])
 
     assert script.snapshot(final=False).patterns == ()
+
+
+# -- what it costs ---------------------------------------------------------------------------------
+
+
+def feed_passes(script: Aggregator, numbers: Sequence[int]) -> None:
+    """Passes of ten training steps and one evaluation, on two ranks."""
+    for number in numbers:
+        for rank in range(2):
+            for place in range(10):
+                feed(script, [began(10 * number + place, 0.0), step(10 * number + place, [0], [4])], rank)
+            feed(script, [loaded(40, 4, 80, number=number, digest=rank), activity(number, number)], rank)
+            feed(script, [step(number, [1], [4], "eval")], rank)
+
+
+def growth(script: Aggregator, numbers: range) -> int:
+    """Bytes more that are allocated after these passes; as many before them replace what is not kept for long."""
+    tracemalloc.start()
+    try:
+        feed_passes(script, numbers[: len(numbers) // 2])
+        before = tracemalloc.get_traced_memory()[0]
+        feed_passes(script, numbers[len(numbers) // 2 :])
+        return tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_does_not_grow_with_the_steps_and_passes_of_a_script() -> None:
+    script = told("ddp", 2)
+    for rank in range(2):
+        feed(script, [joined(rank, 2), split(0, [rank], [4]), split(1, [rank], [4], "eval")], rank)
+    feed_passes(script, range(100))
+    size = len(encode(script.snapshot(final=False)))
+    grown = min(growth(script, range(start, start + 200)) for start in (100, 300))
+    report = script.snapshot(final=False)
+
+    assert grown < 1000 * 8  # less than one pointer a step
+    assert len(encode(report)) < size + 100
+    assert counted(report)["train", "", (4, 4)] == 5000
