@@ -7,6 +7,7 @@ Nothing is put on instances of modules, optimizers or tensors, so copies and pic
 Code that torch.compile traces must go straight through: `is_compiling` is constant for it.
 """
 
+import contextlib
 import functools
 import sys
 import time
@@ -15,7 +16,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from workers.training.probe.shapes import shape_of_arguments
-from workers.training.probe.watch import INSIDE, SEARCHING
+from workers.training.probe.steps import DdpTimes
+from workers.training.probe.watch import DDP_FIRST, INSIDE, SEARCHING
 
 if TYPE_CHECKING:
     from workers.training.probe.script import Probe
@@ -60,6 +62,7 @@ def ask_torch(probe: "Probe", torch: Any) -> None:
     asked.grad_enabled = torch.is_grad_enabled
     asked.transformed = lambda: transforms() is not None
     asked.elsewhere = elsewhere
+    asked.ddp_times = _ddp_times
     asked.memory = torch.cuda.max_memory_allocated
     asked.properties = lambda index: _properties(torch, index)
     asked.cuda_ready = lambda: torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
@@ -75,6 +78,19 @@ def _properties(torch: Any, index: int) -> tuple[str, int]:
 
 def _group(dist: Any) -> tuple[int, int, str] | None:
     return (dist.get_rank(), dist.get_world_size(), dist.get_backend()) if dist.is_initialized() else None
+
+
+def _ddp_times(wrapper: Any, iteration: int) -> DdpTimes | None:
+    """What DistributedDataParallel measured of its latest iteration; None when it cannot say. All of this is private to
+    torch. A slow rank makes all ranks wait in all-reduce: the wrapper alone can tell computing from waiting."""
+    try:
+        wrapper.logger.set_runtime_stats_and_log()
+        data = wrapper._get_ddp_logging_data()
+        if data["iteration"] != iteration:
+            return None
+        return DdpTimes(data["backward_compute_time"] / 1e6, data["backward_comm_time"] / 1e6)
+    except (AttributeError, KeyError, RuntimeError):
+        return None
 
 
 # -- modules ---------------------------------------------------------------------------------------
@@ -253,8 +269,8 @@ def watch_parallel(probe: "Probe", home: Any) -> None:
     """Wrap the primitives wherever torch.nn.parallel has them under their names, whoever put them there."""
     wrap: dict[str, Callable[[Probe, Any], Any]] = {
         "replicate": _replicate,
-        "scatter": _timed("scatter"),
-        "scatter_kwargs": _timed("scatter"),
+        "scatter": functools.partial(_scatter, 1),
+        "scatter_kwargs": functools.partial(_scatter, 2),
         "gather": _timed("gather"),
         "parallel_apply": _parallel_apply,
     }
@@ -277,6 +293,8 @@ def _watch_wrapper(probe: "Probe", kind: Any) -> None:
         devices = getattr(wrapper, "device_ids", None) or ()
         probe.watch.wrapped(kind.__name__, wrapper.module, devices)
         if kind.__name__ == "DistributedDataParallel":
+            with contextlib.suppress(AttributeError, RuntimeError):
+                wrapper._set_ddp_runtime_logging_sample_rate(DDP_FIRST)
             probe.watch.see_group()
 
     _after_init(probe, kind, seen)
@@ -303,6 +321,21 @@ def _timed(name: str) -> Callable[["Probe", Any], Any]:
         return call
 
     return make
+
+
+def _scatter(place: int, probe: "Probe", original: Any) -> Any:
+    """`place` is that of the devices among the arguments; the dimension follows."""
+    timed = _timed("scatter")(probe, original)
+
+    @functools.wraps(original)
+    def scatter(*args: Any, **kwargs: Any) -> Any:
+        shards = timed(*args, **kwargs)
+        if probe.on:
+            given = dict(zip(("target_gpus", "dim"), args[place:], strict=False)) | kwargs
+            probe.guarded("scatter", probe.watch.scattered, given.get("target_gpus", ()), given.get("dim", 0))
+        return shards
+
+    return scatter
 
 
 def _replicate(probe: "Probe", original: Any) -> Any:

@@ -5,6 +5,7 @@ No torch here: the few functions of torch that it asks are handed in by `hooks` 
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from workers.training.probe.clock import CLOCKS, Mark, Span
 from workers.training.probe.loaders import Loaders
 from workers.training.probe.models import Models, Root
 from workers.training.probe.shapes import rows_of, shape_of, shape_of_arguments, tensors_in
-from workers.training.probe.steps import Shard, sampled
+from workers.training.probe.steps import DdpTimes, Shard, sampled
 from workers.training.probe.windows import Forward, Windows
 
 if TYPE_CHECKING:
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
 #: Where a thread is: in no module; in one that has wrapped modules inside; where nothing more is looked for.
 OUTSIDE, SEARCHING, INSIDE = range(3)
 MAX_WRAPPED = 64
+#: DistributedDataParallel measures its first ten iterations, and then as often as it is told.
+DDP_FIRST = 10
 
+DDP_SAMPLED = "read from DistributedDataParallel in its first ten reductions and every tenth"
+DDP_UNMEASURED = "this version of torch does not tell how long DistributedDataParallel's backward and all-reduce took"
 TRANSFORMED = "inside torch.func transforms (vmap, grad) a module sees no batch, so its rows are not counted"
 FOREIGN_DEVICE = "a module ran on {}, which is no device of this rank; its rows are counted at the rank's own"
 
@@ -47,6 +52,7 @@ class Torch:
         self.grad_enabled: Callable[[], bool] = lambda: True
         self.elsewhere: Callable[[], bool] = lambda: False  # in the autograd engine, tracing, on fake tensors
         self.transformed: Callable[[], bool] = lambda: False  # within torch.func
+        self.ddp_times: Callable[[Any, int], DdpTimes | None] = lambda wrapper, iteration: None
         self.memory: Callable[[int], int] | None = None  # the most that was used of a device
         self.properties: Callable[[int], tuple[str, int]] | None = None  # name and memory of a device
         self.cuda_ready: Callable[[], bool] = lambda: False
@@ -69,6 +75,8 @@ class Watch:
         self._loose: dict[str, list[Span]] = {}  # primitives called by hand
         self._replicated: tuple[set[int], nn.Module] | None = None  # replicas by identity, and whose they are
         self._targets: tuple[tuple[int, ...], int] | None = None  # of the last scatter: slots, and dimension
+        self.reductions_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by ddp wrapper
+        self.windows.ddp_times = self._ddp_times
         self._wrapped = 0
         self._latest = 0  # the slot of the last forward, whose backward comes next
         self._joined: tuple[int, int] | None = None
@@ -108,6 +116,7 @@ class Watch:
         )
         if root.kind == "ddp" and learns and getattr(wrapper, "require_backward_grad_sync", False):
             forward.synchronous = wrapper
+            self.reductions_of[wrapper] = self.reductions_of.get(wrapper, 0) + 1
         return forward
 
     def _rows(self, given: Shape | None, dim: int, args: tuple[Any, ...]) -> int | None:
@@ -177,10 +186,10 @@ class Watch:
 
     def primitive_ended(self, name: str, begin: Mark) -> None:
         span = Span(self.windows.clock, begin, self.mark(0))
-        forward = self.here.forward or (self._held if name == "gather" else None)
+        forward = self.here.forward or (self._held if name in ("parallel_apply", "gather") else None)
         spans = self._loose if forward is None else forward.primitives
         spans.setdefault(name, []).append(span)
-        if forward is not None and forward is self._held:
+        if forward is not None and forward is self._held and name == "gather":
             self.settle()
 
     def primitive_begins(self) -> Mark:
@@ -280,6 +289,18 @@ class Watch:
         if not here.optimizers:
             self.settle()
             self.windows.step_ended()
+
+    def _ddp_times(self, wrapper: Any) -> DdpTimes | None:
+        """What a wrapper says of the step that has just ended. To ask may wait for the device, so it is done seldom."""
+        iteration = self.reductions_of.get(wrapper, 0)
+        if not sampled(iteration - 1 if iteration <= DDP_FIRST else iteration):
+            self.windows.note("per_device.backward_ms", DDP_SAMPLED)
+            return None
+        times = self.torch.ddp_times(wrapper, iteration)
+        if times is None:
+            self.windows.note("per_device.backward_ms", DDP_UNMEASURED)
+            self.windows.note("per_device.comm_ms", DDP_UNMEASURED)
+        return times
 
     # -- groups and wrappers -----------------------------------------------------------------------
 

@@ -1,0 +1,134 @@
+"""Runs ordinary training code in a fresh process with the probe installed, and brings back what it sent.
+
+The processes are forked from a server that has torch loaded, so each run starts from a torch that nobody has
+touched, and leaves ours alone. What they send goes through the codec, as it would on its way to the supervisor.
+"""
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+from jobs import telemetry
+from jobs.telemetry import AnyRecord, Note, Record, Split, Step
+from workers.training.context import Device, RankContext
+
+T = TypeVar("T", bound=Record)
+
+DEADLINE_SECONDS = 60.0
+MODULES = ["torch", "torch._dynamo", "torch.distributed", "tests.unit.training.probe_runs"]
+
+
+@dataclass
+class Seen:
+    """What one process sent, and what its program returned."""
+
+    records: list[AnyRecord] = field(default_factory=list)
+    result: Any = None
+
+    def emit(self, record: AnyRecord) -> None:
+        self.records.append(record)
+
+    def of(self, kind: type[T]) -> list[T]:
+        return [record for record in self.records if isinstance(record, kind)]
+
+    def steps(self, phase: str = "train") -> list[Step]:
+        return [step for step in self.of(Step) if step.phase == phase]
+
+    def splits(self, phase: str = "train") -> list[list[Split]]:
+        """The splits of each step."""
+        known = {split.id: split for split in self.of(Split)}
+        return [[known[number] for number in step.splits] for step in self.steps(phase)]
+
+    def rows(self, phase: str = "train") -> list[list[tuple[int | None, ...]]]:
+        """The rows of each device, for each forward of each step."""
+        return [[split.rows for split in splits] for splits in self.splits(phase)]
+
+    def notes(self) -> str:
+        return "\n".join(f"{note.field}: {note.reason}" for note in self.of(Note))
+
+
+def backward(loss: Any) -> None:
+    loss.backward()
+
+
+def learn(optimizer: Any, loss: Any) -> None:
+    optimizer.zero_grad()
+    backward(loss)
+    optimizer.step()
+
+
+def watched(program: Callable[..., Any], *args: Any, devices: int = 1, rehearsed: bool = False) -> Seen:
+    """Run `program(*args)`, a function of a module, as a job's only process."""
+    return _collect([_start(program, args, 0, 1, devices, rehearsed)])[0]
+
+
+def watched_ranks(program: Callable[..., Any], *args: Any, ranks: int = 2) -> list[Seen]:
+    """Run `program(*args)` in as many processes, each with the environment of its rank."""
+    with tempfile.TemporaryDirectory() as directory:
+        store = f"file://{directory}/store"
+        return _collect([_start(program, (store, rank, *args), rank, ranks, ranks, False) for rank in range(ranks)])
+
+
+def _start(
+    program: Callable[..., Any], args: Sequence[Any], rank: int, world: int, devices: int, rehearsed: bool
+) -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(MODULES)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_run, args=(theirs, program, args, rank, world, devices, rehearsed))
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def _collect(started: Sequence[Any]) -> list[Seen]:
+    seen = []
+    for process, pipe in started:
+        try:
+            assert pipe.poll(DEADLINE_SECONDS), f"no answer within {DEADLINE_SECONDS} s"
+            packet, result, failure = pipe.recv()
+            process.join(DEADLINE_SECONDS)
+        finally:
+            process.kill()
+            process.join(DEADLINE_SECONDS)
+        assert not failure, failure
+        seen.append(Seen(list(telemetry.Unpacker().feed(packet)), result))
+    return seen
+
+
+def _run(pipe: Connection, program: Any, args: Any, rank: int, world: int, devices: int, rehearsed: bool) -> None:
+    """In the child. It leaves at once when it has answered: groups that are torn down may hang."""
+    sink = Seen()
+    failure, result = "", None
+    try:
+        result = _watch(sink, program, args, rank, world, devices, rehearsed)
+    except BaseException:  # noqa: BLE001  (whatever it was is told)
+        failure = traceback.format_exc()
+    pipe.send((telemetry.pack(sink.records), result, failure))
+    pipe.close()
+    os._exit(0)
+
+
+def _watch(sink: Seen, program: Any, args: Any, rank: int, world: int, devices: int, rehearsed: bool) -> Any:
+    import torch
+
+    from workers.training import rehearsal
+    from workers.training.probe import script
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    leased = tuple(Device(index, "cpu", f"cpu:{index}") for index in range(devices))
+    own = leased if world == 1 else (leased[rank],)
+    context = RankContext(rank, world, own, devices, 1, sink)
+    if rehearsed:
+        rehearsal.install(devices, rank, world > 1)
+    probe = script.install(context, rehearsed=rehearsed)
+    try:
+        return program(*args)
+    finally:
+        probe.finish()
