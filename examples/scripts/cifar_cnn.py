@@ -84,9 +84,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="directory with CIFAR-10's data_batch_1 to 5 and test_batch")
     parser.add_argument("--rows", type=int, default=1000, help="how many pictures to make where there is no --data")
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
 
