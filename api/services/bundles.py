@@ -104,18 +104,20 @@ class Bundles:
         )
 
     async def check(self, who: Principal, wanted: JobSpec) -> None:
-        """Whether the program of a spec is in its bundle. (Whether there is such a bundle, the submit asks again, and
-        counts.)
+        """Whether the program of a spec is in its bundle. Whether there is such a bundle at all, the submit asks, after
+        what else it refuses: nobody should upload code for a job that could not run anyway.
 
         Raises:
-            UnknownBundle: there is no such bundle.
-            InvalidSpec: there is, but without the entry point.
+            UnknownBundle: its file is gone.
+            InvalidSpec: the bundle lacks the entry point.
         """
         program = wanted.program
         if not isinstance(program, ScriptProgram):
             return
         record = await self._store.run(store.read_bundle(who.tenant, program.bundle))
-        found = await self._contents(who, record) if record is not None else None
+        if record is None:
+            return
+        found = await self._contents(who, record)
         if found is None:
             raise store.unknown_bundle(program.bundle)
         wrong = await self._in_thread(partial(bundles.wrong_entrypoint, program.entrypoint, found))

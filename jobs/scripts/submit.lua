@@ -1,6 +1,6 @@
 -- a: a new job, stored and queued. The same idempotency key gives the same job again.
 -- ARGV: tenant id pool devices priority name strategy labels spec max_retries idem_key digest idem_ttl parent token bundle
--- Returns {status, detail...}: created id | exists id | conflict id | unknown_bundle | unknown_pool name... | too_large n
+-- Returns {status, detail...}: created id | exists id | conflict id | unknown_pool name... | too_large n | unknown_bundle
 local tenant, id, pool, devices, priority = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local ref = tenant .. '/' .. id
 local idem = ARGV[11] ~= '' and 'sy:idem:' .. tenant .. '/' .. ARGV[11]
@@ -16,12 +16,13 @@ if idem then
 end
 if redis.call('EXISTS', job_key(ref)) == 1 then return {'exists', id} end
 local bundle = ARGV[16] ~= '' and tenant .. '/' .. ARGV[16]
-if bundle and redis.call('EXISTS', bundle_key(bundle)) == 0 then return {'unknown_bundle'} end
 if redis.call('SISMEMBER', 'sy:pools', pool) == 0 then
   return {'unknown_pool', unpack(redis.call('SMEMBERS', 'sy:pools'))}
 end
 local largest = redis.call('ZREVRANGE', 'sy:pool:' .. pool .. ':size', 0, 0, 'WITHSCORES')
 if tonumber(devices) > tonumber(largest[2] or 0) then return {'too_large', largest[2] or '0'} end
+-- Last, so that nobody uploads code for a job that could not run anyway.
+if bundle and redis.call('EXISTS', bundle_key(bundle)) == 0 then return {'unknown_bundle'} end
 
 -- Higher priority first, then the order of arrival: a counter, since clocks jump. 8 + 45 bits fit a double.
 local score = (100 - priority) * 2 ^ 45 + redis.call('INCR', 'sy:seq')

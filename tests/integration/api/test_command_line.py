@@ -178,3 +178,20 @@ def test_a_script_is_uploaded_once_and_its_job_names_the_bundle(
 def test_a_zip_that_is_none_is_refused_by_name(service: Path) -> None:
     with Client(os.environ["SHARDYARD_URL"], ADMIN) as client, pytest.raises(BadBundle):
         client.upload_bundle(io.BytesIO(b"not a zip"))
+
+
+def test_nothing_is_uploaded_for_a_job_that_could_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("print('never seen before')")
+    monkeypatch.chdir(tmp_path)
+    sent: list[object] = []
+    monkeypatch.setattr(Client, "upload_bundle", lambda *given: sent.append(given))
+
+    assert run("submit", "--script", "train.py", "--pool", "nowhere") == 2
+    assert run("submit", "--script", "train.py", "--devices", "99") == 2
+
+    said = capsys.readouterr().err
+    assert "there is no pool 'nowhere'" in said
+    assert "99 devices" in said
+    assert sent == []
