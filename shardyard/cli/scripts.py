@@ -65,18 +65,22 @@ def submit_script(code: Code, spec: dict[str, Any], service: Service, *, dry_run
     chosen = pack.select(code.directory, entry, code.include, code.exclude)
     _check_packed(entry, chosen, code)
     notes = Console(stderr=True, quiet=service.as_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
-    with _packed(chosen, notes) as (file, bundle):
-        spec["program"] |= {"bundle": bundle.id, "entrypoint": code.module or entry}
-        if dry_run:
-            return _show(spec, chosen, bundle, service.as_json)
-        for note in _notes(spec, code, chosen):
+    if dry_run:
+        with _packed(chosen, notes) as (_, bundle):
+            return _show(_complete(spec, bundle, code, entry), chosen, bundle, service.as_json)
+    with connect(service.url, service.token) as client:
+        for note in _notes(spec, code, entry, chosen):
             notes.print(note)
-        with connect(service.url, service.token) as client:
-            job = _submit(client, spec, file, bundle, notes)
-            if follow:
-                notes.print(f"{job['name']} is {job['state']}: {job['id']}")
-                raise typer.Exit(followed(client, job["id"], service.as_json, prints_lines=True))
+        with _packed(chosen, notes) as (file, bundle):
+            job = _submit(client, _complete(spec, bundle, code, entry), file, bundle, notes)
+        if follow:
+            notes.print(f"{job['name']} is {job['state']}: {job['id']}")
+            raise typer.Exit(followed(client, job["id"], service.as_json, prints_lines=True))
     return print_submitted(job, service.as_json)
+
+
+def _complete(spec: dict[str, Any], bundle: Bundle, code: Code, entry: str) -> dict[str, Any]:
+    return spec | {"program": spec["program"] | {"bundle": bundle.id, "entrypoint": code.module or entry}}
 
 
 # -- the program -----------------------------------------------------------------------------------
@@ -206,7 +210,7 @@ def _bar(what: str, total: int, notes: Console) -> Iterator[Any]:
 # -- words -----------------------------------------------------------------------------------------
 
 
-def _notes(spec: dict[str, Any], code: Code, chosen: Selection) -> Iterator[str]:
+def _notes(spec: dict[str, Any], code: Code, entry: str, chosen: Selection) -> Iterator[str]:
     """What the user should know before the job runs, a line each."""
     yield f"{text.plural(len(chosen.files), 'file')}, {text.byte_count(chosen.bytes)}, from {code.directory.resolve()}"
     if chosen.left_out:
@@ -222,9 +226,9 @@ def _notes(spec: dict[str, Any], code: Code, chosen: Selection) -> Iterator[str]
     needs = [source.path for source in chosen.files if source.path in REQUIREMENTS]
     if needs and "python" not in program:
         yield f"{needs[0]} is not installed: the job has the worker's packages, or those of what --python names"
-    if strategy in ("single", "dp") and _is_for_torchrun(code.directory / entry_file(code)):
+    if strategy in ("single", "dp") and _is_for_torchrun(code.directory / entry):
         yield (
-            f"{program['entrypoint']} reads its local rank, as scripts for torchrun do: "
+            f"{printable(entry)} reads its local rank, as scripts for torchrun do: "
             "--strategy ddp would start one process per device"
         )
 

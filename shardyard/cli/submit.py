@@ -197,7 +197,8 @@ class Command(TyperCommand):
             return super().parse_args(ctx, args)
         except Exception as error:
             # By its name: typer brings a click of its own, or uses the installed one.
-            if type(error).__name__ == "NoSuchOption" and {"--script", "--module"} & set(typed):
+            is_script = any(word.startswith(("--script", "--module")) for word in typed)
+            if type(error).__name__ == "NoSuchOption" and is_script:
                 error.message += "; arguments of the script go behind --, as in: -- --epochs 3"  # type: ignore[attr-defined]
             raise
 
