@@ -85,7 +85,7 @@ def act(devices: Devices) -> None:
         for name, answer in answers.items():
             setattr(owner, name, answer)
     cuda._lazy_init = _caught
-    cuda.default_generators = tuple(torch.Generator() for _ in range(devices.count))
+    cuda.default_generators = tuple(torch.Generator() for _ in range(devices.whole))
 
 
 def _constant(value: Any) -> Function:

@@ -13,14 +13,14 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Devices:
-    """`count` is what the job has; a program that sets CUDA_VISIBLE_DEVICES before it first looks sees fewer.
+    """`whole` is what the job has; a program that sets CUDA_VISIBLE_DEVICES before it first looks sees fewer.
 
     `placed` knows the device of tensors that the program put on one: moved, made there, or parameters and buffers of
     a module that was moved. What is computed from them is not followed.
     """
 
     def __init__(self, count: int, where: str) -> None:
-        self._count = count
+        self.whole = count
         self._where = where
         self._given = os.environ.get(VISIBLE)
         self._thread = threading.local()
@@ -31,10 +31,10 @@ class Devices:
         """As CUDA has it: read once, and what follows an unknown index in the variable does not count."""
         asked = os.environ.get(VISIBLE)
         if asked is None or asked == self._given:
-            return self._count
+            return self.whole
         visible = 0
         for entry in asked.split(","):
-            if not entry.strip().isdecimal() or int(entry) >= self._count:
+            if not entry.strip().isdecimal() or int(entry) >= self.whole:
                 break
             visible += 1
         return visible
