@@ -44,9 +44,7 @@ def main():
     torch.manual_seed(0)
     first = args.device_ids[0] if args.device_ids else 0
     device = torch.device(f"cuda:{first}" if torch.cuda.is_available() else "cpu")
-    loader = DataLoader(
-        RandomDataset(INPUT_SIZE, args.rows), args.batch_size, shuffle=True, num_workers=args.workers
-    )
+    loader = DataLoader(RandomDataset(INPUT_SIZE, args.rows), args.batch_size, shuffle=True, num_workers=args.workers)
 
     model = Model()
     if torch.cuda.device_count() > 1:
