@@ -152,9 +152,10 @@ class Process:
 
     @property
     def worked(self) -> bool:
-        """Whether a forward or a step of it was seen."""
+        """Whether a forward or a step of it was seen, if only its beginning."""
         activity = self.activity
-        return bool(self.done) or (activity is not None and bool(activity.forwards or activity.steps))
+        counted = activity is not None and bool(activity.forwards or activity.steps)
+        return bool(self.done) or self.began is not None or counted
 
     @property
     def trained(self) -> bool:

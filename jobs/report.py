@@ -537,9 +537,9 @@ class Aggregator:
             yield "per_device.rows", f"the rows of {len(modules)} modules are added up: {names(modules)}"
         for text in remarks_on_rows(sight):
             yield "patterns.rows", text
-        for text, _, long in unfinished(sight):
-            if not long:
-                yield "patterns.steps", text
+        for one in unfinished(sight):
+            if not one.long:
+                yield "patterns.steps", str(one)
 
     def _reason(self, field: str, report: Report, measures: Measures) -> str:
         """Why a field is `None`, when no rank has said so."""

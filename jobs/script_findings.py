@@ -90,30 +90,57 @@ def remarks_on_rows(sight: Sight) -> Iterator[str]:
             )
 
 
-def unfinished(sight: Sight) -> Iterator[tuple[str, float | None, bool]]:
-    """Steps that were begun and never finished, of processes that ended without a word: what to say, for how many
-    seconds, and whether that is long."""
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A step that some ranks had begun and not finished when they ended without a word. `seconds` is for how long, where
+    that is known, and `behind` who had not even begun it."""
+
+    step: int
+    phase: str
+    ranks: Sequence[int]
+    behind: Sequence[int]
+    seconds: float | None
+
+    @property
+    def long(self) -> bool:
+        return self.seconds is not None and self.seconds >= UNFINISHED_SECONDS
+
+    def __str__(self) -> str:
+        later = f", {self.seconds:,.0f} s later" if self.seconds is not None else ""
+        behind = f"; {ranked(self.behind)} had not begun it" if self.behind else ""
+        ended = "it" if len(self.ranks) == 1 else "they"
+        return (
+            f"{ranked(self.ranks)} had begun step {self.step:,} ({self.phase}) and not finished it when {ended} ended"
+            f"{later}{behind}"
+        )
+
+
+def unfinished(sight: Sight) -> list[Unfinished]:
+    """Steps that nobody came back from, the earliest first. A process that has told how it ended has left nothing."""
     if not sight.final:
-        return
+        return []
     told = {process.origin for process in sight.processes if process.outcome is not None}
     silent = [process for process in sight.processes if process.origin not in told]
+    steps: dict[tuple[int, str], list[Process]] = {}
     for process in silent:
-        began = process.unfinished
-        if began is None:
-            continue
-        seconds = max(0.0, sight.now - began.at) if sight.now is not None else None
-        behind = [
-            other.name
-            for other in silent
-            if other is not process and other.trained and other.done.get(began.phase, 0) <= began.step
-            if other.unfinished is None
-        ]
-        text = f"{process.name} had begun step {began.step:,} ({began.phase}) and not finished it when it ended"
-        if seconds is not None:
-            text += f", {seconds:,.0f} s later"
-        if behind:
-            text += f"; {_list(behind)} had not begun that step"
-        yield text, seconds, seconds is not None and seconds >= UNFINISHED_SECONDS
+        if process.unfinished is not None:
+            steps.setdefault((process.unfinished.step, process.unfinished.phase), []).append(process)
+    waiting = [process for process in silent if process.trained and process.unfinished is None]
+    return [
+        Unfinished(
+            step,
+            phase,
+            ranks=sorted({process.rank for process in stuck}),
+            behind=sorted({other.rank for other in waiting if other.done.get(phase, 0) <= step}),
+            seconds=_longest(sight.now, stuck),
+        )
+        for (step, phase), stuck in sorted(steps.items())
+    ]
+
+
+def _longest(now: float | None, stuck: Sequence[Process]) -> float | None:
+    begun = [process.began.at for process in stuck if process.began is not None]
+    return max(0.0, now - min(begun)) if now is not None and begun else None
 
 
 # -- whether there was any work, and who did it ----------------------------------------------------
@@ -146,7 +173,7 @@ def _fewer_processes(sight: Sight) -> Iterator[Finding]:
         yield Finding(
             "fewer-processes",
             "warning",
-            f"{asked} processes were asked for and {len(working)} worked: {_ranks(missing)} ran no forward and no step",
+            f"{asked} processes were asked for and {len(working)} worked: {ranked(missing)} ran no forward and no step",
             f"see in rank {missing[0]}'s log why it had nothing to do, or ask for {_count(len(working), 'device')}",
         )
     elif sight.spec.distributed and groups and max(groups) < sight.devices:
@@ -380,7 +407,9 @@ def _padding(sight: Sight) -> Iterator[Finding]:
 
 def _without_padding(rows: int, ranks: int) -> str:
     fewer = next((n for n in range(ranks - 1, 1, -1) if rows % n == 0), None)
-    dropping = f"pass drop_last=True to the DistributedSampler, which leaves {rows % ranks:,} rows out of each pass"
+    dropping = (
+        f"pass drop_last=True to the DistributedSampler, which leaves {_count(rows % ranks, 'row')} out of each pass"
+    )
     return dropping if fewer is None else f"{dropping}, or ask for {fewer} devices"
 
 
@@ -388,14 +417,14 @@ def _without_padding(rows: int, ranks: int) -> str:
 
 
 def _never_finished(sight: Sight) -> Iterator[Finding]:
-    for text, _, long in unfinished(sight):
-        if long:
+    for one in unfinished(sight):
+        if one.long:
             yield Finding(
                 "unfinished-step",
                 "warning",
-                text,
-                "see the last lines of that rank's log: a step that does not end often waits for a collective that "
-                "another rank never calls, or for a lock",
+                str(one),
+                f"see the last lines in the log of {ranked(one.behind or one.ranks)}: a step that does not end often "
+                "waits for a collective that another rank never calls, or for a lock",
             )
 
 
@@ -418,5 +447,6 @@ def _list(parts: Sequence[object]) -> str:
     return ", ".join(map(str, parts[:MAX_NAMES])) + (", ..." if len(parts) > MAX_NAMES else "")
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranked(ranks: Sequence[int]) -> str:
+    """Ranks for a sentence."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_list(ranks)}"

@@ -98,8 +98,8 @@ class ScriptProgress:
         rows = self._counts.setdefault(process, RowCount()).step(step)
         self._rows[phase] = self._rows.get(phase, 0) + rows
         self._paces.setdefault(phase, Pace()).add(step.at, min(done.values()), self._rows[phase])
-        if phase == "train" and self._loader is not None and self._loader[0] == rank and self._passes:
-            self._within(done[rank])
+        if phase == "train" and self._loader is not None and self._loader[0] == rank:
+            self._within(done[rank] - self._steps_before, self._passes + 1)
 
     def _take(self, source: str, rank: int, position: _Position) -> None:
         """Of several ranks that say how far they are, the lowest is believed."""
@@ -117,13 +117,11 @@ class ScriptProgress:
             return
         self._passes += 1
         self._per_pass, self._steps_before = done - self._steps_before, done
-        self._within(done)
+        self._within(self._per_pass, self._passes)
 
-    def _within(self, done: int) -> None:
-        since = done - self._steps_before
-        if "loader" not in self._speaker and since <= self._per_pass:
-            self._positions["loader"] = _Position(since, self._per_pass, "step", self._passes + 1)
-            self._paces.setdefault("loader", Pace()).add(monotonic(), done)
+    def _within(self, done: int, epoch: int) -> None:
+        if "loader" not in self._speaker and done <= self._per_pass:
+            self._positions["loader"] = _Position(done, self._per_pass, "step", epoch)
 
     def snapshot(self) -> dict[str, Any] | None:
         """The status's `progress` object; None before the script has done or said anything."""

@@ -328,9 +328,24 @@ def test_a_rank_that_never_returned_from_a_step_is_named() -> None:
     finding = findings(script.snapshot(final=True, now=3700.0))["unfinished-step"]
 
     assert finding.message == (
-        "rank 1 had begun step 3 (train) and not finished it when it ended, 3,600 s later; "
-        "rank 0 had not begun that step"
+        "rank 1 had begun step 3 (train) and not finished it when it ended, 3,600 s later; rank 0 had not begun it"
     )
+    assert "in the log of rank 0" in finding.suggestion
+
+
+def test_ranks_that_wait_in_the_same_step_are_named_together() -> None:
+    script = told("ddp", 3)
+    for rank in range(2):
+        feed(script, [joined(rank, 3), DDP, began(0, 100.0 + rank)], rank)
+    feed(script, [Outcome(2, 0)], rank=2)
+    for rank in range(3):
+        script.rank_ended(rank)
+    found = findings(script.snapshot(final=True, now=200.0))
+
+    assert found["unfinished-step"].message == (
+        "ranks 0, 1 had begun step 0 (train) and not finished it when they ended, 100 s later"
+    )
+    assert found["fewer-processes"].message.endswith("rank 2 ran no forward and no step")
 
 
 def test_a_step_that_was_cut_off_in_the_middle_is_a_note_and_no_finding() -> None:
