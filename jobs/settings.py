@@ -24,7 +24,7 @@ class Settings(BaseSettings):
     )
     storage: Path = Field(
         Path("~/.local/share/shardyard/storage"),
-        description="directory that the API and all nodes see: logs, reports, artifacts",
+        description="directory that the API and all nodes see: logs, reports, artifacts, bundles",
     )
 
     data_root: Path | None = Field(
