@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from jobs.telemetry import Outcome, Returned
-from workers.training.context import ChannelSink, RejectedByWorker, Stopped
+from workers.training.context import ChannelSink, RankContext, RejectedByWorker, Stopped
 
 MAX_TRACEBACK = 64 * 1024
 MAX_MESSAGE = 2000
@@ -41,11 +41,14 @@ class Program:
     strict: bool = False
 
 
-def run(program: Program, rank: int, sink: ChannelSink, command: int) -> NoReturn:
+def run(program: Program, context: RankContext, sink: ChannelSink, command: int) -> NoReturn:
     """Run a program, do what the interpreter does at its end, report, and leave when the supervisor says so.
 
     What is reported is all that happened: the word to leave, not a collective, is the ranks' closing barrier.
+    A child that the program has forked comes here too, when it ends as the program does; it has nobody to report to.
     """
+    me = os.getpid()
+    rank = context.rank
     outcome = _outcome_of(program.run, rank)
     sink.emit(Returned(outcome, "threads"))
     if outcome.exit_code:
@@ -55,10 +58,14 @@ def run(program: Program, rank: int, sink: ChannelSink, command: int) -> NoRetur
     sink.emit(Returned(outcome, "handlers"))
     outcome = _run_exit_handlers(outcome, rank, strict=program.strict)
     program.finish()
+    if context.streams is not None:
+        context.streams.flush()  # the program may have put others in their place
+    ctypes.CDLL(None).fflush(None)
     sink.emit(outcome)
     sink.close()
-    with contextlib.suppress(OSError):  # a program may close descriptors that are not its own
-        os.read(command, 1)  # or end of file; the supervisor has the deadline
+    if os.getpid() == me:
+        with contextlib.suppress(OSError):  # a program may close descriptors that are not its own
+            os.read(command, 1)  # or end of file; the supervisor has the deadline
     _leave(outcome.exit_code)
 
 
@@ -80,7 +87,7 @@ def _outcome_of(program: Callable[[], object], rank: int) -> Outcome:
 
 
 def _run_exit_handlers(outcome: Outcome, rank: int, *, strict: bool) -> Outcome:
-    """Run exit handlers and flush, Python's buffers and C's, as the interpreter does: `os._exit` will not."""
+    """Run exit handlers and flush, as the interpreter does: `os._exit` will not."""
     raised: list[BaseException] = []
 
     def remember(event: "sys.UnraisableHookArgs") -> None:
@@ -98,7 +105,6 @@ def _run_exit_handlers(outcome: Outcome, rank: int, *, strict: bool) -> Outcome:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    ctypes.CDLL(None).fflush(None)
     if strict and raised and outcome.exit_code == 0:
         return _failure(rank, "code_error", raised[0])
     return outcome

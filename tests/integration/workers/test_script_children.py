@@ -1,0 +1,123 @@
+"""Scripts that train in processes of their own making: the report must see into all of them."""
+
+from typing import Any
+
+import pytest
+
+from jobs.state import State
+from tests.integration.workers.service import Service
+
+pytestmark = pytest.mark.integration
+
+#: Trains on 50 rows in batches of 10, for two epochs: 25 rows for each of two ranks, so 10, 10 and 5.
+TRAIN = """
+import os, socket
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def train(rank, world, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(50, 4), torch.randint(0, 2, (50,)))
+    sampler = DistributedSampler(data)
+    model = DistributedDataParallel(torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for x, y in DataLoader(data, batch_size=10, sampler=sampler):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    dist.destroy_process_group()
+"""
+
+SPAWN = """
+import torch.multiprocessing as mp
+from train import free_port, train
+
+if __name__ == "__main__":
+    mp.spawn(train, args=(2, free_port()), nprocs=2)
+"""
+
+FORK = """
+import multiprocessing, sys
+from train import free_port, train
+
+context, port = multiprocessing.get_context("fork"), free_port()
+processes = [context.Process(target=train, args=(rank, 2, port)) for rank in range(2)]
+for process in processes:
+    process.start()
+for process in processes:
+    process.join()
+sys.exit(max(process.exitcode for process in processes))
+"""
+
+#: One child leaves as a forked copy of the whole program would: by its end.
+BARE_FORK = """
+import os
+from train import free_port, train
+
+port = free_port()
+child = os.fork()
+train(0 if child else 1, 2, port)
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+RELAUNCH = """
+import os, subprocess, sys
+from train import train
+
+if "RANK" in os.environ:
+    train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["MASTER_PORT"])
+else:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    sys.exit(subprocess.call([*torchrun, __file__]))
+"""
+
+#: A launcher starts a program, which forks.
+NESTED = """
+import subprocess, sys
+
+sys.exit(subprocess.call([sys.executable, "fork.py"]))
+"""
+
+
+def ended(service: Service, main: str, devices: int = 2, **files: str) -> dict[str, Any]:
+    """The report of a script that has succeeded."""
+    sources = {"main.py": main, "train.py": TRAIN} | {f"{name}.py": text for name, text in files.items()}
+    job = service.run_script(sources, entrypoint="main.py", devices=devices)
+    record = service.ended(job, seconds=60)
+    assert record.state is State.SUCCEEDED, service.text(job, stream="stderr")
+    return service.report(job)
+
+
+@pytest.mark.parametrize(
+    ("main", "files"),
+    [
+        pytest.param(SPAWN, {}, marks=pytest.mark.slow, id="mp.spawn"),
+        pytest.param(FORK, {}, id="multiprocessing fork"),
+        pytest.param(BARE_FORK, {}, id="os.fork"),
+        pytest.param(RELAUNCH, {}, marks=pytest.mark.slow, id="torchrun within"),
+        pytest.param(NESTED, {"fork": FORK}, marks=pytest.mark.slow, id="nested"),
+    ],
+)
+def test_each_process_of_a_group_is_a_device_with_the_rows_that_its_sampler_gave(
+    service: Service, main: str, files: dict[str, str]
+) -> None:
+    report = ended(service, main, **files)
+    patterns = {(tuple(pattern["rows"]), pattern["steps"]) for pattern in report["patterns"]}
+    assert patterns == {((10, 10), 4), ((5, 5), 2)}
+    assert [device["rows"] for device in report["per_device"]] == [50, 50]
+    assert not {"no-work-done", "idle-devices", "fewer-processes"} & {one["code"] for one in report["findings"]}
