@@ -361,8 +361,8 @@ def _rules_in(directory: str) -> list[_Rules]:
 
 def _rules_of(base: str, file: str) -> list[_Rules]:
     try:
-        with open(file, encoding="utf-8", errors="surrogateescape") as lines:
-            patterns = lines.read(MAX_IGNORE_FILE_BYTES).splitlines()
+        with open(file, encoding="utf-8-sig", errors="surrogateescape") as lines:  # git passes over a mark as well
+            patterns = lines.read(MAX_IGNORE_FILE_BYTES).split("\n")
     except OSError:
         return []
     return [_Rules(base, GitIgnoreSpec.from_lines(filter(_is_pattern, patterns)))]

@@ -264,9 +264,10 @@ def test_a_pattern_that_is_none_is_refused(tmp_path: Path) -> None:
         pack.select(tmp_path, exclude=["!"])
 
 
-def test_lines_of_gitignore_that_are_no_patterns_are_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["!\n*.log\n", "*.log\r\nother\r\n", "\ufeff*.log\n", "/\n\n  \n*.log"])
+def test_gitignore_is_read_however_it_was_written(tmp_path: Path, text: str) -> None:
     made(tmp_path, "train.py", "a.log")
-    ignore(tmp_path, "!", "*.log")
+    (tmp_path / ".gitignore").write_bytes(text.encode())
 
     assert paths(pack.select(tmp_path)) == ["train.py"]
 

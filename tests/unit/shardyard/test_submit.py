@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from jobs import spec
 from shardyard import cli
+from shardyard.cli.submit import PANEL
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +185,16 @@ def test_a_mistake_is_found_before_a_service_is_needed(capsys: pytest.CaptureFix
 def test_the_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help") == 0
     assert "shardyard submit --script train.py -- --epochs 3" in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_option_about_a_script_is_documented() -> None:
+    text = (Path(cli.__file__).parents[2] / "docs" / "cli.md").read_text()
+    command = get_command(cli.app).commands["submit"]  # type: ignore[attr-defined]
+    options = {
+        parameter.opts[0] for parameter in command.params if getattr(parameter, "rich_help_panel", None) == PANEL
+    }
+    assert len(options) > 15
+    assert {option for option in options if f"`{option}" not in text} == set()
 
 
 def test_the_command_line_loads_nothing_slow_before_a_command_needs_it() -> None:
