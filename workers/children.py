@@ -235,10 +235,22 @@ def _tell(connection: socket.socket, word: bytes) -> None:
         return  # it has gone, or does not listen
 
 
+def seconds_of_descendants(pid: int) -> float:
+    """Processor time of all that a process has started and waited for; it may be dead, and not reaped yet."""
+    fields = _stat(pid)
+    return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
 def _parent(pid: int) -> int:
     """The parent of a process; 0 when there is no such process."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else 0
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of a process, from its state on; nothing when there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
-        return 0
-    return int(stat.rpartition(")")[2].split()[1])
+        return []
+    return stat.rpartition(")")[2].split()

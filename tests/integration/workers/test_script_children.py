@@ -94,10 +94,10 @@ sys.exit(subprocess.call([sys.executable, "fork.py"]))
 """
 
 
-def ended(service: Service, main: str, devices: int = 2, **files: str) -> dict[str, Any]:
+def ended(service: Service, main: str, **files: str) -> dict[str, Any]:
     """The report of a script that has succeeded."""
     sources = {"main.py": main, "train.py": TRAIN} | {f"{name}.py": text for name, text in files.items()}
-    job = service.run_script(sources, entrypoint="main.py", devices=devices)
+    job = service.run_script(sources, entrypoint="main.py", devices=2)
     record = service.ended(job, seconds=60)
     assert record.state is State.SUCCEEDED, service.text(job, stream="stderr")
     return service.report(job)
