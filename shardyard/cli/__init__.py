@@ -2,12 +2,12 @@
 
 Exit codes:
 
-    0  done; under --watch: the job succeeded
-    1  under --watch: the job failed or was cancelled; demo: it did not reach its goal
+    0  done; where a job is followed: it succeeded
+    1  where a job is followed: it failed or was cancelled; demo: it did not reach its goal
     2  wrong usage or bad input: nothing was done
     3  the service cannot be reached, cannot take the request now, or does not start
     4  the service refused: not found, no permission, a conflict, or an error of its own
-  130  Ctrl-C ended the watching; the job goes on
+  130  Ctrl-C; a job that was submitted goes on
 
 Modules of this package import what is slow (httpx, Redis, the service itself) inside the commands
 that need it: `shardyard --help` must feel instant.
