@@ -24,8 +24,8 @@ import structlog
 
 from jobs.spec import JobSpec, ScriptProgram
 from jobs.state import Order, Reason
-from jobs.telemetry import AnyRecord, Outcome, RankUp, Result, Returned, Step
-from workers.children import Children
+from jobs.telemetry import AnyRecord, Began, Note, Outcome, RankUp, Result, Returned, Step
+from workers.children import FIELD, Children, seconds_of_descendants
 from workers.launch import Launch
 from workers.lifeline import Lifeline
 from workers.publisher import Publisher
@@ -37,6 +37,12 @@ log = structlog.get_logger(__name__)
 READ_BYTES = 256 * 1024
 #: Phases whose steps are the job's progress.
 MAIN_PHASES = ("train", "forward")
+#: Where a rank itself did nothing: what the programs that it started may compute without a word of it in the report.
+UNSEEN_SECONDS = 1.0
+UNSEEN = (
+    "no forward and no step was seen, while programs that the script started computed for {:.1f} s: if they trained, "
+    "they ran with an environment of their own or in another Python, where the probe does not follow"
+)
 #: The longest sleep of the loop: how late an order, a deadline or a lost lease may be noticed.
 TICK_SECONDS = 0.1
 #: A rank that was told to leave and is still there after this is killed; the attempt has succeeded all the same.
@@ -107,6 +113,7 @@ class Watch:
         self._result: Result | None = None
         self._steps = [0] * len(ranks)
         self._stepped = False
+        self._working: set[int] = set()  # ranks that began a forward or took a step, or had it done
         self._selector = selectors.DefaultSelector()
         self._children = self._listen_to_children(listener) if listener is not None else None
 
@@ -166,6 +173,8 @@ class Watch:
                 self._up(rank)
             case Step() if record.phase in MAIN_PHASES:
                 self._stepped_to(rank.number, record)
+            case Began():
+                self._working.add(rank.number)
             case Result():
                 self._result = record
             case Returned():
@@ -176,12 +185,16 @@ class Watch:
         self._out.record(rank.number, record)
 
     def _record_of_child(self, rank: int, record: AnyRecord, source: int) -> None:
-        if isinstance(record, Step) and record.phase in MAIN_PHASES:
-            self._stepped_to(rank, record)
+        match record:
+            case Began():
+                self._working.add(rank)
+            case Step() if record.phase in MAIN_PHASES:
+                self._stepped_to(rank, record)
         self._out.record(rank, record, source)
 
     def _stepped_to(self, rank: int, step: Step) -> None:
         self._steps[rank] = step.step + 1
+        self._working.add(rank)
         if not self._stepped:
             self._stepped = True
             self._lifeline.mark("first_step")
@@ -207,12 +220,15 @@ class Watch:
             rank.leave()
 
     def _dead(self, rank: Rank) -> None:
+        spent = seconds_of_descendants(rank.pid)
         if not rank.reap():
             return
         self._unwatch(rank.pidfd)
         self._drain(rank)
         if self._children is not None:
             self._children.drain()  # they have sent what they had before the rank could know of their end
+            if rank.number not in self._working and spent > UNSEEN_SECONDS:
+                self._out.record(rank.number, Note(FIELD, UNSEEN.format(spent)))
         self._out.rank_ended(rank.number)
         if rank.outcome is None and self._left_well(rank):
             self._over(rank, Outcome(rank.number, 0))
@@ -310,7 +326,7 @@ class Watch:
     def _give_up_on_hanging(self, now: float) -> None:
         """Take ranks for done whose work is finished, but which do not come to an end."""
         for rank in self._ranks:
-            if self._phase is _Phase.WORKING and self._hangs(rank, now) and not has_children(rank.pid):
+            if self._phase is _Phase.WORKING and self._hangs(rank, now):
                 assert rank.returned is not None
                 self._out.say(f"rank {rank.number} had finished its work and did not end; it was killed")
                 rank.kill(signal.SIGKILL)
@@ -323,7 +339,7 @@ class Watch:
             return now - rank.returned_at > FAILED_TEARDOWN_SECONDS
         if rank.returned.stage == "threads" and not self._is_last(rank):
             return False  # they may be its work
-        return now - max(rank.returned_at, self._over_at) > TEARDOWN_SECONDS
+        return now - max(rank.returned_at, self._over_at) > TEARDOWN_SECONDS and not has_children(rank.pid)
 
     def _is_last(self, rank: Rank) -> bool:
         """Whether there are other ranks, and all of them are done."""

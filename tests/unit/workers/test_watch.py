@@ -2,23 +2,31 @@
 
 import os
 import signal
+import socket
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from jobs import spec
 from jobs.logs import StreamName
 from jobs.state import Order, Reason
-from jobs.telemetry import AnyRecord, Outcome, RankUp, Result, Step, pack
+from jobs.telemetry import AnyRecord, Began, Hello, Note, Outcome, RankUp, Result, Returned, Step, pack
 from tests.unit.workers.made import a_launch
+from workers.children import listen
 from workers.ranks import Output, Rank
 from workers.watch import Ending, Watch
 
 SPEC = spec.parse(
     b'{"program": {"mode": "forward", "model": {"ref": "linear"}, "data": {"ref": "random_vectors"}},'
     b' "resources": {"devices": 2}, "parallelism": {"strategy": "ddp"}}'
+)
+
+SCRIPT = spec.parse(
+    b'{"program": {"kind": "script", "bundle": "sha256:%s", "entrypoint": "train.py"}}' % (b"0" * 64),
 )
 
 
@@ -41,14 +49,26 @@ class Published:
         self.text = b""
         self.steps: list[int | None] = []
         self.records: list[tuple[int, AnyRecord]] = []
+        self.of_children: list[tuple[int, int, AnyRecord]] = []
+        self.sources_ended: list[tuple[int, int]] = []
+        self.said: list[str] = []
         self._on_time = on_time
 
     def output(self, device: int, stream: StreamName, rank: int, data: bytes, step: int | None) -> None:
         self.text += data
         self.steps.append(step)
 
-    def record(self, rank: int, record: AnyRecord) -> None:
-        self.records.append((rank, record))
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def record(self, rank: int, record: AnyRecord, source: int = 0) -> None:
+        if source:
+            self.of_children.append((rank, source, record))
+        else:
+            self.records.append((rank, record))
+
+    def source_ended(self, rank: int, source: int) -> None:
+        self.sources_ended.append((rank, source))
 
     def rank_ended(self, rank: int) -> None:
         pass
@@ -110,12 +130,21 @@ def watch(
     lifeline: Lifeline | None = None,
     published: Published | None = None,
     limits: spec.Limits | None = None,
+    program: spec.JobSpec = SPEC,
+    listener: socket.socket | None = None,
 ) -> Ending:
     """Run the loop over ranks that do what `programs` say, and check that it leaves none alive."""
     ranks = start(list(programs))
-    chosen = SPEC.model_copy(update={"limits": limits or SPEC.limits})
+    chosen = program.model_copy(update={"limits": limits or program.limits})
     launch = a_launch(Path("state"), devices=len(ranks))
-    ending = Watch(launch, chosen, ranks, lifeline or Lifeline(), published or Published()).run()  # type: ignore[arg-type]
+    ending = Watch(
+        launch,
+        chosen,
+        ranks,
+        lifeline or Lifeline(),  # type: ignore[arg-type]
+        published or Published(),  # type: ignore[arg-type]
+        listener=listener,
+    ).run()
     assert not any(rank.alive for rank in ranks)
     for rank in ranks:
         for fd in (rank.pidfd, rank.channel, rank.command, *(output.fd for output in rank.outputs)):
@@ -216,6 +245,102 @@ def test_an_exit_without_a_report_is_a_failure_whatever_its_code() -> None:
     assert ending.message == "rank 0 left with exit code 0 before it reported its outcome"
 
 
+def leaves(code: int) -> Program:
+    def run(pipes: Pipes) -> None:
+        pipes.send(RankUp(0, os.getpid(), 1, "2"))
+        os._exit(code)
+
+    return run
+
+
+def returns(code: int, stage: str, then: Program) -> Program:
+    """A rank whose program has ended, and what it does after that."""
+
+    def run(pipes: Pipes) -> None:
+        outcome = Outcome(0, code, "code_error" if code else "", "ValueError: no" if code else "")
+        pipes.send(RankUp(0, os.getpid(), 1, "2"), Returned(outcome, stage))
+        then(pipes)
+
+    return run
+
+
+def hangs(pipes: Pipes) -> None:
+    time.sleep(60)
+
+
+def hangs_with_a_child_at_work(pipes: Pipes) -> None:
+    child = subprocess.Popen(["sleep", "0.6"])
+    child.wait()
+    pipes.send(Outcome(0, 0))
+    pipes.wait()
+    os._exit(0)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.watch.TEARDOWN_SECONDS", 0.2)
+    monkeypatch.setattr("workers.watch.FAILED_TEARDOWN_SECONDS", 0.2)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_rank_that_hangs_in_its_exit_handlers_has_succeeded_all_the_same() -> None:
+    published = Published()
+    ending = watch(returns(0, "handlers", hangs), succeeds, published=published)
+    assert ending == Ending(Reason.COMPLETED)
+    assert published.said == ["rank 0 had finished its work and did not end; it was killed"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_threads_that_go_on_for_ever_are_ended_when_all_other_ranks_are_done() -> None:
+    assert watch(returns(0, "threads", hangs), succeeds) == Ending(Reason.COMPLETED)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_threads_of_a_rank_alone_and_of_ranks_among_others_at_work_are_waited_for() -> None:
+    def works_a_little(pipes: Pipes) -> None:
+        time.sleep(0.6)
+        succeeds(pipes)
+
+    published = Published()
+    assert watch(returns(0, "threads", works_a_little), published=published) == Ending(Reason.COMPLETED)
+    assert watch(returns(0, "threads", works_a_little), works_a_little, published=published).reason is Reason.COMPLETED
+    assert published.said == []
+
+
+@pytest.mark.usefixtures("impatient")
+def test_processes_that_a_finished_rank_waits_for_are_work() -> None:
+    published = Published()
+    ending = watch(returns(0, "handlers", hangs_with_a_child_at_work), published=published)
+    assert (ending, published.said) == (Ending(Reason.COMPLETED), [])
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("stage", ["threads", "handlers"])
+def test_a_rank_that_has_failed_and_hangs_fails_the_attempt(stage: str) -> None:
+    ending = watch(returns(1, stage, hangs), works)
+    assert (ending.reason, ending.message) == (Reason.CODE_ERROR, "rank 0: ValueError: no")
+
+
+def test_the_first_program_that_failed_is_named_though_another_rank_ends_first() -> None:
+    def takes_its_time(pipes: Pipes) -> None:
+        time.sleep(0.4)
+        fails("ValueError: no")(pipes)
+
+    ending = watch(fails("connection closed by peer", after=0.2), returns(1, "handlers", takes_its_time))
+    assert ending.message == "rank 1: ValueError: no"
+
+
+def test_a_script_that_leaves_without_a_word_ends_as_its_exit_code_says() -> None:
+    assert watch(leaves(0), program=SCRIPT) == Ending(Reason.COMPLETED)
+    assert watch(leaves(4), program=SCRIPT).message == "rank 0 left with exit code 4 before it reported its outcome"
+
+
+def test_a_scripts_error_comes_with_advice() -> None:
+    ending = watch(fails("ModuleNotFoundError: No module named 'einops'"), program=SCRIPT)
+    assert ending.error is not None
+    assert "einops" in ending.error["advice"]
+
+
 def test_a_rank_that_heeds_no_sigterm_is_killed_after_the_grace() -> None:
     began = time.monotonic()
     ending = watch(works_in_spite_of_sigterm, fails("no"))
@@ -309,3 +434,90 @@ def test_a_grandchild_that_floods_does_not_keep_the_loop() -> None:
     os.kill(int(ending.result["loss"]), signal.SIGKILL)
     assert ending.reason is Reason.COMPLETED
     assert time.monotonic() - began < 5
+
+
+# -- processes that ranks start --------------------------------------------------------------------
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Of a socket; pytest's own directories have names that are too long for one."""
+    with TemporaryDirectory(prefix="sy-") as directory:
+        yield Path(directory) / "socket"
+
+
+def has_a_child(child: Callable[[], None]) -> Program:
+    """Starts a process, waits for it, and succeeds."""
+
+    def run(pipes: Pipes) -> None:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                child()
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        succeeds(pipes)
+
+    return run
+
+
+def says(place: Path, *records: AnyRecord) -> Callable[[], None]:
+    def run() -> None:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(10)
+        connection.connect(str(place))
+        connection.recv(1)
+        connection.sendall(pack([Hello(os.getpid(), os.getppid(), "forked"), *records]))
+
+    return run
+
+
+def computes() -> None:
+    ends = time.process_time() + 0.1
+    while time.process_time() < ends:
+        pass
+
+
+def test_what_the_child_of_a_rank_says_counts_for_that_rank(place: Path) -> None:
+    lifeline, published, step = Lifeline(), Published(), Step(0, 0, "train", (), 1.0, 1.0)
+    ending = watch(
+        succeeds,
+        has_a_child(says(place, step)),
+        lifeline=lifeline,
+        published=published,
+        listener=listen(place),
+    )
+    assert ending.reason is Reason.COMPLETED
+    assert published.of_children == [(1, 1, step)]
+    assert published.sources_ended == [(1, 1)]
+    assert "first_step" in lifeline.marked
+
+
+def test_a_child_that_breaks_the_rules_does_not_fail_the_attempt(place: Path) -> None:
+    published = Published()
+    child = has_a_child(says(place, Outcome(0, 1, "code_error", "no")))
+    assert watch(child, published=published, listener=listen(place)).reason is Reason.COMPLETED
+    assert [type(record) for _, _, record in published.of_children] == [Note]
+
+
+@pytest.mark.parametrize(("child", "noted"), [(computes, True), (lambda: None, False)])
+def test_work_that_nobody_saw_is_noted(
+    place: Path, child: Callable[[], None], noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.watch.UNSEEN_SECONDS", 0.05)
+    published = Published()
+    watch(has_a_child(child), published=published, listener=listen(place))
+    assert any(isinstance(record, Note) for _, record in published.records) is noted
+
+
+def test_work_that_was_seen_is_not_noted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.watch.UNSEEN_SECONDS", 0.05)
+
+    def child() -> None:
+        computes()
+        says(place, Began(0, "train", 1.0))()
+
+    published = Published()
+    watch(has_a_child(child), published=published, listener=listen(place))
+    assert not any(isinstance(record, Note) for _, record in published.records)
