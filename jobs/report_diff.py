@@ -32,6 +32,7 @@ class Side(msgspec.Struct, frozen=True):
     devices: int
     device_kind: str
     virtual: bool
+    rehearsal: bool
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -140,6 +141,7 @@ def _side(report: Report) -> Side:
         devices=len(report.devices),
         device_kind=report.device_kind,
         virtual=report.virtual,
+        rehearsal=report.rehearsal,
     )
 
 

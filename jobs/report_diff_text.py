@@ -28,6 +28,7 @@ def _header(diff: ReportDiff) -> Iterator[str]:
 
 def _of(side: Side) -> str:
     kind = f"virtual {side.device_kind}" if side.virtual else side.device_kind
+    kind = f"REHEARSAL on {kind}" if side.rehearsal else kind
     devices = f"{side.devices} {kind} {'device' if side.devices == 1 else 'devices'}"
     so_far = "" if side.final else ", so far"
     return f"job {side.job_id}, attempt {side.attempt}{so_far}: {side.strategy} on {devices}"

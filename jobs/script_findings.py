@@ -15,6 +15,8 @@ from jobs.processes import Process
 from jobs.spec import JobSpec
 from jobs.telemetry import Loaded
 
+#: Findings that only scripts have; the others are those of `jobs.lint`.
+CODES = frozenset({"no-work-done", "fewer-processes", "duplicated-work", "unsynchronised-ranks", "unfinished-step"})
 #: A step that was begun so long before the end, and not finished, is worth a warning.
 UNFINISHED_SECONDS = 10.0
 MAX_LINE = 200
@@ -92,8 +94,8 @@ def remarks_on_rows(sight: Sight) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A step that some ranks had begun and not finished when they ended without a word. `seconds` is for how long, where
-    that is known, and `behind` who had not even begun it."""
+    """A step that some ranks had begun and not finished when they ended without a word: for how many seconds, where
+    that is known, and which ranks were behind and had not even begun it."""
 
     step: int
     phase: str

@@ -273,8 +273,10 @@ def test_comparisons_that_are_shown_are_what_their_reports_give(document: Path) 
 
 def test_the_classic_cases_are_shown_from_reports_of_their_own_specs() -> None:
     for source in re.findall(r"<!-- report: docs/examples/(\S+)\.json -->", REPORT):
-        wanted = spec.parse((ROOT / f"examples/jobs/{source}.json").read_bytes())
         shown = report.decode((ROOT / f"docs/examples/{source}.json").read_bytes())
+        if shown.rehearsal:  # a script's, which nobody can plan
+            continue
+        wanted = spec.parse((ROOT / f"examples/jobs/{source}.json").read_bytes())
         planned = predict(wanted, catalogue.dataset_rows(wanted.recipe.data)).run
         assert [(p.rows, p.steps) for p in planned] == [(p.rows, p.steps) for p in shown.patterns], source
 
@@ -299,11 +301,12 @@ def test_every_field_of_a_real_report_is_explained(example: Path) -> None:
     assert not missing
 
 
-def test_every_finding_of_the_lint_is_explained() -> None:
+def test_every_finding_is_explained() -> None:
     from jobs.lint import _REMEDIES
+    from jobs.script_findings import CODES
 
     documented = {row[0].strip("`") for row in rows(REPORT, "## Findings")}
-    assert documented == set(_REMEDIES)
+    assert documented == set(_REMEDIES) | CODES
 
 
 # -- job specs -------------------------------------------------------------------------------------

@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jobs.lint import Finding
+from jobs.lint import _REMEDIES, Finding
 from jobs.report import Aggregator, Report
+from jobs.script_findings import CODES
 from jobs.spec import JobSpec, parse
 from jobs.telemetry import Activity, AnyRecord, Began, Group, Loaded, Outcome, Split, Step, Wrapped
 from tests.unit.jobs.streams import aggregator, split, step
@@ -97,6 +98,7 @@ def began(number: int, at: float, phase: str = "train") -> Began:
 
 
 def findings(report: Report) -> dict[str, Finding]:
+    assert {finding.code for finding in report.findings} <= CODES | set(_REMEDIES)
     return {finding.code: finding for finding in report.findings}
 
 
