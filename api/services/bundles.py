@@ -34,6 +34,8 @@ T = TypeVar("T")
 #: Uploads at a time in one API process, and of one tenant: each holds a file and, at its end, a core.
 MAX_UPLOADS = 4
 MAX_UPLOADS_OF_TENANT = 2
+#: Bundles that are looked into at a time.
+MAX_READERS = 4
 #: What is collected in memory before a thread writes it.
 WRITE_BYTES = 1024 * 1024
 
@@ -57,8 +59,9 @@ class Bundles:
         self._root = root
         self._quota = quota
         self._uploads: Counter[str] = Counter()
-        #: Threads of its own, so that somebody's large upload keeps nobody from reading logs.
-        self._threads = anyio.CapacityLimiter(MAX_UPLOADS)
+        #: Threads of their own, so that somebody's large upload keeps nobody from submitting or from reading logs.
+        self._writers = anyio.CapacityLimiter(MAX_UPLOADS)
+        self._readers = anyio.CapacityLimiter(MAX_READERS)
 
     async def upload(self, who: Principal, body: AsyncIterator[bytes]) -> Uploaded:
         """Keep the zip that `body` brings, if it is one that may be kept.
@@ -74,9 +77,9 @@ class Bundles:
             try:
                 bundle = await self._receive(body, draft)
                 record = await self._store.run(store.read_bundle(who.tenant, bundle))
-                if record is not None and self._file(who, record).exists():
+                if record is not None and await self._read(self._file(who, record).exists):
                     return Uploaded(_view(record), created=False)
-                found = await self._in_thread(partial(bundles.inspect, draft))
+                found = await self._write(partial(bundles.inspect, draft))
                 created = await self._keep(who, bundle, nonce, draft, found, gone=record.nonce if record else "")
             finally:
                 draft.unlink(missing_ok=True)
@@ -120,7 +123,7 @@ class Bundles:
         found = await self._contents(who, record)
         if found is None:
             raise store.unknown_bundle(program.bundle)
-        wrong = await self._in_thread(partial(bundles.wrong_entrypoint, program.entrypoint, found))
+        wrong = await self._read(partial(bundles.wrong_entrypoint, program.entrypoint, found))
         if wrong:
             fields = (FieldError("program.entrypoint", wrong),)
             raise InvalidSpec("the job spec names a program that is not in its bundle", fields=fields)
@@ -140,20 +143,19 @@ class Bundles:
         """Write a body to `draft`, onto the disk; the id of what was written."""
         digest = hashlib.sha256()
         held = bytearray()
-        with await self._in_thread(partial(_create, draft)) as file:
+        with await self._write(partial(_create, draft)) as file:
             async for part in body:
                 held += part
                 if len(held) >= WRITE_BYTES:
-                    await self._in_thread(partial(_write, file, digest, bytes(held)))
+                    await self._write(partial(_write, file, digest, bytes(held)))
                     held.clear()
-            await self._in_thread(partial(_write, file, digest, bytes(held), last=True))
+            await self._write(partial(_write, file, digest, bytes(held), last=True))
         return f"sha256:{digest.hexdigest()}"
 
     async def _keep(self, who: Principal, bundle: str, nonce: str, draft: Path, found: Contents, *, gone: str) -> bool:
         """Give a draft its name and tell the store; False when another upload of the same bytes was first."""
         file = layout.bundle_file(self._root, who.tenant, bundle, nonce)
-        size = draft.stat().st_size
-        await self._in_thread(partial(_put_in_place, draft, file))
+        size = await self._write(partial(_put_in_place, draft, file))
         try:
             put = await self._store.run(
                 store.put_bundle(
@@ -168,10 +170,10 @@ class Bundles:
                 )
             )
         except BundleQuota:
-            file.unlink()
-            raise  # of an Unavailable nobody knows whether it was noted: the collector removes the file if it was not
+            await self._write(file.unlink)
+            raise  # of an Unavailable nobody knows whether it was noted: the file is swept if it was not
         if put.nonce != nonce:
-            file.unlink()
+            await self._write(file.unlink)
         return put.created
 
     async def _record(self, who: Principal, bundle: str) -> BundleRecord:
@@ -183,15 +185,18 @@ class Bundles:
     async def _contents(self, who: Principal, record: BundleRecord) -> Contents | None:
         """None when the file is gone: somebody has been at the storage directory."""
         try:
-            return await self._in_thread(partial(bundles.contents, self._file(who, record)))
+            return await self._read(partial(bundles.contents, self._file(who, record)))
         except FileNotFoundError:
             return None
 
     def _file(self, who: Principal, record: BundleRecord) -> Path:
         return layout.bundle_file(self._root, who.tenant, record.id, record.nonce)
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await anyio.to_thread.run_sync(work, limiter=self._threads)
+    async def _write(self, work: Callable[[], T]) -> T:
+        return await anyio.to_thread.run_sync(work, limiter=self._writers)
+
+    async def _read(self, work: Callable[[], T]) -> T:
+        return await anyio.to_thread.run_sync(work, limiter=self._readers)
 
 
 def _create(draft: Path) -> BinaryIO:
@@ -208,14 +213,15 @@ def _write(file: BinaryIO, digest: "hashlib._Hash", part: bytes, *, last: bool =
         os.fsync(file.fileno())
 
 
-def _put_in_place(draft: Path, file: Path) -> None:
-    """Rename, so that the name is on disk too before anybody is told of it."""
+def _put_in_place(draft: Path, file: Path) -> int:
+    """Rename, so that the name is on disk too before anybody is told of it; the bytes of the file."""
     draft.rename(file)
     directory = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
+    return file.stat().st_size
 
 
 def _view(record: BundleRecord) -> BundleView:
