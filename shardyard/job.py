@@ -155,6 +155,13 @@ def carry_over(stopping: Callable[[], bool]) -> None:
         _link = replace(_link, stopping=stopping, pid=os.getpid(), steps={})
 
 
+def belong_to(device: int) -> None:
+    """From now on the series of this process belong to `device`, as in `connect`; for the service."""
+    global _link
+    if _link is not None:
+        _link = replace(_link, device=device)
+
+
 def _linked() -> _Link | None:
     """The link of this very process; without one, the reason is said once."""
     if _link is not None and _link.pid == os.getpid():

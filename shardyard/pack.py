@@ -29,7 +29,7 @@ from typing import Literal
 
 from pathspec import GitIgnoreSpec
 
-from jobs.bundle_names import Names
+from jobs.bundle_names import MAX_PARTS, Names
 from jobs.bundles import LIMITS, Limits
 from jobs.errors import BadBundle, FieldError, InvalidRequest
 from shardyard import text
@@ -133,7 +133,7 @@ def write(selection: Selection, file: BufferedRandom, advanced: Callable[[int], 
             if path in sources:
                 _write_file(zipped, sources[path], advanced)
             else:
-                zipped.writestr(_entry(path, stat.S_IFDIR | 0o755), b"")
+                zipped.writestr(_header(path, stat.S_IFDIR | 0o755), b"")
     file.seek(0)
     digest = hashlib.file_digest(file, "sha256").hexdigest()
     size = file.tell()
@@ -193,6 +193,8 @@ class _Walk:
 
         `way` has the real paths from the root to here, so that links cannot lead in circles.
         """
+        if len(way) > MAX_PARTS:
+            return self._refuse(path, f"is more than {MAX_PARTS} directories deep")
         try:
             with os.scandir(directory) as found:
                 entries = sorted(found, key=lambda entry: entry.name)
@@ -386,19 +388,19 @@ def _write_file(zipped: zipfile.ZipFile, source: Source, advanced: Callable[[int
     except OSError as error:
         raise InvalidRequest(f"{printable(source.path)} cannot be read: {error.strerror}") from error
     mode = stat.S_IFREG | (0o755 if source.executable else 0o644)
-    with file, zipped.open(_entry(source.path, mode), "w") as packed:
+    with file, zipped.open(_header(source.path, mode), "w") as packed:
         while chunk := file.read(CHUNK):
             packed.write(chunk)
             advanced(len(chunk))
 
 
-def _entry(path: str, mode: int) -> zipfile.ZipInfo:
+def _header(path: str, mode: int) -> zipfile.ZipInfo:
     """A header that says nothing about when, where and by whom the zip was made."""
-    entry = zipfile.ZipInfo(path, _EPOCH)
-    entry.create_system = 3  # modes are those of Unix
-    entry.external_attr = mode << 16
-    entry.compress_type = zipfile.ZIP_STORED if path.endswith("/") else zipfile.ZIP_DEFLATED
-    return entry
+    header = zipfile.ZipInfo(path, _EPOCH)
+    header.create_system = 3  # modes are those of Unix
+    header.external_attr = mode << 16
+    header.compress_type = zipfile.ZIP_STORED if path.endswith("/") else zipfile.ZIP_DEFLATED
+    return header
 
 
 # -- what is large ---------------------------------------------------------------------------------

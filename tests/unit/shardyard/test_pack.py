@@ -259,6 +259,16 @@ def test_names_that_a_bundle_cannot_hold_are_told_all_at_once(tmp_path: Path) ->
     assert all(word.isprintable() for words in found.items() for word in words)
 
 
+def test_a_directory_without_end_is_refused_by_its_depth(tmp_path: Path) -> None:
+    deep = tmp_path / "/".join("d" * 600)
+    deep.mkdir(parents=True)
+
+    with pytest.raises(InvalidRequest) as refused:
+        pack.select(tmp_path)
+
+    assert problems(refused) == {"d/" * 64: "is more than 64 directories deep"}
+
+
 def test_a_pattern_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="--exclude"):
         pack.select(tmp_path, exclude=["!"])
