@@ -109,7 +109,8 @@ def _run_own() -> None:
 
 
 if __name__ == "sitecustomize":
-    sys.path[:] = [place for place in sys.path if place != HERE]
+    hidden = {HERE} if ROOT.endswith("-packages") else {HERE, ROOT}
+    sys.path[:] = [place for place in sys.path if place not in hidden]
     if sys.version_info >= (3, 11) and "SHARDYARD_PROBE_SOCKET" in os.environ:
         sys.meta_path.insert(0, Trigger())
     _run_own()

@@ -189,9 +189,22 @@ class FamilySink:
         self._sink = sink
         self._family = family
         self._finish: Callable[[], None] = _nothing
+        self._group: Group | None = None
 
     def emit(self, record: AnyRecord) -> None:
+        if type(record) is Group:
+            self._group = record
+            if (job := _job()) is not None:
+                job.belong_to(self.device)
         self._sink.emit(record)
+
+    @property
+    def device(self) -> int:
+        """What series of this process belong to: the job as a whole (-1) for the first of a group, else its device."""
+        rank, devices = self._family.rank, self._family.devices
+        if self._group is not None and self._family.world_size == 1:
+            rank = self._group.rank
+        return -1 if rank == 0 else devices[rank % len(devices)].logical
 
     def told_to_stop(self) -> bool:
         return isinstance(self._sink, ChildSink) and self._sink.told_to_stop()
@@ -237,13 +250,15 @@ def attach(sink: FamilySink, probe: script.Probe) -> None:
     def forked() -> None:
         sink.become_child("forked")
         probe.begin_anew()
-        _carry_over(sink)
+        if (job := _job()) is not None:
+            job.carry_over(sink.told_to_stop)
 
     sink.before_end(probe.finish)
     probe.forked = forked
 
 
 _joined: FamilySink | None = None
+_connected = False  # shardyard.job
 
 
 def join(environ: Mapping[str, str]) -> None:
@@ -252,15 +267,16 @@ def join(environ: Mapping[str, str]) -> None:
     To be called within `packages.importing`, when the program imports torch, and when it has imported
     `shardyard.job`.
     """
-    global _joined
+    global _joined, _connected
     family = Family.decode(environ[FAMILY])
     if _joined is None:
         _joined = FamilySink(NullSink(), family)
         _joined.become_child("started")
         _install(_joined, family)
-    job = sys.modules.get("shardyard.job")
-    if job is not None:
-        job.connect(_joined.emit, _joined.told_to_stop, family.output, _device_of_job(family))
+    job = _job()
+    if job is not None and not _connected:
+        job.connect(_joined.emit, _joined.told_to_stop, family.output, _joined.device)
+        _connected = True
 
 
 def _install(sink: FamilySink, family: Family) -> None:
@@ -280,12 +296,6 @@ def _install(sink: FamilySink, family: Family) -> None:
     when_imported({"torch.distributed.distributed_c10d": lambda _: groups.keep()})
 
 
-def _device_of_job(family: Family) -> int:
-    """What series belong to: the job as a whole speaks through rank 0."""
-    return -1 if family.rank == 0 else family.devices[0].logical
-
-
-def _carry_over(sink: FamilySink) -> None:
-    job = sys.modules.get("shardyard.job")
-    if job is not None:
-        job.carry_over(sink.told_to_stop)
+def _job() -> Any:
+    """`shardyard.job`, where the program has imported it."""
+    return sys.modules.get("shardyard.job")
