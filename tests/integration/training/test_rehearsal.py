@@ -176,6 +176,32 @@ def test_what_was_put_on_a_device_says_so_and_its_device_is_the_truth(tmp_path: 
     )
 
 
+def test_what_is_computed_on_a_device_is_taken_to_be_there(tmp_path: Path) -> None:
+    rehearse(
+        """
+        import copy
+        assert not (torch.ones(2) * 2).is_cuda  # nothing is on a device yet
+        model = nn.Linear(3, 2, device="cuda")
+        loaded = torch.ones(4, 3)
+        output = model(loaded.cuda())
+        assert model.weight.is_cuda and copy.deepcopy(model).weight.is_cuda
+        assert output.is_cuda and output.detach().is_cuda and output.detach().get_device() == 0
+        assert not loaded.is_cuda and not torch.ones(2).is_cuda and not nn.Linear(2, 2).weight.is_cuda
+        assert not output.cpu().is_cuda and not model.cpu().weight.is_cuda
+        seen = []
+        class Discriminator(nn.Module):
+            def forward(self, pictures):
+                seen.append((len(pictures), (pictures + 1).get_device()))
+                return pictures
+        generated = model(loaded.cuda()).detach()
+        if generated.is_cuda:
+            nn.parallel.data_parallel(Discriminator(), generated, range(2))
+        assert seen == [(2, 0), (2, 1)], seen
+        """,
+        tmp_path,
+    )
+
+
 def test_a_move_copies_as_between_devices(tmp_path: Path) -> None:
     rehearse(
         """

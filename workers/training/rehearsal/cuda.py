@@ -144,7 +144,7 @@ def _about_devices(devices: Devices) -> dict[str, Any]:
         "current_device": devices.index,
         "set_device": lambda device: devices.select(devices.index(device) if _names_one(device) else -1),
         "device": device,
-        "device_of": lambda tensor: device(devices.of(tensor) if devices.of(tensor) is not None else -1),
+        "device_of": lambda tensor: device(devices.believed(tensor)),
         "get_device_name": lambda device=None: _properties(devices)(device).name,
         "get_device_capability": lambda device=None: CAPABILITY if _properties(devices)(device) else None,
         "get_device_properties": _properties(devices),

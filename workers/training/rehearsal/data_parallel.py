@@ -17,7 +17,7 @@ from torch.nn import parallel
 from torch.nn.parallel import comm
 
 from workers.training import virtual_devices
-from workers.training.rehearsal.devices import CPU, Devices
+from workers.training.rehearsal.devices import CPU, ON_CPU, Devices
 from workers.training.rehearsal.replace import Function, replace_everywhere, wrap
 from workers.training.virtual_devices import mode_of_this_thread
 
@@ -193,8 +193,8 @@ class _Virtual:
 
     def _where(self, shard: Any) -> int:
         """The device of the first tensor of a shard that was put on one; the current device if none was."""
-        found = next((index for index in map(self._devices.of, _tensors(shard)) if index is not None), None)
-        return self._devices.current if found is None else found
+        found = map(self._devices.believed, _tensors(shard))
+        return next((index for index in found if index != ON_CPU), self._devices.current)
 
     def _place(self, value: Any, index: int) -> Any:
         for tensor in _tensors(value):

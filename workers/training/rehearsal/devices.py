@@ -10,13 +10,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 CPU = torch.device("cpu")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+#: Where `Devices.placed` has a tensor that is on the CPU for the program too.
+ON_CPU = -1
 
 
 class Devices:
     """`whole` is what the job has; a program that sets CUDA_VISIBLE_DEVICES before it first looks sees fewer.
 
-    `placed` knows the device of tensors that the program put on one: moved, made there, or parameters and buffers of
-    a module that was moved. What is computed from them is not followed.
+    `placed` knows where the program put tensors: moved, made there, or parameters and buffers of a module that was
+    moved. What is computed from them is not followed: it is taken to be on the current device.
     """
 
     def __init__(self, count: int, where: str) -> None:
@@ -24,6 +26,7 @@ class Devices:
         self._where = where
         self._given = os.environ.get(VISIBLE)
         self._thread = threading.local()
+        self._used = False
         self.placed: Any = WeakTensorKeyDictionary()
 
     @cached_property
@@ -96,9 +99,20 @@ class Devices:
         """Remember that `value`, if it is a tensor, was put on a device; it is given back."""
         if isinstance(value, torch.Tensor):
             self.placed[value] = index
+            self._used = self._used or index != ON_CPU
         return value
 
     def of(self, value: Any) -> int | None:
-        """The device that a tensor was put on."""
+        """The device that a tensor was put on, `ON_CPU`, or None where that is not known."""
         found: int | None = self.placed.get(value)
         return found
+
+    def believed(self, value: torch.Tensor) -> int:
+        """Where a tensor would be on a machine with GPUs, as far as that can be told; `ON_CPU` is no device.
+
+        Of a program that uses devices, what is not known has mostly been computed on one.
+        """
+        found = self.of(value)
+        if found is not None:
+            return found
+        return ON_CPU if isinstance(value, torch.nn.Parameter) or not self._used else self.current

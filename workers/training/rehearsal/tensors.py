@@ -1,10 +1,11 @@
 """The devices that a program names: whatever it puts on a virtual device lands on the CPU.
 
 `tensor.device` tells the truth, "cpu", since torch's own code decides by it. `tensor.is_cuda` and `get_device()` are
-answered from what the program has placed, for the assertions and branches that scripts make of them; torch's own
-code is told the truth there too.
+answered as GPUs would, for the assertions that scripts make, and because scripts split only what `is_cuda`; torch's
+own code is told the truth there too.
 """
 
+import functools
 import itertools
 import sys
 from typing import Any
@@ -13,23 +14,19 @@ import torch
 from torch import nn
 from torch.utils import _device as default_device
 
-from workers.training.rehearsal.devices import CPU, Devices
+from workers.training.rehearsal.devices import CPU, ON_CPU, Devices
 from workers.training.rehearsal.replace import Function, wrap
 
 FACTORIES = (
     "arange",
-    "as_tensor",
-    "asarray",
     "bartlett_window",
     "blackman_window",
     "empty",
-    "empty_like",
     "empty_permuted",
     "empty_quantized",
     "empty_strided",
     "eye",
     "full",
-    "full_like",
     "hamming_window",
     "hann_window",
     "kaiser_window",
@@ -37,13 +34,9 @@ FACTORIES = (
     "logspace",
     "normal",
     "ones",
-    "ones_like",
     "rand",
-    "rand_like",
     "randint",
-    "randint_like",
     "randn",
-    "randn_like",
     "randperm",
     "range",
     "scalar_tensor",
@@ -57,6 +50,16 @@ FACTORIES = (
     "tril_indices",
     "triu_indices",
     "zeros",
+)
+LIKE = (
+    "as_tensor",
+    "asarray",
+    "empty_like",
+    "full_like",
+    "ones_like",
+    "rand_like",
+    "randint_like",
+    "randn_like",
     "zeros_like",
 )
 FFT_FACTORIES = ("fftfreq", "rfftfreq")
@@ -92,26 +95,34 @@ def act(devices: Devices) -> None:
 
 def _make_factories_land(devices: Devices) -> None:
     default_device._device_constructors()  # torch keeps this set of its own functions: it must not meet ours
-    for owner, names in (
-        (torch, FACTORIES),
-        (torch.fft, FFT_FACTORIES),
-        (torch.nested, NESTED_FACTORIES),
-        (torch.Tensor, METHODS),
+    for owner, names, from_nothing in (
+        (torch, FACTORIES, True),
+        (torch, LIKE, False),
+        (torch.fft, FFT_FACTORIES, False),
+        (torch.nested, NESTED_FACTORIES, False),
+        (torch.Tensor, METHODS, False),
     ):
+        landing = functools.partial(_landing, devices=devices, from_nothing=from_nothing)
         for name in names:
-            wrap(owner, name, lambda original: _landing(original, devices))
+            wrap(owner, name, landing)
             _tell_compilers(getattr(owner, name, None), name, is_function=owner is torch)
+    wrap(torch, "from_numpy", lambda original: lambda array: devices.place(original(array), ON_CPU))
 
 
-def _landing(original: Function, devices: Devices) -> Function:
+def _landing(original: Function, devices: Devices, *, from_nothing: bool) -> Function:
+    """`from_nothing`: what is made without naming a device is on the CPU, and not where another tensor is."""
+
     def make(*args: Any, **kwargs: Any) -> Any:
-        index = devices.asked(kwargs.get("device"))
+        device = kwargs.get("device")
+        index = devices.asked(device)
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
-        if index is None:
-            return original(*args, **kwargs)
-        kwargs["device"] = CPU
-        return devices.place(original(*args, **kwargs), index)
+        if index is not None:
+            kwargs["device"] = CPU
+        elif from_nothing and device is None and default_device.CURRENT_DEVICE is None:
+            index = ON_CPU
+        made = original(*args, **kwargs)
+        return made if index is None else devices.place(made, index)
 
     return make
 
@@ -135,10 +146,14 @@ def _make_tensors_land(devices: Devices) -> None:
     wrap(tensor, "to", lambda original: _moving(original, devices))
     wrap(tensor, "get_device", lambda original: _telling_device(original, devices))
     tensor.cuda = _to_cuda(devices)
-    tensor.cpu = _to_cpu
+    tensor.cpu = _to_cpu(devices)
     tensor.pin_memory = lambda self, device=None: self
     tensor.record_stream = lambda self, stream: None
     tensor.is_cuda = property(_is_cuda(tensor.is_cuda, devices))
+    for kind in (tensor, nn.Parameter):
+        wrap(kind, "__deepcopy__", lambda original: _copying(original, devices))
+    parameter: Any = nn.Parameter
+    parameter.__new__ = _wrapping(parameter.__new__, devices)
     for storage in (torch.UntypedStorage, torch.TypedStorage):
         wrap(storage, "cuda", lambda original: lambda self, *args, **kwargs: self)
         wrap(storage, "pin_memory", lambda original: lambda self, *args, **kwargs: self)
@@ -147,11 +162,11 @@ def _make_tensors_land(devices: Devices) -> None:
 def _moving(original: Function, devices: Devices) -> Function:
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         target = kwargs.get("device", args[0] if args else kwargs.get("other"))
-        index = devices.of(target) if isinstance(target, torch.Tensor) else devices.asked(target)
+        index = _target(target, devices)
         if index is None:
             moved = original(self, *args, **kwargs)
             leaves = target == "cpu" or target == CPU
-            return moved.clone() if leaves and moved is self else moved
+            return _arrived(self, moved, ON_CPU, devices) if leaves else moved
         if "device" in kwargs:
             kwargs["device"] = CPU
         elif not isinstance(target, torch.Tensor):
@@ -159,6 +174,14 @@ def _moving(original: Function, devices: Devices) -> Function:
         return _arrived(self, original(self, *args, **kwargs), index, devices)
 
     return to
+
+
+def _target(target: Any, devices: Devices) -> int | None:
+    """The virtual device that a call of `to` names, by itself or by a tensor that is there."""
+    if not isinstance(target, torch.Tensor):
+        return devices.asked(target)
+    index = devices.of(target)
+    return None if index == ON_CPU else index
 
 
 def _arrived(before: torch.Tensor, moved: torch.Tensor, index: int, devices: Devices) -> Any:
@@ -180,15 +203,18 @@ def _to_cuda(devices: Devices) -> Function:
     return cuda
 
 
-def _to_cpu(self: torch.Tensor, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
-    """Always a copy, as from a device: a `state_dict` kept with `.cpu()` must not follow the training."""
-    return self.clone(memory_format=memory_format)
+def _to_cpu(devices: Devices) -> Function:
+    """A copy, as from a device: a `state_dict` kept with `.cpu()` must not follow the training."""
+
+    def cpu(self: torch.Tensor, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
+        return self.to(CPU, memory_format=memory_format)
+
+    return cpu
 
 
 def _telling_device(original: Function, devices: Devices) -> Function:
     def get_device(self: torch.Tensor) -> int:
-        index = devices.of(self)
-        found: int = original(self) if index is None or _torch_asks() else index
+        found: int = original(self) if _torch_asks() else devices.believed(self)
         return found
 
     return get_device
@@ -196,9 +222,29 @@ def _telling_device(original: Function, devices: Devices) -> Function:
 
 def _is_cuda(original: Any, devices: Devices) -> Function:
     def is_cuda(self: torch.Tensor) -> bool:
-        return bool(original.__get__(self)) or (devices.of(self) is not None and not _torch_asks())
+        return bool(original.__get__(self)) or (not _torch_asks() and devices.believed(self) != ON_CPU)
 
     return is_cuda
+
+
+def _copying(original: Function, devices: Devices) -> Function:
+    def deepcopy(self: torch.Tensor, memo: Any) -> Any:
+        where = devices.of(self)
+        copy = original(self, memo)
+        return copy if where is None else devices.place(copy, where)
+
+    return deepcopy
+
+
+def _wrapping(original: Function, devices: Devices) -> Any:
+    """A parameter is where the tensor is that it is made of."""
+
+    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        where = None if data is None else devices.of(data)
+        made = original(cls, data, requires_grad)
+        return made if where is None else devices.place(made, where)
+
+    return staticmethod(new)
 
 
 def _torch_asks() -> bool:
@@ -215,13 +261,16 @@ def _make_modules_land(devices: Devices) -> None:
     wrap(module, "to", lambda original: _moving_module(original, devices))
     wrap(module, "to_empty", lambda original: _moving_module(original, devices))
     module.cuda = lambda self, device=None: _placed(self, devices.index(device), devices)
+    wrap(module, "cpu", lambda original: lambda self: _placed(original(self), ON_CPU, devices))
 
 
 def _moving_module(original: Function, devices: Devices) -> Function:
     def to(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         target = kwargs.get("device", args[0] if args else None)
-        index = devices.of(target) if isinstance(target, torch.Tensor) else devices.asked(target)
+        index = _target(target, devices)
         if index is None:
+            if target == "cpu" or target == CPU:
+                _placed(self, ON_CPU, devices)
             return original(self, *args, **kwargs)
         if "device" in kwargs:
             kwargs["device"] = CPU
