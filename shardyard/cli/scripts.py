@@ -75,7 +75,11 @@ def submit_script(code: Code, spec: dict[str, Any], service: Service, *, dry_run
             job = _submit(client, _complete(spec, bundle, code, entry), file, bundle, notes)
         if follow:
             notes.print(f"{job['name']} is {job['state']}: {job['id']}")
-            raise typer.Exit(followed(client, job["id"], service.as_json, prints_lines=True))
+            ended = followed(client, job["id"], service.as_json, prints_lines=True)
+            if ended == 1:
+                for note in _missed(client.job(job["id"]), chosen):
+                    notes.print(note)
+            raise typer.Exit(ended)
     return print_submitted(job, service.as_json)
 
 
@@ -231,6 +235,18 @@ def _notes(spec: dict[str, Any], code: Code, entry: str, chosen: Selection) -> I
             f"{printable(entry)} reads its local rank, as scripts for torchrun do: "
             "--strategy ddp would start one process per device"
         )
+
+
+def _missed(status: dict[str, Any], chosen: Selection) -> Iterator[str]:
+    """What a script that failed did not find because it was not sent."""
+    words = (status.get("error") or {}).get("message") or ""
+    if "No such file or directory" not in words:
+        return
+    for one in chosen.left_out:
+        path = one.path.rstrip("/")
+        if re.search(rf"['\"/]{re.escape(path)}['\"/]", words):
+            remedy = f"; --include {printable(path)} sends it" if one.why == ".gitignore" else ""
+            yield f"{printable(one.path)} was not sent ({one.why}){remedy}"
 
 
 def _is_for_torchrun(script: Path) -> bool:

@@ -452,6 +452,22 @@ def test_a_script_is_followed_line_by_line_to_its_end(
     assert f"digits is running: {JOB}" in captured.err
 
 
+def test_a_script_that_misses_what_was_not_sent_is_told_so(
+    service: Stub, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for directory in ("data", "other"):
+        (project / directory).mkdir()
+        (project / directory / "a.csv").write_text("")
+    (project / ".gitignore").write_text("data/\nother/\n")
+    message = "FileNotFoundError: [Errno 2] No such file or directory: 'data/a.csv'"
+    service.on("POST", "/v1/jobs", (201, STATUS))
+    service.on("GET", f"/v1/jobs/{JOB}", (200, FAILED | {"error": {"message": message}}))
+    assert run("submit", "--script", "train.py") == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == "data/ was not sent (.gitignore); --include data sends it"
+    assert not any(line.startswith("other/") for line in said)
+
+
 def test_a_rehearsal_says_that_it_is_one_when_it_ends(
     service: Stub, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
