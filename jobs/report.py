@@ -561,6 +561,8 @@ class Aggregator:
             return f"no {self._main} step has been seen"
         if self._crowded and field.startswith(("per_device.", "balance.")):
             return "several processes used one device at once"
+        if field == "per_device.ms_per_row" and any(device.rows is None for device in report.per_device):
+            return _DEFAULT_REASONS["per_device.rows"]
         if _only_idle_lack(report, field):
             return "a device that got no rows has none"
         if field.startswith("balance.") and self._placed:

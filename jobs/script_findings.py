@@ -78,7 +78,9 @@ def how_it_ran(processes: Iterable[Process]) -> str:
         how = "made no process group"
     else:
         how = f"made a process group of {largest.world_size} ({largest.backend})"
-    return f"the script {what or 'wrapped no module'} and {how}, as far as the probe saw"
+    children = sum(process.source != 0 and process.worked for process in listed)
+    who = f"; the work was done by {_count(children, 'process', 'processes')} that it started" if children else ""
+    return f"the script {what or 'wrapped no module'} and {how}, as far as the probe saw{who}"
 
 
 def remarks_on_rows(sight: Sight) -> Iterator[str]:
@@ -153,10 +155,12 @@ def _no_work_done(sight: Sight) -> Iterator[Finding]:
     if not sight.succeeded or any(process.activity is None for process in sight.processes if process.source == 0):
         return
     printed = f'; the last line it printed: "{sight.last_line[:MAX_LINE]}"' if sight.last_line else ""
-    gpu = any(word in sight.last_line.lower() for word in ("gpu", "cuda"))
     suggestion = "see in its log why it ended: it may need arguments, or what its main block asks for was not there"
-    if sight.virtual and not sight.spec.rehearsal and (gpu or not sight.last_line):
-        suggestion = "if it looks for GPUs, submit it with program.rehearse set to true, or to a pool that has GPUs"
+    if sight.virtual and not sight.spec.rehearsal:
+        suggestion = (
+            "if it looks for GPUs, there are none here: submit it with program.rehearse set to true, or to a pool that "
+            "has GPUs; else see in its log why it ended"
+        )
     yield Finding(
         "no-work-done",
         "warning",
@@ -336,7 +340,7 @@ def _better_batches(code: str, full: Sequence[int], load: Loaded | None, by_load
             return f"{subject} {' or '.join(map(str, fits))}"
     if not by_loader:
         return "make every batch a multiple of the number of devices"
-    if code == "ragged-last-batch" and _is_even(size, devices, rows, drop_last=True):
+    if _is_even(size, devices, rows, drop_last=True):
         return "pass drop_last=True to your DataLoader"
     fits = _sizes(size, devices, rows, lambda other: _is_even(other, devices, rows, drop_last=True))
     if fits:

@@ -247,6 +247,12 @@ def test_a_last_batch_that_no_size_avoids_can_be_dropped() -> None:
     assert found["ragged-last-batch"] == "pass drop_last=True to your DataLoader"
 
 
+def test_an_idle_end_of_an_even_batch_size_is_dropped_rather_than_all_batches_changed() -> None:
+    found = data_parallel([[4, 4, 4, 4]] * 3 + [[1, 1, 0, 0]], loaded(50, 16, 50))
+
+    assert found["idle-devices"] == "pass drop_last=True to your DataLoader"
+
+
 def test_a_batch_smaller_than_the_devices_is_named() -> None:
     found = data_parallel([[1, 1, 0, 0]] * 3, loaded(6, 2, 6))
 

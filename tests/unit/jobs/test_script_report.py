@@ -161,6 +161,7 @@ def test_children_that_form_a_group_are_the_ranks_and_the_parent_holds_nobody_ba
 
     assert counted(report) == {("train", "", (8, 8)): 3}
     assert [device.rank for device in report.devices] == [0, 1]
+    assert report.notes["strategy"].endswith("; the work was done by 2 processes that it started")
 
 
 def test_a_second_generation_of_children_goes_on_counting() -> None:
