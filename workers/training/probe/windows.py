@@ -14,7 +14,7 @@ from workers.training.probe.shapes import rows_of
 from workers.training.probe.steps import DdpTimes, Owed, Shard, Splits, Timed, sampled
 
 #: Forwards that wait for their optimizer step. A program that has more of them takes no steps that can be seen.
-MAX_WAITING = 1024
+MAX_WAITING = 512
 #: After so many times without a step it is said that there are none.
 MANY = 64
 ACTIVITY_SECONDS = 2.0
@@ -117,6 +117,7 @@ class Windows:
         self._load = Load()
         self._noted: set[tuple[str, str]] = set()
         self._manual = False  # gradients are made, and no optimizer uses them
+        self._blind = False  # there are optimizers, and their steps are not seen
         self._stepless = 0  # times that forwards were sent without a step
         self._told = self._rated = time.perf_counter()
         self._rows_since = 0
@@ -162,6 +163,7 @@ class Windows:
     def _add(self, forward: Forward) -> None:
         self._window.forwards.append(forward)
         if len(self._window.forwards) >= MAX_WAITING:
+            self._blind = self._blind or not self.steps
             self._close_without_steps()
 
     def settle(self) -> None:
@@ -169,7 +171,7 @@ class Windows:
         undecided, self._undecided = self._undecided, None
         if undecided is not None:
             self._send_eval(undecided)
-        if self._window.forwards and not self.models.has_optimizers:
+        if self._window.forwards and (self._blind or not self.models.has_optimizers):
             self._close_without_steps()
 
     # -- backward and steps ----------------------------------------------------------------------
