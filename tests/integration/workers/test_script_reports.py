@@ -1,0 +1,112 @@
+"""What the report and the progress of a real script say: the same program, right and wrong."""
+
+import json
+from typing import Any, cast
+
+import pytest
+
+from jobs import wire
+from jobs.state import Reason, State
+from tests.integration.workers.service import TENANT, Service, eventually
+
+pytestmark = pytest.mark.integration
+
+#: Trains on 203 rows in batches of 32, for two epochs. Its arguments leave something out.
+TRAIN = """
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+without = sys.argv[1:]
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+if "group" not in without:
+    dist.init_process_group("gloo")
+data = TensorDataset(torch.randn(203, 4), torch.randint(0, 2, (203,)))
+sampler = None if "sampler" in without else DistributedSampler(data, world, rank)
+model = torch.nn.Linear(4, 2)
+if "wrapper" not in without:
+    model = DistributedDataParallel(model)
+if "second" in without and rank == 1:
+    sys.exit()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(2):
+    for x, y in DataLoader(data, batch_size=32, sampler=sampler):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+if "group" not in without:
+    dist.destroy_process_group()
+"""
+
+
+def trained(service: Service, *without: str) -> dict[str, Any]:
+    """The report of two ranks."""
+    job = service.run_script({"train.py": TRAIN}, *without, strategy="ddp", devices=2)
+    assert service.ended(job).state is State.SUCCEEDED
+    return service.report(job)
+
+
+def found(report: dict[str, Any]) -> dict[str, str]:
+    return {finding["code"]: finding["message"] for finding in report["findings"]}
+
+
+def splits(report: dict[str, Any]) -> dict[tuple[int, ...], int]:
+    return {tuple(pattern["rows"]): pattern["steps"] for pattern in report["patterns"]}
+
+
+def test_ranks_that_share_a_data_set_get_what_their_sampler_gives_them(service: Service) -> None:
+    report = trained(service)
+
+    assert splits(report) == {(32, 32): 6, (6, 6): 2}
+    assert set(found(report)) == {"sampler-padding"}
+    assert report["prediction"]["matches"] is None
+
+
+def test_ddp_without_a_distributed_sampler_is_said_to_do_everything_twice(service: Service) -> None:
+    report = trained(service, "sampler")
+
+    assert splits(report) == {(32, 32): 12, (11, 11): 2}
+    assert "406 rows were processed in one pass, 203 of them distinct" in found(report)["duplicated-work"]
+
+
+def test_two_trainings_beside_each_other_are_no_distributed_one(service: Service) -> None:
+    report = trained(service, "group", "wrapper", "sampler")
+
+    assert set(found(report)) == {"duplicated-work"}
+    assert "2 processes without a process group" in found(report)["duplicated-work"]
+
+
+def test_a_model_that_was_not_wrapped_drifts_apart(service: Service) -> None:
+    assert "unsynchronised-ranks" in found(trained(service, "wrapper"))
+
+
+def test_a_rank_that_leaves_the_others_waiting_is_named(service: Service) -> None:
+    job = service.run_script({"train.py": TRAIN}, "second", strategy="ddp", devices=2, limits={"wall_seconds": 2.0})
+    assert service.ended(job).reason is Reason.WALL_LIMIT
+    report = service.report(job)
+
+    assert found(report)["fewer-processes"].endswith("rank 1 ran no forward and no step")
+    assert "rank 0 had begun step 0 (train) and not finished it" in report["notes"]["patterns.steps"]
+
+
+def test_a_success_that_did_nothing_says_what_it_printed_last(service: Service) -> None:
+    job = service.run_script({"train.py": "print('no GPU here, bye')"})
+    assert service.ended(job).state is State.SUCCEEDED
+
+    assert 'the last line it printed: "no GPU here, bye"' in found(service.report(job))["no-work-done"]
+
+
+def test_progress_is_read_from_the_bar_that_a_script_draws(service: Service) -> None:
+    source = "import sys\nsys.stderr.write('\\rtrain:  40%|####      | 4/10 [00:04<00:06,  1.00batch/s]')"
+    job = service.run_script({"train.py": source})
+    service.ended(job)
+    key = wire.progress_key(TENANT, job, 1)
+    body = eventually(lambda: service.store.client.get(key), "progress is published")
+    progress = json.loads(cast(bytes, body))
+
+    assert (progress["step"], progress["steps"], progress["unit"], progress["source"]) == (4, 10, "batch", "tqdm")
+    assert (progress["fraction"], progress["eta_seconds"], progress["steps_seen"]) == (0.4, 6, 0)
