@@ -11,6 +11,7 @@ Nothing in here may break a child, or keep it from ending.
 
 import atexit
 import contextlib
+import ctypes
 import json
 import os
 import socket
@@ -94,6 +95,11 @@ class SocketSink(ChannelSink):
                 self._told_to_stop = self._socket.recv(1, socket.MSG_DONTWAIT) == STOPPING
         return self._told_to_stop
 
+    def abandon(self) -> None:
+        super().abandon()
+        if self._socket is not None:
+            self._socket.close()  # else the connection would outlive the parent
+
     def _run(self) -> None:
         try:
             self._socket = _dial(self._address)
@@ -108,6 +114,7 @@ class SocketSink(ChannelSink):
                 self._changed.notify_all()
 
     def _write(self, packet: bytes) -> None:
+        # Not to a descriptor: a program that closes those that are not its own may have a file there by now.
         assert self._socket is not None
         self._socket.sendall(packet, socket.MSG_NOSIGNAL)
 
@@ -119,11 +126,17 @@ def _dial(address: str) -> socket.socket:
         OSError: nobody listens there, or we are not wanted.
     """
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(ADMISSION_SECONDS)
-    connection.connect(address)
-    if connection.recv(1) != ADMITTED:
-        raise ConnectionRefusedError(address)
+    try:
+        connection.settimeout(ADMISSION_SECONDS)
+        connection.connect(address)
+        if connection.recv(1) != ADMITTED:
+            raise ConnectionRefusedError(address)
+    except OSError:
+        connection.close()
+        raise
     connection.settimeout(SEND_SECONDS)
+    # It stays open to the very end, where Python would warn some programs of that.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
     return connection
 
 
