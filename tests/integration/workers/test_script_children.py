@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from jobs import layout, metrics
 from jobs.state import State
 from tests.integration.workers.service import Service
 
@@ -121,3 +122,79 @@ def test_each_process_of_a_group_is_a_device_with_the_rows_that_its_sampler_gave
     assert patterns == {((10, 10), 4), ((5, 5), 2)}
     assert [device["rows"] for device in report["per_device"]] == [50, 50]
     assert not {"no-work-done", "idle-devices", "fewer-processes"} & {one["code"] for one in report["findings"]}
+
+
+def test_a_child_that_is_killed_has_told_what_it_did(service: Service) -> None:
+    main = """
+import multiprocessing, os, signal, time
+import torch
+
+def train():
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(6, 4)).sum().backward()
+        optimizer.step()
+    time.sleep(0.6)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+process = multiprocessing.get_context("fork").Process(target=train)
+process.start()
+process.join()
+assert process.exitcode == -9
+"""
+    report = ended(service, main)
+    assert [(pattern["rows"], pattern["steps"]) for pattern in report["patterns"]] == [([6, 0], 3)]
+
+
+def test_workers_of_a_data_loader_are_not_taken_for_processes_that_train(service: Service) -> None:
+    main = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Features(Dataset):
+    extract = torch.nn.Linear(4, 4)
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        with torch.no_grad():
+            return self.extract(torch.ones(1, 4))[0], index % 2
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x, y in DataLoader(Features(), batch_size=5, num_workers=2):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+    report = ended(service, main)
+    assert [(pattern["phase"], pattern["rows"], pattern["steps"]) for pattern in report["patterns"]] == [
+        ("train", [5, 0], 4)
+    ]
+
+
+def test_what_a_child_in_an_environment_of_its_own_does_is_said_not_to_be_seen(service: Service) -> None:
+    main = """
+import subprocess, sys
+
+busy = "import time; ends = time.process_time() + 1.5\\nwhile time.process_time() < ends: pass"
+subprocess.run([sys.executable, "-c", busy], env={}, check=True)
+"""
+    report = ended(service, main)
+    assert "no-work-done" in {one["code"] for one in report["findings"]}
+    assert "an environment of their own" in report["notes"]["per_device"]
+
+
+def test_what_forked_processes_log_belongs_to_their_devices(service: Service) -> None:
+    logs = TRAIN.replace("    dist.destroy", "    job.log('done', rank)\n    dist.destroy").replace(
+        "import os, socket", "import os, socket\nfrom shardyard import job"
+    )
+    job = service.run_script({"train.py": logs, "main.py": FORK}, entrypoint="main.py", devices=2)
+    assert service.ended(job, seconds=60).state is State.SUCCEEDED
+    series = metrics.read(layout.metrics_file(service.files(job)))
+    done = {(one.device, point.value) for one in series if one.name == "done" for point in one.points}
+    assert done == {(-1, 0.0), (1, 1.0)}
