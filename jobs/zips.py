@@ -153,8 +153,6 @@ def _central_directory(file: BinaryIO, count: int, start: int, length: int) -> I
         raw_name = directory[names_at : names_at + name_bytes]
         extra = directory[names_at + name_bytes : names_at + name_bytes + extra_bytes]
         at = names_at + name_bytes + extra_bytes + comment_bytes
-        if at > len(directory):
-            raise BadBundle("the zip's directory ends within an entry")
         header = _Header(
             flags=fields[3],
             method=fields[4],
@@ -170,7 +168,7 @@ def _central_directory(file: BinaryIO, count: int, start: int, length: int) -> I
         _check(header, disk=fields[13])
         yield header
     if at != len(directory):
-        raise BadBundle("the zip's directory is longer than its entries")
+        raise BadBundle("the zip's directory is not as long as its entries")
 
 
 def _decoded(raw_name: bytes) -> str:

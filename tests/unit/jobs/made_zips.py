@@ -97,7 +97,7 @@ def _local(says: Mapping[str, Any]) -> bytes:
 
 def _central(says: Mapping[str, Any]) -> bytes:
     numbers = (20, 20, says["flags"], says["method"], 0, 33, says["crc"], says["packed"], says["size"])
-    lengths = (len(says["name"]), len(says["extra"]), 0)
+    lengths = (says.get("name_bytes", len(says["name"])), len(says["extra"]), 0)
     places = (says["disk"], 0, says["mode"] << 16, says["offset"])
     return struct.pack("<4s6H3L5H2L", b"PK\1\2", *numbers, *lengths, *places) + bytes(says["name"] + says["extra"])
 

@@ -55,8 +55,9 @@ ATTACKS: dict[str, tuple[bytes, str]] = {
     ),
     "a zip in the comment": (zipped(PLAIN, comment=zipped(Part("other.py"))), "not where"),
     # -- the directory lies --------------------------------------------------------------------------
-    "fewer entries than it has": (zipped(PLAIN, Part("b"), count=1), "longer than its entries"),
+    "fewer entries than it has": (zipped(PLAIN, Part("b"), count=1), "not as long as its entries"),
     "more entries than it has": (zipped(PLAIN, count=2), "shorter than"),
+    "a name that reaches out of the directory": (zipped(Part("a", central={"name_bytes": 9})), "not as long"),
     "a directory elsewhere": (zipped(PLAIN, start=3), "not where"),
     "a directory beyond the end": (zipped(PLAIN, start=1 << 31), "not where"),
     "a directory without end": (zipped(PLAIN, length=1 << 31), "at most .* are read"),
@@ -334,6 +335,15 @@ def test_what_usual_tools_pack_is_unpacked_as_it_was(
     assert all((out / name).read_bytes() == data for name, data in TREE.items())
     assert os.access(out / "run.sh", os.X_OK)
     assert not os.access(out / "train.py", os.X_OK)
+
+
+def test_a_descriptor_may_leave_its_signature_out(tmp_path: Path) -> None:
+    told = Part("a").truth
+    behind = made_zips.descriptor(told["crc"], told["packed"], told["size"])
+    path = tmp_path / "bundle.zip"
+    for descriptor in (behind, behind[4:]):
+        path.write_bytes(zipped(Part("a", flags=UTF8 | DESCRIBED, descriptor=descriptor), Part("b")))
+        assert [file.path for file in bundles.inspect(path).files] == ["a", "b"]
 
 
 def test_modes_are_the_umasks_and_not_the_zips(tmp_path: Path) -> None:
