@@ -36,6 +36,7 @@ from jobs.telemetry import (
     Note,
     Outcome,
     Outline,
+    Returned,
     Shape,
     Split,
     Step,
@@ -185,6 +186,7 @@ class Aggregator:
         self._patterns: dict[_PatternKey, _Count] = {}
         self._other = _Count(None)
         self._divided: dict[tuple[str, str], set[tuple[int, ...]]] = {}  # by phase and module: splits of forwards
+        self._divided_ways = 0
         self._found: dict[int, DeviceInfo] = {}
         self._drivers: dict[int, int] = {}  # by device: the rank that used it first
         self._absent_from: dict[int, int] = {}
@@ -222,7 +224,9 @@ class Aggregator:
             case Note():
                 self._take_note(record)
             case Outcome():
-                process.outcome = process.outcome or record
+                process.outcome = record
+            case Returned():
+                process.outcome = process.outcome or record.outcome  # it may hang in what is left to run
             case Group():
                 self._take_group(process, record)
             case Wrapped():
@@ -301,12 +305,13 @@ class Aggregator:
         """What nobody has said about a script, and one forward shows."""
         for device in split.devices:
             self._drivers.setdefault(device, process.rank)
-        rows = tuple(count for count in split.rows if count is not None)
         if len(split.devices) > 1:
             self._scatters, self._gathers_on = True, split.devices[0]
-        known = self._divided.setdefault((split.phase, split.module), set())
-        if len(rows) == len(split.rows) and len(known) < MAX_PATTERNS and len(self._divided) <= MAX_PATTERNS:
-            known.add(rows)
+        rows = tuple(count for count in split.rows if count is not None)
+        if len(rows) == len(split.rows) and self._divided_ways < MAX_PATTERNS:
+            ways = self._divided.setdefault((split.phase, split.module), set())
+            self._divided_ways += rows not in ways
+            ways.add(rows)
 
     def _take_step(self, process: Process, step: Step) -> list[ShardLine]:
         if not 0 <= process.rank < MAX_RANKS or step.phase not in PHASES:
@@ -472,6 +477,7 @@ class Aggregator:
             final=final,
             succeeded=final and self._complete,
             last_line=last_line,
+            blind="; ".join(self._rank_notes.get("per_device", [])),
             now=now,
         )
 

@@ -25,7 +25,8 @@ MAX_NAMES = 8
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """All that was seen of a script. `divided` has the splits of single forwards, by module, in the main phase."""
+    """All that was seen of a script. `divided` has the splits of single forwards, by module, in the main phase;
+    `last_line` is what it printed last, and `blind` says where nobody could look."""
 
     spec: JobSpec
     virtual: bool
@@ -36,6 +37,7 @@ class Sight:
     final: bool
     succeeded: bool
     last_line: str
+    blind: str
     now: float | None
 
     @property
@@ -153,6 +155,14 @@ def _longest(now: float | None, stuck: Sequence[Process]) -> float | None:
 def _no_work_done(sight: Sight) -> Iterator[Finding]:
     """A script that looked for GPUs, found none and ended with 0 is the most dangerous success."""
     if not sight.succeeded or any(process.activity is None for process in sight.processes if process.source == 0):
+        return
+    if sight.blind:
+        yield Finding(
+            "no-work-done",
+            "info",
+            f"the script ended with 0; {sight.blind}",
+            "if that was its work, have the script train in its own process, by multiprocessing, or by its own Python",
+        )
         return
     printed = f'; the last line it printed: "{sight.last_line[:MAX_LINE]}"' if sight.last_line else ""
     suggestion = "see in its log why it ended: it may need arguments, or what its main block asks for was not there"

@@ -231,7 +231,9 @@ class Watch:
                 self._out.record(rank.number, Note(FIELD, UNSEEN.format(spent)))
         self._out.rank_ended(rank.number)
         if rank.outcome is None and self._left_well(rank):
-            self._over(rank, Outcome(rank.number, 0))
+            outcome = Outcome(rank.number, 0)
+            self._out.record(rank.number, outcome)
+            self._over(rank, outcome)
         elif rank.outcome is None:
             self._fail(rank, None)
 

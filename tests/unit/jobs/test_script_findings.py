@@ -3,7 +3,7 @@
 import pytest
 
 from jobs.report import Aggregator, Report
-from jobs.telemetry import Outcome, Step, Wrapped
+from jobs.telemetry import Note, Outcome, Returned, Step, Wrapped
 from tests.unit.jobs.script_streams import (
     DDP,
     IDLE,
@@ -62,6 +62,25 @@ def test_a_failure_that_did_nothing_has_an_error_and_needs_no_finding() -> None:
 
 def test_where_the_probe_could_not_count_nothing_is_claimed() -> None:
     assert findings(final(told())) == {}
+
+
+def test_work_that_nobody_could_see_is_not_called_idleness() -> None:
+    script = told()
+    feed(script, [IDLE, Note("per_device", "no forward and no step was seen, while programs computed for 9.0 s")])
+    finding = findings(final(script))["no-work-done"]
+
+    assert finding.severity == "info"
+    assert (
+        finding.message == "the script ended with 0; no forward and no step was seen, while programs computed for 9.0 s"
+    )
+
+
+def test_a_rank_that_was_killed_after_its_work_had_done_it() -> None:
+    script = told()
+    feed(script, [IDLE, Returned(Outcome(0, 0), "threads")])
+    script.rank_ended(0)
+
+    assert "no-work-done" in findings(script.snapshot(final=True))
 
 
 def test_children_that_trained_are_work() -> None:
