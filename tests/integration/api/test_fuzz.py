@@ -4,6 +4,7 @@
 unless `SHARDYARD_FUZZ_SEED` says otherwise.
 """
 
+import hashlib
 import os
 import zlib
 from collections.abc import Iterator
@@ -30,10 +31,13 @@ from jobs.state import Reason
 from tests.integration.api.conftest import ADMIN, bearer
 from tests.integration.redis_server import running_redis
 from tests.unit.api.records import a_spec, node_info
+from tests.unit.jobs.made_zips import Part, zipped
 
 pytestmark = pytest.mark.integration
 
 EXAMPLES = int(os.environ.get("SHARDYARD_FUZZ_EXAMPLES", "30"))
+CODE = zipped(Part("train.py"))
+BUNDLE = f"sha256:{hashlib.sha256(CODE).hexdigest()}"
 SEED = int(os.environ.get("SHARDYARD_FUZZ_SEED", "1"))
 CHECKS = [
     checks.not_a_server_error,
@@ -60,6 +64,17 @@ class Target:
         if number % 2 == 0 or not known:
             return self._new_job()
         return str(known[number % len(known)], "ascii")
+
+    def bundle(self) -> str:
+        """A bundle that is there."""
+        nonce = "0" * 32
+        file = layout.bundle_file(self._storage, "default", BUNDLE, nonce)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(CODE)
+        self._control.run(
+            store.put_bundle("default", BUNDLE, nonce, size=len(CODE), files=1, unpacked=15, quota=1 << 30)
+        )
+        return BUNDLE
 
     def _new_job(self) -> str:
         job = str(uuid_utils.uuid7())
@@ -140,6 +155,8 @@ def test_no_made_up_request_finds_a_fault(
                 case.path_parameters["path"] = "report.json"
             if "against" in case.query and number % 3 == 0:
                 case.query["against"] = case.path_parameters["job"]
+        if "bundle" in case.path_parameters and len(case.path_parameters["bundle"]) % 2:
+            case.path_parameters["bundle"] = target[0].bundle()
         case.call_and_validate(headers=bearer(ADMIN), checks=CHECKS)
 
     try:
