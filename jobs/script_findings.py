@@ -212,9 +212,21 @@ def _idle_all_along(sight: Sight) -> Iterator[Finding]:
             "idle-devices",
             "warning",
             f"{sight.devices} devices were leased, and every forward that was seen ran on one of them",
-            'wrap the model in nn.DataParallel, or use DistributedDataParallel under strategy "ddp", or ask for '
-            "1 device; what the script itself puts on the others (model parallelism) is not seen",
+            _use_of_devices(sight),
         )
+
+
+def _use_of_devices(sight: Sight) -> str:
+    wrapped = any(kind == "DataParallel" for process in sight.processes for kind, _ in process.wrapped)
+    if wrapped and sight.virtual and not sight.spec.rehearsal:
+        return (
+            "DataParallel divides nothing without GPUs: submit the script with program.rehearse set to true, or to a "
+            "pool that has GPUs"
+        )
+    return (
+        'wrap the model in nn.DataParallel, or use DistributedDataParallel under strategy "ddp", or ask for 1 device; '
+        "what the script itself puts on the others (model parallelism) is not seen"
+    )
 
 
 # -- the same work twice, or ranks that drift apart ------------------------------------------------

@@ -128,6 +128,13 @@ def test_devices_that_no_forward_has_used_are_named() -> None:
     assert "ask for 1 device" in finding.suggestion
 
 
+def test_data_parallel_without_gpus_is_told_to_rehearse() -> None:
+    script = told("dp", 2)
+    feed(script, [DATA_PARALLEL, *steps([[8]] * 3), activity(3, 3)])
+
+    assert "program.rehearse" in findings(final(script))["idle-devices"].suggestion
+
+
 # -- the same work twice, and ranks that drift apart -----------------------------------------------
 
 
