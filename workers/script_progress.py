@@ -48,6 +48,7 @@ class ScriptProgress:
         self._speaker: dict[str, int] = {}  # by source of a position: the lowest rank that has spoken
         self._loader: tuple[int, int] | None = None  # rank and number of the DataLoader whose passes are counted
         self._passes = self._steps_before = self._per_pass = 0  # passes that ended, steps until then, and in the last
+        self._batches = 0  # in the last
         self._loss: float | None = None
 
     def feed(self, rank: int, record: AnyRecord, source: int = 0) -> bool:
@@ -65,10 +66,12 @@ class ScriptProgress:
                 return False
             case Metric(name="loss", device=-1):
                 self._loss = record.value
-            case Progress(source="job" | "tqdm" | "loader"):
+            case Progress(source="job" | "tqdm"):
                 self._take(record.source, self._rank(process), _Position(record.step, record.steps, record.unit))
+            case Progress(source="loader"):
+                self._load(self._rank(process), record)
             case Loaded(trained=True, complete=True):
-                self._passed(self._rank(process), record.loader)
+                self._passed(self._rank(process), record)
             case _:
                 return False
         return True
@@ -108,16 +111,23 @@ class ScriptProgress:
             self._positions[source] = position
             self._paces.setdefault(source, Pace()).add(monotonic(), position.done)
 
-    def _passed(self, rank: int, loader: int) -> None:
+    def _load(self, rank: int, record: Progress) -> None:
+        """How far a pass is. A loader of another length than the one that is trained on is for evaluation."""
+        if not self._passes or record.steps == self._batches:
+            self._take("loader", rank, _Position(record.step, record.steps, record.unit, self._passes + 1))
+
+    def _passed(self, rank: int, loaded: Loaded) -> None:
         """A pass over a DataLoader took so many steps; the next one is expected to take as many."""
         if self._loader is None:
-            self._loader = rank, loader
+            self._loader = rank, loaded.loader
         done = self._done.get("train", {}).get(rank, 0)
-        if self._loader != (rank, loader) or done == self._steps_before:
+        if self._loader != (rank, loaded.loader) or done == self._steps_before:
             return
-        self._passes += 1
+        self._passes, self._batches = self._passes + 1, loaded.batches
         self._per_pass, self._steps_before = done - self._steps_before, done
         self._within(self._per_pass, self._passes)
+        if "loader" in self._speaker:
+            self._positions["loader"] = _Position(loaded.batches, loaded.batches, "batch", self._passes)
 
     def _within(self, done: int, epoch: int) -> None:
         if "loader" not in self._speaker and done <= self._per_pass:

@@ -103,9 +103,16 @@ def test_the_passes_of_a_second_loader_are_not_counted_as_well() -> None:
 
 
 def test_what_the_probe_says_of_the_loader_comes_before_what_is_reckoned() -> None:
-    snapshot = shown(told(step(0), loaded(0), step(1), Progress(3, 20, "batch", "loader"), step(2)))
+    snapshot = shown(told(step(0), loaded(0), step(1), Progress(3, 5, "batch", "loader"), step(2)))
 
-    assert (snapshot["step"], snapshot["steps"], snapshot["unit"]) == (3, 20, "batch")
+    assert (snapshot["epoch"], snapshot["step"], snapshot["steps"], snapshot["unit"]) == (2, 3, 5, "batch")
+
+
+def test_a_loader_of_another_length_is_not_what_the_script_trains_on() -> None:
+    told_of_both = told(Progress(4, 5, "batch", "loader"), step(0), loaded(0), Progress(9, 30, "batch", "loader"))
+
+    snapshot = shown(told_of_both)
+    assert (snapshot["epoch"], snapshot["step"], snapshot["steps"]) == (1, 5, 5)
 
 
 def test_processes_that_the_script_started_are_counted_by_their_rank_in_the_group() -> None:
