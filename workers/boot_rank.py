@@ -20,13 +20,13 @@ def main() -> NoReturn:
         packages: Any = _packages()
         with packages.importing(packages.borrowed(found["lent"])):
             sys.modules["workers.packages"] = packages
-            from workers import cold, endings
+            from workers import cold
 
-            program, seat, sink = cold.begin(found)
+            run = cold.begin(found)
     except BaseException:  # noqa: BLE001  (whatever it is, the rank cannot go on)
         traceback.print_exc()
         os._exit(EXIT_BROKEN)
-    endings.run(program, seat.rank, sink, seat.command)
+    run()
 
 
 def _read(paper: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ standard library and msgspec, which we bring along for a Python like ours (`work
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -71,8 +72,8 @@ def become(python: Path, seat: Seat, script: Script) -> NoReturn:
 # -- below here everything runs in the new Python ----------------------------------------------------
 
 
-def begin(found: dict[str, Any]) -> tuple[endings.Program, Seat, Any]:
-    """Take over from the forked rank. Nothing of ours is imported after this."""
+def begin(found: dict[str, Any]) -> Callable[[], NoReturn]:
+    """Take over from the forked rank. What comes back runs the script to its end; nothing of ours is imported in it."""
     handover = Handover.decode(found)
     seat = handover.seat
     for fd in seat.descriptors:
@@ -82,7 +83,8 @@ def begin(found: dict[str, Any]) -> tuple[endings.Program, Seat, Any]:
     opened = seat.open()
     opened.sink.emit(RankUp(seat.rank, os.getpid(), seat.threads, _torch_version()))
     isolation.know_plain_path(sys.path[1:])
-    return prepare(handover.script, opened.context), seat, opened.sink
+    program = prepare(handover.script, opened.context)
+    return lambda: endings.run(program, opened.context, opened.sink, seat.command)
 
 
 def _torch_version() -> str:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from jobs.telemetry import Outcome, Returned
-from workers.training.context import ChannelSink, RankContext, RejectedByWorker, Stopped
+from workers.training.context import ChannelSink, NullSink, RankContext, RejectedByWorker, Sink, Stopped
 
 MAX_TRACEBACK = 64 * 1024
 MAX_MESSAGE = 2000
@@ -47,23 +47,23 @@ def run(program: Program, context: RankContext, sink: ChannelSink, command: int)
     What is reported is all that happened: the word to leave, not a collective, is the ranks' closing barrier.
     A child that the program has forked comes here too, when it ends as the program does; it has nobody to report to.
     """
-    me = os.getpid()
-    rank = context.rank
+    me, rank = os.getpid(), context.rank
     outcome = _outcome_of(program.run, rank)
-    sink.emit(Returned(outcome, "threads"))
-    if outcome.exit_code:
+    report: Sink = sink if os.getpid() == me else NullSink()
+    report.emit(Returned(outcome, "threads"))
+    if outcome.exit_code and report is sink:
         sink.flush()  # the others may fail next, of this
     with contextlib.suppress(Exception):
         threading._shutdown()  # type: ignore[attr-defined]
-    sink.emit(Returned(outcome, "handlers"))
+    report.emit(Returned(outcome, "handlers"))
     outcome = _run_exit_handlers(outcome, rank, strict=program.strict)
     program.finish()
     if context.streams is not None:
         context.streams.flush()  # the program may have put others in their place
     ctypes.CDLL(None).fflush(None)
-    sink.emit(outcome)
-    sink.close()
-    if os.getpid() == me:
+    if report is sink:
+        sink.emit(outcome)
+        sink.close()
         with contextlib.suppress(OSError):  # a program may close descriptors that are not its own
             os.read(command, 1)  # or end of file; the supervisor has the deadline
     _leave(outcome.exit_code)

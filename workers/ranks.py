@@ -246,7 +246,7 @@ def _run(
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     opened = seat.open(stopping.is_set, launch.data_root)
-    endings.run(_program(orders, opened.context), number, opened.sink, command)
+    endings.run(_program(orders, opened.context), opened.context, opened.sink, command)
 
 
 def _script(orders: Orders) -> Script:
