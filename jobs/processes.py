@@ -5,7 +5,7 @@ A recipe has one process for each rank. A script's rank may have descendants tha
 steps count for the rank that it has in its process group.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -141,7 +141,8 @@ class Process:
     began: Began | None = None
     activity: Activity | None = None
     wrapped: set[tuple[str, str]] = field(default_factory=set)  # kind of wrapper, and class of what is in it
-    passes: OrderedDict[tuple[int, int], Loaded] = field(default_factory=OrderedDict)  # by loader and number
+    passes: OrderedDict[tuple[bool, int], Loaded] = field(default_factory=OrderedDict)  # trained on, and their number
+    passed: Counter[bool] = field(default_factory=Counter)  # passes that were trained on, and others
     batches_loaded: dict[int, int] = field(default_factory=dict)  # by loader, in passes that were trained on
     done: dict[str, int] = field(default_factory=dict)  # by phase: steps, as it counts them itself
     trained_forwards: int = 0
@@ -180,7 +181,8 @@ class Process:
         return max(1, step.step + 1 - before)
 
     def loaded(self, loaded: Loaded) -> None:
-        self.passes[loaded.loader, loaded.number] = loaded
+        self.passes[loaded.trained, self.passed[loaded.trained]] = loaded
+        self.passed[loaded.trained] += 1
         if len(self.passes) > MAX_PASSES:
             self.passes.popitem(last=False)
         if loaded.trained and (loaded.loader in self.batches_loaded or len(self.batches_loaded) < MAX_PASSES):

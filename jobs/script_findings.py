@@ -258,7 +258,8 @@ class _Pass:
 
 
 def _common_pass(trainers: Sequence[Process]) -> _Pass | None:
-    """The latest pass that all ranks have trained on, a complete one if there is any."""
+    """The latest pass that all ranks have trained on, a complete one if there is any. Passes are told by their order:
+    one rank may have made more loaders than another, for evaluation or for what only it does."""
     if len(trainers) < 2:
         return None
     shared = [key for key in trainers[0].passes if all(key in other.passes for other in trainers)]

@@ -65,6 +65,7 @@ def loaded(
     batch_size: int,
     dataset_rows: int,
     *,
+    loader: int = 0,
     number: int = 0,
     digest: int | None = SAME_ROWS,
     shard: tuple[int, int] | None = None,
@@ -77,7 +78,20 @@ def loaded(
     sampler = "RandomSampler" if shard is None else "DistributedSampler"
     counted = -(-rows // batch_size) if batches is None else batches
     return Loaded(
-        *(0, number, counted, rows, dataset_rows, batch_size, sampler, replicas, replica, digest, complete, trained)
+        *(
+            loader,
+            number,
+            counted,
+            rows,
+            dataset_rows,
+            batch_size,
+            sampler,
+            replicas,
+            replica,
+            digest,
+            complete,
+            trained,
+        )
     )
 
 

@@ -152,6 +152,16 @@ def test_ddp_without_a_distributed_sampler_does_the_same_work_on_every_rank() ->
     assert "DistributedSampler" in found["duplicated-work"].suggestion
 
 
+def test_loaders_that_only_one_rank_has_do_not_hide_the_same_work() -> None:
+    script = told("ddp", 2)
+    for rank in range(2):
+        checked = [loaded(50, 10, 50, trained=False, digest=9)] * (1 - rank)
+        said = [joined(rank, 2), DDP, *steps([[8]] * 3, [rank]), *checked]
+        feed(script, [*said, loaded(24, 8, 24, loader=1 - rank), activity(3, 3)], rank)
+
+    assert set(findings(final(script, 2))) == {"duplicated-work"}
+
+
 def test_two_identical_trainings_without_a_group_are_told_apart_from_that() -> None:
     script = told("ddp", 2)
     for rank in range(2):
