@@ -4,6 +4,8 @@
 that it is available.
 """
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,9 +25,10 @@ NCCL_ONLY = ("device_id", "pg_options")
 
 
 def act(devices: Devices) -> None:
-    for name, making in (("init_process_group", _initialising), ("new_group", _grouping), ("barrier", _waiting)):
+    for name, making in FUNCTIONS.items():
         wrap(distributed_c10d, name, making)
-        setattr(dist, name, getattr(distributed_c10d, name))
+        if hasattr(dist, name):
+            setattr(dist, name, getattr(distributed_c10d, name))
     dist.is_nccl_available = lambda: True  # only by this name: torch's own code looks elsewhere
     wrap(DistributedDataParallel, "__init__", _without_devices)
     # It only refuses modules that are on the CPU and have a SyncBatchNorm.
@@ -67,6 +70,42 @@ def _waiting(original: Function) -> Function:
         return original(group, async_op)
 
     return barrier
+
+
+def _gathering(original: Function) -> Function:
+    return _with_shapes(original, lambda output, values: (_shaped_like(output, values), values))
+
+
+def _scattering(original: Function) -> Function:
+    return _with_shapes(original, lambda output, values: (output, _shaped_like(values, output)))
+
+
+def _with_shapes(original: Function, shape: Callable[[torch.Tensor, torch.Tensor], Any]) -> Function:
+    """NCCL looks at the number of elements alone; gloo wants the whole in the shape of its parts."""
+    names = tuple(inspect.signature(original).parameters)[:2]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        output, values = (kwargs.pop(name) if name in kwargs else args[index] for index, name in enumerate(names))
+        return original(*shape(output, values), *args[2:], **kwargs)
+
+    return call
+
+
+def _shaped_like(whole: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    is_flat = whole.dim() == 1 and part.dim() > 1
+    return whole.view(-1, *part.shape[1:]) if is_flat else whole
+
+
+#: Functions of torch.distributed, with what makes those that take their places. Two have two names each.
+FUNCTIONS: dict[str, Callable[[Function], Function]] = {
+    "init_process_group": _initialising,
+    "new_group": _grouping,
+    "barrier": _waiting,
+    "all_gather_into_tensor": _gathering,
+    "all_gather_single": _gathering,
+    "reduce_scatter_tensor": _scattering,
+    "reduce_scatter_single": _scattering,
+}
 
 
 # -- modules ---------------------------------------------------------------------------------------
