@@ -367,6 +367,63 @@ print("the script is done")
     assert service.text(job).splitlines() == ["the script is done", "the thread is done"]
 
 
+#: The tutorials' training loop and ending, with groups of its own making.
+TUTORIAL = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+def main():
+    dist.init_process_group("gloo")
+    mesh, pair = init_device_mesh("cpu", (2,)), dist.new_group([0, 1])
+    rows = TensorDataset(torch.randn(24, 20), torch.randn(24, 1))
+    loader = DataLoader(rows, batch_size=4, sampler=DistributedSampler(rows))
+    model = DistributedDataParallel(torch.nn.Linear(20, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    dist.all_reduce(torch.ones(1), group=pair)
+    if "--destroy" in sys.argv:
+        dist.destroy_process_group()
+
+main()
+"""
+
+
+@pytest.mark.parametrize("jobs", [8, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_the_ends_of_distributed_scripts_do_not_hang(service: Service, jobs: int) -> None:
+    for _ in range(jobs // 4):
+        running = [
+            service.run_script({"train.py": TUTORIAL}, *end, strategy="ddp", devices=2)
+            for end in ((), ("--destroy",), (), ("--destroy",))
+        ]
+        for job in running:
+            record = service.ended(job, 60)
+            assert record.state is State.SUCCEEDED, (record, service.text(job, stream="stderr"))
+            said = [line.text for line in service.lines(job) if line.stream == "service"]
+            assert not any(b"did not end" in text for text in said)
+
+
+def test_what_a_killed_supervisor_leaves_is_cleared_away(service: Service) -> None:
+    program = "import tempfile, time\nprint(tempfile.gettempdir(), flush=True)\ntime.sleep(3600)"
+    job = service.run_script({"train.py": program})
+    service.reaches(job, State.RUNNING)
+    attempt = service.attempt(job)
+    marks = service.marks(attempt)
+    temporary = Path(marks.temporary.read_text())
+    assert temporary.exists()
+    os.kill(service.supervisor(attempt), signal.SIGKILL)
+    eventually(lambda: not temporary.exists() and not marks.directory.exists(), "its directories are gone")
+    service.cancel(job)
+    service.ended(job)
+
+
 def test_a_bundle_that_is_gone_or_broken_rejects_the_job(service: Service) -> None:
     for damage in (Path.unlink, lambda path: path.write_bytes(b"no zip")):
         program = f"print({damage!r})"

@@ -1,0 +1,64 @@
+"""Our packages and the user's in one process."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workers.training.isolation import HOME, Hidden
+
+#: What a rank does before the program, in a process of its own: it takes modules out of `sys.modules`.
+BEGIN = """
+import queue, sys
+import workers.training.script
+from pathlib import Path
+from workers.training import isolation
+isolation.set_path(Path({first!r}))
+"""
+
+
+def run(first: Path, program: str) -> str:
+    command = [sys.executable, "-c", BEGIN.format(first=str(first)) + program]
+    done = subprocess.run(command, cwd=HOME, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_directory_with_the_name_of_a_package_of_ours_is_the_programs_even_without_an_init(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "mine.py").write_text("")
+    assert run(tmp_path, "import jobs.mine; print(jobs.mine.__file__)") == str(tmp_path / "jobs" / "mine.py")
+
+
+def test_a_program_finds_none_of_our_packages_but_the_one_that_is_for_it(tmp_path: Path) -> None:
+    program = """
+for name in ("api", "jobs", "workers"):
+    try:
+        __import__(name)
+    except ModuleNotFoundError as error:
+        print(error.name)
+from shardyard import job
+print(job.__name__)
+"""
+    assert run(tmp_path, program).split() == ["api", "jobs", "workers", "shardyard.job"]
+
+
+def test_a_module_of_the_program_comes_before_one_of_its_name_that_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "queue.py").write_text("mine = True")
+    (tmp_path / "abc.py").write_text("mine = True")  # frozen into Python, which never looks for it
+    program = "import queue, abc; print(queue.mine, hasattr(abc, 'mine'))"
+    assert run(tmp_path, program) == "True False"
+
+
+def test_where_ours_lie_among_other_packages_they_are_looked_past(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModuleNotFoundError, match="No module named 'jobs'"):
+        Hidden.find_spec("jobs")
+    (tmp_path / "jobs").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    found = Hidden.find_spec("jobs")
+    assert found is not None
+    assert list(found.submodule_search_locations or ()) == [str(tmp_path / "jobs")]
+    assert Hidden.find_spec("json") is Hidden.find_spec("jobs.spec", ["x"]) is Hidden.find_spec("shardyard") is None
