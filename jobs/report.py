@@ -50,6 +50,8 @@ MAX_PATTERNS = 256
 #: Processes beside the ranks' own that are told apart, and ranks of a process group that are counted.
 MAX_DESCENDANTS = 256
 MAX_RANKS = 256
+#: No process group is larger than this.
+MAX_WORLD = 65_536
 #: In order of what the numbers of devices are about.
 PHASES = ("train", "forward", "eval")
 #: Notes that are taken from the ranks of one attempt, and the length of each.
@@ -273,7 +275,10 @@ class Aggregator:
             self._rank_notes[field] = [*reasons, reason]
 
     def _take_group(self, process: Process, group: Group) -> None:
-        """The rank that counts is the one in the process group; a group of one says nothing."""
+        """The rank that counts is the one in the process group; a group of one says nothing. A group that cannot be
+        (a script may say anything) is none."""
+        if not 0 <= group.rank < group.world_size <= MAX_WORLD:
+            return
         process.group = group
         if self._script and group.world_size > 1:
             process.rank = group.rank
