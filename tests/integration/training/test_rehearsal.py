@@ -492,7 +492,7 @@ def test_ranks_average_gradients_over_nccl(tmp_path: Path) -> None:
         mean = torch.full((1,), float(rank), device="cuda")
         dist.all_reduce(mean, op=dist.ReduceOp.AVG, group=dist.new_group([0, 1], backend="nccl"))
         assert mean.item() == 0.5
-        flat, part = torch.empty(4), torch.full((1, 2), float(rank)).cuda()
+        flat, part = torch.empty(4), nn.Parameter(torch.full((1, 2), float(rank)).cuda())
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         gather(input_tensor=part, output_tensor=flat)
         assert flat.tolist() == [0, 0, 1, 1]

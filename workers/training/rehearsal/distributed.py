@@ -81,12 +81,12 @@ def _scattering(original: Function) -> Function:
 
 
 def _with_shapes(original: Function, shape: Callable[[torch.Tensor, torch.Tensor], Any]) -> Function:
-    """NCCL looks at the number of elements alone; gloo wants the whole in the shape of its parts."""
+    """NCCL looks at numbers alone; gloo wants the whole in the shape of its parts, and no parameter among them."""
     names = tuple(inspect.signature(original).parameters)[:2]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         output, values = (kwargs.pop(name) if name in kwargs else args[index] for index, name in enumerate(names))
-        return original(*shape(output, values), *args[2:], **kwargs)
+        return original(*shape(output.detach(), values.detach()), *args[2:], **kwargs)
 
     return call
 
