@@ -198,3 +198,69 @@ def test_what_forked_processes_log_belongs_to_their_devices(service: Service) ->
     series = metrics.read(layout.metrics_file(service.files(job)))
     done = {(one.device, point.value) for one in series if one.name == "done" for point in one.points}
     assert done == {(-1, 0.0), (1, 1.0)}
+
+
+def test_a_script_that_speaks_to_the_socket_itself_harms_nothing_but_its_own_report(service: Service) -> None:
+    main = """
+import os, random, socket, struct
+
+def connect():
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(os.environ["SHARDYARD_PROBE_SOCKET"])
+    assert connection.recv(1) == b"+"
+    return connection
+
+def string(text):
+    return b"\\xdb" + struct.pack(">I", len(text)) + text.encode()
+
+def whole(number):
+    return b"\\xd3" + struct.pack(">q", number)
+
+def array(*parts):
+    return b"\\xdc" + struct.pack(">H", len(parts)) + b"".join(parts)
+
+def packet(*records):
+    body = array(*records)
+    return struct.pack(">I", len(body)) + body
+
+HELLO = array(string("Hello"), whole(-1), whole(2**62), string("x" * 10_000), whole(2**62))
+nil, number = b"\\xc0", b"\\xcb" + struct.pack(">d", float("nan"))
+huge, least = whole(2**63 - 1), whole(-2**63)
+records = [
+    array(string("Group"), huge, huge, string("x" * 100_000)),
+    array(string("Split"), least, string("train"), string("y" * 100_000), huge, *[array(huge)] * 2, *[array(nil)] * 2),
+    array(string("Step"), huge, huge, string("train"), array(least), number, number),
+    array(string("Step"), least, least, string("no phase"), array(), number, number),
+    array(string("Metric"), huge, string("z" * 100_000), least, number, number),
+    array(string("Progress"), huge, least),
+    array(string("DeviceInfo"), huge, string("d" * 100_000), least),
+    array(string("Note"), string("n" * 100_000), string("r" * 100_000)),
+    array(string("Began"), least, string(""), number),
+    array(string("Activity"), least, least, least, least),
+    array(string("Loaded"), *[least] * 3, nil, nil, nil, string("s"), nil, nil, nil, b"\\xc3", b"\\xc3"),
+    array(string("Outline"), least, huge, huge, least, least),
+    array(string("Wrapped"), string("k" * 100_000), string(""), array(least)),
+]
+for record in records:
+    connection = connect()
+    connection.sendall(packet(HELLO, record))
+    connection.close()
+dice = random.Random(0)
+for _ in range(200):
+    connection = connect()
+    try:
+        connection.sendall(packet(HELLO))
+        connection.sendall(dice.randbytes(dice.randrange(1, 4000)))
+    except BrokenPipeError:
+        pass
+    connection.close()
+print("done")
+"""
+    job = service.run_script({"main.py": main}, entrypoint="main.py", devices=2)
+    record = service.ended(job, seconds=60)
+    assert record.state is State.SUCCEEDED, service.text(job, stream="stderr")
+    assert service.text(job) == "done"
+    assert layout.report_file(service.files(job)).stat().st_size < 1_000_000
+    assert len(service.report(job)["per_device"]) == 2
+    after = service.run_script({"main.py": "print('next')"}, entrypoint="main.py")
+    assert service.ended(after).state is State.SUCCEEDED
