@@ -9,7 +9,7 @@ from time import monotonic
 import msgspec
 import structlog
 
-from jobs import layout, report, wire
+from jobs import failpoints, layout, report, wire
 from jobs.logs import StreamName
 from jobs.spec import JobSpec, RecipeProgram
 from jobs.store import AttemptId
@@ -166,8 +166,11 @@ def write_atomically(path: Path, body: bytes) -> None:
         with temporary.open("wb") as file:
             file.write(body)
             file.flush()
+            failpoints.reach("report.written")
             os.fsync(file.fileno())
+        failpoints.reach("report.synced")
         temporary.rename(path)
+        failpoints.reach("report.renamed")
     finally:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()

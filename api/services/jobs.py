@@ -19,7 +19,7 @@ from api.services.bundles import Bundles
 from api.storage import Storage
 from api.telemetry import Telemetry
 from api.waiting import Changes
-from jobs import store
+from jobs import failpoints, store
 from jobs.errors import JobNotFinished, Unavailable
 from jobs.redis_store import AsyncRedisStore
 from jobs.spec import JobSpec
@@ -89,11 +89,15 @@ class Jobs:
             parent=parent,
             token=who.token,
         )
+        failpoints.reach("submit.before_store")
         submitted = await self._store.run(call)
+        failpoints.reach("submit.after_store")
         if submitted.created:
             parents = {"parent": parent} if parent else {}
             audit.note(who, "job_submitted", job=submitted.job, pool=wanted.pool, **parents)
-        return Submitted(await self.status(who, submitted.job), submitted.created)
+        status = await self.status(who, submitted.job)
+        failpoints.reach("submit.before_reply")
+        return Submitted(status, submitted.created)
 
     async def status(
         self, who: Principal, job: str, *, wait: float = 0, known: Collection[int] | None = None
