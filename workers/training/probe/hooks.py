@@ -158,7 +158,7 @@ def watch_backward(probe: "Probe", home: Any) -> None:
         if is_compiling() or here.in_backward or not probe.on or probe.torch.elsewhere():
             return original(*args, **kwargs)
         mark = probe.guarded("backward", probe.watch.backward_begins)
-        here.in_backward = True
+        here.in_backward = True  # checkpointing calls backward within backward
         try:
             result = original(*args, **kwargs)
         finally:
@@ -259,7 +259,7 @@ def watch_loaders(probe: "Probe", home: Any) -> None:
 
 def _batch_came(watch: "Watch", iterator: Any, batch: Any, asked: float) -> None:
     arrived = time.perf_counter()
-    watch.windows.batch_came(asked, arrived, watch.loaders.came(iterator, batch))
+    watch.windows.batch_came(asked, arrived, watch.loaders.came(iterator, batch, arrived))
 
 
 # -- DataParallel and its primitives ----------------------------------------------------------------

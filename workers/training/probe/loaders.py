@@ -16,6 +16,8 @@ from jobs.telemetry import AnyRecord, Loaded, Progress
 from workers.training.probe.shapes import tensors_in
 
 PROGRESS_SECONDS = 1.0
+#: Where an iterator, which cannot be copied or pickled, keeps its pass.
+OF_ITERATOR = "_watched_pass"
 #: A digest is 63 bits, so that every reader has a number for it.
 DIGEST_BITS = (1 << 63) - 1
 #: How far to look for what shards a loader: samplers within samplers, data sets within data sets.
@@ -62,13 +64,12 @@ class Loaders:
         self._steps = steps
         self._numbers: weakref.WeakKeyDictionary[Any, tuple[int, Iterator[int]]] = weakref.WeakKeyDictionary()
         self._count = itertools.count()
-        self._passes: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
         self._open: dict[int, Pass] = {}  # by loader
         self._left: deque[Pass] = deque()  # dropped by the program; told with the next event
 
     def begins(self, iterator: Any, loader: Any) -> None:
         """`iterator` starts a pass over `loader`, or starts again."""
-        known = self._passes.get(iterator)
+        known = iterator.__dict__.get(OF_ITERATOR)
         if known is not None and not known.batches and not known.drawn:
             return
         if loader not in self._numbers:
@@ -77,22 +78,23 @@ class Loaders:
         if number in self._open:
             self._end(self._open[number], complete=False)
         begun = Pass(number, next(passes), facts_of(loader), self._steps())
-        self._passes[iterator] = self._open[number] = begun
+        iterator.__dict__[OF_ITERATOR] = self._open[number] = begun
         if known is None:
             weakref.finalize(iterator, self._left.append, begun).atexit = False
 
     def drew(self, iterator: Any, indices: Any) -> None:
         """The sampler gave the indices of one batch (or one index, where the program batches by itself)."""
-        running = self._passes.get(iterator)
+        running: Pass | None = iterator.__dict__.get(OF_ITERATOR)
         if running is not None:
             batch = _listed(indices)
             rows = _count(batch) if running.facts.collates else None
             running.drawn.append((rows, digest(batch, running.facts.indices)))
 
-    def came(self, iterator: Any, batch: Any) -> int | None:
+    def came(self, iterator: Any, batch: Any, arrived: float) -> int | None:
         """A batch was delivered; the number of its rows, where it is known."""
-        running = self._passes.get(iterator)
-        self.tell_left()
+        running: Pass | None = iterator.__dict__.get(OF_ITERATOR)
+        if self._left:
+            self.tell_left()
         if running is None:
             return None
         rows, mixed = running.drawn.popleft() if running.drawn else (None, None)
@@ -101,11 +103,13 @@ class Loaders:
         running.batches += 1
         running.rows = None if rows is None or running.rows is None else running.rows + rows
         running.digest = None if mixed is None or running.digest is None else (running.digest + mixed) & DIGEST_BITS
-        self._tell_progress(running)
+        if arrived - running.told >= PROGRESS_SECONDS:
+            running.told = arrived
+            self._emit(Progress(running.batches, running.facts.batches, "batch", "loader"))
         return rows
 
     def ended(self, iterator: Any) -> None:
-        running = self._passes.get(iterator)
+        running: Pass | None = iterator.__dict__.get(OF_ITERATOR)
         if running is not None:
             self._end(running, complete=True)
 
@@ -142,12 +146,6 @@ class Loaders:
                 trained=self._steps() > running.steps_before,
             )
         )
-
-    def _tell_progress(self, running: Pass) -> None:
-        now = time.perf_counter()
-        if now - running.told >= PROGRESS_SECONDS:
-            running.told = now
-            self._emit(Progress(running.batches, running.facts.batches, "batch", "loader"))
 
 
 def _listed(indices: Any) -> Sequence[Any]:

@@ -62,13 +62,11 @@ class Models:
         self._roots: dict[int, Root] = {}
         self._models: dict[int, Model] = {}
         self._names: dict[str, Model] = {}
+        self.has_optimizers = False
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._known_optimizers: dict[int, weakref.ref[Any]] = {}
         self._optimized: tuple[int, set[int]] = (-1, set())
         self._generation = 0
-
-    @property
-    def has_optimizers(self) -> bool:
-        return self._generation > 0 and len(self._optimizers) > 0
 
     def changed(self) -> None:
         """A module has been wrapped."""
@@ -79,8 +77,11 @@ class Models:
         return list(self._optimizers)
 
     def optimizer_made(self, optimizer: Any) -> None:
-        if optimizer not in self._optimizers:
+        known = self._known_optimizers.get(id(optimizer))
+        if known is None or known() is not optimizer:
+            self._known_optimizers[id(optimizer)] = weakref.ref(optimizer)
             self._optimizers.add(optimizer)
+            self.has_optimizers = True
             self._generation += 1
 
     def root(self, module: "nn.Module") -> Root:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.telemetry import DeviceInfo, Group, Shape, Wrapped
 from workers.training.context import RankContext
 from workers.training.probe.backward import leaves_of, time_backward
-from workers.training.probe.clock import CLOCKS, Mark, Span
+from workers.training.probe.clock import Mark, Span
 from workers.training.probe.loaders import Loaders
 from workers.training.probe.models import Models, Root
 from workers.training.probe.shapes import rows_of, shape_of, shape_of_arguments, tensors_in
@@ -80,7 +80,8 @@ class Watch:
         self._wrapped = 0
         self._latest = 0  # the slot of the last forward, whose backward comes next
         self._joined: tuple[int, int] | None = None
-        self._own = 0  # the slot of this process: processes of a group that share a lease take its devices in turn
+        # The slot of this process, where it has one for all it does, and the dimension of rows.
+        self._place = ((0,), 0) if len(context.devices) == 1 or context.kind == "cpu" else None
 
     # -- forwards --------------------------------------------------------------------------------
 
@@ -89,42 +90,38 @@ class Watch:
         here = self.here
         if here.depth == SEARCHING:
             part = here.root.parts.get(id(module)) if here.root is not None else None
-            return None if part is None else self._begin(part, args, kwargs)
+            return None if part is None else self._begin(part, part.model.training, args, kwargs)
         root = self.models.root(module)
         if not (root.model.has_parameters or root.kind) or self.torch.elsewhere():
             return None
-        self.settle()
-        self.windows.forward_begins(self.torch.grad_enabled(), root.model.training)
-        return self._begin(root, args, kwargs)
+        if self._held is not None:
+            self.settle()
+        training = root.model.training
+        self.windows.forward_begins(training and self.torch.grad_enabled())
+        return self._begin(root, training, args, kwargs)
 
-    def _begin(self, root: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
+    def _begin(self, root: Root, training: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
         wrapper = None if root.wrapper is None else root.wrapper()
-        slots, dim = self._places(root, wrapper, args, kwargs)
-        given = None if self.torch.transformed() else shape_of_arguments(args, kwargs)
+        slots, dim = self._places(root, wrapper, args, kwargs) if root.kind or self._place is None else self._place
+        given = self._given(args, kwargs)
+        rows = self._rows(given, dim, args)
         learns = self.torch.grad_enabled()
         began = time.perf_counter()
-        forward = Forward(
-            root=root,
-            began=began,
-            mark=self._mark(slots[0], began),
-            slots=slots,
-            dim=dim,
-            given=given,
-            rows=self._rows(given, dim, args),
-            training=root.model.training,
-            learns=learns,
-        )
+        forward = Forward(root, began, self._mark(slots[0], began), slots, dim, given, rows, training, learns)
         if root.kind == "ddp" and learns and getattr(wrapper, "require_backward_grad_sync", False):
             forward.synchronous = wrapper
             self.reductions_of[wrapper] = self.reductions_of.get(wrapper, 0) + 1
         return forward
 
-    def _rows(self, given: Shape | None, dim: int, args: tuple[Any, ...]) -> int | None:
-        if given is None and self.torch.transformed():
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape | None:
+        if self.torch.transformed():
             self.windows.note("patterns.rows", TRANSFORMED)
-        first: Any = args[0] if args else None
-        if type(first).__name__ == "PackedSequence":  # its first tensor has the rows of all sequences, end to end
-            return int(first.batch_sizes[0])
+            return None
+        return shape_of_arguments(args, kwargs)
+
+    def _rows(self, given: Shape | None, dim: int, args: tuple[Any, ...]) -> int | None:
+        if len(args) > 0 and type(args[0]).__name__ == "PackedSequence":  # its tensor has all sequences, end to end
+            return int(args[0].batch_sizes[0])
         return rows_of(given, dim)
 
     def end(self, forward: Forward, outputs: Any) -> None:
@@ -134,8 +131,8 @@ class Watch:
         forward.ended = time.perf_counter()
         if not forward.scattered:
             slot = forward.slots[0]
-            span = Span(self.windows.clock, forward.mark, self._mark(slot, forward.ended))
-            forward.shards[slot] = Shard(forward.given, shape_of(outputs), [span])
+            forward.span = Span(self.windows.clock, forward.mark, self._mark(slot, forward.ended))
+            forward.returned = shape_of(outputs)
         if self.here.forward is not None:
             self.here.forward.seen_inside = True
         self._latest = forward.slots[0]
@@ -145,7 +142,7 @@ class Watch:
         return self._mark(slot, time.perf_counter())
 
     def _mark(self, slot: int, now: float) -> Mark:
-        if self.windows.clock is CLOCKS["cpu"]:
+        if self.windows.on_host:
             if not (self._waits_for_cuda and self.torch.cuda_ready()):
                 return now
             self._begin_cuda()
@@ -168,8 +165,8 @@ class Watch:
         """The slots on which a root runs, and the dimension of its rows."""
         if root.kind == "dp" and getattr(wrapper, "device_ids", None):
             return self._slots(wrapper.device_ids), getattr(wrapper, "dim", 0)
-        if len(self.context.devices) == 1 or self.context.kind == "cpu":
-            return (self._own,), 0
+        if self._place is not None:
+            return self._place
         return self._slots([_cuda_index(root, args, kwargs)]), 0
 
     def _slots(self, indices: Sequence[Any]) -> tuple[int, ...]:
@@ -226,7 +223,7 @@ class Watch:
         network = self._replicated[1]
         root, learns = self.models.root(network), self.torch.grad_enabled()
         self.settle()
-        self.windows.forward_begins(learns, network.training)
+        self.windows.forward_begins(network.training and learns)
         now = time.perf_counter()
         forward = Forward(root, now, self._mark(slots[0], now), slots, dim, None, None, network.training, learns)
         forward.primitives, self._loose = self._loose, {}
@@ -310,7 +307,8 @@ class Watch:
         if group is not None and group[:2] != self._joined:
             self._joined = group[:2]
             self.windows.rank, self.windows.world_size = group[:2]
-            self._own = group[0] % len(self.context.devices)
+            if self._place is not None:
+                self._place = (group[0] % len(self.context.devices),), 0
             self.windows.emit(Group(*group))
 
     def wrapped(self, kind: str, module: "nn.Module", devices: Sequence[Any]) -> None:
