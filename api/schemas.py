@@ -242,6 +242,7 @@ class NodeView(msgspec.Struct, kw_only=True):
     stopping: bool
     registered_at: str
     devices: list[DeviceView]
+    environments: list[str]  # Pythons that a script may name in program.python
     queued: int  # jobs that wait in the node's pool
 
 

@@ -177,6 +177,7 @@ def node(record: NodeRecord, tenant: str, queued: int) -> NodeView:
         stopping=record.stopping,
         registered_at=at(record.registered),
         devices=[_device(record, device, tenant) for device in record.info.devices],
+        environments=list(record.info.environments),
         queued=queued,
     )
 

@@ -80,6 +80,13 @@ def api() -> None:
 def worker(
     pool: Pool = "default",
     devices: Devices = "auto",
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PYTHON",
+            help="A Python environment with torch that scripts may name, by the path of its Python; may be repeated.",
+        ),
+    ] = None,
     stop_attempts_on_exit: Annotated[
         bool, typer.Option(help="End running attempts with the worker; they go back to the queue.")
     ] = False,
@@ -88,6 +95,8 @@ def worker(
     _refuse_embedded(os.environ.get("SHARDYARD_REDIS_URL", ""))
     os.environ["SHARDYARD_POOL"] = pool
     os.environ["SHARDYARD_DEVICES"] = devices
+    if env:
+        os.environ["SHARDYARD_ENVIRONMENTS"] = ",".join(env)
     _become("workers.keeper", *(["--stop-attempts-on-exit"] if stop_attempts_on_exit else []))
 
 
