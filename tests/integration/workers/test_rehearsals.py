@@ -13,6 +13,28 @@ pytestmark = pytest.mark.integration
 
 Step = tuple[int, ...]
 
+SPAWNING = """
+import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+def main(rank, world, store):
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", f"file://{store}", rank=rank, world_size=world)
+    model = DistributedDataParallel(nn.Linear(5, 2).to(rank), device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(10, 5))
+    for (rows,) in DataLoader(data, 5, sampler=DistributedSampler(data)):
+        optimizer.zero_grad()
+        model(rows.cuda()).sum().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    devices = torch.cuda.device_count()
+    mp.spawn(main, args=(devices, os.path.abspath("store")), nprocs=devices)
+"""
+
 
 def rehearsed(service: Service, script: str, strategy: str, devices: int, *args: str) -> dict[str, Any]:
     """The report of a job that ran a script of examples/scripts, and succeeded."""
@@ -88,6 +110,26 @@ def test_training_and_testing_a_cnn_are_told_apart(service: Service) -> None:
 def test_a_part_on_the_cpu_leaves_the_rows_with_the_one_device(service: Service) -> None:
     report = rehearsed(service, "embedding_on_cpu", "single", 1)
     assert steps(report, "train") == {(30,): 3, (10,): 1}
+
+
+@pytest.mark.slow
+def test_a_cold_start_rehearses_beside_modules_that_are_called_like_ours(service: Service) -> None:
+    source = (SCRIPTS / "data_parallel_tour.py").read_text()
+    files = {"tour.py": f"import workers\n{source}", "workers/__init__.py": "", "jobs.py": ""}
+    job = service.run_script(
+        files, strategy="dp", devices=3, entrypoint="tour.py", rehearse=True, env={"OMP_NUM_THREADS": "1"}
+    )
+    end = service.ended(job, 60)
+    assert end.state == State.SUCCEEDED, end.error
+    assert steps(service.report(job), "forward") == expected(3)
+
+
+@pytest.mark.slow
+def test_processes_that_a_script_spawns_rehearse_too(service: Service) -> None:
+    job = service.run_script({"train.py": SPAWNING}, devices=2, rehearse=True)
+    end = service.ended(job, 120)
+    assert end.state == State.SUCCEEDED, end.error
+    assert steps(service.report(job), "train") == {(5, 5): 1}
 
 
 def test_what_cannot_be_rehearsed_ends_the_job_with_the_line_and_the_reason(service: Service) -> None:
