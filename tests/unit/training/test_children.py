@@ -159,6 +159,20 @@ def test_what_is_owed_at_the_end_is_sent() -> None:
         assert [record for _, _, record in listening.records] == [BEGAN, ACTIVITY]
 
 
+def test_a_child_that_leaves_by_os_exit_sends_what_is_owed_too() -> None:
+    with Listening() as listening:
+        sink = FamilySink(ChannelSink(-1), a_family(str(listening.path)))
+        sink.before_end(lambda: sink.emit(ACTIVITY))
+
+        def act() -> None:
+            sink.become_child("forked")
+            sink.emit(BEGAN)
+            os._exit(7)
+
+        assert ended(listening, in_a_child(act)) == 7
+        assert [record for _, _, record in listening.records] == [BEGAN, ACTIVITY]
+
+
 def test_records_go_out_while_a_child_is_busy() -> None:
     with Listening() as listening:
         sink = FamilySink(ChannelSink(-1), a_family(str(listening.path)))

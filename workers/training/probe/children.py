@@ -12,6 +12,7 @@ Nothing in here may break a child, or keep it from ending.
 import atexit
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import socket
@@ -21,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from jobs import telemetry
 from jobs.telemetry import AnyRecord, Began, Group, Hello, Metric, Progress, Split, Step
@@ -182,12 +183,26 @@ class ChildSink:
             self._channel, self._waiting = channel, []
             atexit.register(self._at_end)
             Finalize(None, self._at_end, exitpriority=-1000)  # children of multiprocessing run no exit handlers
+            _before_hard_exit(self._at_end)
 
     def _at_end(self) -> None:
         """Send what is owed; the process is about to end."""
         if self._channel is not None and not self._off:
             self._finish()
             self._channel.flush(FLUSH_SECONDS)
+
+
+def _before_hard_exit(act: Callable[[], None]) -> None:
+    """Forked children often leave by `os._exit`."""
+    leave = os._exit
+
+    @functools.wraps(leave)
+    def _exit(status: int) -> NoReturn:
+        with contextlib.suppress(Exception):
+            act()
+        leave(status)
+
+    os._exit = _exit
 
 
 def _is_worker_of_a_loader() -> bool:
