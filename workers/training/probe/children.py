@@ -188,7 +188,8 @@ class ChildSink:
     def _at_end(self) -> None:
         """Send what is owed; the process is about to end."""
         if self._channel is not None and not self._off:
-            self._finish()
+            finish, self._finish = self._finish, _nothing
+            finish()
             self._channel.flush(FLUSH_SECONDS)
 
 
