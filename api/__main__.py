@@ -1,5 +1,6 @@
 """`python -m api`: one API process, from the settings in its environment. Its only output is its log."""
 
+import os
 import signal
 import socket
 import sys
@@ -14,7 +15,7 @@ from redis.exceptions import RedisError
 from api.app import create_app
 from api.auth import UnsafeToStart
 from api.server import DeadlineProtocol
-from jobs import service_log
+from jobs import service_log, storage
 from jobs.redis_store import connect
 from jobs.settings import Settings
 
@@ -39,6 +40,7 @@ class ClusterRefused(Exception):
 
 
 def main() -> int:
+    os.umask(storage.UMASK)
     service_log.configure("INFO")
     try:
         settings = Settings()

@@ -14,8 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 
 
+def jobs_dir(storage: Path) -> Path:
+    return storage / "jobs"
+
+
 def job_dir(storage: Path, tenant: str, job: str) -> Path:
-    return storage / "jobs" / tenant / job
+    return jobs_dir(storage) / tenant / job
 
 
 def attempt_dir(storage: Path, tenant: str, job: str, attempt: int) -> Path:

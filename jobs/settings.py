@@ -67,6 +67,16 @@ class Settings(BaseSettings):
         Path("~/.local/state/shardyard"), description="node-local directory for locks of running attempts"
     )
 
+    run_as: str = Field(
+        "",
+        max_length=64,
+        description="account without rights that jobs run as, where the worker is root: name, uid:gid, or "
+        "first-last:gid, which gives each device one",
+    )
+    rank_processes: int = Field(
+        4096, ge=64, le=4_194_304, description="processes and threads that such an account may have"
+    )
+
     lease_seconds: Seconds = Field(120, description="an attempt whose beat stands still this long is lost")
     beat_seconds: Seconds = Field(5, description="how often a supervisor and a node beat")
     node_seconds: Seconds = Field(30, description="a node whose beat stands still this long takes no new work")

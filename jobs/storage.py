@@ -14,6 +14,8 @@ from jobs.errors import ShardyardError
 from jobs.redis_store import RedisStore
 
 NONCE_FILE = ".shardyard-storage"
+#: Of every process that keeps files: what the service has of its users is for the service alone.
+UMASK = 0o077
 
 
 class StorageMismatch(ShardyardError):

@@ -103,6 +103,8 @@ class _Run:
         self._print(f"[bold]shardyard[/] on {escape(str(self._data_dir))}")
         port = self._choose_port()
         environment = self._environment(port) | self._redis()
+        if environment["SHARDYARD_RUN_AS"]:
+            self._data_dir.chmod(0o711)  # jobs reach their own directories in it, and cannot look around
         self._start(_api(self._data_dir, environment))
         self._start(_worker(self._data_dir, environment))
         url = f"http://{url_host(self._options.host)}:{port}"
@@ -161,6 +163,7 @@ class _Run:
             "SHARDYARD_ADMIN_TOKEN_FILE": str(self._data_dir / "admin.token"),
             "SHARDYARD_POOL": self._options.pool,
             "SHARDYARD_DEVICES": self._options.devices,
+            "SHARDYARD_RUN_AS": os.environ.get("SHARDYARD_RUN_AS", ""),
         }
 
     def _redis(self) -> dict[str, str]:
@@ -252,7 +255,7 @@ def _api(data_dir: Path, environment: Mapping[str, str]) -> Service:
 
 
 def _worker(data_dir: Path, environment: Mapping[str, str]) -> Service:
-    wanted = ("REDIS_URL", "TELEMETRY_URL", "STORAGE", "STATE_DIR", "POOL", "DEVICES")
+    wanted = ("REDIS_URL", "TELEMETRY_URL", "STORAGE", "STATE_DIR", "POOL", "DEVICES", "RUN_AS")
     command = ("-m", "workers", "--stop-attempts-on-exit")
     return _service(data_dir, "worker", command, environment, wanted, stop_seconds=WORKER_STOP_SECONDS)
 

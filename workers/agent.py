@@ -27,7 +27,8 @@ from jobs.settings import Settings
 from jobs.spec import DISTRIBUTED, JobSpec, ScriptProgram
 from jobs.state import AttemptState, Reason
 from jobs.store import AttemptId
-from workers import environments
+from workers import environments, self_test, workplace
+from workers.confinement import Accounts
 from workers.forkserver import ForkFailed, ForkServer
 from workers.launch import Launch, Marks
 from workers.sweep import supervisor_is_dead, sweep
@@ -65,9 +66,11 @@ class Agent:
         courier: Courier,
         reconnect: Callable[[], None],
         environments: Mapping[str, Path] = MappingProxyType({}),
+        accounts: Accounts | None = None,
     ) -> None:
         """`reconnect` is called when hints do not arrive, though attempts wait here. `environments` are the Pythons
-        that jobs may name."""
+        that jobs may name, `accounts` those that their ranks run as; without, that is ours."""
+        self._accounts = accounts
         self._environments = environments
         self._settings = settings
         self._node = settings.node
@@ -94,6 +97,7 @@ class Agent:
 
         Raises:
             NodeTaken: another worker on this host serves the node.
+            NotConfined: ranks' accounts are not fit for it.
             ForkFailed: the forkserver does not come up.
         """
         self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -103,6 +107,8 @@ class Agent:
         except BlockingIOError as error:
             raise NodeTaken(f"another worker on this host already serves node {self._node!r}") from error
         self._clear_away()
+        if self._accounts is not None:
+            self_test.check(self._accounts, self._settings, self._state_dir, self._environments, self._devices)
         seconds = self._forkserver.warm()
         log.info("forkserver_warm", seconds=round(seconds, 2))
 
@@ -114,7 +120,10 @@ class Agent:
             if not number.isdigit() or not supervisor_is_dead(marks):
                 continue
             log.warning("supervisor_found_dead", attempt=directory.name, last_words=_tail(marks.log))
-            if not sweep(marks, AttemptId(tenant, job, int(number))):
+            attempt = AttemptId(tenant, job, int(number))
+            survivors = sweep(marks, attempt)
+            workplace.close(self._storage, attempt)
+            if not survivors:
                 marks.remove()
 
     def start(self) -> None:
@@ -287,6 +296,8 @@ class Agent:
             grace_seconds=min(self._settings.grace_seconds, self._settings.lease_seconds / 12),
             data_root=self._settings.data_root.expanduser() if self._settings.data_root is not None else None,
             python=python,
+            account=self._accounts.of(device.index for device in lease) if self._accounts is not None else None,
+            processes=self._settings.rank_processes,
         )
 
     def _refuse(self, attempt: AttemptId, reason: Reason, message: str) -> None:
@@ -312,6 +323,7 @@ class Agent:
             if state is AttemptState.LEASED or not (supervisor_is_dead(marks) or self._is_stuck(attempt)):
                 continue
             survivors = sweep(marks, attempt)
+            workplace.close(self._storage, attempt)
             lost = store.reap(
                 attempt,
                 Reason.SUPERVISOR_LOST,

@@ -5,6 +5,7 @@ entry point, so it reads the settings when it is imported. The pool is pinned to
 time, because a task only forks, and prefork's daemonic children may have none of their own.
 """
 
+import os
 import warnings
 from typing import Any
 
@@ -14,6 +15,7 @@ from celery.apps.worker import Worker
 from celery.exceptions import SecurityWarning
 from kombu.entity import Queue
 
+from jobs import storage
 from jobs.celery_settings import celery_config
 from jobs.errors import Unavailable
 from jobs.redis_store import RedisStore
@@ -21,11 +23,12 @@ from jobs.service_log import configure
 from jobs.settings import Settings
 from jobs.store import AttemptId
 from jobs.wire import CELERY_TASK, node_queue
-from workers import environments
+from workers import confinement, environments
 from workers.agent import Agent, NodeTaken
 from workers.courier import CeleryCourier
 from workers.devices import discover
 from workers.forkserver import ForkFailed
+from workers.self_test import NotConfined
 
 log = structlog.get_logger(__name__)
 
@@ -85,13 +88,17 @@ def _warm(**_: Any) -> None:
     Celery logs what a signal handler raises and goes on, so a worker that cannot work must exit here.
     """
     global agent
+    os.umask(storage.UMASK)
     configure(settings.log_level)
     try:
         control = RedisStore.from_url(settings.control_url())
         known = environments.find(settings.environments)
-        agent = Agent(settings, discover(settings.devices), control, CeleryCourier(app), _reconnect, known)
+        devices = discover(settings.devices)
+        accounts = confinement.choose(settings.run_as, devices)
+        confinement.warn(accounts, len(devices))
+        agent = Agent(settings, devices, control, CeleryCourier(app), _reconnect, known, accounts)
         agent.warm()
-    except (ValueError, NodeTaken, ForkFailed, OSError) as error:
+    except (ValueError, NodeTaken, NotConfined, ForkFailed, OSError) as error:
         log.error("cannot_start", why=str(error))
         raise SystemExit(2) from None
 

@@ -69,7 +69,10 @@ class Children:
         unwatch: Callable[[int], None],
         record: Callable[[int, AnyRecord, int], None],
         ended: Callable[[int, int], None],
+        uid: int | None = None,
     ) -> None:
+        """`uid`: the ranks' account, where it is not that of this process."""
+        self._uid = os.getuid() if uid is None else uid
         self._listener = listener
         self._ranks = dict(ranks)
         self._watch, self._unwatch = watch, unwatch
@@ -130,7 +133,7 @@ class Children:
 
     def _admit(self, connection: socket.socket) -> None:
         pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        known, rank = self._lineage(pid) if uid == os.getuid() else (False, None)
+        known, rank = self._lineage(pid) if uid == self._uid else (False, None)
         if not known:
             log.warning("stranger_refused", pid=pid, uid=uid)
             connection.close()

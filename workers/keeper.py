@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from jobs.celery_settings import celery_config
 from jobs.service_log import configure
 from jobs.settings import Settings
-from workers import environments
+from workers import confinement, environments
 from workers.devices import discover
 
 log = structlog.get_logger("workers.keeper")
@@ -159,7 +159,7 @@ def main() -> int:
         settings = Settings()
         configure(settings.log_level)
         celery_config(settings)
-        discover(settings.devices)
+        confinement.choose(settings.run_as, discover(settings.devices))
         environments.find(settings.environments)
     except (ValidationError, ValueError) as error:
         log.error("cannot_start", error=str(error))

@@ -9,6 +9,7 @@ from jobs import wire
 from jobs.record import DeviceRecord
 from jobs.spec import DISTRIBUTED
 from jobs.store import AttemptId
+from workers.confinement import Account
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class Launch:
     grace_seconds: float
     data_root: Path | None = None  # jobs may read files below it
     python: Path | None = None  # ranks start cold, in this Python
+    account: Account | None = None  # whom the ranks run as; None: as the worker
+    processes: int = 4096  # that the account may have
 
     @property
     def distributed(self) -> bool:

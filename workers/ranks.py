@@ -24,7 +24,7 @@ from typing import NoReturn
 from jobs.logs import StreamName
 from jobs.spec import JobSpec, ScriptProgram
 from jobs.telemetry import Outcome, RankUp, Returned, Unpacker
-from workers import cgroup, cold, endings
+from workers import cgroup, cold, confinement, endings
 from workers.launch import Launch, Marks, environment_mark
 from workers.seat import Seat
 from workers.training.context import Device, RankContext
@@ -39,6 +39,8 @@ FIRST_FD = 200
 #: Exit codes of a rank that never came to run the program.
 EXIT_ORPHANED = 98
 EXIT_BROKEN = 99
+#: The service keeps its files to itself; a program's own have the modes that they have elsewhere.
+USUAL_UMASK = 0o022
 
 #: What a rank may see of the worker's environment. Everything else is set by us or not at all.
 KEPT_VARIABLES = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
@@ -227,6 +229,10 @@ def _run(
         signal.signal(name, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as in any Python program
     command, channel, streams = _take_own(launch, number, pipes, shared)
+    if launch.account is not None:
+        confinement.confine(launch.account, launch.processes, [fd for pair in streams for fd in pair])
+        _die_with(supervisor)  # a change of account forgets it
+    os.umask(USUAL_UMASK)
     orders = _await_go(command, shared[1])
     _set_environment(launch, number, port, orders)
     _give_up_rights()
@@ -347,6 +353,9 @@ def _set_environment(launch: Launch, number: int, port: int | None, orders: Orde
             SHARDYARD_OUTPUT_DIR=str(orders.place.output),
             SHARDYARD_PROBE_SOCKET=str(orders.place.socket),
         )
+    if launch.account is not None:
+        home = str(orders.place.temporary) if orders.place is not None else "/nonexistent"
+        os.environ.update(HOME=home, USER=launch.account.name, LOGNAME=launch.account.name)
     if isinstance(orders.spec.program, ScriptProgram):
         os.environ.update(orders.spec.program.env)
 

@@ -86,13 +86,15 @@ def supervise(launch: Launch, credentials: Connection) -> None:
         place = workplace.prepare(launch, spec)
         meeting = _serve_store(launch, rendezvous) if rendezvous is not None else None
         publisher = _open_publisher(launch, spec, secrets)
+        listener = _listen_to_children(place, publisher) if place is not None else None
+        if place is not None:
+            workplace.hand_over(launch, place)
     except Exception as error:  # noqa: BLE001  (told to whoever asks for the job)
         survivors = _discard(ranks, marks, launch)
         _tell(lifeline, _unstarted(error))
         _give_back(lifeline, launch, marks, survivors)
         return
     requirements = place is not None and place.requirements
-    listener = _listen_to_children(place, publisher) if place is not None else None
     watch = Watch(launch, spec, ranks, lifeline, publisher, requirements=requirements, listener=listener)
     orders = Orders(spec, place)
     for rank in ranks:
@@ -100,7 +102,7 @@ def supervise(launch: Launch, credentials: Connection) -> None:
     ending = watch.run()
     del meeting
 
-    survivors = sweep(marks, launch.attempt)
+    survivors = _clear(marks, launch)
     publisher.seal()  # whoever sees the end finds the whole log and the final report in storage
     _tell(lifeline, ending)
     log.info("attempt_over", reason=ending.reason, message=ending.message)
@@ -228,7 +230,14 @@ def _discard(ranks: list[Rank], marks: Marks, launch: Launch) -> dict[int, str]:
     deadline = monotonic() + KILL_SECONDS
     while (alive := [rank for rank in ranks if not rank.reap()]) and monotonic() < deadline:
         await_death(alive, deadline - monotonic())
-    return sweep(marks, launch.attempt)
+    return _clear(marks, launch)
+
+
+def _clear(marks: Marks, launch: Launch) -> dict[int, str]:
+    """Prove that the attempt's processes are dead, and take back what they had. Returns what `sweep` does."""
+    survivors = sweep(marks, launch.attempt)
+    workplace.close(launch.storage, launch.attempt)
+    return survivors
 
 
 # -- 5: telemetry ------------------------------------------------------------------------------------

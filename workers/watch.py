@@ -125,6 +125,7 @@ class Watch:
             unwatch=self._unwatch,
             record=self._record_of_child,
             ended=self._out.source_ended,
+            uid=None if self._launch.account is None else self._launch.account.uid,
         )
 
     def run(self) -> Ending:

@@ -16,6 +16,8 @@ from typing import Any
 from jobs import bundles, layout
 from jobs.errors import BadBundle
 from jobs.spec import JobSpec
+from jobs.store import AttemptId
+from workers import confinement
 from workers.launch import Launch, Marks
 
 #: A bundle that has one of these expects packages which the worker may not have.
@@ -74,3 +76,24 @@ def prepare(launch: Launch, spec: JobSpec) -> Workplace | None:
     return Workplace(
         Path(os.path.realpath(marks.work)), temporary, output, requirements=(marks.work / REQUIREMENTS).exists()
     )
+
+
+def hand_over(launch: Launch, place: Workplace) -> None:
+    """Let the ranks' account, where they have one, reach its workplace, and nothing else of the service's.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    if launch.account is None:
+        return
+    confinement.open_way(Path(os.path.realpath(launch.state_dir.parent)), place.root.parent)
+    confinement.open_way(launch.storage.absolute(), place.output.parent)
+    for directory in (place.root, place.temporary, place.output):
+        directory.chmod(0o700)
+        confinement.give(directory, launch.account)
+
+
+def close(storage: Path, attempt: AttemptId) -> None:
+    """Take back what an attempt has left in the storage; its processes must be dead."""
+    directory = layout.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number).absolute()
+    confinement.close(directory, layout.artifacts_dir(directory))
