@@ -10,6 +10,7 @@ import pytest
 
 from jobs.state import Reason, State
 from tests.integration.workers.service import Service, running_service
+from tests.integration.workers.test_script_children import FORK, NESTED, TRAIN
 from tests.integration.workers.test_scripts import LOOK, run_plain
 
 pytestmark = pytest.mark.integration
@@ -105,3 +106,12 @@ def test_an_environment_that_the_node_lacks_is_named_with_those_it_has(cold: Ser
 
 def test_the_node_tells_which_environments_it_has(cold: Service) -> None:
     assert cold.node().info.environments == ("lean",)
+
+
+@pytest.mark.slow
+def test_processes_that_a_cold_rank_starts_are_followed_into_its_environment(cold: Service) -> None:
+    files = {"main.py": NESTED, "fork.py": FORK, "train.py": TRAIN}
+    job = cold.run_script(files, entrypoint="main.py", devices=2, python="lean")
+    assert cold.ended(job, 100).state is State.SUCCEEDED, cold.text(job, stream="stderr")
+    patterns = {(tuple(pattern["rows"]), pattern["steps"]) for pattern in cold.report(job)["patterns"]}
+    assert patterns == {((10, 10), 4), ((5, 5), 2)}
