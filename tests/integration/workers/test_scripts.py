@@ -56,6 +56,14 @@ def test_a_script_sees_what_it_sees_under_python(
     _same(json.loads(service.text(job)), json.loads(plain.stdout))
 
 
+def test_what_a_script_does_with_its_process_comes_out_as_under_python(service: Service, tmp_path: Path) -> None:
+    files = {"train.py": (Path(__file__).parent / "scripts" / "do.txt").read_text()}
+    plain = run_plain(tmp_path, files, "train.py", "--epochs", "3")
+    job = service.run_script(files, "--epochs", "3")
+    assert service.ended(job).state is State.SUCCEEDED
+    assert service.text(job).splitlines() == plain.stdout.splitlines()
+
+
 @pytest.mark.slow
 def test_a_script_sees_what_it_sees_under_torchrun(service: Service, tmp_path: Path) -> None:
     command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"]
@@ -254,10 +262,21 @@ def test_a_traceback_is_pythons_own(service: Service, tmp_path: Path) -> None:
     assert (record.reason, record.error["message"]) == (Reason.CODE_ERROR, "LookupError: on purpose")
 
 
+CHILD_FAILS = """
+import torch.multiprocessing
+
+def fail(rank):
+    raise LookupError("in a child, on purpose")
+
+torch.multiprocessing.start_processes(fail, nprocs=1, start_method="fork")
+"""
+
+
 @pytest.mark.parametrize(
     ("program", "words"),
     [
         ("if True\n    pass", "SyntaxError: expected ':'"),
+        (CHILD_FAILS, "LookupError: in a child, on purpose"),
         ("import sys; sys.exit('cannot go on')", "cannot go on"),
         ("import argparse; argparse.ArgumentParser().parse_args(['--wrong'])", "unrecognized arguments: --wrong"),
     ],
