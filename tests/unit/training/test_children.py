@@ -232,6 +232,23 @@ def test_a_supervisor_that_does_not_answer_holds_up_an_end_for_a_moment_only(mon
     sink.abandon()
 
 
+def test_a_queue_of_callers_that_is_full_is_waited_for() -> None:
+    with TemporaryDirectory(prefix="sy-") as directory, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(Path(directory) / "probe"))
+        listener.listen(0)
+        sinks = [a_sink(str(Path(directory) / "probe")) for _ in range(5)]
+        for sink in sinks:
+            sink.emit(STEP)
+        listener.settimeout(10)
+        for _ in sinks:
+            connection, _ = listener.accept()
+            with connection:
+                connection.send(children.ADMITTED)
+                assert connection.recv(1 << 16)
+        for sink in sinks:
+            sink.abandon()
+
+
 def test_a_child_that_was_cut_off_goes_on() -> None:
     with Listening() as listening:
 

@@ -16,6 +16,7 @@ import functools
 import json
 import os
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -128,8 +129,10 @@ def _dial(address: str) -> socket.socket:
     """
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.settimeout(ADMISSION_SECONDS)
+        # With a timeout of Python's, a queue that is full would be an error at once.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(ADMISSION_SECONDS), 0))
         connection.connect(address)
+        connection.settimeout(ADMISSION_SECONDS)
         if connection.recv(1) != ADMITTED:
             raise ConnectionRefusedError(address)
     except OSError:
