@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -157,6 +158,30 @@ def test_what_is_owed_at_the_end_is_sent() -> None:
 
         assert ended(listening, in_a_child(act)) == 0
         assert [record for _, _, record in listening.records] == [BEGAN, ACTIVITY]
+
+
+def test_threads_that_begin_at_once_share_one_connection() -> None:
+    with Listening() as listening:
+        sink = FamilySink(ChannelSink(-1), a_family(str(listening.path)))
+
+        def act() -> None:
+            sink.become_child("forked")
+            start = threading.Barrier(8)
+
+            def work() -> None:
+                start.wait()
+                for _ in range(100):
+                    sink.emit(STEP)
+
+            threads = [threading.Thread(target=work) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        assert ended(listening, in_a_child(act)) == 0
+        assert listening.children.sources == 1
+        assert len(listening.records) == 800
 
 
 def test_a_child_that_leaves_by_os_exit_sends_what_is_owed_too() -> None:

@@ -157,11 +157,13 @@ class ChildSink:
         self._lock = threading.Lock()
 
     def emit(self, record: AnyRecord) -> None:
+        if self._channel is None and not self._off:
+            with self._lock:
+                if self._channel is None:
+                    self._hold(record)
+                    return
         if self._channel is not None:
             self._channel.emit(record)
-        elif not self._off:
-            with self._lock:
-                self._hold(record)
 
     def told_to_stop(self) -> bool:
         return self._channel is not None and self._channel.told_to_stop()
