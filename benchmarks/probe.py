@@ -32,7 +32,7 @@ DEADLINE_SECONDS = 300.0
 #: Steps before the ones that are timed.
 WARM_UP = 20
 #: Model, and steps that are timed in each round.
-STEPS = {"linear": 3000, "cnn": 150, "transformer": 150}
+STEPS = {"linear": 3000, "cnn": 80, "transformer": 80}
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from jobs import telemetry
 from jobs.telemetry import AnyRecord, Note, Record, Split, Step
-from workers.training.context import Device, RankContext
+from workers.training.context import Device, DeviceStreams, RankContext
 
 T = TypeVar("T", bound=Record)
 
@@ -29,6 +29,7 @@ class Seen:
 
     records: list[AnyRecord] = field(default_factory=list)
     result: Any = None
+    printed: list[str] = field(default_factory=list)  # by device
 
     def emit(self, record: AnyRecord) -> None:
         self.records.append(record)
@@ -63,7 +64,7 @@ def learn(optimizer: Any, loss: Any) -> None:
 
 
 def watched(program: Callable[..., Any], *args: Any, devices: int = 1, rehearsed: bool = False) -> Seen:
-    """Run `program(*args)`, a function of a module, as a job's only process."""
+    """Run `program(*args)`, a function of a module, as a job's only process, with a log for each device."""
     return _collect([_start(program, args, 0, 1, devices, rehearsed)])[0]
 
 
@@ -91,13 +92,13 @@ def _collect(started: Sequence[Any]) -> list[Seen]:
     for process, pipe in started:
         try:
             assert pipe.poll(DEADLINE_SECONDS), f"no answer within {DEADLINE_SECONDS} s"
-            packet, result, failure = pipe.recv()
+            packet, result, failure, printed = pipe.recv()
             process.join(DEADLINE_SECONDS)
         finally:
             process.kill()
             process.join(DEADLINE_SECONDS)
         assert not failure, failure
-        seen.append(Seen(list(telemetry.Unpacker().feed(packet)), result))
+        seen.append(Seen(list(telemetry.Unpacker().feed(packet)), result, printed))
     return seen
 
 
@@ -109,7 +110,7 @@ def _run(pipe: Connection, program: Any, args: Any, rank: int, world: int, devic
         result = _watch(sink, program, args, rank, world, devices, rehearsed)
     except BaseException:  # noqa: BLE001  (whatever it was is told)
         failure = traceback.format_exc()
-    pipe.send((telemetry.pack(sink.records), result, failure))
+    pipe.send((telemetry.pack(sink.records), result, failure, sink.printed))
     pipe.close()
     os._exit(0)
 
@@ -124,7 +125,13 @@ def _watch(sink: Seen, program: Any, args: Any, rank: int, world: int, devices: 
     torch.manual_seed(0)
     leased = tuple(Device(index, "cpu", f"cpu:{index}") for index in range(devices))
     own = leased if world == 1 else (leased[rank],)
-    context = RankContext(rank, world, own, devices, 1, sink)
+    logs = [
+        tempfile.TemporaryFile()  # noqa: SIM115  (open until it was read, below)
+        for _ in own
+    ]
+    streams = DeviceStreams([(log.fileno(), log.fileno()) for log in logs])
+    streams.install()
+    context = RankContext(rank, world, own, devices, 1, sink, streams)
     if rehearsed:
         rehearsal.install(devices, rank, world > 1)
     probe = script.install(context, rehearsed=rehearsed)
@@ -132,3 +139,7 @@ def _watch(sink: Seen, program: Any, args: Any, rank: int, world: int, devices: 
         return program(*args)
     finally:
         probe.finish()
+        streams.flush()
+        for log in logs:
+            log.seek(0)
+            sink.printed.append(log.read().decode())

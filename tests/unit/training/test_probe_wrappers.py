@@ -216,3 +216,65 @@ def test_a_sharded_model_is_one_forward_for_each_batch() -> None:
     for seen in watched_ranks(sharded):
         assert seen.rows() == [[(25,)], [(25,)]]
         assert {each.kind for each in seen.of(Wrapped)} == {"fully_shard"}
+
+
+# -- what else DataParallel does -------------------------------------------------------------------
+
+
+class Talking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print("rows", len(x))
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+def talking() -> None:
+    net = nn.DataParallel(Talking().cuda())
+    with torch.no_grad():
+        net(torch.randn(10, 5).cuda())
+    print("outside")
+
+
+def test_what_a_replica_prints_goes_to_the_log_of_its_device() -> None:
+    assert watched(talking, devices=3, rehearsed=True).printed == ["rows 4\noutside\n", "rows 4\n", "rows 2\n"]
+
+
+class OwnParallel(nn.DataParallel[nn.Module]):
+    def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+        return super().scatter(inputs, kwargs, device_ids)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        return super().forward(*inputs, **kwargs)
+
+
+def subclassed() -> None:
+    net = OwnParallel(network().cuda())
+    with torch.no_grad():
+        net(torch.randn(10, 5).cuda())
+        net.module(torch.randn(7, 5).cuda())
+
+
+def test_a_subclass_of_data_parallel_is_one_and_the_way_around_it_is_seen() -> None:
+    seen = watched(subclassed, devices=2, rehearsed=True)
+    assert seen.rows("eval") == [[(5, 5)], [(7,)]]
+    assert {split.module for splits in seen.splits("eval") for split in splits} == {""}
+
+
+def both(store: str, rank: int) -> None:
+    begin(store, rank)
+    ddp, dp = DistributedDataParallel(network()), nn.DataParallel(network())
+    learn(
+        torch.optim.SGD([*ddp.parameters(), *dp.parameters()], 0.1),
+        ddp(torch.ones(4, 5)).sum() + dp(torch.ones(6, 5)).sum(),
+    )
+
+
+def test_ddp_and_dp_in_one_process_are_both_seen() -> None:
+    for rank, seen in enumerate(watched_ranks(both)):
+        assert seen.rows() == [[(4,), (6,)]]
+        assert [split.module for split in seen.splits()[0]] == ["Sequential", "Sequential#2"]
+        assert [split.devices for split in seen.splits()[0]] == [(rank,), (rank,)]
+        assert [each.kind for each in seen.of(Wrapped)] == ["DistributedDataParallel", "DataParallel"]

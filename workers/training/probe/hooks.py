@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from workers.training.probe.shapes import shape_of_arguments
 from workers.training.probe.steps import DdpTimes
-from workers.training.probe.watch import DDP_FIRST, INSIDE, SEARCHING
+from workers.training.probe.watch import DDP_FIRST, INSIDE, OUTSIDE, SEARCHING
 
 if TYPE_CHECKING:
     from workers.training.probe.script import Probe
@@ -352,33 +352,37 @@ def _replicate(probe: "Probe", original: Any) -> Any:
 
 
 def _parallel_apply(probe: "Probe", original: Any) -> Any:
-    timed = _timed("parallel_apply")(probe, original)
+    timed, here = _timed("parallel_apply")(probe, original), probe.here
 
     @functools.wraps(original)
     def parallel_apply(
         modules: Sequence[Any], inputs: Sequence[Any], kwargs_tup: Any = None, devices: Any = None
     ) -> list[Any]:
         forward = probe.guarded("parallel_apply", probe.watch.applying, modules, devices) if probe.on else None
-        if forward is None:
+        if forward is None and here.depth == OUTSIDE:
             return cast(list[Any], original(modules, inputs, kwargs_tup, devices))
-        slots = forward.slots[: len(modules)]
+        slots = forward.slots if forward is not None else (0,) * len(modules)
         watched = [_Shard(probe, forward, slot, module) for slot, module in zip(slots, modules, strict=False)]
         outputs = timed(watched, inputs, kwargs_tup, devices)
-        probe.guarded("parallel_apply", probe.watch.applied, forward, modules, inputs, kwargs_tup, outputs)
+        if forward is not None:
+            probe.guarded("parallel_apply", probe.watch.applied, forward, modules, inputs, kwargs_tup, outputs)
         return cast(list[Any], outputs)
 
     return parallel_apply
 
 
 class _Shard:
-    """A replica, watched. To whoever asks it for something else, it is the replica."""
+    """A replica, watched: what it calls in its thread is within the forward. `forward` is `None` where it is no shard
+    that is told of. To whoever asks it for something else, it is the replica."""
 
-    def __init__(self, probe: "Probe", forward: "Forward", slot: int, module: Any) -> None:
+    def __init__(self, probe: "Probe", forward: "Forward | None", slot: int, module: Any) -> None:
         self._probe, self._forward, self._slot, self._module = probe, forward, slot, module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         probe, here = self._probe, self._probe.here
-        begun = probe.guarded("parallel_apply", self._begin, args, kwargs)
+        begun = None
+        if self._forward is not None and probe.on:
+            begun = probe.guarded("parallel_apply", self._begin, args, kwargs)
         around = here.depth, here.root, here.forward
         here.depth, here.root, here.forward = INSIDE, None, None
         try:
@@ -393,7 +397,8 @@ class _Shard:
         return shape_of_arguments(args, kwargs), self._probe.watch.mark(self._slot)
 
     def _end(self, begun: tuple[Any, Any], outputs: Any) -> None:
-        self._probe.watch.shard_ended(self._forward, self._slot, begun[0], outputs, begun[1])
+        if self._forward is not None:
+            self._probe.watch.shard_ended(self._forward, self._slot, begun[0], outputs, begun[1])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)

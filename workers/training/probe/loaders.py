@@ -185,8 +185,9 @@ def facts_of(loader: Any) -> Facts:
     dataset, sampler, batches = _ask(loader, "dataset"), _ask(loader, "sampler"), _ask(loader, "batch_sampler")
     replicas, replica = _shards(batches, sampler, dataset)
     indices = _ask(dataset, "indices") if type(dataset).__name__ == "Subset" else None
-    shown = batches if type(batches).__name__ not in ("BatchSampler", "NoneType") else sampler
-    size = _ask(loader, "batch_size")
+    is_plain = type(batches).__name__ == "BatchSampler"
+    shown = _ask(batches, "sampler") if is_plain else batches if batches is not None else sampler
+    size = _ask(loader, "batch_size") or _ask(batches, "batch_size")
     return Facts(
         batches=_length(loader),
         dataset_rows=_length(dataset),

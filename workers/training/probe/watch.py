@@ -164,7 +164,8 @@ class Watch:
     ) -> tuple[tuple[int, ...], int]:
         """The slots on which a root runs, and the dimension of its rows."""
         if root.kind == "dp" and getattr(wrapper, "device_ids", None):
-            return self._slots(wrapper.device_ids), getattr(wrapper, "dim", 0)
+            slots = self._slots(wrapper.device_ids)
+            return slots if len(set(slots)) == len(slots) else slots[:1], getattr(wrapper, "dim", 0)
         if self._place is not None:
             return self._place
         return self._slots([_cuda_index(root, args, kwargs)]), 0
@@ -207,6 +208,8 @@ class Watch:
         targets, self._targets = self._targets, None
         if targets is None or len(targets[0]) < len(modules):
             targets = self._slots(devices if devices is not None else range(len(modules))), 0
+        if len(set(targets[0])) < len(targets[0]):  # over devices that are not this rank's: seen as a whole
+            return None
         if forward is None:
             forward = self._by_hand(modules, *targets)
         elif forward.root.kind != "dp":

@@ -207,7 +207,8 @@ class Windows:
             self._send_eval(undecided)
         self.steps += 1
         window, self._window = self._window, _Window()
-        seen = [forward for forward in window.forwards if self._is_trained(forward)]
+        trained = [forward for forward in window.forwards if self._is_trained(forward)]
+        seen = trained or window.forwards  # an optimizer may hold copies of the parameters
         self._send("train", seen, window.backwards, time.perf_counter())
 
     def skipped(self) -> None:
