@@ -217,6 +217,11 @@ def test_a_move_copies_as_between_devices(tmp_path: Path) -> None:
         with torch.no_grad():
             model.weight.add_(1)
         assert torch.equal(best["weight"], before) and torch.equal(also["weight"], before)
+        here = model.cpu().state_dict()
+        before = here["weight"].clone()
+        with torch.no_grad():
+            model.cuda().weight.add_(1)
+        assert torch.equal(here["weight"], before) and not torch.equal(model.weight, before)
         leaf = torch.ones(2, requires_grad=True)
         leaf.cuda().sum().backward()
         assert leaf.grad.tolist() == [1, 1]

@@ -165,8 +165,7 @@ def _moving(original: Function, devices: Devices) -> Function:
         index = _target(target, devices)
         if index is None:
             moved = original(self, *args, **kwargs)
-            leaves = target == "cpu" or target == CPU
-            return _arrived(self, moved, ON_CPU, devices) if leaves else moved
+            return _arrived(self, moved, ON_CPU, devices) if _is_cpu(target, devices) else moved
         if "device" in kwargs:
             kwargs["device"] = CPU
         elif not isinstance(target, torch.Tensor):
@@ -182,6 +181,12 @@ def _target(target: Any, devices: Devices) -> int | None:
         return devices.asked(target)
     index = devices.of(target)
     return None if index == ON_CPU else index
+
+
+def _is_cpu(target: Any, devices: Devices) -> bool:
+    if isinstance(target, torch.Tensor):
+        return devices.of(target) == ON_CPU
+    return isinstance(target, (str, torch.device)) and torch.device(target).type == "cpu"
 
 
 def _arrived(before: torch.Tensor, moved: torch.Tensor, index: int, devices: Devices) -> Any:
@@ -256,7 +261,7 @@ def _torch_asks() -> bool:
 
 
 def _make_modules_land(devices: Devices) -> None:
-    """A module that moves keeps its parameters, as on a GPU: they are marked where they are."""
+    """A module that moves keeps its parameters and buffers, with new memory behind them."""
     module: Any = nn.Module
     wrap(module, "to", lambda original: _moving_module(original, devices))
     wrap(module, "to_empty", lambda original: _moving_module(original, devices))
@@ -269,9 +274,8 @@ def _moving_module(original: Function, devices: Devices) -> Function:
         target = kwargs.get("device", args[0] if args else None)
         index = _target(target, devices)
         if index is None:
-            if target == "cpu" or target == CPU:
-                _placed(self, ON_CPU, devices)
-            return original(self, *args, **kwargs)
+            moved = original(self, *args, **kwargs)
+            return _placed(moved, ON_CPU, devices) if _is_cpu(target, devices) else moved
         if "device" in kwargs:
             kwargs["device"] = CPU
         elif not isinstance(target, torch.Tensor):
@@ -283,6 +287,8 @@ def _moving_module(original: Function, devices: Devices) -> Function:
 
 def _placed(module: Any, index: int, devices: Devices) -> Any:
     for tensor in itertools.chain(module.parameters(), module.buffers()):
+        if devices.of(tensor) not in (None, index):
+            tensor.data = tensor.data.clone()
         devices.place(tensor, index)
     return module
 
