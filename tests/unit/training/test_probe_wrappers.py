@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from jobs.telemetry import Activity, Group, Loaded, Wrapped
 from tests.unit.training.probe_runs import Seen, backward, learn, watched, watched_ranks
@@ -176,6 +176,32 @@ def test_ranks_without_a_distributed_sampler_went_over_the_same_rows() -> None:
     first, second = (seen.of(Loaded)[0] for seen in watched_ranks(duplicated))
     assert first.digest == second.digest
     assert first.replicas is None
+
+
+class OwnRows(Dataset[Any]):
+    """Each rank has rows of its own, and says so to nobody."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(5), index * 2 + self.rank
+
+
+def with_own_rows(store: str, rank: int, shared: bool) -> None:
+    begin(store, rank)
+    torch.manual_seed(rank)
+    for _ in DataLoader(OwnRows(0 if shared else rank), 8, shuffle=True):
+        pass
+
+
+def test_labels_tell_rows_apart_that_have_the_same_indices() -> None:
+    for shared in (True, False):
+        first, second = (seen.of(Loaded)[0] for seen in watched_ranks(with_own_rows, shared))
+        assert (first.digest == second.digest) is shared
 
 
 def by_hand_averaged(store: str, rank: int) -> None:

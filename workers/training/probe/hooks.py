@@ -66,6 +66,7 @@ def ask_torch(probe: "Probe", torch: Any) -> None:
     asked.memory = torch.cuda.max_memory_allocated
     asked.properties = lambda index: _properties(torch, index)
     asked.cuda_ready = lambda: torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
+    asked.capturing = torch.cuda.is_current_stream_capturing
     dist = torch.distributed
     if dist.is_available():
         asked.group = lambda: _group(dist)

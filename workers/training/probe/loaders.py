@@ -20,6 +20,8 @@ PROGRESS_SECONDS = 1.0
 OF_ITERATOR = "_watched_pass"
 #: A digest is 63 bits, so that every reader has a number for it.
 DIGEST_BITS = (1 << 63) - 1
+#: Labels are added up as they are, so that it does not matter in which batch they came, and spread over all bits.
+SPREAD = 0x9E3779B97F4A7C15
 #: How far to look for what shards a loader: samplers within samplers, data sets within data sets.
 MAX_DEPTH = 6
 #: What those who shard call the number of shards, and which of them is theirs.
@@ -57,11 +59,18 @@ class Facts:
 
 
 class Loaders:
-    """Follows every pass. `steps` tells how many optimizer steps there were so far."""
+    """Follows every pass. `steps` tells how many optimizer steps there were so far, `in_group` whether other
+    processes may do the same work."""
 
-    def __init__(self, emit: Callable[[AnyRecord], None], steps: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        emit: Callable[[AnyRecord], None],
+        steps: Callable[[], int],
+        in_group: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._emit = emit
         self._steps = steps
+        self._in_group = in_group
         self._numbers: weakref.WeakKeyDictionary[Any, tuple[int, Iterator[int]]] = weakref.WeakKeyDictionary()
         self._count = itertools.count()
         self._open: dict[int, Pass] = {}  # by loader
@@ -100,6 +109,8 @@ class Loaders:
         rows, mixed = running.drawn.popleft() if running.drawn else (None, None)
         if rows is None and running.facts.collates:
             rows = _rows(batch)
+        if mixed is not None and running.facts.replicas is None and self._in_group():
+            mixed += labels_of(batch, rows)
         running.batches += 1
         running.rows = None if rows is None or running.rows is None else running.rows + rows
         running.digest = None if mixed is None or running.digest is None else (running.digest + mixed) & DIGEST_BITS
@@ -168,6 +179,19 @@ def digest(batch: Sequence[Any], indices: Sequence[int] | None) -> int | None:
     if indices is not None:
         batch = [indices[index] for index in batch]
     return sum(map(hash, zip(batch, strict=False))) & DIGEST_BITS
+
+
+def labels_of(batch: Any, rows: int | None) -> int:
+    """A number made of the labels of a batch, where it has some: a whole number for each row, on the CPU.
+
+    A data set that gives each rank rows of its own has the same indices on all of them. Their labels tell
+    them apart, where a first input may not: that is often changed at random.
+    """
+    for tensor in itertools.islice(tensors_in(batch), 8):
+        is_whole = not (tensor.is_floating_point() or tensor.is_complex())
+        if is_whole and tensor.dim() == 1 and len(tensor) == rows and tensor.device.type == "cpu":
+            return int(tensor.sum()) * SPREAD
+    return 0
 
 
 def _count(batch: Sequence[Any]) -> int | None:

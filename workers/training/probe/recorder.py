@@ -97,7 +97,7 @@ class Recorder(Observer):
         self._next_step = {"train": 0, "eval": 0, "forward": 0}
         self._open: Timed | None = None
         self._began = 0.0
-        self._owed = Owed(self._clock, context.sink)
+        self._owed = Owed(context.sink)
         self._noted: set[tuple[str, str]] = set()
 
     # -- around a step ---------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 from jobs.telemetry import MAX_INTERNED, Primitives, Shape, Split, Step
 from workers.training.context import Sink
-from workers.training.probe.clock import Clock, Span
+from workers.training.probe.clock import Span
 
 #: Steps whose times a device may still owe us before we wait for the oldest.
 MAX_OWED = 64
@@ -99,8 +99,7 @@ def _total(spans: list[Span]) -> float:
 class Owed:
     """Sends steps in order, each once its times are known. Never waits for a device while there is room."""
 
-    def __init__(self, clock: Clock, sink: Sink) -> None:
-        self._clock = clock
+    def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._steps: deque[Timed] = deque()
 
@@ -115,7 +114,7 @@ class Owed:
                 if len(self._steps) <= limit:
                     return
                 for span in self._steps[0].spans():
-                    self._clock.wait(span.end)
+                    span.clock.wait(span.end)
             self._sink.emit(self._steps.popleft().record())
 
 

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jobs.telemetry import DeviceInfo, Group, Shape, Wrapped
+from jobs.telemetry import DeviceInfo, Group, Metric, Shape, Wrapped
 from workers.training.context import RankContext
 from workers.training.probe.backward import leaves_of, time_backward
 from workers.training.probe.clock import Mark, Span
@@ -56,6 +56,7 @@ class Torch:
         self.memory: Callable[[int], int] | None = None  # the most that was used of a device
         self.properties: Callable[[int], tuple[str, int]] | None = None  # name and memory of a device
         self.cuda_ready: Callable[[], bool] = lambda: False
+        self.capturing: Callable[[], bool] = lambda: False  # a CUDA graph, in which no event may be asked for
         self.group: Callable[[], tuple[int, int, str] | None] = lambda: None  # rank, world size, backend
 
 
@@ -67,7 +68,7 @@ class Watch:
         self.here = here
         self.models = Models()
         self.windows = Windows(context, self.models, first_split)
-        self.loaders = Loaders(context.sink.emit, lambda: self.windows.steps)
+        self.loaders = Loaders(context.sink.emit, lambda: self.windows.steps, lambda: self.windows.world_size > 1)
         self.torch = torch
         self._devices = {device.logical: slot for slot, device in enumerate(context.devices)}
         self._waits_for_cuda = context.kind == "cuda"
@@ -92,10 +93,12 @@ class Watch:
             part = here.root.parts.get(id(module)) if here.root is not None else None
             return None if part is None else self._begin(part, part.model.training, args, kwargs)
         root = self.models.root(module)
-        if not (root.model.has_parameters or root.kind) or self.torch.elsewhere():
+        if not (root.model.has_parameters or root.kind) or self.torch.elsewhere() or self._is_capturing():
             return None
         if self._held is not None:
             self.settle()
+        if self._waits_for_cuda:
+            self._try_cuda()
         training = root.model.training
         self.windows.forward_begins(training and self.torch.grad_enabled())
         return self._begin(root, training, args, kwargs)
@@ -143,13 +146,13 @@ class Watch:
 
     def _mark(self, slot: int, now: float) -> Mark:
         if self.windows.on_host:
-            if not (self._waits_for_cuda and self.torch.cuda_ready()):
-                return now
-            self._begin_cuda()
+            return now
         return self.windows.clock.mark(self.context.devices[slot].logical)
 
-    def _begin_cuda(self) -> None:
-        """The program has begun to use its devices: so may we."""
+    def _try_cuda(self) -> None:
+        """Once the program uses its devices, so may we. Called only between two measurements: a time has one clock."""
+        if not self.torch.cuda_ready():
+            return
         self._waits_for_cuda = False
         self.windows.use_clock("cuda")
         self.windows.memory = self.torch.memory
@@ -226,6 +229,8 @@ class Watch:
         network = self._replicated[1]
         root, learns = self.models.root(network), self.torch.grad_enabled()
         self.settle()
+        if self._waits_for_cuda:
+            self._try_cuda()
         self.windows.forward_begins(network.training and learns)
         now = time.perf_counter()
         forward = Forward(root, now, self._mark(slots[0], now), slots, dim, None, None, network.training, learns)
@@ -265,7 +270,12 @@ class Watch:
         if held is not None:
             self.windows.forward_ends(held)
 
-    def backward_begins(self) -> Mark:
+    def _is_capturing(self) -> bool:
+        return not self.windows.on_host and self.torch.capturing()
+
+    def backward_begins(self) -> Mark | None:
+        if self._is_capturing():
+            return None
         self.settle()
         self.windows.backward_begins()
         return self.mark(self._latest)
@@ -277,6 +287,8 @@ class Watch:
     def optimizer_begins(self, optimizer: Any) -> None:
         here = self.here
         self.models.optimizer_made(optimizer)
+        if self._is_capturing():
+            return
         if optimizer in here.optimizers:  # its last step raised, or a subclass calls the step of its base
             here.optimizers = here.optimizers[: here.optimizers.index(optimizer)]
         here.optimizers = (*here.optimizers, optimizer)
@@ -288,7 +300,15 @@ class Watch:
         here.optimizers = here.optimizers[:-1]
         if not here.optimizers:
             self.settle()
+            self._tell_learning_rate(optimizer)
             self.windows.step_ended()
+
+    def _tell_learning_rate(self, optimizer: Any) -> None:
+        step = self.windows.steps
+        if sampled(step) and self.windows.rank == 0:
+            rate = optimizer.param_groups[0].get("lr")
+            if isinstance(rate, float):  # a tensor may be on a device, for which we do not wait
+                self.windows.emit(Metric(-1, "learning_rate", step, rate, time.time()))
 
     def _ddp_times(self, wrapper: Any) -> DdpTimes | None:
         """What a wrapper says of the step that has just ended. To ask may wait for the device, so it is done seldom."""

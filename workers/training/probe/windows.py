@@ -124,7 +124,7 @@ class Windows:
         self._sink = context.sink
         self._devices = tuple(device.logical for device in context.devices)
         self._splits = Splits(context.sink, first_split)
-        self._owed = Owed(self.clock, context.sink)
+        self._owed = Owed(context.sink)
         self._numbers = {"train": 0, "eval": 0, "forward": 0}
         self._window = _Window()
         self._undecided: Forward | None = None  # in eval mode, with gradients: training only if a backward follows
@@ -401,9 +401,7 @@ class Windows:
 
     def use_clock(self, kind: str) -> None:
         """From now on take the times of these devices."""
-        self._owed.send(0)
         self.clock, self.on_host = CLOCKS[kind], kind == "cpu"
-        self._owed = Owed(self.clock, self._sink)
 
     def _rate(self, rows: int, number: int) -> None:
         self._rows_since += rows

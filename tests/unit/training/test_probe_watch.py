@@ -1,0 +1,92 @@
+"""The probe's bookkeeping on devices that answer late, as GPUs do. Nothing of torch is wrapped here."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from jobs.telemetry import DeviceInfo, Metric, Step
+from tests.unit.training.runs import Kept
+from tests.unit.training.test_recorder import LateDevice
+from workers.training.context import Device, RankContext
+from workers.training.probe.clock import CLOCKS
+from workers.training.probe.watch import Here, Torch, Watch
+
+
+def watch_on_cuda(late: LateDevice, monkeypatch: pytest.MonkeyPatch) -> tuple[Watch, Kept]:
+    monkeypatch.setitem(CLOCKS, "cuda", late.clock())
+    sink, asked = Kept(), Torch()
+    asked.cuda_ready = lambda: True
+    asked.properties = lambda index: ("a GPU", 80)
+    asked.memory = lambda index: 7
+    context = RankContext(0, 1, (Device(0, "cuda", "GPU-0"),), 1, 1, sink)
+    return Watch(context, asked, Here()), sink
+
+
+def one_step(watch: Watch, net: nn.Module, optimizer: Any) -> None:
+    x = torch.ones(4, 5)
+    forward = watch.begin(net, (x,), {})
+    assert forward is not None
+    watch.end(forward, net(x))
+    watch.backward_ended(watch.backward_begins())
+    watch.optimizer_begins(optimizer)
+    watch.optimizer_ended(optimizer)
+
+
+def test_steps_are_sent_when_the_device_has_reached_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = LateDevice()
+    watch, sink = watch_on_cuda(late, monkeypatch)
+    net = nn.Linear(5, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    one_step(watch, net, optimizer)
+    assert sink.of(Step) == []
+    late.reached = late.marks
+    one_step(watch, net, optimizer)
+    assert [(step.forward_ms, step.backward_ms, step.memory_peak_bytes) for step in sink.of(Step)] == [
+        ((1.0,), (1.0,), (7,))
+    ]
+    assert late.waited == []
+    watch.finish()
+    assert [step.step for step in sink.of(Step)] == [0, 1]
+
+
+def test_a_device_is_described_once_the_program_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, sink = watch_on_cuda(LateDevice(), monkeypatch)
+    ready = [False]
+    watch.torch.cuda_ready = lambda: ready[0]
+    net = nn.Linear(5, 2)
+    first = watch.begin(net, (torch.ones(1, 5),), {})
+    ready[0] = True  # within its first forward
+    assert first is not None
+    watch.end(first, None)
+    assert sink.of(DeviceInfo) == []
+    one_step(watch, net, torch.optim.SGD(net.parameters(), 0.1))
+    watch.finish()
+    assert sink.of(DeviceInfo) == [DeviceInfo(0, "a GPU", 80)]
+    assert [len(step.forward_ms) for step in sink.of(Step)] == [1, 1]
+
+
+def test_nothing_is_asked_of_a_device_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = LateDevice()
+    watch, _ = watch_on_cuda(late, monkeypatch)
+    net = nn.Linear(5, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    one_step(watch, net, optimizer)
+    marks = late.marks
+    watch.torch.capturing = lambda: True
+    assert watch.begin(net, (torch.ones(1, 5),), {}) is None
+    assert watch.backward_begins() is None
+    watch.optimizer_begins(optimizer)
+    watch.optimizer_ended(optimizer)
+    assert (late.marks, watch.windows.steps) == (marks, 1)
+
+
+def test_the_learning_rate_is_a_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, sink = watch_on_cuda(LateDevice(), monkeypatch)
+    net = nn.Linear(5, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.25)
+    for _ in range(12):
+        one_step(watch, net, optimizer)
+    rates = [metric for metric in sink.of(Metric) if metric.name == "learning_rate"]
+    assert [(metric.step, metric.value) for metric in rates] == [(step, 0.25) for step in [*range(10), 10]]
