@@ -264,6 +264,10 @@ NOT_A_MODULE = (
     "The script is a part of a package: name it as a module, as `python -m` does "
     '("entrypoint": "package.train" in place of "package/train.py").'
 )
+MORE_THAN_TENSORS = (
+    "The file holds more than tensors, which torch.load refuses since PyTorch 2.6. Where you trust the file, "
+    "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in program.env loads it without a change to the script."
+)
 NO_COMPILER = (
     "torch.compile needs a C++ compiler on the node (on GPUs: triton): the operator installs it, or "
     "TORCH_COMPILE_DISABLE=1 in program.env runs the script uncompiled."
@@ -275,6 +279,10 @@ NO_COMPILER = (
 PORT_TAKEN = (
     "The script listens on a port that is taken on this node. If it sets MASTER_PORT or an address like "
     'tcp://localhost:12355 itself, leave that out: under strategy "ddp" the job brings MASTER_ADDR and MASTER_PORT.'
+)
+NO_MASTER = (
+    "Nobody answers where the script looks for rank 0. If it sets MASTER_ADDR, MASTER_PORT or an address like "
+    'tcp://10.0.0.1:23456 itself, leave that out: under strategy "ddp" the job brings MASTER_ADDR and MASTER_PORT.'
 )
 LOST_PEER = "Another rank of this job ended first, and this one lost its connection to it: look at that rank's log."
 
@@ -298,6 +306,15 @@ def _no_group(_: re.Match[str], facts: Facts) -> str:
     return (
         "The script works in a process group that it has not made. If it makes one only where torchrun's variables "
         f"are set: {_take_ddp(facts)}."
+    )
+
+
+def _too_few_ranks(_: re.Match[str], facts: Facts) -> str:
+    if not facts.launched:
+        return f"The script waits for more processes than there are: {_take_ddp(facts)}."
+    return (
+        f"The script waits for more processes than there are: this job starts {facts.devices}, one per device. Ask for "
+        "as many devices as the script says, or let it take the number from WORLD_SIZE."
     )
 
 
@@ -345,9 +362,12 @@ RULES = (
         r"Torch not compiled with CUDA|PyTorch was compiled without CUDA|requires CUDA support"
         r"|module 'torch\._C' has no attribute '_(cuda|nccl|scatter|gather|broadcast_coalesced)"
         r"|Tried to instantiate dummy base class|Cannot get CUDA generator|Cannot access accelerator device"
+        r"|device type at start of device string: None"
         r"|No CUDA GPUs are available|Found no NVIDIA driver|no CUDA-capable device|libcuda\.so|libcudart\.so",
         _no_gpu,
     ),
+    _rule(r"'NoneType' object has no attribute 'type'|got \(NoneType\)", _no_gpu, r"accelerator|backend_for_device"),
+    _rule(r"\b([Nn]o|[Nn]eeds?|[Rr]equires?|[Ee]xpects?|at least|[Ss]ufficient)\b.{0,40}\b(GPUs?|gpus?)\b", _no_gpu),
     _rule(r"(Torch not compiled with|not linked with support for) (?P<device>\w+)", _other_hardware),
     _rule(r"not implemented for '(Half|BFloat16)'", _half),
     _rule(r"CUDA out of memory", GPU_MEMORY),
@@ -365,6 +385,8 @@ RULES = (
     ),
     _rule(r"Dataset not found", NO_DATA),
     _rule(r"EADDRINUSE|[Aa]ddress already in use", PORT_TAKEN),
+    _rule(r"client socket has (timed out|failed)|DistNetworkError: Ping failed", NO_MASTER),
+    _rule(r"waiting for clients\. \d+/\d+ clients joined", _too_few_ranks),
     _rule(r"environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected", _no_rendezvous),
     _rule(r"KeyError: '(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'", _no_rendezvous),
     _rule(r"TypeError: int\(\) argument must be .*'NoneType'", _no_rendezvous, r"LOCAL_RANK|WORLD_SIZE|\bRANK\b"),
@@ -379,12 +401,11 @@ RULES = (
     ),
     _rule(r"No module named '?(?P<name>[\w.]+)", _no_module),
     _rule(r"attempted relative import with no known parent package", NOT_A_MODULE),
-    _rule(
-        r"(ImportError|RuntimeError|ValueError): .*pip3? install (-U |--upgrade )?(?P<name>[\w\[\]-]+)", _wants_package
-    ),
+    _rule(r"(pip3? install (-U |--upgrade )?|Requirement )'?(?P<name>[\w\[\]-]+)", _wants_package),
     _rule(r"FileNotFoundError: .*No such file or directory: '(?P<path>[^']+)'", _no_program, r"subprocess\.py"),
     _rule(r"FileNotFoundError: .*No such file or directory: '(?P<path>[^']+)'", _no_file),
     _rule(r"(Read-only file system|Permission denied): '(?P<path>[^']+)'", _not_writable),
+    _rule(r"Weights only load failed", MORE_THAN_TENSORS),
     _rule(r"InvalidCxxCompiler|No working C\+\+ compiler|TritonMissing|working triton installation", NO_COMPILER),
     _rule(r"IndexError: list index out of range|not enough values to unpack", NO_TERMINAL, r"stty size"),
     _rule(r"Inappropriate ioctl for device|setupterm: could not find terminal", NO_TERMINAL),

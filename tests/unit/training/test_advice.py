@@ -117,6 +117,17 @@ WANTS_A_GPU = {
     "an old tensor type": "import torch\ntorch.cuda.FloatTensor(2)",
     "the device of a block": "import torch\nwith torch.cuda.device(1):\n    pass",
     "scatter": "import torch\ntorch.nn.parallel.scatter(torch.zeros(4, 2), [0, 1])",
+    "the accelerator's name": (
+        "import torch\nrank = 0\ntorch.device(f'{torch.accelerator.current_accelerator()}:{rank}')"
+    ),
+    "the accelerator's kind": "import torch\nprint(torch.accelerator.current_accelerator().type)",
+    "the accelerator's backend": (
+        "import torch\n"
+        "device = torch.accelerator.current_accelerator()\n"
+        "torch.distributed.get_default_backend_for_device(device)"
+    ),
+    "the accelerator's index": "import torch\ntorch.accelerator.set_device_index(0)",
+    "a check of its own": "assert False, 'this script expects that two GPUs are available'",
     "the version of nccl": "import torch\ntorch.cuda.nccl.version()",
 }
 
@@ -246,6 +257,31 @@ def test_a_port_that_the_script_names_itself_may_be_taken(fail: Fail) -> None:
     assert re.search("listens on a port that is taken.*MASTER_PORT.*leave that out", said)
 
 
+def join(address: str, rank: int) -> str:
+    """A script that waits 1 s for its one peer."""
+    return (
+        "import datetime\n"
+        + GROUP
+        + f"dist.init_process_group('gloo', init_method='tcp://{address}', rank={rank}, world_size=2,"
+        + "timeout=datetime.timedelta(seconds=1))"
+    )
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "node0.invalid"])
+def test_a_rank_that_looks_for_its_master_elsewhere_is_told_to_take_the_jobs(host: str, fail: Fail) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    said = fail(join(f"{host}:{port}", 1)).advice(CPU_DDP)
+    assert re.search("Nobody answers.*MASTER_ADDR, MASTER_PORT.*leave that out", said)
+
+
+def test_a_rank_that_waits_for_more_than_were_started_is_told_how_many_there_are(fail: Fail) -> None:
+    failure = fail(join("127.0.0.1:0", 0))
+    assert re.search('more processes than there are.*strategy "ddp"', failure.advice(CPU))
+    assert re.search("more processes than there are: this job starts 2, one per device", failure.advice(CPU_DDP))
+
+
 DOWNLOADS = {
     "urllib": "import urllib.request\nurllib.request.urlopen('http://data.invalid/x', timeout=5)",
     "requests": "import requests\nrequests.get('http://data.invalid/x', timeout=5)",
@@ -291,6 +327,10 @@ ELSEWHERE_BY_DESIGN = {
     "a full disk": ("open('/dev/full', 'w', 1).write('x\\n')", "^The disk is full"),
     "a full disk under torch.save": ("import torch\ntorch.save(torch.zeros(9999), '/dev/full')", "^The disk is full"),
     "too much memory": ("import torch\ntorch.empty(10**14)", "^The node's memory ran out"),
+    "a file with objects": (
+        "import pathlib, torch\ntorch.save(pathlib.Path('x'), 'x.pt')\ntorch.load('x.pt')",
+        "more than tensors.*TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in program.env",
+    ),
     "columns of a terminal": (
         "import os\nrows, columns = os.popen('stty size', 'r').read().split()",
         "size of a terminal, and a job has none",
@@ -412,6 +452,16 @@ REPORTED: dict[str, tuple[str, Facts, str]] = {
         "ImportError: Using the `Trainer` requires `accelerate>=1.1.0`: Please run `pip install accelerate`",
         REQUIREMENTS,
         "needs the package accelerate.*requirements.txt is not installed",
+    ),
+    "lightning's requirements": (
+        "ModuleNotFoundError: Requirement 'jsonargparse[signatures]>=4.27.7' not met. HINT: Try running `pip install",
+        CPU,
+        r"needs the package jsonargparse\[signatures\], or a newer one",
+    ),
+    "lightning without a gpu": (
+        "MisconfigurationException: No supported gpu backend found!",
+        CPU,
+        "needs a GPU and this node has none",
     ),
     "a lost peer": (
         "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:47301",
