@@ -199,7 +199,13 @@ class Limits(Strict):
         86_400, gt=0, le=31_536_000, strict=True, description="from the first rank up to the last rank out"
     )
     max_retries: int = Field(0, ge=0, le=100, strict=True, description="new attempts after a failure of the program")
-    stall_seconds: float | None = Field(None, gt=0, le=31_536_000, strict=True)
+    stall_seconds: float | None = Field(
+        None,
+        gt=0,
+        le=31_536_000,
+        strict=True,
+        description="longest time without a step; left out: 20 times the run's own longest pause, and half an hour",
+    )
 
 
 class JobSpec(Strict):
@@ -322,11 +328,6 @@ def _refuse_unsupported(spec: JobSpec) -> None:
                     'for an overflow; use "bfloat16", whose range needs no gradient scaling',
                 ),
             ),
-        )
-    if spec.limits.stall_seconds is not None:
-        raise NotSupported(
-            "there is no stall watchdog in this version",
-            fields=(FieldError("limits.stall_seconds", "leave it out; limits.wall_seconds bounds the run"),),
         )
 
 

@@ -166,7 +166,6 @@ WORDS: dict[tuple[str, str], str] = {
     ("Evaluation", "every_epochs"): "how often; 2 is after the second epoch, the fourth, and so on",
     ("Scheduler", "args"): "by name; what it takes depends on `ref`",
     ("Straggler", "where"): "in what it sleeps; `input` is while it waits for data",
-    ("Limits", "stall_seconds"): "refused in this version: there is no stall watchdog yet",
 }
 
 #: Keys of a JSON schema that bound a value, and how they read.

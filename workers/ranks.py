@@ -111,7 +111,7 @@ class Rank:
         with contextlib.suppress(BrokenPipeError):  # it is dead, which its pidfd will tell
             os.write(self.command, word)
 
-    def kill(self, number: signal.Signals) -> None:
+    def kill(self, number: int) -> None:
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, number)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from workers import watchdog
 from workers.training.context import ChannelSink, Device, DeviceStreams, RankContext
 
 
@@ -33,6 +34,7 @@ class Seat:
         sink = ChannelSink(self.channel)
         routed = DeviceStreams(self.streams)
         routed.install()
+        watchdog.show_stacks_on_signal()
         context = RankContext(
             rank=self.rank,
             world_size=self.world_size,

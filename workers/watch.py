@@ -24,13 +24,15 @@ import structlog
 
 from jobs.spec import JobSpec, ScriptProgram
 from jobs.state import Order, Reason
-from jobs.telemetry import AnyRecord, Began, Note, Outcome, RankUp, Result, Returned, Step
+from jobs.telemetry import AnyRecord, Began, Loaded, Metric, Note, Outcome, Progress, RankUp, Result, Returned, Step
 from workers.children import FIELD, Children, seconds_of_descendants
 from workers.launch import Launch
 from workers.lifeline import Lifeline
+from workers.memory import kernel_kills
 from workers.publisher import Publisher
 from workers.ranks import Output, Rank, await_death, has_children
 from workers.training import advice
+from workers.watchdog import STACKS_SIGNAL, Watchdog, is_stopped
 
 log = structlog.get_logger(__name__)
 
@@ -57,6 +59,10 @@ FAILED_TEARDOWN_SECONDS = 10.0
 LAST_WORDS_BYTES = 2048
 #: A rank must be up this soon after it was told to go.
 START_SECONDS = 120.0
+#: What a rank cannot send without getting on.
+SIGNS = (Step, Began, Loaded, Metric, Progress)
+#: How long the stacks of a run that has stalled may take to arrive.
+STACKS_SECONDS = 1.0
 #: A rank's death may show this much later than the broken connection that it gave its peers.
 DEATH_SECONDS = 0.1
 #: Share of the lease without a beat after which the supervisor ends its own ranks.
@@ -114,6 +120,9 @@ class Watch:
         self._steps = [0] * len(ranks)
         self._stepped = False
         self._working: set[int] = set()  # ranks that began a forward or took a step, or had it done
+        self._watchdog = Watchdog(spec.limits.stall_seconds)
+        self._stacks_asked: float | None = None  # when, for a stall
+        self._kernel_kills = kernel_kills()
         self._selector = selectors.DefaultSelector()
         self._children = self._listen_to_children(listener) if listener is not None else None
 
@@ -169,6 +178,7 @@ class Watch:
             self._fail(rank, Outcome(rank.number, 1, "code_error", f"the rank's channel is corrupt: {error}"))
 
     def _record(self, rank: Rank, record: AnyRecord) -> None:
+        self._heed(record)
         match record:
             case RankUp():
                 self._up(rank)
@@ -186,12 +196,17 @@ class Watch:
         self._out.record(rank.number, record)
 
     def _record_of_child(self, rank: int, record: AnyRecord, source: int) -> None:
+        self._heed(record)
         match record:
             case Began():
                 self._working.add(rank)
             case Step() if record.phase in MAIN_PHASES:
                 self._stepped_to(rank, record)
         self._out.record(rank, record, source)
+
+    def _heed(self, record: AnyRecord) -> None:
+        if isinstance(record, SIGNS):
+            self._watchdog.sign(monotonic())
 
     def _stepped_to(self, rank: int, step: Step) -> None:
         self._steps[rank] = step.step + 1
@@ -204,6 +219,7 @@ class Watch:
         rank.up = True
         if self._wall_ends is None:
             self._wall_ends = monotonic() + self._spec.limits.wall_seconds
+            self._watchdog.start(monotonic())
             self._lifeline.mark("running")
 
     def _returned(self, rank: Rank, record: Returned) -> None:
@@ -278,7 +294,8 @@ class Watch:
         """The ending that a failed rank gives the attempt."""
         for output in rank.outputs:
             self._output(rank, output)
-        ending = _failure(rank, outcome)
+        ending = self._of_the_kernel(rank) if outcome is None else None
+        ending = ending or _failure(rank, outcome)
         if self._spec.program.bundle is None or ending.error is None:
             return ending
         facts = advice.Facts(
@@ -291,6 +308,17 @@ class Watch:
         kind, trace = (outcome.kind, outcome.traceback) if outcome is not None else ("", "")
         line = advice.explain(kind, ending.error["message"], trace, facts)
         return replace(ending, error=ending.error | {"advice": line or None})
+
+    def _of_the_kernel(self, rank: Rank) -> Ending | None:
+        """The ending of a rank that the kernel killed for want of memory; None when nothing says that it did."""
+        now = kernel_kills()
+        if rank.status != -signal.SIGKILL or now is None or now == self._kernel_kills:
+            return None
+        ending = _failure(rank, None)
+        message = f"rank {rank.number} was killed by the kernel, which had no memory left for this node or container"
+        return replace(
+            ending, reason=Reason.OUT_OF_MEMORY, message=message, error=(ending.error or {}) | {"message": message}
+        )
 
     def _end(self, ending: Ending) -> None:
         """End all ranks; the first ending counts."""
@@ -323,6 +351,7 @@ class Watch:
                 self._end(Ending(Reason.START_FAILED, f"no rank was up within {START_SECONDS:g} s"))
             else:
                 self._give_up_on_hanging(now)
+                self._look_for_stall(now)
         elif now > self._phase_ends and self._phase is not _Phase.KILLING:
             self._kill()
 
@@ -334,6 +363,21 @@ class Watch:
                 self._out.say(f"rank {rank.number} had finished its work and did not end; it was killed")
                 rank.kill(signal.SIGKILL)
                 self._over(rank, rank.returned.outcome)
+
+    def _look_for_stall(self, now: float) -> None:
+        """End a run in which no rank gets on. Its ranks show first where they are."""
+        why = self._watchdog.stalled(now)
+        if why is None:
+            self._stacks_asked = None
+        elif self._stacks_asked is None:
+            self._stacks_asked = now
+            self._out.say(f"{why}; the stacks of all ranks follow, in the log of each")
+            self._signal(STACKS_SIGNAL)
+        elif now - self._stacks_asked > STACKS_SECONDS and self._phase is _Phase.WORKING:
+            for rank in self._ranks:
+                if rank.outcome is None and is_stopped(rank.pid):
+                    self._out.say(f"rank {rank.number} is stopped (SIGSTOP) and could show no stack")
+            self._end(Ending(Reason.STALLED, f"{why}; the stacks of all ranks are in the log"))
 
     def _hangs(self, rank: Rank, now: float) -> bool:
         if rank.returned is None or rank.outcome is not None:
@@ -369,7 +413,7 @@ class Watch:
         self._phase = phase
         self._phase_ends = monotonic() + seconds
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: int) -> None:
         for rank in self._ranks:
             rank.kill(number)
 

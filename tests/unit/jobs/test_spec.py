@@ -169,7 +169,6 @@ def test_what_fits_together_is_taken(fields: dict[str, Any]) -> None:
     [
         ({"resources": {"nodes": 2}}, "resources.nodes"),
         ({"parallelism": {"strategy": "fsdp"}, "program": TRAIN | {"precision": "float16"}}, "program.precision"),
-        ({"limits": {"stall_seconds": 5}}, "limits.stall_seconds"),
     ],
 )
 def test_what_this_version_does_not_do_is_refused_as_such(fields: dict[str, Any], field: str) -> None:

@@ -1,0 +1,94 @@
+"""Runs that come to a stand, and ranks that the kernel kills for want of memory."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from jobs.state import Reason, State
+from tests.integration.workers.service import MODULE, Service, eventually, running_service
+
+pytestmark = pytest.mark.integration
+
+STANDS_STILL = """
+import time, torch
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(3):
+    model(torch.randn(8, 4)).sum().backward()
+    optimizer.step()
+
+def waits_for_ever():
+    time.sleep(600)
+
+waits_for_ever()
+"""
+
+
+def test_a_run_without_steps_shows_its_stacks_and_ends(service: Service) -> None:
+    job = service.run_script({"train.py": STANDS_STILL}, limits={"stall_seconds": 1.5})
+    record = service.ended(job)
+    assert (record.state, record.reason) == (State.FAILED, Reason.STALLED)
+    assert "limits.stall_seconds" in record.message
+    assert "in waits_for_ever" in service.text(job, stream="stderr")
+
+
+def test_ranks_that_wait_for_a_frozen_one_show_where(service: Service) -> None:
+    job = service.long("ddp", 2, limits={"stall_seconds": 2})
+    frozen = service.ranks(service.attempt(job))[0]
+    os.kill(frozen, signal.SIGSTOP)
+    record = service.ended(job, 30)
+    assert (record.state, record.reason) == (State.FAILED, Reason.STALLED)
+    said = [service.text(job, device, stream) for device in (0, 1) for stream in ("stderr", "service")]
+    assert any("most recent call first" in text for text in said)
+    assert any("is stopped (SIGSTOP)" in text for text in said)
+
+
+def test_slow_steps_are_no_stall(service: Service) -> None:
+    job = service.submit(steps=4, seconds=1.0, limits={"stall_seconds": 3})
+    assert service.ended(job, 40).state is State.SUCCEEDED
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+LIMIT = 3 << 30
+ROOT = Path("/sys/fs/cgroup/memory")
+
+EATS = """
+eaten = []
+while True:
+    eaten.append(bytearray(64 << 20))
+"""
+
+
+@contextmanager
+def memory_cgroup() -> Iterator[Path]:
+    """A memory cgroup (version 1) with a limit; skips where none can be made."""
+    try:
+        own = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line)
+        place = ROOT / own.split(":", 2)[2].lstrip("/") / f"shardyard-test-{os.getpid()}"
+        place.mkdir()
+        (place / "memory.limit_in_bytes").write_text(str(LIMIT))
+    except (OSError, StopIteration) as error:
+        pytest.skip(f"no memory cgroup can be made here: {error!r}")
+    try:
+        yield place
+    finally:
+        with suppress(OSError):
+            place.rmdir()
+
+
+def test_a_rank_that_the_kernel_kills_for_memory_ran_out_of_it(tmp_path: Path) -> None:
+    with memory_cgroup() as place:
+        enter = ["/bin/sh", "-c", f'echo $$ > {place}/cgroup.procs && exec "$@"', "sh", *MODULE]
+        with running_service(tmp_path / "service", enter) as service:
+            record = service.ended(service.run_script({"train.py": EATS}), 60)
+            assert (record.state, record.reason) == (State.FAILED, Reason.OUT_OF_MEMORY)
+            assert "the kernel" in record.message
+            service.stop_worker()
+        # Its forkserver ends with the worker; until then the cgroup is in use.
+        eventually(lambda: not (place / "cgroup.procs").read_text(), "the cgroup is empty", 20)

@@ -1,0 +1,36 @@
+"""Whether the kernel ended a process for want of memory: SIGKILL alone does not say whose hand it was.
+
+The count is that of this process's memory cgroup, which ranks share or lie below: `memory.events` under
+version 2, `memory.oom_control` under version 1.
+"""
+
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+
+
+def kernel_kills(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Processes that the kernel's out-of-memory killer has ended here so far; None where no file tells."""
+    for file in _files(root, own):
+        try:
+            counts = dict(line.split() for line in file.read_text().splitlines())
+            return int(counts["oom_kill"])
+        except (OSError, ValueError, KeyError):
+            continue
+    return None
+
+
+def _files(root: Path, own: Path) -> list[Path]:
+    """Where the count may be. Within a container the cgroup's own path leads nowhere, and the mount is its root."""
+    try:
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except (OSError, ValueError):
+        return []
+    places = []
+    for number, controllers, path in lines:
+        relative = path.lstrip("/")
+        if number == "0":
+            places += [root / relative / "memory.events", root / "memory.events"]
+        elif "memory" in controllers.split(","):
+            places += [root / "memory" / relative / "memory.oom_control", root / "memory" / "memory.oom_control"]
+    return places
