@@ -98,9 +98,9 @@ class Service:
         eventually(lambda: self._registered() > before, f"the node registers; {self.worker_log()}", WARM_SECONDS)
 
     @contextmanager
-    def another_worker(self, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A further worker for the same node, which the test need not stop."""
-        process = self._spawn(MODULE, **settings)
+    def another_worker(self, command: list[str] = MODULE, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A further worker, for the same node where `settings` name no other, which the test need not stop."""
+        process = self._spawn(command, **settings)
         try:
             yield process
         finally:
@@ -368,13 +368,13 @@ class Service:
 
 
 @contextmanager
-def running_service(directory: Path, **settings: float | str) -> Iterator[Service]:
-    """Redis and one worker. Settings are those of `jobs.settings`."""
+def running_service(directory: Path, command: list[str] = MODULE, **settings: float | str) -> Iterator[Service]:
+    """Redis and one worker, started by `command`. Settings are those of `jobs.settings`."""
     directory.mkdir(parents=True, exist_ok=True)
     with redis_server(directory / "redis", appendonly="yes", appendfsync="always") as server:
         service = Service(directory, server, **settings)
         try:
-            service.start_worker()
+            service.start_worker(command)
             yield service
         finally:
             service.close()
