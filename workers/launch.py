@@ -1,11 +1,10 @@
 """What a supervisor is told when it is started: everything but the credentials, which come by a pipe."""
 
 import contextlib
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs import wire
+from jobs import trees, wire
 from jobs.record import DeviceRecord
 from jobs.spec import DISTRIBUTED
 from jobs.store import AttemptId
@@ -98,8 +97,10 @@ class Marks:
     def remove(self) -> None:
         """Remove the traces, and all directories that the attempt's processes had for themselves."""
         with contextlib.suppress(OSError):
-            shutil.rmtree(self.temporary.read_text(), ignore_errors=True)
-        shutil.rmtree(self.directory, ignore_errors=True)
+            if temporary := self.temporary.read_text():  # empty where its writer was killed
+                trees.remove(Path(temporary))
+        with contextlib.suppress(OSError):
+            trees.remove(self.directory)
 
 
 def environment_mark(attempt: AttemptId) -> tuple[str, str]:
