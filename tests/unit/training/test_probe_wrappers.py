@@ -268,6 +268,19 @@ def test_what_a_replica_prints_goes_to_the_log_of_its_device() -> None:
     assert watched(talking, devices=3, rehearsed=True).printed == ["rows 4\noutside\n", "rows 4\n", "rows 2\n"]
 
 
+def on_the_second() -> None:
+    net = network().to("cuda:1")
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for x, y in DataLoader(vectors(40), 20):
+        learn(optimizer, nn.functional.cross_entropy(net(x.to("cuda:1")), y.to("cuda:1")))
+
+
+def test_a_model_on_one_of_several_devices_is_seen_there() -> None:
+    seen = watched(on_the_second, devices=3, rehearsed=True)
+    assert seen.rows() == [[(20,)]] * 2
+    assert {split.devices for splits in seen.splits() for split in splits} == {(1,)}
+
+
 class OwnParallel(nn.DataParallel[nn.Module]):
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
         return super().scatter(inputs, kwargs, device_ids)

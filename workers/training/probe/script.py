@@ -60,14 +60,14 @@ class Probe:
         self.module_calls: tuple[Any, Any] | None = None  # Module.__call__ as it was, and as it is
         self.finder: Finder | None = None
         self.context = context
-        self.watch = Watch(context, self.torch, self.here)
+        self.watch = Watch(context, self.torch, self.here, rehearsed=rehearsed)
         self._on_device = _nowhere if context.streams is None else context.streams.on
 
     def begin_anew(self) -> None:
         """Watch a forked child as a process of its own. Its splits have ids that no other process of the rank gives."""
         vars(self.here).clear()
         optimizers = self.watch.models.optimizers
-        self.watch = Watch(self.context, self.torch, self.here, os.getpid() << 32)
+        self.watch = Watch(self.context, self.torch, self.here, os.getpid() << 32, rehearsed=self.rehearsed)
         for optimizer in optimizers:
             self.watch.models.optimizer_made(optimizer)
         self.on = True

@@ -63,7 +63,9 @@ class Torch:
 class Watch:
     """Sees one process; `first_split` makes ids of splits unique among the processes of a rank."""
 
-    def __init__(self, context: RankContext, torch: Torch, here: Here, first_split: int = 0) -> None:
+    def __init__(
+        self, context: RankContext, torch: Torch, here: Here, first_split: int = 0, *, rehearsed: bool = False
+    ) -> None:
         self.context = context
         self.here = here
         self.models = Models()
@@ -82,7 +84,8 @@ class Watch:
         self._latest = 0  # the slot of the last forward, whose backward comes next
         self._joined: tuple[int, int] | None = None
         # The slot of this process, where it has one for all it does, and the dimension of rows.
-        self._place = ((0,), 0) if len(context.devices) == 1 or context.kind == "cpu" else None
+        placed = len(context.devices) > 1 and (context.kind == "cuda" or rehearsed)
+        self._place = None if placed else ((0,), 0)
 
     # -- forwards --------------------------------------------------------------------------------
 
