@@ -12,6 +12,9 @@ MAX_CONNECTIONS = 32
 
 def connect(url: str) -> Redis:
     """An asyncio client whose every wait has a deadline. It connects when it is first used."""
+    retry = Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 2)
+    # What uvloop raises when a connection was reset while it lay in the pool; redis-py takes it for a bug of its own.
+    retry.update_supported_errors([RuntimeError])  # type: ignore[list-item]
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=MAX_CONNECTIONS,
@@ -19,6 +22,6 @@ def connect(url: str) -> Redis:
         socket_timeout=REPLY_SECONDS,
         socket_connect_timeout=CONNECT_SECONDS,
         health_check_interval=15,
-        retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 2),
+        retry=retry,
     )
     return Redis.from_pool(pool)

@@ -33,6 +33,10 @@ class RedisServer:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def client(self) -> redis.Redis:
         return redis.Redis.from_url(self.url, socket_timeout=5)
 
@@ -54,6 +58,13 @@ class RedisServer:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        """As by an orderly restart: SIGTERM, and wait."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(START_SECONDS)
             self._process = None
 
     def signal(self, number: int) -> None:

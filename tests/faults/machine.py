@@ -1,0 +1,114 @@
+"""What this machine lets a test do. A test that needs more is skipped with the reason.
+
+Continuous integration may not skip what it can do: there, a missing ability that needs no rights is a failure, and so
+is one that needs rights when the tests have them.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+_LIBFAKETIME = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib/faketime/libfaketime.so.1")
+_CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
+MEMORY_V1 = Path("/sys/fs/cgroup/memory")
+CGROUP_V2 = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Ability:
+    """`missing` says what the machine lacks, "" when it lacks nothing. Continuous integration has the ability when
+    `in_ci` says so."""
+
+    missing: Callable[[], str]
+    in_ci: Callable[[], bool]
+
+
+def need(*names: str) -> None:
+    """Skip the test unless the machine has all these abilities (keys of `ABILITIES`).
+
+    Fails instead where continuous integration lacks what it should have.
+    """
+    for name in names:
+        ability = ABILITIES[name]
+        why = _missing(name)
+        if why and os.environ.get("CI") == "true" and ability.in_ci():
+            pytest.fail(f"continuous integration must be able to do this: {name}: {why}")
+        if why:
+            pytest.skip(f"{name}: {why}")
+
+
+@cache
+def _missing(name: str) -> str:
+    return ABILITIES[name].missing()
+
+
+def libfaketime() -> Path | None:
+    found = (path for pattern in _LIBFAKETIME for path in Path("/").glob(pattern.lstrip("/")))
+    return next(found, None)
+
+
+def _capable(bit: int) -> bool:
+    status = Path("/proc/self/status").read_text()
+    (effective,) = (line.split()[1] for line in status.splitlines() if line.startswith("CapEff:"))
+    return bool(int(effective, 16) >> bit & 1)
+
+
+def _tries(command: list[str]) -> str:
+    """Why a command fails; "" if it succeeds."""
+    if shutil.which(command[0]) is None:
+        return f"there is no {command[0]}"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    return "" if done.returncode == 0 else f"{' '.join(command)}: {done.stderr.strip() or done.returncode}"
+
+
+def _network() -> str:
+    return next(filter(None, map(_tries, (["unshare", "--net", "iptables", "-L", "-n"], ["ip", "netns", "list"]))), "")
+
+
+def _tmpfs() -> str:
+    with tempfile.TemporaryDirectory() as directory:
+        mount = f"mount -t tmpfs -o size=64k tmpfs {directory} && umount {directory}"
+        return _tries(["unshare", "--mount", "sh", "-c", mount])
+
+
+def _memory() -> str:
+    parent = MEMORY_V1 if MEMORY_V1.is_dir() else CGROUP_V2
+    if parent is CGROUP_V2 and "memory" not in _read(CGROUP_V2 / "cgroup.subtree_control"):
+        return "there is no memory controller for cgroups"
+    path = parent / f"sy-probe-{os.getpid()}"
+    try:
+        path.mkdir()
+        path.rmdir()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+ABILITIES = {
+    "network namespaces": Ability(
+        _network, lambda: _capable(_CAP_NET_ADMIN) and _capable(_CAP_SYS_ADMIN) and shutil.which("iptables") is not None
+    ),
+    "mounts": Ability(_tmpfs, lambda: _capable(_CAP_SYS_ADMIN)),
+    "memory cgroups": Ability(_memory, lambda: False),  # containers mostly mount them read-only, whatever the rights
+    "strace": Ability(
+        lambda: _tries(["strace", "-qq", "-e", "inject=fsync:error=EIO", "true"]),
+        lambda: shutil.which("strace") is not None,
+    ),
+    "libfaketime": Ability(
+        lambda: "" if libfaketime() else "there is no libfaketime.so.1 (Debian: apt install faketime)", lambda: False
+    ),
+}

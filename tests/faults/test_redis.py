@@ -1,0 +1,156 @@
+"""Rows 8, 9, 10 and 12: a control Redis that restarts, refuses, stalls, and applies commands without saying so."""
+
+import threading
+import uuid
+from collections.abc import Callable
+
+import pytest
+
+from jobs.state import Reason, State
+from tests.faults.inject import processes
+from tests.faults.inject.proxy import Act, Rule
+from tests.faults.site import Site
+from tests.integration.workers.service import eventually
+
+pytestmark = [pytest.mark.integration, pytest.mark.faults]
+
+#: Less than three quarters of the lease, and more than any client waits for an answer.
+OUTAGE_SECONDS = 5.5
+#: A worker consumes again at the latest this long after a fault.
+CONSUMES_AGAIN_SECONDS = 60.0
+
+
+def pause(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+@pytest.mark.parametrize("way", ["restarted", "killed"])
+def test_row_08_a_redis_that_goes_and_comes_back_leaves_runs_alone_and_keeps_what_was_accepted(
+    site: Site, way: str
+) -> None:
+    job = site.post("single", 1, steps=150, seconds=0.03, talks=True)
+    eventually(lambda: site.job(job).first_step, "first step", 40)
+    waits = [site.post("ddp", 8, steps=1) for _ in range(3)]
+    steps = site.steps_done(job)
+    if way == "killed":
+        site.server.kill()
+    else:
+        site.server.stop()
+    eventually(lambda: site.steps_done(job) > steps + 20, "steps while Redis is away")
+    answer = site.caller.call("POST", "/v1/jobs", key=uuid.uuid4().hex, json=site.body())
+    assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+    assert int(answer.headers["retry-after"]) > 0
+    site.server.start()
+    site.all_ended([job, *waits], 90)
+    assert [site.job(job).state for job in (job, *waits)] == [State.SUCCEEDED] * 4
+    assert site.text(job).splitlines() == [f"step {step}" for step in range(150)]
+
+
+def test_row_09_a_redis_that_refuses_writes_refuses_jobs_and_lets_those_that_run_beat_and_end(site: Site) -> None:
+    job = site.post("single", 1, steps=100, seconds=0.03, talks=True)
+    eventually(lambda: site.job(job).first_step, "first step", 40)
+    with site.server.client() as control, site.telemetry.client() as telemetry:
+        for server in (control, telemetry):
+            server.config_set("maxmemory", "1mb")
+        try:
+            answer = site.caller.call("POST", "/v1/jobs", key=uuid.uuid4().hex, json=site.body())
+            assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+            assert int(answer.headers["retry-after"]) > 0
+            beat = site.attempts(job)[0].beat
+            eventually(lambda: site.attempts(job)[0].beat > beat, "it beats")
+            assert site.finished(job, 40).state is State.SUCCEEDED
+            eventually(lambda: not site.held_by(job), "its devices are free")
+        finally:
+            for server in (control, telemetry):
+                server.config_set("maxmemory", "0")
+    assert site.finished(site.post("single", 1), 40).state is State.SUCCEEDED
+
+
+def _kill_clients(site: Site) -> None:
+    with site.server.client() as control:
+        control.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+
+def _pause_clients(site: Site) -> None:
+    with site.server.client() as control:
+        control.execute_command("CLIENT", "PAUSE", int(OUTAGE_SECONDS * 1000), "ALL")
+    pause(OUTAGE_SECONDS)
+
+
+def _stall(site: Site) -> None:
+    site.proxy.stall()
+    pause(OUTAGE_SECONDS)
+    site.proxy.flow()
+
+
+def _freeze(site: Site) -> None:
+    with processes.frozen(site.server.pid):
+        pause(OUTAGE_SECONDS)
+
+
+def _refuse(site: Site) -> None:
+    site.proxy.refuse()
+    pause(OUTAGE_SECONDS)
+    site.proxy.accept()
+
+
+BREAKS: dict[str, Callable[[Site], None]] = {
+    "reset": lambda site: site.proxy.cut(reset=True),
+    "closed": lambda site: site.proxy.cut(),
+    "killed": _kill_clients,
+    "paused": _pause_clients,
+    "half-open": _stall,
+    "frozen": _freeze,
+    "refused": _refuse,
+}
+
+
+@pytest.mark.parametrize("way", BREAKS)
+def test_row_10_connections_that_break_or_stall_are_mended_and_runs_go_on(site: Site, way: str) -> None:
+    job = site.running("ddp", 2, talks=True)
+    ranks = processes.ranks_of(site.supervisor(site.attempt(job)))
+    BREAKS[way](site)
+    other = site.post("single", 1, steps=1)
+    assert site.finished(other, CONSUMES_AGAIN_SECONDS).state is State.SUCCEEDED
+    assert processes.ranks_of(site.supervisor(site.attempt(job))) == ranks
+    site.cancel(job)
+    assert site.finished(job).attempt == 1
+
+
+@pytest.mark.parametrize(
+    "command", ["submit", "dispatch", "hints", "claim", "mark", "renew", "orders", "finish", "release"]
+)
+def test_row_12_a_command_that_a_job_needs_is_repeated_harmlessly_when_its_reply_is_lost(
+    site: Site, command: str
+) -> None:
+    rule = site.proxy.add(Rule(command, Act.DROP_REPLY))
+    job = site.post("ddp", 2, steps=3, seconds=0.3)
+    record = site.finished(job, 60)
+    assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
+    eventually(lambda: rule.hits == 1, f"a reply to {command} was lost")
+
+
+def test_row_12_the_commands_of_losses_refusals_and_cancels_are_repeated_harmlessly_too(site: Site) -> None:
+    site.allow(losses={Reason.SUPERVISOR_LOST})
+    rules = [site.proxy.add(Rule(name, Act.DROP_REPLY)) for name in ("reap", "refuse", "cancel", "beat_node", "lead")]
+    lost = site.running("single", 1)
+    processes.kill(site.supervisor(site.attempt(lost)))
+    site.reaches(lost, State.RUNNING, attempt=2, seconds=40)
+    refused = site.run_script({"train.py": "print('hello')"}, python="an-environment-that-is-not-here")
+    assert site.finished(refused, 40).reason is Reason.REJECTED_BY_WORKER
+    assert site.caller.insist("POST", f"/v1/jobs/{lost}/cancel").status_code == 202
+    assert site.finished(lost).state is State.CANCELLED
+    eventually(lambda: [rule.hits for rule in rules] == [1] * len(rules), "every reply was lost once", 20)
+    assert len(site.attempts(lost)) == 2
+
+
+def test_row_12_a_cancel_of_a_waiting_job_whose_reply_is_lost_is_a_cancel(site: Site) -> None:
+    running = site.running("dp", 8)
+    waits = site.post("dp", 8)
+    rule = site.proxy.add(Rule("cancel", Act.DROP_REPLY))
+    answer = site.caller.insist("POST", f"/v1/jobs/{waits}/cancel")
+    assert rule.hits == 1
+    assert answer.status_code in (202, 409)
+    assert site.job(waits).state is State.CANCELLED
+    site.cancel(running)
+    site.finished(running)
