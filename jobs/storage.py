@@ -6,6 +6,7 @@ has another nonce looks at another directory, and would keep logs and reports wh
 
 import contextlib
 import os
+import tempfile
 import uuid
 from pathlib import Path
 
@@ -26,12 +27,13 @@ def prove(control: RedisStore, storage: Path) -> None:
     """Check that `storage` is the service's directory; make it so if nobody has started before.
 
     Raises:
-        StorageMismatch: it is another directory.
+        StorageMismatch: it is another directory, or another user's.
         Unavailable: the control Redis does not answer.
         OSError: the directory cannot be made or written.
     """
     storage.mkdir(parents=True, exist_ok=True)
     created = _mark(storage)
+    _prove_user(storage)
     nonce = (storage / NONCE_FILE).read_text()
     if control.run(store.storage_nonce(nonce)) == nonce:
         return
@@ -41,6 +43,18 @@ def prove(control: RedisStore, storage: Path) -> None:
         f"{storage} is not the directory that the rest of the service keeps its files in; "
         "mount that one here, and name it in SHARDYARD_STORAGE"
     )
+
+
+def _prove_user(storage: Path) -> None:
+    """Check that who marked the directory is who we are to it: files are kept so that no other user can read them."""
+    with tempfile.TemporaryFile(dir=storage) as draft:  # on a network file system, root may be somebody else
+        ours = os.fstat(draft.fileno()).st_uid
+    theirs = (storage / NONCE_FILE).stat().st_uid
+    if ours != theirs:
+        raise StorageMismatch(
+            f"the service keeps its files in {storage} as user {theirs}, and this process would as user {ours}; "
+            "run the API and all nodes as one user"
+        )
 
 
 def _mark(storage: Path) -> bool:

@@ -1,5 +1,6 @@
 """The proof that all parts of the service share one storage directory."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -30,6 +31,17 @@ def test_another_directory_is_refused(tmp_path: Path, marked: bool) -> None:
             (other / NONCE_FILE).write_text("of another service")
         with pytest.raises(StorageMismatch, match="SHARDYARD_STORAGE"):
             prove(control, other)
+        control.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+def test_another_user_is_refused_who_could_not_read_what_is_kept(tmp_path: Path) -> None:
+    with running_redis(tmp_path / "r") as url:
+        control = RedisStore.from_url(url)
+        prove(control, tmp_path / "storage")
+        os.chown(tmp_path / "storage" / NONCE_FILE, 20_000, 20_000)
+        with pytest.raises(StorageMismatch, match="as user 20000, and this process would as user 0"):
+            prove(control, tmp_path / "storage")
         control.close()
 
 
