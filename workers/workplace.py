@@ -22,6 +22,8 @@ from workers.launch import Launch, Marks
 
 #: A bundle that has one of these expects packages which the worker may not have.
 REQUIREMENTS = "requirements.txt"
+#: Longest path of the system's directory for temporary files, in bytes; programs have the rest of 108.
+MAX_TEMPORARY = 40
 
 
 class Unusable(Exception):
@@ -67,7 +69,7 @@ def prepare(launch: Launch, spec: JobSpec) -> Workplace | None:
         bundles.extract(packed, marks.work, bundle)
     except BadBundle as error:
         raise Unusable(f"program.bundle: {error}") from error
-    temporary = Path(os.path.realpath(tempfile.mkdtemp(prefix="sy-")))
+    temporary = Path(os.path.realpath(tempfile.mkdtemp(prefix="sy-", dir=_short_enough(tempfile.gettempdir()))))
     marks.temporary.write_text(str(temporary))
     output = layout.artifacts_dir(
         layout.attempt_dir(launch.storage, attempt.tenant, attempt.job, attempt.number)
@@ -76,6 +78,11 @@ def prepare(launch: Launch, spec: JobSpec) -> Workplace | None:
     return Workplace(
         Path(os.path.realpath(marks.work)), temporary, output, requirements=(marks.work / REQUIREMENTS).exists()
     )
+
+
+def _short_enough(directory: str) -> str:
+    """The system's directory for temporary files, or `/tmp` where sockets below that would have too long a path."""
+    return directory if len(os.fsencode(os.path.realpath(directory))) <= MAX_TEMPORARY else "/tmp"  # noqa: S108
 
 
 def hand_over(launch: Launch, place: Workplace) -> None:

@@ -1,5 +1,7 @@
 """`shardyard worker` joins a service that other hosts can reach, and no other."""
 
+import os
+
 import pytest
 
 from jobs.errors import InvalidRequest
@@ -16,3 +18,14 @@ def test_a_worker_is_not_started_against_an_embedded_redis(url: str | None, monk
         worker()
 
     assert "secret" not in str(refused.value)
+
+
+def test_environments_are_passed_on_to_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDYARD_REDIS_URL", "redis://somewhere")
+    for name in ("SHARDYARD_POOL", "SHARDYARD_DEVICES", "SHARDYARD_ENVIRONMENTS"):
+        monkeypatch.setenv(name, "")  # so that they are put back
+    started: list[str] = []
+    monkeypatch.setattr("shardyard.cli.service._become", lambda *module: started.extend(module))
+    worker(env=["vision=/opt/vision/bin/python", "nlp=/opt/nlp/bin/python"])
+    assert started == ["workers.keeper"]
+    assert os.environ["SHARDYARD_ENVIRONMENTS"] == "vision=/opt/vision/bin/python,nlp=/opt/nlp/bin/python"
