@@ -53,13 +53,14 @@ def run(program: Program, context: RankContext, sink: ChannelSink, command: int)
     report.emit(Returned(outcome, "threads"))
     if outcome.exit_code and report is sink:
         sink.flush()  # the others may fail next, of this
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(BaseException):  # a KeyboardInterrupt ends the wait, as in Python
         threading._shutdown()  # type: ignore[attr-defined]
     report.emit(Returned(outcome, "handlers"))
     outcome = _run_exit_handlers(outcome, rank, strict=program.strict)
     program.finish()
     if context.streams is not None:
-        context.streams.flush()  # the program may have put others in their place
+        with contextlib.suppress(ValueError):  # the program has closed one
+            context.streams.flush()  # it may also have put others in their place
     ctypes.CDLL(None).fflush(None)
     if report is sink:
         sink.emit(outcome)
@@ -113,10 +114,10 @@ def _run_exit_handlers(outcome: Outcome, rank: int, *, strict: bool) -> Outcome:
 def _failure(rank: int, kind: str, error: BaseException, exit_code: int = 1) -> Outcome:
     """The outcome of a program that `error` ended; its traceback goes to stderr, as Python would print it."""
     if kind == "rejected_by_worker":  # the spec is wrong, not the program: our own stack would only bury the words
-        return Outcome(rank, 1, kind, str(error)[:MAX_MESSAGE])
+        return Outcome(rank, 1, kind, _text(error)[:MAX_MESSAGE])
     trace = traceback.TracebackException.from_exception(error)
     _leave_users(trace)
-    text = "".join(trace.format())[-MAX_TRACEBACK:]
+    text = _encodable("".join(trace.format()))[-MAX_TRACEBACK:]
     _print(error, text)
     return Outcome(rank, exit_code, kind, _summary(error)[:MAX_MESSAGE], text)
 
@@ -128,13 +129,13 @@ def _of_exit(rank: int, code: object) -> Outcome:
         return Outcome(rank, status, "code_error" if status else "", f"sys.exit({code})" if status else "")
     with contextlib.suppress(Exception):
         print(code, file=sys.stderr)
-    return Outcome(rank, 1, "code_error", str(code)[:MAX_MESSAGE])
+    return Outcome(rank, 1, "code_error", _text(code)[:MAX_MESSAGE])
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
     """torch's own class is known by its name, since torch need not be there; for main memory it has none."""
     names = {kind.__name__ for kind in type(error).__mro__}
-    return not names.isdisjoint({"MemoryError", "OutOfMemoryError"}) or "DefaultCPUAllocator" in str(error)
+    return not names.isdisjoint({"MemoryError", "OutOfMemoryError"}) or "DefaultCPUAllocator" in _text(error)
 
 
 def _leave_users(trace: traceback.TracebackException) -> None:
@@ -150,13 +151,14 @@ def _leave_users(trace: traceback.TracebackException) -> None:
 
 def _print(error: BaseException, text: str) -> None:
     """As Python does it: by the program's own hook where it has set one."""
-    if sys.excepthook is sys.__excepthook__:
-        sys.stderr.write(text)
-        return
-    try:
-        sys.excepthook(type(error), error, _users_part(error.__traceback__))
-    except BaseException:  # noqa: BLE001  (a hook may raise anything; Python prints both then)
-        sys.stderr.write(text)
+    with contextlib.suppress(Exception):  # there may be no stderr any more
+        if sys.excepthook is sys.__excepthook__:
+            sys.stderr.write(text)
+            return
+        try:
+            sys.excepthook(type(error), error, _users_part(error.__traceback__))
+        except BaseException:  # noqa: BLE001  (a hook may raise anything; Python prints both then)
+            sys.stderr.write(text)
 
 
 def _users_part(trace: TracebackType | None) -> TracebackType | None:
@@ -167,9 +169,22 @@ def _users_part(trace: TracebackType | None) -> TracebackType | None:
 
 def _summary(error: BaseException) -> str:
     """One line: the error's first, or the last one of an error that came from another process with its traceback."""
-    lines = str(error).strip().splitlines()
+    lines = _text(error).strip().splitlines()
     if not lines:
         return type(error).__name__
-    if _EMBEDDED in str(error):
+    if _EMBEDDED in _text(error):
         return lines[-1]
     return f"{type(error).__name__}: {lines[0]}"
+
+
+def _text(thing: object) -> str:
+    """`str`, which a program's own class may have wrong."""
+    try:
+        return _encodable(str(thing))
+    except Exception:  # noqa: BLE001  (whatever it raises)
+        return f"<a {type(thing).__name__} that cannot be printed>"
+
+
+def _encodable(text: str) -> str:
+    """Without the halves of characters that stand for undecodable bytes, for example of file names."""
+    return text.encode("utf-8", "backslashreplace").decode()
