@@ -147,9 +147,13 @@ MAX_COMPARED = 500
 MAX_COMPARED_LENGTH = 80
 
 
-def wrong_entrypoint(entrypoint: str, found: Contents) -> str:
-    """What is wrong with an entry point, a path or a module, for a bundle of these files; empty when nothing is."""
-    paths = [file.path for file in found.files]
+def wrong_entrypoint(entrypoint: str, found: Contents, workdir: str = "") -> str:
+    """What is wrong with an entry point, a path or a module seen from `workdir`, for a bundle of these files; empty
+    when nothing is."""
+    inside = f"{workdir}/" if workdir else ""
+    paths = [file.path.removeprefix(inside) for file in found.files if file.path.startswith(inside)]
+    if inside and not paths:
+        return f"the bundle has no directory {shown(workdir)}, which is program.workdir"
     if not {*candidates(entrypoint)}.isdisjoint(paths):
         return ""
     scripts = [path for path in paths if path.endswith(".py")][:MAX_COMPARED]

@@ -165,7 +165,10 @@ class ScriptProgram(Strict):
     entrypoint: str = Field(
         min_length=1,
         max_length=500,
-        description='a .py file of the bundle ("src/train.py"), or a module in it ("package.train")',
+        description='a .py file ("src/train.py") or a module ("package.train") of the bundle, seen from `workdir`',
+    )
+    workdir: str = Field(
+        "", max_length=500, description="directory of the bundle that it starts in, as after `cd`; empty: its root"
     )
     args: tuple[Argument, ...] = Field((), max_length=1000, description="{local_rank} in them becomes the local rank")
     env: dict[VariableName, Argument] = Field(default_factory=dict, max_length=256)
@@ -392,15 +395,23 @@ def _recipe_errors(spec: JobSpec, program: RecipeProgram) -> list[FieldError]:
 _NOT_FOR_SCRIPTS = ("dim", "output_device", "module", "functional", "placement", "backend")
 
 
+def _is_inside(path: str) -> bool:
+    """Whether a path, with "/" between its parts, cannot lead out of what it is relative to."""
+    parts = path.split("/")
+    return "\\" not in path and "\0" not in path and all(parts) and not {".", ".."} & {*parts}
+
+
 def _script_errors(how: Parallelism, program: ScriptProgram) -> list[FieldError]:
     wrong = [
         FieldError(f"parallelism.{field}", "a script says this itself, where it wraps its model; leave it out")
         for field in _NOT_FOR_SCRIPTS
         if getattr(how, field) != Parallelism.model_fields[field].get_default(call_default_factory=True)
     ]
+    if program.workdir and not _is_inside(program.workdir):
+        message = 'the path of a directory within the bundle, with "/" between its parts, for example "mnist"'
+        wrong.append(FieldError("program.workdir", message))
     if program.is_file:
-        parts = program.entrypoint.split("/")
-        if program.entrypoint.startswith("/") or "\\" in program.entrypoint or not all(parts) or {".", ".."} & {*parts}:
+        if not _is_inside(program.entrypoint):
             message = 'the path of a file within the bundle, with "/" between its parts, for example "src/train.py"'
             wrong.append(FieldError("program.entrypoint", message))
     elif not all(part.isidentifier() for part in program.entrypoint.split(".")):

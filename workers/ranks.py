@@ -260,7 +260,8 @@ def _script(orders: Orders) -> Script:
     assert isinstance(program, ScriptProgram)
     assert place is not None
     strategy = orders.spec.parallelism.strategy
-    return Script(program.entrypoint, program.args, place.root, place.output, strategy, program.rehearse)
+    start = place.root / program.workdir
+    return Script(program.entrypoint, program.args, start, place.output, strategy, program.rehearse)
 
 
 def _program(orders: Orders, context: RankContext) -> endings.Program:

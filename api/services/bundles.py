@@ -123,7 +123,7 @@ class Bundles:
         found = await self._contents(who, record)
         if found is None:
             raise store.unknown_bundle(program.bundle)
-        wrong = await self._read(partial(bundles.wrong_entrypoint, program.entrypoint, found))
+        wrong = await self._read(partial(bundles.wrong_entrypoint, program.entrypoint, found, program.workdir))
         if wrong:
             fields = (FieldError("program.entrypoint", wrong),)
             raise InvalidSpec("the job spec names a program that is not in its bundle", fields=fields)

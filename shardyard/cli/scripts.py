@@ -84,7 +84,24 @@ def submit_script(code: Code, spec: dict[str, Any], service: Service, *, dry_run
 
 
 def _complete(spec: dict[str, Any], bundle: Bundle, code: Code, entry: str) -> dict[str, Any]:
-    return spec | {"program": spec["program"] | {"bundle": bundle.id, "entrypoint": code.module or entry}}
+    return spec | {"program": spec["program"] | {"bundle": bundle.id} | _start(entry, code)}
+
+
+def _start(entry: str, code: Code) -> dict[str, str]:
+    """Where the program starts, and its name there: as by hand, where the user stands, if that is sent with it."""
+    here = _standing(code.directory)
+    if code.module is not None:
+        is_here = here and entry.startswith(f"{here}/{code.module.replace('.', '/')}")
+        return {"entrypoint": code.module} | ({"workdir": here} if is_here else {})
+    if here and entry.startswith(f"{here}/"):
+        return {"entrypoint": entry.removeprefix(f"{here}/"), "workdir": here}
+    return {"entrypoint": entry}
+
+
+def _standing(directory: Path) -> str:
+    """The current directory as a path within the one that is sent; empty where it is that one, or outside of it."""
+    inside = _below(Path.cwd(), directory)
+    return "" if inside in (None, ".") else str(inside)
 
 
 # -- the program -----------------------------------------------------------------------------------
@@ -143,7 +160,9 @@ def _module_file(module: str, directory: Path) -> str:
         raise InvalidRequest(f"--module {module}: a dotted name, for example pkg.train; a file goes to --script")
     path = module.replace(".", "/")
     files = (f"{path}.py", f"{path}/__main__.py")
-    found = next((file for file in files if (directory / file).is_file()), None)
+    here = _standing(directory)
+    places = [f"{here}/{file}" for file in files if here] + [*files]
+    found = next((file for file in places if (directory / file).is_file()), None)
     if found is not None:
         return found
     hint = "; it is in src: --dir src" if any((directory / "src" / file).is_file() for file in files) else ""

@@ -56,6 +56,17 @@ def test_a_script_sees_what_it_sees_under_python(
     _same(json.loads(service.text(job)), json.loads(plain.stdout))
 
 
+def test_a_script_starts_in_the_directory_that_is_asked_for(service: Service) -> None:
+    files = {
+        "mnist/main.py": "import near, os; print(open('../data/rows.txt').read(), os.path.basename(os.getcwd()))",
+        "mnist/near.py": "",
+        "data/rows.txt": "some rows",
+    }
+    job = service.run_script(files, entrypoint="main.py", workdir="mnist")
+    assert service.ended(job).state is State.SUCCEEDED
+    assert service.text(job) == "some rows mnist"
+
+
 def test_what_a_script_does_with_its_process_comes_out_as_under_python(service: Service, tmp_path: Path) -> None:
     files = {"train.py": (Path(__file__).parent / "scripts" / "do.txt").read_text()}
     plain = run_plain(tmp_path, files, "train.py", "--epochs", "3")

@@ -460,5 +460,11 @@ def test_a_wrong_entry_point_is_told_what_was_probably_meant(entrypoint: str, wo
     assert words in bundles.wrong_entrypoint(entrypoint, FILES)
 
 
+def test_an_entry_point_is_seen_from_the_directory_that_the_program_starts_in() -> None:
+    assert bundles.wrong_entrypoint("b.py", holds("mnist/b.py"), "mnist") == ""
+    assert "did you mean 'b.py'?" in bundles.wrong_entrypoint("c.py", holds("mnist/b.py"), "mnist")
+    assert "no directory 'mnist'" in bundles.wrong_entrypoint("b.py", holds("b.py"), "mnist")
+
+
 def test_a_bundle_without_python_says_so() -> None:
     assert "no .py file" in bundles.wrong_entrypoint("train.py", holds("a.txt"))

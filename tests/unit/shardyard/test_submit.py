@@ -108,6 +108,28 @@ def test_the_entry_point_is_named_from_the_directory_that_is_sent(
     assert len(answer["files"]) == (1 if "--dir" in named else 6)
 
 
+@pytest.mark.parametrize(
+    ("args", "start"),
+    [
+        (("--script", "eval.py"), {"entrypoint": "eval.py", "workdir": "tools"}),
+        (("--script", "tools/eval.py"), {"entrypoint": "eval.py", "workdir": "tools"}),
+        (("--script", "../train.py"), {"entrypoint": "train.py"}),
+        (("--module", "eval"), {"entrypoint": "eval", "workdir": "tools"}),
+        (("--module", "pkg.train"), {"entrypoint": "pkg.train"}),
+    ],
+)
+def test_a_script_starts_where_its_user_stands(
+    capsys: pytest.CaptureFixture[str],
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    args: tuple[str, ...],
+    start: dict[str, str],
+) -> None:
+    monkeypatch.chdir(project / "tools")
+    program = dry(capsys, "--dir", "..", *args)["spec"]["program"]
+    assert {field: program[field] for field in ("entrypoint", "workdir") if field in program} == start
+
+
 def test_a_script_by_an_absolute_path_or_through_a_link_to_the_directory_is_found(
     capsys: pytest.CaptureFixture[str], project: Path
 ) -> None:
