@@ -339,6 +339,71 @@ def test_copies_pickles_and_files_are_as_without_the_probe() -> None:
     assert (state, size) == (plain[2], plain[3])
 
 
+class Coder(nn.Module):
+    """Is used by its methods, as by frameworks that have a loop of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(5, 3), nn.ModuleList([nn.Linear(3, 4), nn.Linear(4, 5)])
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(x)  # type: ignore[no-any-return]
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return [x := layer(x) for layer in self.up][-1]  # type: ignore[no-any-return]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decode(self.encode(x))
+
+    def training_step(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.up[1](self.up[0](self.down(x))) - x).square().mean()  # type: ignore[no-any-return]
+
+
+def by_its_methods() -> None:
+    net = Coder()
+    optimizer = sgd(net)
+    for x, _ in DataLoader(vectors(40), 20):
+        learn(optimizer, net.training_step(x))
+    for x, _ in DataLoader(vectors(14), 7):
+        with torch.no_grad():
+            net.decode(net.encode(x))
+
+
+def test_a_method_that_calls_parts_is_a_forward_of_the_whole() -> None:
+    seen = watched(by_its_methods)
+    assert seen.rows() == [[(20,)]] * 2
+    assert names(seen) == [[""]] * 2
+    assert {split.output_shapes for splits in seen.splits() for split in splits} == {((20, 5),)}
+    assert seen.rows("eval") == [[(7,)]] * 4
+    assert {name for names in names(seen, "eval") for name in names} == {""}
+
+
+def by_its_forward() -> None:
+    net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = sgd(net)
+    for x, _ in DataLoader(vectors(40), 20):
+        learn(optimizer, net.forward(x).sum())  # type: ignore[no-untyped-call]
+
+
+def test_a_forward_that_is_called_by_its_name_is_a_forward() -> None:
+    seen = watched(by_its_forward)
+    assert seen.rows() == [[(20,)]] * 2
+    assert seen.splits()[0][0].output_shapes == ((20, 2),)
+
+
+def with_a_model_as_argument(net: Coder | None = None) -> None:
+    if net is None:
+        with_a_model_as_argument(Coder())
+        return
+    optimizer = sgd(net)
+    for x, _ in DataLoader(vectors(40), 20):
+        learn(optimizer, net.up[0](net.down(x)).sum())
+
+
+def test_parts_that_a_function_calls_are_models_of_their_own() -> None:
+    assert names(watched(with_a_model_as_argument)) == [["Linear", "Linear#2"]] * 2
+
+
 # -- rows ------------------------------------------------------------------------------------------
 
 

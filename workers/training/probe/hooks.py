@@ -260,6 +260,7 @@ def watch_loaders(probe: "Probe", home: Any) -> None:
 
 def _batch_came(watch: "Watch", iterator: Any, batch: Any, asked: float) -> None:
     arrived = time.perf_counter()
+    watch.settle()
     watch.windows.batch_came(asked, arrived, watch.loaders.came(iterator, batch, arrived))
 
 

@@ -53,6 +53,8 @@ class Root:
     wrapper: "weakref.ref[nn.Module] | None" = None
     path: str = ""  # of a part, within the root's model
     parts: "dict[int, Root]" = field(default_factory=dict)
+    looked: bool = False  # for a method that calls it, below
+    around: "weakref.ref[nn.Module] | None" = None  # a module that it is a part of, and whose methods call it
 
 
 class Models:

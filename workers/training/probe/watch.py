@@ -3,10 +3,12 @@
 No torch here: the few functions of torch that it asks are handed in by `hooks` when torch is there.
 """
 
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from jobs.telemetry import DeviceInfo, Group, Metric, Shape, Wrapped
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 #: Where a thread is: in no module; in one that has wrapped modules inside; where nothing more is looked for.
 OUTSIDE, SEARCHING, INSIDE = range(3)
 MAX_WRAPPED = 64
+#: Between a method and the call of a part there may be a comprehension or a helper.
+MAX_FRAMES = 3
+#: How far above `Watch.begin` the caller of a module is: `Probe.begin` and the wrapper are between them.
+CALLER = 3
 #: DistributedDataParallel measures its first ten iterations, and then as often as it is told.
 DDP_FIRST = 10
 
@@ -74,7 +80,8 @@ class Watch:
         self.torch = torch
         self._devices = {device.logical: slot for slot, device in enumerate(context.devices)}
         self._waits_for_cuda = context.kind == "cuda"
-        self._held: Forward | None = None  # made of primitives called by hand; its end is not marked by anything
+        self._held: Forward | None = None  # made of primitives, or of parts in a method: nothing marks its end
+        self._method: FrameType | None = None  # the method that the held forward is made in
         self._loose: dict[str, list[Span]] = {}  # primitives called by hand
         self._replicated: tuple[set[int], nn.Module] | None = None  # replicas by identity, and whose they are
         self._targets: tuple[tuple[int, ...], int] | None = None  # of the last scatter: slots, and dimension
@@ -98,6 +105,16 @@ class Watch:
         root = self.models.root(module)
         if not (root.model.has_parameters or root.kind) or self.torch.elsewhere() or self._is_capturing():
             return None
+        if not root.looked:
+            root.looked = True
+            root.around = None if root.kind else _module_around(module, sys._getframe(CALLER))
+        around = None if root.around is None else root.around()
+        frame = None if around is None else _method_of(around, sys._getframe(CALLER))
+        if around is None or frame is None:
+            return self._begin_root(root, args, kwargs)
+        return self._begin_in_method(around, frame, args, kwargs)
+
+    def _begin_root(self, root: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
         if self._held is not None:
             self.settle()
         if self._waits_for_cuda:
@@ -105,6 +122,18 @@ class Watch:
         training = root.model.training
         self.windows.forward_begins(training and self.torch.grad_enabled())
         return self._begin(root, training, args, kwargs)
+
+    def _begin_in_method(
+        self, around: "nn.Module", frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Forward:
+        """A method of a module that was not called itself (`net.forward(x)`, `net.encode(x)`) calls one part after the
+        other: together they are one forward of the module."""
+        if self._held is not None and self._method is frame:
+            return self._held
+        forward = self._begin_root(self.models.root(around), args, kwargs)
+        forward.in_method = True
+        self._held, self._method = forward, frame
+        return forward
 
     def _begin(self, root: Root, training: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
         wrapper = None if root.wrapper is None else root.wrapper()
@@ -142,7 +171,8 @@ class Watch:
         if self.here.forward is not None:
             self.here.forward.seen_inside = True
         self._latest = forward.slots[0]
-        self.windows.forward_ends(forward)
+        if not forward.in_method:
+            self.windows.forward_ends(forward)
 
     def mark(self, slot: int) -> Mark:
         return self._mark(slot, time.perf_counter())
@@ -268,8 +298,8 @@ class Watch:
     # -- backward, optimizers, loaders -------------------------------------------------------------
 
     def settle(self) -> None:
-        """What was made of primitives by hand ends here at the latest."""
-        held, self._held = self._held, None
+        """What was made of primitives, or of parts in a method, ends here at the latest."""
+        held, self._held, self._method = self._held, None, None
         if held is not None:
             self.windows.forward_ends(held)
 
@@ -349,6 +379,35 @@ class Watch:
         self.see_group()
         self.windows.finish()
         self.loaders.finish()
+
+
+def _module_around(module: "nn.Module", frame: FrameType | None) -> "weakref.ref[nn.Module] | None":
+    """The module one of whose methods is calling its part `module`, while nobody has called it itself."""
+    for caller in _callers(frame):
+        first = _self(caller)
+        parts = getattr(first, "modules", None) if hasattr(first, "_modules") else None
+        if parts is not None and first is not module and any(part is module for part in parts()):
+            found: weakref.ref[Any] = weakref.ref(first)
+            return found
+    return None
+
+
+def _method_of(module: "nn.Module", frame: FrameType | None) -> FrameType | None:
+    return next((caller for caller in _callers(frame) if _self(caller) is module), None)
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
+
+
+def _self(frame: FrameType) -> Any:
+    """Whose method this is, by the name that everybody gives it; a function may have a model as its first argument."""
+    code = frame.f_code
+    return frame.f_locals.get("self") if code.co_argcount and code.co_varnames[0] == "self" else None
 
 
 def _cuda_index(root: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

@@ -14,7 +14,9 @@ from workers.training.probe.shapes import rows_of
 from workers.training.probe.steps import DdpTimes, Owed, Shard, Splits, Timed, sampled
 
 #: Forwards that wait for their optimizer step. A program that has more of them takes no steps that can be seen.
-MAX_WAITING = 512
+MAX_WAITING = 2048
+#: The same before the first step.
+FIRST_WAITING = 512
 #: After so many times without a step it is said that there are none.
 MANY = 64
 ACTIVITY_SECONDS = 2.0
@@ -82,6 +84,7 @@ class Forward:
     graph_ms: list[float | None] = field(default_factory=list)  # backward of each shard, by slot
     scattered: bool = False  # its wrapper divided the batch
     seen_inside: bool = False  # a wrapped part of it was a forward of its own
+    in_method: bool = False  # made of calls of its parts, since it was not called itself
 
     @property
     def is_simple(self) -> bool:
@@ -175,7 +178,7 @@ class Windows:
     def _add(self, forward: Forward) -> None:
         self._window.forwards.append(forward)
         self._window.synchronous = self._window.synchronous or forward.synchronous is not None
-        if len(self._window.forwards) >= MAX_WAITING:
+        if len(self._window.forwards) >= (MAX_WAITING if self.steps else FIRST_WAITING):
             self._blind = self._blind or not self.steps
             self._close_without_steps()
 
@@ -206,6 +209,7 @@ class Windows:
             undecided, self._undecided = self._undecided, None
             self._send_eval(undecided)
         self.steps += 1
+        self._blind = False
         window, self._window = self._window, _Window()
         trained = [forward for forward in window.forwards if self._is_trained(forward)]
         seen = trained or window.forwards  # an optimizer may hold copies of the parameters
