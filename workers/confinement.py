@@ -164,20 +164,23 @@ def give(tree: Path, account: Account) -> None:
     _chown_tree(tree, account.uid, account.gid)
 
 
-def close(directory: Path, given: Path) -> None:
-    """Let nobody pass a directory any more that a way was opened to, and take back what was given away in it.
+def close(directory: Path, given: Path) -> bool:
+    """Let nobody pass a directory any more that a way was opened to, and take back what was given away in it; False
+    where that fails.
 
     What the account has left there is of its making: no link in it is followed, and it may be deeper than we can go.
     """
     try:
         if not directory.stat().st_mode & PASSABLE:
-            return
+            return True
         directory.chmod(0o700)
         _chown_tree(given, os.geteuid(), os.getegid())
     except FileNotFoundError:
-        return
+        return True
     except (OSError, RecursionError) as error:
         log.warning("not_taken_back", directory=str(given), error=str(error))
+        return False
+    return True
 
 
 def _chown_tree(tree: Path, uid: int, gid: int) -> None:

@@ -31,6 +31,10 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108  (tried, not used)
 MAX_TRIED = 20
 
 
+#: What a worker must be able to do, where it is root with some capabilities taken away.
+CAPABILITIES = "CHOWN, DAC_OVERRIDE, FOWNER, KILL, SETGID, SETUID and SYS_PTRACE"
+
+
 class NotConfined(Exception):
     """The account is not fit for jobs; the message has every reason, and what to do."""
 
@@ -43,6 +47,7 @@ class Trial:
     uid: int
     groups: list[int]
     own: list[str]  # directories in which it is to write: those of a job
+    shared_memory: str
     closed: list[str]  # what it must not read
     code: list[str]  # what it must read, and must not change
     pythons: dict[str, str]
@@ -62,10 +67,27 @@ def check(
 
     Raises:
         NotConfined: it lacks what jobs need, or can do what they must not.
-        OSError: the directories for the trial cannot be made.
     """
     account = accounts.of([0])
-    attempts, kept = node / "attempts", settings.storage.expanduser().absolute()
+    try:
+        wrong = _found_wrong(account, settings, node, environments, devices)
+    except OSError as error:
+        wrong = [f"the worker, which needs the capabilities {CAPABILITIES}, cannot try it: {error}"]
+    if wrong:
+        raise NotConfined(
+            f"SHARDYARD_RUN_AS: jobs cannot run as {account.name} ({account.uid}:{account.gid}): {'; '.join(wrong)}"
+        )
+
+
+def _found_wrong(
+    account: Account,
+    settings: Settings,
+    node: Path,
+    environments: Mapping[str, Path],
+    devices: Sequence[DeviceRecord],
+) -> list[str]:
+    node, kept = Path(os.path.realpath(node)), Path(os.path.realpath(settings.storage.expanduser()))
+    attempts = node / "attempts"
     for directory in (attempts, kept):
         directory.mkdir(parents=True, exist_ok=True)
     with _directory(attempts) as near, _directory(kept) as far, _directory(Path(tempfile.gettempdir())) as temporary:
@@ -82,10 +104,9 @@ def check(
             gpus = confinement.gpu_files() if any(device.kind == "cuda" for device in devices) else []
             closed = [*_closed(settings, node, kept)]
             wrong = _try(account, _trial(account, settings, own, closed, gpus, environments), cwd=work)
-    if wrong:
-        raise NotConfined(
-            f"SHARDYARD_RUN_AS: jobs cannot run as {account.name} ({account.uid}:{account.gid}): {'; '.join(wrong)}"
-        )
+        if not confinement.close(far, output):
+            wrong.append("the worker cannot take back its files (CHOWN, DAC_OVERRIDE, FOWNER)")
+    return wrong
 
 
 def _trial(
@@ -101,7 +122,8 @@ def _trial(
         worker=os.getpid(),
         uid=account.uid,
         groups=[account.gid, *account.groups],
-        own=[*map(str, own), SHARED_MEMORY],
+        own=[*map(str, own)],
+        shared_memory=SHARED_MEMORY,
         closed=[*map(str, closed)],
         code=[packages.ROOT, *(str(Path(packages.ROOT, name)) for name in packages.NAMES), str(TRIAL)],
         pythons={name: str(path) for name, path in {"": Path(sys.executable), **environments}.items()},
@@ -202,8 +224,8 @@ def _out_of_reach(process: subprocess.Popen[bytes]) -> Iterator[str]:
     try:
         Path(f"/proc/{process.pid}/environ").read_bytes()
     except OSError:
-        yield "the worker cannot look at its processes; give it the capability SYS_PTRACE"
+        yield "the worker cannot look at its processes (SYS_PTRACE)"
     try:
         process.kill()
     except PermissionError:
-        yield "the worker cannot kill its processes; give it the capability KILL"
+        yield "the worker cannot kill its processes (KILL)"

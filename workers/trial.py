@@ -49,12 +49,14 @@ def _itself(trial: dict[str, Any]) -> Iterator[str]:
 
 
 def _needs(trial: dict[str, Any]) -> Iterator[str]:
-    for directory in trial["own"]:
+    for directory in (*trial["own"], trial["shared_memory"]):
         path = os.path.join(directory, f".shardyard-{os.getpid()}")
         try:
             with open(path, "x") as file:
                 file.write("x")
-            os.unlink(path)
+            os.chmod(path, 0o4700)  # of all that a job may leave, the hardest to take back
+            if directory == trial["shared_memory"]:
+                os.unlink(path)
         except OSError as error:
             yield f"it cannot write in {directory}: {error.strerror}"
     for path in trial["code"]:
