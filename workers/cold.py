@@ -25,33 +25,26 @@ from workers.training import isolation
 from workers.training.script import Script, prepare
 
 BOOT = Path(__file__).with_name("boot_rank.py")
-#: Ours for the programs that the rank starts. The rank's own Python must not act on it.
-_LATER = ("PYTHONPATH",)
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What a rank knows at the moment of `exec`. `variables` are set once the new Python is up."""
+    """What a rank knows at the moment of `exec`, beside its environment; `lent` is `workers.packages.lend`'s."""
 
     seat: Seat
     script: Script
-    variables: dict[str, str]
     lent: str
 
     def encode(self) -> bytes:
         script = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self.script).items()}
-        fields = {"seat": self.seat.encode(), "script": script, "variables": self.variables, "lent": self.lent}
-        return json.dumps(fields).encode()
+        return json.dumps({"seat": self.seat.encode(), "script": script, "lent": self.lent}).encode()
 
     @classmethod
     def decode(cls, found: dict[str, Any]) -> "Handover":
         script = found["script"]
         paths = {name: Path(script[name]) for name in ("root", "output")}
         return cls(
-            Seat.decode(found["seat"]),
-            Script(**script | paths | {"args": tuple(script["args"])}),
-            found["variables"],
-            found["lent"],
+            Seat.decode(found["seat"]), Script(**script | paths | {"args": tuple(script["args"])}), found["lent"]
         )
 
 
@@ -61,9 +54,8 @@ def become(python: Path, seat: Seat, script: Script) -> NoReturn:
     Raises:
         OSError: there is no such program any more.
     """
-    later = {name: os.environ.pop(name) for name in _LATER if name in os.environ}
     paper = os.memfd_create("handover", 0)
-    os.write(paper, Handover(seat, script, later, packages.lend()).encode())
+    os.write(paper, Handover(seat, script, packages.lend()).encode())
     for fd in seat.descriptors:
         os.set_inheritable(fd, True)
     os.execv(python, [str(python), str(BOOT), str(paper)])  # noqa: S606  (no shell; listed by the operator)
@@ -79,7 +71,6 @@ def begin(found: dict[str, Any]) -> Callable[[], NoReturn]:
     for fd in seat.descriptors:
         if fd > 2:
             os.set_inheritable(fd, False)
-    os.environ.update(handover.variables)
     opened = seat.open()
     opened.sink.emit(RankUp(seat.rank, os.getpid(), seat.threads, _torch_version()))
     isolation.know_plain_path(sys.path[1:])
