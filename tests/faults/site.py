@@ -125,6 +125,12 @@ class Site(Service):
         """Submit a job by HTTP."""
         return self.caller.submit(self.body(strategy, devices, **options), key=key)
 
+    def post_script(self, source: str, *, devices: int = 1, name: str | None = None, **program: Any) -> str:
+        """Submit a script of one file by HTTP; further fields are those of `program`."""
+        chosen = {"kind": "script", "bundle": self.bundle({"train.py": source}), "entrypoint": "train.py", **program}
+        body = {"program": chosen, "resources": {"devices": devices}}
+        return self.caller.submit(body | ({"name": name} if name else {}))
+
     def running(self, strategy: str = "single", devices: int = 1, **options: Any) -> str:
         """A job that was submitted by HTTP, in its second step at least."""
         job = self.post(strategy, devices, **{"steps": 10_000, "seconds": 0.02, "rows": 2} | options)

@@ -136,7 +136,7 @@ def test_row_12_the_commands_of_losses_refusals_and_cancels_are_repeated_harmles
     lost = site.running("single", 1)
     processes.kill(site.supervisor(site.attempt(lost)))
     site.reaches(lost, State.RUNNING, attempt=2, seconds=40)
-    refused = site.run_script({"train.py": "print('hello')"}, python="an-environment-that-is-not-here")
+    refused = site.post_script("print('hello')", python="an-environment-that-is-not-here")
     assert site.finished(refused, 40).reason is Reason.REJECTED_BY_WORKER
     assert site.caller.insist("POST", f"/v1/jobs/{lost}/cancel").status_code == 202
     assert site.finished(lost).state is State.CANCELLED
