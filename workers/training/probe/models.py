@@ -81,7 +81,7 @@ class Models:
     def optimizer_made(self, optimizer: Any) -> None:
         known = self._known_optimizers.get(id(optimizer))
         if known is None or known() is not optimizer:
-            self._known_optimizers[id(optimizer)] = weakref.ref(optimizer)
+            self._known_optimizers[id(optimizer)] = _ref(optimizer, self._known_optimizers)
             self._optimizers.add(optimizer)
             self.has_optimizers = True
             self._generation += 1
@@ -196,8 +196,8 @@ def _wrapped_inside(whole: "nn.Module") -> "Iterator[tuple[str, nn.Module]]":
             yield from ((f"{name}.{path}", module) for path, module in _wrapped_inside(child))
 
 
-def _ref(module: "nn.Module", table: dict[int, Any]) -> "weakref.ref[nn.Module]":
-    """A weak reference that takes its module out of the table when that is gone."""
+def _ref(thing: Any, table: dict[int, Any]) -> "weakref.ref[Any]":
+    """A weak reference that takes its object out of the table when that is gone."""
     forget: Callable[[int], None] = lambda key: table.pop(key, None)  # noqa: E731
-    key = id(module)
-    return weakref.ref(module, lambda _: forget(key))
+    key = id(thing)
+    return weakref.ref(thing, lambda _: forget(key))

@@ -7,6 +7,9 @@ What counts as what
 - A *forward* is the outermost call of a module that has parameters, or of a wrapped module inside one: of
   DataParallel in `Net.features`, the call of `features` counts, and its path says so. What is called within it, by the
   autograd engine (checkpointing computes again there), while tracing, or on fake tensors, does not count.
+- Parts that a method of their module calls, while the module itself was not called (`net.forward(x)`, `net.encode(x)`,
+  a `training_step`), are together one forward of that module: its input is that of the first part, its output that of
+  the last.
 - *DataParallel* divides a batch: rows, shapes and times are those of its replicas. Under all other wrappers, and
   without one, a forward is a shard of one: that of the device of this process.
 - A *train* step is what lies between two outermost optimizer steps: all forwards since the last one belong to it, as
