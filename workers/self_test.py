@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
-from jobs import layout, storage
+from jobs import layout
 from jobs.record import DeviceRecord
 from jobs.settings import Settings
 from workers import confinement, packages
@@ -167,22 +167,22 @@ def _may_pass(account: Account, directory: os.stat_result) -> bool:
 
 
 def _closed(settings: Settings, node: Path, kept: Path) -> Iterator[Path]:
-    """What the service keeps for itself, as far as it is there."""
+    """What the service keeps for itself, as far as it is there: of the storage, all but what a job has written."""
     state, token = node.parent, settings.admin_token_file
     yield from (state, state / "admin-token", node, node / "worker.lock", node / "home", node / "attempts")
     if token is not None:
         yield token.expanduser()
-    yield from (kept, kept / storage.NONCE_FILE)
-    for directory in (layout.jobs_dir(kept), layout.bundles_dir(kept)):
-        yield directory
-        for tenant in _below(directory):
+    yield kept
+    for entry in _below(kept):
+        yield entry
+        for tenant in _below(entry):
             yield from (tenant, *_below(tenant))
 
 
 def _below(directory: Path) -> list[Path]:
     try:
         with os.scandir(directory) as entries:
-            return [Path(entry.path) for entry in islice(entries, MAX_TRIED)]
+            return [Path(entry.path) for entry in islice(entries, MAX_TRIED) if not entry.name.startswith(PREFIX)]
     except OSError:
         return []
 
@@ -195,9 +195,12 @@ def _sockets(settings: Settings) -> Iterator[str]:
 
 def _try(account: Account, trial: Trial, cwd: Path) -> list[str]:
     """What is wrong with an account, as its process found it, and as we find it with that process."""
+    paper = cwd / "trial.json"
+    paper.write_text(json.dumps(asdict(trial)))
+    paper.chmod(0o644)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-I", str(TRIAL), json.dumps(asdict(trial))],
+            [sys.executable, "-I", str(TRIAL), str(paper)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=cwd,

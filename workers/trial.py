@@ -1,7 +1,7 @@
 """What `workers.self_test` runs under the account of jobs: tries what they need, and what they must not be able to do.
 
-Run by its path, with the standard library alone. Its argument is a `Trial`; it answers with one line, a JSON list of
-what is wrong, and waits until its standard input ends.
+Run by its path, with the standard library alone. Its argument names a file with a `Trial`; it answers with
+one line, a JSON list of what is wrong, and waits until its standard input ends.
 """
 
 import ctypes
@@ -124,7 +124,8 @@ def _secrets(trial: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> None:
-    trial = json.loads(sys.argv[1])
+    with open(sys.argv[1]) as paper:
+        trial = json.load(paper)
     print(json.dumps([*found_wrong(trial)]), flush=True)
     sys.stdin.read()
 
