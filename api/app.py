@@ -3,9 +3,11 @@
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import structlog
 from fastapi import Depends, FastAPI
@@ -18,6 +20,7 @@ from api.deps import Services, authenticate
 from api.fleet import FleetCache
 from api.limits import MIN_UPLOAD_BYTES_PER_SECOND, Bodies, BodyLimits, Limits, allowed_hosts
 from api.monitoring import CountRequests, Monitoring
+from api.records import Records
 from api.routes import artifacts, bundles, docs, fleet, jobs, logs, splits, system, tokens
 from api.services.bundles import Bundles
 from api.services.fleet import Fleet
@@ -29,6 +32,7 @@ from api.storage import Storage
 from api.telemetry import Telemetry
 from api.waiting import Changes
 from jobs import bundle_keeper
+from jobs import retention as retention_of_jobs
 from jobs import storage as storage_proof
 from jobs.errors import Unavailable
 from jobs.redis_store import AsyncRedisStore, RedisStore
@@ -39,8 +43,9 @@ from jobs.storage import StorageMismatch
 log = structlog.get_logger(__name__)
 
 WATCH_SECONDS = 1.0
-#: How often bundles are looked through: short against the hours that one rests.
+#: How often bundles and finished jobs are looked through: short against the hours and days that they rest.
 SWEEP_SECONDS = 600.0
+SHORTEST_SWEEP_SECONDS = 1.0
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -81,7 +86,7 @@ def create_app(settings: Settings) -> FastAPI:
             asyncio.create_task(
                 look_after_storage(
                     partial(storage_proof.prove, reconciled, storage),
-                    partial(bundle_keeper.sweep, reconciled, storage, settings.bundle_hours * 3600),
+                    _sweeps(reconciled, storage, settings),
                     _end_process,
                 )
             ),
@@ -130,10 +135,10 @@ def _services(
     bundles: Bundles,
     scheduler_alive: Callable[[], bool],
 ) -> Services:
-    fleet = FleetCache(control)
+    fleet, records = FleetCache(control), Records(control, storage)
     return Services(
-        jobs=Jobs(control, telemetry, fleet, changes, storage, bundles),
-        results=Results(control, telemetry, storage),
+        jobs=Jobs(control, records, telemetry, fleet, changes, storage, bundles),
+        results=Results(records, telemetry, storage),
         bundles=bundles,
         fleet=Fleet(control, fleet),
         tokens=Tokens(control, authenticator),
@@ -163,20 +168,45 @@ async def prove_storage(prove: Callable[[], None], end: Callable[[], None], seco
             return False
 
 
-async def look_after_storage(prove: Callable[[], None], sweep: Callable[[], None], end: Callable[[], None]) -> None:
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Something that is looked through every so often. `work` answers true when there is more to do at once."""
+
+    name: str
+    work: Callable[[], bool | None]
+    seconds: float
+
+
+def _sweeps(control: RedisStore, storage: Path, settings: Settings) -> tuple[Sweep, ...]:
+    days = (settings.retention_days, settings.archive_days)
+    retention, archived = (number * 86_400 for number in days)
+    rested = settings.bundle_hours * 3600
+    return (
+        Sweep("bundles", partial(bundle_keeper.sweep, control, storage, rested), _pause(rested)),
+        Sweep("jobs", partial(retention_of_jobs.sweep, control, storage, retention, archived), _pause(retention)),
+    )
+
+
+def _pause(rests: float) -> float:
+    """How long to wait between two looks at what rests for so many seconds (0: for ever)."""
+    return min(SWEEP_SECONDS, max(SHORTEST_SWEEP_SECONDS, rests / 10)) if rests else SWEEP_SECONDS
+
+
+async def look_after_storage(prove: Callable[[], None], sweeps: Sequence[Sweep], end: Callable[[], None]) -> None:
     """Prove it, then remove what nobody needs: never before, since a directory of another service has other needs."""
     if await prove_storage(prove, end):
-        await keep_bundles(sweep)
+        await asyncio.gather(*(keep_sweeping(sweep) for sweep in sweeps))
 
 
-async def keep_bundles(sweep: Callable[[], None], seconds: float = SWEEP_SECONDS) -> None:
-    """Remove bundles that nobody needs, now and every so often."""
+async def keep_sweeping(sweep: Sweep) -> None:
+    """Look now, and then every so often; sooner where there is more to do."""
     while True:
+        more: bool | None = False
         try:
-            await asyncio.to_thread(sweep)
+            more = await asyncio.to_thread(sweep.work)
         except (Unavailable, OSError) as error:
-            log.warning("bundles_not_swept", error=str(error))
-        await asyncio.sleep(seconds)
+            log.warning(f"{sweep.name}_not_swept", error=str(error))
+        await asyncio.sleep(0 if more else sweep.seconds)
 
 
 def _end_process() -> None:

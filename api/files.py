@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from api.schemas import BucketView, DroppedLines, LogLine, PointView, SeriesView, at
-from jobs import layout, logs, metrics
+from jobs import archive, layout, logs, metrics
 from jobs.errors import NotFound
 from jobs.logs import CONTINUED, Page, StreamName
 
@@ -166,7 +166,9 @@ def _in_place(path: Path) -> Path:
 
 
 def remove_job(storage: Path, tenant: str, job: str) -> None:
-    """Remove everything that a job left. Raises OSError; a job that left nothing is no error."""
+    """Remove everything that a job left, and its record where it is archived. Raises OSError; a job that left nothing
+    is no error."""
+    archive.remove(storage, tenant, job)
     directory = layout.job_dir(storage, tenant, job)
     if directory.is_dir():
         shutil.rmtree(directory)

@@ -51,6 +51,7 @@ class JobSummary(msgspec.Struct, kw_only=True):
     first_step_at: str | None
     finished_at: str | None
     placement: list[PlacementView]
+    archived: bool  # finished long ago: it is kept on disk, and other lists than that of archived jobs leave it out
     links: dict[str, str]
 
 

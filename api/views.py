@@ -79,6 +79,7 @@ def _common(job: JobRecord, why: ReasonView, labels: Labels) -> dict[str, Any]:
         "first_step_at": utc(job.first_step),
         "finished_at": utc(job.finished),
         "placement": placement(job.node, job.leased, labels),
+        "archived": job.archived,
         "links": links(job),
     }
 

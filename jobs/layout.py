@@ -6,6 +6,7 @@
                                            /artifacts/
     <storage>/bundles/<tenant>/<hex>.<nonce>.zip
                               /.<nonce>.part
+    <storage>/archive/<tenant>/<first digits of the job's id>/<job>.json
 
 The API and every node see the same directory, so these names are part of the contract between them.
 """
@@ -44,6 +45,20 @@ def report_file(attempt: Path) -> Path:
 
 def artifacts_dir(attempt: Path) -> Path:
     return attempt / "artifacts"
+
+
+def archive_dir(storage: Path) -> Path:
+    return storage / "archive"
+
+
+def tenant_archive(storage: Path, tenant: str) -> Path:
+    return archive_dir(storage) / tenant
+
+
+def archive_file(storage: Path, tenant: str, job: str) -> Path:
+    """The record of a job that is no longer in the control Redis. An id begins with the time, so one directory has the
+    jobs of about five hours, and the names of directories and files sort as the jobs were made."""
+    return tenant_archive(storage, tenant) / job[:6] / f"{job}.json"
 
 
 def bundles_dir(storage: Path) -> Path:

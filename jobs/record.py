@@ -42,9 +42,10 @@ class JobRecord:
     parent: str | None
     error: dict[str, Any] | None
     result: dict[str, Any] | None
+    archived: bool = False  # it is on disk, and no longer in the control Redis
 
     @classmethod
-    def read(cls, tenant: str, job: str, fields: Fields) -> "JobRecord":
+    def read(cls, tenant: str, job: str, fields: Fields, *, archived: bool = False) -> "JobRecord":
         return cls(
             tenant=tenant,
             id=job,
@@ -71,6 +72,7 @@ class JobRecord:
             parent=_text(fields, b"parent") or None,
             error=_json(fields, b"error"),
             result=_json(fields, b"result"),
+            archived=archived,
         )
 
 

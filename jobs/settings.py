@@ -46,6 +46,13 @@ class Settings(BaseSettings):
         24, gt=0, le=87_600, description="how long a bundle that no job needs is kept after it was last used"
     )
 
+    retention_days: float = Field(
+        30, ge=0, le=36_500, description="how long a finished job stays in Redis before it is archived; 0: for ever"
+    )
+    archive_days: float = Field(
+        0, ge=0, le=36_500, description="how long an archived job is kept, with its files; 0: for ever"
+    )
+
     node: str = Field(
         default_factory=lambda: socket.gethostname().lower()[:63],
         min_length=1,

@@ -62,11 +62,13 @@ _READING = (
     "attempts",
     "bundle_nonces",
     "count_jobs",
+    "finished",
     "leases",
     "nodes",
     "orders",
     "page",
     "read_job",
+    "snapshot",
     "token_list",
     "token_read",
     "versions",
@@ -276,6 +278,60 @@ def delete(tenant: str, job: str) -> Call[None]:
             raise JobNotFinished(f"job {job} has not ended; cancel it first")
 
     return Call("delete", (tenant, job), parse)
+
+
+# -- archive ---------------------------------------------------------------------------------------
+
+
+def finished(age_seconds: float, limit: int) -> Call[tuple[tuple[str, str], ...]]:
+    """Jobs, as (tenant, id), that ended so long ago; those that ended first come first."""
+
+    def parse(reply: Sequence[bytes]) -> tuple[tuple[str, str], ...]:
+        refs = (ref.decode().partition("/") for ref in reply)
+        return tuple((tenant, job) for tenant, _, job in refs)
+
+    return Call("finished", (int(age_seconds * 1e6), limit), parse)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that the store has about a finished job, as it has it."""
+
+    job: Fields
+    spec: bytes  # JSON
+    attempts: tuple[Fields, ...]
+
+    @property
+    def version(self) -> int:
+        return int(self.job[b"version"])
+
+
+def snapshot(tenant: str, job: str) -> Call[Snapshot | None]:
+    """A finished job; None when it has not ended, or is not there."""
+
+    def parse(reply: Sequence[Any]) -> Snapshot | None:
+        if not reply:
+            return None
+        job, spec, *attempts = reply
+        return Snapshot(fields_of(job), _unpacked(spec), tuple(fields_of(attempt) for attempt in attempts))
+
+    return Call("snapshot", (job_ref(tenant, job),), parse)
+
+
+class Archived(StrEnum):
+    DONE = "archived"
+    MISSING = "missing"  # it was deleted meanwhile
+    CHANGED = "changed"  # it is not what was written
+
+
+def archive(tenant: str, job: str, version: int) -> Call[Archived]:
+    """Forget a finished job that is on disk now, if it is still of that version."""
+    return Call("archive", (job_ref(tenant, job), version), lambda reply: Archived(reply.decode()))
+
+
+def free_key(tenant: str, key: str, job: str) -> Call[None]:
+    """Free the Idempotency-Key that made an archived job which is gone for good."""
+    return Call("free_key", (tenant, key, job), lambda _: None)
 
 
 # -- bundles ---------------------------------------------------------------------------------------
@@ -633,8 +689,18 @@ def pack_spec(spec: JobSpec) -> bytes:
 
 def unpack_spec(data: bytes) -> JobSpec:
     """Raises UnreadableSpec: another version of the service wrote it, with fields that this one does not know."""
+    return read_spec(_unpacked(data))
+
+
+def _unpacked(spec: bytes) -> bytes:
+    unpacked: bytes = zstandard.decompress(spec, max_output_size=MAX_SPEC_BYTES)
+    return unpacked
+
+
+def read_spec(data: bytes) -> JobSpec:
+    """A stored spec, from its JSON. Raises as `unpack_spec` does."""
     try:
-        return JobSpec.model_validate_json(zstandard.decompress(data, max_output_size=MAX_SPEC_BYTES))
+        return JobSpec.model_validate_json(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])

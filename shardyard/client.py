@@ -83,7 +83,7 @@ class Client:
         return self._send("POST", "/v1/plan", content=body, headers={"Accept": "text/plain"}).text
 
     def jobs(self, **filters: Any) -> Json:
-        """One page, newest first. Filters: state, pool, label, name, limit, cursor."""
+        """One page, newest first. Filters: state, pool, label, name, archived, limit, cursor."""
         return self._json("GET", "/v1/jobs", params=filters)
 
     def job(self, job: str, *, wait: float | None = None) -> Json:

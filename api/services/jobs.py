@@ -14,13 +14,15 @@ from api import audit, cursors, files, views
 from api.auth import Principal
 from api.bodies import parse_cancel, parse_spec, refuse_body
 from api.fleet import FleetCache
+from api.records import Records
 from api.schemas import AttemptList, CancelledJobs, JobList, JobStatus
 from api.services.bundles import Bundles
 from api.storage import Storage
 from api.telemetry import Telemetry
 from api.waiting import Changes
 from jobs import failpoints, store
-from jobs.errors import JobNotFinished, Unavailable
+from jobs.errors import JobFinished, JobNotFinished, NotFound, Unavailable
+from jobs.record import AttemptRecord
 from jobs.redis_store import AsyncRedisStore
 from jobs.spec import JobSpec
 from jobs.state import TERMINAL, State
@@ -46,6 +48,7 @@ class Jobs:
     def __init__(
         self,
         control: AsyncRedisStore,
+        records: Records,
         telemetry: Telemetry,
         fleet: FleetCache,
         changes: Changes,
@@ -53,6 +56,7 @@ class Jobs:
         bundles: Bundles,
     ) -> None:
         self._store = control
+        self._records = records
         self._telemetry = telemetry
         self._fleet = fleet
         self._changes = changes
@@ -70,7 +74,7 @@ class Jobs:
 
     async def resubmit(self, who: Principal, job: str, body: bytes, idempotency_key: str) -> Submitted:
         """Store a new job of the same spec. Raises as `submit` does; a body is refused."""
-        view = await self._store.run(store.read_job(who.tenant, job))
+        view = await self._records.view(who.tenant, job)
         refuse_body(body)
         wanted = parse_spec(view.spec.model_dump_json().encode())  # it was accepted once, maybe by an earlier version
         digest = hashlib.sha256(f"resubmit {job}".encode()).hexdigest()
@@ -108,32 +112,40 @@ class Jobs:
         the place in the queue are none. With `known` versions it is waited only while the job has one of them. A job
         that has ended is not waited for.
         """
-        view = await self._store.run(store.read_job(who.tenant, job))
+        view = await self._records.view(who.tenant, job)
         version = view.record.version
         if wait and view.record.state not in TERMINAL and (known is None or version in known):
             await self._changes.wait(who.tenant, job, version, min(wait, MAX_WAIT_SECONDS))
-            view = await self._store.run(store.read_job(who.tenant, job))
+            view = await self._records.view(who.tenant, job)
         record = view.record
         progress = None
         if record.attempt and record.state is not State.QUEUED:
             progress = await self._telemetry.progress(who.tenant, job, record.attempt)
         return views.status(view, progress, await self._fleet.labels())
 
-    async def listing(self, who: Principal, chosen: JobFilter, cursor: str, limit: int) -> JobList:
-        """A page, newest first; `cursor` is the `next` of the page before, or empty.
+    async def listing(
+        self, who: Principal, chosen: JobFilter, cursor: str, limit: int, *, archived: bool = False
+    ) -> JobList:
+        """A page, newest first, of the jobs in Redis or of archived ones; `cursor` is the `next` of the page before,
+        or empty.
 
         Raises:
             MalformedCursor: the cursor is not one of ours.
         """
         after = cursors.decode_job(cursor) if cursor else ""
-        page = await self._store.run(store.page(who.tenant, chosen, after=after, limit=limit))
+        page = await self._records.page(who.tenant, chosen, after=after, limit=limit, archived=archived)
         labels = await self._fleet.labels()
         following = None if page.next_id is None else cursors.encode_job(page.next_id)
         return JobList([views.summary(job, labels) for job in page.jobs], following)
 
     async def cancel(self, who: Principal, job: str) -> JobStatus:
         """Raises JobFinished."""
-        outcome: Literal["cancelled", "cancelling"] = await self._store.run(store.cancel(who.tenant, job))
+        try:
+            outcome: Literal["cancelled", "cancelling"] = await self._store.run(store.cancel(who.tenant, job))
+        except NotFound:
+            if await self._records.archived(who.tenant, job) is None:
+                raise
+            raise JobFinished(f"job {job} has ended, and is archived; there is nothing to cancel") from None
         audit.note(who, "job_cancelled", job=job, outcome=outcome)
         return await self.status(who, job)
 
@@ -176,15 +188,30 @@ class Jobs:
         Raises:
             JobNotFinished: it has not ended, or its devices are not given back yet.
         """
+        try:
+            attempts = await self._forget(who, job)
+        except NotFound:
+            attempts = await self._forget_archived(who, job)
+        audit.note(who, "job_deleted", job=job)
+        try:
+            await self._storage.run(partial(files.remove_job, self._storage.root, who.tenant, job))
+            await self._telemetry.forget(who.tenant, job, attempts)
+        except (Unavailable, OSError) as error:
+            log.warning("job_remains_not_removed", job=job, tenant=who.tenant, error=str(error))
+
+    async def _forget(self, who: Principal, job: str) -> tuple[AttemptRecord, ...]:
         attempts = await self._store.run(store.attempts(who.tenant, job))
         await self._refuse_while_held(who, job)
         await self._store.run(store.delete(who.tenant, job))
-        audit.note(who, "job_deleted", job=job)
-        try:
-            await self._telemetry.forget(who.tenant, job, attempts)
-            await self._storage.run(partial(files.remove_job, self._storage.root, who.tenant, job))
-        except (Unavailable, OSError) as error:
-            log.warning("job_remains_not_removed", job=job, tenant=who.tenant, error=str(error))
+        return attempts
+
+    async def _forget_archived(self, who: Principal, job: str) -> tuple[AttemptRecord, ...]:
+        found = await self._records.archived(who.tenant, job)
+        if found is None:
+            raise NotFound(f"there is no job {job!r}")
+        if found.key:
+            await self._store.run(store.free_key(who.tenant, found.key, job))
+        return found.attempts
 
     async def _refuse_while_held(self, who: Principal, job: str) -> None:
         fleet = await self._fleet.read(max_age=0)
@@ -193,7 +220,7 @@ class Jobs:
             raise JobNotFinished(f"job {job} still holds devices; cancel it if it runs, else try again in a moment")
 
     async def attempts(self, who: Principal, job: str) -> AttemptList:
-        records = await self._store.run(store.attempts(who.tenant, job))
+        records = await self._records.attempts(who.tenant, job)
         labels = await self._fleet.labels()
         return AttemptList([views.attempt(record, labels) for record in records])
 

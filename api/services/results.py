@@ -9,21 +9,21 @@ from api.artifacts import Artifact
 from api.auth import Principal
 from api.cursors import LogCursor
 from api.files import LogQuery
+from api.records import Records
 from api.schemas import ArtifactList, LogPage, MetricList
 from api.storage import Storage
 from api.telemetry import Telemetry
-from jobs import report, store
+from jobs import report
 from jobs.errors import FieldError, InvalidRequest, NotFound, Unavailable
 from jobs.record import AttemptRecord
-from jobs.redis_store import AsyncRedisStore
 from jobs.report import Report
 from jobs.report_diff import ReportDiff
 from jobs.state import AttemptState
 
 
 class Results:
-    def __init__(self, control: AsyncRedisStore, telemetry: Telemetry, storage: Storage) -> None:
-        self._store = control
+    def __init__(self, records: Records, telemetry: Telemetry, storage: Storage) -> None:
+        self._records = records
         self._telemetry = telemetry
         self._storage = storage
 
@@ -119,7 +119,7 @@ class Results:
         number = attempt if position is None else position.attempt
         chosen = await self._attempt(who, job, number)
         if chosen is None:
-            view = await self._store.run(store.read_job(who.tenant, job))
+            view = await self._records.view(who.tenant, job)
             return LogPage(attempt=0, lines=[], dropped=[], next=None, ended=view.record.finished is not None)
         devices = _chosen_devices(chosen, query.device)
         seen = position.seen if position is not None else {}
@@ -159,7 +159,7 @@ class Results:
         Raises:
             NotFound: there is no attempt of that number.
         """
-        records = await self._store.run(store.attempts(who.tenant, job))
+        records = await self._records.attempts(who.tenant, job)
         if number is None:
             return records[-1] if records else None
         if number > len(records):

@@ -8,17 +8,19 @@ local function node_key(node) return 'sy:node:' .. node end
 local function queue_key(pool, devices) return 'sy:queue:' .. pool .. ':' .. devices end
 local function classes_key(pool) return 'sy:queue:' .. pool end
 
+local function idem_key(tenant, key) return 'sy:idem:' .. tenant .. '/' .. key end
 local function bundle_key(ref) return 'sy:bundle:' .. ref end
 local function bundle_bytes_key(tenant) return 'sy:bundle_bytes:' .. tenant end
 
 local LEASES = 'sy:leases'    -- refs of attempts that hold a lease
 local OUTBOX = 'sy:outbox'    -- '<node> <attempt ref>' of attempts nobody has claimed, by when the hint is due
 local BACKOFF = 'sy:backoff'  -- refs of queued jobs that wait before they may start again, by when
+local FINISHED = 'sy:finished'  -- refs of jobs that have ended and are not archived yet, by when they ended
 local IDLE_BUNDLES = 'sy:idle_bundles'  -- refs, '<tenant>/<hex>', of bundles that no job needs, by their last use
 local MAX_BACKOFF_US = 600 * 1000000  -- a due time further ahead than this means that the clock was set back
 
--- Microseconds since the epoch. For display and ordering; the only expiry that it decides is that of a bundle, which
--- can be uploaded again.
+-- Microseconds since the epoch. For display and ordering. It decides two expiries that lose nothing: that of a bundle,
+-- which can be uploaded again, and that of a finished job, which can be read all the same when it is archived.
 local function now_us()
   local t = redis.call('TIME')
   return t[1] * 1000000 + t[2]
@@ -38,6 +40,8 @@ local function tenant_and_id(ref)
   return string.match(ref, '^([^/]+)/(.+)$')
 end
 
+local TERMINAL = {succeeded = true, failed = true, cancelled = true}
+
 -- The one place where a job changes its state. `extra` is a flat list of further fields.
 local function move(ref, state, reason, message, extra)
   local key = job_key(ref)
@@ -49,6 +53,7 @@ local function move(ref, state, reason, message, extra)
   end
   redis.call('HSET', key, 'state', state, 'reason', reason, 'message', message, unpack(extra or {}))
   redis.call('HINCRBY', key, 'version', 1)
+  if TERMINAL[state] then redis.call('ZADD', FINISHED, int(now_us()), ref) end
 end
 
 -- Tells whoever listens (the API processes) that a dispatch may find something to do.
@@ -183,4 +188,22 @@ local function use_bundle(ref, change)
   local jobs = redis.call('HINCRBY', bundle_key(ref), 'jobs', change or 0)
   redis.call('HSET', bundle_key(ref), 'used', now)
   if jobs > 0 then redis.call('ZREM', IDLE_BUNDLES, ref) else redis.call('ZADD', IDLE_BUNDLES, now, ref) end
+end
+
+-- The job that an Idempotency-Key made, with the digest of the body that came with it; nothing when the key is free.
+local function made_by(idem)
+  return string.match(redis.call('GET', idem) or '', '^(%S+) (%S*)')
+end
+
+-- Takes a finished job out of every key. Devices that its last attempt still holds stay held until the node releases
+-- them: an attempt that is unknown counts as ended. What becomes of its Idempotency-Key is the caller's to say.
+local function forget_job(ref)
+  local tenant, id = tenant_and_id(ref)
+  local job = redis.call('HMGET', job_key(ref), 'state', 'attempt', 'bundle')
+  for n = 1, tonumber(job[2]) do redis.call('DEL', attempt_key(ref, n)) end
+  redis.call('ZREM', 'sy:jobs:' .. tenant, id)
+  redis.call('ZREM', 'sy:jobs:' .. tenant .. ':' .. job[1], id)
+  redis.call('ZREM', FINISHED, ref)
+  redis.call('DEL', job_key(ref), spec_key(ref))
+  if job[3] and job[3] ~= '' then use_bundle(tenant .. '/' .. job[3], -1) end  -- it was there while the job was
 end

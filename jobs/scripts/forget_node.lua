@@ -13,4 +13,8 @@ redis.call('ZREM', 'sy:pool:' .. pool .. ':size', node)
 if redis.call('ZCARD', 'sy:pool:' .. pool .. ':size') == 0 then redis.call('SREM', 'sy:pools', pool) end
 redis.call('SREM', 'sy:nodes', node)
 redis.call('DEL', node_key(node), 'sy:free:' .. node, 'sy:held:' .. node, 'sy:quarantine:' .. node)
+-- What Celery keeps for the node: its queue, with hints that nobody will take, and the bindings of that.
+local queue = 'node.' .. node
+redis.call('DEL', 'sy:celery:' .. queue, 'sy:celery:_kombu.binding.' .. queue,
+  'sy:celery:_kombu.binding_permanent.' .. queue)
 return 'ok'

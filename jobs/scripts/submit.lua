@@ -3,15 +3,12 @@
 -- Returns {status, detail...}: created id | exists id | conflict id | unknown_pool name... | too_large n | unknown_bundle
 local tenant, id, pool, devices, priority = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local ref = tenant .. '/' .. id
-local idem = ARGV[11] ~= '' and 'sy:idem:' .. tenant .. '/' .. ARGV[11]
+local idem = ARGV[11] ~= '' and idem_key(tenant, ARGV[11])
 if idem then
-  local earlier = redis.call('GET', idem)
-  if earlier then
-    local earlier_id, digest = string.match(earlier, '^(%S+) (%S*)$')
-    -- A key outlives its job when that is deleted; the key is free again then.
-    if redis.call('EXISTS', job_key(tenant .. '/' .. earlier_id)) == 1 then
-      return {digest == ARGV[12] and 'exists' or 'conflict', earlier_id}
-    end
+  local earlier, digest, archived = string.match(redis.call('GET', idem) or '', '^(%S+) (%S*) ?(%S*)$')
+  -- A key names its job until that is deleted; in an archive it is there as well.
+  if earlier and (archived ~= '' or redis.call('EXISTS', job_key(tenant .. '/' .. earlier)) == 1) then
+    return {digest == ARGV[12] and 'exists' or 'conflict', earlier}
   end
 end
 if redis.call('EXISTS', job_key(ref)) == 1 then return {'exists', id} end
@@ -30,7 +27,7 @@ redis.call('SET', spec_key(ref), ARGV[9])
 redis.call('HSET', job_key(ref), 'pool', pool, 'devices', devices, 'priority', priority, 'name', ARGV[6],
   'strategy', ARGV[7], 'labels', ARGV[8], 'max_retries', ARGV[10], 'retries', 0, 'losses', 0, 'attempt', 0,
   'score', int(score), 'created', int(now_us()), 'parent', ARGV[14], 'token', ARGV[15], 'bundle', ARGV[16],
-  'version', 0)
+  'idem', ARGV[11], 'version', 0)
 redis.call('ZADD', 'sy:jobs:' .. tenant, 0, id)
 if bundle then use_bundle(bundle, 1) end
 move(ref, 'queued', 'waiting_for_devices', '')

@@ -41,6 +41,9 @@ def list_jobs(
     pool: Annotated[str | None, typer.Option(help="Only jobs of this pool.", show_default=False)] = None,
     label: Annotated[str | None, typer.Option(help="Only jobs with this label, key=value.", show_default=False)] = None,
     name: Annotated[str | None, typer.Option(help="Only jobs of this name.", show_default=False)] = None,
+    archived: Annotated[
+        bool, typer.Option("--archived", help="Jobs that ended long ago, instead of the others.")
+    ] = False,
     limit: Annotated[int, typer.Option(min=1, max=200, help="How many, newest first.")] = 20,
     cursor: Annotated[str | None, typer.Option(help="Go on where an earlier list ended.", show_default=False)] = None,
     url: Url = None,
@@ -49,7 +52,8 @@ def list_jobs(
 ) -> None:
     """List jobs, newest first."""
     with connect(url, token) as client:
-        page = client.jobs(state=state, pool=pool, label=label, name=name, limit=limit, cursor=cursor)
+        chosen = {"state": state, "pool": pool, "label": label, "name": name, "archived": archived or None}
+        page = client.jobs(**chosen, limit=limit, cursor=cursor)
     if as_json:
         return print_json(page)
     out = console()

@@ -22,6 +22,7 @@ def status_lines(status: dict[str, Any]) -> list[tuple[str, str]]:
         "created": text.local_time(status["created_at"]),
         "started": status["started_at"] and f"{text.local_time(status['started_at'])}, after {text.duration(started)}",
         "finished": status["finished_at"] and f"{text.local_time(status['finished_at'])}, after {text.duration(took)}",
+        "archived": status.get("archived") and "yes; `shardyard list --archived` shows it",
         "attempts": status["attempt"] > 1 and str(status["attempt"]),
         "result": status["result"] and result_text(status["result"]),
         "error": status["error"] and error_text(status["error"]),

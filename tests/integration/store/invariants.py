@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import redis
 
-from jobs.state import State
+from jobs.state import TERMINAL, State
 
 LIVE = (b"leased", b"claimed")
 
@@ -76,6 +76,9 @@ def _indexes(keys: Keys) -> Iterator[str]:
             yield f"job {ref} is not in its tenant's list"
     if set(indexed) != set(jobs):
         yield f"indexed, but no job: {set(indexed) - set(jobs)}"
+    ended = {ref for ref, job in jobs.items() if State(job[b"state"].decode()) in TERMINAL}
+    if {ref.decode() for ref in keys.zsets.get("sy:finished", {})} != ended:
+        yield f"these have ended: {ended}, but to be archived are {keys.zsets.get('sy:finished')}"
 
 
 def _queues(keys: Keys) -> Iterator[str]:

@@ -19,7 +19,7 @@ from jobs import store
 from jobs.errors import JobFinished, JobNotFinished, TooLargeForPool, UnknownBundle
 from jobs.record import AttemptRecord, JobRecord
 from jobs.state import CAUSE_OF, STATE_OF, TERMINAL, TRANSITIONS, AttemptState, Order, Reason, State
-from jobs.store import AttemptId, NodeStanding
+from jobs.store import Archived, AttemptId, NodeStanding
 from tests.integration.store.invariants import violations
 from tests.integration.store.world import NEVER, TENANT, World, script
 
@@ -79,6 +79,16 @@ class History(RuleBasedStateMachine):
             assert self.seen.pop(job).state in TERMINAL
         except JobNotFinished:
             assert self.seen[job].state not in TERMINAL
+
+    @precondition(lambda self: self.seen)
+    @rule(data=st.data())
+    def archive(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from(sorted(self.seen)))
+        found = self.world.run(store.snapshot(TENANT, job))
+        assert (found is not None) == (self.seen[job].state in TERMINAL)
+        if found is not None:
+            assert self.world.run(store.archive(TENANT, job, found.version)) is Archived.DONE
+            self.seen.pop(job)
 
     @rule(bundle=st.integers(1, 2), what=st.sampled_from(("upload", "submit", "submit", "collect")))
     def bundles_come_and_go(self, bundle: int, what: str) -> None:

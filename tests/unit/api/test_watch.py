@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from api.app import keep_bundles, look_after_storage, prove_storage, watch_scheduler
+from api.app import Sweep, keep_sweeping, look_after_storage, prove_storage, watch_scheduler
 from api.monitoring import Counts, Monitoring
 from api.schemas import PoolView
 from jobs.errors import Unavailable
@@ -60,11 +60,11 @@ def test_nothing_is_removed_from_a_storage_that_is_not_ours() -> None:
         raise AssertionError
 
     ended: list[bool] = []
-    asyncio.run(look_after_storage(prove, sweep, lambda: ended.append(True)))
+    asyncio.run(look_after_storage(prove, [Sweep("bundles", sweep, 0)], lambda: ended.append(True)))
     assert ended == [True]
 
 
-def test_bundles_are_looked_through_again_after_one_that_failed() -> None:
+def test_storage_is_looked_through_again_after_a_time_that_failed() -> None:
     errors = [Unavailable("away"), PermissionError("closed")]
     swept: list[bool] = []
 
@@ -76,5 +76,21 @@ def test_bundles_are_looked_through_again_after_one_that_failed() -> None:
             raise EOFError
 
     with pytest.raises(EOFError):
-        asyncio.run(keep_bundles(sweep, seconds=0))
+        asyncio.run(keep_sweeping(Sweep("bundles", sweep, 0)))
     assert len(swept) == 3
+
+
+def test_there_is_no_pause_while_there_is_more_to_do() -> None:
+    left = [True, True, False]
+
+    def sweep() -> bool:
+        return left.pop(0)
+
+    async def look() -> None:
+        async with asyncio.timeout(10):
+            sweeping = asyncio.create_task(keep_sweeping(Sweep("jobs", sweep, 3600)))
+            while left:
+                await asyncio.sleep(0)
+            sweeping.cancel()
+
+    asyncio.run(look())

@@ -1,0 +1,50 @@
+"""Jobs wherever they are: in the control Redis, or archived in storage."""
+
+from functools import partial
+
+from api.storage import Storage
+from jobs import archive, store
+from jobs.archive import ArchivedJob
+from jobs.errors import NotFound
+from jobs.record import AttemptRecord
+from jobs.redis_store import AsyncRedisStore
+from jobs.store import JobFilter, JobPage, JobView
+
+
+class Records:
+    """Reads jobs. Redis is asked first: a job that is in both places is about to be archived, and counts there."""
+
+    def __init__(self, control: AsyncRedisStore, storage: Storage) -> None:
+        self._store = control
+        self._storage = storage
+
+    async def view(self, tenant: str, job: str) -> JobView:
+        """Raises NotFound, UnreadableSpec."""
+        try:
+            return await self._store.run(store.read_job(tenant, job))
+        except NotFound:
+            found = await self.archived(tenant, job)
+            if found is None:
+                raise
+            return found.view()
+
+    async def attempts(self, tenant: str, job: str) -> tuple[AttemptRecord, ...]:
+        """All of them, oldest first. Raises NotFound."""
+        try:
+            return await self._store.run(store.attempts(tenant, job))
+        except NotFound:
+            found = await self.archived(tenant, job)
+            if found is None:
+                raise
+            return found.attempts
+
+    async def page(self, tenant: str, chosen: JobFilter, *, after: str, limit: int, archived: bool) -> JobPage:
+        """A page of the jobs in Redis, or of those that are archived; newest first."""
+        if not archived:
+            return await self._store.run(store.page(tenant, chosen, after=after, limit=limit))
+        read = partial(archive.page, self._storage.root, tenant, chosen, after=after, limit=limit)
+        return await self._storage.run(read)
+
+    async def archived(self, tenant: str, job: str) -> ArchivedJob | None:
+        """Raises NotFound for one that cannot be read."""
+        return await self._storage.run(partial(archive.read, self._storage.root, tenant, job))
