@@ -7,6 +7,7 @@ when nobody holds it any more.
 import itertools
 import time
 import weakref
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +21,6 @@ PROGRESS_SECONDS = 1.0
 OF_ITERATOR = "_watched_pass"
 #: A digest is 63 bits, so that every reader has a number for it.
 DIGEST_BITS = (1 << 63) - 1
-#: Labels are added up as they are, so that it does not matter in which batch they came, and spread over all bits.
-SPREAD = 0x9E3779B97F4A7C15
 #: How far to look for what shards a loader: samplers within samplers, data sets within data sets.
 MAX_DEPTH = 6
 #: What those who shard call the number of shards, and which of them is theirs.
@@ -55,22 +54,16 @@ class Facts:
     replicas: int | None
     replica: int | None
     indices: Sequence[int] | None  # of a Subset: two shards have the same numbers within different subsets
+    salt: int  # of a data set that has a fingerprint: shards of it have different ones
     collates: bool  # makes batches itself; otherwise an item may be any number of rows
 
 
 class Loaders:
-    """Follows every pass. `steps` tells how many optimizer steps there were so far, `in_group` whether other
-    processes may do the same work."""
+    """Follows every pass. `steps` tells how many optimizer steps there were so far."""
 
-    def __init__(
-        self,
-        emit: Callable[[AnyRecord], None],
-        steps: Callable[[], int],
-        in_group: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, emit: Callable[[AnyRecord], None], steps: Callable[[], int]) -> None:
         self._emit = emit
         self._steps = steps
-        self._in_group = in_group
         self._numbers: weakref.WeakKeyDictionary[Any, tuple[int, Iterator[int]]] = weakref.WeakKeyDictionary()
         self._count = itertools.count()
         self._open: dict[int, Pass] = {}  # by loader
@@ -86,7 +79,8 @@ class Loaders:
         number, passes = self._numbers[loader]
         if number in self._open:
             self._end(self._open[number], complete=False)
-        begun = Pass(number, next(passes), facts_of(loader), self._steps())
+        facts = facts_of(loader)
+        begun = Pass(number, next(passes), facts, self._steps(), digest=facts.salt)
         iterator.__dict__[OF_ITERATOR] = self._open[number] = begun
         if known is None:
             weakref.finalize(iterator, self._left.append, begun).atexit = False
@@ -109,8 +103,6 @@ class Loaders:
         rows, mixed = running.drawn.popleft() if running.drawn else (None, None)
         if rows is None and running.facts.collates:
             rows = _rows(batch)
-        if mixed is not None and running.facts.replicas is None and self._in_group():
-            mixed += labels_of(batch, rows)
         running.batches += 1
         running.rows = None if rows is None or running.rows is None else running.rows + rows
         running.digest = None if mixed is None or running.digest is None else (running.digest + mixed) & DIGEST_BITS
@@ -181,19 +173,6 @@ def digest(batch: Sequence[Any], indices: Sequence[int] | None) -> int | None:
     return sum(map(hash, zip(batch, strict=False))) & DIGEST_BITS
 
 
-def labels_of(batch: Any, rows: int | None) -> int:
-    """A number made of the labels of a batch, where it has some: a whole number for each row, on the CPU.
-
-    A data set that gives each rank rows of its own has the same indices on all of them. Their labels tell
-    them apart, where a first input may not: that is often changed at random.
-    """
-    for tensor in itertools.islice(tensors_in(batch), 8):
-        is_whole = not (tensor.is_floating_point() or tensor.is_complex())
-        if is_whole and tensor.dim() == 1 and len(tensor) == rows and tensor.device.type == "cpu":
-            return int(tensor.sum()) * SPREAD
-    return 0
-
-
 def _count(batch: Sequence[Any]) -> int | None:
     """Rows of a batch by its indices; None where the sampler gives none (iterable data sets)."""
     return None if not batch or batch[0] is None else len(batch)
@@ -211,6 +190,7 @@ def facts_of(loader: Any) -> Facts:
     indices = _ask(dataset, "indices") if type(dataset).__name__ == "Subset" else None
     is_plain = type(batches).__name__ == "BatchSampler"
     shown = _ask(batches, "sampler") if is_plain else batches if batches is not None else sampler
+    fingerprint = _ask(dataset, "_fingerprint")
     size = _ask(loader, "batch_size") or _ask(batches, "batch_size")
     return Facts(
         batches=_length(loader),
@@ -220,6 +200,7 @@ def facts_of(loader: Any) -> Facts:
         replicas=replicas,
         replica=replica,
         indices=indices if isinstance(indices, (list, tuple, range)) else None,
+        salt=zlib.crc32(fingerprint.encode()) if isinstance(fingerprint, str) else 0,
         collates=batches is not None,
     )
 

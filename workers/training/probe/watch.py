@@ -76,7 +76,7 @@ class Watch:
         self.here = here
         self.models = Models()
         self.windows = Windows(context, self.models, first_split)
-        self.loaders = Loaders(context.sink.emit, lambda: self.windows.steps, lambda: self.windows.world_size > 1)
+        self.loaders = Loaders(context.sink.emit, lambda: self.windows.steps)
         self.torch = torch
         self._devices = {device.logical: slot for slot, device in enumerate(context.devices)}
         self._waits_for_cuda = context.kind == "cuda"
