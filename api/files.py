@@ -6,13 +6,12 @@ Paths given to these functions are absolute and free of links down to the attemp
 import heapq
 import math
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from api.schemas import BucketView, DroppedLines, LogLine, PointView, SeriesView, at
-from jobs import archive, layout, logs, metrics
+from jobs import archive, layout, logs, metrics, trees
 from jobs.errors import NotFound
 from jobs.logs import CONTINUED, Page, StreamName
 
@@ -169,6 +168,4 @@ def remove_job(storage: Path, tenant: str, job: str) -> None:
     """Remove everything that a job left, and its record where it is archived. Raises OSError; a job that left nothing
     is no error."""
     archive.remove(storage, tenant, job)
-    directory = layout.job_dir(storage, tenant, job)
-    if directory.is_dir():
-        shutil.rmtree(directory)
+    trees.remove(layout.job_dir(storage, tenant, job))

@@ -10,14 +10,13 @@ is missing afterwards was deleted by a user, and its file goes again.
 import contextlib
 import fcntl
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import structlog
 
-from jobs import archive, failpoints, layout, store
+from jobs import archive, failpoints, layout, store, trees
 from jobs.errors import NotFound
 from jobs.redis_store import RedisStore
 from jobs.store import Archived
@@ -67,8 +66,7 @@ def forget(control: RedisStore, storage: Path, tenant: str, job: str) -> None:
         found = archive.read(storage, tenant, job)
         if found is not None and found.key:
             control.run(store.free_key(tenant, found.key, job))
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(layout.job_dir(storage, tenant, job))
+    trees.remove(layout.job_dir(storage, tenant, job))
     archive.remove(storage, tenant, job)
 
 
