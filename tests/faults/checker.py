@@ -32,7 +32,8 @@ class Evidence:
     """Where to look, and what the test has allowed.
 
     `acked` are jobs that were accepted without HTTP. `losses` are the reasons for which the test's faults may end an
-    attempt that is healthy. `may_drop` lets logs have `dropped` records, `may_quarantine` devices be set aside.
+    attempt that is healthy. `may_drop` lets logs have `dropped` records and no seal, `may_quarantine` devices be set
+    aside.
     `baselines` has, for a job's name, the essence of the report of an undisturbed run. `earlier` are refs of jobs that
     another test has answered for.
     """
@@ -140,7 +141,7 @@ def _log(path: Path, attempt: Mapping[bytes, bytes], of: Evidence) -> Iterator[s
         missing = sorted(set(range(1, page.last + 1)) - set(covered))
         yield f"of {page.last} lines, {len(missing)} are missing, first {missing[:3]}, and {len(covered)} were read"
     reason = attempt.get(b"reason", b"").decode()
-    if reason and Reason(reason) not in UNSEALED and read_seal(path) is None:
+    if reason and Reason(reason) not in UNSEALED and not of.may_drop and read_seal(path) is None:
         yield f"has no seal, and its attempt ended as {reason}"
 
 
@@ -166,9 +167,11 @@ def _devices_are_free(scene: _Scene) -> Iterator[str]:
 def _processes_are_gone(scene: _Scene) -> Iterator[str]:
     for pid, why in leftovers(scene.of.state_dir):
         yield f"process {pid} is left: {why}"
-    left = [path.name for path in scene.of.state_dir.glob("*/attempts/*")]
-    if left:
-        yield f"directories of attempts are left: {left}"
+    left = {path.name for path in scene.of.state_dir.glob("*/attempts/*")}
+    mine = {name for name in left if name.rpartition(".")[0].replace(".", "/", 1) not in scene.of.earlier}
+    # Of a supervisor that was killed when it had given its devices back, only the next start of a worker clears away.
+    if mine and Reason.SUPERVISOR_LOST not in scene.of.losses:
+        yield f"directories of attempts are left: {mine}"
 
 
 def leftovers(state_dir: Path) -> Iterator[tuple[int, str]]:

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,8 +18,9 @@ START_SECONDS = 10.0
 class RedisServer:
     """Can be killed, stalled and started again on the same data. The socket's path stays, and is short enough."""
 
-    def __init__(self, directory: Path, **options: str) -> None:
+    def __init__(self, directory: Path, environment: Mapping[str, str] | None = None, /, **options: str) -> None:
         self._directory = directory
+        self._environment = os.environ | dict(environment or {})
         self._sockets = Path(tempfile.mkdtemp(prefix="sy-"))
         self._process: subprocess.Popen[bytes] | None = None
         socket = self._sockets / "r.sock"
@@ -42,7 +43,8 @@ class RedisServer:
 
     def start(self) -> None:
         with (self._directory / "redis.log").open("ab") as log:
-            self._process = subprocess.Popen([get_binary_path(), str(self._config)], stdout=log, stderr=log)
+            command = [get_binary_path(), str(self._config)]
+            self._process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
         with self.client() as client:
             while time.monotonic() < deadline:
@@ -76,10 +78,13 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server(directory: Path, **options: str) -> Iterator[RedisServer]:
-    """A started server with its data in `directory`; `options` are lines of its configuration file."""
+def redis_server(
+    directory: Path, environment: Mapping[str, str] | None = None, /, **options: str
+) -> Iterator[RedisServer]:
+    """A started server with its data in `directory`; `options` are lines of its configuration file, `environment` is
+    added to this process's own."""
     directory.mkdir(parents=True, exist_ok=True)
-    server = RedisServer(directory, **options)
+    server = RedisServer(directory, environment, **options)
     try:
         server.start()
         yield server

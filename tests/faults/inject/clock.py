@@ -1,4 +1,7 @@
-"""Wall clocks that are wrong, or jump, by libfaketime. Monotonic clocks are left alone, as a real jump does."""
+"""Wall clocks that are wrong, or jump, by libfaketime. Monotonic clocks are left alone, as by a real jump.
+
+For programs in C: CPython's sleep fails under it when the monotonic clock is left alone.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +26,7 @@ class Clock:
         return {
             "LD_PRELOAD": str(library),
             "FAKETIME_TIMESTAMP_FILE": str(self.file),
-            "FAKETIME_NO_CACHE": "1",  # a jump shows at once
+            "FAKETIME_NO_CACHE": "1",  # a jump shows soon
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "FAKETIME_DONT_RESET": "1",
         }

@@ -1,0 +1,95 @@
+"""Rows 18 and 19: disks that are full or fail, and writers that are killed in the middle."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from jobs import layout
+from jobs.state import Reason, State
+from tests.faults.inject.disk import fill, small_disk
+from tests.faults.inject.trace import failing_calls
+from tests.faults.machine import need
+from tests.faults.site import Site, running_site
+from tests.integration.workers.service import eventually
+
+pytestmark = [pytest.mark.integration, pytest.mark.faults]
+
+
+@pytest.fixture
+def cramped(tmp_path: Path) -> Iterator[Site]:
+    """A site whose storage is a disk of 8 MB."""
+    need("mounts")
+    with small_disk(tmp_path / "storage", "8m"), running_site(tmp_path) as site:
+        yield site
+
+
+@pytest.mark.slow
+def test_row_18_a_full_disk_costs_lines_that_are_named_and_neither_the_run_nor_the_api(cramped: Site) -> None:
+    cramped.allow(may_drop=True)
+    job = cramped.post("single", 1, steps=400, seconds=0.02, talks=True)
+    eventually(lambda: cramped.steps_done(job) > 20, "steps", 40)
+    filler = fill(cramped.settings.storage)
+    steps = cramped.caller.job(job)["progress"]["step"]
+    eventually(lambda: cramped.caller.job(job)["progress"]["step"] > steps + 100, "steps on a full disk", 30)
+    assert cramped.caller.call("GET", f"/v1/jobs/{job}/logs").status_code == 200
+    filler.unlink()
+    assert cramped.finished(job, 60).state is State.SUCCEEDED
+    assert cramped.report(job)["final"]
+    cramped.is_sound()
+
+
+@pytest.mark.slow
+def test_row_18_a_job_that_starts_on_a_full_disk_fails_typed_and_the_next_one_runs(cramped: Site) -> None:
+    cramped.allow(losses={Reason.START_FAILED}, may_drop=True)
+    filler = fill(cramped.settings.storage)
+    job = cramped.post("single", 1, steps=2, limits={"max_retries": 0})
+    eventually(lambda: cramped.attempts(job) and cramped.attempts(job)[0].reason, "its first attempt ends", 40)
+    first = cramped.attempts(job)[0]
+    assert first.reason in (Reason.START_FAILED, Reason.COMPLETED)  # a little room may be left
+    filler.unlink()
+    assert cramped.finished(job, 90).state is State.SUCCEEDED
+    cramped.is_sound()
+
+
+@pytest.mark.parametrize("calls", ["fsync", "rename"])
+def test_row_18_a_final_report_that_cannot_be_synced_or_renamed_leaves_no_half_of_one(
+    site: Site, tmp_path: Path, calls: str
+) -> None:
+    need("strace")
+    job = site.post("single", 1, steps=60, seconds=0.03, talks=True)
+    eventually(lambda: site.job(job).first_step, "first step", 40)
+    with failing_calls(site.supervisor(site.attempt(job)), calls, "error=EIO", log=tmp_path / "strace.log"):
+        record = site.finished(job, 60)
+        eventually(lambda: not site.held_by(job), "its devices are free")
+    assert "(INJECTED)" in (tmp_path / "strace.log").read_text()
+    assert record.state is State.SUCCEEDED
+    assert list(site.files(job).glob(".report*")) == []
+    assert not layout.report_file(site.files(job)).exists()
+    answer = site.caller.call("GET", f"/v1/jobs/{job}/splits")  # the telemetry Redis has the newest
+    assert answer.status_code in (200, 404)
+
+
+@pytest.mark.parametrize("place", ["written", "synced", "renamed"])
+def test_row_19_a_supervisor_killed_while_it_writes_the_report_leaves_a_whole_one_or_none(
+    site: Site, place: str
+) -> None:
+    site.allow(losses={Reason.SUPERVISOR_LOST})
+    site.stop_worker()
+    site.worker_environment = {"SHARDYARD_FAILPOINT": f"report.{place}:kill"}
+    site.start_worker()
+    job = site.post("single", 1, steps=3)
+    eventually(partial(_lost_once, site, job), "its supervisor dies", 40)
+    site.kill_worker()
+    site.worker_environment = {}
+    assert layout.report_file(site.files(job)).exists() == (place == "renamed")
+    site.start_worker()
+    record = site.finished(job, 60)
+    assert record.state is State.SUCCEEDED
+    assert site.report(job, record.attempt)["final"]
+
+
+def _lost_once(site: Site, job: str) -> bool:
+    attempts = site.attempts(job)
+    return bool(attempts) and attempts[0].reason is Reason.SUPERVISOR_LOST
