@@ -1,10 +1,10 @@
 """What it costs to be watched: the same training loop with the probe and without it, side by side.
 
-    .venv/bin/python benchmarks/probe.py             rounds of each, a table, and a file in benchmarks/results/
+    .venv/bin/python benchmarks/probe.py             rounds of each model, a table, and a file in benchmarks/results/
     .venv/bin/python benchmarks/probe.py --rounds 9
 
-Each side of each round is a process of its own, since the probe cannot be taken out of one again. Rounds go without,
-with, without, with, so that both see the same machine. README.md has the method and its caveats.
+Each round of each model is a process of its own, in which the probe is switched on and off every few steps, so that
+both sides see the same machine. README.md has the method and its caveats.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,67 +27,76 @@ from rich.table import Table
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-ROUNDS = 7
+ROUNDS = 5
 DEADLINE_SECONDS = 300.0
-#: Steps before the ones that are timed.
 WARM_UP = 20
-#: Model, and steps that are timed in each round.
-STEPS = {"linear": 3000, "cnn": 80, "transformer": 80}
+#: Model, and pairs of blocks that are timed in each round.
+PAIRS = {"linear": 200, "cnn": 12, "transformer": 12}
+#: Steps of a block. The first one is not counted: it pays for the switch.
+BLOCK = 9
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A training loop with the probe against without it.")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of each model and side; default {ROUNDS}")
-    parser.add_argument("--child", nargs=2, metavar=("MODEL", "SIDE"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=PAIRS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(run(*options.child)))
+        print(json.dumps(run(options.child)))
         return
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
     console = Console()
-    result = summary({model: measure(model, options.rounds, console) for model in STEPS})
+    result = summary({model: measure(model, options.rounds, console) for model in PAIRS})
     show(result, console)
     console.print(f"written to {write(result)}", highlight=False)
 
 
-# -- one side, in a process of its own -----------------------------------------------------------------
+# -- one round, in a process of its own ----------------------------------------------------------------
 
 
-def run(model: str, side: str) -> dict[str, float]:
-    """Microseconds of one step: the median of the clock, and the mean of what the process computed."""
+def run(model: str) -> dict[str, float]:
+    """Microseconds of one step, the median of each side."""
     import torch
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    finish = watch() if side == "with" else lambda: None
+    switch = watch()
     step, batches = LOOPS[model](torch)
     feed = batches_forever(batches)
     for batch in islice(feed, WARM_UP):
         step(batch)
-    times, computed = [], time.process_time()
-    for _ in range(STEPS[model]):
-        began = time.perf_counter()
-        step(next(feed))
-        times.append(time.perf_counter() - began)
-    computed = time.process_time() - computed
-    finish()
-    return {"step_us": median(times) * 1e6, "cpu_us": computed / STEPS[model] * 1e6}
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for _, on in product(range(PAIRS[model]), (False, True)):
+        switch(on)
+        times[on] += [timed(step, feed) for _ in range(BLOCK)][1:]
+    return {"without": median(times[False]) * 1e6, "with": median(times[True]) * 1e6}
 
 
-def watch() -> Callable[[], None]:
-    """Install the probe as a rank has it, with a channel that somebody empties."""
+def timed(step: Callable[[Any], None], feed: Iterator[Any]) -> float:
+    """Seconds of one step, the wait for its batch included."""
+    began = time.perf_counter()
+    step(next(feed))
+    return time.perf_counter() - began
+
+
+def watch() -> Callable[[bool], None]:
+    """Install the probe as a rank has it, with a channel that is emptied. What comes back turns it on and off."""
+    from torch import nn
+
     from workers.training.context import ChannelSink, Device, RankContext
     from workers.training.probe import script
 
+    plain = nn.Module.__call__
     sink = ChannelSink(os.open(os.devnull, os.O_WRONLY))
     probe = script.install(RankContext(0, 1, (Device(0, "cpu", "cpu:0"),), 1, 1, sink), rehearsed=False)
+    watched = nn.Module.__call__
 
-    def finish() -> None:
-        probe.finish()
-        sink.close()
+    def switch(on: bool) -> None:
+        probe.on = on
+        nn.Module.__call__ = watched if on else plain  # type: ignore[method-assign]
 
-    return finish
+    return switch
 
 
 def batches_forever(batches: Any) -> Iterator[Any]:
@@ -139,51 +148,47 @@ LOOPS: dict[str, Callable[[Any], tuple[Callable[[Any], None], Any]]] = {
 }
 
 
-# -- both sides ----------------------------------------------------------------------------------------
+# -- all rounds ----------------------------------------------------------------------------------------
 
 
-def measure(model: str, rounds: int, console: Console) -> dict[str, list[dict[str, float]]]:
-    samples: dict[str, list[dict[str, float]]] = {"without": [], "with": []}
+def measure(model: str, rounds: int, console: Console) -> list[dict[str, float]]:
+    samples = []
     for number in range(rounds):
-        for side, kept in samples.items():
-            command = [sys.executable, __file__, "--child", model, side]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=True)
-            kept.append(json.loads(done.stdout) | {"load": os.getloadavg()[0]})
+        command = [sys.executable, __file__, "--child", model]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=True)
+        samples.append(json.loads(done.stdout) | {"load": os.getloadavg()[0]})
         console.print(f"{model}: round {number + 1} of {rounds}", highlight=False)
     return samples
 
 
-def summary(samples: dict[str, dict[str, list[dict[str, float]]]]) -> dict[str, Any]:
+def summary(samples: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     return {
         "benchmark": "probe",
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpu_count": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
         "versions": {name: version(name) for name in ("torch", "msgspec")},
-        "models": {model: compare(sides) for model, sides in samples.items()},
+        "models": {model: compare(runs) for model, runs in samples.items()},
     }
 
 
-def compare(sides: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Ratios are those of neighbours in time, so that what else the machine does counts for both."""
-    found: dict[str, Any] = {"runs": sides}
-    for number in ("step_us", "cpu_us"):
-        pairs = [(a[number], b[number]) for a, b in zip(sides["without"], sides["with"], strict=True)]
-        found[number] = {
-            "without": median(a for a, _ in pairs),
-            "with": median(b for _, b in pairs),
-            "added": median(b - a for a, b in pairs),
-            "ratio": median(b / a for a, b in pairs),
-        }
-    return found
+def compare(runs: list[dict[str, float]]) -> dict[str, Any]:
+    ratios = [run["with"] / run["without"] for run in runs]
+    return {
+        "without_us": median(run["without"] for run in runs),
+        "with_us": median(run["with"] for run in runs),
+        "added_us": median(run["with"] - run["without"] for run in runs),
+        "ratio": median(ratios),
+        "ratios": [min(ratios), max(ratios)],
+        "runs": runs,
+    }
 
 
 def show(result: dict[str, Any], console: Console) -> None:
-    table = Table("model", "", "without", "with", "added", "ratio", title="microseconds a step")
+    table = Table("model", "without", "with", "added", "ratio", "lowest to highest", title="microseconds a step")
     for model, found in result["models"].items():
-        for number, words in (("step_us", "clock, median step"), ("cpu_us", "computed, mean")):
-            row = found[number]
-            figures = (f"{row[side]:.1f}" for side in ("without", "with", "added"))
-            table.add_row(model, words, *figures, f"{row['ratio']:.3f}")
+        figures = (f"{found[name]:.1f}" for name in ("without_us", "with_us", "added_us"))
+        low, high = found["ratios"]
+        table.add_row(model, *figures, f"{found['ratio']:.3f}", f"{low:.3f} to {high:.3f}")
     console.print(table)
 
 
