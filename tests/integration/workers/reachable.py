@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +22,8 @@ def why_not() -> str:
     """Why no test here can run jobs under another account; "" when they can."""
     if os.geteuid() != 0:
         return "only root can give jobs another account"
+    if _barred([Path(tempfile.gettempdir(), "anything")]):
+        return f"{tempfile.gettempdir()} is out of other accounts' reach; set TMPDIR"
     if not barred():
         return ""
     tried = subprocess.run([*_UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, text=True)
@@ -36,7 +39,11 @@ _UNSHARE = ("unshare", "--mount", "--propagation", "private")
 
 def barred() -> list[Path]:
     """Directories on the way that others may not pass, the outermost first."""
-    ways = {directory for path in NEEDED for directory in (*path.resolve().parents, *path.parents)}
+    return _barred(NEEDED)
+
+
+def _barred(paths: Iterable[Path]) -> list[Path]:
+    ways = {directory for path in paths for directory in (*path.resolve().parents, *path.parents)}
     return sorted(directory for directory in ways if not directory.stat().st_mode & 0o001)
 
 
