@@ -260,7 +260,8 @@ def watch_loaders(probe: "Probe", home: Any) -> None:
 
 def _batch_came(watch: "Watch", iterator: Any, batch: Any, asked: float) -> None:
     arrived = time.perf_counter()
-    watch.settle()
+    if watch.is_holding:
+        watch.settle()
     watch.windows.batch_came(asked, arrived, watch.loaders.came(iterator, batch, arrived))
 
 

@@ -297,6 +297,10 @@ class Watch:
 
     # -- backward, optimizers, loaders -------------------------------------------------------------
 
+    @property
+    def is_holding(self) -> bool:
+        return self._held is not None
+
     def settle(self) -> None:
         """What was made of primitives, or of parts in a method, ends here at the latest."""
         held, self._held, self._method = self._held, None, None
@@ -309,7 +313,8 @@ class Watch:
     def backward_begins(self) -> Mark | None:
         if self._is_capturing():
             return None
-        self.settle()
+        if self._held is not None:
+            self.settle()
         self.windows.backward_begins()
         return self.mark(self._latest)
 
@@ -332,7 +337,8 @@ class Watch:
             return
         here.optimizers = here.optimizers[:-1]
         if not here.optimizers:
-            self.settle()
+            if self._held is not None:
+                self.settle()
             self._tell_learning_rate(optimizer)
             self.windows.step_ended()
 
