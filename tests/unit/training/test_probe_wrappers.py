@@ -49,6 +49,13 @@ def test_data_parallel_has_its_primitives_and_shards_timed() -> None:
         assert step.primitives.parallel_apply_ms >= sum(ms or 0 for ms in step.forward_ms)
 
 
+def test_what_a_wrapper_makes_of_times_is_said() -> None:
+    notes = watched(data_parallel, devices=2, rehearsed=True).notes()
+    assert "per_device.comm_ms: DataParallel copies within one process" in notes
+    assert "per_device.backward_ms: of each shard's own operations" in notes
+    assert "waiting for the slowest rank" in watched_ranks(distributed)[0].notes()
+
+
 def test_a_device_that_gets_nothing_has_no_rows_and_no_shape() -> None:
     seen = watched(data_parallel, 33, devices=4, rehearsed=True)
     assert seen.rows() == [[(8, 8, 8, 6)], [(1, 1, 1, 0)]]

@@ -43,6 +43,30 @@ DISAGREES = (
 )
 
 
+#: What a reader must know about the times of a forward, by what wraps its model.
+ABOUT = {
+    "": [
+        ("per_device.comm_ms", "a model without a wrapper has no communication between devices that could be measured")
+    ],
+    "dp": [
+        (
+            "per_device.comm_ms",
+            "DataParallel copies within one process: see primitives.scatter_ms, replicate_ms and gather_ms",
+        )
+    ],
+    "ddp": [("per_device.comm_ms", "includes waiting for the slowest rank, and may overlap with backward_ms")],
+    "fsdp": [
+        ("per_device.comm_ms", "FSDP does not tell how long it communicates"),
+        ("per_device.forward_ms", "includes gathering parameters, and waiting for the ranks that hold them"),
+        ("per_device.backward_ms", "includes gathering parameters and reducing gradients, and waiting for other ranks"),
+    ],
+}
+BACKWARD_OF_SHARDS = {
+    "cpu": "of each shard's own operations, measured in the first ten steps and every tenth",
+    "cuda": "under DataParallel the backward of all devices is one call",
+}
+
+
 @dataclass(slots=True, eq=False)
 class Load:
     """What the loaders did between two forwards. Moments are those of `time.perf_counter`."""
@@ -316,9 +340,16 @@ class Windows:
         count: Callable[[Shape | None], int | None] = forward_rows(forward) if trust else _none
         rows = forward.rows if trust else None
         number = self._splits.number(phase, self.models.name(forward.root), rows, devices, shards, count)
+        self._explain(forward)
         if not forward.scattered and len(self._known) < MAX_INTERNED // 2:
             self._known[key] = number
         return number
+
+    def _explain(self, forward: Forward) -> None:
+        for where, reason in ABOUT["dp" if forward.scattered else forward.root.kind]:
+            self.note(where, reason)
+        if forward.scattered and forward.learns:
+            self.note("per_device.backward_ms", BACKWARD_OF_SHARDS[self.context.kind])
 
     def _add_forward(self, step: Timed, phase: str, forward: Forward, slots: list[int], trust: bool) -> None:
         step.splits.append(self._split(phase, forward, trust))
