@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install up demo test test-full compose-test bench-start lint format clean
+.PHONY: help install up demo test test-full faults compose-test bench-start lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ test: $(STAMP) ## Unit, integration and quick acceptance tests
 
 test-full: $(STAMP) ## All tests, slow ones and those on a GPU included
 	$(BIN)/pytest $(ARGS)
+
+faults: $(STAMP) ## Every fault of tests/faults, slow ones included, and the nemesis (as root, all of them can run)
+	$(BIN)/pytest tests/faults $(ARGS)
+	$(BIN)/python -m tests.faults.nemesis --seconds 120
 
 compose-test: $(STAMP) ## Build the images, run the service in containers and test it (needs Docker)
 	SHARDYARD_REQUIRE_DOCKER=1 $(BIN)/pytest tests/compose $(ARGS)

@@ -17,7 +17,7 @@ from tests.faults.inject.proxy import Proxy, proxied
 from tests.faults.journal import SERVER_OPTIONS, read_past
 from tests.faults.recorder import Caller
 from tests.integration.redis_server import RedisServer, redis_server
-from tests.integration.workers.service import TENANT, Service, eventually
+from tests.integration.workers.service import MODULE, TENANT, Service, eventually
 
 TOKEN = "the-admin-token-of-these-tests"
 READY_SECONDS = 40.0
@@ -92,6 +92,7 @@ class Site(Service):
         inherited = self._environment() | {"SHARDYARD_RECONCILE_SECONDS": "0.5"}
         self.api = Api(directory, inherited)
         self.caller = Caller(self.api.url, TOKEN)
+        self._bundles: dict[str, str] = {}  # the id of each source
         self._earlier: frozenset[str] = frozenset()
         self._allowed: dict[str, Any] = {}
 
@@ -125,11 +126,15 @@ class Site(Service):
         """Submit a job by HTTP."""
         return self.caller.submit(self.body(strategy, devices, **options), key=key)
 
-    def post_script(self, source: str, *, devices: int = 1, name: str | None = None, **program: Any) -> str:
+    def post_script(
+        self, source: str, *, devices: int = 1, name: str | None = None, key: str = "", **program: Any
+    ) -> str:
         """Submit a script of one file by HTTP; further fields are those of `program`."""
-        chosen = {"kind": "script", "bundle": self.bundle({"train.py": source}), "entrypoint": "train.py", **program}
+        if source not in self._bundles:
+            self._bundles[source] = self.bundle({"train.py": source})
+        chosen = {"kind": "script", "bundle": self._bundles[source], "entrypoint": "train.py", **program}
         body = {"program": chosen, "resources": {"devices": devices}}
-        return self.caller.submit(body | ({"name": name} if name else {}))
+        return self.caller.submit(body | ({"name": name} if name else {}), key=key)
 
     def running(self, strategy: str = "single", devices: int = 1, **options: Any) -> str:
         """A job that was submitted by HTTP, in its second step at least."""
@@ -187,8 +192,12 @@ class Site(Service):
         except AssertionError:
             raise AssertionError("\n".join(found)) from None
 
-    def restore(self) -> None:
-        """Have everything run again, whatever a test has left, and nothing of its jobs."""
+    def spawn_worker(self) -> None:
+        """Start a worker, and wait for nothing."""
+        self.worker = self._spawn(MODULE)
+
+    def heal(self) -> None:
+        """Have everything run again, whatever has been done to it."""
         if not self.server.alive:
             self.server.start()
         if self._proxy is not None:
@@ -200,6 +209,10 @@ class Site(Service):
             self.api.start()
         if self.worker is None or self.worker.poll() is not None:
             self.start_worker()
+
+    def restore(self) -> None:
+        """Heal it, and end what a test has left."""
+        self.heal()
         self.end_all()
 
     def close(self) -> None:

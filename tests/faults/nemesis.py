@@ -1,0 +1,381 @@
+"""Row 30: all faults mixed by chance, while jobs are submitted, run, fail and are cancelled. A program:
+
+    python -m tests.faults.nemesis --seed 7 --seconds 120 --jobs 200
+
+It prints what it does and when, and the checker's verdict; the exit code is 0 if nothing is broken. The seed decides
+what is done in which order; when exactly, the machine decides too.
+"""
+
+import argparse
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from redis.exceptions import RedisError
+
+from jobs import store
+from jobs.errors import Unavailable
+from jobs.state import TERMINAL, Reason, State
+from tests.faults.checker import violations
+from tests.faults.inject import processes
+from tests.faults.inject.proxy import Act, Rule
+from tests.faults.site import Site, running_site
+from tests.integration.workers.service import eventually
+
+LEASE = 30.0
+#: The longest that anything but a frozen supervisor is away: far less than three quarters of the lease.
+OUTAGE_SECONDS = 5.0
+#: How long jobs may take to end when the faults have stopped, for each job and besides.
+END_SECONDS, END_SECONDS_EACH = 120.0, 2.0
+SETTLE_SECONDS = 40.0
+HANDS = 2
+COMMANDS = ("submit", "dispatch", "hints", "claim", "mark", "renew", "orders", "finish", "release", "beat_node", "reap")
+
+LINES = 300
+PRINTS_LINES = f"""
+import time
+for number in range({LINES}):
+    print("line", number, flush=True)
+    time.sleep(0.005)
+"""
+
+
+@dataclass
+class War:
+    """One run: the service, and what has been done to it and asked of it so far."""
+
+    site: Site
+    seed: int
+    losses: set[Reason] = field(default_factory=set)
+    jobs: dict[str, str] = field(default_factory=dict)  # id -> kind
+    done: Counter[str] = field(default_factory=Counter)
+    began: float = field(default_factory=time.monotonic)
+    over: threading.Event = field(default_factory=threading.Event)
+    locks: Mapping[str, threading.Lock] = field(
+        default_factory=lambda: {part: threading.Lock() for part in ("worker", "api", "redis", "attempts", "proxy")}
+    )
+
+    def say(self, *words: object) -> None:
+        print(f"{time.monotonic() - self.began:7.1f} s ", *words, flush=True)
+
+    def pause(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
+
+
+# -- what jobs there are -----------------------------------------------------------------------------
+
+
+def _recipe(strategy: str, devices: int, **options: Any) -> Callable[[Site, str], str]:
+    def submit(site: Site, key: str) -> str:
+        return site.post(strategy, devices, key=key, **options)
+
+    return submit
+
+
+KINDS: dict[str, Callable[[Site, str], str]] = {
+    "single": _recipe("single", 1, steps=20, seconds=0.03, talks=True, name="single"),
+    "dp": _recipe("dp", 3, steps=10, seconds=0.05, name="dp"),
+    "ddp": _recipe("ddp", 2, steps=15, seconds=0.05, talks=True, name="ddp"),
+    "script": lambda site, key: site.post_script(PRINTS_LINES, name="script", key=key),
+    "failing": _recipe("single", 1, steps=3, fault="raise_error", limits={"max_retries": 1}, name="failing"),
+}
+#: What a kind ends as when nothing is done to it.
+ENDS = dict.fromkeys(KINDS, State.SUCCEEDED) | {"failing": State.FAILED}
+
+
+# -- what is done to them ----------------------------------------------------------------------------
+
+
+def _kill_supervisor(war: War, chance: random.Random) -> str:
+    found = sorted(processes.supervisors(war.site.state_dir).items())
+    if not found:
+        return ""
+    attempt, pid = chance.choice(found)
+    war.losses.add(Reason.SUPERVISOR_LOST)
+    processes.kill(pid)
+    return f"of {attempt}"
+
+
+def _kill_rank(war: War, chance: random.Random) -> str:
+    found = sorted(processes.supervisors(war.site.state_dir).items())
+    ranks = [(attempt, rank, pid) for attempt, its in found for rank, pid in _ranks(its)]
+    if not ranks:
+        return ""
+    attempt, rank, pid = chance.choice(ranks)
+    processes.kill(pid)
+    return f"{rank} of {attempt}"
+
+
+def _ranks(supervisor: int) -> list[tuple[int, int]]:
+    try:
+        return sorted(processes.ranks_of(supervisor).items())
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _freeze_supervisor(war: War, chance: random.Random) -> str:
+    found = sorted(processes.supervisors(war.site.state_dir).items())
+    if not found:
+        return ""
+    attempt, pid = chance.choice(found)
+    beyond = chance.random() < 0.2
+    seconds = LEASE * 1.3 if beyond else chance.uniform(1, LEASE / 2)
+    if beyond:
+        war.losses.add(Reason.LEASE_EXPIRED)
+    try:
+        with processes.frozen(pid):
+            war.over.wait(seconds)
+    except ProcessLookupError:
+        return ""
+    return f"of {attempt} for {seconds:.1f} s"
+
+
+def _kill_worker(war: War, chance: random.Random) -> str:
+    war.site.kill_worker()
+    return _worker_again(war, chance)
+
+
+def _stop_worker(war: War, chance: random.Random) -> str:
+    war.site.stop_worker(60)
+    return _worker_again(war, chance)
+
+
+def _worker_again(war: War, chance: random.Random) -> str:
+    seconds = chance.uniform(0, 3)
+    war.pause(seconds)
+    war.site.spawn_worker()
+    war.pause(8)  # it imports torch
+    return f"and start another after {seconds:.1f} s"
+
+
+def _kill_forkserver(war: War, _: random.Random) -> str:
+    assert war.site.worker is not None
+    try:
+        pid = processes.forkserver(war.site.worker.pid)
+    except (ValueError, psutil.NoSuchProcess):
+        return ""
+    war.losses |= {Reason.START_FAILED}
+    return str(pid) if processes.kill(pid) else ""
+
+
+def _kill_api(war: War, chance: random.Random) -> str:
+    return _end_api(war, chance, signal.SIGKILL)
+
+
+def _stop_api(war: War, chance: random.Random) -> str:
+    return _end_api(war, chance, signal.SIGTERM)
+
+
+def _end_api(war: War, chance: random.Random, number: signal.Signals) -> str:
+    war.site.api.end(number)
+    seconds = chance.uniform(0, 2)
+    war.pause(seconds)
+    war.site.api.start()
+    return f"and start it after {seconds:.1f} s"
+
+
+def _kill_redis(war: War, chance: random.Random) -> str:
+    seconds = chance.uniform(0.1, OUTAGE_SECONDS)
+    war.site.server.kill()
+    war.pause(seconds)
+    war.site.server.start()
+    return f"for {seconds:.1f} s"
+
+
+def _freeze_redis(war: War, chance: random.Random) -> str:
+    seconds = chance.uniform(0.1, OUTAGE_SECONDS)
+    with processes.frozen(war.site.server.pid):
+        war.pause(seconds)
+    return f"for {seconds:.1f} s"
+
+
+def _fill_redis(war: War, chance: random.Random) -> str:
+    seconds = chance.uniform(0.5, OUTAGE_SECONDS)
+    with war.site.server.client() as control:
+        control.config_set("maxmemory", "1mb")
+        war.pause(seconds)
+        control.config_set("maxmemory", "0")
+    return f"for {seconds:.1f} s"
+
+
+def _cut(war: War, chance: random.Random) -> str:
+    reset = chance.random() < 0.5
+    war.site.proxy.cut(reset=reset)
+    return "by a reset" if reset else "in an orderly way"
+
+
+def _stall(war: War, chance: random.Random) -> str:
+    seconds = chance.uniform(0.5, OUTAGE_SECONDS)
+    war.site.proxy.stall()
+    war.pause(seconds)
+    war.site.proxy.flow()
+    return f"for {seconds:.1f} s"
+
+
+def _meddle(war: War, chance: random.Random) -> str:
+    act = chance.choice([Act.DELAY, Act.RESET, Act.CUT, Act.DROP_REPLY])
+    rule = Rule(chance.choice(COMMANDS), act, times=chance.randint(1, 3), seconds=chance.uniform(0.1, 2))
+    war.site.proxy.add(rule)
+    return f"{rule.act.name} the next {rule.times} of {rule.name}"
+
+
+def _cancel(war: War, chance: random.Random) -> str:
+    going = sorted(job for job in war.jobs if war.site.job(job).state not in TERMINAL)
+    if not going:
+        return ""
+    job = chance.choice(going)
+    answer = war.site.caller.insist("POST", f"/v1/jobs/{job}/cancel")
+    return f"{job}: {answer.status_code}"
+
+
+def _repeat_hints(war: War, chance: random.Random) -> str:
+    if not war.jobs:
+        return ""
+    job = chance.choice(sorted(war.jobs))
+    for _ in range(20):
+        war.site.send(store.Hint(war.site.settings.node, war.site.attempt(job, max(1, war.site.job(job).attempt))))
+    return f"of {job} 20 times"
+
+
+@dataclass(frozen=True)
+class Deed:
+    """Something to do to a part of the service, and how often it is chosen. It says what it did, "" for nothing."""
+
+    name: str
+    part: str
+    weight: int
+    do: Callable[[War, random.Random], str]
+
+
+DEEDS = (
+    Deed("kill a supervisor", "attempts", 3, _kill_supervisor),
+    Deed("kill rank", "attempts", 2, _kill_rank),
+    Deed("freeze a supervisor", "attempts", 2, _freeze_supervisor),
+    Deed("kill the worker", "worker", 2, _kill_worker),
+    Deed("stop the worker", "worker", 2, _stop_worker),
+    Deed("kill the forkserver", "worker", 1, _kill_forkserver),
+    Deed("kill the API", "api", 2, _kill_api),
+    Deed("stop the API", "api", 2, _stop_api),
+    Deed("kill Redis", "redis", 2, _kill_redis),
+    Deed("freeze Redis", "redis", 2, _freeze_redis),
+    Deed("fill Redis", "redis", 1, _fill_redis),
+    Deed("cut all connections", "proxy", 3, _cut),
+    Deed("stall all connections", "proxy", 1, _stall),
+    Deed("meddle", "proxy", 5, _meddle),
+    Deed("cancel", "attempts", 2, _cancel),
+    Deed("repeat the hint", "attempts", 1, _repeat_hints),
+)
+
+
+def _hand(war: War, number: int) -> None:
+    """Do deeds until it is over. Each part of the service is in one hand at a time."""
+    chance = random.Random(f"{war.seed} {number}")
+    while not war.over.is_set():
+        (deed,) = chance.choices(DEEDS, [deed.weight for deed in DEEDS])
+        with war.locks[deed.part]:
+            if war.over.is_set():
+                return
+            try:
+                did = deed.do(war, chance)
+            except (Unavailable, httpx.HTTPError, psutil.Error, OSError, RedisError) as error:
+                did = f"(in vain: {type(error).__name__})"
+        if did:
+            war.done[deed.name] += 1
+            war.say(deed.name, did)
+        war.over.wait(chance.uniform(0.3, 2.0))
+
+
+# -- the war -----------------------------------------------------------------------------------------
+
+
+def wage(site: Site, seed: int, seconds: float, jobs: int) -> list[str]:
+    """Submit `jobs` jobs over `seconds` seconds of faults; what is broken when all have ended."""
+    war = War(site, seed)
+    baselines = {}
+    for kind, submit in KINDS.items():
+        job = submit(site, uuid.uuid4().hex)
+        site.finished(job, 120)
+        baselines[kind] = site.essence(job)
+    war.say(f"undisturbed runs of {', '.join(KINDS)} are over; the war begins")
+    hands = [threading.Thread(target=_hand, args=(war, number)) for number in range(HANDS)]
+    for hand in hands:
+        hand.start()
+    try:
+        _submit(war, seconds, jobs)
+    finally:
+        war.over.set()
+        for hand in hands:
+            hand.join(120)
+    war.say("peace:", ", ".join(f"{name} {times}" for name, times in sorted(war.done.items())))
+    site.heal()
+    site.all_ended(list(war.jobs), END_SECONDS + END_SECONDS_EACH * jobs)
+    site.allow(losses=frozenset(war.losses), baselines=baselines)
+    war.say("all ended:", dict(Counter(str(site.job(job).state) for job in war.jobs)))
+    return _verdict(war)
+
+
+def _submit(war: War, seconds: float, jobs: int) -> None:
+    chance = random.Random(war.seed)
+    for number in range(jobs):
+        kind, key = chance.choice(sorted(KINDS)), uuid.uuid4().hex
+        for _ in range(chance.choice((1, 1, 2))):  # a client that is not sure asks again
+            war.jobs[KINDS[kind](war.site, key)] = kind
+        due = war.began + seconds * (number + 1) / jobs
+        war.pause(max(0.0, due - time.monotonic()))
+    war.pause(max(0.0, war.began + seconds - time.monotonic()))
+
+
+def _verdict(war: War) -> list[str]:
+    found: list[str] = []
+
+    def look() -> bool:
+        found[:] = violations(war.site.evidence())
+        return not found
+
+    with suppress(AssertionError):
+        eventually(look, "no violation", SETTLE_SECONDS)
+    return found + [words for job in war.jobs for words in _unexplained(war, job)]
+
+
+def _unexplained(war: War, job: str) -> list[str]:
+    """What no deed explains of how a job ended, or of what it has printed."""
+    record, kind = war.site.job(job), war.jobs[job]
+    if record.state is State.SUCCEEDED and kind == "script":
+        lines = war.site.text(job, number=record.attempt).splitlines()
+        if lines != [f"line {number}" for number in range(LINES)]:
+            return [f"I3: script {job} has printed {LINES} lines, and its log has {len(lines)} others"]
+    killed = record.reason is Reason.RANK_FAILED and "SIGKILL" in str(record.error)
+    explained = record.state in (ENDS[kind], State.CANCELLED) or killed or record.reason in war.losses
+    return [] if explained else [f"job {job} ({kind}) is {record.state}: {record.reason} ({record.message})"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Faults by chance, and the checker's verdict")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--jobs", type=int, default=200)
+    chosen = parser.parse_args()
+    print(f"seed {chosen.seed}, {chosen.seconds:g} s, {chosen.jobs} jobs", flush=True)
+    directory = Path(tempfile.mkdtemp(prefix="nemesis-"))
+    with running_site(directory, through="127.0.0.1", lease_seconds=LEASE) as site:
+        broken = wage(site, chosen.seed, chosen.seconds, chosen.jobs)
+    for words in broken:
+        print("BROKEN", words)
+    print(f"seed {chosen.seed}: {len(broken)} broken; files are in {directory}" if broken else "all invariants hold")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
