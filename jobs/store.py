@@ -62,6 +62,7 @@ _READING = (
     "attempts",
     "bundle_nonces",
     "count_jobs",
+    "dump",
     "finished",
     "leases",
     "nodes",
@@ -332,6 +333,32 @@ def archive(tenant: str, job: str, version: int) -> Call[Archived]:
 def free_key(tenant: str, key: str, job: str) -> Call[None]:
     """Free the Idempotency-Key that made an archived job which is gone for good."""
     return Call("free_key", (tenant, key, job), lambda _: None)
+
+
+# -- back-up ---------------------------------------------------------------------------------------
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One key as it was: its values in the order in which Redis lists those of its kind."""
+
+    key: bytes
+    kind: str  # string | hash | set | zset
+    milliseconds: int  # left to live; -1: for ever
+    values: tuple[bytes, ...]
+
+
+def dump() -> Call[tuple[Entry, ...]]:
+    """Everything that a back-up holds, at one moment. Redis answers nobody else meanwhile: 0.3 s for 10,000 jobs."""
+
+    def parse(reply: Sequence[Any]) -> tuple[Entry, ...]:
+        return tuple(Entry(key, kind.decode(), left, tuple(values)) for key, kind, left, values in reply)
+
+    return Call("dump", (), parse)
+
+
+def restored() -> Call[int]:
+    """End the attempts that were live in a back-up; their jobs are queued again. Returns how many there were."""
+    return Call("restored", (), int)
 
 
 # -- bundles ---------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import typer
 
 from jobs.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
 from shardyard import __version__
-from shardyard.cli import artifacts, jobs, logs, pools, service, splits, submit, tokens
+from shardyard.cli import artifacts, backup, jobs, logs, pools, service, splits, submit, tokens
 from shardyard.cli.common import Commands
 
 #: First match wins.
@@ -56,7 +56,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMANDS: tuple[tuple[str, Commands], ...] = (
-    ("Running the service", service.COMMANDS),
+    ("Running the service", service.COMMANDS | backup.COMMANDS),
     ("Jobs", jobs.COMMANDS | splits.COMMANDS | logs.COMMANDS | artifacts.COMMANDS),
     ("Machines and access", pools.COMMANDS),
 )

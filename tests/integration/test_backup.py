@@ -1,0 +1,268 @@
+"""Back-ups of a service with a Redis of its own, and what becomes of them."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from jobs import archive, retention, store, tokens
+from jobs import storage as storage_proof
+from jobs.errors import InvalidRequest
+from jobs.redis_store import RedisStore
+from jobs.state import Reason, State
+from jobs.store import JobFilter
+from shardyard import backup
+from shardyard.backup import BackupError, Service
+from tests.integration.redis_server import running_redis
+from tests.integration.store.invariants import violations
+from tests.integration.store.world import TENANT, World, a_spec, script
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    with (
+        running_redis(tmp_path_factory.mktemp("first")) as first,
+        running_redis(tmp_path_factory.mktemp("second")) as second,
+    ):
+        yield first, second
+
+
+@dataclass
+class Place:
+    """A service: its Redis with what is in it, and its storage."""
+
+    world: World
+    storage: Path
+
+    def write(self, path: str, text: str = "text") -> Path:
+        file = self.storage / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    def files(self) -> dict[str, str]:
+        every = (path for path in self.storage.rglob("*") if path.is_file() and ".lock" not in path.name)
+        return {str(path.relative_to(self.storage)): path.read_text() for path in every}
+
+
+@pytest.fixture
+def place(urls: tuple[str, str], tmp_path: Path) -> Iterator[Place]:
+    """One that is used, with a node of four devices."""
+    world = World(urls[0])
+    world.redis.flushall()
+    storage_proof.prove(world.store, tmp_path / "storage")
+    world.node()
+    yield Place(world, tmp_path / "storage")
+    world.store.close()
+
+
+@pytest.fixture
+def other(urls: tuple[str, str], tmp_path: Path) -> Iterator[Place]:
+    """An empty one."""
+    world = World(urls[1])
+    world.redis.flushall()
+    yield Place(world, tmp_path / "other")
+    world.store.close()
+
+
+def make(place: Place, destination: Path) -> backup.Manifest:
+    return backup.make(Service(place.world.store, place.storage, None), destination)
+
+
+def keys(control: RedisStore) -> dict[bytes, tuple[str, list[bytes]]]:
+    return {entry.key: (entry.kind, sorted(entry.values)) for entry in control.run(store.dump())}
+
+
+def test_everything_is_as_it_was_in_the_service_that_is_restored(place: Place, other: Place, tmp_path: Path) -> None:
+    world = place.world
+    world.put_bundle(1)
+    old = world.running()
+    world.finish_and_release(old)
+    place.write(f"jobs/{TENANT}/{old.job}/1/logs/device-0.log", "a line")
+    retention.sweep(world.store, place.storage, 1e-6, 0)
+    ended = world.running()
+    world.finish_and_release(ended)
+    place.write(f"jobs/{TENANT}/{ended.job}/1/report.json", "{}")
+    place.write(f"bundles/{TENANT}/{1:064x}.{1:032x}.zip", "zip")
+    world.run(store.submit(TENANT, "keyed", a_spec(4), idempotency_key="k", digest="d"))
+    queued = [world.submit(4, priority=priority, program=script(1)) for priority in (0, 5, -5)]
+    _, token = tokens.issue(TENANT, (tokens.Scope.READ,), "ana", created=1, expires=None)
+    world.run(tokens.put(token))
+
+    made = make(place, tmp_path / "copy")
+    assert made.jobs == {"succeeded": 1, "queued": 4}
+    assert backup.restore_outside(tmp_path / "copy", other.world.store, other.storage) == made
+    assert keys(other.world.store) == keys(world.store)
+    assert other.files() == place.files()
+    assert violations(other.world.redis) == []
+    storage_proof.prove(other.world.store, other.storage)
+
+    assert other.world.state(ended.job) is State.SUCCEEDED
+    assert [job.id for job in archive.page(other.storage, TENANT, JobFilter()).jobs] == [old.job]
+    assert other.world.run(tokens.read(token.id)) == token
+    assert 0 < other.world.redis.ttl(f"sy:idem:{TENANT}/k") <= world.redis.ttl(f"sy:idem:{TENANT}/k")
+    other.world.node(devices=16)
+    assert other.world.dispatch() == [queued[1], "keyed", queued[0], queued[2]]
+    assert other.world.run(store.submit(TENANT, "twice", a_spec(4), idempotency_key="k", digest="d")).job == "keyed"
+
+
+def test_what_ran_is_queued_again_and_what_was_cancelled_is_not(place: Place, other: Place, tmp_path: Path) -> None:
+    world = place.world
+    running, claimed, doomed = world.running(), world.claimed(), world.running()
+    leased = world.submit()
+    assert leased in world.dispatch()
+    world.run(store.cancel(TENANT, doomed.job))
+    make(place, tmp_path / "copy")
+    backup.restore_outside(tmp_path / "copy", other.world.store, other.storage)
+
+    assert violations(other.world.redis) == []
+    for job in (running.job, claimed.job, leased):
+        record = other.world.job(job)
+        assert (record.state, record.reason, record.retries) == (State.QUEUED, Reason.SERVICE_STOPPED, 0)
+        assert other.world.history(job)[0].reason is Reason.SERVICE_STOPPED
+    assert other.world.state(doomed.job) is State.CANCELLED
+    assert not other.world.run(store.renew(running, "c")), "a supervisor of the old service has no say here"
+    other.world.node("elsewhere")
+    assert set(other.world.dispatch()) == {running.job, claimed.job, leased}
+    assert other.world.job(running.job).attempt == 2
+    assert world.state(running.job) is State.RUNNING, "the service itself goes on"
+
+
+def test_jobs_that_wait_before_they_try_again_still_do(place: Place, other: Place, tmp_path: Path) -> None:
+    attempt = place.world.running(retries=1)
+    call = store.finish(attempt, "c", Reason.RANK_FAILED, "", backoff_seconds=60)
+    assert place.world.run(call)
+    make(place, tmp_path / "copy")
+    backup.restore_outside(tmp_path / "copy", other.world.store, other.storage)
+    assert other.world.job(attempt.job).reason is Reason.BACKING_OFF
+    assert violations(other.world.redis) == []
+
+
+def test_files_that_redis_did_not_know_of_are_left_out(place: Place, tmp_path: Path) -> None:
+    attempt = place.world.running()
+    job = f"jobs/{TENANT}/{attempt.job}"
+    for path in (f"{job}/1/logs/device-0.log", f"{job}/1/artifacts/.hidden", f"{job}/checkpoints/7/weights"):
+        place.write(path)
+    later = [f"{job}/2/metrics.bin", f"jobs/{TENANT}/later/1/report.json"]
+    drafts = [f"bundles/{TENANT}/.{1:032x}.part", f"archive/{TENANT}/000000/.x.part", "archive/.lock"]
+    for path in (*later, *drafts):
+        place.write(path)
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    (place.storage / job / "1/artifacts/link").symlink_to(secret)
+    os.mkfifo(place.storage / job / "1/artifacts/pipe")
+    made = make(place, tmp_path / "copy")
+    assert set(made.files) == {
+        backup.CONTROL,
+        "storage/.shardyard-storage",
+        f"storage/{job}/1/logs/device-0.log",
+        f"storage/{job}/1/artifacts/.hidden",
+        f"storage/{job}/checkpoints/7/weights",
+    }
+
+
+def test_a_back_up_is_for_its_owner_only_and_keeps_times(place: Place, tmp_path: Path) -> None:
+    file = place.write(f"bundles/{TENANT}/{1:064x}.{1:032x}.zip")
+    before = time.time() - 1000
+    os.utime(file, (before, before))
+    make(place, tmp_path / "copy")
+    copied = tmp_path / "copy" / "storage" / file.relative_to(place.storage)
+    assert copied.stat().st_mtime == pytest.approx(before)
+    assert (tmp_path / "copy").stat().st_mode & 0o077 == 0
+
+
+def test_a_back_up_overwrites_nothing(place: Place, tmp_path: Path) -> None:
+    make(place, tmp_path / "copy")
+    with pytest.raises(InvalidRequest, match="not empty"):
+        make(place, tmp_path / "copy")
+
+
+def test_a_back_up_does_not_go_where_it_would_be_backed_up(place: Place) -> None:
+    with pytest.raises(InvalidRequest, match="is in the storage directory"):
+        make(place, place.storage / "jobs" / "copy")
+
+
+def test_another_storage_directory_is_no_part_of_a_back_up(place: Place, other: Place, tmp_path: Path) -> None:
+    with pytest.raises(BackupError, match="not the storage directory"):
+        backup.make(Service(place.world.store, tmp_path / "empty", None), tmp_path / "copy")
+    with pytest.raises(BackupError, match="no service has used"):
+        make(other, tmp_path / "copy2")
+
+
+def test_what_a_restore_would_mix_with_is_refused(place: Place, other: Place, tmp_path: Path) -> None:
+    make(place, tmp_path / "copy")
+    with pytest.raises(InvalidRequest, match="holds a service already"):
+        backup.restore_outside(tmp_path / "copy", place.world.store, other.storage)
+    other.write("something")
+    with pytest.raises(InvalidRequest, match="not empty"):
+        backup.restore_outside(tmp_path / "copy", other.world.store, other.storage)
+    assert other.world.redis.dbsize() == 0
+
+
+def damage_a_byte(copy: Path) -> None:
+    file = copy / "storage" / "kept"
+    file.write_bytes(b"TEXT")
+
+
+def cut_off(copy: Path) -> None:
+    (copy / "storage" / "kept").write_bytes(b"te")
+
+
+def take_away(copy: Path) -> None:
+    (copy / "storage" / "kept").unlink()
+
+
+def damage_redis(copy: Path) -> None:
+    body = bytearray((copy / backup.CONTROL).read_bytes())
+    body[-1] ^= 1
+    (copy / backup.CONTROL).write_bytes(body)
+
+
+def unfinished(copy: Path) -> None:
+    (copy / backup.MANIFEST).unlink()
+
+
+def no_json(copy: Path) -> None:
+    (copy / backup.MANIFEST).write_text("{")
+
+
+def newer(copy: Path) -> None:
+    manifest = json.loads((copy / backup.MANIFEST).read_text())
+    (copy / backup.MANIFEST).write_text(json.dumps(manifest | {"format": 2}))
+
+
+def leads_out(copy: Path) -> None:
+    manifest = json.loads((copy / backup.MANIFEST).read_text())
+    manifest["files"]["storage/../../outside"] = [4, "0" * 64]
+    (copy / backup.MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (damage_a_byte, "damaged: storage/kept"),
+        (cut_off, "damaged: storage/kept"),
+        (take_away, "not whole: storage/kept"),
+        (damage_redis, "damaged: control"),
+        (unfinished, "not finished"),
+        (no_json, "cannot be read"),
+        (newer, "format 2"),
+        (leads_out, "none of ours"),
+    ],
+)
+def test_a_back_up_that_is_not_whole_is_refused_and_leaves_nothing(
+    place: Place, other: Place, tmp_path: Path, harm: Callable[[Path], None], words: str
+) -> None:
+    place.write("kept", "text")
+    make(place, tmp_path / "copy")
+    harm(tmp_path / "copy")
+    with pytest.raises(BackupError, match=words):
+        backup.restore_outside(tmp_path / "copy", other.world.store, other.storage)
+    assert not other.storage.exists() or os.listdir(other.storage) == []
+    assert other.world.redis.dbsize() == 0
