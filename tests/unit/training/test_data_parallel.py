@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import scatter_gather
 
-from workers.training import data_parallel
+from workers.training import virtual_devices
 from workers.training.data_parallel import TracedDataParallel
 
 
@@ -112,7 +112,7 @@ def test_nested_arguments_are_scattered_as_torch_scatters_them(inputs: tuple[Any
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scatter_gather, "Scatter", _Chunk)
         expected = scatter_gather.scatter(inputs, range(devices))
-    positional, named = data_parallel.scatter(inputs, {}, range(devices))
+    positional, named = virtual_devices.scatter(inputs, {}, range(devices))
     assert same(list(positional), list(expected))
     assert list(named) == [{}] * len(expected)
 
@@ -380,18 +380,20 @@ def test_arguments_of_every_kind_are_scattered_as_torch_scatters_them(
     inputs: tuple[Any, ...], kwargs: dict[str, Any], devices: int, dim: int
 ) -> None:
     positional, named = torchs_scatter(inputs, kwargs, devices, dim)
-    ours, our_names = data_parallel.scatter(inputs, kwargs, range(devices), dim)
+    ours, our_names = virtual_devices.scatter(inputs, kwargs, range(devices), dim)
     assert same(list(ours), list(positional))
     assert same(list(our_names), list(named))
 
 
 def test_a_named_tuple_without_fields_gives_no_shard_at_all_as_in_torch() -> None:
-    assert list(torchs_scatter((Nothing(),), {}, 3, 0)[0]) == list(data_parallel.scatter((Nothing(),), {}, range(3))[0])
+    assert list(torchs_scatter((Nothing(),), {}, 3, 0)[0]) == list(
+        virtual_devices.scatter((Nothing(),), {}, range(3))[0]
+    )
 
 
 def test_things_that_are_no_tensors_are_handed_on_and_not_copied() -> None:
     shared, empty = object(), list[int]()
-    positional, _ = data_parallel.scatter((torch.ones(4, 1), shared, [empty], {"k": shared}), {}, range(2))
+    positional, _ = virtual_devices.scatter((torch.ones(4, 1), shared, [empty], {"k": shared}), {}, range(2))
     assert all(shard[1] is shared and shard[2][0] is empty and shard[3]["k"] is shared for shard in positional)
 
 
@@ -421,12 +423,12 @@ def test_outputs_of_every_kind_are_gathered_as_torch_gathers_them(outputs: Any, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scatter_gather, "Gather", _Join)
         expected = scatter_gather.gather([outputs] * shards, 0, dim)
-    assert same(data_parallel.gather([outputs] * shards, 0, dim), expected)
+    assert same(virtual_devices.gather([outputs] * shards, 0, dim), expected)
 
 
 @pytest.mark.parametrize("outputs", [[1, 2], [object(), object()]])
 def test_outputs_that_cannot_be_joined_fail_as_in_torch(outputs: list[Any]) -> None:
-    for gather in (data_parallel.gather, scatter_gather.gather):
+    for gather in (virtual_devices.gather, scatter_gather.gather):
         with pytest.raises(TypeError):
             gather(outputs, 0)
 
