@@ -71,7 +71,10 @@ def test_row_18_a_final_report_that_cannot_be_synced_or_renamed_leaves_no_half_o
     assert answer.status_code in (200, 404)
 
 
-@pytest.mark.parametrize("place", ["written", "synced", "renamed"])
+@pytest.mark.parametrize(
+    "place",
+    [pytest.param("written", marks=pytest.mark.slow), "synced", pytest.param("renamed", marks=pytest.mark.slow)],
+)
 def test_row_19_a_supervisor_killed_while_it_writes_the_report_leaves_a_whole_one_or_none(
     site: Site, place: str
 ) -> None:

@@ -104,8 +104,11 @@ BREAKS: dict[str, Callable[[Site], None]] = {
     "refused": _refuse,
 }
 
+#: Much like "half-open" to a client.
+ALIKE = ("frozen", "refused")
 
-@pytest.mark.parametrize("way", BREAKS)
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow) if way in ALIKE else way for way in BREAKS])
 def test_row_10_connections_that_break_or_stall_are_mended_and_runs_go_on(site: Site, way: str) -> None:
     job = site.running("ddp", 2, talks=True)
     ranks = processes.ranks_of(site.supervisor(site.attempt(job)))
