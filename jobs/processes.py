@@ -168,6 +168,11 @@ class Process:
         return any(kind in SYNCHRONISING for kind, _ in self.wrapped)
 
     @property
+    def shares_tensors(self) -> bool:
+        """Whether its model lies across several processes, which then need the same rows."""
+        return any(kind == "parallelize_module" for kind, _ in self.wrapped)
+
+    @property
     def unfinished(self) -> Began | None:
         """The step that it began and has not finished."""
         return self.began if self.began is not None and self.began.step >= self.done.get(self.began.phase, 0) else None

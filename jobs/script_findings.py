@@ -278,7 +278,7 @@ def _duplicated(shared: _Pass | None) -> bool:
 def _same_or_apart(sight: Sight) -> Iterator[Finding]:
     """Several ranks trained: on the same rows, or on their own without anything that keeps their models alike."""
     trainers = sight.trainers
-    if len(trainers) < 2:
+    if len(trainers) < 2 or any(process.shares_tensors for process in trainers):
         return
     shared = _common_pass(trainers)
     grouped = any(process.group is not None and process.group.world_size > 1 for process in trainers)

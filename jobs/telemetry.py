@@ -165,7 +165,7 @@ class Group(Record, frozen=True):
 class Wrapped(Record, frozen=True):
     """A module was wrapped. `kind` is the wrapper's class, as torch calls it; `inside` that of the module."""
 
-    kind: str  # DataParallel | DistributedDataParallel | FullyShardedDataParallel | fully_shard
+    kind: str  # DataParallel | DistributedDataParallel | FullyShardedDataParallel | fully_shard | parallelize_module
     inside: str
     devices: tuple[int, ...] = ()
 

@@ -211,6 +211,15 @@ def test_shards_made_by_hand_show_by_their_rows() -> None:
     assert set(findings(final(script, 2))) == {"unsynchronised-ranks"}
 
 
+def test_ranks_that_share_one_models_tensors_need_the_same_rows_and_no_average() -> None:
+    script = told("ddp", 2)
+    for rank in range(2):
+        said = [Wrapped("parallelize_module", "Net"), *steps([[8]] * 3, [rank]), loaded(24, 8, 24), activity(3, 3)]
+        feed(script, said, rank)
+
+    assert findings(final(script, 2)) == {}
+
+
 @pytest.mark.parametrize("reductions", [3, None])
 def test_a_program_that_averages_by_itself_or_may_do_so_is_not_accused(reductions: int | None) -> None:
     script = told("ddp", 2)

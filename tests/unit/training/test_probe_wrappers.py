@@ -211,6 +211,32 @@ def test_fingerprints_tell_rows_apart_that_have_the_same_indices() -> None:
         assert (first.digest == second.digest) is shared
 
 
+class Partition(Dataset[Any]):
+    """A part of a data set, as a program may cut it by hand."""
+
+    def __init__(self, index: list[int] | list[str]) -> None:
+        self.index = index
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, position: int) -> Any:
+        return torch.zeros(5)
+
+
+def partitions_in_turn() -> None:
+    even, odd = list(range(0, 40, 2)), list(range(1, 40, 2))
+    for index in (even, list(even), odd, [f"{row}.png" for row in even], [f"{row}.png" for row in odd]):
+        for _ in DataLoader(Partition(index), 8, shuffle=True):
+            pass
+
+
+def test_parts_that_a_program_has_cut_by_hand_are_told_apart_by_what_they_keep() -> None:
+    even, again, odd, *files = (load.digest for load in watched(partitions_in_turn).of(Loaded))
+    assert even == again
+    assert len({even, odd, *files}) == 4
+
+
 def by_hand_averaged(store: str, rank: int) -> None:
     begin(store, rank)
     net = network()
@@ -242,6 +268,25 @@ def sharded(store: str, rank: int) -> None:
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for x, y in DataLoader(vectors(50), 25):
         learn(optimizer, nn.functional.cross_entropy(net(x), y))
+
+
+def tensor_parallel(store: str, rank: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    begin(store, rank)
+    torch.manual_seed(0)
+    net = network()
+    parallelize_module(net, init_device_mesh("cpu", (2,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for x, y in DataLoader(vectors(50), 25):
+        learn(optimizer, nn.functional.cross_entropy(net(x), y))
+
+
+def test_a_model_whose_tensors_lie_across_ranks_is_said_to() -> None:
+    for seen in watched_ranks(tensor_parallel):
+        assert [each.kind for each in seen.of(Wrapped)] == ["parallelize_module"]
+        assert seen.rows() == [[(25,)], [(25,)]]
 
 
 def test_a_sharded_model_is_one_forward_for_each_batch() -> None:

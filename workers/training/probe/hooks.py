@@ -43,6 +43,7 @@ def patches(probe: "Probe") -> dict[str, Callable[[ModuleType], None]]:
         "torch.nn.parallel": watch_parallel,
         "torch.distributed.distributed_c10d": watch_groups,
         "torch.distributed.fsdp": watch_fsdp,
+        "torch.distributed.tensor.parallel": watch_tensor_parallel,
     }
     return {name: functools.partial(probe.guarded, name, patch, probe) for name, patch in table.items()}
 
@@ -475,6 +476,19 @@ def watch_fsdp(probe: "Probe", home: Any) -> None:
         place: Any = sys.modules.get(name)
         if getattr(place, "fully_shard", None) is original:
             place.fully_shard = fully_shard
+
+
+def watch_tensor_parallel(probe: "Probe", home: Any) -> None:
+    original = home.parallelize_module  # it calls itself by another name
+
+    @functools.wraps(original)
+    def parallelize_module(module: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(module, *args, **kwargs)
+        if probe.on:
+            probe.guarded("parallelize_module", probe.watch.wrapped, "parallelize_module", result, ())
+        return result
+
+    home.parallelize_module = parallelize_module
 
 
 def _sharded(probe: "Probe", wrapper: Any) -> None:

@@ -21,6 +21,8 @@ PROGRESS_SECONDS = 1.0
 OF_ITERATOR = "_watched_pass"
 #: A digest is 63 bits, so that every reader has a number for it.
 DIGEST_BITS = (1 << 63) - 1
+#: How many entries of a list with one for each row are looked at.
+SAMPLED = 1000
 #: How far to look for what shards a loader: samplers within samplers, data sets within data sets.
 MAX_DEPTH = 6
 #: What those who shard call the number of shards, and which of them is theirs.
@@ -54,7 +56,7 @@ class Facts:
     replicas: int | None
     replica: int | None
     indices: Sequence[int] | None  # of a Subset: two shards have the same numbers within different subsets
-    salt: int  # of a data set that has a fingerprint: shards of it have different ones
+    salt: int  # tells data sets apart that hold different rows under the same indices
     collates: bool  # makes batches itself; otherwise an item may be any number of rows
 
 
@@ -190,7 +192,6 @@ def facts_of(loader: Any) -> Facts:
     indices = _ask(dataset, "indices") if type(dataset).__name__ == "Subset" else None
     is_plain = type(batches).__name__ == "BatchSampler"
     shown = _ask(batches, "sampler") if is_plain else batches if batches is not None else sampler
-    fingerprint = _ask(dataset, "_fingerprint")
     size = _ask(loader, "batch_size") or _ask(batches, "batch_size")
     return Facts(
         batches=_length(loader),
@@ -200,9 +201,22 @@ def facts_of(loader: Any) -> Facts:
         replicas=replicas,
         replica=replica,
         indices=indices if isinstance(indices, (list, tuple, range)) else None,
-        salt=zlib.crc32(fingerprint.encode()) if isinstance(fingerprint, str) else 0,
+        salt=_salt(dataset) if indices is None else 0,
         collates=batches is not None,
     )
+
+
+def _salt(dataset: Any) -> int:
+    """A number made of a data set's fingerprint, or of the numbers or names that it keeps, one for each row (which
+    rows of a file are its own, which files, their labels). Copies of one data set have the same on every rank."""
+    fingerprint = _ask(dataset, "_fingerprint")
+    if isinstance(fingerprint, str):
+        return zlib.crc32(fingerprint.encode())
+    rows = _length(dataset) or 0
+    kept = (_ask(dataset, "__dict__") or {}).values()
+    lists = [one[:: 1 + rows // SAMPLED] for one in kept if type(one) in (list, tuple, range) and len(one) == rows]
+    plain = [list(one) for one in lists if all(type(entry) in (int, str) for entry in one)]
+    return zlib.crc32(repr(plain).encode(errors="replace")) if plain else 0
 
 
 def _ask(thing: Any, name: str) -> Any:
