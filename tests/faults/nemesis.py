@@ -16,6 +16,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -232,7 +233,7 @@ def _meddle(war: War, chance: random.Random) -> str:
 
 
 def _cancel(war: War, chance: random.Random) -> str:
-    going = sorted(job for job in war.jobs if war.site.job(job).state not in TERMINAL)
+    going = sorted(job for job in list(war.jobs) if war.site.job(job).state not in TERMINAL)
     if not going:
         return ""
     job = chance.choice(going)
@@ -309,15 +310,14 @@ def wage(site: Site, seed: int, seconds: float, jobs: int) -> list[str]:
         site.finished(job, 120)
         baselines[kind] = site.essence(job)
     war.say(f"undisturbed runs of {', '.join(KINDS)} are over; the war begins")
-    hands = [threading.Thread(target=_hand, args=(war, number)) for number in range(HANDS)]
+    with ThreadPoolExecutor(HANDS) as pool:
+        hands = [pool.submit(_hand, war, number) for number in range(HANDS)]
+        try:
+            _submit(war, seconds, jobs)
+        finally:
+            war.over.set()
     for hand in hands:
-        hand.start()
-    try:
-        _submit(war, seconds, jobs)
-    finally:
-        war.over.set()
-        for hand in hands:
-            hand.join(120)
+        hand.result()  # a hand that has failed did less than it should have: no verdict then
     war.say("peace:", ", ".join(f"{name} {times}" for name, times in sorted(war.done.items())))
     site.heal()
     site.all_ended(list(war.jobs), END_SECONDS + END_SECONDS_EACH * jobs)

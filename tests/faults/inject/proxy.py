@@ -167,6 +167,8 @@ class Proxy:
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            pass  # the proxy closes; asyncio's streams would print it
         finally:
             for way in ways:
                 way.cancel()
