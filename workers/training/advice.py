@@ -208,7 +208,7 @@ NO_NETWORK = (
 )
 NO_DATA = (
     "The data set is not where the script looks for it: put its files into the bundle, or name a path that the node "
-    "sees (relative paths start at the bundle's top folder)."
+    "sees. Relative paths start where the script starts (program.workdir)."
 )
 
 
@@ -217,8 +217,8 @@ def _no_file(found: re.Match[str], facts: Facts) -> str:
     if path.startswith("/"):
         return f"{path} does not exist on the node: put the file into the bundle, or name a path that the node sees."
     return (
-        f"{path} is not in the bundle: relative paths start at its top folder, and it has only what was packed "
-        "(shardyard submit --dry-run lists it; --include adds files)."
+        f"{path} was not there. If it is a file of yours, it was not packed, or the script starts in another "
+        "directory than it expects (shardyard submit --dry-run shows both; --include adds files)."
     )
 
 
