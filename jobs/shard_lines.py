@@ -58,10 +58,10 @@ def lines_of(split: Split, dim: int) -> Lines:
     The whole batch is the shards put together along `dim`.
     """
     busy = [i for i, rows in enumerate(split.rows) if rows != 0]
-    if not busy:
-        return ()
     inputs = [split.input_shapes[i] for i in busy]
     outputs = [split.output_shapes[i] for i in busy]
+    if all(shape is None for shape in [*inputs, *outputs]):  # nobody got anything, or nothing was seen
+        return ()
     shards = [
         (split.devices[i], f"In Model: input size {_size(given)} output size {_size(made)}")
         for i, given, made in zip(busy, inputs, outputs, strict=True)

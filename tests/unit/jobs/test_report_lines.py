@@ -123,6 +123,10 @@ def test_a_split_that_gave_nothing_to_anyone_prints_nothing() -> None:
     assert lines_of(split(0, [0, 1], [0, 0]), 0) == ()
 
 
+def test_a_step_of_which_no_shape_was_seen_prints_nothing() -> None:
+    assert lines_of(Split(0, "train", "", None, (0,), (None,), (None,), (None,)), 0) == ()
+
+
 def test_a_shard_whose_rows_nobody_can_count_is_printed_all_the_same() -> None:
     lines = lines_of(Split(0, "train", "", None, (0, 1), (None, None), (None, None), ((2,), (2,))), 0)
 

@@ -27,7 +27,8 @@ RECENT_BATCHES = 4
 STILL_STEPS = 2
 
 UNSEEN = (
-    "an optimizer step was taken without a forward that could be seen (torch.compile of a whole function does that)"
+    "an optimizer step was taken without a forward that could be seen (torch.compile of a whole function does that, "
+    "and so do modules whose forward() is called by name)"
 )
 NO_STEPS = "no optimizer step was seen: a backward counts as a step, and so does a forward without one"
 LEFT_OVER = "some forwards in training mode, with gradients, led to no optimizer step: they are in phase forward"
