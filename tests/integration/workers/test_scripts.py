@@ -37,7 +37,13 @@ def run_plain(
         capture_output=True,
         text=True,
         timeout=100,
+        preexec_fn=heed_ctrl_c,
     )
+
+
+def heed_ctrl_c() -> None:
+    """As in a terminal: a shell has what it starts in the background ignore it, and so these tests perhaps too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 # -- what a script sees ----------------------------------------------------------------------------

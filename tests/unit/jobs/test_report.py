@@ -11,6 +11,7 @@ from jobs.plan import Pattern, predict
 from jobs.report import MAX_PATTERNS, Aggregator, Report, decode, encode
 from jobs.telemetry import MAX_INTERNED, DeviceInfo, Note, Outcome, Outline, Split
 from tests.unit.jobs.made import make_spec
+from tests.unit.jobs.memory import allocated
 from tests.unit.jobs.streams import aggregator, lease, rank_stream, run, split, step
 
 
@@ -235,7 +236,7 @@ def growth(told: Aggregator, numbers: Sequence[int]) -> int:
     tracemalloc.start()
     try:
         feed_steps(told, numbers)
-        return tracemalloc.get_traced_memory()[0]
+        return allocated()
     finally:
         tracemalloc.stop()
 

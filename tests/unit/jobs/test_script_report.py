@@ -8,6 +8,7 @@ import pytest
 from jobs.joining import PATIENCE
 from jobs.report import MAX_RANKS, Aggregator, decode, encode
 from jobs.telemetry import Note, Primitives, Split, Wrapped
+from tests.unit.jobs.memory import allocated
 from tests.unit.jobs.script_streams import (
     DDP,
     activity,
@@ -297,9 +298,9 @@ def growth(script: Aggregator, numbers: range) -> int:
     tracemalloc.start()
     try:
         feed_passes(script, numbers[: len(numbers) // 2])
-        before = tracemalloc.get_traced_memory()[0]
+        before = allocated()
         feed_passes(script, numbers[len(numbers) // 2 :])
-        return tracemalloc.get_traced_memory()[0] - before
+        return allocated() - before
     finally:
         tracemalloc.stop()
 
