@@ -42,6 +42,8 @@ OUTAGE_SECONDS = 5.0
 END_SECONDS, END_SECONDS_EACH = 120.0, 2.0
 SETTLE_SECONDS = 40.0
 HANDS = 2
+#: How long a deed waits for an attempt that it could be done to, and then for it to get somewhere.
+VICTIM_SECONDS, VICTIM_AGE_SECONDS = 6.0, 0.3
 COMMANDS = ("submit", "dispatch", "hints", "claim", "mark", "renew", "orders", "finish", "release", "beat_node", "reap")
 
 LINES = 300
@@ -86,9 +88,9 @@ def _recipe(strategy: str, devices: int, **options: Any) -> Callable[[Site, str]
 
 
 KINDS: dict[str, Callable[[Site, str], str]] = {
-    "single": _recipe("single", 1, steps=20, seconds=0.03, talks=True, name="single"),
-    "dp": _recipe("dp", 3, steps=10, seconds=0.05, name="dp"),
-    "ddp": _recipe("ddp", 2, steps=15, seconds=0.05, talks=True, name="ddp"),
+    "single": _recipe("single", 1, steps=60, seconds=0.03, talks=True, name="single"),
+    "dp": _recipe("dp", 3, steps=20, seconds=0.05, name="dp"),
+    "ddp": _recipe("ddp", 2, steps=40, seconds=0.05, talks=True, name="ddp"),
     "script": lambda site, key: site.post_script(PRINTS_LINES, name="script", key=key),
     "failing": _recipe("single", 1, steps=3, fault="raise_error", limits={"max_retries": 1}, name="failing"),
 }
@@ -99,8 +101,18 @@ ENDS = dict.fromkeys(KINDS, State.SUCCEEDED) | {"failing": State.FAILED}
 # -- what is done to them ----------------------------------------------------------------------------
 
 
+def _supervisors(war: War) -> list[tuple[str, int]]:
+    """Attempt and process of every living supervisor, as soon as there is one; none if none comes soon."""
+    deadline = time.monotonic() + VICTIM_SECONDS
+    while not (found := processes.supervisors(war.site.state_dir)) and time.monotonic() < deadline:
+        if war.over.wait(0.02):
+            break
+    war.pause(VICTIM_AGE_SECONDS)  # so that it has ranks, now and then
+    return sorted(processes.supervisors(war.site.state_dir).items()) or sorted(found.items())
+
+
 def _kill_supervisor(war: War, chance: random.Random) -> str:
-    found = sorted(processes.supervisors(war.site.state_dir).items())
+    found = _supervisors(war)
     if not found:
         return ""
     attempt, pid = chance.choice(found)
@@ -110,7 +122,7 @@ def _kill_supervisor(war: War, chance: random.Random) -> str:
 
 
 def _kill_rank(war: War, chance: random.Random) -> str:
-    found = sorted(processes.supervisors(war.site.state_dir).items())
+    found = _supervisors(war)
     ranks = [(attempt, rank, pid) for attempt, its in found for rank, pid in _ranks(its)]
     if not ranks:
         return ""
@@ -127,7 +139,7 @@ def _ranks(supervisor: int) -> list[tuple[int, int]]:
 
 
 def _freeze_supervisor(war: War, chance: random.Random) -> str:
-    found = sorted(processes.supervisors(war.site.state_dir).items())
+    found = _supervisors(war)
     if not found:
         return ""
     attempt, pid = chance.choice(found)
