@@ -79,7 +79,9 @@ def how_it_ran(processes: Iterable[Process]) -> str:
     if largest is None:
         how = "made no process group"
     else:
-        how = f"made a process group of {largest.world_size} ({largest.backend})"
+        # One that was made without naming a backend is "undefined" to torch.
+        backend = "" if largest.backend == "undefined" else f" ({largest.backend})"
+        how = f"made a process group of {largest.world_size}{backend}"
     children = sum(process.source != 0 and process.worked for process in listed)
     who = f"; the work was done by {_count(children, 'process', 'processes')} that it started" if children else ""
     return f"the script {what or 'wrapped no module'} and {how}, as far as the probe saw{who}"
