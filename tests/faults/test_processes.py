@@ -94,6 +94,7 @@ def test_row_06_a_rank_that_ignores_sigterm_is_killed_after_the_grace(site: Site
     assert site.finished(job).state is State.CANCELLED
 
 
+@pytest.mark.slow
 def test_row_07_a_supervisor_frozen_beyond_its_lease_loses_the_job_and_kills_its_ranks_when_it_wakes(
     site: Site,
 ) -> None:
@@ -115,6 +116,7 @@ def test_row_07_a_supervisor_frozen_beyond_its_lease_loses_the_job_and_kills_its
     site.finished(job)
 
 
+@pytest.mark.slow
 def test_row_27_api_and_worker_are_restarted_under_load_and_nobody_notices(site: Site) -> None:
     training = site.running("ddp", 2, talks=True)
     ranks = processes.ranks_of(site.supervisor(site.attempt(training)))

@@ -65,6 +65,7 @@ def test_row_14_fifty_submits_at_once_with_one_key_make_one_job(site: Site) -> N
     assert site.finished(job, 40).state is State.SUCCEEDED
 
 
+@pytest.mark.slow
 def test_row_15_a_hint_that_comes_100_times_one_that_is_lost_and_one_that_is_stale(site: Site) -> None:
     job = site.post("single", 1, steps=30, seconds=0.02)
     site.reaches(job, State.RUNNING)
