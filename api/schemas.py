@@ -55,13 +55,25 @@ class JobSummary(msgspec.Struct, kw_only=True):
     links: dict[str, str]
 
 
+class CheckpointView(msgspec.Struct):
+    """The newest state of the run that a new attempt would go on from."""
+
+    step: int  # steps that are done in it
+    epoch: int
+    attempt: int  # that saved it
+    saved_at: str
+
+
 class JobStatus(JobSummary, kw_only=True):
-    """Everything about one job."""
+    """Everything about one job. `losses` are attempts lost to failures of the service, which are not retries."""
 
     version: int
     queue_position: int | None
     retries: int
     max_retries: int
+    losses: int
+    retry_at: str | None  # while it backs off: when it may start again
+    checkpoint: CheckpointView | None
     parent_id: str | None
     batch_size: int | None
     global_batch_size: int | None

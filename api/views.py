@@ -7,6 +7,7 @@ import msgspec
 
 from api.schemas import (
     AttemptView,
+    CheckpointView,
     DeviceView,
     JobStatus,
     JobSummary,
@@ -49,6 +50,9 @@ def status(view: JobView, progress: dict[str, Any] | None, labels: Labels) -> Jo
         queue_position=None if view.queue is None or job.reason is Reason.BACKING_OFF else view.queue.ahead + 1,
         retries=job.retries,
         max_retries=job.max_retries,
+        losses=job.losses,
+        retry_at=utc(job.retry_at),
+        checkpoint=checkpoint(job.checkpoint),
         parent_id=job.parent,
         batch_size=spec.batch_size,
         global_batch_size=spec.global_batch_size,
@@ -59,6 +63,12 @@ def status(view: JobView, progress: dict[str, Any] | None, labels: Labels) -> Jo
         error=job.error,
         spec=msgspec.Raw(spec.model_dump_json().encode()),
     )
+
+
+def checkpoint(found: dict[str, Any] | None) -> CheckpointView | None:
+    if found is None:
+        return None
+    return CheckpointView(found["step"], found["epoch"], found["attempt"], at(found["at"]))
 
 
 def _common(job: JobRecord, why: ReasonView, labels: Labels) -> dict[str, Any]:

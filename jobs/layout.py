@@ -4,6 +4,7 @@
                                            /metrics.bin
                                            /report.json
                                            /artifacts/
+    <storage>/jobs/<tenant>/<job>/checkpoints/<step>-<attempt>/
     <storage>/bundles/<tenant>/<hex>.<nonce>.zip
                               /.<nonce>.part
     <storage>/archive/<tenant>/<first digits of the job's id>/<job>.json
@@ -13,6 +14,15 @@ The API and every node see the same directory, so these names are part of the co
 
 from contextlib import suppress
 from pathlib import Path
+
+
+def checkpoints_dir(storage: Path, tenant: str, job: str) -> Path:
+    return job_dir(storage, tenant, job) / "checkpoints"
+
+
+def checkpoint_dir(storage: Path, tenant: str, job: str, step: int, attempt: int) -> Path:
+    """A complete checkpoint of `step` steps. Names sort as steps do."""
+    return checkpoints_dir(storage, tenant, job) / f"{step:012d}-{attempt}"
 
 
 def jobs_dir(storage: Path) -> Path:

@@ -42,6 +42,9 @@ class JobRecord:
     parent: str | None
     error: dict[str, Any] | None
     result: dict[str, Any] | None
+    losses: int = 0  # attempts lost to failures of the service
+    retry_at: int | None = None  # while it backs off: when it may start again
+    checkpoint: dict[str, Any] | None = None  # the newest that is committed: step, epoch, attempt, sha256, at
     archived: bool = False  # it is on disk, and no longer in the control Redis
 
     @classmethod
@@ -72,6 +75,9 @@ class JobRecord:
             parent=_text(fields, b"parent") or None,
             error=_json(fields, b"error"),
             result=_json(fields, b"result"),
+            losses=int(fields.get(b"losses") or 0),
+            retry_at=_time(fields, b"retry_at"),
+            checkpoint=_json(fields, b"checkpoint"),
             archived=archived,
         )
 

@@ -98,6 +98,12 @@ GROUPS: tuple[tuple[str, str, str, Schema], ...] = (
         {"ref": "digits", "args": {"split": "test"}, "batch_size": 120},
     ),
     (
+        "program.checkpoint",
+        "Checkpoint",
+        "Saves the run every so many steps, at its end, and when it is stopped; a new attempt goes on from there.",
+        {"every_steps": 200, "keep": 2},
+    ),
+    (
         "program.straggler",
         "Straggler",
         "Makes one device slow on purpose, to see what the report says of it.",

@@ -39,6 +39,7 @@ class Reason(StrEnum):
     NO_LIVE_NODE = "no_live_node"
     BACKING_OFF = "backing_off"
     SERVICE_STOPPED = "service_stopped"
+    DRAINED = "drained"
     # on devices
     STARTING = "starting"
     RUNNING = "running"
@@ -64,6 +65,7 @@ STATE_OF: dict[Reason, State] = {
     Reason.NO_LIVE_NODE: State.QUEUED,
     Reason.BACKING_OFF: State.QUEUED,
     Reason.SERVICE_STOPPED: State.QUEUED,
+    Reason.DRAINED: State.QUEUED,
     Reason.STARTING: State.STARTING,
     Reason.RUNNING: State.RUNNING,
     Reason.CANCELLING: State.RUNNING,
@@ -105,7 +107,7 @@ class Cause(StrEnum):
     NONE = "none"  # the end is final: completed, cancelled, wall limit, rejected
     USER = "user"  # counted against `limits.max_retries`
     SERVICE = "service"  # counted against the service's own budget
-    STOP = "stop"  # not counted: the operator stopped the service
+    STOP = "stop"  # not counted: the operator stopped the service, or drained the node
 
 
 CAUSE_OF: dict[Reason, Cause] = {
@@ -122,4 +124,5 @@ CAUSE_OF: dict[Reason, Cause] = {
     Reason.LEASE_EXPIRED: Cause.SERVICE,
     Reason.NODE_LOST: Cause.SERVICE,
     Reason.SERVICE_STOPPED: Cause.STOP,
+    Reason.DRAINED: Cause.STOP,
 }

@@ -232,6 +232,36 @@ class Returned(Record, frozen=True):
     stage: str  # threads | handlers
 
 
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+class SavedFile(msgspec.Struct, frozen=True, array_like=True):
+    """One file that a rank has written and synced; `name` is plain, `sha256` in hex."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class Paused(Record, frozen=True):
+    """The rank was told to stop and has done `step` steps. It waits for the supervisor's word: the ranks of a group
+    must save the same step, and some may be one ahead."""
+
+    rank: int
+    step: int
+
+
+class Saved(Record, frozen=True):
+    """The rank has written its part of a checkpoint of `step` steps, or could not, as `error` says. It waits for the
+    supervisor's word: what it sent before this is in the checkpoint, and nothing that it sends later."""
+
+    rank: int
+    step: int
+    epoch: int
+    files: tuple[SavedFile, ...]
+    error: str = ""
+
+
 AnyRecord = (
     RankUp
     | DeviceInfo
@@ -250,6 +280,8 @@ AnyRecord = (
     | Progress
     | Hello
     | Returned
+    | Paused
+    | Saved
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -401,7 +401,6 @@ MISSING = README.split("## What it does not do yet\n", 1)[1]
     ("words", "change"),
     [
         ("a job runs on one node", {"resources": {"nodes": 2}}),
-        ("no checkpoints", {"program": {"checkpoint": {"every_steps": 10}}}),
         ("no stall watchdog", {"limits": {"stall_seconds": 60}}),
     ],
 )

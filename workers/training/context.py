@@ -228,6 +228,19 @@ def _never() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Where a rank saves its part of a checkpoint, and what it begins with.
+
+    A rank that has saved, or has paused, waits in `ask` for the supervisor's word: CONTINUE, SAVE or LEAVE. The end
+    of the supervisor is LEAVE.
+    """
+
+    drafts: Path  # files of a checkpoint of n steps are written to <drafts>/<n>/, which the rank makes
+    resume: Path | None  # a checkpoint whose files were verified; nothing is loaded without
+    ask: Callable[[], bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class RankContext:
     """One rank. `devices` are its own: the whole lease under single and dp, one device under ddp and fsdp.
 
@@ -243,6 +256,7 @@ class RankContext:
     streams: DeviceStreams | None = None
     stopping: Callable[[], bool] = _never
     data_root: Path | None = None
+    checkpoints: Checkpoints | None = None  # where the spec asks for them
 
     @property
     def kind(self) -> Literal["cpu", "cuda"]:

@@ -23,7 +23,7 @@ def test_every_reason_belongs_to_one_state() -> None:
 
 def test_every_reason_that_ends_an_attempt_has_a_cause_and_no_other_has() -> None:
     ends = {reason for reason in Reason if STATE_OF[reason] in TERMINAL}
-    assert set(CAUSE_OF) == ends | {Reason.SERVICE_STOPPED}
+    assert set(CAUSE_OF) == ends | {Reason.SERVICE_STOPPED, Reason.DRAINED}
     assert set(CAUSE_OF.values()) == set(Cause)
 
 
@@ -31,8 +31,9 @@ def test_only_a_failure_is_taken_from_a_budget() -> None:
     for reason, cause in CAUSE_OF.items():
         if cause in (Cause.USER, Cause.SERVICE):
             assert STATE_OF[reason] is State.FAILED
-    assert [reason for reason, cause in CAUSE_OF.items() if cause is Cause.STOP] == [Reason.SERVICE_STOPPED]
-    assert STATE_OF[Reason.SERVICE_STOPPED] is State.QUEUED
+    stops = {reason for reason, cause in CAUSE_OF.items() if cause is Cause.STOP}
+    assert stops == {Reason.SERVICE_STOPPED, Reason.DRAINED}
+    assert {STATE_OF[reason] for reason in stops} == {State.QUEUED}
 
 
 def test_transitions_are_the_arrows_of_the_diagram() -> None:
