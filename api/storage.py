@@ -22,6 +22,9 @@ class Storage:
     def attempt_dir(self, tenant: str, job: str, attempt: int) -> Path:
         return layout.attempt_dir(self.root, tenant, job, attempt)
 
+    def job_dir(self, tenant: str, job: str) -> Path:
+        return layout.job_dir(self.root, tenant, job)
+
     async def run(self, work: Callable[[], T]) -> T:
         """What `work` returns, called in a thread, so that others are served meanwhile."""
         return await anyio.to_thread.run_sync(work, limiter=self._threads)

@@ -37,6 +37,8 @@ from jobs.wire import attempt_ref, bundle_ref, job_ref
 T = TypeVar("T")
 
 IDEMPOTENCY_SECONDS = 7 * 86_400
+#: How long it is remembered that a job was archived just now: longer than a call is repeated whose reply was lost.
+ARCHIVED_SECONDS = 120
 MAX_DISPATCHED = 32
 MAX_SCANNED = 5_000
 #: Jobs that one call cancels, and looks at: Redis answers nobody else meanwhile.
@@ -327,7 +329,7 @@ class Archived(StrEnum):
 
 def archive(tenant: str, job: str, version: int) -> Call[Archived]:
     """Forget a finished job that is on disk now, if it is still of that version."""
-    return Call("archive", (job_ref(tenant, job), version), lambda reply: Archived(reply.decode()))
+    return Call("archive", (job_ref(tenant, job), version, ARCHIVED_SECONDS), lambda reply: Archived(reply.decode()))
 
 
 def free_key(tenant: str, key: str, job: str) -> Call[None]:
@@ -401,7 +403,8 @@ def put_bundle(
                 f"your bundles have {detail[0]} bytes, and with this one of {size} they would have more than {quota}; "
                 "delete finished jobs that you do not need, and their bundles go when they have rested"
             )
-        return BundlePut(status == "created", detail[0] if detail else nonce)
+        kept = detail[0] if detail else nonce
+        return BundlePut(kept == nonce, kept)  # so the repeat of a call whose reply was lost is no other answer
 
     return Call("put_bundle", (bundle_ref(tenant, bundle), nonce, size, files, unpacked, gone, quota), parse)
 

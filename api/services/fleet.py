@@ -5,7 +5,7 @@ from api.auth import Principal
 from api.fleet import FleetCache
 from api.schemas import NodeList, NodeView, PoolList
 from jobs import store
-from jobs.errors import Forbidden
+from jobs.errors import Forbidden, NotFound
 from jobs.redis_store import AsyncRedisStore
 from jobs.wire import DEFAULT_TENANT
 
@@ -43,7 +43,12 @@ class Fleet:
             Forbidden: the caller is not the operator.
         """
         _require_operator(who)
-        await self._store.run(store.forget_node(node))
+        known = any(found.id == node for found in (await self._fleet.read(max_age=0)).nodes)
+        try:
+            await self._store.run(store.forget_node(node))
+        except NotFound:
+            if not known:  # else it went by this very call, whose first reply was lost
+                raise
         audit.note(who, "node_forgotten", node=node)
 
 

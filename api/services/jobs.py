@@ -202,11 +202,17 @@ class Jobs:
     async def _forget(self, who: Principal, job: str) -> tuple[AttemptRecord, ...]:
         attempts = await self._store.run(store.attempts(who.tenant, job))
         await self._refuse_while_held(who, job)
-        await self._store.run(store.delete(who.tenant, job))
+        try:
+            await self._store.run(store.delete(who.tenant, job))
+        except NotFound:  # it was there: it was archived since, or it went by this call, whose first reply was lost
+            if await self._records.archived(who.tenant, job) is not None:
+                raise
         return attempts
 
     async def _forget_archived(self, who: Principal, job: str) -> tuple[AttemptRecord, ...]:
         found = await self._records.archived(who.tenant, job)
+        if found is None and await self._storage.run(self._storage.job_dir(who.tenant, job).exists):
+            return ()  # a delete that was cut off has left its files
         if found is None:
             raise NotFound(f"there is no job {job!r}")
         if found.key:

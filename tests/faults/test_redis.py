@@ -1,16 +1,21 @@
 """Rows 8, 9, 10 and 12: a control Redis that restarts, refuses, stalls, and applies commands without saying so."""
 
+import io
 import threading
 import uuid
+import zipfile
 from collections.abc import Callable
 
 import pytest
 
+from jobs import retention, store
+from jobs.record import DeviceRecord, NodeInfo
+from jobs.redis_store import RedisStore
 from jobs.state import Reason, State
 from tests.faults.inject import processes
 from tests.faults.inject.proxy import Act, Rule
 from tests.faults.site import Site
-from tests.integration.workers.service import eventually
+from tests.integration.workers.service import TENANT, eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
@@ -157,3 +162,75 @@ def test_row_12_a_cancel_of_a_waiting_job_whose_reply_is_lost_is_a_cancel(site: 
     assert site.job(waits).state is State.CANCELLED
     site.cancel(running)
     site.finished(running)
+
+
+def test_row_12_a_delete_whose_reply_is_lost_removes_the_job_with_its_files(site: Site) -> None:
+    job = site.post("single", 1)
+    site.ended(job, 40)
+    rule = site.proxy.add(Rule("delete", Act.DROP_REPLY))
+    assert site.caller.insist("DELETE", f"/v1/jobs/{job}").status_code == 204
+    assert rule.hits == 1
+    assert site.caller.call("GET", f"/v1/jobs/{job}").status_code == 404
+    assert not site.files(job).parent.exists()
+    site.files(job).mkdir(parents=True)  # as an API leaves it that is killed between the two halves of a delete
+    assert site.caller.insist("DELETE", f"/v1/jobs/{job}").status_code == 204
+    assert not site.files(job).parent.exists()
+    assert site.caller.insist("DELETE", f"/v1/jobs/{job}").status_code == 404
+
+
+def test_row_12_what_the_operator_says_of_nodes_is_repeated_harmlessly_when_replies_are_lost(site: Site) -> None:
+    rules = [site.proxy.add(Rule(name, Act.DROP_REPLY)) for name in ("drain_node", "forget_node", "register_node")]
+    node = site.settings.node
+    drained = site.caller.insist("POST", f"/v1/nodes/{node}/drain")
+    assert (drained.status_code, drained.json()["draining"]) == (200, True)
+    taken_back = site.caller.insist("DELETE", f"/v1/nodes/{node}/drain")
+    assert (taken_back.status_code, taken_back.json()["draining"]) == (200, False)
+
+    gone = NodeInfo(host="h", cores=1, version="1", devices=(DeviceRecord(0, "cpu", 0, "cpu:0", "CPU"),))
+    site.run(store.register_node("gone", "instance", "default", "127.0.0.1", gone, home="home"))
+    site.run(store.node_down("gone", None))
+    assert site.caller.insist("DELETE", "/v1/nodes/gone").status_code == 204
+    assert [it["id"] for it in site.caller.insist("GET", "/v1/nodes").json()["nodes"]] == [node]
+
+    site.stop_worker()
+    site.start_worker()
+    assert [rule.hits for rule in rules] == [1] * len(rules)
+    assert site.finished(site.post("dp", 8), 40).state is State.SUCCEEDED
+
+
+def test_row_12_an_upload_whose_reply_is_lost_keeps_one_file_that_jobs_can_use(site: Site) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("train.py", f"print('{uuid.uuid4()}')")
+    before = {path for path in (site.settings.storage / "bundles").rglob("*") if path.is_file()}
+    rule = site.proxy.add(Rule("put_bundle", Act.DROP_REPLY))
+    answer = site.caller.insist("POST", "/v1/bundles", content=packed.getvalue())
+    assert (answer.status_code, rule.hits) == (201, 1)
+    after = {path for path in (site.settings.storage / "bundles").rglob("*") if path.is_file()}
+    assert len(after - before) == 1
+    program = {"kind": "script", "bundle": answer.json()["id"], "entrypoint": "train.py"}
+    assert site.finished(site.caller.submit({"program": program}), 40).state is State.SUCCEEDED
+    assert site.run(store.read_bundle(TENANT, answer.json()["id"])).jobs == 1  # type: ignore[union-attr]
+
+
+def test_row_12_an_archive_call_whose_reply_is_lost_loses_no_job(site: Site) -> None:
+    job = site.post("single", 1, name="kept")
+    site.ended(job, 40)
+    rule = site.proxy.add(Rule("archive", Act.DROP_REPLY))
+    through = RedisStore.from_url(site.proxy.url)
+    try:
+        retention.sweep(through, site.settings.storage, 1e-6, 0)
+    finally:
+        through.close()
+    assert rule.hits == 1
+    found = site.caller.job(job)
+    assert (found["state"], found["name"]) == ("succeeded", "kept")
+    assert site.caller.call("GET", f"/v1/jobs/{job}/splits").status_code == 200
+
+
+def test_row_12_a_token_whose_revocation_was_not_heard_of_is_revoked(site: Site) -> None:
+    token = site.caller.insist("POST", "/v1/tokens", json={"name": "short-lived", "scopes": ["read"]}).json()["id"]
+    rule = site.proxy.add(Rule("token_delete", Act.DROP_REPLY))
+    assert site.caller.insist("DELETE", f"/v1/tokens/{token}").status_code == 204
+    assert rule.hits == 1
+    assert site.caller.insist("DELETE", f"/v1/tokens/{token}").status_code == 404

@@ -20,6 +20,8 @@ from urllib.parse import urlsplit
 from tests.faults.inject.resp import end_of, name_of
 
 READ_BYTES = 1 << 16
+#: A script that Redis does not know yet has not run; the client sends it whole next.
+NOT_LOADED = b"-NOSCRIPT"
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with RST
 
 
@@ -53,6 +55,11 @@ class Rule:
         self.hits += 1
         return True
 
+    def missed(self) -> None:
+        """What was taken had no effect: it does not count."""
+        self.seen -= 1
+        self.hits -= 1
+
 
 @dataclass(eq=False)
 class _Link:
@@ -60,7 +67,7 @@ class _Link:
 
     down: asyncio.StreamWriter
     up: asyncio.StreamWriter
-    owed: deque[bool] = field(default_factory=deque)  # of each reply to come, whether it is to be dropped
+    owed: deque[Rule | None] = field(default_factory=deque)  # of each reply to come, the rule that drops it
 
 
 class Proxy:
@@ -194,14 +201,17 @@ class Proxy:
                     self._end(link, reset=act is Act.RESET)
                     return
             await self._flowing.wait()
-            link.owed.append(rule is not None and rule.act is Act.DROP_REPLY)
+            link.owed.append(rule if rule is not None and rule.act is Act.DROP_REPLY else None)
             link.up.write(command)
             await link.up.drain()
 
     async def _replies(self, link: _Link, reader: asyncio.StreamReader) -> None:
         async for reply in _values(reader):
             await self._flowing.wait()
-            if link.owed and link.owed.popleft():  # messages of a subscription are owed by no command
+            rule = link.owed.popleft() if link.owed else None  # messages of a subscription are owed by no command
+            if rule is not None and reply.startswith(NOT_LOADED):
+                rule.missed()
+            elif rule is not None:
                 self._end(link, reset=True)
                 return
             link.down.write(reply)

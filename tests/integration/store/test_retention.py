@@ -48,6 +48,15 @@ def listed(storage: Path, chosen: JobFilter | None = None, limit: int = 50) -> l
     return found
 
 
+def test_an_archive_call_that_is_repeated_since_its_reply_was_lost_is_told_the_same(world: World) -> None:
+    world.node()
+    job = finished(world)
+    version = world.job(job).version
+    for _ in range(2):
+        assert world.run(store.archive(TENANT, job, version)) is Archived.DONE
+    assert world.run(store.archive(TENANT, job, version + 1)) is Archived.MISSING
+
+
 def test_a_finished_job_goes_to_disk_as_it_was_and_leaves_no_key(world: World, tmp_path: Path) -> None:
     world.node()
     before = set(world.redis.keys("*"))
@@ -57,7 +66,9 @@ def test_a_finished_job_goes_to_disk_as_it_was_and_leaves_no_key(world: World, t
     assert not sweep(world, tmp_path)
     with pytest.raises(NotFound):
         world.job(job)
-    assert set(world.redis.keys("*")) - before == {b"sy:seq"}
+    note = f"sy:archived:{TENANT}/{job}"
+    assert set(world.redis.keys("*")) - before == {b"sy:seq", note.encode()}
+    assert 0 < world.redis.ttl(note) <= store.ARCHIVED_SECONDS
     found = read(tmp_path, job)
     assert found.record.archived
     assert not record.archived
