@@ -20,11 +20,21 @@ def slow_device(report: Report) -> int | None:
     slowest = report.balance.slowest_device
     if slowest is None or report.balance.cause not in SLOW_CAUSES:
         return None
-    typical = {one.device: _typical_ms(one) for one in report.per_device if one.steps - one.idle_steps >= SLOW_STEPS}
-    others = [ms for device, ms in typical.items() if device != slowest]
-    if slowest not in typical or not others:
+    typical = typical_ms(report)
+    if slowest not in typical or len(typical) < 2:
         return None
-    return slowest if typical[slowest] >= SLOW_FROM * median(others) > 0 else None
+    return slowest if typical[slowest] >= SLOW_FROM * others_ms(report, slowest) > 0 else None
+
+
+def typical_ms(report: Report) -> dict[int, float]:
+    """Milliseconds of a typical step, for each device that had enough: data wait, forward and backward by their p50."""
+    busy = (one for one in report.per_device if one.steps - one.idle_steps >= SLOW_STEPS)
+    return {one.device: _typical_ms(one) for one in busy}
+
+
+def others_ms(report: Report, device: int) -> float:
+    """Milliseconds of a typical step of the other devices: their median. There must be another."""
+    return median(ms for other, ms in typical_ms(report).items() if other != device)
 
 
 def idle_devices(devices: Iterable[DeviceMeasures]) -> list[DeviceMeasures]:

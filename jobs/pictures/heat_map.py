@@ -1,0 +1,265 @@
+"""The heat map of a split as SVG: devices across, in blocks where there are many, and patterns or measures down."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jobs.pictures.grid import MAX_LINES, Cell, Column, Grid, Line, grid, idle_anywhere
+from jobs.pictures.markup import Markup, element, fitted, joined, text, width, wrapped
+from jobs.pictures.palette import IDLE, LEVELS, MEASURES, NOT_MEASURED, OUTPUT, SLOW, By
+from jobs.pictures.style import sheet
+from jobs.pictures.words import REHEARSAL, verdicts, what_it_is
+from jobs.report import Report
+
+#: Columns beside each other.
+ACROSS = 16
+PAD = 16.0
+ROW = 36.0
+GAP = 3.0
+_LINE = 14.0
+#: A picture with a heading is at least this wide, so that its sentences have room.
+_MIN_WIDTH = 460.0
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where a picture goes. `heading`: with title and sentences, for a picture that stands alone, or bare, for a page
+    that says them itself and has the style sheet. `narrow`: for a telephone. `ids` tells the pictures of a page apart."""
+
+    heading: bool = True
+    narrow: bool = False
+    ids: str = "sy"
+
+
+ALONE = Frame()
+
+
+def heat_map(
+    report: Report,
+    by: By = "rows",
+    *,
+    name: str = "",
+    output_device: int | None = None,
+    frame: Frame = ALONE,
+) -> Markup:
+    """The heat map as an SVG document. `name` is the job's; `output_device` where DataParallel gathers, if known."""
+    found = grid(report, by, output_device, MAX_LINES // 2 if frame.narrow else MAX_LINES)
+    across = min(len(found.columns), 4 if frame.narrow else ACROSS)
+    label = 124.0 if frame.narrow else 176.0
+    cell = _cell_width(found, across, narrow=frame.narrow)
+    pad = PAD if frame.heading else 2.0
+    total = max(label + across * cell + 2 * pad, _MIN_WIDTH if frame.heading else 0)
+    room = total - 2 * pad
+
+    parts: list[Markup] = []
+    y = pad
+    if frame.heading:
+        heading, y = _heading(report, by, name, pad, room)
+        parts.append(heading)
+    if found.lines:
+        for start in range(0, len(found.columns), across):
+            block = range(start, min(start + across, len(found.columns)))
+            drawn, y = _block(found, block, frame, pad, y, label, cell)
+            parts.append(drawn)
+        legend, y = _legend(found, frame, pad, y + 4, room)
+        parts.append(legend)
+    for remark in found.remarks:
+        for words in wrapped(remark, 11.5, room, 4):
+            y += 16
+            parts.append(_text(words, pad, y, "muted small"))
+    return _svg(parts, total, y + pad, _title(report, by, name), _description(report, found), frame)
+
+
+def _cell_width(found: Grid, across: int, *, narrow: bool) -> float:
+    needed = max((width(cell.words, 12) for line in found.lines for cell in line.cells), default=0) + 10
+    if narrow:
+        return max(52.0, needed)
+    return max(needed, min(112.0, max(52.0, 640 / across)))
+
+
+# -- heading ---------------------------------------------------------------------------------------
+
+
+def _title(report: Report, by: By, name: str) -> str:
+    return f"{MEASURES[by][0]}: {name or f'job {report.job_id}'}"
+
+
+def _description(report: Report, found: Grid) -> str:
+    said = [what_it_is(report) + ".", *verdicts(report)]
+    if not any(verdicts(report)):
+        said.append("No device is idle or slow.")
+    if report.rehearsal:
+        said.append(REHEARSAL)
+    return " ".join([*said, *(remark + "." for remark in found.remarks)])
+
+
+def _heading(report: Report, by: By, name: str, pad: float, room: float) -> tuple[Markup, float]:
+    y = pad + 16
+    shown = fitted(name or f"job {report.job_id}", 17.5, room)
+    parts = [_text(f"\u2068{shown}\u2069", pad, y, "name")]
+    for words in wrapped(f"{MEASURES[by][0]}: {what_it_is(report)}", 12, room, 2):
+        y += 18
+        parts.append(_text(words, pad, y, "muted"))
+    said = [(words, f"strong {words.partition(':')[0].lower()}-word") for words in verdicts(report)]
+    if report.rehearsal:
+        said.append((REHEARSAL, "strong"))
+    y += 4 if said else 0
+    for sentence, classes in said:
+        for words in wrapped(sentence, 12.6, room, 3):
+            y += 17
+            parts.append(_text(words, pad, y, classes))
+    return joined(parts), y + 14
+
+
+# -- one block of columns --------------------------------------------------------------------------
+
+
+def _block(
+    found: Grid, block: range, frame: Frame, x: float, y: float, label: float, cell: float
+) -> tuple[Markup, float]:
+    columns = [found.columns[place] for place in block]
+    y += 14
+    below = y
+    parts: list[Markup] = []
+    for place, column in enumerate(columns):
+        drawn, bottom = _column_head(column, x + label + (place + 0.5) * cell, y, cell, plain=frame.narrow)
+        parts.append(drawn)
+        below = max(below, bottom)
+    parts.append(_text("device", x, y, "muted"))
+    top = below + 8
+    y = top
+    for line in found.lines:
+        parts.append(_line(line, block, frame, x, y, label, cell))
+        y += ROW
+    for place, column in enumerate(columns):
+        if column.slow:
+            left = x + label + place * cell
+            parts.append(_outline(left, top - 2, cell - GAP + 2, y - top - GAP + 4))
+    return joined(parts), y + 6
+
+
+def _column_head(column: Column, middle: float, y: float, room: float, *, plain: bool) -> tuple[Markup, float]:
+    middle -= GAP / 2
+    parts = [element("title", text(column.tip))] if column.tip and not plain else []
+    parts.append(_text(column.title, middle, y, "mid strong"))
+    for words in column.lines:
+        y += 13
+        parts.append(_text(fitted(words, 10.5, room), middle, y, "mid muted small"))
+    for words, mark in column.marks:
+        y += 13
+        parts.append(_text(words, middle, y, f"mid strong small {mark}-word"))
+    return element("g", *parts), y
+
+
+def _line(line: Line, block: range, frame: Frame, x: float, y: float, label: float, cell: float) -> Markup:
+    room = label - 8
+    title = fitted(line.title, 12.3, room)
+    words = fitted(line.words, 10.8, room)
+    parts = [
+        element("title", text(f"{line.title}: {line.words}")) if (title, words) != (line.title, line.words) else None,
+        _text(title, x, y + 14, ""),
+        _text(words, x, y + 27, "muted small"),
+    ]
+    named = element("g", *parts)
+    cells = (
+        _cell(line.cells[place], frame, x + label + offset * cell, y, cell - GAP) for offset, place in enumerate(block)
+    )
+    return joined([named, *cells])
+
+
+def _cell(cell: Cell, frame: Frame, x: float, y: float, wide: float) -> Markup:
+    parts = [] if frame.narrow else [element("title", text(cell.tip))]
+    if cell.kind == "idle":
+        parts.append(element("rect", x=x, y=y, width=wide, height=ROW - GAP, rx=3.0, fill=f"url(#{frame.ids}-idle)"))
+    else:
+        parts.append(element("rect", x=x, y=y, width=wide, height=ROW - GAP, rx=3.0))
+    parts.append(_text(cell.words, x + wide / 2, y + (ROW - GAP) / 2 + 4.2, "mid"))
+    return element("g", *parts, class_={"value": f"c{cell.level}", "idle": "idle", "unknown": "unknown"}[cell.kind])
+
+
+def _outline(x: float, y: float, wide: float, high: float) -> Markup:
+    return element("rect", class_="slow-line", x=x - 2, y=y, width=wide + 2, height=high, rx=5.0)
+
+
+# -- legend ----------------------------------------------------------------------------------------
+
+
+def _legend(found: Grid, frame: Frame, x: float, y: float, room: float) -> tuple[Markup, float]:
+    """Items beside each other, in as many lines as they need."""
+    end = x + room
+    left, top = x, y
+    parts: list[Markup] = []
+    for wide, item in _legend_items(found, frame):
+        if left > x and left + wide > end:
+            left, top = x, top + 20
+        parts.append(element("g", item, transform=f"translate({left:.1f} {top:.1f})"))
+        left += wide + 18
+    return joined(parts), top + 14
+
+
+def _legend_items(found: Grid, frame: Frame) -> Iterator[tuple[float, Markup]]:
+    """Each with its width; drawn from (0, 0) down to 12."""
+    low, high = found.scale
+    start = width(low, 11) + 4
+    squares = [
+        element("g", element("rect", x=start + place * 13, y=0, width=12, height=12, rx=2), class_=f"c{place}")
+        for place in range(LEVELS)
+    ]
+    after = start + LEVELS * 13 + 4
+    yield (
+        after + width(high, 11),
+        joined([_text(low, 0, 10, "muted small"), *squares, _text(high, after, 10, "muted small")]),
+    )
+    marks = {mark for column in found.columns for _, mark in column.marks}
+    if IDLE in marks or idle_anywhere(found.lines):
+        swatch = element("rect", x=0, y=0, width=20, height=12, rx=2, fill=f"url(#{frame.ids}-idle)")
+        yield _keyed(swatch, f"{IDLE}: got no rows")
+    if SLOW in marks:
+        swatch = element("rect", class_="slow-line", x=1, y=1, width=18, height=10, rx=3)
+        yield _keyed(swatch, f"{SLOW}: the others wait for it")
+    if OUTPUT in marks:
+        swatch = element("rect", class_="output-line", x=0, y=4, width=20, height=4, rx=2)
+        yield _keyed(swatch, f"{OUTPUT}: the outputs are gathered here")
+    if any(cell.kind == "unknown" for line in found.lines for cell in line.cells):
+        swatch = element("g", element("rect", x=0.5, y=0.5, width=19, height=11, rx=2), class_="unknown")
+        yield _keyed(swatch, NOT_MEASURED)
+
+
+def _keyed(swatch: Markup, words: str) -> tuple[float, Markup]:
+    return 25 + width(words, 11), joined([swatch, _text(words, 25, 10, "muted small")])
+
+
+# -- the document ----------------------------------------------------------------------------------
+
+
+def _text(words: str, x: float, y: float, classes: str) -> Markup:
+    return element("text", text(words), x=x, y=y, class_=classes or None)
+
+
+def _svg(parts: Sequence[Markup], wide: float, high: float, title: str, description: str, frame: Frame) -> Markup:
+    style = element("style", Markup(sheet())) if frame.heading else None
+    hatching = element(
+        "pattern",
+        element("rect", class_="idle-ground", width=7, height=7),
+        element("path", class_="idle-lines", d="M-1 8L8 -1M-1 1L1 -1M6 8L8 6", stroke_width=1.5),
+        id=f"{frame.ids}-idle",
+        width=7,
+        height=7,
+        patternUnits="userSpaceOnUse",
+    )
+    ground = element("rect", class_="ground", width=wide, height=high) if frame.heading else None
+    return element(
+        "svg",
+        element("title", text(title), id=f"{frame.ids}-title"),
+        element("desc", text(description), id=f"{frame.ids}-desc"),
+        style,
+        element("defs", hatching),
+        ground,
+        *parts,
+        xmlns="http://www.w3.org/2000/svg",
+        class_="sy",
+        role="img",
+        aria_labelledby=f"{frame.ids}-title {frame.ids}-desc",
+        width=wide,
+        height=high,
+        viewBox=f"0 0 {wide:.1f} {high:.1f}",
+    )

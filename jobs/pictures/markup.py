@@ -1,0 +1,113 @@
+"""Elements of XML and HTML as strings. Whatever goes in as text or as an attribute comes out escaped.
+
+Names, labels and notes are other people's: control characters, which no XML document may have, and marks that turn the
+writing direction are taken out before. What is made here is both well-formed XML and valid HTML.
+"""
+
+import unicodedata
+from collections.abc import Iterable
+from typing import Final, NewType
+
+#: Text that is markup already. Only this module makes it from anything else.
+Markup = NewType("Markup", str)
+
+_TURNING: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_KEPT: Final = frozenset("\t\n")
+#: Control characters, halves of surrogate pairs, line and paragraph separators.
+_FORBIDDEN: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
+_ESCAPES: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
+
+#: HTML has no end tag for these, and needs one for all others, empty or not.
+_VOID: Final = frozenset({"meta", "br", "hr", "rect", "line", "path"})
+
+
+def clean(words: str) -> str:
+    """Text as it may be shown: nothing that a program would obey, and nothing that turns what stands around it."""
+    if words.isascii() and words.isprintable():
+        return words
+    return "".join(letter for letter in words if _is_shown(letter))
+
+
+def text(words: str) -> Markup:
+    return Markup(clean(words).translate(_ESCAPES))
+
+
+def number(value: float) -> str:
+    """A coordinate with at most one digit behind the point."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def element(tag: str, /, *children: str | Markup | None, **attributes: str | float | bool | None) -> Markup:
+    """`children` are markup: pass other people's words through `text` first. An attribute that is None or False is left
+    out; `_` in its name becomes `-`, and one at its end goes (`class_`)."""
+    opening = tag + "".join(_attributes(attributes))
+    inside = "".join(child for child in children if child is not None)
+    if not inside and tag in _VOID:
+        return Markup(f"<{opening}/>")
+    return Markup(f"<{opening}>{inside}</{tag}>")
+
+
+def joined(parts: Iterable[Markup]) -> Markup:
+    return Markup("".join(parts))
+
+
+def _attributes(given: dict[str, str | float | bool | None]) -> Iterable[str]:
+    for name, value in given.items():
+        if value is None or value is False:
+            continue
+        shown = name.removesuffix("_").replace("_", "-")
+        words = shown if value is True else text(value) if isinstance(value, str) else number(value)
+        yield f' {shown}="{words}"'
+
+
+def _is_shown(letter: str) -> bool:
+    if letter in _KEPT:
+        return True
+    point = ord(letter)
+    if letter in _TURNING or point & 0xFFFE == 0xFFFE or 0xFDD0 <= point <= 0xFDEF:
+        return False
+    return unicodedata.category(letter) not in _FORBIDDEN
+
+
+# -- how wide text is ------------------------------------------------------------------------------
+
+
+def width(words: str, size: float) -> float:
+    """About how wide text is in a sans-serif font of `size`, on the safe side: nobody here can measure it."""
+    return sum(_em(letter) for letter in words) * size
+
+
+def _em(letter: str) -> float:
+    if unicodedata.east_asian_width(letter) in "WF":
+        return 1.0
+    if unicodedata.combining(letter):
+        return 0.0
+    if letter in "ijlt.,:;|!'()[] f":
+        return 0.36
+    return 0.86 if letter in "mwMW@%" else 0.68 if letter.isupper() else 0.6
+
+
+def fitted(words: str, size: float, room: float) -> str:
+    """Text that fits into `room`; what does not ends with "…"."""
+    words = clean(words).replace("\n", " ").replace("\t", " ")
+    if width(words, size) <= room:
+        return words
+    end = len(words)
+    while end and width(words[:end], size) + size * 0.8 > room:
+        end -= 1
+    return words[:end].rstrip() + "…"
+
+
+def wrapped(words: str, size: float, room: float, lines: int) -> list[str]:
+    """Text in at most so many lines of `room`; the last one ends with "…" when that is not enough."""
+    made: list[str] = []
+    rest = clean(words).split()
+    while rest and len(made) < lines:
+        taken = 1
+        while taken < len(rest) and width(" ".join(rest[: taken + 1]), size) <= room:
+            taken += 1
+        if len(made) == lines - 1:
+            taken = len(rest)
+        made.append(fitted(" ".join(rest[:taken]), size, room))
+        rest = rest[taken:]
+    return made
