@@ -9,12 +9,16 @@ STAMP  := $(VENV)/.installed
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install up demo test test-full faults compose-test bench-start lint format clean
+.PHONY: help install web up demo test test-full faults compose-test bench-start lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## Install shardyard and its tools into .venv
+
+web: $(STAMP) ## Build the dashboard anew from web/
+	$(PYTHON) -c 'import shutil; shutil.rmtree("api/web", ignore_errors=True)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 
 up: $(STAMP) ## Start the whole service here (Ctrl-C stops it); ARGS="--devices cpu:4"
 	@$(BIN)/shardyard up $(ARGS)
@@ -50,10 +54,10 @@ format: $(STAMP) ## Put the code into the project's format
 	$(BIN)/ruff format
 
 clean: ## Remove .venv and everything that tools have left
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) api/web web/node_modules build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml hatch_build.py web/package-lock.json
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: $(PYTHON) is missing or older than Python 3.11; name another: make PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \

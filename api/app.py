@@ -21,11 +21,12 @@ from api.fleet import FleetCache
 from api.limits import MIN_UPLOAD_BYTES_PER_SECOND, Bodies, BodyLimits, Limits, allowed_hosts
 from api.monitoring import CountRequests, Monitoring
 from api.records import Records
-from api.routes import artifacts, bundles, docs, fleet, jobs, logs, splits, system, tokens
+from api.routes import artifacts, bundles, dashboard, docs, fleet, jobs, logs, sessions, splits, system, tokens
 from api.services.bundles import Bundles
 from api.services.fleet import Fleet
 from api.services.jobs import Jobs
 from api.services.results import Results
+from api.services.sessions import Sessions
 from api.services.system import System
 from api.services.tokens import Tokens
 from api.storage import Storage
@@ -112,7 +113,7 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.monitoring = monitoring
-    for module in (jobs, splits, logs, artifacts, bundles, fleet, tokens, system, docs):
+    for module in (jobs, splits, logs, artifacts, bundles, fleet, tokens, sessions, system, docs, dashboard):
         app.include_router(module.router)
     problems.install(app)
     app.add_middleware(Limits, hosts=allowed_hosts(settings), bodies=_bodies(settings))
@@ -142,6 +143,7 @@ def _services(
         bundles=bundles,
         fleet=Fleet(control, fleet),
         tokens=Tokens(control, authenticator),
+        sessions=Sessions(control, authenticator),
         system=System(control, telemetry, fleet, changes, scheduler_alive),
     )
 

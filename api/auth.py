@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from api.limits import is_loopback
-from jobs import tokens
+from jobs import sessions, tokens
 from jobs.errors import Forbidden, Unauthenticated
 from jobs.record import TokenRecord
 from jobs.redis_store import AsyncRedisStore
@@ -28,13 +28,27 @@ PUBLIC = frozenset(
         "/docs/start.js",
         "/docs/swagger-ui-bundle.js",
         "/docs/swagger-ui.css",
+        "/v1/sign-in",
+        "/v1/sign-out",
+        "/",
+        "/sign-in",
+        "/submit",
+        "/compare",
+        "/nodes",
     }
 )
+#: Pages and files of the dashboard: the same for everybody, and without any data.
+PUBLIC_PREFIXES = ("/assets/", "/jobs/")
 #: Methods that change nothing; a token that may read may use them.
 SAFE = frozenset({"GET", "HEAD"})
 
 CACHE_SECONDS = 5.0
 MAX_CACHED = 4096
+SESSION_OVER = "the session has ended; sign in again"
+
+
+def is_public(path: str) -> bool:
+    return path in PUBLIC or path.startswith(PUBLIC_PREFIXES)
 
 
 class UnsafeToStart(Exception):
@@ -78,10 +92,29 @@ class Authenticator:
         text = text.strip()
         if scheme.lower() != "bearer" or not text or len(text) > tokens.MAX_TEXT_LENGTH:
             raise Unauthenticated("send a token as `Authorization: Bearer <token>`")
+        return await self.proven(text)
+
+    async def proven(self, text: str) -> Principal:
+        """The bearer of a token, by its text. Raises as `principal` does."""
         token, secret = tokens.split(text)
         record = await self._record(token)
         if record is None or not tokens.proves(record, secret, now=time.time_ns() // 1000):
             raise Unauthenticated("the token is unknown, revoked or expired")
+        return Principal(record.id, record.tenant, record.scopes)
+
+    async def of_session(self, session: str) -> Principal:
+        """Who signed in with a browser. The token is looked at anew: a session ends with it.
+
+        Raises:
+            Unauthenticated: the session has ended, or its token has.
+            Unavailable: Redis does not answer.
+        """
+        if len(session) > sessions.MAX_ID_LENGTH:
+            raise Unauthenticated(SESSION_OVER)
+        token = await self._store.run(sessions.read(session))
+        record = await self._record(token) if token is not None else None
+        if record is None or tokens.is_expired(record, now=time.time_ns() // 1000):
+            raise Unauthenticated(SESSION_OVER)
         return Principal(record.id, record.tenant, record.scopes)
 
     def forget(self, token: str) -> None:

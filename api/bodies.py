@@ -9,7 +9,7 @@ from jobs.errors import FieldError, InvalidRequest, InvalidSpec, MalformedJson
 from jobs.spec import JobSpec
 from jobs.state import TERMINAL, State
 from jobs.store import JobFilter
-from jobs.tokens import Scope
+from jobs.tokens import MAX_TEXT_LENGTH, Scope
 
 MAX_TOKEN_SECONDS = 10 * 365 * 86_400
 #: Far more than any spec needs, and few enough that reading a hostile one takes a few hundredths of a second.
@@ -29,6 +29,14 @@ class NewTokenRequest(BaseModel):
     expires_in_seconds: int | None = Field(None, ge=1, le=MAX_TOKEN_SECONDS)
 
 
+class SignInRequest(BaseModel):
+    """`token` is the text of a bearer token."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    token: str = Field(min_length=1, max_length=MAX_TEXT_LENGTH)
+
+
 class CancelRequest(BaseModel):
     """Which jobs to cancel: those that match every field that is given, or, with `all`, all that have not ended."""
 
@@ -41,6 +49,7 @@ class CancelRequest(BaseModel):
     all: bool = Field(False, strict=True, description="needed when no other field is given")
 
 
+SIGN_IN = f'send {{"token": "..."}} with a bearer token of at most {MAX_TEXT_LENGTH} characters'
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -60,6 +69,14 @@ def parse_spec(body: bytes) -> JobSpec:
 def parse_new_token(body: bytes) -> NewTokenRequest:
     """Raises MalformedJson, InvalidRequest."""
     return _parse(NewTokenRequest, body, "the token request is not valid")
+
+
+def parse_sign_in(body: bytes) -> str:
+    """Raises MalformedJson, InvalidRequest: without repeating what was given, which is a secret."""
+    try:
+        return _parse(SignInRequest, body, "the sign-in is not valid").token.strip()
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, fields=(FieldError("token", SIGN_IN),)) from None
 
 
 def parse_cancel(body: bytes) -> JobFilter:

@@ -7,15 +7,19 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Path, Query, Request
 
-from api.auth import PUBLIC, SAFE, Authenticator, Principal
+from api.auth import SAFE, Authenticator, Principal, is_public
 from api.services.bundles import Bundles
 from api.services.fleet import Fleet
 from api.services.jobs import Jobs
 from api.services.results import Results
+from api.services.sessions import Sessions
 from api.services.system import System
 from api.services.tokens import Tokens
-from jobs.errors import FieldError, InvalidRequest, NotFound
+from jobs.errors import FieldError, Forbidden, InvalidRequest, NotFound
 from jobs.tokens import Scope
+
+#: Holds the id of a browser's session.
+SESSION_COOKIE = "shardyard_session"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +31,36 @@ class Services:
     bundles: Bundles
     fleet: Fleet
     tokens: Tokens
+    sessions: Sessions
     system: System
 
 
 async def authenticate(request: Request) -> None:
     """Dependency of the whole application: no route is reached without passing here."""
-    if request.scope["path"] in PUBLIC:
+    if is_public(request.scope["path"]):
         return
     authenticator: Authenticator = request.app.state.authenticator
-    principal = await authenticator.principal(request.headers.get("authorization"))
+    header, session = request.headers.get("authorization"), request.cookies.get(SESSION_COOKIE)
+    if header is None and session is not None:
+        check_origin(request)
+        principal = await authenticator.of_session(session)
+    else:
+        principal = await authenticator.principal(header)
     principal.need(Scope.READ if request.method in SAFE else Scope.SUBMIT)
     request.state.principal = principal
+
+
+def check_origin(request: Request) -> None:
+    """A browser sends a cookie with whatever page asks it to: what changes something must come from our own.
+
+    Raises:
+        Forbidden: it comes from elsewhere, or does not say from where.
+    """
+    if request.method in SAFE:
+        return
+    origin = request.headers.get("origin", "")
+    if origin.partition("://")[2] != request.headers.get("host", ""):
+        raise Forbidden("a session is good for the pages of this service alone; send a token instead")
 
 
 def _principal(request: Request) -> Principal:
@@ -74,6 +97,10 @@ def _fleet(request: Request) -> Fleet:
 
 def _tokens(request: Request) -> Tokens:
     return _services(request).tokens
+
+
+def _sessions(request: Request) -> Sessions:
+    return _services(request).sessions
 
 
 def _system(request: Request) -> System:
@@ -133,6 +160,7 @@ ResultsService = Annotated[Results, Depends(_results)]
 BundlesService = Annotated[Bundles, Depends(_bundles)]
 FleetService = Annotated[Fleet, Depends(_fleet)]
 TokensService = Annotated[Tokens, Depends(_tokens)]
+SessionsService = Annotated[Sessions, Depends(_sessions)]
 SystemService = Annotated[System, Depends(_system)]
 JobId = Annotated[str, Depends(_job_id)]
 BundleId = Annotated[str, Depends(_bundle_id)]

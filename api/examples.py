@@ -45,6 +45,8 @@ CANCELS: dict[str, dict[str, Any]] = {
     "all_jobs": {"all": True},
 }
 
+SIGN_INS: dict[str, dict[str, Any]] = {"with_a_token": {"token": "sy_0123456789abcdef_..."}}
+
 TOKENS: dict[str, dict[str, Any]] = {
     "a_token_for_ci": {"name": "ci", "scopes": ["submit"], "expires_in_seconds": 2_592_000},
     "a_token_that_may_only_look": {"name": "wall screen", "scopes": ["read"]},

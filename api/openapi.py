@@ -14,8 +14,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from api import examples, schemas
-from api.auth import PUBLIC
-from api.bodies import CancelRequest, NewTokenRequest
+from api.auth import is_public
+from api.bodies import CancelRequest, NewTokenRequest, SignInRequest
 from api.problems import MEDIA_TYPE, TABLE, Problem
 from jobs.report import Report
 from jobs.report_diff import ReportDiff
@@ -98,6 +98,14 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("get", "/v1/tokens"): Operation("List tokens", {200: schemas.TokenList}),
     ("post", "/v1/tokens"): Operation("Make a token", {201: schemas.NewToken}, Body(NewTokenRequest, examples.TOKENS)),
     ("delete", "/v1/tokens/{token}"): Operation("Revoke a token", {204: None}),
+    ("post", "/v1/sign-in"): Operation(
+        "Begin a browser's session",
+        {204: None},
+        Body(SignInRequest, examples.SIGN_INS),
+        refuses=("unauthenticated", "forbidden", "unavailable"),
+    ),
+    ("post", "/v1/sign-out"): Operation("End a browser's session", {204: None}, refuses=("forbidden", "unavailable")),
+    ("get", "/v1/me"): Operation("Show whose token this is", {200: schemas.Caller}),
     ("get", "/healthz"): Operation("Is this process up?", {200: schemas.Json}),
     ("get", "/readyz"): Operation("Could a job start?", {200: schemas.Readiness, 503: schemas.Readiness}),
     ("get", "/metrics"): Operation("Metrics for Prometheus", {200: str}),
@@ -144,7 +152,7 @@ def _complete(described: dict[str, Any], method: str, path: str) -> None:
         described["requestBody"] = {"required": True, "content": {_JSON: content}}
     if operation.takes:
         described["requestBody"] = {"required": True, "content": {operation.takes: {"schema": _schema_of(bytes)}}}
-    if path in PUBLIC:
+    if is_public(path):
         described["security"] = []
     refusals = {
         str(status): {"$ref": f"#/components/responses/{_problem_name(status)}"}
@@ -167,7 +175,7 @@ def _answers(operation: Operation) -> Iterator[tuple[str, dict[str, Any]]]:
 def _refusals(method: str, path: str, described: Mapping[str, Any], operation: Operation) -> Iterator[str]:
     """Codes of the problems that an operation may answer with."""
     yield from ("bad_host", "bad_request", "headers_too_large")
-    if path not in PUBLIC:
+    if not is_public(path):
         yield from ("unauthenticated", "forbidden", "unavailable")
     if "{" in path:
         yield "not_found"

@@ -294,6 +294,15 @@ class NewToken(TokenView, kw_only=True):
     token: str
 
 
+class Caller(msgspec.Struct, kw_only=True):
+    """Whose token or session a request came with."""
+
+    token: str  # its id
+    tenant: str
+    scopes: list[str]
+    operator: bool  # of the tenant that nodes belong to
+
+
 class TokenList(msgspec.Struct):
     tokens: list[TokenView]
 

@@ -76,7 +76,11 @@ def digest(secret: str) -> str:
 def proves(record: TokenRecord, secret: str, *, now: int) -> bool:
     """Whether `secret` is the token's, compared in constant time, and the token has not expired."""
     same = hmac.compare_digest(record.digest, digest(secret))
-    return same and (record.expires is None or now < record.expires)
+    return same and not is_expired(record, now=now)
+
+
+def is_expired(record: TokenRecord, *, now: int) -> bool:
+    return record.expires is not None and now >= record.expires
 
 
 # -- calls on the control Redis --------------------------------------------------------------------

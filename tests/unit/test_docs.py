@@ -16,6 +16,7 @@ from pydantic import BaseModel, SecretStr
 import jobs
 from api import problems
 from api.app import create_app
+from api.routes import dashboard
 from jobs import catalogue, report, report_diff, report_diff_text, report_text, spec, spec_reference, state
 from jobs.errors import InvalidSpec
 from jobs.plan import predict
@@ -133,6 +134,7 @@ def routes(tmp_path: Path) -> set[tuple[str, str]]:
         (method, context.path or "")
         for context in iter_route_contexts(app.routes)
         if not (context.path or "").startswith("/docs/")  # what the page at /docs is made of
+        and context.original_route not in dashboard.router.routes  # pages for people
         for method in (context.methods or set()) - {"HEAD"}
     }
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from api.auth import PUBLIC, Principal, UnsafeToStart, load_operator_token
+from api.auth import PUBLIC, Principal, is_public, UnsafeToStart, load_operator_token
 from jobs import tokens
 from jobs.errors import Forbidden
 from jobs.settings import Settings
@@ -61,9 +61,11 @@ def test_a_principal_without_the_scope_is_refused() -> None:
         Principal("t", "default", frozenset({"read"})).need(Scope.SUBMIT)
 
 
-def test_only_health_and_the_description_of_the_api_are_public() -> None:
+def test_only_health_sign_in_and_pages_without_data_are_public() -> None:
     page = {"/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css"}
-    assert {"/healthz", "/readyz", "/openapi.json"} | page == PUBLIC
+    dashboard = {"/", "/sign-in", "/submit", "/compare", "/nodes"}
+    assert {"/healthz", "/readyz", "/openapi.json", "/v1/sign-in", "/v1/sign-out"} | page | dashboard == PUBLIC
+    assert not any(is_public(path) for path in ("/v1/jobs", "/v1/jobs/x", "/v1/me", "/metrics", "/jobs", "/v1"))
 
 
 def test_an_operators_token_may_have_any_form_but_not_be_short() -> None:

