@@ -111,6 +111,7 @@ class AttemptRecord:
     reason: Reason | None
     message: str
     error: dict[str, Any] | None
+    resumed: dict[str, Any] | None = None  # step and attempt of the checkpoint that it began with
 
     @classmethod
     def read(cls, number: int, fields: Fields) -> "AttemptRecord":
@@ -130,6 +131,7 @@ class AttemptRecord:
             reason=Reason(reason) if reason else None,
             message=_text(fields, b"message"),
             error=_json(fields, b"error"),
+            resumed=_json(fields, b"resumed"),
         )
 
 

@@ -534,6 +534,24 @@ def orders(attempt: AttemptId, claimant: str) -> Call[Order]:
     return Call("orders", (attempt.job_ref, attempt.number, claimant), lambda reply: Order(reply.decode()))
 
 
+def commit_checkpoint(
+    attempt: AttemptId, claimant: str, *, step: int, epoch: int, sha256: str
+) -> Call[Literal["ok", "stale", "lost"]]:
+    """Point the job to a checkpoint that is whole and on disk, if it is of a higher step than the one before.
+    `sha256` is its manifest's. lost: the lease is."""
+    answers: dict[bytes, Literal["ok", "stale", "lost"]] = {b"ok": "ok", b"stale": "stale", b"lost": "lost"}
+    return Call("checkpoint", (attempt.job_ref, attempt.number, claimant, step, epoch, sha256), answers.__getitem__)
+
+
+def resume_from(
+    attempt: AttemptId, claimant: str, *, step: int | None, epoch: int = 0, saved_by: int = 0, sha256: str = ""
+) -> Call[bool]:
+    """Note which checkpoint an attempt goes on from, saved by attempt `saved_by`; `step` is None where it begins at the
+    first step, since none could be used. False: the lease is lost."""
+    args = ("" if step is None else step, epoch, saved_by, sha256)
+    return Call("resume_from", (attempt.job_ref, attempt.number, claimant, *args), _is_ok)
+
+
 def finish(
     attempt: AttemptId,
     claimant: str,

@@ -40,6 +40,11 @@ local function tenant_and_id(ref)
   return string.match(ref, '^([^/]+)/(.+)$')
 end
 
+-- What a job says of its newest checkpoint. By hand: cjson would round the time.
+local function checkpoint_json(step, epoch, attempt, sha256)
+  return string.format('{"step":%s,"epoch":%s,"attempt":%s,"sha256":"%s","at":%s}', step, epoch, attempt, sha256, int(now_us()))
+end
+
 local TERMINAL = {succeeded = true, failed = true, cancelled = true}
 
 -- The one place where a job changes its state. `extra` is a flat list of further fields.
