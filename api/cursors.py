@@ -19,7 +19,7 @@ class LogCursor(msgspec.Struct, frozen=True, array_like=True):
 
 
 def encode_job(job: str) -> str:
-    return _to_text(uuid.UUID(job).bytes)
+    return to_text(uuid.UUID(job).bytes)
 
 
 def decode_job(cursor: str) -> str:
@@ -29,13 +29,13 @@ def decode_job(cursor: str) -> str:
         MalformedCursor: not one of ours.
     """
     try:
-        return str(uuid.UUID(bytes=_from_text(cursor)))
+        return str(uuid.UUID(bytes=from_text(cursor)))
     except ValueError:
         raise _malformed() from None
 
 
 def encode_log(cursor: LogCursor) -> str:
-    return _to_text(msgspec.msgpack.encode(cursor))
+    return to_text(msgspec.msgpack.encode(cursor))
 
 
 def decode_log(cursor: str) -> LogCursor:
@@ -43,7 +43,7 @@ def decode_log(cursor: str) -> LogCursor:
     MalformedCursor: not one of ours.
     """
     try:
-        found = msgspec.msgpack.decode(_from_text(cursor), type=LogCursor)
+        found = msgspec.msgpack.decode(from_text(cursor), type=LogCursor)
     except (msgspec.MsgspecError, RecursionError):
         raise _malformed() from None
     if found.attempt < 1 or any(device < 0 or not 0 <= seq < 2**63 for device, seq in found.seen.items()):
@@ -51,11 +51,11 @@ def decode_log(cursor: str) -> LogCursor:
     return found
 
 
-def _to_text(data: bytes) -> str:
+def to_text(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def _from_text(text: str) -> bytes:
+def from_text(text: str) -> bytes:
     if len(text) > MAX_CURSOR_LENGTH:
         raise _malformed()
     try:

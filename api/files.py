@@ -48,7 +48,7 @@ class Lines:
 def read_report(attempt: Path) -> bytes | None:
     """The report that was kept, as JSON. Raises OSError."""
     try:
-        with open(_in_place(layout.report_file(attempt)), "rb") as file:
+        with open(in_place(layout.report_file(attempt)), "rb") as file:
             return file.read(MAX_REPORT_BYTES)
     except FileNotFoundError:
         return None
@@ -85,7 +85,7 @@ def read_logs(attempt: Path, devices: Sequence[int], seen: Mapping[int, int], qu
 
 def _read_device(attempt: Path, device: int, after: int, devices: int, query: LogQuery) -> Page:
     return logs.read_page(
-        _in_place(layout.log_file(attempt, device)),
+        in_place(layout.log_file(attempt, device)),
         after,
         query.limit,
         stream=query.stream,
@@ -123,7 +123,7 @@ def read_metrics(
 ) -> list[SeriesView]:
     """Series of an attempt, whole or down-sampled. Raises OSError."""
     return [
-        _series(series) for series in metrics.read(_in_place(layout.metrics_file(attempt)), device, name, after, points)
+        _series(series) for series in metrics.read(in_place(layout.metrics_file(attempt)), device, name, after, points)
     ]
 
 
@@ -153,7 +153,7 @@ def _point(point: metrics.Point) -> PointView:
     return PointView(point.number, point.step, value, at(int(point.at * 1e6)))
 
 
-def _in_place(path: Path) -> Path:
+def in_place(path: Path) -> Path:
     """`path`, unless a link leads away from it: a job can put links where its files lie, to read what is not its own.
 
     Raises:

@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,6 +25,15 @@ PROGRESS_SECONDS = 0.3
 REPLY_SECONDS = 2.0
 #: After a failure nobody asks again for this long.
 PAUSE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was new. `entries`: key of a stream -> ids and frames."""
+
+    progress: bytes | None
+    report: bytes | None
+    entries: dict[str, list[tuple[str, bytes]]]
 
 
 class Telemetry:
@@ -54,6 +65,33 @@ class Telemetry:
         body = await self._within(REPLY_SECONDS, self.client.get(key))
         return body.encode() if isinstance(body, str) else body  # the client does not decode; its types cannot say so
 
+    async def look(
+        self, tenant: str, job: str, attempt: int, *, report: bool, streams: Mapping[str, str], entries: int
+    ) -> Look:
+        """What is new of a running attempt, in one exchange: its progress, its report if asked, and at most so many
+        entries of each stream after the id that is given with its key.
+
+        Raises:
+            Unavailable: the telemetry Redis does not answer.
+        """
+        if self._clock() < self._silent_until:
+            raise _away()
+        pipe = self.client.pipeline(transaction=False)
+        pipe.get(wire.progress_key(tenant, job, attempt))
+        if report:
+            pipe.get(wire.report_key(tenant, job, attempt))
+        if streams:
+            pipe.xread(dict(streams), count=entries)
+        replies = deque(await self._within(REPLY_SECONDS, pipe.execute()))
+        return Look(
+            progress=replies.popleft(),
+            report=replies.popleft() if report else None,
+            entries={
+                key.decode(): [(name.decode(), fields[b"f"]) for name, fields in found]
+                for key, found in _streams_of(replies.popleft() if streams else None)
+            },
+        )
+
     async def ping(self) -> None:
         """Raises:
         Unavailable: the telemetry Redis does not answer.
@@ -84,6 +122,13 @@ class Telemetry:
             raise _away() from error
         self._silent_until = 0.0
         return found
+
+
+def _streams_of(reply: Any) -> Iterable[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
+    """Keys and entries of an XREAD, which RESP3 gives as a map (with a list around each stream's entries)."""
+    if isinstance(reply, dict):
+        return [(key, [entry for part in found for entry in part]) for key, found in reply.items()]
+    return reply or []
 
 
 def _keys(tenant: str, job: str, attempt: AttemptRecord) -> list[str]:

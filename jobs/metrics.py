@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from jobs.frames import NO_STEP, CorruptFrame, Draft, FrameReader, FrameWriter, Kind, pack, parse, step_range, unpack
+from jobs.frames import NO_STEP, CorruptFrame, Draft, Frame, FrameReader, FrameWriter, Kind, pack, parse, step_range, unpack
 from jobs.telemetry import Metric
 
 #: An attempt cannot fill memory with names.
@@ -223,8 +223,13 @@ def read_chunk(raw: bytes) -> list[Segment]:
     Raises:
         CorruptFrame: the bytes are not a chunk.
     """
+    return read_frame(raw)[1]
+
+
+def read_frame(raw: bytes) -> tuple[Frame, list[Segment]]:
+    """The same with the frame, whose items are the points of the segments in their order. Raises as `read_chunk` does."""
     frame, payload = parse(raw)
-    return unpack(_decoder, payload) if frame.kind == Kind.DATA else []
+    return frame, unpack(_decoder, payload) if frame.kind == Kind.DATA else []
 
 
 def _segments_of(path: Path) -> Iterator[Segment]:
