@@ -124,6 +124,15 @@ class Joiner(Generic[T]):
         """Everything that is still waiting: no rank will send anything more."""
         return [self._pop() for _ in range(len(self._order))]
 
+    @property
+    def gone(self) -> Key:
+        """The last step that was let go."""
+        return self._gone
+
+    def begin_after(self, gone: Key, *, forced: int, late: int) -> None:
+        """Go on where another joiner was flushed."""
+        self._gone, self.forced, self.late = gone, forced, late
+
     def _complete(self) -> list[Joined[T]]:
         if self._loose and len(self._order) > PATIENCE:
             self._positions = {rank: key for rank, key in self._positions.items() if key != _NOTHING_YET}

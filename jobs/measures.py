@@ -14,7 +14,7 @@ so a device that got more rows is told apart from one that is slow.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 
 import msgspec
@@ -101,16 +101,15 @@ class Share:
         return measured(values[self.place]) if self.place < len(values) else None
 
 
-@dataclass(slots=True)
-class _Device:
+class _Device(msgspec.Struct, array_like=True):
     rows: int = 0
     uncounted_steps: int = 0
     steps: int = 0
     idle_steps: int = 0
-    forward: Sketch = field(default_factory=Sketch)
-    backward: Sketch = field(default_factory=Sketch)
-    data_wait: Sketch = field(default_factory=Sketch)
-    comm: Sketch = field(default_factory=Sketch)
+    forward: Sketch = msgspec.field(default_factory=Sketch)
+    backward: Sketch = msgspec.field(default_factory=Sketch)
+    data_wait: Sketch = msgspec.field(default_factory=Sketch)
+    comm: Sketch = msgspec.field(default_factory=Sketch)
     forward_rows: int = 0
     backward_rows: int = 0
     memory_peak_bytes: int | None = None
@@ -119,8 +118,7 @@ class _Device:
     covered_rows: int = 0
 
 
-@dataclass(slots=True)
-class _Totals:
+class _Totals(msgspec.Struct, array_like=True):
     """Over the covered steps."""
 
     steps: int = 0
@@ -128,6 +126,24 @@ class _Totals:
     wasted_ms: float = 0.0
     input_ms: float = 0.0
     comm_ms: float = 0.0
+
+
+class Sums(msgspec.Struct, array_like=True):
+    """All that is known of the steps so far."""
+
+    devices: list[_Device]
+    primitives: list[Sketch]
+    totals: _Totals = msgspec.field(default_factory=_Totals)
+    with_backward: bool = False
+    steps: int = 0
+
+    @classmethod
+    def none(cls, devices: int) -> "Sums":
+        return cls([_Device() for _ in range(devices)], [Sketch() for _ in Primitives.__struct_fields__])
+
+    def fits(self, devices: int) -> bool:
+        """Whether these are the sums of so many devices."""
+        return (len(self.devices), len(self.primitives)) == (devices, len(Primitives.__struct_fields__))
 
 
 class Measures:
@@ -138,33 +154,29 @@ class Measures:
     modules) have no balance of times.
     """
 
-    def __init__(self, devices: int, *, in_turn: bool, comparable: bool = True) -> None:
-        self._devices = [_Device() for _ in range(devices)]
+    def __init__(self, sums: Sums, *, in_turn: bool, comparable: bool = True) -> None:
+        self.sums = sums
         self._in_turn = in_turn
         self.comparable = comparable
-        self._totals = _Totals()
-        self._with_backward = False
-        self._steps = 0
-        self._primitives = [Sketch() for _ in Primitives.__struct_fields__]
 
     @property
     def steps(self) -> int:
-        return self._steps
+        return self.sums.steps
 
     @property
     def covered_steps(self) -> int:
         """Steps in which the time of every device that got rows was measured."""
-        return self._totals.steps
+        return self.sums.totals.steps
 
     def add(self, shares: Sequence[Share]) -> None:
         """Count one step; `shares` has one entry for each leased device."""
-        self._steps += 1
-        for device, share in zip(self._devices, shares, strict=True):
+        self.sums.steps += 1
+        for device, share in zip(self.sums.devices, shares, strict=True):
             _add(device, share)
         self._add_balance(shares)
         primitives = next((s.step.primitives for s in shares if s.step is not None and s.step.primitives), None)
         if primitives is not None:
-            for sketch, value in zip(self._primitives, msgspec.structs.astuple(primitives), strict=True):
+            for sketch, value in zip(self.sums.primitives, msgspec.structs.astuple(primitives), strict=True):
                 _sketch(sketch, measured(value))
 
     def _add_balance(self, shares: Sequence[Share]) -> None:
@@ -173,10 +185,10 @@ class Measures:
         if not self.comparable or len(steps) < len(shares) or any(share.rows is None for share in shares):
             return
         forward, backward = zip(*(_compute_ms(share) for share in shares), strict=True)
-        if None in forward or (None in backward and self._with_backward):
+        if None in forward or (None in backward and self.sums.with_backward):
             return
-        if None not in backward and not self._with_backward:
-            self._with_backward = True
+        if None not in backward and not self.sums.with_backward:
+            self.sums.with_backward = True
             self._forget_balance()
         times = [one + (other or 0.0) for one, other in zip(forward, backward, strict=True)]
         waits = [share.wait_ms or 0.0 for share in shares]
@@ -184,19 +196,19 @@ class Measures:
         elapsed = max(measured(step.step_ms) or 0.0 for step in steps)
         if self._in_turn and all(step is steps[0] for step in steps):
             elapsed = max(max(times), elapsed - sum(times) + max(times))
-        self._totals.steps += 1
-        self._totals.elapsed_ms += elapsed
-        self._totals.wasted_ms += sum(max(busy) - time for time in busy)
-        self._totals.input_ms += max(waits)
-        self._totals.comm_ms += min(measured(step.comm_ms) or 0.0 for step in steps)
-        for device, time, wait, share in zip(self._devices, times, waits, shares, strict=True):
+        self.sums.totals.steps += 1
+        self.sums.totals.elapsed_ms += elapsed
+        self.sums.totals.wasted_ms += sum(max(busy) - time for time in busy)
+        self.sums.totals.input_ms += max(waits)
+        self.sums.totals.comm_ms += min(measured(step.comm_ms) or 0.0 for step in steps)
+        for device, time, wait, share in zip(self.sums.devices, times, waits, shares, strict=True):
             device.covered_ms += time
             device.covered_wait_ms += wait
             device.covered_rows += share.rows or 0
 
     def _forget_balance(self) -> None:
-        self._totals = _Totals()
-        for device in self._devices:
+        self.sums.totals = _Totals()
+        for device in self.sums.devices:
             device.covered_ms, device.covered_wait_ms, device.covered_rows = 0.0, 0.0, 0
 
     # -- what the report says ----------------------------------------------------------------------
@@ -218,34 +230,34 @@ class Measures:
                 ms_per_row=_ms_per_row(device),
                 memory_peak_bytes=device.memory_peak_bytes,
             )
-            for index, device in enumerate(self._devices)
+            for index, device in enumerate(self.sums.devices)
         )
 
     def primitives(self) -> PrimitiveTimings | None:
-        timings = [timing(sketch) for sketch in self._primitives]
+        timings = [timing(sketch) for sketch in self.sums.primitives]
         known = [one for one in timings if one is not None]
         return PrimitiveTimings(*known) if len(known) == len(timings) else None
 
     def balance(self, output_device: int | None) -> Balance:
         """`output_device`: where DataParallel gathers on real devices; `None` when there is none."""
         counted = self._rows()
-        times = [device.covered_ms for device in self._devices] if self.covered_steps else None
-        several = len(self._devices) > 1
-        busy = [device.covered_ms + device.covered_wait_ms for device in self._devices]
+        times = [device.covered_ms for device in self.sums.devices] if self.covered_steps else None
+        several = len(self.sums.devices) > 1
+        busy = [device.covered_ms + device.covered_wait_ms for device in self.sums.devices]
         return Balance(
             rows_max_over_mean=_max_over_mean(counted),
             time_max_over_mean=_max_over_mean(times),
             slowest_device=busy.index(max(busy)) if times and several else None,
             cause=self._cause(),
-            idle_device_steps=sum(device.idle_steps for device in self._devices) if self._steps else None,
-            wasted_device_seconds=round(self._totals.wasted_ms / 1000, 6) if times else None,
+            idle_device_steps=sum(device.idle_steps for device in self.sums.devices) if self.sums.steps else None,
+            wasted_device_seconds=round(self.sums.totals.wasted_ms / 1000, 6) if times else None,
             output_device_memory_skew=self._memory_skew(output_device),
         )
 
     def partly_measured(self) -> dict[str, tuple[int, int]]:
         """Times that were taken in some steps only: field -> (fewest measured, steps that have one)."""
         partly: dict[str, tuple[int, int]] = {}
-        for device in self._devices:
+        for device in self.sums.devices:
             busy = device.steps - device.idle_steps
             for name, sketch, steps in (
                 ("forward_ms", device.forward, busy),
@@ -258,28 +270,28 @@ class Measures:
         return partly
 
     def _rows(self) -> list[int] | None:
-        if not self._steps or any(device.uncounted_steps for device in self._devices):
+        if not self.sums.steps or any(device.uncounted_steps for device in self.sums.devices):
             return None
-        return [device.rows for device in self._devices]
+        return [device.rows for device in self.sums.devices]
 
     def _cause(self) -> str | None:
         if not self.covered_steps:
             return None
-        times = [device.covered_ms for device in self._devices]
-        slowest = self._devices[times.index(max(times))]
+        times = [device.covered_ms for device in self.sums.devices]
+        slowest = self.sums.devices[times.index(max(times))]
         mean_ms = sum(times) / len(times)
-        mean_rows = sum(device.covered_rows for device in self._devices) / len(times)
+        mean_rows = sum(device.covered_rows for device in self.sums.devices) / len(times)
         by_rows = mean_ms > 0 and slowest.covered_rows / mean_rows >= math.sqrt(slowest.covered_ms / mean_ms)
         losses = {
             "rows" if by_rows else "compute": slowest.covered_ms - mean_ms,
-            "input": self._totals.input_ms,
-            "communication": self._totals.comm_ms,
+            "input": self.sums.totals.input_ms,
+            "communication": self.sums.totals.comm_ms,
         }
         largest = max(losses, key=lambda name: losses[name])
-        return largest if losses[largest] >= NOTABLE * self._totals.elapsed_ms > 0 else "none"
+        return largest if losses[largest] >= NOTABLE * self.sums.totals.elapsed_ms > 0 else "none"
 
     def _memory_skew(self, output_device: int | None) -> float | None:
-        peaks = [device.memory_peak_bytes for device in self._devices]
+        peaks = [device.memory_peak_bytes for device in self.sums.devices]
         known = [peak for peak in peaks if peak is not None]
         if output_device is None or len(known) < len(peaks) or len(peaks) < 2:
             return None

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from jobs import report_state
 from jobs.joining import Joined, Joiner, by_epoch, by_round
 from jobs.lint import Finding, lint
-from jobs.measures import Balance, DeviceMeasures, Measures, PrimitiveTimings, Share
+from jobs.measures import Balance, DeviceMeasures, Measures, PrimitiveTimings, Share, Sums
+from jobs.patterns import MAX_PATTERNS, Patterns, Whole
 from jobs.plan import Pattern, Prediction, predict
 from jobs.prediction_check import PredictionCheck, check
 from jobs.processes import MAX_CACHED, SHARDING, Process, Recent, Work, add_up, total, unknown_work
@@ -43,10 +45,8 @@ from jobs.telemetry import (
     Wrapped,
 )
 
-__all__ = ["Aggregator", "LeasedDevice", "Report", "ReportDevice", "ShardLine", "decode", "encode"]
+__all__ = ["Aggregator", "LeasedDevice", "Report", "ReportDevice", "Resumed", "ShardLine", "decode", "encode"]
 
-#: Different splits that a report keeps; the rest counts in one pattern of the phase "other".
-MAX_PATTERNS = 256
 #: Processes beside the ranks' own that are told apart, and ranks of a process group that are counted.
 MAX_DESCENDANTS = 256
 MAX_RANKS = 256
@@ -80,6 +80,13 @@ class ReportDevice(msgspec.Struct, frozen=True):
     memory_total_bytes: int | None
 
 
+class Resumed(msgspec.Struct, frozen=True):
+    """The attempt went on from a checkpoint: that of `step` steps, which `attempt` had saved."""
+
+    step: int
+    attempt: int
+
+
 class Report(msgspec.Struct, frozen=True):
     job_id: str
     attempt: int
@@ -96,6 +103,7 @@ class Report(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
     notes: dict[str, str]
     rehearsal: bool = False
+    resumed: Resumed | None = None
 
 
 _encoder = msgspec.json.Encoder()
@@ -125,38 +133,12 @@ class _Part:
     work: Work
 
 
-_PatternKey = tuple[str, str, int | None, tuple[int | None, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Whole:
-    """The batches of all ranks in one step in one wrapped module, by logical device."""
-
-    key: _PatternKey
-    input_shapes: tuple[Shape | None, ...]
-    output_shapes: tuple[Shape | None, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class _Division:
     """One step as a whole: module by module, and the rows of each device in all modules."""
 
-    wholes: tuple[_Whole, ...]
+    wholes: tuple[Whole, ...]
     rows: tuple[int | None, ...]
-
-
-@dataclass(slots=True)
-class _Count:
-    first: _Whole | None
-    shapes_vary: bool = False
-    steps: int = 0
-    first_step: int | None = None
-    last_step: int | None = None
-
-    def add(self, step: int) -> None:
-        self.steps += 1
-        self.first_step = step if self.first_step is None else min(self.first_step, step)
-        self.last_step = step if self.last_step is None else max(self.last_step, step)
 
 
 class Aggregator:
@@ -185,8 +167,7 @@ class Aggregator:
         self._measures: dict[str, Measures] = {}  # by phase
         self._printer = Printer(spec.observe, spec.parallelism.dim)
         self._divisions: Recent[tuple[object, ...], _Division] = Recent(MAX_CACHED)
-        self._patterns: dict[_PatternKey, _Count] = {}
-        self._other = _Count(None)
+        self._patterns = Patterns()
         self._divided: dict[tuple[str, str], set[tuple[int, ...]]] = {}  # by phase and module: splits of forwards
         self._divided_ways = 0
         self._found: dict[int, DeviceInfo] = {}
@@ -195,6 +176,7 @@ class Aggregator:
         self._rank_notes: dict[str, list[str]] = {}
         self._malformed = self._uncounted = 0
         self._crowded = False
+        self._resumed: Resumed | None = None
 
     # -- taking records in -------------------------------------------------------------------------
 
@@ -350,7 +332,7 @@ class Aggregator:
         for joined in steps:
             division = self._join(joined)
             for whole in division.wholes:
-                self._count_pattern(joined, whole)
+                self._patterns.add(joined.step, whole)
             if self._script or joined.phase == self._main:
                 measures = self._measures.get(joined.phase) or self._begin(joined.phase)
                 measures.add(self._shares(joined, division))
@@ -363,9 +345,10 @@ class Aggregator:
         self._main = min(self._measures, key=PHASES.index)
         return measures
 
-    def _new_measures(self) -> Measures:
+    def _new_measures(self, sums: Sums | None = None) -> Measures:
         in_turn = self._virtual and (self._script or self._spec.parallelism.strategy == "dp")
-        return Measures(len(self._lease), in_turn=in_turn, comparable=not self._placed and not self._sharded)
+        comparable = not self._placed and not self._sharded
+        return Measures(sums or Sums.none(len(self._lease)), in_turn=in_turn, comparable=comparable)
 
     def _join(self, joined: Joined[_Part]) -> _Division:
         parts = sorted(joined.parts.items())
@@ -376,10 +359,10 @@ class Aggregator:
             return cached
         modules = dict.fromkeys(batch.module for _, part in parts if part.work.known for batch in part.work.batches)
         wholes = tuple(self._whole(joined, module) for module in modules or [""])
-        division = _Division(wholes, tuple(map(total, zip(*(whole.key[3] for whole in wholes), strict=True))))
+        division = _Division(wholes, tuple(map(total, zip(*(whole.rows for whole in wholes), strict=True))))
         return self._divisions.put(same, division) if known else division
 
-    def _whole(self, joined: Joined[_Part], module: str) -> _Whole:
+    def _whole(self, joined: Joined[_Part], module: str) -> Whole:
         rows: list[int | None] = [0] * len(self._lease)
         inputs: list[Shape | None] = [None] * len(self._lease)
         outputs: list[Shape | None] = [None] * len(self._lease)
@@ -393,18 +376,7 @@ class Aggregator:
                     rows[device] = total([rows[device], batch.rows[place]])
                     inputs[device] = inputs[device] or batch.input_shapes[place]
                     outputs[device] = outputs[device] or batch.output_shapes[place]
-        return _Whole((joined.phase, module, total(batch_rows), tuple(rows)), tuple(inputs), tuple(outputs))
-
-    def _count_pattern(self, joined: Joined[_Part], whole: _Whole) -> None:
-        count = self._patterns.get(whole.key)
-        if count is None and len(self._patterns) < MAX_PATTERNS:
-            count = self._patterns[whole.key] = _Count(whole)
-        if count is None:
-            count = self._other
-        first = count.first
-        if first is not None and first is not whole and not count.shapes_vary:
-            count.shapes_vary = (first.input_shapes, first.output_shapes) != (whole.input_shapes, whole.output_shapes)
-        count.add(joined.step)
+        return Whole(joined.phase, module, total(batch_rows), tuple(rows), tuple(inputs), tuple(outputs))
 
     def _note_absent(self, joined: Joined[_Part]) -> None:
         if len(joined.parts) < len(self._expected):
@@ -421,6 +393,68 @@ class Aggregator:
                 shares[device] = Share(division.rows[device], None if crowded else part.step, place)
         return [share or Share(count, None, 0) for share, count in zip(shares, division.rows, strict=True)]
 
+    # -- from one attempt to the next --------------------------------------------------------------
+
+    def dump(self) -> bytes:
+        """What the next attempt of a recipe needs to go on with this report, as of a checkpoint.
+
+        To be called when every rank has sent all its steps up to one training step (and the evaluation after it, if
+        any took place), and none beyond: a step that only some ranks have sent then is one that the others skip.
+
+        Raises:
+            ValueError: this is a script's report, which each attempt begins anew; or it cannot be encoded.
+        """
+        self._count(self._joiner.flush())
+        measures = {phase: one.sums for phase, one in self._measures.items()}
+        return report_state.encode(
+            report_state.State(
+                version=report_state.VERSION,
+                about=self._about(),
+                attempt=self._attempt,
+                step=measures[self._main].steps if self._main in measures else 0,
+                gone=self._joiner.gone,
+                forced=self._joiner.forced,
+                late=self._joiner.late,
+                measures=measures,
+                patterns=list(self._patterns.kept.values()),
+                other=self._patterns.other,
+                absent_from=self._absent_from,
+                notes=self._rank_notes,
+                malformed=self._malformed,
+                uncounted=self._uncounted,
+                crowded=self._crowded,
+            )
+        )
+
+    def load(self, data: bytes) -> None:
+        """Go on where an earlier attempt of the same job was when it made `data`; before any step is fed.
+
+        Raises:
+            ValueError: `data` cannot be read, or is of another version or another job. Nothing has changed then.
+        """
+        state = report_state.decode(data, self._about())
+        said, self._rank_notes = self._rank_notes, state.notes
+        for note in (Note(field, reason) for field, reasons in said.items() for reason in reasons):
+            self._take_note(note)
+        self._measures = {phase: self._new_measures(sums) for phase, sums in state.measures.items()}
+        kept = {count.first.key: count for count in state.patterns if count.first is not None}
+        self._patterns = Patterns(kept, state.other)
+        self._joiner.begin_after(state.gone, forced=state.forced, late=state.late)
+        self._absent_from = state.absent_from
+        self._malformed, self._uncounted, self._crowded = state.malformed, state.uncounted, state.crowded
+        self._resumed = Resumed(state.step, state.attempt)
+
+    def _about(self) -> report_state.About:
+        if self._script:
+            raise ValueError("a script's report is not carried over: each attempt begins its own")
+        return report_state.About(
+            job_id=self._job_id,
+            strategy=self._spec.parallelism.strategy,
+            ranks=self._ranks,
+            devices=len(self._lease),
+            phase=self._main,
+        )
+
     # -- giving a report out -----------------------------------------------------------------------
 
     def snapshot(self, final: bool, last_line: str = "", now: float | None = None) -> Report:
@@ -431,7 +465,7 @@ class Aggregator:
         if final:
             self._count(self._joiner.flush())
         how = self._spec.parallelism
-        kept = [_pattern(key, count) for key, count in self._patterns.items()]
+        kept = self._patterns.told_apart()
         measures = self._measures.get(self._main) or self._new_measures()
         gathers_on = self._gathers_on if self._scatters and not self._virtual else None
         prediction, remark = self._check(kept) if final else (PredictionCheck(None, []), None)
@@ -447,7 +481,7 @@ class Aggregator:
             device_kind=self._lease[0].kind,
             virtual=self._virtual,
             devices=tuple(self._device(device) for device in self._lease),
-            patterns=(*kept, *([_other_pattern(self._other)] if self._other.steps else [])),
+            patterns=self._patterns.all(),
             per_device=measures.devices(),
             primitives=measures.primitives() if self._scatters else None,
             balance=measures.balance(gathers_on),
@@ -455,6 +489,7 @@ class Aggregator:
             findings=tuple(findings),
             notes={},
             rehearsal=self._spec.rehearsal,
+            resumed=self._resumed,
         )
         remarks = [*self._remarks(report, measures), *([("prediction", remark)] if remark else [])]
         remarks += self._script_remarks(report, sight) if sight is not None else []
@@ -466,10 +501,7 @@ class Aggregator:
         return all(outcome is not None and outcome.exit_code == 0 for outcome in outcomes)
 
     def _check(self, kept: Sequence[Pattern]) -> tuple[PredictionCheck, str | None]:
-        return check(self._prediction, kept, complete=self._complete, overflowed=self._other.steps > 0)
-
-    def _lint(self, kept: Sequence[Pattern]) -> list[Finding]:
-        return lint(self._spec, kept, self._prediction.train_rows) if kept else []
+        return check(self._prediction, kept, complete=self._complete, overflowed=self._patterns.overflowed)
 
     def _sight(self, kept: Sequence[Pattern], final: bool, last_line: str, now: float | None) -> Sight:
         return Sight(
@@ -511,7 +543,7 @@ class Aggregator:
     def _remarks(self, report: Report, measures: Measures) -> Iterator[tuple[str, str]]:
         for rank, step in sorted(self._absent_from.items()):
             yield "patterns.rows", f"rank {rank} sent nothing for step {step}; where it is absent it counts 0 rows"
-        if self._other.steps:
+        if self._patterns.overflowed:
             yield "patterns", f'only {MAX_PATTERNS} splits are kept apart; the rest counts in the phase "other"'
         if self._malformed:
             yield "patterns", f"{self._malformed} records did not fit together, so their rows are not counted"
@@ -627,24 +659,3 @@ def _only_idle_lack(report: Report, field: str) -> bool:
 
 def _null_fields(struct: msgspec.Struct) -> list[str]:
     return [field for field in struct.__struct_fields__ if getattr(struct, field) is None]
-
-
-def _pattern(key: _PatternKey, count: _Count) -> Pattern:
-    phase, module, batch_rows, rows = key
-    return Pattern(
-        phase=phase,
-        module=module,
-        batch_rows=batch_rows,
-        rows=rows,
-        shapes_vary=count.shapes_vary,
-        input_shapes=count.first.input_shapes if count.first is not None else None,
-        output_shapes=count.first.output_shapes if count.first is not None else None,
-        steps=count.steps,
-        first_step=count.first_step,
-        last_step=count.last_step,
-    )
-
-
-def _other_pattern(count: _Count) -> Pattern:
-    """Everything beyond the splits that are kept apart. Its steps may be of several phases."""
-    return Pattern("other", "", None, None, True, None, None, count.steps, count.first_step, count.last_step)

@@ -12,7 +12,7 @@ import msgspec
 from jobs.lint import Finding
 from jobs.measures import DeviceMeasures, Timing
 from jobs.plan import Pattern
-from jobs.report import Report
+from jobs.report import Report, Resumed
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -33,6 +33,7 @@ class Side(msgspec.Struct, frozen=True):
     device_kind: str
     virtual: bool
     rehearsal: bool
+    resumed: Resumed | None
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -142,6 +143,7 @@ def _side(report: Report) -> Side:
         device_kind=report.device_kind,
         virtual=report.virtual,
         rehearsal=report.rehearsal,
+        resumed=report.resumed,
     )
 
 

@@ -30,8 +30,9 @@ def _of(side: Side) -> str:
     kind = f"virtual {side.device_kind}" if side.virtual else side.device_kind
     kind = f"REHEARSAL on {kind}" if side.rehearsal else kind
     devices = f"{side.devices} {kind} {'device' if side.devices == 1 else 'devices'}"
+    resumed = "" if side.resumed is None else f", resumed after {counted(side.resumed.step)} steps"
     so_far = "" if side.final else ", so far"
-    return f"job {side.job_id}, attempt {side.attempt}{so_far}: {side.strategy} on {devices}"
+    return f"job {side.job_id}, attempt {side.attempt}{resumed}{so_far}: {side.strategy} on {devices}"
 
 
 def _splits(diff: ReportDiff, width: int) -> Iterator[RenderableType]:

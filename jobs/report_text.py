@@ -34,6 +34,9 @@ def _header(report: Report) -> Iterator[str]:
     yield f"Split report of job {report.job_id}, attempt {report.attempt}, {end}"
     if report.rehearsal:
         yield "REHEARSAL: the devices only acted as GPUs; splits are theirs, times and memory are the CPU's"
+    if report.resumed is not None:
+        step, attempt = report.resumed.step, report.resumed.attempt
+        yield f"resumed after {counted(step)} steps, from a checkpoint of attempt {attempt}; they count here too"
     count = len(report.devices)
     kind = f"virtual {report.device_kind}" if report.virtual else report.device_kind
     nodes = ", ".join(sorted({device.node for device in report.devices}))

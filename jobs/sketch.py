@@ -7,6 +7,8 @@ merge by adding their counts.
 
 import math
 
+import msgspec
+
 RELATIVE_ERROR = 0.01
 #: Buckets of 1 % span 17 decades in 2,048; beyond that the smallest values are lumped together.
 MAX_BUCKETS = 2048
@@ -17,18 +19,15 @@ _GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _LOG_GAMMA = math.log(_GAMMA)
 
 
-class Sketch:
+class Sketch(msgspec.Struct, array_like=True):
     """Count, total, minimum and maximum exactly; quantiles within 1 %. Values are finite and not negative."""
 
-    __slots__ = ("_buckets", "_zeros", "count", "max", "min", "total")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.total = 0.0
-        self.min = math.inf
-        self.max = 0.0
-        self._zeros = 0
-        self._buckets: dict[int, int] = {}
+    count: int = 0
+    total: float = 0.0
+    min: float = math.inf
+    max: float = 0.0
+    _zeros: int = 0
+    _buckets: dict[int, int] = {}  # each sketch has one of its own
 
     def add(self, value: float) -> None:
         """Count one value.

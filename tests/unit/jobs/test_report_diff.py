@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from jobs.measures import PrimitiveTimings, Timing
-from jobs.report import Report
+from jobs.report import Report, Resumed
 from jobs.report_diff import Pair, diff
 from jobs.report_diff_text import render
 from tests.unit.jobs.made import make_spec
@@ -32,6 +32,17 @@ def test_a_report_beside_itself_differs_in_nothing(dp: Report) -> None:
     assert ratios == [1.0] * 6
     assert (same.findings.this_only, same.findings.against_only) == ((), ())
     assert same.findings.both == tuple(sorted({finding.code for finding in dp.findings}))
+
+
+def test_that_one_side_was_resumed_is_said_of_it_and_is_no_difference(dp: Report) -> None:
+    resumed = msgspec.structs.replace(dp, attempt=2, resumed=Resumed(step=2, attempt=1))
+    found, same = diff(resumed, dp), diff(dp, dp)
+
+    assert (found.this.resumed, found.against.resumed) == (Resumed(step=2, attempt=1), None)
+    assert msgspec.structs.replace(found, this=same.this) == same
+    lines = render(found).splitlines()
+    assert lines[1].startswith("this:    job job-1, attempt 2, resumed after 2 steps: dp on ")
+    assert lines[2].startswith("against: job job-1, attempt 1: dp on ")
 
 
 def test_patterns_of_both_meet_by_what_was_divided(dp: Report, ddp: Report) -> None:

@@ -3,7 +3,7 @@ import re
 import msgspec
 import pytest
 
-from jobs.report import Report
+from jobs.report import Report, Resumed
 from jobs.report_text import render
 from jobs.telemetry import Note, Split
 from tests.unit.jobs import script_streams
@@ -25,6 +25,15 @@ def test_the_splits_read_as_a_table_of_steps_by_devices() -> None:
     assert table[0] == ["phase", "steps", "from-to", "batch", *map(str, range(8))]
     assert table[2] == ["train", "3", "0-2", "30", "4", "4", "4", "4", "4", "4", "4", "2"]
     assert table[3] == ["train", "1", "3-3", "10", "2", "2", "2", "2", "2", "idle", "idle", "idle"]
+
+
+def test_a_report_that_was_carried_over_says_so_at_its_head() -> None:
+    report = msgspec.structs.replace(report_of("dp", 2, 30, 100), attempt=2, resumed=Resumed(step=2, attempt=1))
+
+    lines = render(report).splitlines()
+
+    assert lines[1] == "resumed after 2 steps, from a checkpoint of attempt 1; they count here too"
+    assert "resumed" not in render(report_of("dp", 2, 30, 100))
 
 
 def test_a_number_that_was_not_measured_is_a_dash_and_a_note() -> None:
