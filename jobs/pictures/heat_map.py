@@ -23,7 +23,7 @@ _MIN_WIDTH = 460.0
 @dataclass(frozen=True, slots=True)
 class Frame:
     """Where a picture goes. `heading`: with title and sentences, for a picture that stands alone, or bare, for a page
-    that says them itself and has the style sheet. `narrow`: for a telephone. `ids` tells the pictures of a page apart."""
+    that says them itself and has the style sheet. `narrow`: for a telephone. `ids` tells a page's pictures apart."""
 
     heading: bool = True
     narrow: bool = False
@@ -104,7 +104,7 @@ def _heading(report: Report, by: By, name: str, pad: float, room: float) -> tupl
         said.append((REHEARSAL, "strong"))
     y += 4 if said else 0
     for sentence, classes in said:
-        for words in wrapped(sentence, 12.6, room, 3):
+        for words in wrapped(sentence, 13.4, room, 3):
             y += 17
             parts.append(_text(words, pad, y, classes))
     return joined(parts), y + 14
@@ -131,8 +131,10 @@ def _block(
         parts.append(_line(line, block, frame, x, y, label, cell))
         y += ROW
     for place, column in enumerate(columns):
+        left = x + label + place * cell
+        if any(mark == OUTPUT for _, mark in column.marks):
+            parts.append(element("rect", class_="output-line", x=left, y=top - 6, width=cell - GAP, height=3, rx=1.5))
         if column.slow:
-            left = x + label + place * cell
             parts.append(_outline(left, top - 2, cell - GAP + 2, y - top - GAP + 4))
     return joined(parts), y + 6
 
@@ -172,7 +174,9 @@ def _cell(cell: Cell, frame: Frame, x: float, y: float, wide: float) -> Markup:
         parts.append(element("rect", x=x, y=y, width=wide, height=ROW - GAP, rx=3.0, fill=f"url(#{frame.ids}-idle)"))
     else:
         parts.append(element("rect", x=x, y=y, width=wide, height=ROW - GAP, rx=3.0))
-    parts.append(_text(cell.words, x + wide / 2, y + (ROW - GAP) / 2 + 4.2, "mid"))
+    parts.append(
+        _text(cell.words, x + wide / 2, y + (ROW - GAP) / 2 + 4.2, "mid strong" if cell.kind == "idle" else "mid")
+    )
     return element("g", *parts, class_={"value": f"c{cell.level}", "idle": "idle", "unknown": "unknown"}[cell.kind])
 
 
