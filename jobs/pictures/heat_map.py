@@ -1,12 +1,11 @@
 """The heat map of a split as SVG: devices across, in blocks where there are many, and patterns or measures down."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from jobs.pictures.grid import MAX_LINES, Cell, Column, Grid, Line, grid, idle_anywhere
 from jobs.pictures.markup import Markup, element, fitted, joined, text, width, wrapped
 from jobs.pictures.palette import IDLE, LEVELS, MEASURES, NOT_MEASURED, OUTPUT, SLOW, By
-from jobs.pictures.style import sheet
+from jobs.pictures.svg import ALONE, Frame, document, hatched, label_text
 from jobs.pictures.words import REHEARSAL, verdicts, what_it_is
 from jobs.report import Report
 
@@ -18,19 +17,6 @@ GAP = 3.0
 _LINE = 14.0
 #: A picture with a heading is at least this wide, so that its sentences have room.
 _MIN_WIDTH = 460.0
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """Where a picture goes. `heading`: with title and sentences, for a picture that stands alone, or bare, for a page
-    that says them itself and has the style sheet. `narrow`: for a telephone. `ids` tells a page's pictures apart."""
-
-    heading: bool = True
-    narrow: bool = False
-    ids: str = "sy"
-
-
-ALONE = Frame()
 
 
 def heat_map(
@@ -65,8 +51,8 @@ def heat_map(
     for remark in found.remarks:
         for words in wrapped(remark, 11.5, room, 4):
             y += 16
-            parts.append(_text(words, pad, y, "muted small"))
-    return _svg(parts, total, y + pad, _title(report, by, name), _description(report, found), frame)
+            parts.append(label_text(words, pad, y, "muted small"))
+    return document(parts, total, y + pad, _title(report, by, name), _description(report, found), frame)
 
 
 def _cell_width(found: Grid, across: int, *, narrow: bool) -> float:
@@ -95,10 +81,10 @@ def _description(report: Report, found: Grid) -> str:
 def _heading(report: Report, by: By, name: str, pad: float, room: float) -> tuple[Markup, float]:
     y = pad + 16
     shown = fitted(name or f"job {report.job_id}", 17.5, room)
-    parts = [_text(f"\u2068{shown}\u2069", pad, y, "name")]
+    parts = [label_text(f"\u2068{shown}\u2069", pad, y, "name")]
     for words in wrapped(f"{MEASURES[by][0]}: {what_it_is(report)}", 12, room, 2):
         y += 18
-        parts.append(_text(words, pad, y, "muted"))
+        parts.append(label_text(words, pad, y, "muted"))
     said = [(words, f"strong {words.partition(':')[0].lower()}-word") for words in verdicts(report)]
     if report.rehearsal:
         said.append((REHEARSAL, "strong"))
@@ -106,7 +92,7 @@ def _heading(report: Report, by: By, name: str, pad: float, room: float) -> tupl
     for sentence, classes in said:
         for words in wrapped(sentence, 13.4, room, 3):
             y += 17
-            parts.append(_text(words, pad, y, classes))
+            parts.append(label_text(words, pad, y, classes))
     return joined(parts), y + 14
 
 
@@ -124,7 +110,7 @@ def _block(
         drawn, bottom = _column_head(column, x + label + (place + 0.5) * cell, y, cell, plain=frame.narrow)
         parts.append(drawn)
         below = max(below, bottom)
-    parts.append(_text("device", x, y, "muted"))
+    parts.append(label_text("device", x, y, "muted"))
     top = below + 8
     y = top
     for line in found.lines:
@@ -142,13 +128,13 @@ def _block(
 def _column_head(column: Column, middle: float, y: float, room: float, *, plain: bool) -> tuple[Markup, float]:
     middle -= GAP / 2
     parts = [element("title", text(column.tip))] if column.tip and not plain else []
-    parts.append(_text(column.title, middle, y, "mid strong"))
+    parts.append(label_text(column.title, middle, y, "mid strong"))
     for words in column.lines:
         y += 13
-        parts.append(_text(fitted(words, 10.5, room), middle, y, "mid muted small"))
+        parts.append(label_text(fitted(words, 10.5, room), middle, y, "mid muted small"))
     for words, mark in column.marks:
         y += 13
-        parts.append(_text(words, middle, y, f"mid strong small {mark}-word"))
+        parts.append(label_text(words, middle, y, f"mid strong small {mark}-word"))
     return element("g", *parts), y
 
 
@@ -158,8 +144,8 @@ def _line(line: Line, block: range, frame: Frame, x: float, y: float, label: flo
     words = fitted(line.words, 10.8, room)
     parts = [
         element("title", text(f"{line.title}: {line.words}")) if (title, words) != (line.title, line.words) else None,
-        _text(title, x, y + 14, ""),
-        _text(words, x, y + 27, "muted small"),
+        label_text(title, x, y + 14, ""),
+        label_text(words, x, y + 27, "muted small"),
     ]
     named = element("g", *parts)
     cells = (
@@ -171,11 +157,11 @@ def _line(line: Line, block: range, frame: Frame, x: float, y: float, label: flo
 def _cell(cell: Cell, frame: Frame, x: float, y: float, wide: float) -> Markup:
     parts = [] if frame.narrow else [element("title", text(cell.tip))]
     if cell.kind == "idle":
-        parts.append(element("rect", x=x, y=y, width=wide, height=ROW - GAP, rx=3.0, fill=f"url(#{frame.ids}-idle)"))
+        parts.append(element("rect", x=x, y=y, width=wide, height=ROW - GAP, rx=3.0, fill=hatched(frame)))
     else:
         parts.append(element("rect", x=x, y=y, width=wide, height=ROW - GAP, rx=3.0))
     parts.append(
-        _text(cell.words, x + wide / 2, y + (ROW - GAP) / 2 + 4.2, "mid strong" if cell.kind == "idle" else "mid")
+        label_text(cell.words, x + wide / 2, y + (ROW - GAP) / 2 + 4.2, "mid strong" if cell.kind == "idle" else "mid")
     )
     return element("g", *parts, class_={"value": f"c{cell.level}", "idle": "idle", "unknown": "unknown"}[cell.kind])
 
@@ -211,11 +197,11 @@ def _legend_items(found: Grid, frame: Frame) -> Iterator[tuple[float, Markup]]:
     after = start + LEVELS * 13 + 4
     yield (
         after + width(high, 11),
-        joined([_text(low, 0, 10, "muted small"), *squares, _text(high, after, 10, "muted small")]),
+        joined([label_text(low, 0, 10, "muted small"), *squares, label_text(high, after, 10, "muted small")]),
     )
     marks = {mark for column in found.columns for _, mark in column.marks}
     if IDLE in marks or idle_anywhere(found.lines):
-        swatch = element("rect", x=0, y=0, width=20, height=12, rx=2, fill=f"url(#{frame.ids}-idle)")
+        swatch = element("rect", x=0, y=0, width=20, height=12, rx=2, fill=hatched(frame))
         yield _keyed(swatch, f"{IDLE}: got no rows")
     if SLOW in marks:
         swatch = element("rect", class_="slow-line", x=1, y=1, width=18, height=10, rx=3)
@@ -229,41 +215,4 @@ def _legend_items(found: Grid, frame: Frame) -> Iterator[tuple[float, Markup]]:
 
 
 def _keyed(swatch: Markup, words: str) -> tuple[float, Markup]:
-    return 25 + width(words, 11), joined([swatch, _text(words, 25, 10, "muted small")])
-
-
-# -- the document ----------------------------------------------------------------------------------
-
-
-def _text(words: str, x: float, y: float, classes: str) -> Markup:
-    return element("text", text(words), x=x, y=y, class_=classes or None)
-
-
-def _svg(parts: Sequence[Markup], wide: float, high: float, title: str, description: str, frame: Frame) -> Markup:
-    style = element("style", Markup(sheet())) if frame.heading else None
-    hatching = element(
-        "pattern",
-        element("rect", class_="idle-ground", width=7, height=7),
-        element("path", class_="idle-lines", d="M-1 8L8 -1M-1 1L1 -1M6 8L8 6", stroke_width=1.5),
-        id=f"{frame.ids}-idle",
-        width=7,
-        height=7,
-        patternUnits="userSpaceOnUse",
-    )
-    ground = element("rect", class_="ground", width=wide, height=high) if frame.heading else None
-    return element(
-        "svg",
-        element("title", text(title), id=f"{frame.ids}-title"),
-        element("desc", text(description), id=f"{frame.ids}-desc"),
-        style,
-        element("defs", hatching),
-        ground,
-        *parts,
-        xmlns="http://www.w3.org/2000/svg",
-        class_="sy",
-        role="img",
-        aria_labelledby=f"{frame.ids}-title {frame.ids}-desc",
-        width=wide,
-        height=high,
-        viewBox=f"0 0 {wide:.1f} {high:.1f}",
-    )
+    return 25 + width(words, 11), joined([swatch, label_text(words, 25, 10, "muted small")])
