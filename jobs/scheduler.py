@@ -79,6 +79,8 @@ class Scheduler:
         gap = 3 * settings.reconcile_seconds
         self._leases: StillCounters[store.AttemptId] = StillCounters(settings.lease_seconds, gap)
         self._nodes: StillCounters[str] = StillCounters(settings.node_seconds, gap)
+        #: Less than a lease: a node and its attempts fall silent together, and each has beaten last at another time.
+        self._silent: StillCounters[str] = StillCounters(min(settings.node_seconds, settings.lease_seconds / 2), gap)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
@@ -114,23 +116,27 @@ class Scheduler:
 
     def _reap(self) -> None:
         beats = self._store.run(store.beats())
+        silent = dict(self._silent.look(beats.nodes))
         for attempt, beat in self._leases.look(beats.leases):
+            node, seconds = beats.node_of[attempt], f"{self._settings.lease_seconds:g} s"
             lost = store.reap(
                 attempt,
                 Reason.LEASE_EXPIRED,
-                f"no beat for {self._settings.lease_seconds:g} s",
+                f"no beat for {seconds}",
                 beat=beat,
                 backoff_seconds=backoff_seconds(),
+                node_beat=silent.get(node),
+                node_message=f"node {node} is lost: neither it nor the attempt gave a sign of life for {seconds}",
             )
-            if self._store.run(lost):
-                log.warning("lease_expired", attempt=str(attempt))
+            if reason := self._store.run(lost):
+                log.warning(str(reason), attempt=str(attempt), node=node)
         for node, beat in self._nodes.look(beats.nodes):
             if self._store.run(store.node_down(node, beat)):
                 log.warning("node_down", node=node, seconds=self._settings.node_seconds)
 
     def _forget(self) -> None:
-        self._leases.forget()
-        self._nodes.forget()
+        for counters in (self._leases, self._nodes, self._silent):
+            counters.forget()
 
     def _run(self) -> None:
         ears = self._store.client.pubsub(ignore_subscribe_messages=True) if self._listen else None  # type: ignore[no-untyped-call]

@@ -44,7 +44,7 @@ MAX_SCANNED = 5_000
 #: Jobs that one call cancels, and looks at: Redis answers nobody else meanwhile.
 MAX_CANCELLED = 50
 MAX_CANCEL_SCANNED = 1_000
-#: Attempts that a job may lose to failures of the service before it is parked as failed.
+#: Attempts that a job may lose to failures of the service without progress; the next loss parks it as failed.
 MAX_LOSSES = 5
 MAX_SPEC_BYTES = 16 * 1024 * 1024
 
@@ -71,6 +71,7 @@ _READING = (
     "orders",
     "page",
     "read_job",
+    "session_read",
     "snapshot",
     "token_list",
     "token_read",
@@ -222,7 +223,12 @@ def attempts(tenant: str, job: str) -> Call[tuple[AttemptRecord, ...]]:
 
 
 def cancel(tenant: str, job: str) -> Call[Literal["cancelled", "cancelling"]]:
-    """Cancel a job. Raises NotFound, or JobFinished, on execution."""
+    """Cancel a job. One that is cancelled already stays so: the caller may not have heard the first answer.
+
+    Raises (on execution):
+        NotFound: no such job of this tenant.
+        JobFinished: it has ended otherwise.
+    """
 
     def parse(reply: bytes) -> Literal["cancelled", "cancelling"]:
         if reply == b"missing":
@@ -581,11 +587,37 @@ def finish(
     )
 
 
-def reap(attempt: AttemptId, reason: Reason, message: str, *, beat: int | None, backoff_seconds: float) -> Call[bool]:
+def reap(
+    attempt: AttemptId,
+    reason: Reason,
+    message: str,
+    *,
+    beat: int | None,
+    backoff_seconds: float,
+    node_beat: int | None = None,
+    node_message: str = "",
+) -> Call[Reason | None]:
     """End an attempt whose supervisor is gone. `beat` is the value that stood still; None with proof of death.
-    False: it is alive after all, or has ended already."""
-    args = (attempt.job_ref, attempt.number, "" if beat is None else beat, reason, message)
-    return Call("reap", (*args, int(backoff_seconds * 1e6), MAX_LOSSES), _is_ok)
+    `node_beat` is that of its node, where that stood still too: the attempt then ends as `node_lost`, with
+    `node_message`; so it does on a node that is down, unless there is proof. Returns the reason that it ended with;
+    None: it is alive after all, or has ended already."""
+    args = (
+        attempt.job_ref,
+        attempt.number,
+        "" if beat is None else beat,
+        reason,
+        message,
+        int(backoff_seconds * 1e6),
+        MAX_LOSSES,
+        "" if node_beat is None else node_beat,
+        node_message,
+    )
+
+    def parse(reply: Sequence[bytes]) -> Reason | None:
+        status, ended = (part.decode() for part in reply)
+        return Reason(ended) if status == "ok" else None
+
+    return Call("reap", args, parse)
 
 
 def refuse(attempt: AttemptId, node: str, reason: Reason, message: str, *, backoff_seconds: float = 0) -> Call[bool]:
@@ -685,15 +717,17 @@ class Beats:
     """Everything that the reaper watches."""
 
     leases: dict[AttemptId, int]
-    nodes: dict[str, int]
+    nodes: dict[str, int]  # those that count as alive
+    node_of: dict[AttemptId, str]
 
 
 def beats() -> Call[Beats]:
     def parse(reply: Sequence[Any]) -> Beats:
         leases, nodes = reply
         return Beats(
-            {AttemptId.parse(ref.decode()): int(beat) for ref, beat in leases},
+            {AttemptId.parse(ref.decode()): int(beat) for ref, beat, _ in leases},
             {node.decode(): int(beat) for node, beat in nodes},
+            {AttemptId.parse(ref.decode()): node.decode() for ref, _, node in leases},
         )
 
     return Call("leases", (), parse)

@@ -56,6 +56,7 @@ local function move(ref, state, reason, message, extra)
     if before ~= '' then redis.call('ZREM', 'sy:jobs:' .. tenant .. ':' .. before, id) end
     redis.call('ZADD', 'sy:jobs:' .. tenant .. ':' .. state, 0, id)
   end
+  redis.call('HDEL', key, 'retry_at')  -- of a wait that is over; `back_off` writes that of a new one
   redis.call('HSET', key, 'state', state, 'reason', reason, 'message', message, unpack(extra or {}))
   redis.call('HINCRBY', key, 'version', 1)
   if TERMINAL[state] then redis.call('ZADD', FINISHED, int(now_us()), ref) end
@@ -115,12 +116,40 @@ local function free_devices(node, attempt_ref, bad)
   return freed
 end
 
+-- Whether an attempt has brought its job further: it has committed a checkpoint. Without one a job begins at its first
+-- step each time, so no attempt brings it further.
+local function made_progress(ref, n)
+  local saved = get(job_key(ref), 'checkpoint')
+  return saved ~= '' and tonumber(cjson.decode(saved).attempt) == tonumber(n)
+end
+
+-- How much longer a job waits each time that it is tried again for the same cause. Failures of the service come all at
+-- once, and take minutes to mend: they must not use up a job's budget in seconds.
+local LONGER = {user = 2, service = 3, unclaimed = 2}
+local MAX_DOUBLINGS = 8  -- so that jitter is left of the longest waits
+
+-- A job waits before it may start again; `before` is how often it did so before, for the same cause.
+local function back_off(ref, cause, before, backoff_us, message)
+  local wait = math.min(backoff_us * LONGER[cause] ^ math.min(before, MAX_DOUBLINGS), MAX_BACKOFF_US)
+  local due = int(now_us() + wait)
+  move(ref, 'queued', 'backing_off', message, {'started', '', 'first_step', '', 'node', '', 'leased', '', 'retry_at', due})
+  redis.call('ZADD', BACKOFF, due, ref)
+end
+
+-- What a job is told that goes back to the queue at nobody's cost.
+local SENT_BACK = {
+  service_stopped = 'the service was stopped; the job starts again with it',
+  drained = 'its node is being drained; the job goes on on another one',
+}
+
 -- Ends an attempt and decides what becomes of its job. `cause` says whose failure it was:
--- none (final), user (counts against max_retries), service (counts against max_losses), stop (not counted).
+-- none (final), user (counts against max_retries), service (counts against max_losses, which begins anew when an attempt
+-- has brought the job further), unclaimed (nothing ran: the job waits longer each time, and loses nothing), stop (not
+-- counted).
 local function settle(ref, n, reason, message, cause, failed, result, backoff_us, max_losses)
   local key, attempt = job_key(ref), attempt_key(ref, n)
   local now = now_us()
-  local job = redis.call('HMGET', key, 'cancel', 'retries', 'max_retries', 'losses', 'state')
+  local job = redis.call('HMGET', key, 'cancel', 'retries', 'max_retries', 'losses', 'state', 'unclaimed')
   redis.call('HSET', attempt, 'state', 'ended', 'reason', reason, 'message', message, 'error', failed, 'ended', int(now))
   redis.call('SREM', LEASES, ref .. '/' .. n)
   redis.call('ZREM', OUTBOX, get(attempt, 'node') .. ' ' .. ref .. '/' .. n)
@@ -134,25 +163,52 @@ local function settle(ref, n, reason, message, cause, failed, result, backoff_us
   if job[1] == '1' or reason == 'cancelled_by_user' then
     return move(ref, 'cancelled', 'cancelled_by_user', 'cancelled', done)
   end
-  local retries, losses = tonumber(job[2]), tonumber(job[4])
-  local again = {'started', '', 'first_step', '', 'node', '', 'leased', ''}
+  local retries, losses, unclaimed = tonumber(job[2]), tonumber(job[4]), tonumber(job[6] or 0)
+  if made_progress(ref, n) then losses = 0 end
+  redis.call('HSET', key, 'losses', losses, 'unclaimed', cause == 'unclaimed' and unclaimed + 1 or 0)
   if cause == 'stop' then
-    move(ref, 'queued', 'service_stopped', 'the service was stopped; the job starts again with it', again)
+    move(ref, 'queued', reason, SENT_BACK[reason], {'started', '', 'first_step', '', 'node', '', 'leased', ''})
     return enqueue(ref)
   end
-  local why
+  local ended = 'attempt ' .. n .. ' ended: ' .. reason .. ' (' .. message .. '); '
+  if cause == 'unclaimed' then
+    -- Its node is alive and did not take it, or is gone: another one should, if there is one.
+    redis.call('HSET', key, 'avoid', get(attempt, 'node'))
+    return back_off(ref, cause, unclaimed, backoff_us, ended .. 'nothing of it ran, so it is not counted')
+  end
   if cause == 'user' and retries < tonumber(job[3]) then
     redis.call('HSET', key, 'retries', retries + 1)
-    why = 'retry ' .. (retries + 1) .. ' of ' .. job[3]
-  elseif cause == 'service' and losses < max_losses then
-    redis.call('HSET', key, 'losses', losses + 1)
-    why = 'restart ' .. (losses + 1) .. ' of ' .. max_losses .. ', not counted as a retry'
+    return back_off(ref, cause, retries, backoff_us, ended .. 'retry ' .. (retries + 1) .. ' of ' .. job[3])
   end
-  if not why then return move(ref, 'failed', reason, message, done) end
-  move(ref, 'queued', 'backing_off', 'attempt ' .. n .. ' ended: ' .. reason .. ' (' .. message .. '); ' .. why, again)
-  -- Twice as long each time: a node that fails every start must not use up a job's budget in seconds.
-  local wait = backoff_us * 2 ^ (retries + losses)
-  redis.call('ZADD', BACKOFF, int(now + math.min(wait, MAX_BACKOFF_US)), ref)
+  if cause == 'service' and losses < max_losses then
+    redis.call('HSET', key, 'losses', losses + 1)
+    local why = 'restart ' .. (losses + 1) .. ' of ' .. max_losses .. ', not counted as a retry'
+    return back_off(ref, cause, losses, backoff_us, ended .. why)
+  end
+  if cause == 'service' then
+    redis.call('HSET', key, 'losses', losses + 1)
+    message = 'parked after ' .. (losses + 1) .. ' attempts were lost without progress; last: ' .. reason
+      .. ' (' .. message .. '); resubmit when the cause is mended'
+  end
+  move(ref, 'failed', reason, message, done)
+end
+
+-- Ends the attempts on a node that nobody has claimed, at nobody's cost. Returns how many others are live there.
+local function send_back_unclaimed(node, reason, message)
+  local live, seen = 0, {}
+  for _, attempt_ref in ipairs(redis.call('HVALS', 'sy:held:' .. node)) do
+    if not seen[attempt_ref] and redis.call('SISMEMBER', LEASES, attempt_ref) == 1 then
+      local ref, n = split_ref(attempt_ref)
+      if get(attempt_key(ref, n), 'state') == 'leased' then
+        settle(ref, n, reason, message, 'stop', '', '', 0, 0)
+        free_devices(node, attempt_ref, {})
+      else
+        live = live + 1
+      end
+    end
+    seen[attempt_ref] = true
+  end
+  return live
 end
 
 -- Whether a job is one of those that were asked for; '' asks for nothing.
@@ -168,7 +224,8 @@ end
 local function cancel(ref)
   local job = redis.call('HMGET', job_key(ref), 'state', 'attempt', 'cancel')
   if not job[1] then return 'missing' end
-  if job[1] ~= 'queued' and job[1] ~= 'starting' and job[1] ~= 'running' then return 'finished' end
+  if job[1] == 'cancelled' then return 'cancelled' end  -- by a cancel whose reply was lost, perhaps
+  if TERMINAL[job[1]] then return 'finished' end
   redis.call('HSET', job_key(ref), 'cancel', '1')
   if job[1] == 'queued' then
     dequeue(ref)

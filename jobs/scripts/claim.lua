@@ -10,5 +10,6 @@ if attempt[3] ~= ARGV[4] then return {'refused', 'the attempt belongs to node ' 
 if get(job_key(ref), 'attempt') ~= n then return {'refused', 'a newer attempt exists'} end
 redis.call('HSET', attempt_key(ref, n), 'state', 'claimed', 'claimant', claimant, 'claimed', int(now_us()))
 redis.call('HINCRBY', attempt_key(ref, n), 'beat', 1)
+redis.call('HDEL', job_key(ref), 'avoid')
 redis.call('ZREM', OUTBOX, ARGV[4] .. ' ' .. ref .. '/' .. n)
 return {'claimed', redis.call('GET', spec_key(ref))}

@@ -19,17 +19,23 @@ end
 end_backoff('-inf', int(now))
 end_backoff('(' .. int(now + MAX_BACKOFF_US), '+inf')
 
--- The node with the fewest free devices that still fits, so that large gaps stay whole.
-local function find_node(pool, devices, score)
+-- The node with the fewest free devices that still fits, so that large gaps stay whole. One that did not take the job's
+-- last attempt comes after any other.
+local function find_node(pool, devices, score, avoided)
   local hold = redis.call('HMGET', 'sy:hold:' .. pool, 'node', 'score')
-  local fitting = redis.call('ZRANGEBYSCORE', 'sy:pool:' .. pool .. ':free', devices, '+inf', 'LIMIT', 0, 2)
+  local fitting = redis.call('ZRANGEBYSCORE', 'sy:pool:' .. pool .. ':free', devices, '+inf', 'LIMIT', 0, 3)
+  local last
   for _, node in ipairs(fitting) do
-    if hold[1] ~= node or score <= tonumber(hold[2]) then return node end
+    if hold[1] ~= node or score <= tonumber(hold[2]) then
+      if node ~= avoided then return node end
+      last = node
+    end
   end
+  return last
 end
 
 local function lease(pool, devices, ref, score)
-  local node = find_node(pool, devices, score)
+  local node = find_node(pool, devices, score, get(job_key(ref), 'avoid'))
   if not node then return false end
   local n = tonumber(get(job_key(ref), 'attempt')) + 1
   local attempt_ref = ref .. '/' .. n

@@ -1,9 +1,10 @@
--- What the reaper watches: every live lease and every node that counts as alive, with its beat.
--- Returns {{attempt ref, beat}..., {node, beat}...} as two lists.
+-- What the reaper watches: every live lease with its node, and every node that counts as alive, each with its beat.
+-- Returns {{attempt ref, beat, node}..., {node, beat}...} as two lists.
 local leases, nodes = {}, {}
 for _, attempt_ref in ipairs(redis.call('SMEMBERS', LEASES)) do
   local ref, n = split_ref(attempt_ref)
-  leases[#leases + 1] = {attempt_ref, get(attempt_key(ref, n), 'beat')}
+  local fields = redis.call('HMGET', attempt_key(ref, n), 'beat', 'node')
+  leases[#leases + 1] = {attempt_ref, fields[1], fields[2]}
 end
 for _, node in ipairs(redis.call('SMEMBERS', 'sy:nodes')) do
   local fields = redis.call('HMGET', node_key(node), 'alive', 'beat')

@@ -1,5 +1,6 @@
 """One scenario for each arrow of the diagram, and what a repeated call does."""
 
+import json
 from typing import Any
 
 import pytest
@@ -259,9 +260,18 @@ def test_a_queued_job_is_cancelled_at_once(world: World) -> None:
     job = world.submit()
     assert world.run(store.cancel(TENANT, job)) == "cancelled"
     assert world.dispatch() == []
-    with pytest.raises(JobFinished):
-        world.run(store.cancel(TENANT, job))
     assert (world.state(job), world.job(job).reason) == (State.CANCELLED, Reason.CANCELLED_BY_USER)
+
+
+def test_a_cancel_whose_answer_was_lost_is_answered_the_same_again(world: World) -> None:
+    world.node()
+    queued, attempt = world.submit(), world.running()
+    assert [world.run(store.cancel(TENANT, queued)) for _ in range(2)] == ["cancelled", "cancelled"]
+    assert world.run(store.cancel(TENANT, attempt.job)) == "cancelling"
+    assert world.finish(attempt, Reason.CANCELLED_BY_USER)
+    before = world.job(attempt.job)
+    assert world.run(store.cancel(TENANT, attempt.job)) == "cancelled"
+    assert world.job(attempt.job) == before
 
 
 def test_a_job_that_backs_off_is_cancelled_at_once_and_stays_so(world: World) -> None:
@@ -270,6 +280,7 @@ def test_a_job_that_backs_off_is_cancelled_at_once_and_stays_so(world: World) ->
     world.finish(attempt, Reason.RANK_FAILED)
     assert world.job(attempt.job).reason is Reason.BACKING_OFF
     assert world.run(store.cancel(TENANT, attempt.job)) == "cancelled"
+    assert world.job(attempt.job).retry_at is None
     world.release(attempt)
     assert world.dispatch() == []
 
@@ -358,14 +369,72 @@ def test_failures_of_the_program_are_retried_as_often_as_the_job_allows(world: W
     assert [ended.number for ended in world.history(attempt.job)] == [1, 2, 3]
 
 
-def test_losses_of_the_service_have_a_budget_of_their_own(world: World) -> None:
+def test_losses_of_the_service_have_a_budget_of_their_own_and_then_the_job_is_parked(world: World) -> None:
     world.node()
-    attempt = world.running(retries=0)
-    for _ in range(MAX_LOSSES):
+    attempt = world.running(retries=1)
+    for loss in range(1, MAX_LOSSES + 1):
         attempt = world.again(attempt, Reason.SUPERVISOR_LOST)
+        assert world.job(attempt.job).losses == loss
     assert world.job(attempt.job).retries == 0
     assert world.finish(attempt, Reason.START_FAILED)
+    record = world.job(attempt.job)
+    assert (record.state, record.reason) == (State.FAILED, Reason.START_FAILED)
+    assert record.message == (
+        "parked after 6 attempts were lost without progress; last: start_failed (start_failed); "
+        "resubmit when the cause is mended"
+    )
+    assert [ended.reason for ended in world.history(attempt.job)] == [Reason.SUPERVISOR_LOST] * 5 + [Reason.START_FAILED]
+
+
+def checkpoint(world: World, attempt: AttemptId, step: int) -> None:
+    """As the attempt's supervisor commits one."""
+    saved = {"step": step, "epoch": 0, "attempt": attempt.number, "sha256": "", "at": 1}
+    world.redis.hset(f"sy:job:{attempt.job_ref}", "checkpoint", json.dumps(saved))
+
+
+def test_the_budget_for_losses_begins_anew_when_an_attempt_has_saved_a_checkpoint(world: World) -> None:
+    world.node()
+    attempt = world.running()
+    for loss in range(1, MAX_LOSSES + 1):
+        attempt = world.again(attempt, Reason.NODE_LOST)
+        assert world.job(attempt.job).losses == loss
+    checkpoint(world, attempt, 10)
+    for loss in range(1, MAX_LOSSES + 1):  # the checkpoint counts for the attempt that saved it only
+        attempt = world.again(attempt, Reason.NODE_LOST)
+        assert world.job(attempt.job).losses == loss
+    assert world.finish(attempt, Reason.NODE_LOST)
     assert world.state(attempt.job) is State.FAILED
+
+
+def test_progress_does_not_bring_back_the_users_own_retries(world: World) -> None:
+    world.node()
+    attempt = world.running(retries=1)
+    checkpoint(world, attempt, 10)
+    attempt = world.again(attempt, Reason.OUT_OF_MEMORY)
+    checkpoint(world, attempt, 20)
+    assert world.finish(attempt, Reason.OUT_OF_MEMORY)
+    record = world.job(attempt.job)
+    assert (record.state, record.reason, record.retries, record.losses) == (State.FAILED, Reason.OUT_OF_MEMORY, 1, 0)
+
+
+def test_every_attempt_keeps_its_reason_its_message_and_its_error(world: World) -> None:
+    world.node()
+    attempt = world.running(retries=1)
+    told = {"rank": 1, "exit_code": 3, "signal": None, "message": "boom", "traceback": None}
+    world.run(store.finish(attempt, "c", Reason.RANK_FAILED, "rank 1: boom", error=told))
+    world.release(attempt)
+    world.dispatch()
+    attempt = world.claim(attempt.job)
+    assert world.reap(attempt, beat=None, reason=Reason.SUPERVISOR_LOST)
+    world.release(attempt)
+    world.redis.zadd("sy:backoff", {attempt.job_ref: 0})
+    world.dispatch()
+    world.finish_and_release(world.claim(attempt.job))
+    assert [(ended.reason, ended.message, ended.error) for ended in world.history(attempt.job)] == [
+        (Reason.RANK_FAILED, "rank 1: boom", told),
+        (Reason.SUPERVISOR_LOST, "gone", None),
+        (Reason.COMPLETED, "completed", None),
+    ]
 
 
 def test_a_stop_of_the_service_is_never_counted(world: World) -> None:
@@ -384,13 +453,15 @@ def test_a_retry_waits_for_its_backoff_and_then_says_that_it_waits_for_devices(w
     record = world.job(attempt.job)
     assert (record.state, record.reason) == (State.QUEUED, Reason.BACKING_OFF)
     assert "rank_failed (exit 1); retry 1 of 1" in record.message
+    assert record.retry_at == int(world.redis.zscore("sy:backoff", attempt.job_ref) or 0)
     assert (record.node, record.leased, record.started) == (None, (), None)
     world.release(attempt)
     assert world.dispatch() == []
     world.redis.zadd("sy:backoff", {attempt.job_ref: 0})
     blocker = world.submit(priority=1)
     assert world.dispatch() == [blocker]
-    assert world.job(attempt.job).reason is Reason.WAITING_FOR_DEVICES
+    record = world.job(attempt.job)
+    assert (record.reason, record.retry_at) == (Reason.WAITING_FOR_DEVICES, None)
 
 
 def test_a_clock_that_is_set_back_does_not_keep_a_job_in_backoff(world: World) -> None:
@@ -559,21 +630,122 @@ def test_a_node_is_forgotten_only_when_it_is_down_and_its_leases_have_ended(worl
         world.submit(1)
 
 
-def test_each_loss_doubles_the_wait_before_the_next_start(world: World) -> None:
-    world.node()
-    job = world.submit(1)
-    waits = []
-    for number in range(1, 4):
+def waits_of(world: World, times: int, reason: Reason, *, retries: int = 0) -> list[int]:
+    """How many seconds a job waits each time that it is refused, for a back-off of ten seconds."""
+    job, waits = world.submit(1, retries=retries), []
+    for number in range(1, times + 1):
         world.redis.zadd("sy:backoff", {f"{TENANT}/{job}": 0}, xx=True)
         world.dispatch()
         attempt = store.AttemptId(TENANT, job, number)
-        world.run(store.refuse(attempt, "n1", Reason.START_FAILED, "no", backoff_seconds=10))
-        due = world.redis.zscore("sy:backoff", f"{TENANT}/{job}")
+        world.run(store.refuse(attempt, "n1", reason, "no", backoff_seconds=10))
+        due, (seconds, micros) = world.job(job).retry_at, world.redis.time()
         assert due is not None
-        now = world.redis.time()
-        waits.append(round((due - (now[0] * 1e6 + now[1])) / 1e6))
+        waits.append(round((due - (seconds * 1e6 + micros)) / 1e6))
+    return waits
 
-    assert waits == [10, 20, 40]
+
+def test_each_loss_makes_the_next_wait_longer(world: World) -> None:
+    world.node()
+    assert waits_of(world, 5, Reason.START_FAILED) == [10, 30, 90, 270, 600]
+
+
+def test_each_retry_doubles_the_wait_up_to_ten_minutes(world: World) -> None:
+    world.node()
+    assert waits_of(world, 8, Reason.OUT_OF_MEMORY, retries=9) == [10, 20, 40, 80, 160, 320, 600, 600]
+
+
+def test_an_attempt_that_no_supervisor_takes_costs_nothing_and_waits_longer_each_time(world: World) -> None:
+    world.node()
+    job, waits = world.submit(), []
+    for number in range(1, 2 * MAX_LOSSES + 1):
+        world.redis.zadd("sy:backoff", {f"{TENANT}/{job}": 0}, xx=True)
+        world.dispatch()
+        attempt = AttemptId(TENANT, job, number)
+        assert world.run(store.reap(attempt, Reason.LEASE_EXPIRED, "gone", beat=0, backoff_seconds=10))
+        record, (seconds, _) = world.job(job), world.redis.time()
+        assert record.retry_at is not None
+        waits.append(round(record.retry_at / 1e6 - seconds, -1))
+    assert (record.state, record.losses, record.retries) == (State.QUEUED, 0, 0)
+    assert waits == [10, 20, 40, 80, 160, 320, 600, 600, 600, 600]
+    assert "no supervisor took it on node n1 in time" in record.message
+    world.redis.zadd("sy:backoff", {f"{TENANT}/{job}": 0})
+    world.dispatch()
+    attempt = world.claim(job)
+    assert world.finish(attempt, Reason.SUPERVISOR_LOST)
+    assert world.job(job).losses == 1
+
+
+def test_a_job_that_its_node_did_not_take_goes_to_another_one_if_there_is_one(world: World) -> None:
+    world.node("n1", devices=1)
+    world.node("n2", devices=2)
+    job = world.submit()
+    places = []
+    for _ in range(2):
+        world.dispatch()
+        places.append(world.job(job).node)
+        assert world.reap(world.attempt(job), beat=0)
+    assert places == ["n1", "n2"]
+    world.run(store.node_down("n1", None))
+    assert world.dispatch() == [job], "there is no other"
+    assert world.job(job).node == "n2"
+
+
+# -- nodes that are lost ---------------------------------------------------------------------------
+
+
+def test_a_lease_that_expires_on_a_node_that_is_silent_too_says_that_the_node_is_lost(world: World) -> None:
+    world.node()
+    attempt = world.running()
+    beats = world.run(store.beats())
+    lost = store.reap(
+        attempt,
+        Reason.LEASE_EXPIRED,
+        "no beat",
+        beat=beats.leases[attempt],
+        backoff_seconds=0,
+        node_beat=beats.nodes["n1"],
+        node_message="node n1 is lost",
+    )
+    assert world.run(lost) is Reason.NODE_LOST
+    (ended,), record = world.history(attempt.job), world.job(attempt.job)
+    assert (ended.reason, ended.message) == (Reason.NODE_LOST, "node n1 is lost")
+    assert (record.state, record.losses) == (State.QUEUED, 1)
+
+
+def test_a_lease_that_expires_on_a_node_that_beat_since_or_is_alive_is_only_a_lease(world: World) -> None:
+    world.node()
+    beat_since, alive = world.running(), world.running()
+    beats = world.run(store.beats())
+    world.run(store.beat_node("n1", "i1"))
+    for attempt, node_beat in ((beat_since, beats.nodes["n1"]), (alive, None)):
+        call = store.reap(
+            attempt, Reason.LEASE_EXPIRED, "no beat", beat=beats.leases[attempt], backoff_seconds=0, node_beat=node_beat
+        )
+        assert world.run(call) is Reason.LEASE_EXPIRED
+        assert world.history(attempt.job)[0].message == "no beat"
+
+
+@pytest.mark.parametrize("how", ["down", "unknown"])
+def test_a_lease_that_expires_on_a_node_that_is_down_or_not_known_says_that_the_node_is_lost(
+    world: World, how: str
+) -> None:
+    world.node()
+    attempt = world.running()
+    beat = world.run(store.beats()).leases[attempt]
+    if how == "down":
+        world.run(store.node_down("n1", None))
+    else:
+        world.redis.delete("sy:node:n1")
+    call = store.reap(attempt, Reason.LEASE_EXPIRED, "-", beat=beat, backoff_seconds=0, node_message="n1 is lost")
+    assert world.run(call) is Reason.NODE_LOST
+
+
+def test_proof_of_a_supervisors_death_says_so_also_on_a_node_that_is_down(world: World) -> None:
+    world.node()
+    attempt = world.running()
+    world.run(store.node_down("n1", None))
+    assert world.reap(attempt, beat=None, reason=Reason.SUPERVISOR_LOST)
+    assert world.history(attempt.job)[0].reason is Reason.SUPERVISOR_LOST
 
 
 def test_a_spec_that_another_version_wrote_is_an_error_of_its_own(world: World) -> None:

@@ -111,7 +111,7 @@ class World:
         return self.run(store.finish(attempt, by, reason, reason.value))
 
     def reap(self, attempt: AttemptId, *, beat: int | None, reason: Reason = Reason.LEASE_EXPIRED) -> bool:
-        return self.run(store.reap(attempt, reason, "gone", beat=beat, backoff_seconds=0))
+        return self.run(store.reap(attempt, reason, "gone", beat=beat, backoff_seconds=0)) is not None
 
     def release(self, attempt: AttemptId, quarantine: dict[int, str] | None = None, *, node: str = "n1") -> int:
         return self.run(store.release(node, attempt, quarantine or {}))
