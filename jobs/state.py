@@ -54,6 +54,7 @@ class Reason(StrEnum):
     STALLED = "stalled"
     REJECTED_BY_WORKER = "rejected_by_worker"
     START_FAILED = "start_failed"
+    STORAGE_FAILED = "storage_failed"
     SUPERVISOR_LOST = "supervisor_lost"
     LEASE_EXPIRED = "lease_expired"
     NODE_LOST = "node_lost"
@@ -78,6 +79,7 @@ STATE_OF: dict[Reason, State] = {
     Reason.STALLED: State.FAILED,
     Reason.REJECTED_BY_WORKER: State.FAILED,
     Reason.START_FAILED: State.FAILED,
+    Reason.STORAGE_FAILED: State.FAILED,
     Reason.SUPERVISOR_LOST: State.FAILED,
     Reason.LEASE_EXPIRED: State.FAILED,
     Reason.NODE_LOST: State.FAILED,
@@ -120,6 +122,7 @@ CAUSE_OF: dict[Reason, Cause] = {
     Reason.OUT_OF_MEMORY: Cause.USER,
     Reason.STALLED: Cause.USER,
     Reason.START_FAILED: Cause.SERVICE,
+    Reason.STORAGE_FAILED: Cause.SERVICE,
     Reason.SUPERVISOR_LOST: Cause.SERVICE,
     Reason.LEASE_EXPIRED: Cause.SERVICE,
     Reason.NODE_LOST: Cause.SERVICE,

@@ -57,6 +57,7 @@ class Publisher:
         self._progress_after = self._report_after = 0.0
         self._published: bytes | None = None
         self._failures: set[str] = set()
+        self._final: bytes | None = None  # the report as it is in the end
 
     def output(self, device: int, stream: StreamName, rank: int, data: bytes, step: int | None) -> None:
         self._relay.output(device, stream, rank, data, step)
@@ -109,19 +110,30 @@ class Publisher:
             self._changed, self._report_after = False, tick + REPORT_SECONDS
             self._publish_report()
 
+    def write_report(self) -> str:
+        """Write the final report, for the telemetry Redis too: nothing is recorded from now on. May be called again.
+
+        Returns what the disk said that refused it; "" when it is written, or the fault is in the report itself.
+        """
+        try:
+            if self._final is None:
+                self._final = report.encode(self._snapshot(final=True))
+                self._shipper.put(self._report_key, self._final, SNAPSHOT_TTL)
+            write_atomically(layout.report_file(self._directory), self._final)
+        except OSError as error:
+            if "disk" not in self._failures:
+                self._failures.add("disk")
+                log.error("report_not_written", error=str(error))
+            return error.strerror or str(error)
+        except Exception:  # noqa: BLE001  (logged there, once)
+            self._report_failed("final report")
+        return ""
+
     def seal(self) -> None:
-        """Complete the files: seal the logs, write the final report; then the telemetry Redis too, unless that
-        is away. Never raises for a full disk: what could not be written is said in the supervisor's log."""
+        """Complete the logs and metrics; then the telemetry Redis has all of it too, unless that is away. Never raises
+        for a full disk: what could not be written is said in the supervisor's log."""
         self._relay.close()
         self._publish_progress()
-        try:
-            body = report.encode(self._snapshot(final=True))
-            write_atomically(layout.report_file(self._directory), body)
-            self._shipper.put(self._report_key, body, SNAPSHOT_TTL)
-        except OSError as error:
-            log.error("report_not_written", error=str(error))
-        except Exception:
-            log.exception("report_failed")
         self._shipper.close(SEAL_SECONDS)
 
     def close(self) -> None:

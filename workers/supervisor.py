@@ -22,6 +22,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from time import monotonic
@@ -37,7 +38,7 @@ from jobs.redis_store import RedisStore
 from jobs.scheduler import backoff_seconds
 from jobs.service_log import configure
 from jobs.spec import JobSpec
-from jobs.state import Reason
+from jobs.state import Order, Reason
 from jobs.telemetry import Note
 from workers import children, workplace
 from workers import ranks as rank_processes
@@ -56,6 +57,9 @@ log = structlog.get_logger(__name__)
 PR_SET_CHILD_SUBREAPER = 36
 CREDENTIALS_SECONDS = 10.0
 KILL_SECONDS = 5.0
+#: How long the end of a successful attempt waits for a disk that refuses its report, and how often that is tried.
+DISK_SECONDS = 30.0
+DISK_RETRY_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ def supervise(launch: Launch, credentials: Connection) -> None:
     del meeting
 
     survivors = _clear(marks, launch)
-    publisher.seal()  # whoever sees the end finds the whole log and the final report in storage
+    ending = _seal(publisher, lifeline, ending)  # whoever sees the end finds the whole log and the final report
     _tell(lifeline, ending)
     log.info("attempt_over", reason=ending.reason, message=ending.message)
     _give_back(lifeline, launch, marks, survivors)
@@ -267,6 +271,20 @@ def _open_publisher(launch: Launch, spec: JobSpec, secrets: Credentials) -> Publ
 
 
 # -- the end -----------------------------------------------------------------------------------------
+
+
+def _seal(publisher: Publisher, lifeline: Lifeline, ending: Ending) -> Ending:
+    """Complete the files. An attempt that has succeeded waits a while for a disk that is full, unless it is wanted to
+    end; without its report it has failed, so that nobody takes half of what it was to leave for all of it."""
+    completed = ending.reason is Reason.COMPLETED
+    deadline = monotonic() + (DISK_SECONDS if completed else 0)
+    while (why := publisher.write_report()) and monotonic() < deadline and lifeline.order is Order.GO:
+        threading.Event().wait(DISK_RETRY_SECONDS)
+    publisher.seal()
+    if not why or not completed:
+        return ending
+    message = f"every rank ended well, but the storage directory refused the report: {why}"
+    return Ending(Reason.STORAGE_FAILED, message, result=ending.result)
 
 
 def _tell(lifeline: Lifeline, ending: Ending) -> None:

@@ -23,8 +23,10 @@ from tests.faults.recorder import Exchange
 from tests.integration.store.invariants import Keys, read_keys
 from tests.integration.store.invariants import violations as broken_keys
 
-#: Ends that no supervisor wrote: its logs have no seal then.
-UNSEALED = frozenset({Reason.SUPERVISOR_LOST, Reason.LEASE_EXPIRED, Reason.NODE_LOST, Reason.START_FAILED})
+#: Ends that no supervisor wrote, or for which the disk had no room: the logs have no seal then.
+UNSEALED = frozenset(
+    {Reason.SUPERVISOR_LOST, Reason.LEASE_EXPIRED, Reason.NODE_LOST, Reason.START_FAILED, Reason.STORAGE_FAILED}
+)
 
 
 @dataclass(frozen=True)
