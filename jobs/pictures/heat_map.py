@@ -6,7 +6,7 @@ from jobs.pictures.grid import MAX_LINES, Cell, Column, Grid, Line, grid, idle_a
 from jobs.pictures.markup import Markup, element, fitted, joined, text, width, wrapped
 from jobs.pictures.palette import IDLE, LEVELS, MEASURES, NOT_MEASURED, OUTPUT, SLOW, By
 from jobs.pictures.svg import ALONE, Frame, document, hatched, label_text
-from jobs.pictures.words import REHEARSAL, verdicts, what_it_is
+from jobs.pictures.words import REHEARSAL, kind_of, verdicts, what_it_is
 from jobs.report import Report
 
 #: Columns beside each other.
@@ -85,7 +85,7 @@ def _heading(report: Report, by: By, name: str, pad: float, room: float) -> tupl
     for words in wrapped(f"{MEASURES[by][0]}: {what_it_is(report)}", 12, room, 2):
         y += 18
         parts.append(label_text(words, pad, y, "muted"))
-    said = [(words, f"strong {words.partition(':')[0].lower()}-word") for words in verdicts(report)]
+    said = [(words, f"strong {kind_of(words)}-word") for words in verdicts(report)]
     if report.rehearsal:
         said.append((REHEARSAL, "strong"))
     y += 4 if said else 0

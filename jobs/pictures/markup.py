@@ -18,7 +18,7 @@ _FORBIDDEN: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _ESCAPES: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
 
 #: HTML has no end tag for these, and needs one for all others, empty or not.
-_VOID: Final = frozenset({"meta", "br", "hr", "rect", "line", "path"})
+_VOID: Final = frozenset({"meta", "input", "rect", "line", "path"})
 
 
 def clean(words: str) -> str:

@@ -28,6 +28,11 @@ def verdicts(report: Report) -> list[str]:
     return [*_idle(report), *_slow(report)]
 
 
+def kind_of(verdict: str) -> str:
+    """ "idle" or "slow": how a sentence of `verdicts` is marked."""
+    return verdict.partition(":")[0].lower()
+
+
 def _idle(report: Report) -> Iterator[str]:
     groups: dict[tuple[int, int], list[int]] = {}
     for device in idle_devices(report.per_device):
