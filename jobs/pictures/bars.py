@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from jobs.drawing import measured, size
 from jobs.measures import Timing
 from jobs.pictures.marks import slow_device
-from jobs.pictures.markup import Markup, element, fitted, joined, text, width, wrapped
-from jobs.pictures.palette import IDLE, NOT_MEASURED, OUTPUT, PRIMITIVES, SLOW, TIMES, Part
+from jobs.pictures.markup import Markup, element, joined, text, width, wrapped
+from jobs.pictures.palette import IDLE, MEMORY, NOT_MEASURED, OUTPUT, PRIMITIVES, SLOW, TIMES, Part
 from jobs.pictures.style import part_class
 from jobs.pictures.svg import Frame, document, label_text
 from jobs.report import Report
@@ -43,9 +43,6 @@ class Chart:
     remarks: tuple[str, ...]
 
 
-MEMORY = Part("memory", "peak", "#2f6bb3", "#5c93d2")
-
-
 # -- what the bars say -----------------------------------------------------------------------------
 
 
@@ -57,7 +54,7 @@ def primitives(report: Report) -> Chart:
         return Chart(title, (), PRIMITIVES, _milliseconds, (_why(report, "primitives"),))
     amounts = tuple((part, _total(getattr(found, part.field)) or 0.0) for part in PRIMITIVES)
     typical = ", ".join(f"{part.name} {measured(getattr(found, part.field).p50)}" for part in PRIMITIVES)
-    return Chart(title, (Bar("all", amounts),), PRIMITIVES, _milliseconds, (f"p50 of one step in ms: {typical}",))
+    return Chart(title, (Bar("", amounts),), PRIMITIVES, _milliseconds, (f"p50 of one step in ms: {typical}",))
 
 
 def times(report: Report, output_device: int | None = None) -> Chart:
@@ -135,7 +132,7 @@ def draw(chart: Chart, frame: Frame) -> Markup:
     shown, remarks = _longest(chart.bars), list(chart.remarks)
     if len(shown) < len(chart.bars):
         remarks.insert(0, f"the {len(shown)} devices with the most, of {len(chart.bars):,}")
-    label = max((_name_width(bar) for bar in shown), default=0.0) + 10
+    label = max((_name_width(bar) + 10 for bar in shown if bar.name), default=2.0)
     value = max((width(chart.show(bar.total), 12) for bar in shown), default=0.0) + 12
     total = 336.0 if frame.narrow else 816.0
     room = total - label - value - 4
@@ -195,7 +192,7 @@ def _segment(
     part: Part, amount: float, bar: Bar, chart: Chart, x: float, y: float, wide: float, frame: Frame
 ) -> Markup:
     share = f"{100 * amount / bar.total:.0f}%" if bar.total else "0%"
-    tip = f"{bar.name}: {part.name} {chart.show(amount)}, {share}"
+    tip = f"{f'{bar.name}: ' if bar.name else ''}{part.name} {chart.show(amount)}, {share}"
     inside = [element("title", text(tip))] if not frame.narrow else []
     inside.append(element("rect", x=x, y=y, width=max(0.0, wide - 1), height=_BAR))
     for words in (f"{part.name} {share}", share):
@@ -221,7 +218,7 @@ def _sentences(chart: Chart) -> Iterator[str]:
     for bar in chart.bars[:8]:
         if bar.parts:
             amounts = ", ".join(f"{part.name} {chart.show(amount)}" for part, amount in bar.parts)
-            yield fitted(f"{bar.name}: {amounts}.", 1, 200)
+            yield f"{bar.name}: {amounts}." if bar.name else f"{amounts}."
         else:
             yield f"{bar.name}: {bar.missing}."
     for remark in chart.remarks:

@@ -99,9 +99,7 @@ def _header(report: Report, about: About) -> Markup:
         element("p", *facts, class_="facts"),
         element("p", *labels, class_="labels") if about.labels else None,
         element("p", text(REHEARSAL), class_="banner") if report.rehearsal else None,
-        None
-        if report.final
-        else element("p", text("The job has not ended: this is what it has done so far."), class_="banner"),
+        None if report.final else element("p", text(NOT_FINAL), class_="banner"),
     )
 
 
@@ -111,9 +109,7 @@ def _fact(name: str, value: str, *, strong: bool = False) -> Markup:
 
 
 def _findings(report: Report) -> Markup:
-    said = [
-        element("p", text(words), class_=f"verdict {words.partition(':')[0].lower()}") for words in verdicts(report)
-    ]
+    said = [element("p", text(words), class_=f"verdict {kind_of(words)}") for words in verdicts(report)]
     found = [finding_box(finding) for finding in report.findings]
     none = element("p", Markup("Nothing that should be changed was found."), class_="muted")
     return _section("Findings", *said, *(found or [none]))
@@ -122,7 +118,7 @@ def _findings(report: Report) -> Markup:
 def finding_box(finding: Finding) -> Markup:
     return element(
         "div",
-        element("div", element("b", text(finding.severity)), Markup(" "), text(finding.code), class_="code"),
+        element("span", element("b", text(finding.severity)), Markup(" "), text(finding.code), class_="code"),
         element("p", text(finding.message), dir="auto"),
         element("p", element("b", Markup("What to change: ")), text(finding.suggestion), class_="change", dir="auto"),
         class_="finding warning" if finding.severity == "warning" else "finding",
@@ -178,9 +174,8 @@ def _map(report: Report, about: About, by: By) -> Markup:
 
 def both_widths(ids: str, name: str, draw: Callable[[Frame], Markup]) -> Markup:
     """A picture for a screen, which scrolls sideways where it must, and one for a telephone; one of them is shown."""
-    wide = element(
-        "div", draw(Frame(False, False, ids)), class_="scroll wide", tabindex="0", role="group", aria_label=name
-    )
+    scrolls = {"tabindex": "0", "role": "group", "aria_label": name}
+    wide = element("div", draw(Frame(False, False, ids)), class_="scroll wide", **scrolls)
     narrow = element("div", draw(Frame(False, True, f"{ids}-n")), class_="scroll narrow")
     return joined([wide, narrow])
 
@@ -252,9 +247,7 @@ def _devices(report: Report, about: About) -> Markup:
     more = len(report.devices) - len(rows)
     return _section(
         "Devices",
-        element(
-            "div", element("table", element("thead", element("tr", *head)), element("tbody", *rows)), class_="scroll"
-        ),
+        element("div", table, class_="scroll", tabindex="0", role="group", aria_label="Devices"),
         element("p", text(f"and {more:,} more devices"), class_="muted") if more else None,
     )
 

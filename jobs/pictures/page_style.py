@@ -42,9 +42,10 @@ font-size:13px;max-width:100%;overflow-wrap:anywhere}}
 var(--idle) 2px 5px) 5}}
 .verdict.slow{{border-left-color:var(--slow);color:var(--slow)}}
 .finding{{background:var(--panel);border:1px solid var(--rule);border-left:4px solid var(--info);border-radius:8px;
-padding:9px 14px;margin:8px 0;overflow-wrap:anywhere;break-inside:avoid}}
+padding:6px 14px;margin:7px 0;overflow-wrap:anywhere;break-inside:avoid}}
 .finding.warning{{border-left-color:var(--warning)}}
-.finding .code{{font-size:13px;color:var(--muted)}}
+.finding p{{margin:2px 0}}
+.finding .code{{float:right;margin-left:16px;font-size:13px;color:var(--muted)}}
 .finding .code b{{color:var(--info)}}
 .finding.warning .code b{{color:var(--warning)}}
 .finding .change b{{font-weight:600}}

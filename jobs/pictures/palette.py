@@ -108,8 +108,12 @@ PRIMITIVES: Final = (
 
 #: What a device's time goes into, in the order in which it comes.
 TIMES: Final = (
-    Part("data_wait_ms", "data wait", "#5f6b7a", "#8d99a8"),
+    Part("data_wait_ms", "data wait", "#b4bdc8", "#4d5967", light_ink="#0b1726", dark_ink="#ffffff"),
     Part("forward_ms", "forward", "#2f6bb3", "#5c93d2"),
     Part("backward_ms", "backward", "#6d4fb8", "#a68ee3"),
     Part("comm_ms", "communication", "#0b7a6f", "#2bbdab"),
 )
+
+MEMORY: Final = Part("memory_peak_bytes", "peak memory", "#2f6bb3", "#5c93d2")
+
+PARTS: Final = (*PRIMITIVES, *TIMES, MEMORY)

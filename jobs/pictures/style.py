@@ -6,7 +6,7 @@ Rules have plain values instead of variables, which programs that draw SVG outsi
 from collections.abc import Iterator
 from functools import cache
 
-from jobs.pictures.palette import DARK, LIGHT, PRIMITIVES, TIMES, Part, Theme
+from jobs.pictures.palette import DARK, LIGHT, PARTS, Part, Theme
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 
@@ -39,7 +39,7 @@ def _colours(theme: Theme, *, dark: bool) -> Iterator[str]:
     yield f".sy .unknown rect{{stroke:{theme.muted}}}.sy .unknown text{{fill:{theme.muted}}}"
     yield f".sy .slow-line{{stroke:{theme.slow}}}.sy .slow-word{{fill:{theme.slow}}}"
     yield f".sy .output-line{{fill:{theme.output}}}.sy .output-word{{fill:{theme.output}}}"
-    for part in dict.fromkeys([*PRIMITIVES, *TIMES]):
+    for part in PARTS:
         fill, ink = (part.dark, part.dark_ink) if dark else (part.light, part.light_ink)
         name = part_class(part)
         yield f".sy .{name} rect,.sy rect.{name}{{fill:{fill}}}.sy .{name} text{{fill:{ink}}}"
