@@ -386,7 +386,9 @@ class Watch:
             return now - rank.returned_at > FAILED_TEARDOWN_SECONDS
         if rank.returned.stage == "threads" and not self._is_last(rank):
             return False  # they may be its work
-        return now - max(rank.returned_at, self._over_at) > TEARDOWN_SECONDS and not has_children(rank.pid)
+        if has_children(rank.pid):
+            rank.returned_at = now  # it is still at work; when they have ended, it has its time
+        return now - max(rank.returned_at, self._over_at) > TEARDOWN_SECONDS
 
     def _is_last(self, rank: Rank) -> bool:
         """Whether there are other ranks, and all of them are done."""

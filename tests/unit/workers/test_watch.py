@@ -268,9 +268,12 @@ def hangs(pipes: Pipes) -> None:
     time.sleep(60)
 
 
-def hangs_with_a_child_at_work(pipes: Pipes) -> None:
+def has_a_child_at_work(pipes: Pipes) -> None:
+    """Its program has ended while its child goes on; when that has ended too, there is a little left to do."""
     child = subprocess.Popen(["sleep", "0.6"])
+    pipes.send(RankUp(0, os.getpid(), 1, "2"), Returned(Outcome(0, 0), "handlers"))
     child.wait()
+    time.sleep(0.15)
     pipes.send(Outcome(0, 0))
     pipes.wait()
     os._exit(0)
@@ -278,7 +281,7 @@ def hangs_with_a_child_at_work(pipes: Pipes) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.watch.TEARDOWN_SECONDS", 0.2)
+    monkeypatch.setattr("workers.watch.TEARDOWN_SECONDS", 0.3)
     monkeypatch.setattr("workers.watch.FAILED_TEARDOWN_SECONDS", 0.2)
 
 
@@ -310,7 +313,7 @@ def test_threads_of_a_rank_alone_and_of_ranks_among_others_at_work_are_waited_fo
 @pytest.mark.usefixtures("impatient")
 def test_processes_that_a_finished_rank_waits_for_are_work() -> None:
     published = Published()
-    ending = watch(returns(0, "handlers", hangs_with_a_child_at_work), published=published)
+    ending = watch(has_a_child_at_work, published=published)
     assert (ending, published.said) == (Ending(Reason.COMPLETED), [])
 
 
