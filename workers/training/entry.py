@@ -16,14 +16,14 @@ from torch.utils.data.distributed import DistributedSampler
 
 from jobs.spec import Component, Data, EvaluationData, JobSpec, Scheduler
 from jobs.telemetry import DeviceInfo, Result
-from workers.training import loop, strategies
+from workers.training import checkpoint, loop, strategies
 from workers.training.context import RankContext, RejectedByWorker
 from workers.training.hardware import processor
-from workers.training.loop import Run
 from workers.training.recipes import optim
 from workers.training.recipes.data import DATA
 from workers.training.recipes.files import DataRoot
 from workers.training.recipes.models import MODELS, Recipe
+from workers.training.run import Loss, Run
 
 
 def run(spec: JobSpec, context: RankContext) -> Result:
@@ -32,6 +32,7 @@ def run(spec: JobSpec, context: RankContext) -> Result:
     Raises:
         RejectedByWorker: a reference cannot be imported or built, or model and data do not fit.
         Stopped: `context.stopping()` turned true; the current step is complete.
+        Unreadable: the checkpoint that the run is to go on from is damaged, or of another run.
         Exception: whatever the user's code or torch raises, as it is.
     """
     torch.set_num_threads(context.threads)
@@ -57,7 +58,8 @@ def prepare(spec: JobSpec, context: RankContext) -> Run:
     loss = build_loss(program.loss) if program.loss is not None else None
     check_fit(spec, model, dataset, loss)
     check_precision(spec, context)
-    strategy = strategies.build(spec, context, model)
+    saved = checkpoint.read(context) if program.mode == "train" else None
+    strategy = strategies.build(spec, context, model, saved.buckets if saved is not None else None)
     describe_devices(context, strategy)
     if isinstance(loss, nn.Module):
         loss.to(strategy.device)
@@ -72,6 +74,10 @@ def prepare(spec: JobSpec, context: RankContext) -> Run:
         seed_everything(program.seed)
         prepared.evaluation = build_evaluation(program.evaluate.data, context)
     seed_everything(program.seed + context.rank)
+    if prepared.checkpoints is not None:
+        checkpoint.require_states(prepared)
+    if saved is not None:
+        checkpoint.restore(prepared, saved)
     return prepared
 
 
@@ -98,13 +104,13 @@ def build_data(component: Component, field: str, context: RankContext) -> Datase
     return cast(Dataset[Any], data)
 
 
-def build_loss(component: Component) -> loop.Loss:
+def build_loss(component: Component) -> Loss:
     if ":" not in component.ref:
-        return cast(loop.Loss, _built_in(component, "program.loss", optim.LOSSES, optim.build_loss))
+        return cast(Loss, _built_in(component, "program.loss", optim.LOSSES, optim.build_loss))
     made = _attribute(component.ref, "program.loss.ref")
     if isinstance(made, type) or component.args:
         made = _made("program.loss", component, lambda: made(**component.args))
-    return cast(loop.Loss, made)
+    return cast(Loss, made)
 
 
 def build_optimizer(component: Component, model: nn.Module) -> torch.optim.Optimizer:
@@ -170,7 +176,7 @@ def _attribute(ref: str, field: str) -> Any:
     return value
 
 
-def check_fit(spec: JobSpec, model: nn.Module, dataset: Dataset[Any], loss: loop.Loss | None) -> None:
+def check_fit(spec: JobSpec, model: nn.Module, dataset: Dataset[Any], loss: Loss | None) -> None:
     """Try one row on a copy of a built-in model, before any device is touched.
 
     The user's own models are not tried: their `forward` may do more than compute.

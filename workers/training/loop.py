@@ -1,71 +1,54 @@
 """The training loop. A reader should know it from any PyTorch tutorial."""
 
 import time
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, cast
 
 import torch
-from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from jobs.spec import Component, RecipeProgram
+from jobs.spec import Component
 from jobs.telemetry import Outline, Result
-from workers.training.context import RankContext, RejectedByWorker, Stopped
+from workers.training import position, saving
+from workers.training.context import RejectedByWorker, Stopped
 from workers.training.placement import moved
 from workers.training.probe.recorder import sampled
 from workers.training.probe.shapes import rows_of, shape_of
-from workers.training.strategies import Strategy
+from workers.training.run import Run
 
-Loss = Callable[[Any, Any], torch.Tensor]
 #: Input and target; a target that the data lacks is None.
 Batch = tuple[Any, Any]
 RATE_SECONDS = 1.0
 
 
-@dataclass(slots=True)
-class Run:
-    """Everything that the loop works with. `loss` and `optimizer` are there when the mode is train."""
-
-    program: RecipeProgram
-    context: RankContext
-    strategy: Strategy
-    loader: DataLoader[Any]
-    loss: Loss | None = None
-    optimizer: Optimizer | None = None
-    evaluation: DataLoader[Any] | None = None
-    scheduler: LRScheduler | None = None
-    scaler: GradScaler = field(default_factory=lambda: GradScaler("cpu", enabled=False))
-    steps_done: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
 def train(run: Run) -> Result:
     """Train for `epochs`, or until `max_steps`. The result's loss is the last step's, averaged over ranks.
+
+    A run that was saved begins where it was, which is right after an optimizer step.
 
     Raises:
         Stopped: the rank was told to stop.
     """
     run.strategy.model.train()
-    rate, loss = _Rate(run), None
-    for epoch in range(run.program.epochs):
-        for batches, waited in _groups(run, epoch):
-            loss = train_step(run, epoch, batches, waited)
-            _report_loss(run, loss)
+    rate, total_steps = _Rate(run), outline(run).total_steps
+    while not run.over:
+        for batches, waited in _groups(run, run.epoch):
+            run.last_loss = train_step(run, run.epoch, batches, waited)
+            _report_loss(run, run.last_loss)
             _move_learning_rate(run, "step", run.steps_done)
             _after_step(run, rate, batches)
+            saving.after_step(run, total_steps)
         _move_learning_rate(run, "epoch", run.steps_done - 1)
-        if run.evaluation is not None and (epoch + 1) % cast(Any, run.program.evaluate).every_epochs == 0:
-            evaluate(run, epoch)
-        if _is_over(run):
-            break
-    return Result(None if loss is None else _mean_over_ranks(run, loss), run.metrics)
+        if run.evaluation is not None and (run.epoch + 1) % cast(Any, run.program.evaluate).every_epochs == 0:
+            evaluate(run, run.epoch)
+        run.over = _is_over(run) or run.epoch + 1 == run.program.epochs
+        if not run.over:
+            run.epoch, run.batches_done = run.epoch + 1, 0
+    saving.at_end(run)
+    return Result(None if run.last_loss is None else _mean_over_ranks(run, run.last_loss), run.metrics)
 
 
 def train_step(run: Run, epoch: int, batches: list[Batch], waited: float) -> torch.Tensor:
@@ -111,6 +94,8 @@ def forward(run: Run) -> Result:
             with run.strategy.recorder.step("forward", epoch, waited), _precision(run):
                 run.strategy.model(moved(inputs, run.strategy.device))
             _after_step(run, rate, batches)
+            if run.context.stopping():
+                raise Stopped(f"told to stop after step {run.steps_done - 1}")
         if _is_over(run):
             break
     return Result(None, {})
@@ -152,7 +137,7 @@ def _groups(run: Run, epoch: int) -> Iterator[tuple[list[Batch], float]]:
     run out. What is left at the end of the epoch makes a step too."""
     if isinstance(run.loader.sampler, DistributedSampler):
         run.loader.sampler.set_epoch(epoch)
-    batches = iter(run.loader)
+    batches = position.batches(run)
     while not _is_over(run):
         began = time.perf_counter()
         group = [_checked(run, batch) for batch in islice(batches, run.program.accumulate_steps)]
@@ -205,9 +190,8 @@ def _require_target(run: Run, target: Any) -> None:
 
 def _after_step(run: Run, rate: "_Rate", batches: list[Batch]) -> None:
     run.steps_done += 1
+    run.batches_done += len(batches)
     rate.count(sum(rows_of(shape_of(inputs), 0) or 0 for inputs, _ in batches))
-    if run.context.stopping():
-        raise Stopped(f"told to stop after step {run.steps_done - 1}")
 
 
 def _is_over(run: Run) -> bool:

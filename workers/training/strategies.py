@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ _WHEN_BACKWARD = {
     "train": "measured on the first ten steps and every tenth after them",
     "forward": 'mode "forward" has no backward',
 }
+Buckets = list[list[int]]
 DDP_UNMEASURED = "DistributedDataParallel of this torch does not tell its own times"
 
 
@@ -42,6 +43,11 @@ class Strategy:
     `model` is what the loop calls; `device` is where batches go; `total` adds a tensor up over all
     ranks; `evaluated` gives the model that evaluation may call on each rank as often as it likes;
     `alone` is around a forward and backward after which the ranks do not yet add up their gradients.
+
+    `bare` gives the model without a wrapper. `holds` says what of it this rank has: all of it and nothing
+    to do with other ranks' ("whole"), the same as rank 0 but for buffers ("replica"), or a part ("shard").
+    `buckets` are those in which gradients are added up, where the order of addition depends on them; all
+    ranks must ask together, between two steps.
     """
 
     model: nn.Module
@@ -49,17 +55,21 @@ class Strategy:
     recorder: Recorder
     total: Callable[[torch.Tensor], torch.Tensor]
     evaluated: Callable[[], AbstractContextManager[nn.Module]]
+    bare: Callable[[], AbstractContextManager[nn.Module]]
     alone: Callable[[], AbstractContextManager[object]] = nullcontext
     straggler: Straggler | None = None
+    holds: Literal["whole", "replica", "shard"] = "whole"
+    buckets: Callable[[], Buckets | None] = lambda: None
 
 
-def build(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
-    """Put `model` on the devices of this rank.
+def build(spec: JobSpec, context: RankContext, model: nn.Module, buckets: Buckets | None = None) -> Strategy:
+    """Put `model` on the devices of this rank. `buckets` are those of the run that this one goes on from.
 
     Raises:
         RejectedByWorker: `parallelism` names a sub-module that the model does not have.
     """
-    return STRATEGIES[spec.parallelism.strategy](spec, context, model)
+    with _beginning_with(buckets) if buckets is not None else nullcontext():
+        return STRATEGIES[spec.parallelism.strategy](spec, context, model)
 
 
 def single(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
@@ -81,7 +91,7 @@ def single(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     if len(context.devices) > 1:
         recorder.note("per_device.backward_ms", "a placed model has one backward through all devices")
         recorder.note("per_device.rows", "with a placement every device that holds a part works on every row")
-    return Strategy(model, devices[0], recorder, _identity, lambda: nullcontext(model))
+    return Strategy(model, devices[0], recorder, _identity, lambda: nullcontext(model), lambda: nullcontext(model))
 
 
 def dp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
@@ -91,8 +101,9 @@ def dp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     model.to(device)
     recorder = _recorder(spec, context, dim=how.dim)
     streams = context.streams
+    inner = _submodule(model, how.module)
     wrapped = TracedDataParallel(
-        _submodule(model, how.module),
+        inner,
         [d.logical for d in context.devices],
         virtual=virtual,
         output_device=how.output_device,
@@ -114,7 +125,8 @@ def dp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     if len(context.devices) == 1:
         recorder.note("primitives", "nn.DataParallel on one device calls the module directly; here the primitives run")
     placed = _put_back(model, how.module, wrapped)
-    return Strategy(placed, device, recorder, _identity, lambda: nullcontext(placed))
+    bare = lambda: _bare(model, how.module, inner, wrapped)  # noqa: E731
+    return Strategy(placed, device, recorder, _identity, lambda: nullcontext(placed), bare)
 
 
 def ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
@@ -147,8 +159,11 @@ def ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
         recorder,
         _total,
         lambda: _unwrapped(model, path, inner, wrapped),
+        lambda: _bare(model, path, inner, wrapped),
         wrapped.no_sync,
         straggler,
+        "replica" if path is None else "whole",
+        lambda: _buckets(wrapped),
     )
 
 
@@ -166,7 +181,16 @@ def fsdp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     for field in ("backward_ms", "comm_ms"):
         recorder.note(f"per_device.{field}", FSDP_UNMEASURED)
     recorder.note("per_device.forward_ms", "includes gathering parameters, and waiting for the ranks that hold them")
-    return Strategy(model, device, recorder, _total, lambda: _gathered(model, sharded), lambda: _unreduced(sharded[-1]))
+    return Strategy(
+        model,
+        device,
+        recorder,
+        _total,
+        lambda: _gathered(model, sharded),
+        lambda: nullcontext(model),
+        lambda: _unreduced(sharded[-1]),
+        holds="shard",
+    )
 
 
 STRATEGIES: dict[str, Callable[[JobSpec, RankContext, nn.Module], Strategy]] = {
@@ -234,6 +258,13 @@ def _total(values: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
+def _bare(model: nn.Module, path: str | None, inner: nn.Module, wrapped: nn.Module) -> Iterator[nn.Module]:
+    """The model without the wrapper."""
+    yield _put_back(model, path, inner)
+    _put_back(model, path, wrapped)
+
+
+@contextlib.contextmanager
 def _unwrapped(
     model: nn.Module, path: str | None, inner: nn.Module, wrapped: DistributedDataParallel
 ) -> Iterator[nn.Module]:
@@ -243,8 +274,45 @@ def _unwrapped(
     """
     for buffer in inner.buffers():
         dist.broadcast(buffer, src=0)
-    yield _put_back(model, path, inner)
-    _put_back(model, path, wrapped)
+    with _bare(model, path, inner, wrapped) as bare:
+        yield bare
+
+
+def _buckets(wrapped: DistributedDataParallel) -> Buckets | None:
+    """Parameters by their number, bucket by bucket, as DistributedDataParallel will add up their gradients from now on.
+
+    It makes its buckets anew before the second forward, in the order in which gradients came in the first backward.
+    Gradients of three ranks and more are added up in an order that depends on their place in the bucket, so a run that
+    goes on must begin with these. They are made here if they have not been yet. It is private to torch; `None` where
+    it cannot be had, and then a run that goes on may differ in the last bit.
+    """
+    try:
+        private: Any = wrapped
+        if private.reducer._rebuild_buckets():
+            private._has_rebuilt_buckets = True
+        private.logger.set_runtime_stats_and_log()
+        listed = private._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices")
+        return [[int(number) for number in bucket.split()] for bucket in listed.split(",")] if listed else None
+    except (AttributeError, RuntimeError, ValueError):
+        return None
+
+
+@contextlib.contextmanager
+def _beginning_with(buckets: Buckets) -> Iterator[None]:
+    """DistributedDataParallel made in here has these buckets from its first step on. It turns them round."""
+    private: Any = dist
+    usual = getattr(private, "_compute_bucket_assignment_by_size", None)
+
+    def assign(parameters: list[torch.Tensor], limits: list[int], *_: Any) -> tuple[Buckets, list[int]]:
+        if sorted(number for bucket in buckets for number in bucket) != list(range(len(parameters))):
+            raise ValueError(f"these are no buckets for {len(parameters)} parameters")
+        return buckets[::-1], [limits[-1]] * len(buckets)
+
+    private._compute_bucket_assignment_by_size = assign
+    try:
+        yield
+    finally:
+        private._compute_bucket_assignment_by_size = usual
 
 
 def _shard(model: nn.Module, mesh: DeviceMesh) -> list[FSDPModule]:

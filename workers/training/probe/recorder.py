@@ -119,6 +119,19 @@ class Recorder(Observer):
         """Wait for the times that devices still owe, and send them."""
         self._owed.send(0)
 
+    def numbers(self) -> dict[str, Any]:
+        """How far steps and splits are numbered, in numbers and words."""
+        return {"steps": dict(self._next_step), "splits": self._splits.numbers()}
+
+    def go_on(self, numbers: dict[str, Any]) -> None:
+        """Number steps and splits as the process did that was stopped.
+
+        Raises:
+            ValueError, KeyError: these are no such numbers.
+        """
+        self._next_step = {phase: int(numbers["steps"][phase]) for phase in self._next_step}
+        self._splits.go_on(numbers["splits"])
+
     def _close(self, step: Timed, failed: bool) -> None:
         self._open = None
         if failed:

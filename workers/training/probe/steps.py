@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from jobs.telemetry import MAX_INTERNED, Primitives, Shape, Split, Step
 from workers.training.context import Sink
 from workers.training.probe.clock import Span
@@ -124,6 +126,7 @@ class Splits:
     def __init__(self, sink: Sink, first: int = 0) -> None:
         self._sink = sink
         self._ids: dict[tuple[Any, ...], int] = {}
+        self._kept: list[Split] = []  # those of `_ids`
         self._next = first
 
     def number(
@@ -144,8 +147,31 @@ class Splits:
         if known is not None:
             return known
         number, self._next = self._next, self._next + 1
+        rows = tuple([0 if shard is None else rows_of(shard.given) for shard in shards])
+        split = Split(number, phase, module, batch_rows, tuple(devices), rows, given, returned)
         if len(self._ids) < MAX_INTERNED:
             self._ids[key] = number
-        rows = tuple([0 if shard is None else rows_of(shard.given) for shard in shards])
-        self._sink.emit(Split(number, phase, module, batch_rows, tuple(devices), rows, given, returned))
+            self._kept.append(split)
+        self._sink.emit(split)
         return number
+
+    def numbers(self) -> dict[str, Any]:
+        """What `go_on` needs, in numbers and words."""
+        return {"next": self._next, "kept": [msgspec.to_builtins(split) for split in self._kept]}
+
+    def go_on(self, numbers: dict[str, Any]) -> None:
+        """Number splits as the process did that was stopped. Those that it had sent are sent again, as they were, to
+        readers that are as new as this process.
+
+        Raises:
+            ValueError, KeyError: these are no such numbers.
+        """
+        self._next = int(numbers["next"])
+        self._kept = msgspec.convert(numbers["kept"], list[Split])
+        for split in self._kept:
+            shards = zip(split.rows, split.input_shapes, strict=True)
+            got_nothing = tuple([rows == 0 and given is None for rows, given in shards])
+            given, returned = split.input_shapes, split.output_shapes
+            key = (split.phase, split.module, split.batch_rows, split.devices, got_nothing, given, returned)
+            self._ids[key] = split.id
+            self._sink.emit(split)

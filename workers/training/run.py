@@ -1,0 +1,66 @@
+"""One run of a recipe on one rank: the parts that were built, and where it is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from jobs.spec import RecipeProgram
+from workers.training.context import Checkpoints, RankContext
+from workers.training.randomness import Draws
+from workers.training.strategies import Strategy
+
+Loss = Callable[[Any, Any], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStart:
+    """What an epoch's order of rows, and the seeds of its loader's workers, are made from."""
+
+    draws: Draws
+    loader: torch.Tensor  # state of the loader's generator
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The epoch that was broken off, and the random numbers that come next."""
+
+    epoch_start: EpochStart
+    draws: Draws
+
+
+@dataclass(slots=True)
+class Run:
+    """Everything that the loop works with. `loss` and `optimizer` are there when the mode is train."""
+
+    program: RecipeProgram
+    context: RankContext
+    strategy: Strategy
+    loader: DataLoader[Any]
+    loss: Loss | None = None
+    optimizer: Optimizer | None = None
+    evaluation: DataLoader[Any] | None = None
+    scheduler: LRScheduler | None = None
+    scaler: GradScaler = field(default_factory=lambda: GradScaler("cpu", enabled=False))
+    # -- where it is
+    steps_done: int = 0
+    epoch: int = 0
+    batches_done: int = 0  # of the epoch
+    epoch_start: EpochStart | None = None  # known where the run is saved
+    last_loss: torch.Tensor | None = None  # of this rank, in the last step
+    metrics: dict[str, float] = field(default_factory=dict)
+    over: bool = False  # also the last evaluation
+    # -- checkpoints
+    saved_step: int = 0  # the last one that was saved, or tried to be
+    resumed: Resumed | None = None  # until the loader is back where it was
+
+    @property
+    def checkpoints(self) -> Checkpoints | None:
+        """Where to save, if this run is to be saved."""
+        wanted = self.program.checkpoint is not None and self.program.mode == "train"
+        return self.context.checkpoints if wanted else None
