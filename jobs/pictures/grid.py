@@ -19,8 +19,9 @@ from jobs.telemetry import Shape
 
 #: Columns of a picture; more devices share them.
 MAX_COLUMNS = 64
-#: Patterns that are drawn.
+#: Patterns that are drawn: of as many columns as stand beside each other, and of more, which are drawn in blocks.
 MAX_LINES = 24
+MAX_LINES_IN_BLOCKS = 12
 
 Kind = Literal["value", "idle", "unknown"]
 
@@ -37,7 +38,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`marks` are (word, how it is drawn): "idle 1/4", "slow", "output"."""
+    """`marks` are (words, how they are drawn): "idle" and "1/4" below it, "slow", "output"."""
 
     title: str
     lines: tuple[str, ...]
@@ -85,7 +86,7 @@ def _column(report: Report, group: range, output_device: int | None) -> Column:
     marks: list[tuple[str, str]] = []
     idle = [report.per_device[place] for place in group if report.per_device[place].idle_steps]
     if idle:
-        marks.append((_idle_mark(idle, len(devices)), IDLE))
+        marks += [(words, IDLE) for words in _idle_marks(idle, len(devices))]
     if slow:
         marks.append((SLOW, SLOW))
     if output_device in numbers and report.strategy == "dp" and len(report.devices) > 1:
@@ -98,13 +99,16 @@ def _column(report: Report, group: range, output_device: int | None) -> Column:
     return Column(str(first.device), lines, tuple(marks), slow, device_tip(first))
 
 
-def _idle_mark(idle: Sequence[DeviceMeasures], devices: int) -> str:
+def _idle_marks(idle: Sequence[DeviceMeasures], devices: int) -> tuple[str, ...]:
+    """The word, and below it in how many of its steps."""
     if devices > 1:
-        return f"{len(idle)} {IDLE}"
+        return (f"{len(idle)} {IDLE}",)
     (one,) = idle
-    if one.steps < 100:
-        return f"{IDLE} {one.idle_steps}/{one.steps}"
-    return f"{IDLE} {max(1, round(100 * one.idle_steps / one.steps))}%"
+    if one.idle_steps == one.steps:
+        return IDLE, "always"
+    if one.steps < 1000:
+        return IDLE, f"{one.idle_steps}/{one.steps}"
+    return IDLE, f"{max(0.1, 100 * one.idle_steps / one.steps):.1f}%"
 
 
 def device_tip(device: ReportDevice) -> str:
@@ -113,7 +117,7 @@ def device_tip(device: ReportDevice) -> str:
 
 def _short_id(name: str) -> str:
     """What tells a device from its neighbours: `cpu:3`, or the first digits of a GPU's UUID."""
-    return name[4:12] if name.startswith("GPU-") else name
+    return name[4:10] if name.startswith("GPU-") else name
 
 
 # -- rows of each pattern --------------------------------------------------------------------------

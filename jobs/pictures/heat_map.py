@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from jobs.pictures.grid import MAX_LINES, Cell, Column, Grid, Line, grid, idle_anywhere
+from jobs.pictures.grid import MAX_LINES, MAX_LINES_IN_BLOCKS, Cell, Column, Grid, Line, grid, idle_anywhere
 from jobs.pictures.markup import Markup, element, fitted, joined, text, width, wrapped
 from jobs.pictures.palette import IDLE, LEVELS, MEASURES, NOT_MEASURED, OUTPUT, SLOW, By
 from jobs.pictures.svg import ALONE, Frame, document, hatched, label_text
@@ -28,7 +28,8 @@ def heat_map(
     frame: Frame = ALONE,
 ) -> Markup:
     """The heat map as an SVG document. `name` is the job's; `output_device` where DataParallel gathers, if known."""
-    found = grid(report, by, output_device, MAX_LINES // 2 if frame.narrow else MAX_LINES)
+    in_blocks = frame.narrow or len(report.devices) > ACROSS
+    found = grid(report, by, output_device, MAX_LINES_IN_BLOCKS if in_blocks else MAX_LINES)
     across = min(len(found.columns), 4 if frame.narrow else ACROSS)
     label = 124.0 if frame.narrow else 176.0
     cell = _cell_width(found, across, narrow=frame.narrow)
@@ -56,7 +57,9 @@ def heat_map(
 
 
 def _cell_width(found: Grid, across: int, *, narrow: bool) -> float:
-    needed = max((width(cell.words, 12) for line in found.lines for cell in line.cells), default=0) + 10
+    cells = [width(cell.words, 12.5) for line in found.lines for cell in line.cells]
+    heads = [width(words, 11.5) for column in found.columns for words in (column.title, *dict(column.marks))]
+    needed = max([*cells, *heads], default=0) + 8
     if narrow:
         return max(52.0, needed)
     return max(needed, min(112.0, max(52.0, 640 / across)))
@@ -128,10 +131,10 @@ def _block(
 def _column_head(column: Column, middle: float, y: float, room: float, *, plain: bool) -> tuple[Markup, float]:
     middle -= GAP / 2
     parts = [element("title", text(column.tip))] if column.tip and not plain else []
-    parts.append(label_text(column.title, middle, y, "mid strong"))
+    parts.append(label_text(column.title, middle, y, "mid strong" if len(column.title) < 5 else "mid strong small"))
     for words in column.lines:
         y += 13
-        parts.append(label_text(fitted(words, 10.5, room), middle, y, "mid muted small"))
+        parts.append(label_text(fitted(words, 10.8, room - 3), middle, y, "mid muted small"))
     for words, mark in column.marks:
         y += 13
         parts.append(label_text(words, middle, y, f"mid strong small {mark}-word"))

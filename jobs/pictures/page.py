@@ -211,13 +211,13 @@ def _balance(report: Report) -> Markup:
         ("time, most over mean", measured(balance.time_max_over_mean), "time_max_over_mean"),
         ("what costs most", balance.cause or DASH, "cause"),
         ("steps of idle devices", counted(balance.idle_device_steps), "idle_device_steps"),
-        ("waiting for the slowest", _seconds(balance.wasted_device_seconds), "wasted_device_seconds"),
+        ("device time spent waiting", _seconds(balance.wasted_device_seconds), "wasted_device_seconds"),
     )
     return element("dl", *(_tile(report, *tile) for tile in tiles), class_="tiles")
 
 
 def _seconds(value: float | None) -> str:
-    return DASH if value is None else f"{measured(value)} device s"
+    return DASH if value is None else f"{measured(value)} s"
 
 
 def _tile(report: Report, name: str, value: str, path: str) -> Markup:
@@ -231,18 +231,17 @@ def _tile(report: Report, name: str, value: str, path: str) -> Markup:
 
 def _devices(report: Report, about: About) -> Markup:
     names = ("rows", "share", "steps", "idle", "ms/row", "data wait, p50", "peak memory")
-    several = len({device.node for device in report.devices}) > 1
     ranks = len({device.rank for device in report.devices}) > 1
-    head = [_head("device"), _head("id"), *([_head("node")] if several else []), *([_head("rank")] if ranks else [])]
-    head += [*(_head(name, "n") for name in names), _head("")]
+    head = [_head("device"), _head(""), *([_head("rank", "n")] if ranks else [])]
+    head += [*(_head(name, "n") for name in names), _head("id"), _head("node")]
     slow = slow_device(report)
     rows = []
     for device, cost in list(zip(report.devices, report.per_device, strict=True))[:MAX_TABLE]:
-        cells = [_cell(str(device.device)), element("td", element("code", text(device.id)), title=device.name)]
-        cells += [_cell(device.node)] if several else []
-        cells += [_cell(str(device.rank))] if ranks else []
+        cells = [_cell(str(device.device)), element("td", *_table_marks(report, device, cost, slow, about))]
+        cells += [_cell(str(device.rank), "n")] if ranks else []
         cells += [_cell(words, "n") for words in _costs(cost)]
-        rows.append(element("tr", *cells, element("td", *_table_marks(report, device, cost, slow, about))))
+        cells += [element("td", element("code", text(device.id)), title=device.name), _cell(device.node)]
+        rows.append(element("tr", *cells))
     table = element("table", element("thead", element("tr", *head)), element("tbody", *rows))
     more = len(report.devices) - len(rows)
     return _section(

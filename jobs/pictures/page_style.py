@@ -69,6 +69,7 @@ input.by:focus-visible+label.by{{outline:3px solid var(--info);outline-offset:2p
 table{{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums}}
 th,td{{text-align:start;padding:4px 14px 4px 0;border-bottom:1px solid var(--rule);vertical-align:top}}
 th{{font-weight:500;color:var(--muted);white-space:nowrap}}
+td code{{white-space:nowrap}}
 td.n,th.n{{text-align:end;white-space:nowrap}}
 td .mark{{display:inline-block;font-weight:600;border-radius:4px;padding:0 6px;margin-right:4px;white-space:nowrap}}
 .mark.idle{{background:repeating-linear-gradient(135deg,var(--idle) 0 4px,var(--idle-line) 4px 6px)}}
@@ -83,6 +84,7 @@ code{{font:13px ui-monospace,'SF Mono','DejaVu Sans Mono',monospace}}
 .sides section{{min-width:0}}
 footer{{margin-top:36px;font-size:13px}}
 @media (max-width:640px){{body{{padding:14px 14px 32px}}.wide{{display:none}}.narrow{{display:block}}
+.finding .code{{float:none;margin:0}}
 h1{{font-size:22px}}.charts svg{{max-width:100%;height:auto}}label.by{{padding:3px 9px}}}}
 @media print{{body{{max-width:none;padding:0;font-size:12px}}label.by{{display:none}}section{{break-inside:avoid}}
 .wide svg{{max-width:100%;height:auto}}pre{{white-space:pre-wrap}}*{{print-color-adjust:exact;
