@@ -1,3 +1,78 @@
+import { signal } from "@preact/signals";
 import { render } from "preact";
+import { useEffect } from "preact/hooks";
 
-render(<p>hello</p>, document.getElementById("page")!);
+import { me, post, whoAmI } from "./api";
+import { ComparePage } from "./pages/Compare";
+import { JobPage } from "./pages/Job";
+import { JobsPage } from "./pages/Jobs";
+import { NodesPage } from "./pages/Nodes";
+import { SignInPage } from "./pages/SignIn";
+import { SubmitPage } from "./pages/Submit";
+import { Link, go, place } from "./router";
+import "./styles.css";
+import { Toast, attempt } from "./toast";
+
+const PAGES = [
+  ["/", "Jobs"],
+  ["/submit", "Submit"],
+  ["/compare", "Compare"],
+  ["/nodes", "Devices"],
+] as const;
+
+const unreachable = signal(false);
+
+function Page() {
+  const path = place.value.pathname;
+  const job = /^\/jobs\/([^/]+)$/.exec(path)?.[1];
+  if (job) return <JobPage key={job} id={job} />;
+  if (path === "/submit") return <SubmitPage />;
+  if (path === "/compare") return <ComparePage />;
+  if (path === "/nodes") return <NodesPage />;
+  return <JobsPage />;
+}
+
+function App() {
+  useEffect(() => {
+    const ask = () =>
+      whoAmI().then(
+        () => (unreachable.value = false),
+        () => {
+          unreachable.value = true;
+          setTimeout(ask, 2000);
+        },
+      );
+    void ask();
+  }, []);
+  if (me.value === undefined) return unreachable.value ? <main>The service does not answer; trying again …</main> : null;
+  if (me.value === null || place.value.pathname === "/sign-in") return <SignInPage />;
+  const path = place.value.pathname;
+  return (
+    <>
+      <a class="skip" href="#content">Skip to content</a>
+      <header class="top">
+        <Link to="/" class="brand"><img src="/assets/icon.svg" alt="" />Shardyard</Link>
+        <nav aria-label="Pages">
+          {PAGES.map(([to, title]) => (
+            <Link key={to} to={to} current={path === to || (to === "/" && path.startsWith("/jobs/"))}>{title}</Link>
+          ))}
+        </nav>
+        <div class="who">
+          <span title={`token ${me.value.token}`}>{me.value.tenant}</span>
+          <button class="plain" onClick={signOut}>Sign out</button>
+        </div>
+      </header>
+      <main id="content"><Page /></main>
+      <Toast />
+    </>
+  );
+}
+
+const signOut = () =>
+  attempt(async () => {
+    await post("/v1/sign-out");
+    me.value = null;
+    go("/");
+  });
+
+render(<App />, document.getElementById("page")!);

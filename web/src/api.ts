@@ -1,0 +1,326 @@
+// Requests to the API that served this page, and the shapes of its answers, as far as pages use them.
+// The session's cookie goes along by itself.
+
+import { signal } from "@preact/signals";
+
+export interface Reason {
+  code: string;
+  message: string;
+}
+
+export interface Placement {
+  node: string;
+  devices: string[];
+}
+
+export type State = "queued" | "starting" | "running" | "succeeded" | "failed" | "cancelled";
+
+export interface JobSummary {
+  id: string;
+  name: string;
+  state: State;
+  reason: Reason;
+  pool: string;
+  devices: number;
+  strategy: string;
+  priority: number;
+  labels: Record<string, string>;
+  attempt: number;
+  cancel_requested: boolean;
+  created_at: string;
+  started_at: string | null;
+  first_step_at: string | null;
+  finished_at: string | null;
+  placement: Placement[];
+  archived: boolean;
+}
+
+export interface Progress {
+  fraction?: number | null;
+  step?: number | null;
+  steps?: number | null;
+  epoch?: number | null;
+  epochs?: number | null;
+  unit?: string;
+  loss?: number | null;
+  rows_per_second?: number | null;
+  eta_seconds?: number | null;
+}
+
+export interface JobStatus extends JobSummary {
+  version: number;
+  queue_position: number | null;
+  retries: number;
+  max_retries: number;
+  losses: number;
+  retry_at: string | null;
+  checkpoint: { step: number; epoch: number; attempt: number; saved_at: string } | null;
+  parent_id: string | null;
+  batch_size: number | null;
+  global_batch_size: number | null;
+  start: string;
+  rehearsal: boolean;
+  progress: Progress | null;
+  result: { loss: number | null; metrics: Record<string, number> } | null;
+  error: { rank?: number; message?: string; traceback?: string | null; advice?: string | null; kind?: string } | null;
+  spec: unknown;
+}
+
+export interface Attempt {
+  attempt: number;
+  state: string;
+  placement: Placement[];
+  created_at: string;
+  claimed_at: string | null;
+  started_at: string | null;
+  first_step_at: string | null;
+  ended_at: string | null;
+  reason: Reason | null;
+  resumed_from?: { step: number; attempt: number } | null;
+}
+
+export interface Timing {
+  total: number;
+  p50: number;
+  p95: number;
+}
+
+export interface Pattern {
+  phase: string;
+  module: string;
+  batch_rows: number | null;
+  rows: (number | null)[] | null;
+  shapes_vary: boolean | null;
+  input_shapes: (number[] | null)[] | null;
+  output_shapes: (number[] | null)[] | null;
+  steps: number | null;
+  first_step: number | null;
+  last_step: number | null;
+}
+
+export interface DeviceMeasures {
+  device: number;
+  rows: number | null;
+  share: number | null;
+  steps: number;
+  idle_steps: number;
+  forward_ms: Timing | null;
+  backward_ms: Timing | null;
+  data_wait_ms: Timing | null;
+  comm_ms: Timing | null;
+  ms_per_row: number | null;
+  memory_peak_bytes: number | null;
+}
+
+export interface Finding {
+  code: string;
+  severity: string;
+  message: string;
+  suggestion: string;
+}
+
+export interface ReportDevice {
+  device: number;
+  id: string;
+  node: string;
+  name: string;
+  rank: number;
+  memory_total_bytes: number | null;
+}
+
+export interface Balance {
+  rows_max_over_mean: number | null;
+  time_max_over_mean: number | null;
+  slowest_device: number | null;
+  cause: string | null;
+  idle_device_steps: number | null;
+  wasted_device_seconds: number | null;
+  output_device_memory_skew: number | null;
+}
+
+export interface Report {
+  job_id: string;
+  attempt: number;
+  final: boolean;
+  strategy: string;
+  device_kind: string;
+  virtual: boolean;
+  rehearsal?: boolean;
+  devices: ReportDevice[];
+  patterns: Pattern[];
+  per_device: DeviceMeasures[];
+  primitives: Record<string, Timing> | null;
+  balance: Balance;
+  findings: Finding[];
+  notes: Record<string, string>;
+}
+
+export interface Plan {
+  rows: number | null;
+  batch_size: number | null;
+  global_batch_size: number | null;
+  patterns: Pattern[];
+  findings: Finding[];
+  notes: Record<string, string>;
+}
+
+export interface Point {
+  number: number;
+  step: number;
+  value: number | null;
+  at: string;
+}
+
+export interface Bucket {
+  count: number;
+  first: Point;
+  last: Point;
+  minimum: number | null;
+  maximum: number | null;
+  mean: number | null;
+}
+
+export interface Series {
+  device: number;
+  name: string;
+  points: Point[];
+  buckets: Bucket[];
+}
+
+export interface LogLine {
+  seq: number;
+  at: string;
+  device: number;
+  rank: number;
+  stream: string;
+  step: number | null;
+  text: string;
+  continued: boolean;
+}
+
+export interface Device {
+  device: number;
+  label: string;
+  id: string;
+  name: string;
+  kind: string;
+  memory_total_bytes: number | null;
+  state: "free" | "leased" | "quarantined" | "offline";
+  job: string | null;
+  attempt: number | null;
+  quarantine: string | null;
+}
+
+export interface NodeView {
+  id: string;
+  pool: string;
+  host: string;
+  version: string;
+  cores: number;
+  alive: boolean;
+  draining: boolean;
+  stopping: boolean;
+  devices: Device[];
+  queued: number;
+}
+
+export interface Pool {
+  name: string;
+  devices: number;
+  free: number;
+  leased: number;
+  quarantined: number;
+  nodes: number;
+  live_nodes: number;
+  queued: number;
+}
+
+export interface Me {
+  token: string;
+  tenant: string;
+  scopes: string[];
+  operator: boolean;
+}
+
+export interface FieldError {
+  field: string;
+  problem?: string;
+  message?: string;
+}
+
+/** An answer that says what went wrong: RFC 9457, with our stable `code`. */
+export class Problem extends Error {
+  constructor(
+    readonly status: number,
+    readonly code: string,
+    detail: string,
+    readonly errors: FieldError[] = [],
+  ) {
+    super(detail);
+  }
+}
+
+/** Who is signed in; null: nobody is, undefined: not known yet. */
+export const me = signal<Me | null | undefined>(undefined);
+
+export const may = (scope: "submit" | "admin"): boolean => {
+  const scopes = me.value?.scopes ?? [];
+  return scopes.includes("admin") || (scope === "submit" && scopes.includes("submit"));
+};
+
+const TIMEOUT_MS = 70_000;
+
+/** Send a request and read its JSON answer (undefined where there is none). Raises Problem. */
+export async function call<T>(method: string, path: string, body?: unknown, headers: HeadersInit = {}): Promise<T> {
+  const wanted: RequestInit = {
+    method,
+    headers: body === undefined ? headers : { "Content-Type": "application/json", ...headers },
+    signal: AbortSignal.timeout(TIMEOUT_MS),
+    credentials: "same-origin",
+  };
+  if (body !== undefined) wanted.body = typeof body === "string" ? body : JSON.stringify(body);
+  let answer: Response;
+  try {
+    answer = await fetch(path, wanted);
+  } catch {
+    throw new Problem(0, "unreachable", "the service does not answer; it may be restarting");
+  }
+  if (answer.status === 401) me.value = null;
+  const text = await answer.text();
+  if (!answer.ok) throw problemOf(answer.status, text);
+  return (text ? JSON.parse(text) : undefined) as T;
+}
+
+function problemOf(status: number, text: string): Problem {
+  try {
+    const found = JSON.parse(text) as { code?: string; detail?: string; title?: string; errors?: FieldError[] };
+    return new Problem(status, found.code ?? "", found.detail ?? found.title ?? `status ${status}`, found.errors);
+  } catch {
+    return new Problem(status, "", `the service answered with status ${status}`);
+  }
+}
+
+export const get = <T,>(path: string): Promise<T> => call<T>("GET", path);
+export const post = <T,>(path: string, body?: unknown, headers?: HeadersInit): Promise<T> =>
+  call<T>("POST", path, body, headers);
+
+export async function whoAmI(): Promise<void> {
+  try {
+    me.value = await get<Me>("/v1/me");
+  } catch (error) {
+    if (!(error instanceof Problem) || error.status !== 401) throw error;
+  }
+}
+
+export const ENDED: ReadonlySet<State> = new Set(["succeeded", "failed", "cancelled"]);
+
+/** A stream of events that comes back by itself after a cut, where it was. `handlers` take the JSON of each event. */
+export function follow(path: string, handlers: Record<string, (data: any) => void>, onLive?: (live: boolean) => void) {
+  const source = new EventSource(path);
+  source.onopen = () => onLive?.(true);
+  source.onerror = () => onLive?.(false);
+  for (const [name, handle] of Object.entries(handlers)) {
+    source.addEventListener(name, (event) => handle(JSON.parse((event as MessageEvent<string>).data)));
+  }
+  return () => source.close();
+}

@@ -1,0 +1,71 @@
+// Numbers and times for people. What is not known is a dash, never a zero.
+
+export const NONE = "–";
+
+export function count(value: number | null | undefined): string {
+  return value == null ? NONE : value.toLocaleString("en");
+}
+
+/** A number to about four digits. */
+export function number(value: number | null | undefined): string {
+  if (value == null || !Number.isFinite(value)) return NONE;
+  if (Number.isInteger(value) && Math.abs(value) < 1e6) return count(value);
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
+  return String(Number(value.toPrecision(4)));
+}
+
+export function ms(value: number | null | undefined): string {
+  if (value == null) return NONE;
+  if (value >= 1000) return `${number(value / 1000)} s`;
+  return `${value < 10 ? Number(value.toPrecision(2)) : Math.round(value)} ms`;
+}
+
+export function percent(fraction: number | null | undefined): string {
+  return fraction == null ? NONE : `${(fraction * 100).toFixed(fraction > 0 && fraction < 0.1 ? 1 : 0)} %`;
+}
+
+const UNITS = ["bytes", "KiB", "MiB", "GiB", "TiB"];
+
+export function bytes(value: number | null | undefined): string {
+  if (value == null) return NONE;
+  let size = value;
+  let unit = 0;
+  while (size >= 1024 && unit < UNITS.length - 1) {
+    size /= 1024;
+    unit += 1;
+  }
+  return `${unit === 0 ? size : Number(size.toPrecision(3))} ${UNITS[unit]}`;
+}
+
+export function duration(seconds: number | null | undefined): string {
+  if (seconds == null || !Number.isFinite(seconds)) return NONE;
+  if (seconds < 10) return `${Number(seconds.toPrecision(2))} s`;
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  const minutes = seconds / 60;
+  if (minutes < 90) return `${Math.round(minutes)} min`;
+  const hours = Math.floor(minutes / 60);
+  if (hours < 48) return `${hours} h ${Math.round(minutes % 60)} min`;
+  return `${Math.round(hours / 24)} days`;
+}
+
+export function between(from: string | null, to: string | null, now: number): number | null {
+  if (!from) return null;
+  return Math.max(0, ((to ? Date.parse(to) : now) - Date.parse(from)) / 1000);
+}
+
+export function clock(at: string | null): string {
+  if (!at) return NONE;
+  const time = new Date(at);
+  const sameDay = time.toDateString() === new Date().toDateString();
+  const hours = time.toLocaleTimeString("en-GB");
+  return sameDay ? hours : `${time.toLocaleDateString("sv")} ${hours}`;
+}
+
+export function shape(dims: number[] | null | undefined): string {
+  return dims == null ? NONE : `[${dims.join(", ")}]`;
+}
+
+export function plural(amount: number, noun: string): string {
+  return `${count(amount)} ${noun}${amount === 1 ? "" : "s"}`;
+}

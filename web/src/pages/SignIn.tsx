@@ -1,0 +1,47 @@
+import { useState } from "preact/hooks";
+
+import { Problem, me, post, whoAmI } from "../api";
+import { go, place } from "../router";
+
+export function SignInPage() {
+  const [token, setToken] = useState("");
+  const [problem, setProblem] = useState("");
+  const [busy, setBusy] = useState(false);
+  const submit = async (event: Event) => {
+    event.preventDefault();
+    setBusy(true);
+    try {
+      await post("/v1/sign-in", { token: token.trim() });
+      await whoAmI();
+      if (me.value && place.value.pathname === "/sign-in") go("/", "replace");
+    } catch (error) {
+      setProblem(error instanceof Problem ? error.message : String(error));
+    } finally {
+      setBusy(false);
+    }
+  };
+  return (
+    <main class="sign-in">
+      <form class="panel" onSubmit={submit}>
+        <h1>Shardyard</h1>
+        <label for="token">Access token</label>
+        <input
+          id="token"
+          type="password"
+          autocomplete="current-password"
+          required
+          maxLength={512}
+          value={token}
+          autofocus
+          onInput={(event) => setToken(event.currentTarget.value)}
+        />
+        {problem && <div class="notice bad" role="alert">{problem}</div>}
+        <div class="row"><button class="main" disabled={busy}>Sign in</button></div>
+        <p class="muted">
+          <code>shardyard up</code> prints which file holds the operator's token; <code>shardyard token create</code> makes
+          others. You stay signed in on this browser for twelve hours.
+        </p>
+      </form>
+    </main>
+  );
+}

@@ -1,0 +1,95 @@
+// Where the time went: DataParallel's primitives, or what each device spent its time on.
+
+import type { Report, Timing } from "../api";
+import { ms } from "../format";
+
+const TIMES = [
+  ["data_wait_ms", "data wait", "wait"],
+  ["forward_ms", "forward", "forward"],
+  ["backward_ms", "backward", "backward"],
+  ["comm_ms", "communication", "comm"],
+] as const;
+const PRIMITIVES = [
+  ["replicate_ms", "replicate", "replicate"],
+  ["scatter_ms", "scatter", "scatter"],
+  ["parallel_apply_ms", "parallel_apply", "apply"],
+  ["gather_ms", "gather", "gather"],
+] as const;
+const MOST = 16;
+
+interface Part {
+  name: string;
+  kind: string;
+  time: Timing;
+}
+
+export function Bars(props: { report: Report }) {
+  const { report } = props;
+  const devices = report.per_device.map((one) => ({
+    name: `device ${one.device}`,
+    parts: TIMES.flatMap(([field, name, kind]): Part[] => {
+      const time = one[field];
+      return time ? [{ name, kind, time }] : [];
+    }),
+  }));
+  const shown = [...devices].sort((a, b) => total(b.parts) - total(a.parts)).slice(0, MOST).sort((a, b) => devices.indexOf(a) - devices.indexOf(b));
+  const most = Math.max(...shown.map((one) => total(one.parts)), 0);
+  const primitives = PRIMITIVES.flatMap(([field, name, kind]): Part[] => {
+    const time = report.primitives?.[field];
+    return time ? [{ name, kind, time }] : [];
+  });
+  const unmeasured = TIMES.filter(([field]) => report.per_device.every((one) => one[field] == null));
+  return (
+    <div>
+      {primitives.length > 0 && (
+        <>
+          <h2>DataParallel's primitives <small>in all measured steps</small></h2>
+          <div class="bars"><Bar name="" parts={primitives} most={total(primitives)} /></div>
+          <Key parts={PRIMITIVES.map(([field, name, kind]) => [name, kind, report.primitives?.[field]?.p50])} />
+        </>
+      )}
+      {most > 0 && (
+        <>
+          <h2 class={primitives.length ? "later" : ""}>Where each device's time went <small>{shown.length < devices.length ? `the ${shown.length} busiest of ${devices.length}` : ""}</small></h2>
+          <div class="bars">{shown.map((one) => <Bar key={one.name} name={one.name} parts={one.parts} most={most} />)}</div>
+          <Key parts={TIMES.filter((part) => !unmeasured.includes(part)).map(([, name, kind]) => [name, kind, undefined])} />
+        </>
+      )}
+      {unmeasured.map(([field, name]) => (
+        <p key={field} class="muted">{name}: not measured{report.notes[`per_device.${field}`] ? `, ${report.notes[`per_device.${field}`]}` : ""}</p>
+      ))}
+    </div>
+  );
+}
+
+function Bar(props: { name: string; parts: Part[]; most: number }) {
+  const sum = total(props.parts);
+  return (
+    <>
+      <span>{props.name}</span>
+      <div class="bar" role="img" aria-label={`${props.name} ${props.parts.map((part) => `${part.name} ${ms(part.time.total)}`).join(", ")}`}>
+        {props.parts.map((part) => {
+          const share = props.most > 0 ? part.time.total / props.most : 0;
+          return (
+            <span key={part.name} class={`p-${part.kind}`} style={{ flex: `0 0 ${(share * 100).toFixed(3)}%`, padding: share < 0.02 ? 0 : undefined }} title={`${part.name}: ${ms(part.time.total)} in all, typically ${ms(part.time.p50)}, p95 ${ms(part.time.p95)}`}>
+              {share > 0.11 ? part.name : ""}
+            </span>
+          );
+        })}
+      </div>
+      <span class="muted">{ms(sum)}</span>
+    </>
+  );
+}
+
+function Key(props: { parts: (readonly [string, string, number | undefined])[] }) {
+  return (
+    <div class="key">
+      {props.parts.map(([name, kind, typical]) => (
+        <span key={name}><i class={`p-${kind}`} />{name}{typical == null ? "" : ` ${ms(typical)}`}</span>
+      ))}
+    </div>
+  );
+}
+
+const total = (parts: Part[]) => parts.reduce((sum, part) => sum + part.time.total, 0);
