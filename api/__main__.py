@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from api.app import create_app
 from api.auth import UnsafeToStart
-from api.server import DeadlineProtocol
+from api.server import DeadlineProtocol, ask_if_alive
 from jobs import service_log, storage
 from jobs.redis_store import connect
 from jobs.settings import Settings
@@ -27,10 +27,11 @@ BACKLOG = 1024
 
 
 class Server(uvicorn.Server):
-    """Lets go of requests that wait for a change before it waits for all requests to end."""
+    """Lets go of streams, and of requests that wait for a change, before it waits for all requests to end."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         app: FastAPI = self.config.app  # type: ignore[assignment]  # uvicorn takes other things too
+        app.state.events.close()
         app.state.changes.release()
         await super().shutdown(sockets)
 
@@ -88,6 +89,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.bind(address)
         listener.listen(BACKLOG)
+        ask_if_alive(listener)
     except OSError as error:
         listener.close()
         raise OSError(f"cannot listen on {host} port {port}: {error.strerror}") from error

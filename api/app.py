@@ -17,12 +17,14 @@ from api.auth import Authenticator, load_operator_token
 from api.connections import connect
 from api.courier import CeleryCourier
 from api.deps import Services, authenticate
+from api.events_feed import Feeds
 from api.fleet import FleetCache
 from api.limits import MIN_UPLOAD_BYTES_PER_SECOND, Bodies, BodyLimits, Limits, allowed_hosts
 from api.monitoring import CountRequests, Monitoring
 from api.records import Records
-from api.routes import artifacts, bundles, dashboard, docs, fleet, jobs, logs, sessions, splits, system, tokens
+from api.routes import artifacts, bundles, dashboard, docs, events, fleet, jobs, logs, sessions, splits, system, tokens
 from api.services.bundles import Bundles
+from api.services.events import Events, Slots
 from api.services.fleet import Fleet
 from api.services.jobs import Jobs
 from api.services.results import Results
@@ -80,6 +82,7 @@ def create_app(settings: Settings) -> FastAPI:
             Bundles(control, storage, settings.max_bundles_bytes),
             lambda: scheduler.alive,
         )
+        app.state.events = app.state.services.events
         scheduler.start()
         threading.Thread(target=courier.prepare, name="courier-prepare", daemon=True).start()
         watches = (
@@ -113,7 +116,7 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.monitoring = monitoring
-    for module in (jobs, splits, logs, artifacts, bundles, fleet, tokens, sessions, system, docs, dashboard):
+    for module in (jobs, events, splits, logs, artifacts, bundles, fleet, tokens, sessions, system, docs, dashboard):
         app.include_router(module.router)
     problems.install(app)
     app.add_middleware(Limits, hosts=allowed_hosts(settings), bodies=_bodies(settings))
@@ -140,6 +143,7 @@ def _services(
     return Services(
         jobs=Jobs(control, records, telemetry, fleet, changes, storage, bundles),
         results=Results(records, telemetry, storage),
+        events=Events(records, Feeds(records, telemetry, storage, changes), Slots()),
         bundles=bundles,
         fleet=Fleet(control, fleet),
         tokens=Tokens(control, authenticator),

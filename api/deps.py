@@ -9,6 +9,7 @@ from fastapi import Depends, Header, Path, Query, Request
 
 from api.auth import SAFE, Authenticator, Principal, is_public
 from api.services.bundles import Bundles
+from api.services.events import Events
 from api.services.fleet import Fleet
 from api.services.jobs import Jobs
 from api.services.results import Results
@@ -28,6 +29,7 @@ class Services:
 
     jobs: Jobs
     results: Results
+    events: Events
     bundles: Bundles
     fleet: Fleet
     tokens: Tokens
@@ -85,6 +87,10 @@ def _jobs(request: Request) -> Jobs:
 
 def _results(request: Request) -> Results:
     return _services(request).results
+
+
+def _events(request: Request) -> Events:
+    return _services(request).events
 
 
 def _bundles(request: Request) -> Bundles:
@@ -157,6 +163,7 @@ Caller = Annotated[Principal, Depends(_principal)]
 Admin = Annotated[Principal, Depends(_admin)]
 JobsService = Annotated[Jobs, Depends(_jobs)]
 ResultsService = Annotated[Results, Depends(_results)]
+EventsService = Annotated[Events, Depends(_events)]
 BundlesService = Annotated[Bundles, Depends(_bundles)]
 FleetService = Annotated[Fleet, Depends(_fleet)]
 TokensService = Annotated[Tokens, Depends(_tokens)]

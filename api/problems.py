@@ -31,6 +31,10 @@ class BodyTimeout(ShardyardError):
     code = "body_timeout"
 
 
+class NothingMore(Exception):
+    """A stream of events is asked for after its last event."""
+
+
 class HeadersTooLarge(ShardyardError):
     """More header lines, or longer ones, than any client of ours sends."""
 
@@ -54,6 +58,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "range_not_satisfiable": (416, "The range has none of the file's bytes"),
     "body_timeout": (408, "The body did not arrive in time"),
     "too_many_uploads": (429, "Too many uploads at the moment"),
+    "too_many_streams": (429, "Too many streams of events"),
     "headers_too_large": (431, "Headers too large"),
     "unauthenticated": (401, "A valid token is needed"),
     "forbidden": (403, "The token lacks the scope"),
@@ -121,6 +126,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _framework)
     app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(NothingMore, _nothing_more)
     app.add_exception_handler(Exception, _bug)
 
 
@@ -153,6 +159,11 @@ async def _framework(request: Request, error: Exception) -> Response:
 async def _gone(request: Request, _error: Exception) -> Response:
     """The client left while it was being listened to: nobody reads this, and nobody has to look."""
     return respond("bad_request", "the connection ended before the body did", request.url.path)
+
+
+async def _nothing_more(_request: Request, _error: Exception) -> Response:
+    """The answer at which browsers stop coming again."""
+    return Response(status_code=204)
 
 
 async def _bug(request: Request, error: Exception) -> Response:

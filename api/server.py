@@ -1,12 +1,35 @@
 """uvicorn's HTTP protocol, with the deadline that it lacks: a request's head must arrive whole, soon, and small."""
 
+import socket
 from asyncio import BaseTransport, TimerHandle, Transport
-from typing import cast
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_SECONDS = 10.0
 MAX_HEAD_BYTES = 64 * 1024
+#: A client of a stream that acknowledges nothing for so long, or takes nothing, is gone.
+VANISHED_SECONDS = 10
+#: When a connection on which nothing is sent is asked whether the other side is there, and how often.
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 3))
+_CONNECTION = "shardyard.connection"
+
+
+def watch_client(scope: Mapping[str, Any]) -> None:
+    """From now on, and until its answer is complete, notice within `VANISHED_SECONDS` when the client of a request has
+    vanished without a word. Without this, a client whose machine died keeps its stream for a quarter of an hour."""
+    connection: DeadlineProtocol | None = scope.get("extensions", {}).get(_CONNECTION)
+    if connection is not None:
+        connection.give_up_after(VANISHED_SECONDS)
+
+
+def ask_if_alive(listener: socket.socket) -> None:
+    """Have the system ask silent clients whether they are there; connections inherit it from their listener."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE:
+        listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class DeadlineProtocol(HttpToolsProtocol):
@@ -23,6 +46,16 @@ class DeadlineProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {_CONNECTION: self}  # type: ignore[dict-item]  # uvicorn's type is narrower
+
+    def give_up_after(self, seconds: float) -> None:
+        """Drop the connection when what was sent is not acknowledged, or not read, for so long; 0: when TCP does."""
+        connection = self.transport.get_extra_info("socket")
+        with suppress(OSError):  # it is closed already
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
@@ -46,6 +79,8 @@ class DeadlineProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if not self.transport.is_closing():
+            self.give_up_after(0)
         if not self._in_head and not self.transport.is_closing():
             self._arm()  # answered before the body was read: the rest of it must come soon as well
 

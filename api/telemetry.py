@@ -81,7 +81,7 @@ class Telemetry:
         if report:
             pipe.get(wire.report_key(tenant, job, attempt))
         if streams:
-            pipe.xread(dict(streams), count=entries)
+            pipe.xread(_any(streams), count=entries)
         replies = deque(await self._within(REPLY_SECONDS, pipe.execute()))
         return Look(
             progress=replies.popleft(),
@@ -122,6 +122,11 @@ class Telemetry:
             raise _away() from error
         self._silent_until = 0.0
         return found
+
+
+def _any(streams: Mapping[str, str]) -> dict[Any, Any]:
+    """As redis-py's types want a dictionary of ids, which are narrower than what it takes."""
+    return dict(streams)
 
 
 def _streams_of(reply: Any) -> Iterable[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
