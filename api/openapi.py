@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.sse import EventSourceResponse
 from pydantic import BaseModel
 
 from api import examples, schemas
@@ -23,6 +24,10 @@ from jobs.spec import JobSpec
 
 _JSON, _TEXT, _BYTES, _ZIP = "application/json", "text/plain", "application/octet-stream", "application/zip"
 _REFS = "#/components/schemas/{name}"
+
+
+class Stream:
+    """An answer of server-sent events, whose shapes are in docs/api.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         refuses=("invalid_spec", "unreadable_spec", *_NEVER_RUN),
     ),
     ("get", "/v1/jobs/{job}/attempts"): Operation("List a job's attempts", {200: schemas.AttemptList}),
+    ("get", "/v1/jobs/{job}/events"): Operation(
+        "Follow a job", {200: Stream, 204: None}, refuses=("unreadable_spec", "too_many_streams")
+    ),
     ("get", "/v1/jobs/{job}/splits"): Operation("Show the split report", {200: Report}, also=(_TEXT,)),
     ("get", "/v1/jobs/{job}/splits/diff"): Operation(
         "Show two split reports side by side", {200: ReportDiff}, also=(_TEXT,)
@@ -206,10 +214,12 @@ def _problem_name(status: int) -> str:
 
 
 def _media_type(kind: Any) -> str:
-    return {bytes: _BYTES, str: _TEXT}.get(kind, _JSON)
+    return {bytes: _BYTES, str: _TEXT, Stream: EventSourceResponse.media_type}.get(kind, _JSON)
 
 
 def _schema_of(kind: Any) -> dict[str, Any]:
+    if kind is Stream:
+        return {"type": "string"}
     if kind is bytes:
         return {"type": "string", "format": "binary"}
     return msgspec.json.schema_components([kind], ref_template=_REFS)[0][0]
@@ -225,7 +235,9 @@ def _schemas() -> dict[str, Any]:
     for model in {operation.body.model for operation in OPERATIONS.values() if operation.body is not None}:
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= schema.pop("$defs", {}) | {model.__name__: schema}
-    kinds = [kind for operation in OPERATIONS.values() for kind in operation.answers.values() if kind is not None]
+    kinds = [
+        kind for operation in OPERATIONS.values() for kind in operation.answers.values() if kind not in (None, Stream)
+    ]
     _, answers = msgspec.json.schema_components([*kinds, Problem], ref_template=_REFS)
     assert not schemas.keys() & answers.keys(), "two types of one name"
     for answer in answers.values():
