@@ -1,0 +1,5 @@
+-- Fields of jobs, in the order of their refs; empty for one that is gone.
+-- ARGV: ref...
+local reply = {}
+for i, ref in ipairs(ARGV) do reply[i] = redis.call('HGETALL', job_key(ref)) end
+return reply
