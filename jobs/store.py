@@ -277,6 +277,39 @@ def versions(jobs: Sequence[tuple[str, str]]) -> Call[tuple[int | None, ...]]:
     return Call("versions", tuple(job_ref(tenant, job) for tenant, job in jobs), parse)
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Part of the list of changes: (id of the entry, tenant, job), oldest first. `newest` is the id of the last entry
+    there is; `known` is whether the entry that was asked for is still there, so that nothing after it was trimmed."""
+
+    newest: str
+    known: bool
+    entries: tuple[tuple[str, str, str], ...]
+
+
+def changes(after: str, most: int) -> Call[Changes]:
+    """Which jobs, of all tenants, changed after an entry, at most so many."""
+
+    def parse(reply: Sequence[Any]) -> Changes:
+        newest, known, entries = reply
+        found = ((name.decode(), *fields[1].decode().split("/", 1)) for name, fields in entries)
+        return Changes(newest.decode(), known == b"1", tuple(found))
+
+    return Call("changes", (after, most), parse)
+
+
+def records(jobs: Sequence[tuple[str, str]]) -> Call[tuple[JobRecord | None, ...]]:
+    """Jobs that are given as (tenant, id); None for one that is gone."""
+
+    def parse(reply: Sequence[Sequence[bytes]]) -> tuple[JobRecord | None, ...]:
+        return tuple(
+            JobRecord.read(tenant, job, fields_of(fields)) if fields else None
+            for (tenant, job), fields in zip(jobs, reply, strict=True)
+        )
+
+    return Call("records", tuple(job_ref(tenant, job) for tenant, job in jobs), parse)
+
+
 def delete(tenant: str, job: str) -> Call[None]:
     """Forget a finished job. Raises NotFound, or JobNotFinished, on execution. Files are the caller's."""
 

@@ -17,6 +17,7 @@ local OUTBOX = 'sy:outbox'    -- '<node> <attempt ref>' of attempts nobody has c
 local BACKOFF = 'sy:backoff'  -- refs of queued jobs that wait before they may start again, by when
 local FINISHED = 'sy:finished'  -- refs of jobs that have ended and are not archived yet, by when they ended
 local IDLE_BUNDLES = 'sy:idle_bundles'  -- refs, '<tenant>/<hex>', of bundles that no job needs, by their last use
+local CHANGES = 'sy:changes'  -- stream: refs of jobs as they change, the newest ten thousand or so
 local MAX_BACKOFF_US = 600 * 1000000  -- a due time further ahead than this means that the clock was set back
 
 -- Microseconds since the epoch. For display and ordering. It decides two expiries that lose nothing: that of a bundle,
@@ -47,6 +48,15 @@ end
 
 local TERMINAL = {succeeded = true, failed = true, cancelled = true}
 
+-- Tells whoever follows all jobs that one has changed, or is gone. Nothing depends on it: it may be trimmed, or lost.
+local function tell(ref) redis.call('XADD', CHANGES, 'MAXLEN', '~', 10000, '*', 'job', ref) end
+
+-- Every change of a job that users see grows its version.
+local function grow_version(ref)
+  redis.call('HINCRBY', job_key(ref), 'version', 1)
+  tell(ref)
+end
+
 -- The one place where a job changes its state. `extra` is a flat list of further fields.
 local function move(ref, state, reason, message, extra)
   local key = job_key(ref)
@@ -58,7 +68,7 @@ local function move(ref, state, reason, message, extra)
   end
   redis.call('HDEL', key, 'retry_at')  -- of a wait that is over; `back_off` writes that of a new one
   redis.call('HSET', key, 'state', state, 'reason', reason, 'message', message, unpack(extra or {}))
-  redis.call('HINCRBY', key, 'version', 1)
+  grow_version(ref)
   if TERMINAL[state] then redis.call('ZADD', FINISHED, int(now_us()), ref) end
 end
 
@@ -267,5 +277,6 @@ local function forget_job(ref)
   redis.call('ZREM', 'sy:jobs:' .. tenant .. ':' .. job[1], id)
   redis.call('ZREM', FINISHED, ref)
   redis.call('DEL', job_key(ref), spec_key(ref))
+  tell(ref)
   if job[3] and job[3] ~= '' then use_bundle(tenant .. '/' .. job[3], -1) end  -- it was there while the job was
 end

@@ -13,5 +13,5 @@ if before ~= '' then
   if there.step >= step then return 'stale' end
 end
 redis.call('HSET', job_key(ref), 'checkpoint', checkpoint_json(ARGV[4], ARGV[5], n, sha256))
-redis.call('HINCRBY', job_key(ref), 'version', 1)
+grow_version(ref)
 return 'ok'

@@ -1,8 +1,8 @@
 -- All keys at one moment, for a back-up. What nodes say of themselves when they register is left out, and what is on its
--- way to them: a service that is restored has other nodes, or the same ones anew.
+-- way to them: a service that is restored has other nodes, or the same ones anew. So is the list of changes: who follows it is told to begin anew.
 -- Returns {key, type, milliseconds to live or -1, {value...}}...
 local LEFT_OUT = {node = true, nodes = true, pool = true, pools = true, free = true, held = true, quarantine = true,
-  hold = true, outbox = true, leader = true, celery = true}
+  hold = true, outbox = true, leader = true, changes = true, celery = true}
 local READ = {
   string = function(key) return {redis.call('GET', key)} end,
   hash = function(key) return redis.call('HGETALL', key) end,

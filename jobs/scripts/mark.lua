@@ -12,6 +12,6 @@ if mark == 'running' and get(job_key(ref), 'state') == 'starting' then
 elseif mark == 'first_step' and get(attempt_key(ref, n), 'first_step') == '' then
   redis.call('HSET', attempt_key(ref, n), 'first_step', now)
   redis.call('HSET', job_key(ref), 'first_step', now)
-  redis.call('HINCRBY', job_key(ref), 'version', 1)
+  grow_version(ref)
 end
 return 'ok'

@@ -15,6 +15,6 @@ if step ~= '' then
 end
 if now ~= before then
   redis.call('HSET', job_key(ref), 'checkpoint', now)
-  redis.call('HINCRBY', job_key(ref), 'version', 1)
+  grow_version(ref)
 end
 return 'ok'
