@@ -44,3 +44,18 @@ class Scale(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return rows * self.factor
+
+
+class Normed(nn.Module):
+    """Three layers over digits with dropout and BatchNorm, the last of which is made first: gradients come in another
+    order than that of the parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(61, 10)
+        self.norm = nn.BatchNorm1d(61)
+        self.body = nn.Linear(64, 61)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.head(nn.functional.dropout(self.norm(self.body(rows)), 0.3, self.training))
+        return outputs

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import selectors
+import signal
 import socket
 import time
 import traceback
@@ -16,12 +17,22 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from jobs.plan import predict
 from jobs.report import Aggregator, LeasedDevice, Report
 from jobs.spec import JobSpec
-from jobs.telemetry import AnyRecord, Outcome, Record, Unpacker
-from workers.training.context import ChannelSink, Device, RankContext
+from jobs.telemetry import AnyRecord, Outcome, Record, Step, Unpacker
+from workers.training.context import ChannelSink, Checkpoints, Device, RankContext
+from workers.words import CONTINUE
 
 T = TypeVar("T", bound=Record)
 
 _server = multiprocessing.get_context("forkserver")
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Where ranks save, from what they go on, and after which training step each of them dies by SIGKILL."""
+
+    drafts: Path
+    resume: Path | None = None
+    dies_after: int | None = None
 
 
 @dataclass(frozen=True)
@@ -35,8 +46,10 @@ class RankRun:
         return [record for record in self.records if isinstance(record, kind)]
 
 
-def run_ranks(spec: JobSpec, seconds: float = 60, data_root: Path | None = None) -> list[RankRun]:
-    """Run `spec` on all its ranks. The last record of each is its `Outcome`.
+def run_ranks(
+    spec: JobSpec, seconds: float = 60, data_root: Path | None = None, saving: Saving | None = None
+) -> list[RankRun]:
+    """Run `spec` on all its ranks. The last record of each that was not killed is its `Outcome`.
 
     Raises:
         TimeoutError: the ranks have not left after `seconds`.
@@ -48,7 +61,7 @@ def run_ranks(spec: JobSpec, seconds: float = 60, data_root: Path | None = None)
     receivers, processes = [], []
     for rank in range(spec.world_size):
         receiver, sender = _server.Pipe(duplex=False)
-        process = _server.Process(target=_rank, args=(spec.model_dump_json(), rank, port, sender, data_root))
+        process = _server.Process(target=_rank, args=(spec.model_dump_json(), rank, port, sender, data_root, saving))
         process.start()
         sender.close()
         receivers.append(receiver)
@@ -89,7 +102,23 @@ def report_of(spec: JobSpec, runs: list[RankRun], train_rows: int | None = None)
     return told.snapshot(final=True)
 
 
-def _rank(spec_json: str, rank: int, port: int, channel: Connection, data_root: Path | None) -> None:
+class _Mortal(ChannelSink):
+    """Sends everything up to a step, and the process dies."""
+
+    def __init__(self, fd: int, dies_after: int | None) -> None:
+        super().__init__(fd)
+        self._dies_after = dies_after
+
+    def emit(self, record: AnyRecord) -> None:
+        super().emit(record)
+        if isinstance(record, Step) and (record.phase, record.step) == ("train", self._dies_after):
+            self.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _rank(
+    spec_json: str, rank: int, port: int, channel: Connection, data_root: Path | None, saving: Saving | None
+) -> None:
     from workers.training import entry
 
     spec = JobSpec.model_validate_json(spec_json)
@@ -101,11 +130,21 @@ def _rank(spec_json: str, rank: int, port: int, channel: Connection, data_root: 
         "LOCAL_RANK": str(rank),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    sink = ChannelSink(channel.fileno())
+    sink = _Mortal(channel.fileno(), saving.dies_after if saving is not None else None)
+    checkpoints = Checkpoints(saving.drafts, saving.resume, lambda: CONTINUE) if saving is not None else None
     device = Device(rank, "cpu", f"cpu:{rank}")
     code, trace = 0, ""
     try:
-        context = RankContext(rank, spec.world_size, (device,), spec.resources.devices, 1, sink, data_root=data_root)
+        context = RankContext(
+            rank,
+            spec.world_size,
+            (device,),
+            spec.resources.devices,
+            1,
+            sink,
+            data_root=data_root,
+            checkpoints=checkpoints,
+        )
         entry.run(spec, context)
     except BaseException:  # noqa: BLE001 - the outcome carries it
         code, trace = 1, traceback.format_exc()
