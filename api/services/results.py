@@ -1,6 +1,8 @@
 """What the attempts of a job left: split reports, logs, metrics, artifacts."""
 
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -10,15 +12,24 @@ from api.auth import Principal
 from api.cursors import LogCursor
 from api.files import LogQuery
 from api.records import Records
-from api.schemas import ArtifactList, LogPage, MetricList
+from api.schemas import ArtifactList, LogPage, MetricList, SeriesView
 from api.storage import Storage
 from api.telemetry import Telemetry
 from jobs import report
-from jobs.errors import FieldError, InvalidRequest, NotFound, Unavailable
+from jobs.errors import FieldError, InvalidRequest, NotFound, Unavailable, UnreadableSpec
+from jobs.pictures.palette import By
 from jobs.record import AttemptRecord
 from jobs.report import Report
 from jobs.report_diff import ReportDiff
+from jobs.spec import JobSpec, RecipeProgram
 from jobs.state import AttemptState
+
+if TYPE_CHECKING:
+    from jobs.pictures.curves import Curve
+    from jobs.pictures.page import About
+
+#: Points of one line in a page.
+POINTS_OF_A_CURVE = 200
 
 
 class Results:
@@ -54,6 +65,56 @@ class Results:
 
         found = await self.splits(who, job, attempt, device)
         return await self._storage.run(partial(report_text.render, found))
+
+    async def splits_picture(self, who: Principal, job: str, attempt: int | None, device: int | None, by: By) -> str:
+        """The heat map as SVG. Raises as `splits` does."""
+        from jobs.pictures.heat_map import heat_map
+
+        found = await self.splits(who, job, attempt, device)
+        about = await self._about(who, job)
+        drawn = partial(heat_map, found, by, name=about.name, output_device=about.output_device)
+        return await self._storage.run(drawn)
+
+    async def splits_page(self, who: Principal, job: str, attempt: int | None, device: int | None, by: By) -> str:
+        """Everything in one HTML file. Raises as `splits` does."""
+        from jobs.pictures.page import page
+
+        found = await self.splits(who, job, attempt, device)
+        about = await self._about(who, job)
+        series = await self.metrics(
+            who, job, found.attempt, device=device, name=None, after=0, points=POINTS_OF_A_CURVE
+        )
+        about = replace(about, curves=[_curve(one) for one in series.series])
+        return await self._storage.run(partial(page, found, about, by))
+
+    async def splits_diff_page(
+        self, who: Principal, job: str, attempt: int | None, against: str, against_attempt: int | None
+    ) -> str:
+        """Two reports in one HTML file. Raises as `splits_diff` does."""
+        from jobs.pictures.comparison import comparison
+
+        this = await self.splits(who, job, attempt, None)
+        other = await self.splits(who, against, against_attempt, None)
+        sides = (this, await self._about(who, job)), (other, await self._about(who, against))
+        return await self._storage.run(partial(comparison, *sides))
+
+    async def _about(self, who: Principal, job: str) -> "About":
+        """What a picture says of the job beside its report; nothing where another version has stored it."""
+        from jobs.pictures.page import About
+
+        try:
+            view = await self._records.view(who.tenant, job)
+        except UnreadableSpec:
+            return About()
+        record, how = view.record, view.spec.parallelism
+        gathers = how.strategy == "dp" and isinstance(view.spec.program, RecipeProgram)
+        return About(
+            name=record.name,
+            state=record.state,
+            labels=record.labels,
+            spec=_shown_spec(view.spec),
+            output_device=how.output_device if gathers else None,
+        )
 
     async def splits_diff(
         self, who: Principal, job: str, attempt: int | None, against: str, against_attempt: int | None
@@ -184,6 +245,24 @@ class Results:
         if archived is None and away is not None:
             raise away
         return archived
+
+
+def _shown_spec(spec: JobSpec) -> str:
+    """The spec as people wrote it, to be sent around: values of environment variables are left out."""
+    shown = spec.model_dump(mode="json", exclude_defaults=True)
+    program = shown.get("program", {})
+    if program.get("env"):
+        program["env"] = dict.fromkeys(program["env"], "(not shown)")
+    return msgspec.json.format(msgspec.json.encode(shown), indent=2).decode()
+
+
+def _curve(series: SeriesView) -> "Curve":
+    """A series for a picture: of points that were joined, their mean at the last one's step."""
+    from jobs.pictures.curves import Curve
+
+    points = [(float(point.step), point.value) for point in series.points]
+    points += [(float(bucket.last.step), bucket.mean) for bucket in series.buckets]
+    return Curve(series.name, series.device, tuple(points))
 
 
 def _no_report(job: str, attempt: AttemptRecord) -> str:

@@ -112,7 +112,7 @@ def _findings(report: Report) -> Markup:
     said = [element("p", text(words), class_=f"verdict {kind_of(words)}") for words in verdicts(report)]
     found = [finding_box(finding) for finding in report.findings]
     none = element("p", Markup("Nothing that should be changed was found."), class_="muted")
-    return _section("Findings", *said, *(found or [none]))
+    return section("Findings", *said, *(found or [none]))
 
 
 def finding_box(finding: Finding) -> Markup:
@@ -131,11 +131,11 @@ def _plan(report: Report) -> Markup | None:
         return None
     differences = (element("li", text(words), dir="auto") for words in report.prediction.differences)
     listed = element("ul", *differences) if report.prediction.differences else None
-    return _section("Plan", element("p", text(told[report.prediction.matches])), listed)
+    return section("Plan", element("p", text(told[report.prediction.matches])), listed)
 
 
 def _spec(about: About) -> Markup | None:
-    return _section("Job spec", element("pre", text(about.spec), dir="auto")) if about.spec else None
+    return section("Job spec", element("pre", text(about.spec), dir="auto")) if about.spec else None
 
 
 def _notes(report: Report) -> Markup | None:
@@ -145,7 +145,7 @@ def _notes(report: Report) -> Markup | None:
         element("tr", element("td", element("code", text(name))), element("td", text(note), dir="auto"))
         for name, note in sorted(report.notes.items())
     )
-    return _section("Notes", element("table", element("tbody", *rows), class_="notes"))
+    return section("Notes", element("table", element("tbody", *rows), class_="notes"))
 
 
 # -- pictures --------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def _maps(report: Report, about: About, by: By) -> Markup:
         switch.append(element("label", text(one), for_=f"by-{one}", class_="by"))
         maps.append(element("div", _map(report, about, one), class_=f"map by-{one}"))
     legend = element("legend", Markup("What the cells show"))
-    return _section("The split", element("fieldset", legend, *switch, element("div", *maps, class_="maps")))
+    return section("The split", element("fieldset", legend, *switch, element("div", *maps, class_="maps")))
 
 
 def _map(report: Report, about: About, by: By) -> Markup:
@@ -172,25 +172,29 @@ def _map(report: Report, about: About, by: By) -> Markup:
     )
 
 
-def both_widths(ids: str, name: str, draw: Callable[[Frame], Markup]) -> Markup:
-    """A picture for a screen, which scrolls sideways where it must, and one for a telephone; one of them is shown."""
+def both_widths(ids: str, name: str, draw: Callable[[Frame], Markup], *, half: bool = False) -> Markup:
+    """A picture for a screen, which scrolls sideways where it must, and one for a telephone; one of them is shown.
+    With `half` of a page, it is always the one for a telephone."""
     scrolls = {"tabindex": "0", "role": "group", "aria_label": name}
+    narrow = draw(Frame(False, True, f"{ids}-n"))
+    if half:
+        return element("div", narrow, class_="scroll", **scrolls)
     wide = element("div", draw(Frame(False, False, ids)), class_="scroll wide", **scrolls)
-    narrow = element("div", draw(Frame(False, True, f"{ids}-n")), class_="scroll narrow")
-    return joined([wide, narrow])
+    return joined([wide, element("div", narrow, class_="scroll narrow")])
 
 
 def _bars(report: Report, about: About) -> Iterator[Markup]:
     if report.strategy == "dp":
-        yield _chart("primitives", bars.primitives(report))
-    yield _chart("times", bars.times(report, about.output_device))
-    yield _chart("memory", bars.memory(report, about.output_device))
+        yield chart_section("primitives", bars.primitives(report))
+    yield chart_section("times", bars.times(report, about.output_device))
+    yield chart_section("memory", bars.memory(report, about.output_device))
 
 
-def _chart(ids: str, chart: Chart) -> Markup:
+def chart_section(ids: str, chart: Chart, *, half: bool = False) -> Markup:
+    """Its bars, or where there are none, why."""
     if not chart.bars:
-        return _section(chart.title, *(element("p", text(words), class_="muted") for words in chart.remarks))
-    return _section(chart.title, both_widths(ids, chart.title, lambda frame: bars.draw(chart, frame)))
+        return section(chart.title, *(element("p", text(words), class_="muted") for words in chart.remarks))
+    return section(chart.title, both_widths(ids, chart.title, lambda frame: bars.draw(chart, frame), half=half))
 
 
 def _curves(about: About) -> Markup | None:
@@ -198,7 +202,7 @@ def _curves(about: About) -> Markup | None:
     if not shown:
         return None
     drawn = (curves.draw(same, Frame(False, False, f"curve{place}")) for place, same in enumerate(shown))
-    return _section("Metrics", element("div", *drawn, class_="charts"), element("p", text(left)) if left else None)
+    return section("Metrics", element("div", *drawn, class_="charts"), element("p", text(left)) if left else None)
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -244,7 +248,7 @@ def _devices(report: Report, about: About) -> Markup:
         rows.append(element("tr", *cells))
     table = element("table", element("thead", element("tr", *head)), element("tbody", *rows))
     more = len(report.devices) - len(rows)
-    return _section(
+    return section(
         "Devices",
         element("div", table, class_="scroll", tabindex="0", role="group", aria_label="Devices"),
         element("p", text(f"and {more:,} more devices"), class_="muted") if more else None,
@@ -286,5 +290,5 @@ def _cell(words: str, kind: str = "") -> Markup:
     return element("td", text(words), class_=kind or None)
 
 
-def _section(title: str, *children: Markup | None) -> Markup:
+def section(title: str, *children: Markup | None) -> Markup:
     return element("section", element("h2", text(title)), *children)
