@@ -19,6 +19,7 @@ _LIBFAKETIME = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib/faketime/libfa
 _CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
 MEMORY_V1 = Path("/sys/fs/cgroup/memory")
 CGROUP_V2 = Path("/sys/fs/cgroup")
+FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,11 @@ def _memory() -> str:
     parent = MEMORY_V1 if MEMORY_V1.is_dir() else CGROUP_V2
     if parent is CGROUP_V2 and "memory" not in _read(CGROUP_V2 / "cgroup.subtree_control"):
         return "there is no memory controller for cgroups"
+    return _makes_group(parent)
+
+
+def _makes_group(parent: Path) -> str:
+    """Why there can be no cgroup below `parent`; "" if there can."""
     path = parent / f"sy-probe-{os.getpid()}"
     try:
         path.mkdir()
@@ -103,7 +109,9 @@ ABILITIES = {
         _network, lambda: _capable(_CAP_NET_ADMIN) and _capable(_CAP_SYS_ADMIN) and shutil.which("iptables") is not None
     ),
     "mounts": Ability(_tmpfs, lambda: _capable(_CAP_SYS_ADMIN)),
-    "memory cgroups": Ability(_memory, lambda: False),  # containers mostly mount them read-only, whatever the rights
+    # Containers mostly mount cgroups read-only, whatever the rights.
+    "memory cgroups": Ability(_memory, lambda: False),
+    "freezer": Ability(lambda: _makes_group(FREEZER), lambda: False),
     "strace": Ability(
         lambda: _tries(["strace", "-qq", "-e", "inject=fsync:error=EIO", "true"]),
         lambda: shutil.which("strace") is not None,

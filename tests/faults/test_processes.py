@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ import pytest
 from jobs.state import AttemptState, Reason, State
 from tests.faults.conftest import LEASE
 from tests.faults.inject import processes
-from tests.faults.site import Site
+from tests.faults.inject.freezer import undying
+from tests.faults.machine import need
+from tests.faults.site import Site, running_site
 from tests.integration.workers.service import eventually, is_dead
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
@@ -92,6 +95,33 @@ def test_row_06_a_rank_that_ignores_sigterm_is_killed_after_the_grace(site: Site
     eventually(lambda: all(is_dead(pid) for pid in ranks.values()), "they die")
     assert time.monotonic() - began < LEASE / 12 + 5
     assert site.finished(job).state is State.CANCELLED
+
+
+@pytest.mark.slow
+def test_row_06_a_process_that_survives_sigkill_keeps_its_device_from_others_and_the_job_ends(
+    tmp_path: Path,
+) -> None:
+    need("freezer")
+    with running_site(tmp_path / "site") as other:
+        job = other.running("ddp", 2)
+        ranks = processes.ranks_of(other.supervisor(other.attempt(job)))
+        with undying(ranks[1]):
+            other.cancel(job)
+            assert other.finished(job, 60).state is State.CANCELLED
+            eventually(lambda: not other.held_by(job), "its lease is over")
+            assert not is_dead(ranks[1])
+            devices = other.caller.insist("GET", "/v1/nodes").json()["nodes"][0]["devices"]
+            apart = [device for device in devices if device["state"] == "quarantined"]
+            assert [device["device"] for device in apart] == [0, 1]
+            assert all(str(ranks[1]) in device["quarantine"] for device in apart)
+            after = other.post("ddp", 6, steps=2)
+            assert other.finished(after, 40).state is State.SUCCEEDED
+            assert set(other.attempts(after)[0].leased) == set(range(2, 8))
+        eventually(lambda: is_dead(ranks[1]), "it dies when it can")
+        other.stop_worker()
+        other.start_worker()  # clears away what the attempt has left
+        other.allow(may_quarantine=True)
+        other.is_sound()
 
 
 @pytest.mark.slow
