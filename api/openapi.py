@@ -23,6 +23,7 @@ from jobs.report_diff import ReportDiff
 from jobs.spec import JobSpec
 
 _JSON, _TEXT, _BYTES, _ZIP = "application/json", "text/plain", "application/octet-stream", "application/zip"
+_HTML, _SVG = "text/html", "image/svg+xml"
 _REFS = "#/components/schemas/{name}"
 
 
@@ -78,9 +79,14 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("get", "/v1/jobs/{job}/events"): Operation(
         "Follow a job", {200: Stream, 204: None}, refuses=("unreadable_spec", "too_many_streams")
     ),
-    ("get", "/v1/jobs/{job}/splits"): Operation("Show the split report", {200: Report}, also=(_TEXT,)),
+    ("get", "/v1/jobs/{job}/splits"): Operation(
+        "Show the split report", {200: Report, 304: None}, also=(_TEXT, _HTML, _SVG), refuses=("not_acceptable",)
+    ),
     ("get", "/v1/jobs/{job}/splits/diff"): Operation(
-        "Show two split reports side by side", {200: ReportDiff}, also=(_TEXT,)
+        "Show two split reports side by side",
+        {200: ReportDiff, 304: None},
+        also=(_TEXT, _HTML),
+        refuses=("not_acceptable",),
     ),
     ("get", "/v1/jobs/{job}/logs"): Operation(
         "Read log lines", {200: schemas.LogPage}, also=(_TEXT,), refuses=("malformed_cursor",)
