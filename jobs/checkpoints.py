@@ -68,8 +68,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, File]
 
     @property
-    def bytes(self) -> int:
-        """Of all files together."""
+    def size(self) -> int:
+        """Bytes of all files together."""
         return sum(file.bytes for file in self.files.values())
 
     def encode(self) -> bytes:

@@ -4,6 +4,8 @@
                                            /metrics.bin
                                            /report.json
                                            /artifacts/
+                                           /drafts/<step>/    of checkpoints, while the attempt lives
+                                           /resume/           what its ranks' account may read of one
     <storage>/jobs/<tenant>/<job>/checkpoints/<step>-<attempt>/
     <storage>/bundles/<tenant>/<hex>.<nonce>.zip
                               /.<nonce>.part
@@ -55,6 +57,14 @@ def report_file(attempt: Path) -> Path:
 
 def artifacts_dir(attempt: Path) -> Path:
     return attempt / "artifacts"
+
+
+def drafts_dir(attempt: Path) -> Path:
+    return attempt / "drafts"
+
+
+def resume_dir(attempt: Path) -> Path:
+    return attempt / "resume"
 
 
 def archive_dir(storage: Path) -> Path:

@@ -6,6 +6,7 @@ series, counted over the whole file.
 """
 
 import math
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,6 +95,15 @@ class MetricWriter:
     def end(self) -> int:
         """Length in bytes of what is whole in the file."""
         return self._frames.end
+
+    def begin_with(self, earlier: Path) -> None:
+        """Begin the file, of which there is nothing yet, with the points of another one; numbers go on from there.
+
+        Raises:
+            OSError: one of the two cannot be read or written.
+        """
+        shutil.copyfile(earlier, self.path)
+        self._open()
 
     def append(self, records: Sequence[Metric]) -> bytes:
         """Write points as one frame, and return what was written (nothing, if no series could take them).

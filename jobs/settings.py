@@ -91,6 +91,10 @@ class Settings(BaseSettings):
     hold_seconds: float = Field(60, ge=0, description="a job that waited this long holds devices for itself")
     grace_seconds: Seconds = Field(3, description="time between SIGTERM and SIGKILL for a rank")
 
+    checkpoint_seconds: Seconds = Field(
+        30, description="how long a stop waits until a job has saved its checkpoint, where it has any"
+    )
+
     log_level: str = Field("INFO", pattern=r"^(DEBUG|INFO|WARNING|ERROR)$", description="of the service's own log")
 
     def control_url(self) -> str:

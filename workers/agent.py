@@ -294,6 +294,7 @@ class Agent:
             lease_seconds=self._settings.lease_seconds,
             beat_seconds=self._settings.beat_seconds,
             grace_seconds=min(self._settings.grace_seconds, self._settings.lease_seconds / 12),
+            checkpoint_seconds=self._settings.checkpoint_seconds,
             data_root=self._settings.data_root.expanduser() if self._settings.data_root is not None else None,
             python=python,
             account=self._accounts.of(device.index for device in lease) if self._accounts is not None else None,

@@ -26,6 +26,7 @@ class Launch:
     lease_seconds: float
     beat_seconds: float
     grace_seconds: float
+    checkpoint_seconds: float = 30.0  # that ranks have to save before they are stopped
     data_root: Path | None = None  # jobs may read files below it
     python: Path | None = None  # ranks start cold, in this Python
     account: Account | None = None  # whom the ranks run as; None: as the worker

@@ -10,6 +10,7 @@ import queue
 import threading
 import uuid
 from collections import deque
+from collections.abc import Callable
 from time import monotonic
 from typing import Any, Literal, TypeVar
 
@@ -70,6 +71,14 @@ class Lifeline:
         """Have the thread write a mark at once, in the order of the calls."""
         self._marks.put(what)
 
+    def as_claimant(self, make: Callable[[store.AttemptId, str], store.Call[T]], seconds: float = 0.0) -> T:
+        """Run a call that the claimant of this attempt may make; it is tried for so long while Redis is away.
+
+        Raises:
+            Unavailable: it still is.
+        """
+        return self._insist(make(self._attempt, self._claimant), seconds)
+
     def finish(
         self, reason: Reason, message: str, error: dict[str, Any] | None, result: dict[str, Any] | None, backoff: float
     ) -> bool:
@@ -88,6 +97,10 @@ class Lifeline:
     def release(self, quarantine: dict[int, str]) -> None:
         """Give the devices back: every process of the attempt is proven dead, but for those of `quarantine`."""
         self._insist(store.release(self._node, self._attempt, quarantine), FINISH_SECONDS)
+
+    def job(self) -> store.JobView:
+        """The attempt's job as it is now. Raises Unavailable when Redis did not answer for `CLAIM_SECONDS`."""
+        return self._insist(store.read_job(self._attempt.tenant, self._attempt.job), CLAIM_SECONDS)
 
     def _insist(self, call: store.Call[T], seconds: float) -> T:
         deadline = monotonic() + seconds

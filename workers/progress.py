@@ -62,6 +62,11 @@ class Progress:
         self._rows = 0  # of all ranks
         self._loss: float | None = None
 
+    def resume(self, step: int, epoch: int) -> None:
+        """Begin after `step` steps, in an epoch that is counted from 0."""
+        self._done = [step] * len(self._done)
+        self._epoch = epoch + 1
+
     def feed(self, rank: int, record: AnyRecord, source: int = 0) -> bool:
         """Take a record; True when it was a step of the main phase."""
         match record:

@@ -10,6 +10,7 @@ import msgspec
 import structlog
 
 from jobs import failpoints, layout, report, wire
+from jobs.checkpoints import METRICS, REPORT, Verified
 from jobs.logs import StreamName
 from jobs.spec import JobSpec, RecipeProgram
 from jobs.store import AttemptId
@@ -94,6 +95,29 @@ class Publisher:
             self._report.source_ended(rank, source)
         except Exception:  # noqa: BLE001  (logged there, once)
             self._report_failed("end of a process")
+
+    def cut(self) -> tuple[bytes | None, tuple[Path, int]]:
+        """The state of the report, None where a fault in it forbids that, and the metrics' file with its length: all
+        that was recorded up to now."""
+        try:
+            state = self._report.dump()
+        except Exception:  # noqa: BLE001  (logged there, once)
+            self._report_failed("cut")
+            state = None
+        return state, self._relay.cut_metrics()
+
+    def resume(self, found: Verified) -> None:
+        """Go on from a checkpoint, before anything is recorded: its report, its metrics, its steps."""
+        if isinstance(self._progress, Progress):
+            self._progress.resume(found.manifest.step, found.manifest.epoch)
+        try:
+            self._report.load((found.directory / REPORT).read_bytes())
+        except (OSError, ValueError) as error:
+            self.say(f"the split report begins at step {found.manifest.step}: what was before cannot be read ({error})")
+        try:
+            self._relay.begin_metrics_with(found.directory / METRICS)
+        except OSError as error:
+            self.say(f"the metrics begin at step {found.manifest.step}: earlier ones cannot be read ({error})")
 
     def deadline(self) -> float | None:
         """When `on_time` has something to do, by the wall clock."""

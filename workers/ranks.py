@@ -24,7 +24,7 @@ from typing import NoReturn
 from jobs.logs import StreamName
 from jobs.spec import JobSpec, ScriptProgram
 from jobs.telemetry import Outcome, RankUp, Returned, Unpacker
-from workers import cgroup, cold, confinement, endings
+from workers import cgroup, cold, confinement, endings, words
 from workers.launch import Launch, Marks, environment_mark
 from workers.seat import Seat
 from workers.training.context import Device, RankContext
@@ -55,16 +55,20 @@ class Orders:
 
     spec: JobSpec
     place: Workplace | None  # where the job brings code of its own
+    drafts: Path | None = None  # where it saves its part of checkpoints, if the job asks for them
+    resume: Path | None = None  # a checkpoint to begin with
 
     def encode(self) -> bytes:
         place = self.place.encode() if self.place is not None else None
-        return json.dumps({"spec": self.spec.model_dump_json(), "place": place}).encode()
+        paths = {name: str(path) for name, path in (("drafts", self.drafts), ("resume", self.resume)) if path}
+        return json.dumps({"spec": self.spec.model_dump_json(), "place": place, "paths": paths}).encode()
 
     @classmethod
     def decode(cls, body: bytes) -> "Orders":
         found = json.loads(body)
         place = Workplace.decode(found["place"]) if found["place"] is not None else None
-        return cls(JobSpec.model_validate_json(found["spec"]), place)
+        paths = {name: Path(path) for name, path in found["paths"].items()}
+        return cls(JobSpec.model_validate_json(found["spec"]), place, **paths)
 
 
 @dataclass(slots=True)
@@ -102,13 +106,14 @@ class Rank:
     def go(self, orders: "Orders") -> None:
         """Tell the rank what to run. Never blocks: a pipe might, with a long spec and a rank that does not read."""
         os.pwrite(self.spec, orders.encode(), 0)
-        self._say(b"G")
+        self.tell(words.GO)
 
     def leave(self) -> None:
-        self._say(b"L")
+        self.tell(words.LEAVE)
 
-    def _say(self, word: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it is dead, which its pidfd will tell
+    def tell(self, word: bytes) -> None:
+        """Never blocks: a rank that asks and asks and does not listen has a full pipe, and misses words."""
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):  # it is dead, which its pidfd will tell
             os.write(self.command, word)
 
     def kill(self, number: int) -> None:
@@ -173,7 +178,7 @@ def start(launch: Launch, rendezvous_port: int | None) -> list[Rank]:
             os.close(write_end)
     os.close(lock)
     for rank in ranks:
-        for fd in (rank.channel, *(output.fd for output in rank.outputs)):
+        for fd in (rank.channel, rank.command, *(output.fd for output in rank.outputs)):
             os.set_blocking(fd, False)
     return ranks
 
@@ -251,7 +256,7 @@ def _run(
         cold.become(launch.python, seat, _script(orders))
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    opened = seat.open(stopping.is_set, launch.data_root)
+    opened = seat.open(stopping.is_set, launch.data_root, orders.drafts, orders.resume)
     endings.run(_program(orders, opened.context), opened.context, opened.sink, command)
 
 

@@ -115,6 +115,16 @@ class Relay:
         if len(self._points) >= METRIC_POINTS:
             self._write_points()
 
+    def begin_metrics_with(self, earlier: Path) -> None:
+        """Begin the metrics with the points of an earlier attempt. Raises OSError."""
+        self._metric_writer.begin_with(earlier)
+        self._ship_metrics()
+
+    def cut_metrics(self) -> tuple[Path, int]:
+        """The file of metrics, and how much of it holds every point up to now."""
+        self._write_points()
+        return self._metric_writer.path, self._metric_writer.end
+
     def deadline(self) -> float | None:
         """When `flush` is to be called, by the relay's clock; `None` while nothing waits."""
         waiting = [device.since + CHUNK_SECONDS for device in self._devices if device.runs]

@@ -4,14 +4,15 @@ Everything in here can be written down, since a rank that starts cold is told in
 the standard library and our records.
 """
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from workers import watchdog
-from workers.training.context import ChannelSink, Device, DeviceStreams, RankContext
+from workers import watchdog, words
+from workers.training.context import ChannelSink, Checkpoints, Device, DeviceStreams, RankContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,14 @@ class Seat:
     def descriptors(self) -> tuple[int, ...]:
         return (self.channel, self.command, *(fd for pair in self.streams for fd in pair))
 
-    def open(self, stopping: Callable[[], bool] | None = None, data_root: Path | None = None) -> "Opened":
-        """Begin to send records, and take over what is printed."""
+    def open(
+        self,
+        stopping: Callable[[], bool] | None = None,
+        data_root: Path | None = None,
+        drafts: Path | None = None,
+        resume: Path | None = None,
+    ) -> "Opened":
+        """Begin to send records, and take over what is printed. `drafts` and `resume` are of `Checkpoints`."""
         sink = ChannelSink(self.channel)
         routed = DeviceStreams(self.streams)
         routed.install()
@@ -45,8 +52,16 @@ class Seat:
             streams=routed,
             stopping=stopping or threading.Event().is_set,
             data_root=data_root,
+            checkpoints=Checkpoints(drafts, resume, self._ask) if drafts is not None else None,
         )
         return Opened(context, sink)
+
+    def _ask(self) -> bytes:
+        """The supervisor's next word; its end is LEAVE. The supervisor has the deadline."""
+        try:
+            return os.read(self.command, 1) or words.LEAVE
+        except OSError:  # the program has closed what is not its own
+            return words.LEAVE
 
     def encode(self) -> dict[str, Any]:
         """As JSON takes it."""

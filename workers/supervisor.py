@@ -40,16 +40,18 @@ from jobs.service_log import configure
 from jobs.spec import JobSpec
 from jobs.state import Order, Reason
 from jobs.telemetry import Note
-from workers import children, workplace
+from workers import checkpoints, children, resume, workplace
 from workers import ranks as rank_processes
+from workers.checkpoints import Keeper, Saving
 from workers.launch import Launch, Marks
 from workers.lifeline import Lifeline
 from workers.publisher import Publisher
 from workers.ranks import Orders, Rank, await_death
 from workers.relay import Relay
+from workers.resume import Interrupted
 from workers.shipper import Shipper
 from workers.sweep import start_time, sweep
-from workers.watch import Ending, Watch
+from workers.watch import LOST, Ending, Watch
 from workers.workplace import Unusable, Workplace
 
 log = structlog.get_logger(__name__)
@@ -57,6 +59,12 @@ log = structlog.get_logger(__name__)
 PR_SET_CHILD_SUBREAPER = 36
 CREDENTIALS_SECONDS = 10.0
 KILL_SECONDS = 5.0
+#: How an attempt ends that is told to before its ranks may go.
+_INTERRUPTED = {
+    Order.CANCEL: Ending(Reason.CANCELLED_BY_USER, "cancelled before it started"),
+    Order.STOP: Ending(Reason.SERVICE_STOPPED, "the service was stopped"),
+    Order.LOST: LOST,
+}
 #: How long the end of a successful attempt waits for a disk that refuses its report, and how often that is tried.
 DISK_SECONDS = 30.0
 DISK_RETRY_SECONDS = 0.5
@@ -86,6 +94,7 @@ def supervise(launch: Launch, credentials: Connection) -> None:
             marks.remove()
         return
 
+    publisher: Publisher | None = None
     try:
         place = workplace.prepare(launch, spec)
         meeting = _serve_store(launch, rendezvous) if rendezvous is not None else None
@@ -93,20 +102,30 @@ def supervise(launch: Launch, credentials: Connection) -> None:
         listener = _listen_to_children(place, publisher) if place is not None else None
         if place is not None:
             workplace.hand_over(launch, place)
+        saving = _prepare_saving(launch, spec, lifeline, publisher)
     except Exception as error:  # noqa: BLE001  (told to whoever asks for the job)
         survivors = _discard(ranks, marks, launch)
+        if publisher is not None:
+            publisher.seal()
         _tell(lifeline, _unstarted(error))
         _give_back(lifeline, launch, marks, survivors)
         return
     requirements = place is not None and place.requirements
-    watch = Watch(launch, spec, ranks, lifeline, publisher, requirements=requirements, listener=listener)
+    watch = Watch(launch, spec, ranks, lifeline, publisher, requirements=requirements, listener=listener, saving=saving)
     orders = Orders(spec, place)
+    if saving is not None:
+        orders = Orders(spec, place, saving.place.drafts, saving.resume)
     for rank in ranks:
         rank.go(orders)
     ending = watch.run()
     del meeting
 
-    survivors = _clear(marks, launch)
+    survivors = sweep(marks, launch.attempt)
+    if saving is not None:
+        _finish_saving(saving, publisher)  # the ranks' files go with the rest of the attempt
+    workplace.close(launch.storage, launch.attempt)
+    if saving is not None and ending.reason is Reason.COMPLETED:
+        _publish_weights(saving)
     ending = _seal(publisher, lifeline, ending)  # whoever sees the end finds the whole log and the final report
     _tell(lifeline, ending)
     log.info("attempt_over", reason=ending.reason, message=ending.message)
@@ -223,6 +242,8 @@ def _unstarted(error: Exception) -> Ending:
     """Why ranks that wait may never go: their code cannot be had, or the service has failed."""
     if isinstance(error, Unusable):
         return Ending(Reason.REJECTED_BY_WORKER, str(error))
+    if isinstance(error, Interrupted):
+        return _INTERRUPTED[error.order]
     log.error("start_failed", exc_info=error)
     return Ending(Reason.START_FAILED, f"the supervisor cannot start its ranks: {error}")
 
@@ -242,6 +263,42 @@ def _clear(marks: Marks, launch: Launch) -> dict[int, str]:
     survivors = sweep(marks, launch.attempt)
     workplace.close(launch.storage, launch.attempt)
     return survivors
+
+
+# -- checkpoints -------------------------------------------------------------------------------------
+
+
+def _prepare_saving(launch: Launch, spec: JobSpec, lifeline: Lifeline, publisher: Publisher) -> Saving | None:
+    """Make room for checkpoints, where the job asks for them, and choose the one to begin with.
+
+    Raises:
+        Interrupted, NoAnswer, Unavailable, OSError: the ranks cannot be started.
+    """
+    wanted = checkpoints.asked_for(spec)
+    if wanted is None:
+        return None
+    place = checkpoints.place_of(launch)
+    checkpoints.prepare(launch, place)
+    found = resume.choose(place, lifeline, publisher)
+    if found is not None:
+        publisher.resume(found)
+    keeper = Keeper(launch, place, wanted.keep, lifeline, publisher.cut, found)
+    readable = checkpoints.readable(launch, place, found) if found is not None else None
+    return Saving(wanted, place, keeper, found, readable)
+
+
+def _finish_saving(saving: Saving, publisher: Publisher) -> None:
+    saving.keeper.close()
+    saving.tell(publisher)
+
+
+def _publish_weights(saving: Saving) -> None:
+    newest = saving.keeper.newest
+    if newest is not None:
+        try:
+            checkpoints.publish_weights(saving.place, newest)
+        except OSError as error:
+            log.warning("weights_not_published", error=str(error))
 
 
 # -- 5: telemetry ------------------------------------------------------------------------------------

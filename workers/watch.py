@@ -24,8 +24,24 @@ import structlog
 
 from jobs.spec import JobSpec, ScriptProgram
 from jobs.state import Order, Reason
-from jobs.telemetry import AnyRecord, Began, Loaded, Metric, Note, Outcome, Progress, RankUp, Result, Returned, Step
+from jobs.telemetry import (
+    AnyRecord,
+    Began,
+    Loaded,
+    Metric,
+    Note,
+    Outcome,
+    Paused,
+    Progress,
+    RankUp,
+    Result,
+    Returned,
+    Saved,
+    Step,
+)
+from workers.checkpoints import Saving
 from workers.children import FIELD, Children, seconds_of_descendants
+from workers.cuts import Cuts
 from workers.launch import Launch
 from workers.lifeline import Lifeline
 from workers.memory import kernel_kills
@@ -60,7 +76,7 @@ LAST_WORDS_BYTES = 2048
 #: A rank must be up this soon after it was told to go.
 START_SECONDS = 120.0
 #: What a rank cannot send without getting on.
-SIGNS = (Step, Began, Loaded, Metric, Progress)
+SIGNS = (Step, Began, Loaded, Metric, Progress, Saved)
 #: How long the stacks of a run that has stalled may take to arrive.
 STACKS_SECONDS = 1.0
 #: A rank's death may show this much later than the broken connection that it gave its peers.
@@ -101,9 +117,10 @@ class Watch:
         *,
         requirements: bool = False,
         listener: socket.socket | None = None,
+        saving: Saving | None = None,
     ) -> None:
         """`requirements`: whether the job's bundle names packages that it needs. `listener`: where processes that
-        descend from the ranks report; it is closed in the end."""
+        descend from the ranks report; it is closed in the end. `saving`: where the job asks for checkpoints."""
         self._requirements = requirements
         self._launch = launch
         self._spec = spec
@@ -117,7 +134,10 @@ class Watch:
         self._ending: Ending | None = None
         self._blamed: tuple[Rank, Outcome | None] | None = None  # who failed first
         self._result: Result | None = None
-        self._steps = [0] * len(ranks)
+        self._saving = saving
+        self._cuts = self._cuts_of(saving) if saving is not None else None
+        self._stop_ends: float | None = None  # when ranks that save before they stop are no longer waited for
+        self._steps = [saving.step if saving is not None else 0] * len(ranks)
         self._stepped = False
         self._working: set[int] = set()  # ranks that began a forward or took a step, or had it done
         self._watchdog = Watchdog(spec.limits.stall_seconds)
@@ -125,6 +145,10 @@ class Watch:
         self._kernel_kills = kernel_kills()
         self._selector = selectors.DefaultSelector()
         self._children = self._listen_to_children(listener) if listener is not None else None
+
+    def _cuts_of(self, saving: Saving) -> Cuts:
+        say = lambda rank, word: self._ranks[rank].tell(word)  # noqa: E731
+        return Cuts(len(self._ranks), saving.wanted.every_steps, saving.keeper, say, saving.step)
 
     def _listen_to_children(self, listener: socket.socket) -> Children:
         return Children(
@@ -179,7 +203,11 @@ class Watch:
 
     def _record(self, rank: Rank, record: AnyRecord) -> None:
         self._heed(record)
+        if self._cuts is not None:
+            self._cuts.heed(rank.number, record, monotonic())
         match record:
+            case Saved() | Paused():
+                return
             case RankUp():
                 self._up(rank)
             case Step() if record.phase in MAIN_PHASES:
@@ -224,6 +252,8 @@ class Watch:
 
     def _returned(self, rank: Rank, record: Returned) -> None:
         rank.returned, rank.returned_at = record, monotonic()
+        if self._cuts is not None:
+            self._cuts.done(rank.number)
         if record.outcome.exit_code:
             self._blame(rank, record.outcome)  # whatever the others fail of next
 
@@ -326,6 +356,8 @@ class Watch:
             self._ending = ending
             self._enter(_Phase.ENDING, self._launch.grace_seconds)
             self._signal(signal.SIGTERM)
+            if self._cuts is not None:
+                self._cuts.leave()
             if self._children is not None:
                 self._children.stop()
             for rank in self._ranks:
@@ -334,6 +366,7 @@ class Watch:
 
     def _on_time(self) -> None:
         now = monotonic()
+        self._look_after_checkpoints(now)
         order, fenced = self._lifeline.order, self._lifeline.silence > FENCE * self._launch.lease_seconds
         if (order is Order.LOST or fenced) and self._phase is not _Phase.KILLING:
             silence = self._lifeline.silence
@@ -343,7 +376,7 @@ class Watch:
             if order is Order.CANCEL:
                 self._end(Ending(Reason.CANCELLED_BY_USER, "cancelled while running"))
             elif order is Order.STOP:
-                self._end(Ending(Reason.SERVICE_STOPPED, "the service was stopped"))
+                self._stop(now, Ending(Reason.SERVICE_STOPPED, "the service was stopped"))
             elif self._wall_ends is not None and now > self._wall_ends:
                 limit = self._spec.limits.wall_seconds
                 self._end(Ending(Reason.WALL_LIMIT, f"ran longer than limits.wall_seconds ({limit:g} s)"))
@@ -354,6 +387,27 @@ class Watch:
                 self._look_for_stall(now)
         elif now > self._phase_ends and self._phase is not _Phase.KILLING:
             self._kill()
+
+    def _stop(self, now: float, ending: Ending) -> None:
+        """End the ranks; first they save what they have done, for which they have a while."""
+        if self._cuts is None or not self._stepped:
+            self._end(ending)
+        elif self._stop_ends is None:
+            self._stop_ends = now + self._launch.checkpoint_seconds
+            self._cuts.stop()
+            self._signal(signal.SIGTERM)
+        elif self._cuts.left or now > self._stop_ends:
+            if not self._cuts.left:
+                self._out.say(f"the ranks could not save within {self._launch.checkpoint_seconds:g} s; they are ended")
+            self._end(ending)
+
+    def _look_after_checkpoints(self, now: float) -> None:
+        if self._cuts is None or self._saving is None:
+            return
+        self._cuts.on_time(now)
+        if self._cuts.is_gathering:
+            self._watchdog.hold(now)
+        self._saving.tell(self._out)
 
     def _give_up_on_hanging(self, now: float) -> None:
         """Take ranks for done whose work is finished, but which do not come to an end."""

@@ -42,6 +42,11 @@ class Watchdog:
         self._last = now
         self._signs += 1
 
+    def hold(self, now: float) -> None:
+        """The silence up to now has its reason, and is no measure."""
+        if self._last is not None:
+            self._last = now
+
     def stalled(self, now: float) -> str | None:
         """Why the run is to be ended; None while it is not."""
         allowed = self._allowed()

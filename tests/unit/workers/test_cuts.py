@@ -1,0 +1,239 @@
+"""When ranks save together, and how they come to stop at the same step. Time is given, nothing waits."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from jobs.telemetry import AnyRecord, Outline, Paused, Saved, SavedFile, Step
+from workers import words
+from workers.cuts import APART_SECONDS, SAVE_SECONDS, Cuts
+
+
+class Keeper:
+    def __init__(self) -> None:
+        self.has_room = True
+        self.taken: list[int] = []
+        self.missed: list[tuple[int, str]] = []
+
+    def take(self, saves: Sequence[Saved]) -> None:
+        self.taken.append(saves[0].step)
+
+    def miss(self, step: int, why: str) -> None:
+        self.missed.append((step, why))
+
+
+class World:
+    """Some ranks, what they were told, and a clock."""
+
+    def __init__(self, ranks: int, every: int = 10, resumed: int = 0) -> None:
+        self.keeper = Keeper()
+        self.now = 1000.0
+        self._said: list[tuple[int, bytes]] = []
+        self.cuts = Cuts(ranks, every, self.keeper, lambda rank, word: self._said.append((rank, word)), resumed)
+
+    def heed(self, rank: int, record: AnyRecord) -> dict[int, bytes]:
+        self.cuts.heed(rank, record, self.now)
+        return self.said()
+
+    def saved(self, rank: int, step: int, *names: str, error: str = "", epoch: int = 0) -> dict[int, bytes]:
+        files = tuple(SavedFile(name, 1, "0" * 64) for name in names or (f"rank-{rank}.pt",))
+        return self.heed(rank, Saved(rank, step, epoch, files, error))
+
+    def paused(self, rank: int, step: int) -> dict[int, bytes]:
+        return self.heed(rank, Paused(rank, step))
+
+    def passes(self, seconds: float) -> dict[int, bytes]:
+        self.now += seconds
+        self.cuts.on_time(self.now)
+        return self.said()
+
+    def said(self) -> dict[int, bytes]:
+        """Words since the last look; no rank gets two for one question."""
+        said, self._said[:] = dict(self._said), []
+        return said
+
+
+def everybody(word: bytes, ranks: int = 2) -> dict[int, bytes]:
+    return dict.fromkeys(range(ranks), word)
+
+
+def test_ranks_go_on_together_when_the_last_one_has_saved() -> None:
+    world = World(3)
+    assert world.saved(1, 10) == {}
+    assert world.saved(0, 10) == {}
+    assert world.saved(2, 10) == everybody(words.CONTINUE, 3)
+    assert world.keeper.taken == [10]
+    assert world.saved(0, 20) == world.saved(2, 20) == {}
+    assert world.saved(1, 20) == everybody(words.CONTINUE, 3)
+    assert world.keeper.taken == [10, 20]
+
+
+def test_ranks_wait_while_the_disk_is_busy_with_an_older_checkpoint() -> None:
+    world = World(2)
+    world.keeper.has_room = False
+    world.saved(0, 10)
+    assert world.saved(1, 10) == world.passes(5) == {}
+    assert world.cuts.is_gathering
+    world.keeper.has_room = True
+    assert world.passes(0.1) == everybody(words.CONTINUE)
+    assert world.keeper.taken == [10]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        ({"error": "disk\x07full"}, {}, "disk full; training goes on"),
+        ({}, {"step": 20}, "different steps"),
+        ({}, {"epoch": 1}, "different steps"),
+        ({"names": ["x.pt"]}, {"names": ["x.pt"]}, "same name"),
+        ({"names": ["../x"]}, {}, "may not"),
+        ({"names": ["manifest.json"]}, {}, "may not"),
+        ({"names": [".x"]}, {}, "may not"),
+        ({"names": ["x" * 101]}, {}, "may not"),
+        ({"names": [f"x{number}" for number in range(65)]}, {}, "65 files"),
+    ],
+)
+def test_what_is_no_checkpoint_is_missed_and_training_goes_on(
+    first: dict[str, object], second: dict[str, object], why: str
+) -> None:
+    world = World(2)
+    said: dict[int, bytes] = {}
+    for rank, options in enumerate((first, second)):
+        names, step = options.pop("names", ()), options.pop("step", 10)
+        said = world.saved(rank, step, *names, **options)  # type: ignore[arg-type, misc]
+    assert said == everybody(words.CONTINUE)
+    assert world.keeper.taken == []
+    ((_, told),) = world.keeper.missed
+    assert why in told
+
+
+def test_a_rank_that_does_not_save_holds_the_others_for_a_while_only() -> None:
+    world = World(2)
+    world.saved(0, 10)
+    assert world.passes(SAVE_SECONDS - 1) == {}
+    assert world.passes(2) == {0: words.CONTINUE}
+    assert world.keeper.missed == [(10, f"rank 1 did not save within {SAVE_SECONDS:g} s; training goes on")]
+    assert not world.cuts.is_gathering
+    assert world.saved(1, 10) == {1: words.CONTINUE}  # too late, and told at once
+    world.saved(0, 20)
+    assert world.saved(1, 20) == everybody(words.CONTINUE)
+    assert world.keeper.taken == [20]
+
+
+def test_silence_has_its_reason_from_the_step_that_is_due_to_the_last_part() -> None:
+    world = World(1)
+    world.heed(0, Outline(epochs=1, steps_per_epoch=15, total_steps=15, batch_size=1, dataset_rows=15))
+    for step, due in ((7, False), (8, False), (9, True)):
+        world.heed(0, _step(step))
+        assert world.cuts.is_gathering is due
+    world.saved(0, 10)
+    assert not world.cuts.is_gathering
+    world.heed(0, _step(14))  # the last of all
+    assert world.cuts.is_gathering
+    world.passes(SAVE_SECONDS + 1)
+    assert not world.cuts.is_gathering  # a rank that hangs is the watchdog's again
+    assert world.keeper.missed == []
+
+
+def _step(number: int) -> Step:
+    step = {name: 0 for name in Step.__struct_fields__} | {"step": number, "phase": "train", "splits": ()}
+    return Step(**step)  # type: ignore[arg-type]
+
+
+def test_ranks_that_stop_at_the_same_step_save_it_and_leave() -> None:
+    world = World(2)
+    world.cuts.stop()
+    assert world.paused(0, 7) == {}
+    assert world.paused(1, 7) == everybody(words.SAVE)
+    assert world.passes(1) == {}
+    assert world.saved(0, 7) == {}
+    assert world.saved(1, 7) == everybody(words.LEAVE)
+    assert world.keeper.taken == [7]
+    assert world.cuts.left
+
+
+def test_a_rank_that_stopped_too_early_takes_one_more_step_for_the_one_that_waits_for_it() -> None:
+    world = World(2)
+    world.cuts.stop()
+    world.paused(0, 7)
+    assert world.passes(APART_SECONDS / 2) == {}
+    assert world.passes(APART_SECONDS) == {0: words.CONTINUE}  # rank 1 hangs in a collective of step 8
+    assert world.paused(1, 8) == {}
+    assert world.paused(0, 8) == everybody(words.SAVE)
+
+
+def test_ranks_that_all_paused_at_different_steps_are_brought_to_the_highest() -> None:
+    world = World(3)
+    world.cuts.stop()
+    world.paused(0, 7)
+    world.paused(1, 8)
+    assert world.paused(2, 7) == {0: words.CONTINUE, 2: words.CONTINUE}
+    world.paused(2, 8)
+    assert world.paused(0, 8) == everybody(words.SAVE, 3)
+
+
+def test_a_step_that_was_just_saved_is_not_saved_again_by_a_stop() -> None:
+    world = World(2)
+    world.saved(0, 10)
+    world.saved(1, 10)
+    world.cuts.stop()
+    world.paused(0, 10)
+    assert world.paused(1, 10) == everybody(words.LEAVE)
+    assert world.keeper.taken == [10]
+
+
+def test_a_checkpoint_that_is_under_way_when_the_stop_comes_is_finished_first() -> None:
+    world = World(2)
+    world.saved(0, 10)
+    world.cuts.stop()
+    assert world.saved(1, 10) == everybody(words.CONTINUE)
+    world.paused(1, 10)
+    assert world.paused(0, 10) == everybody(words.LEAVE)
+    assert world.keeper.taken == [10]
+
+
+def test_a_rank_that_paused_where_another_saves_saves_too() -> None:
+    world = World(2)
+    world.cuts.stop()
+    world.saved(0, 10)
+    assert world.paused(1, 10) == {1: words.SAVE}
+    assert world.saved(1, 10) == everybody(words.LEAVE)
+
+
+def test_a_stop_whose_checkpoint_cannot_be_saved_is_not_tried_for_ever() -> None:
+    world = World(1)
+    world.cuts.stop()
+    assert world.paused(0, 7) == {0: words.SAVE}
+    assert world.saved(0, 7, error="no space left on device") == {0: words.LEAVE}
+    assert world.keeper.missed == [(7, "no space left on device")]
+
+
+def test_a_run_that_was_resumed_and_stopped_at_the_same_step_has_nothing_to_save() -> None:
+    world = World(1, resumed=7)
+    world.cuts.stop()
+    assert world.paused(0, 7) == {0: words.LEAVE}
+
+
+def test_nobody_waits_for_a_word_when_the_attempt_ends() -> None:
+    world = World(3)
+    world.saved(0, 10)
+    world.cuts.stop()
+    world.paused(1, 9)
+    world.cuts.leave()
+    assert world.said() == {0: words.LEAVE, 1: words.LEAVE}
+    assert world.saved(2, 10) == world.paused(2, 10) == {2: words.LEAVE}
+    world.cuts.leave()
+    assert world.said() == {}
+    assert world.keeper.taken == []
+
+
+def test_a_pause_without_a_stop_is_the_end_of_the_rank() -> None:
+    assert World(1).paused(0, 3) == {0: words.LEAVE}
+
+
+def test_ranks_that_pause_beside_one_that_has_finished_go_on() -> None:
+    world = World(2)
+    world.cuts.stop()
+    world.cuts.done(1)
+    assert world.paused(0, 7) == {}
+    assert world.passes(2 * APART_SECONDS) == {0: words.CONTINUE}

@@ -1,0 +1,129 @@
+"""What a new attempt goes on from: the newest checkpoint every byte of which is what was saved.
+
+A thread reads the files, so that the supervisor's loop can write lines, see a cancel, and give up on a disk that
+does not answer. The ranks wait meanwhile.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+
+import structlog
+
+from jobs import checkpoints, store
+from jobs.checkpoints import Damaged, Kept, Pointer, Verified
+from jobs.state import Order
+from workers.checkpoints import Place
+from workers.lifeline import CLAIM_SECONDS, Lifeline
+from workers.publisher import Publisher
+
+log = structlog.get_logger(__name__)
+
+#: No byte was read for so long: the storage does not answer.
+SILENT_SECONDS = 120.0
+#: What takes longer to read is told of beforehand, and again as often.
+TELL_SECONDS = 2.0
+TICK_SECONDS = 0.05
+
+
+class Interrupted(Exception):
+    """The attempt is to end before it has begun; `order` says why."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__(order)
+        self.order = order
+
+
+class NoAnswer(Exception):
+    """The storage does not answer."""
+
+
+def choose(place: Place, lifeline: Lifeline, publisher: Publisher) -> Verified | None:
+    """Verify checkpoints, newest first, until one is whole; note it in the control Redis, and say it in the log. None:
+    the job begins at its first step.
+
+    Raises:
+        Interrupted: an order came meanwhile.
+        NoAnswer: the storage does not answer.
+        Unavailable: nor does Redis.
+    """
+    pointer = _pointer(lifeline)
+    if pointer is None:
+        return None  # nothing was ever committed, or an earlier attempt could use nothing
+    found = None
+    for one in checkpoints.candidates(checkpoints.kept(place.kept), pointer):
+        found = _verify(one, pointer, lifeline, publisher)
+        if found is not None:
+            break
+    _note(lifeline, found)
+    if found is None:
+        publisher.say("no checkpoint could be used; the run begins at its first step")
+    else:
+        publisher.say(f"resumed at step {found.manifest.step} of attempt {found.manifest.attempt}")
+    return found
+
+
+def _pointer(lifeline: Lifeline) -> Pointer | None:
+    found = lifeline.job().record.checkpoint
+    return None if found is None else Pointer(found["step"], found["attempt"], found["sha256"])
+
+
+def _note(lifeline: Lifeline, found: Verified | None) -> None:
+    """Raises Unavailable; and Interrupted, where another attempt has this one's place."""
+    call = partial(store.resume_from, step=None)
+    if found is not None:
+        made = found.manifest
+        call = partial(store.resume_from, step=made.step, epoch=made.epoch, saved_by=made.attempt, sha256=found.sha256)
+    if not lifeline.as_claimant(call, CLAIM_SECONDS):
+        raise Interrupted(Order.LOST)
+
+
+def _verify(one: Kept, pointer: Pointer, lifeline: Lifeline, publisher: Publisher) -> Verified | None:
+    """A checkpoint if it is whole, else None, and a line in the log says why."""
+    pointed = (one.step, one.attempt) == (pointer.step, pointer.attempt)
+    reading = _Reading(lambda read: checkpoints.verify(one.directory, pointer.sha256 if pointed else None, read))
+    told = monotonic()
+    while not reading.done.wait(TICK_SECONDS):
+        if lifeline.order is not Order.GO:
+            raise Interrupted(lifeline.order)
+        now = monotonic()
+        if now - reading.at > SILENT_SECONDS:
+            raise NoAnswer(f"the storage did not answer for {SILENT_SECONDS:g} s while a checkpoint was read")
+        if now - told > TELL_SECONDS:
+            told = now
+            publisher.say(f"verifying the checkpoint of step {one.step}: {reading.bytes / 1e9:.1f} GB so far")
+        publisher.on_time(time.time())
+    if reading.found is None:
+        log.warning("checkpoint_damaged", step=one.step, attempt=one.attempt, why=str(reading.error))
+        publisher.say(f"the checkpoint of step {one.step} of attempt {one.attempt} is damaged: {reading.error}")
+    return reading.found
+
+
+class _Reading:
+    """A verification in a thread of its own."""
+
+    def __init__(self, verify: Callable[[Callable[[int], None]], Verified]) -> None:
+        self.found: Verified | None = None
+        self.error: BaseException | None = None
+        self.bytes = 0
+        self.at = monotonic()  # when the last bytes came
+        self.done = threading.Event()
+        self._verify = verify
+        threading.Thread(target=self._run, name="verify", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.found = self._verify(self._read)
+        except (Damaged, OSError) as error:
+            self.error = error
+        except Exception as error:  # whatever is in the files: it cannot be used
+            log.exception("checkpoint_not_verified")
+            self.error = error
+        finally:
+            self.done.set()
+
+    def _read(self, count: int) -> None:
+        self.bytes += count
+        self.at = monotonic()
