@@ -6,10 +6,11 @@
     job.progress(step, steps)               # how far the script is
     path = job.output_dir() / "model.pt"    # files here are kept: `shardyard artifacts JOB`
     job.checkpoint(path)                    # keeps a copy of a file or directory under checkpoints/
+    job.resume_dir()                        # where the last of them is, when the job was started again; else None
     if job.should_stop(): ...               # the job was told to end; save, and leave
 
 Outside a job the same script runs unchanged: `log` and `progress` do nothing, `checkpoint` returns
-its path as it is, `should_stop` is False, `output_dir` is `./output`, and one line on standard
+its path as it is, `resume_dir` is None, `should_stop` is False, `output_dir` is `./output`, and one line on standard
 error says so. Wrong arguments raise the same errors inside a job and outside.
 
 Only the standard library is needed to import this module.
@@ -17,7 +18,6 @@ Only the standard library is needed to import this module.
 
 import operator
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -26,13 +26,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, SupportsFloat, SupportsIndex
 
-__all__ = ["log", "progress", "output_dir", "checkpoint", "should_stop"]
+from shardyard import saving
+
+__all__ = ["log", "progress", "output_dir", "checkpoint", "resume_dir", "should_stop"]
 
 #: Where files that outlive the job belong; every process of a job has it in its environment.
 OUTPUT_VARIABLE: Final = "SHARDYARD_OUTPUT_DIR"
 #: The output directory of a script that runs outside a job.
 OUTSIDE: Final = "output"
-CHECKPOINTS: Final = "checkpoints"
+#: Where the checkpoint is from which an attempt goes on.
+RESUME_VARIABLE: Final = "SHARDYARD_RESUME_DIR"
 MAX_NAME_CHARACTERS: Final = 200
 #: Names of one process that are counted and sent; a job keeps no more series than these.
 MAX_NAMES: Final = 8192
@@ -102,12 +105,15 @@ def output_dir() -> Path:
 def checkpoint(path: str | os.PathLike[str]) -> Path:
     """Keep a copy of a file or directory, under its own name in `checkpoints/` of the output directory.
 
-    The copy is complete, or it is not there: it is written beside its place and then renamed, and
-    takes the place of an earlier one of that name. Returns the path of the copy. Under ddp and
-    fsdp, call it on one rank, once the others have written their parts.
+    The copy is complete and on disk, or it is not there: it is written beside its place, synced, and
+    then renamed, and takes the place of an earlier one of that name. Returns the path of the copy. If
+    the job is started again, `resume_dir` has the last copy that was made, so save all that you need
+    to go on as one file or directory. Under ddp and fsdp, call it on one rank, once the others have
+    written their parts.
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
+        ValueError: there are more than 10,000 files in it.
         OSError: it cannot be read, or the copy cannot be written.
     """
     source = Path(path)
@@ -116,13 +122,14 @@ def checkpoint(path: str | os.PathLike[str]) -> Path:
     if kept is None:
         _say_outside()
         return source
-    places = kept / CHECKPOINTS
-    target = places / source.resolve().name
-    if source.resolve() == target.resolve():
-        return target
-    places.mkdir(parents=True, exist_ok=True)
-    _replace(source, target)
-    return target
+    return saving.save(source, kept)
+
+
+def resume_dir() -> Path | None:
+    """The directory that has the newest whole checkpoint of the job's earlier attempts, under the name that it was
+    saved by; for reading only. None at a job's first start, where no checkpoint was made, and outside a job."""
+    given = os.environ.get(RESUME_VARIABLE)
+    return Path(given) if given else None
 
 
 def should_stop() -> bool:
@@ -216,46 +223,3 @@ def _whole(name: str, value: SupportsIndex) -> int:
     if not 0 <= whole <= MAX_STEP:
         raise ValueError(f"{name} is {whole}; give a whole number from 0")
     return whole
-
-
-# -- copies ----------------------------------------------------------------------------------------
-
-
-def _replace(source: Path, target: Path) -> None:
-    """Copy `source` to `target` so that nobody ever finds half of it there."""
-    draft = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
-    try:
-        if source.is_dir():
-            shutil.copytree(source, draft, ignore=_dangling)
-        else:
-            shutil.copyfile(source, draft)
-        if draft.is_dir() or target.is_dir():
-            _swap(draft, target)  # rename alone replaces nothing but files
-        else:
-            draft.replace(target)
-    finally:
-        _remove(draft)
-
-
-def _dangling(directory: str, names: list[str]) -> list[str]:
-    """Links to nothing, which have no contents to keep."""
-    return [name for name in names if not os.path.exists(os.path.join(directory, name))]
-
-
-def _swap(draft: Path, target: Path) -> None:
-    old = draft.with_name(f"{draft.name}.old")
-    if os.path.lexists(target):
-        target.rename(old)
-    try:
-        draft.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    _remove(old)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

@@ -1,5 +1,5 @@
-"""Where the user's own code runs: a working copy of its bundle, a private directory for temporary files, and
-the directory whose files are kept.
+"""Where the user's own code runs: a working copy of its bundle, a private directory for temporary files, the directory
+whose files are kept, and, for a script that is started again, the checkpoint that it goes on from.
 
 The supervisor makes a workplace once it has claimed the attempt, before its ranks may go; all ranks share it. The
 working copy lies beside the attempt's marks and is thrown away with them. The directory for temporary files lies
@@ -36,6 +36,7 @@ class Workplace:
     temporary: Path
     output: Path  # kept as the attempt's artifacts
     requirements: bool  # whether the bundle names packages that it needs
+    resume: Path | None = None  # a checkpoint that a script goes on from
 
     def encode(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -48,7 +49,8 @@ class Workplace:
 
     @classmethod
     def decode(cls, found: dict[str, Any]) -> "Workplace":
-        return cls(Path(found["root"]), Path(found["temporary"]), Path(found["output"]), found["requirements"])
+        paths = {name: Path(found[name]) for name in ("root", "temporary", "output", "resume") if found[name]}
+        return cls(**found | paths)
 
 
 def prepare(launch: Launch, spec: JobSpec) -> Workplace | None:
