@@ -105,4 +105,5 @@ def hand_over(launch: Launch, place: Workplace) -> None:
 def close(storage: Path, attempt: AttemptId) -> None:
     """Take back what an attempt has left in the storage; its processes must be dead."""
     directory = layout.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number).absolute()
+    checkpoints.clear(directory)
     confinement.close(directory, layout.artifacts_dir(directory))
