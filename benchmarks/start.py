@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shardyard.client import Client
+from shardyard.client.models import JobStatus
 from shardyard.demo import running_service
 
 HERE = Path(__file__).parent
@@ -96,30 +97,30 @@ def of_shardyard(client: Client) -> dict[str, float]:
         RuntimeError: the job did not succeed.
     """
     began = time.time()
-    job = client.submit(SPEC)["id"]
+    job = client.submit(SPEC).id
     answered = time.time()
     status = _wait_for_end(client, job)
-    attempt = client.attempts(job)["attempts"][-1]
-    loss = client.metrics(job, name="loss", device=-1)["series"][0]["points"]
+    attempt = client.job(job).attempts()[-1]
+    loss = client.job(job).metrics("loss", device=-1)[0].points
     return {
         "post_s": answered - began,
-        "claimed_s": _moment(attempt["claimed_at"]) - began,
-        "up_s": _moment(status["started_at"]) - began,
-        "by_rank_s": _moment(loss[0]["at"]) - began,
-        "first_step_s": _moment(status["first_step_at"]) - began,
-        "end_s": _moment(status["finished_at"]) - began,
+        "claimed_s": _moment(attempt.claimed_at) - began,
+        "up_s": _moment(status.started_at) - began,
+        "by_rank_s": _moment(loss[0].at) - began,
+        "first_step_s": _moment(status.first_step_at) - began,
+        "end_s": _moment(status.finished_at) - began,
     }
 
 
-def _wait_for_end(client: Client, job: str) -> dict[str, Any]:
+def _wait_for_end(client: Client, job: str) -> JobStatus:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-        status = client.job(job)
-        if status["state"] == "succeeded":
+        status = client.job(job).status
+        if status.state == "succeeded":
             return status
-        if status["finished_at"] is not None:
-            raise RuntimeError(f"job {job} is {status['state']}: {status['reason']['message']}")
+        if status.finished_at is not None:
+            raise RuntimeError(f"job {job} is {status.state}: {status.reason.message}")
     raise RuntimeError(f"job {job} did not end within {DEADLINE_SECONDS:g} s")
 
 
@@ -141,8 +142,9 @@ def of_torchrun() -> dict[str, float]:
         return {"first_step_s": float(first_step.read_text()) - began, "end_s": ended - began}
 
 
-def _moment(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()
+def _moment(when: datetime | None) -> float:
+    assert when is not None
+    return when.timestamp()
 
 
 def summary(samples: dict[str, list[dict[str, float]]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How the command line finds its service: options, else variables, else the service on this machine.
+"""How the command line and the client find their service: what is given, else variables, else the one on this machine.
 
 A running `shardyard up` keeps `service.json` in its data directory: its URL, the file of its admin
 token and its pid. That token is only ever sent to that URL.
@@ -6,11 +6,10 @@ token and its pid. That token is only ever sent to that URL.
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobs.errors import Unauthenticated, Unavailable
-from shardyard.client import Client
 
 SERVICE_FILE = "service.json"
 
@@ -42,13 +41,28 @@ def local_service(data_dir: Path) -> LocalService | None:
         return None
 
 
-def connect(url: str | None, token: str | None) -> Client:
-    """A client of the service that the caller means.
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a service is, and who asks. An empty token is none."""
+
+    url: str
+    token: str = field(repr=False)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+
+def find(url: str | None = None, token: str | None = None) -> Address:
+    """The service that the caller means. An empty `token` asks without one.
 
     Raises:
         Unavailable: no URL is given, and none runs here.
         Unauthenticated: no token is given, and the local one is not for this URL.
     """
+    url = (url or os.environ.get("SHARDYARD_URL") or "").rstrip("/") or None
+    if token is None:
+        token = os.environ.get("SHARDYARD_TOKEN") or None
     local = local_service(default_data_dir())
     if url is None and local is None:
         raise Unavailable(
@@ -57,11 +71,11 @@ def connect(url: str | None, token: str | None) -> Client:
         )
     if local is not None and url in (None, local.url):
         url = local.url
-        token = token or _read(local.token_file)
+        token = _read(local.token_file) if token is None else token
     if token is None:
         raise Unauthenticated(f"no token for {url}; give one with --token or SHARDYARD_TOKEN")
     assert url is not None
-    return Client(url, token)
+    return Address(url, token)
 
 
 def url_host(host: str) -> str:

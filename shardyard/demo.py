@@ -98,12 +98,12 @@ def _show_job(client: Client, name: str, number: int, console: Console) -> tuple
     how = f"{wanted['parallelism']['strategy']} on {wanted['resources']['devices']} devices"
     console.print(f"\n[bold]{number}[/]  {name}: {how}", highlight=False)
     job = client.submit(wanted)
-    status = watch_job(client, job["id"], console)
-    if status["state"] != "succeeded":
+    status = watch_job(client, job.id, console)
+    if status.state != "succeeded" or status.result is None:
         return name, None
     console.print()
-    console.print(client.splits_text(job["id"]).rstrip(), markup=False, highlight=False, soft_wrap=True)
-    return name, status["result"]["metrics"]["accuracy"]
+    console.print(job.report().text().rstrip(), markup=False, highlight=False, soft_wrap=True)
+    return name, status.result["metrics"]["accuracy"]
 
 
 def _wait_until_ready(process: "subprocess.Popen[bytes]", data_dir: Path, output: Path) -> LocalService:

@@ -22,22 +22,15 @@ def duration(seconds: float | None) -> str:
     return f"{whole} s"
 
 
-def moment(text: str | None) -> datetime | None:
-    """A time of the API, for example `2026-01-02T03:04:05.000006Z`."""
-    return None if text is None else datetime.fromisoformat(text)
-
-
-def between(start: str | None, end: str | None, now: datetime | None = None) -> float | None:
+def between(start: datetime | None, end: datetime | None, now: datetime | None = None) -> float | None:
     """Seconds from `start` to `end`, or to now while there is no end; None before the start."""
-    begun = moment(start)
-    if begun is None:
+    if start is None:
         return None
-    return ((moment(end) or now or datetime.now(UTC)) - begun).total_seconds()
+    return ((end or now or datetime.now(UTC)) - start).total_seconds()
 
 
-def local_time(text: str | None) -> str:
-    """A time of the API on this machine's clock, to the second."""
-    when = moment(text)
+def local_time(when: datetime | None) -> str:
+    """A time on this machine's clock, to the second."""
     return "-" if when is None else when.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 

@@ -25,6 +25,7 @@ from rich.markup import escape
 from jobs.errors import ShardyardError
 from shardyard import embedded, text
 from shardyard.client import Client
+from shardyard.client.models import Node
 from shardyard.connection import SERVICE_FILE, default_data_dir, url_host
 from shardyard.processes import Processes, Service, ServiceError, is_alive, sole_owner
 
@@ -188,14 +189,14 @@ class _Run:
         remark = {"started": "", "adopted": "  (still running, taken over)", "replaced": "  (in place of an older one)"}
         self._print(f"  {service.name:<10} pid {self._processes.pid(service.name)}{remark[how]}")
 
-    def _wait_until_ready(self, url: str, token_file: Path) -> list[dict[str, Any]]:
+    def _wait_until_ready(self, url: str, token_file: Path) -> list[Node]:
         """The nodes of our pool once they are live; empty when a signal came first.
 
         Raises:
             ServiceError: a process ended, or the deadline passed.
         """
         deadline = time.monotonic() + READY_SECONDS
-        with self._console.status("waiting for the API") as status, Client(url, attempts=1) as client:
+        with self._console.status("waiting for the API") as status, Client(url, "", attempts=1) as client:
             while not self._interrupts.count:
                 missing = client.missing()
                 nodes = self._live_nodes(url, token_file) if missing == {} else []
@@ -210,22 +211,22 @@ class _Run:
                 self._processes.watch(TICK_SECONDS, restart=False)
         return []
 
-    def _live_nodes(self, url: str, token_file: Path) -> list[dict[str, Any]]:
+    def _live_nodes(self, url: str, token_file: Path) -> list[Node]:
         try:
             with Client(url, token_file.read_text().strip(), attempts=1) as client:
-                nodes = client.nodes()["nodes"]
+                nodes = client.nodes()
         except (OSError, ShardyardError):
             return []  # asked again until the deadline
-        return [node for node in nodes if node["pool"] == self._options.pool and node["alive"]]
+        return [node for node in nodes if node.pool == self._options.pool and node.alive]
 
     # -- output ------------------------------------------------------------------------------------
 
-    def _print_ready(self, url: str, token_file: Path, nodes: list[dict[str, Any]], seconds: float) -> None:
+    def _print_ready(self, url: str, token_file: Path, nodes: list[Node], seconds: float) -> None:
         self._print(f"[bold green]ready[/] in {seconds:.1f} s\n")
         self._print(f"  address     [bold]{url}[/]")
         self._print(f"  token file  {token_file}")
         for node in nodes:
-            self._print(f"  pool        {node['pool']}: {_devices(node)} on {node['id']}")
+            self._print(f"  pool        {node.pool}: {_devices(node)} on {node.id}")
         if self._data_dir != default_data_dir().absolute():
             self._print(f"\n  for the commands in another terminal:  export SHARDYARD_DATA_DIR={self._data_dir}")
         self._print("\n  shardyard submit job.json --watch    shardyard list    Ctrl-C here stops the service\n")
@@ -241,12 +242,12 @@ def _in_words(missing: Mapping[str, str]) -> str:
     return ", ".join(f"{part.replace('_', ' ')} ({state})" for part, state in missing.items())
 
 
-def _devices(node: Mapping[str, Any]) -> str:
+def _devices(node: Node) -> str:
     """A node's devices in words: `cpu:0-7 (8 virtual devices)`, `cuda:0-3 (4 x NVIDIA H100)`."""
-    devices = node["devices"]
-    names = sorted({device["name"] for device in devices})
-    what = "virtual devices" if devices[0]["kind"] == "cpu" else "x " + ", ".join(names)
-    return f"{text.device_names(device['label'] for device in devices)} ({len(devices)} {what})"
+    devices = node.devices
+    names = sorted({device.name for device in devices})
+    what = "virtual devices" if devices[0].kind == "cpu" else "x " + ", ".join(names)
+    return f"{text.device_names(device.label for device in devices)} ({len(devices)} {what})"
 
 
 def _api(data_dir: Path, environment: Mapping[str, str]) -> Service:

@@ -1,16 +1,18 @@
 """The command `artifacts`."""
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jobs.errors import InvalidRequest
 from shardyard import text
 from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect, console, print_json, table
+
+if TYPE_CHECKING:
+    from shardyard.client.models import ArtifactList
 
 
 def artifacts(
@@ -28,23 +30,23 @@ def artifacts(
     """List the files that a job left, or download one of them."""
     if get is None and output is not None:
         raise InvalidRequest("--output needs --get; name the file to download")
+    from shardyard.client import calls, flows
+
     with connect(url, token) as client:
         if get is not None:
-            return _save(client.download(job, get, attempt=attempt), output or Path(get).name)
-        found = client.artifacts(job, attempt=attempt)
-    if as_json:
-        return print_json(found)
-    return _show(found)
+            return _save(client.items(flows.download(job, get, attempt)), output or Path(get).name)
+        call = calls.artifacts(job, attempt=attempt)
+        return print_json(client.json(call)) if as_json else _show(client.call(call))
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: "ArtifactList") -> None:
     listing = table("PATH", "#SIZE", "CHANGED")
-    for one in found["artifacts"]:
+    for one in found.artifacts:
         # A job chooses these names: nothing in them may reach the terminal as a command.
-        path = "".join(letter if letter.isprintable() else "?" for letter in one["path"])
-        listing.add_row(path, text.byte_count(one["bytes"]), text.local_time(one["modified_at"]))
-    console().print(listing if found["artifacts"] else "no files")
-    if found["truncated"]:
+        path = "".join(letter if letter.isprintable() else "?" for letter in one.path)
+        listing.add_row(path, text.byte_count(one.bytes), text.local_time(one.modified_at))
+    console().print(listing if found.artifacts else "no files")
+    if found.truncated:
         console().print("there are more than one list shows")
 
 
@@ -55,17 +57,15 @@ def _save(parts: Iterator[bytes], output: str) -> None:
             sys.stdout.buffer.write(part)
         sys.stdout.buffer.flush()
         return
+    from shardyard.client.files import draft
+
     target = Path(output)
-    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        with draft.open("wb") as file:
+        with draft(target) as file:
             for part in parts:
                 file.write(part)
-        draft.replace(target)
     except OSError as error:
         raise InvalidRequest(f"cannot write {output}: {error.strerror}") from error
-    finally:
-        draft.unlink(missing_ok=True)
     print(f"{target}: {text.byte_count(target.stat().st_size)}")
 
 

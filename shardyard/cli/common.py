@@ -15,6 +15,7 @@ from jobs.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from shardyard.client import Client
+    from shardyard.client.models import JobSummary
 
 Url = Annotated[
     str | None,
@@ -48,7 +49,6 @@ STATE_STYLES = {
     "failed": "red",
     "cancelled": "magenta",
 }
-TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
 #: In a pipe nothing is cut off at the 80 columns that rich assumes there.
 PIPE_WIDTH = 300
 #: What a shell reports for a command that Ctrl-C ended.
@@ -56,9 +56,9 @@ INTERRUPTED = 130
 
 
 def connect(url: str | None, token: str | None) -> "Client":
-    from shardyard import connection
+    from shardyard.client import Client
 
-    return connection.connect(url, token)
+    return Client(url, token)
 
 
 def console(*, markup: bool = False) -> Console:
@@ -91,19 +91,18 @@ def read_spec(file: str) -> bytes:
         raise InvalidRequest(f"cannot read the job spec {file}: {error.strerror}") from error
 
 
-def print_submitted(job: dict[str, Any], as_json: bool) -> None:
-    """A job that was just made: for people, for programs, or its bare id for a pipe."""
-    if as_json:
-        print_json(job)
-    elif sys.stdout.isatty():
-        console().print(Text.assemble((job["name"], "bold"), f" is {job['state']}: {job['id']}"))
+def print_submitted(job: "JobSummary") -> None:
+    """A job that was just made: for people, or its bare id for a pipe."""
+    if sys.stdout.isatty():
+        console().print(Text.assemble((job.name, "bold"), f" is {job.state}: {job.id}"))
     else:
-        print(job["id"])  # what a script wants to catch
+        print(job.id)  # what a script wants to catch
 
 
 def followed(client: "Client", job: str, as_json: bool, *, prints_lines: bool = False) -> int:
     """Show a job until it has ended; the exit code that says how. Ctrl-C leaves it running."""
     from shardyard.cli.watch import print_afterwards, watch_job
+    from shardyard.client import calls
 
     out = console()
     try:
@@ -114,7 +113,7 @@ def followed(client: "Client", job: str, as_json: bool, *, prints_lines: bool = 
         out.print(f"  shardyard cancel {job}   ends it", soft_wrap=True)
         return INTERRUPTED
     if as_json:
-        print_json(status)
+        print_json(client.json(calls.job(job)))
     else:
         print_afterwards(client, job, out)
-    return 0 if status["state"] == "succeeded" else 1
+    return 0 if status.state == "succeeded" else 1

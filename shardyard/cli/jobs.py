@@ -51,40 +51,46 @@ def list_jobs(
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
+    from shardyard.client import calls
+    from shardyard.client.models import JobSummary
+
+    chosen = {"state": state, "pool": pool, "label": label, "name": name, "archived": archived or None}
+    call = calls.jobs(**chosen, limit=limit, cursor=cursor)
     with connect(url, token) as client:
-        chosen = {"state": state, "pool": pool, "label": label, "name": name, "archived": archived or None}
-        page = client.jobs(**chosen, limit=limit, cursor=cursor)
-    if as_json:
-        return print_json(page)
+        if as_json:
+            return print_json(client.json(call))
+        page = client.call(call)
     out = console()
-    columns: dict[str, Callable[[dict[str, Any]], str | Text]] = {
-        "JOB": lambda job: job["id"],
-        "NAME": lambda job: job["name"],
-        "STATE": lambda job: state_text(job["state"]),
-        "POOL": lambda job: job["pool"],
-        "RUNS": lambda job: f"{job['strategy']} on {job['devices']}",
-        "CREATED": lambda job: text.local_time(job["created_at"]),
-        "#TOOK": lambda job: text.duration(text.between(job["started_at"], job["finished_at"])),
+    columns: dict[str, Callable[[JobSummary], str | Text]] = {
+        "JOB": lambda job: job.id,
+        "NAME": lambda job: job.name,
+        "STATE": lambda job: state_text(job.state),
+        "POOL": lambda job: job.pool,
+        "RUNS": lambda job: f"{job.strategy} on {job.devices}",
+        "CREATED": lambda job: text.local_time(job.created_at),
+        "#TOOK": lambda job: text.duration(text.between(job.started_at, job.finished_at)),
     }
     if out.width < WIDE:
         del columns["POOL"], columns["CREATED"]  # an id that is cut off cannot be copied
     listing = table(*columns)
     listing.columns[0].min_width = 36
     listing.columns[2].min_width = 9
-    for job in page["jobs"]:
+    for job in page.jobs:
         listing.add_row(*(show_column(job) for show_column in columns.values()))
-    out.print(listing if page["jobs"] else "no jobs")
-    if page.get("next"):
-        out.print(f"more: --cursor {page['next']}", style="dim")
+    out.print(listing if page.jobs else "no jobs")
+    if page.next:
+        out.print(f"more: --cursor {page.next}", style="dim")
     return None
 
 
 def show(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """Show one job: its state and why, where it runs, how far it is, and what came out."""
+    from shardyard.client import calls
+
     with connect(url, token) as client:
-        status = client.job(job)
-    if as_json:
-        return print_json(status)
+        if as_json:
+            return print_json(client.json(calls.job(job)))
+        status = client.call(calls.job(job))
     out = console()
     for label, value in status_lines(status):
         out.print(f"{label:<10} ", style="bold", end="")
@@ -99,19 +105,25 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a job spec would give each device, and what to change. Nothing is created."""
+    from shardyard.client import calls
+
     spec = read_spec(file)
     with connect(url, token) as client:
         if as_json:
-            print_json(client.plan(spec))
+            print_json(client.json(calls.plan(spec)))
         else:
-            print(client.plan_text(spec), end="")
+            print(client.call(calls.plan_text(spec)), end="")
 
 
 def resubmit(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """Submit a job's spec again, as a new job."""
+    from shardyard.client import calls
+
     with connect(url, token) as client:
-        made = client.resubmit(job)
-    print_submitted(made, as_json)
+        if as_json:
+            print_json(client.json(calls.resubmit(job)))
+        else:
+            print_submitted(client.call(calls.resubmit(job)))
 
 
 def cancel(
@@ -128,27 +140,25 @@ def cancel(
 ) -> None:
     """Cancel a job that waits or runs, or all that match every option that is given."""
     options = {"state": state, "pool": pool, "label": label, "name": name}
-    chosen = {field: value for field, value in options.items() if value is not None}
+    chosen: dict[str, Any] = {field: value for field, value in options.items() if value is not None}
     if (job is not None) + bool(chosen) + everything != 1:
         raise InvalidRequest("name one job, or describe jobs by --state, --pool, --label, --name, or give --all")
+    from shardyard.client import calls
+
     if job is not None:
         with connect(url, token) as client:
-            status = client.cancel(job)
-        if as_json:
-            return print_json(status)
-        return console().print(f"{status['name']} is {state_and_reason(status)}")
+            if as_json:
+                return print_json(client.json(calls.cancel(job)))
+            status = client.call(calls.cancel(job))
+        return console().print(f"{status.name} is {state_and_reason(status)}")
     if not yes:
         which = " and ".join(f"{field} {value}" for field, value in chosen.items())
         typer.confirm(f"Cancel all jobs {f'with {which}' if which else 'that have not ended'}?", abort=True, err=True)
-    body: dict[str, str | bool] = {**chosen} or {"all": True}
     with connect(url, token) as client:
-        done = client.cancel_many(**body)
-        while not done["complete"]:
-            more = client.cancel_many(**body)
-            done = more | {field: done[field] + more[field] for field in ("cancelled", "cancelling")}
+        cancelled, cancelling = client.cancel_jobs(**(chosen or {"all": True}))
     if as_json:
-        return print_json(done)
-    return print(f"{text.plural(done['cancelled'], 'job')} cancelled, {done['cancelling']} more told to end")
+        return print_json({"cancelled": cancelled, "cancelling": cancelling, "complete": True})
+    return print(f"{text.plural(cancelled, 'job')} cancelled, {cancelling} more told to end")
 
 
 def delete(
@@ -160,8 +170,10 @@ def delete(
     """Delete a finished job with its logs, report and files."""
     if not yes:
         typer.confirm(f"Delete job {job} with its logs, report and files?", abort=True)
+    from shardyard.client import calls
+
     with connect(url, token) as client:
-        client.delete(job)
+        client.call(calls.delete(job))
     print(f"{job} is deleted")
 
 

@@ -1,16 +1,14 @@
 """The command `logs`."""
 
-import json
 import sys
-import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardyard.cli.common import TERMINAL, AsJson, Commands, JobId, Token, Url, connect
+from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect
 
-POLL_SECONDS = 0.4
-LINES_PER_PAGE = 1000
+if TYPE_CHECKING:
+    from shardyard.client.models import LogPage
 
 
 def logs(
@@ -28,30 +26,20 @@ def logs(
     as_json: AsJson = False,
 ) -> None:
     """Print what the job wrote, each line behind its device's number. With --json: one object a line."""
+    from shardyard.client import flows
+
     with connect(url, token) as client:
-        cursor: str | None = None
-        while True:
-            first = tail if cursor is None else None
-            page = client.logs(job, device=device, stream=stream, tail=first, after=cursor, limit=LINES_PER_PAGE)
+        for page in client.items(flows.log_pages(job, follow=follow, tail=tail, device=device, stream=stream)):
             _print_page(page, as_json)
-            cursor = page["next"] or cursor
-            if page["lines"] or page["dropped"]:
-                continue  # there may be more already
-            if not follow:
-                return
-            status = client.job(job)
-            if page["ended"] and status["state"] in TERMINAL:
-                return
-            if status["attempt"] > page["attempt"]:
-                cursor = None  # the cursor belongs to the attempt before
-            time.sleep(POLL_SECONDS)
 
 
-def _print_page(page: dict[str, Any], as_json: bool) -> None:
-    for line in page["lines"]:
-        print(json.dumps(line) if as_json else f"{line['device']}| {line['text']}")
-    for gap in page["dropped"]:
-        lost = f"device {gap['device']}: lines {gap['from']} to {gap['to']} could not be kept ({gap['bytes']} bytes)"
+def _print_page(page: "LogPage", as_json: bool) -> None:
+    import msgspec
+
+    for line in page.lines:
+        print(msgspec.json.encode(line).decode() if as_json else f"{line.device}| {line.text}")
+    for gap in page.dropped:
+        lost = f"device {gap.device}: lines {gap.first} to {gap.last} could not be kept ({gap.bytes} bytes)"
         print(lost, file=sys.stderr)
     sys.stdout.flush()
 

@@ -4,7 +4,6 @@ import contextlib
 import difflib
 import re
 import tempfile
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedRandom
@@ -15,10 +14,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from jobs.errors import BodyTooLarge, InvalidRequest, ShardyardError, UnknownBundle
+from jobs.errors import BodyTooLarge, InvalidRequest
 from shardyard import pack, text
 from shardyard.cli.common import connect, console, followed, print_json, print_submitted, table
-from shardyard.client import Client
+from shardyard.client import Client, calls, flows
+from shardyard.client.models import JobStatus
+from shardyard.client.scripts import completed
 from shardyard.pack import Bundle, Selection, printable
 
 #: From this size on, what is large is named: most of it is often data that nobody meant to send.
@@ -74,17 +75,17 @@ def submit_script(code: Code, spec: dict[str, Any], service: Service, *, dry_run
         with _packed(chosen, notes) as (file, bundle):
             job = _submit(client, _complete(spec, bundle, code, entry), file, bundle, notes)
         if follow:
-            notes.print(f"{job['name']} is {job['state']}: {job['id']}")
-            ended = followed(client, job["id"], service.as_json, prints_lines=True)
+            notes.print(f"{job.name} is {job.state}: {job.id}")
+            ended = followed(client, job.id, service.as_json, prints_lines=True)
             if ended == 1:
-                for note in _missed(client.job(job["id"]), chosen):
+                for note in _missed(client.call(calls.job(job.id)), chosen):
                     notes.print(note)
             raise typer.Exit(ended)
-    return print_submitted(job, service.as_json)
+        return print_json(client.json(calls.job(job.id))) if service.as_json else print_submitted(job)
 
 
 def _complete(spec: dict[str, Any], bundle: Bundle, code: Code, entry: str) -> dict[str, Any]:
-    return spec | {"program": spec["program"] | {"bundle": bundle.id} | _start(entry, code)}
+    return completed(spec, bundle=bundle.id, **_start(entry, code))
 
 
 def _start(entry: str, code: Code) -> dict[str, str]:
@@ -204,21 +205,23 @@ def _packed(chosen: Selection, notes: Console) -> Iterator[tuple[BufferedRandom,
         yield file, bundle
 
 
-def _submit(client: Client, spec: dict[str, Any], file: BufferedRandom, bundle: Bundle, notes: Console) -> Any:
-    """Submit the job. Only a service that says that it lacks the bundle is sent it: often it has it from before."""
-    key = str(uuid.uuid4())
-    with contextlib.suppress(UnknownBundle):
-        return client.submit(spec, key=key)
-    try:
-        with _bar("uploading", bundle.bytes, notes) as advanced:
-            answer = client.upload_bundle(file, advanced)
-    except BodyTooLarge as error:
-        size = text.byte_count(bundle.bytes)
-        raise BodyTooLarge(f"a bundle of {size} is too large: {error.message}; --exclude leaves data out") from error
-    if answer.get("id") != bundle.id:
-        raise ShardyardError(f"the service stored {answer.get('id')} in the place of {bundle.id}; submit again")
-    notes.print(f"uploaded {text.byte_count(bundle.bytes)}")
-    return client.submit(spec, key=key)
+def _submit(client: Client, spec: dict[str, Any], file: BufferedRandom, bundle: Bundle, notes: Console) -> JobStatus:
+    """Submit the job; the bundle is sent with it if the service does not have it from before."""
+    with _bar("uploading", bundle.bytes, notes) as advanced:
+        sent = 0
+
+        def count(more: int) -> None:
+            nonlocal sent
+            sent += more
+            advanced(more)
+
+        try:
+            job = client.run(flows.submit_bundled(spec, file, bundle, count))
+        except BodyTooLarge as error:
+            raise BodyTooLarge(f"{error.message}; --exclude leaves data out") from error
+    if sent:
+        notes.print(f"uploaded {text.byte_count(bundle.bytes)}")
+    return job
 
 
 @contextlib.contextmanager
@@ -256,9 +259,9 @@ def _notes(spec: dict[str, Any], code: Code, entry: str, chosen: Selection) -> I
         )
 
 
-def _missed(status: dict[str, Any], chosen: Selection) -> Iterator[str]:
+def _missed(status: JobStatus, chosen: Selection) -> Iterator[str]:
     """What a script that failed did not find because it was not sent."""
-    words = (status.get("error") or {}).get("message") or ""
+    words = (status.error or {}).get("message") or ""
     if "No such file or directory" not in words:
         return
     for one in chosen.left_out:

@@ -26,20 +26,25 @@ def splits(
         return _one(job, attempt, device, url, token, as_json)
     if device is not None:
         raise InvalidRequest("--against compares whole reports; leave --device out")
+    from shardyard.client import calls
+
     with connect(url, token) as client:
         if as_json:
-            print_json(client.splits_diff(job, against, attempt=attempt))
+            print_json(client.json(calls.splits_diff(job, against, attempt=attempt)))
         else:
-            print(client.splits_diff_text(job, against, attempt=attempt), end="")
+            print(client.call(calls.splits_diff_text(job, against, attempt=attempt)), end="")
     return None
 
 
 def _one(job: str, attempt: int | None, device: int | None, url: str | None, token: str | None, as_json: bool) -> None:
+    from shardyard.client import calls
+
     with connect(url, token) as client:
         if as_json:
-            print_json(client.splits(job, attempt=attempt, device=device))
+            print_json(client.json(calls.splits(job, attempt=attempt, device=device)))
         else:
-            print(client.splits_text(job, attempt=attempt, device=device), end="")
+            text = client.call(calls.splits_as("text/plain", job, attempt=attempt, device=device))
+            print(text.decode(), end="")
 
 
 COMMANDS: Commands = {"splits": splits}

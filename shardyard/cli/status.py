@@ -1,50 +1,53 @@
 """A job's status in words, for the terminal."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardyard import text
 
+if TYPE_CHECKING:
+    from shardyard.client.models import JobStatus, JobSummary, Progress
 
-def status_lines(status: dict[str, Any]) -> list[tuple[str, str]]:
+
+def status_lines(status: "JobStatus") -> list[tuple[str, str]]:
     """A job's status as (label, value) lines; what has not happened is left out."""
-    started = text.between(status["created_at"], status["started_at"]) if status["started_at"] else None
-    took = text.between(status["started_at"], status["finished_at"]) if status["finished_at"] else None
-    devices = text.plural(status["devices"], "device")
+    started = text.between(status.created_at, status.started_at) if status.started_at else None
+    took = text.between(status.started_at, status.finished_at) if status.finished_at else None
+    devices = text.plural(status.devices, "device")
     lines = {
-        "job": f"{status['name']}  {status['id']}",
+        "job": f"{status.name}  {status.id}",
         "state": state_and_reason(status),
-        "asks for": f"{devices} of pool {status['pool']}, {status['strategy']}",
-        "rehearsal": status.get("rehearsal") and "REHEARSAL: its devices only act as GPUs",
-        "start": status.get("start"),
-        "queue": status["queue_position"] and f"position {status['queue_position']}",
-        "runs on": ", ".join(f"{place['node']} {text.device_names(place['devices'])}" for place in status["placement"]),
-        "progress": progress_text(status["progress"] or {}),
-        "created": text.local_time(status["created_at"]),
-        "started": status["started_at"] and f"{text.local_time(status['started_at'])}, after {text.duration(started)}",
-        "finished": status["finished_at"] and f"{text.local_time(status['finished_at'])}, after {text.duration(took)}",
-        "archived": status.get("archived") and "yes; `shardyard list --archived` shows it",
-        "attempts": status["attempt"] > 1 and str(status["attempt"]),
-        "result": status["result"] and result_text(status["result"]),
-        "error": status["error"] and error_text(status["error"]),
-        "advice": status["error"] and status["error"].get("advice"),
+        "asks for": f"{devices} of pool {status.pool}, {status.strategy}",
+        "rehearsal": status.rehearsal and "REHEARSAL: its devices only act as GPUs",
+        "start": status.start,
+        "queue": status.queue_position and f"position {status.queue_position}",
+        "runs on": ", ".join(f"{place.node} {text.device_names(place.devices)}" for place in status.placement),
+        "progress": status.progress and progress_text(status.progress),
+        "created": text.local_time(status.created_at),
+        "started": status.started_at and f"{text.local_time(status.started_at)}, after {text.duration(started)}",
+        "finished": status.finished_at and f"{text.local_time(status.finished_at)}, after {text.duration(took)}",
+        "archived": status.archived and "yes; `shardyard list --archived` shows it",
+        "attempts": status.attempt > 1 and str(status.attempt),
+        "result": status.result and result_text(status.result),
+        "error": status.error and error_text(status.error),
+        "advice": status.error and status.error.get("advice"),
     }
     return [(label, value) for label, value in lines.items() if value]
 
 
-def progress_text(progress: dict[str, Any]) -> str:
+def progress_text(progress: "Progress") -> str:
     """One line: epoch, step (or whatever a script counts), rows a second, ETA, loss; only what is known."""
     parts = []
-    for noun, done, total in (("epoch", "epoch", "epochs"), (progress.get("unit") or "step", "step", "steps")):
-        if progress.get(done) is not None:
-            parts.append(f"{noun} {progress[done]}" + (f"/{progress[total]}" if progress.get(total) else ""))
-    if progress.get("source") in ("job", "tqdm") and progress.get("steps_seen"):  # what they count may be anything
-        parts.append(text.plural(progress["steps_seen"], "training step"))
-    if progress.get("rows_per_second"):
-        parts.append(f"{text.number(progress['rows_per_second'])} rows/s")
-    if progress.get("eta_seconds"):
-        parts.append(f"ETA {text.duration(progress['eta_seconds'])}")
-    if progress.get("loss") is not None:
-        parts.append(f"loss {text.number(progress['loss'])}")
+    for noun, done, total in (("epoch", "epoch", "epochs"), (progress.unit or "step", "step", "steps")):
+        if (at := getattr(progress, done)) is not None:
+            parts.append(f"{noun} {at}" + (f"/{getattr(progress, total)}" if getattr(progress, total) else ""))
+    if progress.source in ("job", "tqdm") and progress.steps_seen:  # what they count may be anything
+        parts.append(text.plural(progress.steps_seen, "training step"))
+    if progress.rows_per_second:
+        parts.append(f"{text.number(progress.rows_per_second)} rows/s")
+    if progress.eta_seconds:
+        parts.append(f"ETA {text.duration(progress.eta_seconds)}")
+    if progress.loss is not None:
+        parts.append(f"loss {text.number(progress.loss)}")
     return "  ".join(parts)
 
 
@@ -59,7 +62,7 @@ def error_text(error: dict[str, Any]) -> str:
     return str(error.get("traceback") or "").rstrip() or message
 
 
-def state_and_reason(status: dict[str, Any]) -> str:
+def state_and_reason(status: "JobSummary") -> str:
     """The state, and behind it why, unless that says nothing more."""
-    message = status["reason"]["message"]
-    return f"{status['state']}: {message}" if message and message != status["state"] else str(status["state"])
+    message = status.reason.message
+    return f"{status.state}: {message}" if message and message != status.state else status.state

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from jobs.errors import InvalidRequest
-from shardyard.cli.common import AsJson, Token, Url, connect, followed, print_submitted, read_spec
+from shardyard.cli.common import AsJson, Token, Url, connect, followed, print_json, print_submitted, read_spec
 
 
 class Strategy(StrEnum):
@@ -156,36 +156,33 @@ def submit(
     """
     if script is None and module is None:
         _refuse(_options_of_scripts(context))
-        spec = _spec_file(words or [])
+        from shardyard.client import calls
+
+        call = calls.submit(_spec_file(words or []))
         with connect(url, token) as client:
-            job = client.submit(spec)
             if follow:
-                raise typer.Exit(followed(client, job["id"], as_json))
-        return print_submitted(job, as_json)
+                raise typer.Exit(followed(client, client.call(call).id, as_json))
+            return print_json(client.json(call)) if as_json else print_submitted(client.call(call))
     if script is not None and module is not None:
         raise InvalidRequest("--script and --module name two programs; give one of them")
     from shardyard.cli import scripts
+    from shardyard.client.scripts import spec
 
-    wanted = {
-        "name": name,
-        "pool": pool,
-        "priority": priority or None,
-        "labels": _pairs("--label", labels or []),
-        "resources": {"devices": devices},
-        "parallelism": {"strategy": strategy.value},
-        "program": {
-            "kind": "script",
-            "args": words or [],
-            "env": _variables(env or []),
-            "rehearse": rehearse or None,
-            "python": python,
-        },
-        "limits": {"wall_seconds": wall_seconds, "max_retries": max_retries or None},
-    }
+    wanted = spec(
+        words or [],
+        devices=devices,
+        strategy=strategy.value,
+        rehearse=rehearse,
+        env=_variables(env or []),
+        labels=_pairs("--label", labels or []),
+        priority=priority,
+        max_retries=max_retries,
+        **_given(name=name, pool=pool, python=python, wall_seconds=wall_seconds),
+    )
     where = scripts.directory_to_send(directory)
     code = scripts.Code(script, module, where, tuple(include or ()), tuple(exclude or ()))
     service = scripts.Service(url, token, as_json)
-    return scripts.submit_script(code, _known(wanted), service, dry_run=dry_run, follow=follow is not False)
+    return scripts.submit_script(code, wanted, service, dry_run=dry_run, follow=follow is not False)
 
 
 class Command(TyperCommand):
@@ -226,10 +223,9 @@ def _refuse(options: list[str]) -> None:
         raise InvalidRequest(f"{', '.join(options)}: only with --script or --module; a job spec says this itself")
 
 
-def _known(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Without what was not said, at any depth: the service has the defaults."""
-    known = {field: _known(value) if isinstance(value, dict) else value for field, value in wanted.items()}
-    return {field: value for field, value in known.items() if value not in (None, {}, [])}
+def _given(**options: Any) -> Any:
+    """Without what was not said: the service has the defaults."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _pairs(option: str, given: list[str]) -> dict[str, str]:

@@ -23,25 +23,28 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make a token. Its secret is shown this once."""
+    from shardyard.client import calls
+
+    call = calls.create_token(name, scopes=scope, tenant=tenant)
     with connect(url, token) as client:
-        made = client.create_token(name=name, scopes=scope, **({"tenant": tenant} if tenant else {}))
-    if as_json:
-        print_json(made)
-    else:
-        print(made["token"])
+        if as_json:
+            print_json(client.json(call))
+        else:
+            print(client.call(call).token)
 
 
 @app.command("list")
 def list_tokens(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """List tokens, never their secrets."""
+    from shardyard.client import calls
+
     with connect(url, token) as client:
-        answer = client.tokens()
-    if as_json:
-        return print_json(answer)
+        if as_json:
+            return print_json(client.json(calls.tokens()))
+        found = client.tokens()
     listing = table("TOKEN", "NAME", "TENANT", "SCOPES", "CREATED")
-    for each in answer["tokens"]:
-        scopes = ", ".join(each["scopes"])
-        listing.add_row(each["id"], each["name"], each["tenant"], scopes, text.local_time(each["created_at"]))
+    for each in found:
+        listing.add_row(each.id, each.name, each.tenant, ", ".join(each.scopes), text.local_time(each.created_at))
     return console().print(listing)
 
 

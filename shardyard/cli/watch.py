@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,9 +11,10 @@ from rich.text import Text
 
 from jobs.errors import NotFound, ShardyardError, Unavailable
 from shardyard import text
-from shardyard.cli.common import STATE_STYLES, TERMINAL, state_text
+from shardyard.cli.common import STATE_STYLES, state_text
 from shardyard.cli.status import error_text, progress_text, result_text, state_and_reason
-from shardyard.client import Client
+from shardyard.client import Client, calls
+from shardyard.client.models import JobStatus, Progress
 
 POLL_SECONDS = 0.25
 #: Bounds what one poll may bring; most views show only the last line of each device anyway.
@@ -42,7 +42,7 @@ class QuietView:
     def __init__(self, console: Console) -> None:
         self.console = console
 
-    def status(self, status: dict[str, Any]) -> None:
+    def status(self, status: JobStatus) -> None:
         """The newest status of the job."""
 
     def line(self, device: int, line: str) -> None:
@@ -64,14 +64,14 @@ class PlainView(QuietView):
         self._shown = ""
         self._next = 0.0
 
-    def status(self, status: dict[str, Any]) -> None:
-        line = f"{status['name']}: {state_and_reason(status)}"
+    def status(self, status: JobStatus) -> None:
+        line = f"{status.name}: {state_and_reason(status)}"
         if line != self._shown:
             self._shown = line
             self.remark(line)
-        elif status.get("progress") and time.monotonic() >= self._next:
+        elif status.progress and time.monotonic() >= self._next:
             self._next = time.monotonic() + PLAIN_SECONDS
-            self.remark(f"{status['name']}: {progress_text(status['progress'])}")
+            self.remark(f"{status.name}: {progress_text(status.progress)}")
 
     def line(self, device: int, line: str) -> None:
         self.console.out(f"{device}| {line}", highlight=False)
@@ -88,16 +88,16 @@ class LiveView(QuietView):
     def __init__(self, console: Console, *, prints_lines: bool = False) -> None:
         super().__init__(console)
         self.prints_lines = prints_lines
-        self._status: dict[str, Any] | None = None
-        self._progress: dict[str, Any] = {}
+        self._status: JobStatus | None = None
+        self._progress: Progress | None = None
         self._lines: dict[int, str] = {}
         self._remark = ""
         self._live = Live(console=console, refresh_per_second=REFRESHES_PER_SECOND, get_renderable=self._draw)
         self._live.start()
 
-    def status(self, status: dict[str, Any]) -> None:
+    def status(self, status: JobStatus) -> None:
         self._status = status
-        self._progress = status.get("progress") or self._progress
+        self._progress = status.progress or self._progress
         self._remark = ""
 
     def line(self, device: int, line: str) -> None:
@@ -126,12 +126,12 @@ class LiveView(QuietView):
             parts.append(Text(self._remark, style="yellow"))
         return Group(*parts)
 
-    def _bar(self, status: dict[str, Any]) -> Table:
-        fraction = 1.0 if status["state"] == "succeeded" else self._progress.get("fraction") or 0.0
-        style = STATE_STYLES[status["state"]]
+    def _bar(self, status: JobStatus) -> Table:
+        fraction = 1.0 if status.state == "succeeded" else (self._progress and self._progress.fraction) or 0.0
+        style = STATE_STYLES[status.state]
         bar = ProgressBar(100, fraction * 100, width=BAR_WIDTH, complete_style=style, finished_style=style)
         row = Table.grid(padding=(0, 1))
-        row.add_row(bar, f"{fraction:4.0%}", Text(progress_text(self._progress)))
+        row.add_row(bar, f"{fraction:4.0%}", Text(progress_text(self._progress) if self._progress else ""))
         return row
 
     def _devices(self, labels: list[str]) -> Table:
@@ -147,7 +147,7 @@ class LiveView(QuietView):
 
 def watch_job(
     client: Client, job: str, console: Console, *, quiet: bool = False, prints_lines: bool = False
-) -> dict[str, Any]:
+) -> JobStatus:
     """Show a job until it has ended, and return its last status. Ctrl-C ends the watching, never the job.
 
     With `prints_lines`, what the program prints is shown line by line.
@@ -163,72 +163,72 @@ def watch_job(
     return status
 
 
-def print_end(status: dict[str, Any], console: Console, *, with_traceback: bool = True) -> None:
+def print_end(status: JobStatus, console: Console, *, with_traceback: bool = True) -> None:
     """How the job ended: a line, and for one that failed the reason, the traceback, and what may be done about it."""
-    took = text.between(status["started_at"], status["finished_at"])
+    took = text.between(status.started_at, status.finished_at)
     line = _state(status)
     if took is not None:
         line.append(f" after {text.duration(took)}", style="default")
-    if status.get("result"):
-        line.append(f": {result_text(status['result'])}", style="default")
+    if status.result:
+        line.append(f": {result_text(status.result)}", style="default")
     console.print(line, soft_wrap=True)
     for words in _failure(status, with_traceback=with_traceback):
         console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
-def _failure(status: dict[str, Any], *, with_traceback: bool) -> list[str]:
+def _failure(status: JobStatus, *, with_traceback: bool) -> list[str]:
     """Why a job did not succeed, where it happened, and what may be done about it, as far as that is known."""
-    if status["state"] == "succeeded":
+    if status.state == "succeeded":
         return []
-    error = status.get("error") or {}
-    words = [status["reason"]["message"], error_text(error) if error and with_traceback else "", error.get("advice")]
+    error = status.error or {}
+    words = [status.reason.message, error_text(error) if error and with_traceback else "", error.get("advice")]
     return [each for each in dict.fromkeys(words) if each]
 
 
 def print_afterwards(client: Client, job: str, console: Console) -> None:
     """What the split report warns of, and where there is more."""
     with contextlib.suppress(ShardyardError):  # no attempt has begun, or the report is not for this token
-        for finding in client.splits(job).get("findings", []):
-            if finding["severity"] != "info":
-                words = f"{finding['severity']}: {finding['message']}"
+        for finding in client.call(calls.splits(job)).findings:
+            if finding.severity != "info":
+                words = f"{finding.severity}: {finding.message}"
                 console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
-        kept = [one for one in client.artifacts(job)["artifacts"] if one["path"].startswith(KEPT)]
+        kept = [one for one in client.call(calls.artifacts(job)).artifacts if one.path.startswith(KEPT)]
         if kept:
             console.print(f"{text.plural(len(kept), 'file')} kept: shardyard artifacts {job}", style="dim")
     console.print(f"what each device got: shardyard splits {job}", style="dim", soft_wrap=True)
 
 
-def device_labels(status: dict[str, Any]) -> list[str]:
+def device_labels(status: JobStatus) -> list[str]:
     """Names of the leased devices, in the order of their logical indexes."""
-    return [label for place in status["placement"] for label in place["devices"]]
+    return [label for place in status.placement for label in place.devices]
 
 
-def _state(status: dict[str, Any]) -> Text:
+def _state(status: JobStatus) -> Text:
     """The state; of a rehearsal, whose devices only act as GPUs, never without saying so."""
-    state = state_text(status["state"])
-    return state.append(" (REHEARSAL)", style="yellow") if status.get("rehearsal") else state
+    state = state_text(status.state)
+    return state.append(" (REHEARSAL)", style="yellow") if status.rehearsal else state
 
 
-def _headline(status: dict[str, Any]) -> Text:
-    line = Text.assemble((status["name"], "bold"), "  ", _state(status))
-    if status["state"] not in ("running", "succeeded"):
-        line.append(f"  {status['reason']['message']}", style="dim")
+def _headline(status: JobStatus) -> Text:
+    line = Text.assemble((status.name, "bold"), "  ", _state(status))
+    if status.state not in ("running", "succeeded"):
+        line.append(f"  {status.reason.message}", style="dim")
     return line
 
 
-def _follow(client: Client, job: str, view: QuietView) -> dict[str, Any]:
+def _follow(client: Client, job: str, view: QuietView) -> JobStatus:
     cursor: str | None = None
     attempt = 0
     seen = time.monotonic()
     while True:
         try:
-            status = client.job(job)
-            if status["attempt"] != attempt:
-                cursor, attempt = None, status["attempt"]
+            status = client.call(calls.job(job))
+            if status.attempt != attempt:
+                cursor, attempt = None, status.attempt
             if view.shows_lines:
-                cursor = _new_lines(client, job, cursor, view, ended=status["state"] in TERMINAL)
+                cursor = _new_lines(client, job, cursor, view, ended=status.ended)
             view.status(status)
-            if status["state"] in TERMINAL:
+            if status.ended:
                 return status
             seen = time.monotonic()
         except Unavailable as error:
@@ -243,24 +243,24 @@ def _new_lines(client: Client, job: str, cursor: str | None, view: QuietView, *,
     try:
         if view.prints_lines:
             return _all_new_lines(client, job, cursor, view, ended=ended)
-        page = client.logs(job, after=cursor, limit=LINES_PER_POLL)
+        page = client.call(calls.logs(job, after=cursor, limit=LINES_PER_POLL))
     except NotFound:
         return None  # no attempt has begun
-    for line in page["lines"]:
-        if line["text"].strip():
-            view.line(line["device"], line["text"])
-    return page["next"] or cursor
+    for line in page.lines:
+        if line.text.strip():
+            view.line(line.device, line.text)
+    return page.next or cursor
 
 
 def _all_new_lines(client: Client, job: str, cursor: str | None, view: QuietView, *, ended: bool) -> str | None:
     """Print all new lines, or as many as one poll may bring: a program can print faster than anyone reads."""
     for _ in range(PAGES_PER_POLL):
-        page = client.logs(job, after=cursor, limit=PRINTED_PER_PAGE)
-        for line in page["lines"]:
-            if line["stream"] in ("stdout", "stderr"):
-                view.line(line["device"], line["text"])
-        cursor = page["next"] or cursor
-        if not page["lines"]:
+        page = client.call(calls.logs(job, after=cursor, limit=PRINTED_PER_PAGE))
+        for line in page.lines:
+            if line.stream in ("stdout", "stderr"):
+                view.line(line.device, line.text)
+        cursor = page.next or cursor
+        if not page.lines:
             return cursor
     if ended:
         view.remark(f"there are more lines than are shown here: shardyard logs {job}")

@@ -1,6 +1,5 @@
 """`shardyard up` as a user runs it: a process with a data directory, started, stopped and killed from outside."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.client import Client
+from shardyard.client.models import JobStatus
 from shardyard.connection import local_service
 
 READY_SECONDS = 90
@@ -88,7 +88,7 @@ class Up:
     def _forget(self) -> None:
         self.process = None
         if self.client is not None:
-            self.client.__exit__()
+            self.client.close()
             self.client = None
 
 
@@ -99,16 +99,11 @@ def wait_until(condition: Callable[[], Any], seconds: float, explain: Callable[[
         time.sleep(0.05)
 
 
-def wait_for_state(client: Client, job: str, *states: str, seconds: float = 60) -> dict[str, Any]:
+def wait_for_state(client: Client, job: str, *states: str, seconds: float = 60) -> JobStatus:
     """The job's status once it is in one of `states`."""
-    found: dict[str, Any] = {}
-
-    def reached() -> bool:
-        found.update(client.job(job))
-        return found["state"] in states
-
-    wait_until(reached, seconds, lambda: json.dumps(found, indent=2))
-    return found
+    found = client.job(job)
+    wait_until(lambda: found.refresh().state in states, seconds, lambda: found.status)
+    return found.status
 
 
 def _leaders(lock: Path) -> list[int]:

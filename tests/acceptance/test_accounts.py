@@ -51,9 +51,9 @@ def test_a_hostile_script_gets_at_nothing_of_the_service(up: Up) -> None:
         "sockets": [str(up.data_dir / server / "r.sock") for server in servers],
     }
     bundle = client.upload_bundle(packed((SCRIPTS / "hostile.txt").read_text()))
-    program = {"kind": "script", "bundle": bundle["id"], "entrypoint": "train.py", "args": [json.dumps(there)]}
-    job = client.submit({"program": program})["id"]
-    assert wait_for_state(client, job, "succeeded", "failed")["state"] == "succeeded"
-    got = json.loads(client.logs(job)["lines"][-1]["text"])
+    program = {"kind": "script", "bundle": bundle.id, "entrypoint": "train.py", "args": [json.dumps(there)]}
+    job = client.submit({"program": program}).id
+    assert wait_for_state(client, job, "succeeded", "failed").state == "succeeded"
+    got = json.loads([*client.job(job).logs()][-1].text)
     assert {what for what in got if not what.endswith(("of itself", "to itself", "of its output"))} == set()
     assert "environ of itself" in got

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.client import Client
+from shardyard.client import Client, calls
 from tests.acceptance.harness import Up, wait_for_state, wait_until
 from tests.acceptance.test_up import digits
 
@@ -24,9 +24,9 @@ def shardyard(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def outcome(client: Client, job: str) -> tuple[Any, ...]:
     """All that an ended job has to show, but its progress, which is kept for a day only."""
-    lines = [line["text"] for line in client.logs(job, limit=10_000)["lines"]]
+    lines = [line.text for line in client.job(job).logs()]
     assert lines
-    return client.job(job) | {"progress": None}, client.splits(job), lines
+    return client.json(calls.job(job)) | {"progress": None}, client.job(job).report(), lines
 
 
 @pytest.fixture
@@ -37,11 +37,11 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_service_is_made_anew_from_a_back_up_of_one_that_ran(up: Up, elsewhere: Path) -> None:
     client = up.start()
-    ended = client.submit(digits(epochs=1) | {"observe": "every"})["id"]
-    assert wait_for_state(client, ended, "succeeded", "failed")["state"] == "succeeded"
+    ended = client.submit(digits(epochs=1) | {"observe": "every"}).id
+    assert wait_for_state(client, ended, "succeeded", "failed").state == "succeeded"
     before = outcome(client, ended)
-    running = client.submit(digits(epochs=100_000))["id"]
-    waiting = client.submit(digits(epochs=1))["id"]
+    running = client.submit(digits(epochs=100_000)).id
+    waiting = client.submit(digits(epochs=1)).id
     wait_for_state(client, running, "running")
     token = (up.data_dir / "admin.token").read_text()
 
@@ -49,7 +49,7 @@ def test_a_service_is_made_anew_from_a_back_up_of_one_that_ran(up: Up, elsewhere
     made = shardyard("backup", str(copy), "--data-dir", str(up.data_dir))
     assert made.returncode == 0, made.stderr
     assert "3 jobs (2 of them not ended)" in made.stdout
-    assert client.job(running)["state"] == "running", "it did not notice"
+    assert client.job(running).status.state == "running", "it did not notice"
     up.stop()
     assert up.pids() == {}
     again = shardyard("backup", str(stopped), "--data-dir", str(up.data_dir))
@@ -70,11 +70,12 @@ def test_a_service_is_made_anew_from_a_back_up_of_one_that_ran(up: Up, elsewhere
         assert (anew / "admin.token").read_text() == token
         assert outcome(client, ended) == before
         wait_for_state(client, running, "running")
-        first, following = client.attempts(running)["attempts"]
-        assert (first["reason"]["code"], following["attempt"]) == ("service_stopped", 2)
-        assert client.job(running)["retries"] == 0
-        client.cancel(running)
-        assert wait_for_state(client, waiting, "succeeded", "failed")["state"] == "succeeded"
+        first, following = client.job(running).attempts()
+        assert first.reason is not None
+        assert (first.reason.code, following.attempt) == ("service_stopped", 2)
+        assert client.job(running).status.retries == 0
+        client.job(running).cancel()
+        assert wait_for_state(client, waiting, "succeeded", "failed").state == "succeeded"
     finally:
         second.close()
 
@@ -82,11 +83,11 @@ def test_a_service_is_made_anew_from_a_back_up_of_one_that_ran(up: Up, elsewhere
 def test_old_jobs_are_archived_by_the_running_service(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDYARD_RETENTION_DAYS", "0.00001")
     client = up.start()
-    job = client.submit(digits(epochs=1))["id"]
-    assert wait_for_state(client, job, "succeeded", "failed")["state"] == "succeeded"
-    wait_until(lambda: client.job(job)["archived"], 30)
-    assert [one["id"] for one in client.jobs(archived=True)["jobs"]] == [job]
-    assert client.jobs()["jobs"] == []
-    assert client.splits_text(job)
-    client.delete(job)
-    assert client.jobs(archived=True)["jobs"] == []
+    job = client.submit(digits(epochs=1)).id
+    assert wait_for_state(client, job, "succeeded", "failed").state == "succeeded"
+    wait_until(lambda: client.job(job).status.archived, 30)
+    assert [one.id for one in client.jobs(archived=True)] == [job]
+    assert [*client.jobs()] == []
+    assert client.job(job).report().text()
+    client.job(job).delete()
+    assert [*client.jobs(archived=True)] == []

@@ -96,11 +96,12 @@ def test_a_script_runs_as_a_job_from_its_checkout_and_prints_what_it_prints_alon
     assert (status["state"], status["rehearsal"]) == ("succeeded", True)
 
     assert up.client is not None
-    patterns = up.client.splits(status["id"])["patterns"]
-    assert [(pattern["rows"], pattern["steps"]) for pattern in patterns] == [([10, 10, 10], 3), ([4, 4, 2], 1)]
-    kept = [one["path"] for one in up.client.artifacts(status["id"])["artifacts"]]
+    job = up.client.job(status["id"])
+    patterns = job.report().patterns
+    assert [(pattern.rows, pattern.steps) for pattern in patterns] == [((10, 10, 10), 3), ((4, 4, 2), 1)]
+    kept = [one.path for one in job.artifacts()]
     assert "artifacts/model.pt" in kept
-    sent = {file["path"] for file in up.client.bundle(status["spec"]["program"]["bundle"])["files"]}
+    sent = {file.path for file in up.client.bundle(status["spec"]["program"]["bundle"]).files}
     assert sent == {".gitignore", "broken.py", "helpers/__init__.py", "helpers/model.py", "train.py"}
 
     failed = submit("--script", "broken.py")

@@ -31,7 +31,8 @@ def says(up: Up, words: str) -> bool:
 
 def steps(client: Client, job: str) -> int:
     """Steps done; 0 while the progress cannot be read."""
-    return int((client.job(job)["progress"] or {}).get("step", 0))
+    progress = client.job(job).status.progress
+    return (progress and progress.step) or 0
 
 
 def is_past(client: Client, job: str, step: int) -> bool:
@@ -50,26 +51,27 @@ def test_the_demo_trains_both_models_shows_both_reports_and_ends_cleanly(up: Up)
 
 def test_a_stop_puts_the_job_back_in_the_queue_and_the_next_start_goes_on_with_it(up: Up) -> None:
     client = up.start()
-    job = client.submit(digits(epochs=100_000))["id"]
+    job = client.submit(digits(epochs=100_000)).id
     wait_for_state(client, job, "running")
     assert up.stop(signal.SIGINT) == 0
     assert up.pids() == {}
 
     client = up.start()
     wait_for_state(client, job, "running")
-    first, second = client.attempts(job)["attempts"]
-    assert first["reason"]["code"] == "service_stopped"
-    assert second["reason"] is None
-    assert client.job(job)["retries"] == 0
+    first, second = client.job(job).attempts()
+    assert first.reason is not None
+    assert first.reason.code == "service_stopped"
+    assert second.reason is None
+    assert client.job(job).status.retries == 0
 
-    client.cancel(job)
-    assert wait_for_state(client, job, "cancelled")["reason"]["code"] == "cancelled_by_user"
+    client.job(job).cancel()
+    assert wait_for_state(client, job, "cancelled").reason.code == "cancelled_by_user"
 
 
 def test_a_killed_up_leaves_the_job_running_and_the_next_one_takes_everything_over(up: Up) -> None:
     client = up.start()
     port = client.url.rpartition(":")[2]
-    job = client.submit(digits(epochs=100_000))["id"]
+    job = client.submit(digits(epochs=100_000)).id
     wait_for_state(client, job, "running")
 
     refused = subprocess.run(up.command(), capture_output=True, text=True, timeout=60, check=False)
@@ -81,23 +83,23 @@ def test_a_killed_up_leaves_the_job_running_and_the_next_one_takes_everything_ov
     up.kill()
     client = up.start("--port", port)
     assert up.pids() == before
-    status = client.job(job)
-    assert (status["state"], status["attempt"]) == ("running", 1)
+    status = client.job(job).status
+    assert (status.state, status.attempt) == ("running", 1)
 
 
 def test_each_killed_part_comes_back_and_the_job_does_not_notice(up: Up) -> None:
     client = up.start()
-    job = client.submit(digits(epochs=100_000))["id"]
+    job = client.submit(digits(epochs=100_000)).id
     wait_for_state(client, job, "running")
     for victim in SERVICES:
         os.kill(up.pids()[victim], signal.SIGKILL)
         wait_until(partial(says, up, f"{victim} is running again"), 30, up.output.read_text)
         wait_until(lambda: client.missing() == {}, 60, client.missing)
         wait_until(partial(is_past, client, job, steps(client, job)), 30, partial(client.job, job))
-    status = client.job(job)
-    assert (status["state"], status["attempt"]) == ("running", 1), status
+    status = client.job(job).status
+    assert (status.state, status.attempt) == ("running", 1), status
 
-    client.cancel(job)
+    client.job(job).cancel()
     wait_for_state(client, job, "cancelled")
     assert up.stop() == 0
 
@@ -128,7 +130,7 @@ def test_an_external_redis_serves_in_the_place_of_the_built_in_ones(up: Up, tmp_
         embedded.wait_until_it_answers(server)
         client = up.start("--redis-url", server.url)
         assert set(up.pids()) == {"api", "worker"}
-        job = client.submit(digits(epochs=1))["id"]
+        job = client.submit(digits(epochs=1)).id
         wait_for_state(client, job, "succeeded")
         assert up.stop() == 0
     finally:

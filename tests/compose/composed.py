@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.client import Client
+from shardyard.client.models import JobStatus
 
 ROOT = Path(__file__).parents[2]
 DEVICES = 3
@@ -107,33 +108,23 @@ def wait_until(condition: Callable[[], Any], seconds: float, explain: Callable[[
     return found
 
 
-def wait_for_state(client: Client, job: str, *states: str) -> dict[str, Any]:
+def wait_for_state(client: Client, job: str, *states: str) -> JobStatus:
     """The job's status once it is in one of `states`."""
-    seen: dict[str, Any] = {}
-
-    def reached() -> bool:
-        seen.update(client.job(job))
-        return seen["state"] in states
-
-    wait_until(reached, JOB_SECONDS, lambda: json.dumps(seen, indent=2))
-    return seen
+    seen = client.job(job)
+    wait_until(lambda: seen.refresh().state in states, JOB_SECONDS, lambda: seen.status)
+    return seen.status
 
 
-def wait_for_steps(client: Client, job: str, more: int = 1) -> dict[str, Any]:
+def wait_for_steps(client: Client, job: str, more: int = 1) -> JobStatus:
     """The job's status once it runs and has taken `more` steps than at the first look."""
     first = _step(wait_for_state(client, job, "running"))
-    seen: dict[str, Any] = {}
-
-    def advanced() -> bool:
-        seen.update(client.job(job))
-        return _step(seen) >= first + more
-
-    wait_until(advanced, JOB_SECONDS, lambda: json.dumps(seen, indent=2))
-    return seen
+    seen = client.job(job)
+    wait_until(lambda: _step(seen.refresh().status) >= first + more, JOB_SECONDS, lambda: seen.status)
+    return seen.status
 
 
-def _step(status: Mapping[str, Any]) -> int:
-    return int((status["progress"] or {}).get("step") or 0)
+def _step(status: JobStatus) -> int:
+    return (status.progress and status.progress.step) or 0
 
 
 def _run(

@@ -33,5 +33,5 @@ def client(composed: Composed) -> Iterator[Client]:
     with composed.client() as client:
         yield client
         for state in ("queued", "starting", "running"):
-            for job in client.jobs(state=state)["jobs"]:
-                client.cancel(job["id"])
+            for job in client.jobs(state=state):
+                job.cancel()

@@ -1,7 +1,6 @@
 """The service in containers, as docker-compose.yml says. The tests share one service, and each leaves it healthy."""
 
 import json
-from datetime import datetime
 
 import pytest
 
@@ -37,30 +36,30 @@ def processes(composed: Composed) -> list[tuple[int, int, str]]:
 
 
 def test_dp_on_three_devices_reports_what_each_got(client: Client) -> None:
-    job = client.submit(example("dp", epochs=1))["id"]
-    assert wait_for_state(client, job, "succeeded", "failed", "cancelled")["state"] == "succeeded"
-    report = client.splits(job)
-    train = [pattern for pattern in report["patterns"] if pattern["phase"] == "train"]
-    assert [(pattern["rows"], pattern["steps"]) for pattern in train] == [([22, 22, 20], 22), ([10, 10, 9], 1)]
-    assert report["final"]
-    assert report["prediction"]["matches"]
+    job = client.submit(example("dp", epochs=1)).id
+    assert wait_for_state(client, job, "succeeded", "failed", "cancelled").state == "succeeded"
+    report = client.job(job).report()
+    train = [pattern for pattern in report.patterns if pattern.phase == "train"]
+    assert [(pattern.rows, pattern.steps) for pattern in train] == [((22, 22, 20), 22), ((10, 10, 9), 1)]
+    assert report.final
+    assert report.prediction.matches
 
 
 def test_ddp_on_two_devices_gives_each_rank_its_share(client: Client) -> None:
-    job = client.submit(example("ddp", epochs=1))["id"]
-    assert wait_for_state(client, job, "succeeded", "failed", "cancelled")["state"] == "succeeded"
-    report = client.splits(job)
-    train = [pattern for pattern in report["patterns"] if pattern["phase"] == "train"]
-    shares = [sum(p["rows"][rank] * p["steps"] for p in train) for rank in range(2)]
+    job = client.submit(example("ddp", epochs=1)).id
+    assert wait_for_state(client, job, "succeeded", "failed", "cancelled").state == "succeeded"
+    report = client.job(job).report()
+    train = [pattern for pattern in report.patterns if pattern.phase == "train"]
+    shares = [sum(((p.rows or ())[rank] or 0) * (p.steps or 0) for p in train) for rank in range(2)]
     assert shares == [(TRAIN_ROWS + 1) // 2] * 2
-    assert report["prediction"]["matches"]
+    assert report.prediction.matches
 
 
 def test_ddp_does_not_wait_for_a_name_server_that_cannot_answer(client: Client) -> None:
-    job = client.submit(example("ddp", epochs=1))["id"]
+    job = client.submit(example("ddp", epochs=1)).id
     status = wait_for_state(client, job, "succeeded", "failed", "cancelled")
-    created, first_step = (datetime.fromisoformat(status[name]) for name in ("created_at", "first_step_at"))
-    assert (first_step - created).total_seconds() < 8  # two tries of 5 s each, where it waits
+    assert status.first_step_at is not None
+    assert (status.first_step_at - status.created_at).total_seconds() < 8  # two tries of 5 s each, where it waits
 
 
 def test_the_command_line_in_the_api_container_finds_its_service(composed: Composed) -> None:
@@ -115,52 +114,52 @@ def test_the_worker_does_not_see_the_admin_token(composed: Composed) -> None:
 def test_a_restart_of_redis_does_not_touch_a_running_job(
     composed: Composed, client: Client, servers: tuple[str, ...]
 ) -> None:
-    job = client.submit(endless())["id"]
+    job = client.submit(endless()).id
     wait_for_steps(client, job)
     composed.compose("restart", *servers)
     wait_until(lambda: client.missing() == {}, JOB_SECONDS)
     after = wait_for_steps(client, job, more=200)
-    assert after["state"] == "running"
-    assert [attempt["ended_at"] for attempt in client.attempts(job)["attempts"]] == [None]
-    client.cancel(job)
+    assert after.state == "running"
+    assert [attempt.ended_at for attempt in client.job(job).attempts()] == [None]
+    client.job(job).cancel()
     wait_for_state(client, job, "cancelled")
-    next_job = client.submit(example("ddp", epochs=1))["id"]
-    assert wait_for_state(client, next_job, "succeeded", "failed")["state"] == "succeeded"
+    next_job = client.submit(example("ddp", epochs=1)).id
+    assert wait_for_state(client, next_job, "succeeded", "failed").state == "succeeded"
 
 
 def test_a_consumer_that_is_killed_comes_back_and_its_job_goes_on(composed: Composed, client: Client) -> None:
-    job = client.submit(endless())["id"]
+    job = client.submit(endless()).id
     wait_for_steps(client, job)
     consumer = min(pid for pid, parent, _ in processes(composed) if parent == 1)
     composed.run_in("worker", "python", "-c", f"import os; os.kill({consumer}, 9)")
     after = wait_for_steps(client, job, more=200)
-    assert after["attempt"] == 1
-    client.cancel(job)
+    assert after.attempt == 1
+    client.job(job).cancel()
     wait_for_state(client, job, "cancelled")
-    next_job = client.submit(example("dp", epochs=1))["id"]
-    assert wait_for_state(client, next_job, "succeeded", "failed")["state"] == "succeeded"
+    next_job = client.submit(example("dp", epochs=1)).id
+    assert wait_for_state(client, next_job, "succeeded", "failed").state == "succeeded"
 
 
 def test_a_worker_container_that_is_killed_comes_back_as_the_same_node_and_its_job_starts_again(
     composed: Composed, client: Client
 ) -> None:
-    job = client.submit(endless())["id"]
+    job = client.submit(endless()).id
     wait_for_steps(client, job)
     composed.compose("kill", "--signal", "KILL", "worker")
     composed.compose("start", "worker")
-    wait_until(lambda: client.job(job)["attempt"] == 2, JOB_SECONDS, lambda: client.attempts(job))
+    wait_until(lambda: client.job(job).status.attempt == 2, JOB_SECONDS, lambda: client.job(job).attempts())
     wait_for_steps(client, job)
-    first = client.attempts(job)["attempts"][0]
-    assert first["reason"]["code"] == "supervisor_lost"
-    assert len([node for node in client.nodes()["nodes"] if node["alive"]]) == 1
-    client.cancel(job)
+    first = client.job(job).attempts()[0]
+    assert getattr(first.reason, "code", None) == "supervisor_lost"
+    assert len([node for node in client.nodes() if node.alive]) == 1
+    client.job(job).cancel()
     wait_for_state(client, job, "cancelled")
-    wait_until(lambda: client.pools()["pools"][0]["leased"] == 0, JOB_SECONDS, client.nodes)
+    wait_until(lambda: client.pools()[0].leased == 0, JOB_SECONDS, client.nodes)
 
 
 def test_the_worker_container_keeps_no_zombies(composed: Composed, client: Client) -> None:
     for _ in range(3):
-        wait_for_state(client, client.submit(example("dp", epochs=1))["id"], "succeeded")
+        wait_for_state(client, client.submit(example("dp", epochs=1)).id, "succeeded")
 
     def zombies() -> list[tuple[int, int, str]]:
         return [process for process in processes(composed) if process[2] == "Z"]
@@ -170,37 +169,35 @@ def test_the_worker_container_keeps_no_zombies(composed: Composed, client: Clien
 
 def test_two_workers_are_two_nodes_and_the_one_that_goes_gives_its_job_back(composed: Composed, client: Client) -> None:
     composed.scale(2)
-    nodes = wait_until(
-        lambda: [n for n in client.nodes()["nodes"] if n["alive"]] if _alive(client) == 2 else [], JOB_SECONDS
-    )
-    assert {len(node["devices"]) for node in nodes} == {DEVICES}
-    jobs = [client.submit(endless())["id"] for _ in nodes]
-    at_work = {wait_for_steps(client, job)["placement"][0]["node"]: job for job in jobs}
-    assert set(at_work) == {node["id"] for node in nodes}
+    nodes = wait_until(lambda: [n for n in client.nodes() if n.alive] if _alive(client) == 2 else [], JOB_SECONDS)
+    assert {len(node.devices) for node in nodes} == {DEVICES}
+    jobs = [client.submit(endless()).id for _ in nodes]
+    at_work = {wait_for_steps(client, job).placement[0].node: job for job in jobs}
+    assert set(at_work) == {node.id for node in nodes}
 
     composed.scale(1)
     wait_until(lambda: _alive(client) == 1, JOB_SECONDS)
-    left, back = sorted(jobs, key=lambda job: client.job(job)["state"] != "running")
-    first = client.attempts(back)["attempts"][0]
-    assert first["reason"]["code"] == "service_stopped"
-    assert [attempt["ended_at"] for attempt in client.attempts(left)["attempts"]] == [None]
-    client.cancel(left)
-    assert wait_for_steps(client, back)["attempt"] == 2
-    client.cancel(back)
+    left, back = sorted(jobs, key=lambda job: client.job(job).status.state != "running")
+    first = client.job(back).attempts()[0]
+    assert getattr(first.reason, "code", None) == "service_stopped"
+    assert [attempt.ended_at for attempt in client.job(left).attempts()] == [None]
+    client.job(left).cancel()
+    assert wait_for_steps(client, back).attempt == 2
+    client.job(back).cancel()
     wait_for_state(client, back, "cancelled")
 
 
 def test_down_and_up_finds_jobs_reports_and_the_token_again(composed: Composed, client: Client) -> None:
-    job = client.submit(example("dp", epochs=1))["id"]
+    job = client.submit(example("dp", epochs=1)).id
     wait_for_state(client, job, "succeeded")
-    report, token = client.splits(job), composed.token()
+    report, token = client.job(job).report(), composed.token()
     composed.down()
     composed.up()
     assert composed.token() == token
-    assert client.splits(job) == report
-    next_job = client.submit(example("ddp", epochs=1))["id"]
-    assert wait_for_state(client, next_job, "succeeded", "failed")["state"] == "succeeded"
+    assert client.job(job).report() == report
+    next_job = client.submit(example("ddp", epochs=1)).id
+    assert wait_for_state(client, next_job, "succeeded", "failed").state == "succeeded"
 
 
 def _alive(client: Client) -> int:
-    return sum(node["alive"] for node in client.nodes()["nodes"])
+    return sum(node.alive for node in client.nodes())

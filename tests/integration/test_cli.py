@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from shardyard import cli, client, pack
+from shardyard import cli, pack
+from shardyard.client import flows
 
 pytestmark = pytest.mark.integration
 
@@ -52,6 +53,8 @@ FAILED = DONE | {
     "result": None,
     "error": {"message": "boom", "traceback": "Traceback ...\nValueError: boom"},
 }
+
+REPORT = json.loads((Path(__file__).parents[2] / "docs" / "examples" / "three-of-thirty.json").read_text())
 
 
 @dataclass
@@ -107,9 +110,9 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stub]:
     monkeypatch.setenv("SHARDYARD_URL", stub.url)
     monkeypatch.setenv("SHARDYARD_TOKEN", "secret")
     monkeypatch.setenv("SHARDYARD_DATA_DIR", str(tmp_path))
-    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(flows, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr("shardyard.cli.watch.POLL_SECONDS", 0.01)
-    monkeypatch.setattr("shardyard.cli.logs.POLL_SECONDS", 0.01)
+    monkeypatch.setattr(flows, "POLL_SECONDS", 0.01)
     yield stub
     server.shutdown()
     thread.join()
@@ -291,7 +294,7 @@ def test_a_new_token_is_printed_alone(service: Stub, capsys: pytest.CaptureFixtu
 def test_pools_and_nodes_show_devices_by_what_they_do(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     counts = {"devices": 3, "free": 2, "leased": 1, "quarantined": 0, "queued": 4, "nodes": 1, "live_nodes": 1}
     service.on("GET", "/v1/pools", (200, {"pools": [{"name": "a100"} | counts]}))
-    devices = [{"label": f"cuda:{i}", "state": "leased" if i == 2 else "free"} for i in range(3)]
+    devices = [{"device": i, "label": f"cuda:{i}", "state": "leased" if i == 2 else "free"} for i in range(3)]
     node = {"id": "host-a", "pool": "a100", "alive": True, "draining": False, "stopping": False, "devices": devices}
     service.on("GET", "/v1/nodes", (200, {"nodes": [node]}))
     assert run("pools") == 0
@@ -434,7 +437,7 @@ def test_a_script_is_followed_line_by_line_to_its_end(
         page(),
     )
     finding = {"code": "no-work-done", "severity": "warning", "message": "nothing ran", "suggestion": ""}
-    service.on("GET", f"/v1/jobs/{JOB}/splits", (200, {"findings": [finding]}))
+    service.on("GET", f"/v1/jobs/{JOB}/splits", (200, REPORT | {"findings": [finding]}))
     kept = [{"path": "report.json"}, {"path": "artifacts/model.pt"}]
     service.on("GET", f"/v1/jobs/{JOB}/artifacts", (200, {"artifacts": kept}))
 

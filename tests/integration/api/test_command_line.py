@@ -12,7 +12,7 @@ from jobs import layout, report, store, wire
 from jobs.errors import BadBundle
 from jobs.redis_store import RedisStore
 from shardyard import cli
-from shardyard.client import Client
+from shardyard.client import Client, calls
 from tests.integration.api.conftest import ADMIN
 from tests.integration.api.test_process import Process, add_node, api_process, until
 from tests.integration.api.test_splits import a_report
@@ -167,10 +167,10 @@ def test_a_script_is_uploaded_once_and_its_job_names_the_bundle(
     assert second.err == ""
 
     with Client(os.environ["SHARDYARD_URL"], ADMIN) as client:
-        program = client.job(first.out.strip())["spec"]["program"]
+        program = client.job(first.out.strip()).status.spec["program"]
         assert (program["entrypoint"], program["args"]) == ("train.py", ["--epochs", "3"])
         assert json.loads(second.out)["spec"]["program"]["bundle"] == program["bundle"]
-        assert client.bundle(program["bundle"])["files"] == [{"path": "train.py", "bytes": 14}]
+        assert [(file.path, file.bytes) for file in client.bundle(program["bundle"]).files] == [("train.py", 14)]
         assert client.has_bundle(program["bundle"])
         assert not client.has_bundle("sha256:" + "0" * 64)
 
@@ -186,7 +186,7 @@ def test_nothing_is_uploaded_for_a_job_that_could_not_run(
     (tmp_path / "train.py").write_text("print('never seen before')")
     monkeypatch.chdir(tmp_path)
     sent: list[object] = []
-    monkeypatch.setattr(Client, "upload_bundle", lambda *given: sent.append(given))
+    monkeypatch.setattr(calls, "upload_bundle", lambda *given: sent.append(given))
 
     assert run("submit", "--script", "train.py", "--pool", "nowhere") == 2
     assert run("submit", "--script", "train.py", "--devices", "99") == 2

@@ -2,13 +2,15 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from shardyard.cli.status import progress_text, status_lines
+from shardyard.client.models import JobStatus, Progress
 
 
-def status(**fields: Any) -> dict[str, Any]:
-    return {
+def status(**fields: Any) -> JobStatus:
+    known = {
         "id": "0199",
         "name": "train-dp2",
         "state": "running",
@@ -29,6 +31,7 @@ def status(**fields: Any) -> dict[str, Any]:
         "rehearsal": False,
         **fields,
     }
+    return msgspec.convert(known, JobStatus)
 
 
 def test_a_rehearsal_is_called_one_in_capitals() -> None:
@@ -42,10 +45,10 @@ def test_how_the_ranks_were_started_is_shown(start: str) -> None:
 
 
 def test_progress_is_counted_in_what_the_script_counts() -> None:
-    bar = {"epoch": 2, "epochs": 4, "step": 5, "steps": 10, "unit": "batch", "source": "tqdm", "steps_seen": 15}
+    bar = Progress(epoch=2, epochs=4, step=5, steps=10, unit="batch", source="tqdm", steps_seen=15, eta_seconds=60)
 
-    assert progress_text(bar | {"eta_seconds": 60}) == "epoch 2/4  batch 5/10  15 training steps  ETA 1 min 00 s"
+    assert progress_text(bar) == "epoch 2/4  batch 5/10  15 training steps  ETA 1 min 00 s"
 
 
 def test_steps_that_are_all_that_is_known_are_not_said_twice() -> None:
-    assert progress_text({"step": 5, "steps": None, "unit": "step", "source": None, "steps_seen": 5}) == "step 5"
+    assert progress_text(Progress(step=5, unit="step", steps_seen=5)) == "step 5"

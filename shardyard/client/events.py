@@ -1,0 +1,246 @@
+"""Server-sent events: from the bytes of a stream to typed values.
+
+A kind of event that this version does not know is passed over.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from jobs.errors import ShardyardError
+from jobs.lint import Finding
+from jobs.plan import Pattern
+from shardyard.client.models import TERMINAL, JobSummary, Model, Progress, Reason
+
+#: No event of the service is larger; what is would fill the memory.
+MAX_EVENT_BYTES = 32 * 1024 * 1024
+
+
+class Event(Model, frozen=True, kw_only=True):
+    """Something that happened. With `event_id`, `follow(after=event_id)` goes on behind it."""
+
+    event_id: str = ""
+
+
+class StateChanged(Event, frozen=True, kw_only=True):
+    """The job's state or its reason has changed; the first event of a stream says what they are."""
+
+    job_id: str = ""
+    state: str
+    reason: Reason = Reason()
+    attempt: int = 0
+    version: int = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.state in TERMINAL
+
+
+class Progressed(Event, frozen=True, kw_only=True):
+    """How far the job is."""
+
+    attempt: int = 0
+    progress: Progress
+
+
+class SplitSeen(Event, frozen=True, kw_only=True):
+    """A batch was divided in a way that had not been seen before."""
+
+    attempt: int = 0
+    pattern: Pattern
+    devices: tuple[Any, ...] = ()
+
+
+class ReportChanged(Event, frozen=True, kw_only=True):
+    """The split report has changed: `job.report()` has the new one."""
+
+    attempt: int = 0
+    etag: str = ""
+
+
+class MetricPoint(Model, frozen=True, array_like=True, kw_only=False):
+    step: int
+    value: float | None
+    at: datetime | None = None
+
+
+class Metrics(Event, frozen=True, kw_only=True):
+    """New points of one series, from its point number `first` on; `device` is -1 for the job as a whole."""
+
+    attempt: int = 0
+    device: int = -1
+    name: str
+    first: int = 1
+    points: tuple[MetricPoint, ...] = ()
+
+
+class EventLine(Model, frozen=True, kw_only=True):
+    """A line; `seq` counts those of one device of one attempt."""
+
+    seq: int
+    at: datetime | None = None
+    stream: str = "stdout"
+    rank: int = 0
+    step: int | None = None
+    text: str
+    continued: bool = False
+
+
+class LostLines(Model, frozen=True, kw_only=True, rename={"first": "from", "last": "to"}):
+    """Numbers of lines that could not be kept."""
+
+    first: int
+    last: int
+    bytes: int = 0
+
+
+class LogLines(Event, frozen=True, kw_only=True):
+    """New lines of one device, without a gap but for those that `dropped` names."""
+
+    attempt: int = 0
+    device: int
+    lines: tuple[EventLine, ...] = ()
+    dropped: tuple[LostLines, ...] = ()
+
+
+class FindingMade(Event, frozen=True, kw_only=True):
+    """The report says something new of what could be better."""
+
+    attempt: int = 0
+    finding: Finding
+
+
+class Notice(Event, frozen=True, kw_only=True):
+    """Something about the stream itself, for example that live data is away for a while."""
+
+    code: str
+    message: str = ""
+
+
+class Resync(Event, frozen=True, kw_only=True):
+    """Something was passed over, since the reader was too slow or away for too long: look at everything anew.
+
+    `logs_after` goes to `client.log_pages(job, after=...)`, which has the lines that are missing.
+    """
+
+    reason: str = ""
+    message: str = ""
+    logs_after: str | None = None
+
+
+class Ended(Event, frozen=True, kw_only=True):
+    """The last event of a job: nothing more will come. `state` is "deleted" for a job that is gone."""
+
+    job_id: str = ""
+    state: str
+    attempt: int = 0
+
+
+class JobChanged(Event, frozen=True, kw_only=True):
+    """A job of yours, as it is now."""
+
+    job: JobSummary
+
+
+class JobGone(Event, frozen=True, kw_only=True):
+    """A job has left the lists: it was deleted, or archived."""
+
+    job_id: str
+
+
+class FleetChanged(Event, frozen=True, kw_only=True):
+    """Nodes, or who holds their devices, are other than before: `client.nodes()` has what they are now."""
+
+    etag: str = ""
+
+
+KINDS: dict[str, type[Event]] = {
+    "state": StateChanged,
+    "progress": Progressed,
+    "split": SplitSeen,
+    "report": ReportChanged,
+    "metric": Metrics,
+    "log": LogLines,
+    "finding": FindingMade,
+    "notice": Notice,
+    "resync": Resync,
+    "end": Ended,
+    "job": JobChanged,
+    "gone": JobGone,
+    "fleet": FleetChanged,
+}
+#: Kinds whose data is a value that others know too: the field that it becomes.
+_INNER: dict[type[Event], str] = {Progressed: "progress", JobChanged: "job"}
+
+
+@dataclass(slots=True)
+class Message:
+    """One event as it came: its name, its data, and the id to go on from."""
+
+    event: str
+    data: str
+    id: str | None
+
+
+class Parser:
+    """Takes the bytes of a stream as they come, and gives whole events (the format of the HTML standard)."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._event = ""
+        self._data: list[str] = []
+        self._size = 0
+        self._id: str | None = None
+
+    def feed(self, part: bytes) -> list[Message]:
+        """
+        Raises:
+            ShardyardError: an event is larger than any of this service.
+        """
+        self._rest += part
+        *lines, self._rest = self._rest.replace(b"\r\n", b"\n").split(b"\n")
+        made = []
+        for line in lines:
+            self._size += len(line)
+            if line:
+                self._field(line.decode(errors="replace"))
+            elif (message := self._whole()) is not None:
+                made.append(message)
+        if self._size + len(self._rest) > MAX_EVENT_BYTES:
+            raise ShardyardError(f"an event has more than {MAX_EVENT_BYTES} bytes; this is no stream of Shardyard")
+        return made
+
+    def _field(self, line: str) -> None:
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "event":
+            self._event = value
+        elif name == "data":
+            self._data.append(value)
+        elif name == "id" and "\0" not in value:
+            self._id = value
+
+    def _whole(self) -> Message | None:
+        message = Message(self._event or "message", "\n".join(self._data), self._id) if self._data else None
+        self._event, self._data, self._size = "", [], 0
+        return message
+
+
+def decode(message: Message) -> Event | None:
+    """The event as a value; None for a kind that this version does not know.
+
+    Raises:
+        ShardyardError: it is not what the service sends under this name.
+    """
+    kind = KINDS.get(message.event)
+    if kind is None:
+        return None
+    try:
+        data = msgspec.json.decode(message.data, type=dict[str, Any])
+        if kind in _INNER:
+            data = {"attempt": data.get("attempt", 0), _INNER[kind]: data}
+        return msgspec.convert(data | {"event_id": message.id or ""}, kind)
+    except msgspec.DecodeError as error:
+        raise ShardyardError(f"the service sent an event {message.event!r} that cannot be read: {error}") from error

@@ -1,0 +1,197 @@
+"""Split reports and plans in the hands of a program: numbers, tables, text and the picture."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from jobs import report, report_text
+from jobs.lint import Finding
+from jobs.measures import Balance, DeviceMeasures, PrimitiveTimings, Timing
+from jobs.plan import Pattern
+from jobs.prediction_check import PredictionCheck
+from jobs.report import Report, ReportDevice
+from jobs.report_diff import ReportDiff, diff
+
+if TYPE_CHECKING:
+    import pandas  # type: ignore[import-untyped]
+
+#: Width in columns of a report as text where nobody says another.
+WIDTH = 100
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job spec would split into, and what is wrong with that. `rows` of the training data; None: not known."""
+
+    rows: int | None = None
+    batch_size: int | None = None
+    global_batch_size: int | None = None
+    patterns: tuple[Pattern, ...] = ()
+    findings: list[Finding] = []
+    notes: dict[str, str] = {}
+
+
+class SplitReport:
+    """What each device got of every batch, what it cost there, and what to change.
+
+    It is a value: `job.report()` gives a newer one. In a notebook it shows itself as the picture.
+    """
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: Report) -> None:
+        self.data = data
+
+    @classmethod
+    def from_json(cls, body: bytes | str) -> "SplitReport":
+        """A report that was kept as JSON, for example from `shardyard splits --json`. Raises ValueError."""
+        return cls(report.decode(body.encode() if isinstance(body, str) else body))
+
+    def to_json(self) -> bytes:
+        return report.encode(self.data)
+
+    @property
+    def job_id(self) -> str:
+        return self.data.job_id
+
+    @property
+    def attempt(self) -> int:
+        return self.data.attempt
+
+    @property
+    def final(self) -> bool:
+        """Whether the attempt has ended, and this is all of it."""
+        return self.data.final
+
+    @property
+    def strategy(self) -> str:
+        return self.data.strategy
+
+    @property
+    def rehearsal(self) -> bool:
+        return self.data.rehearsal
+
+    @property
+    def devices(self) -> tuple[ReportDevice, ...]:
+        return self.data.devices
+
+    @property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """Every way in which a batch was divided, with the steps that were divided so."""
+        return self.data.patterns
+
+    @property
+    def per_device(self) -> tuple[DeviceMeasures, ...]:
+        return self.data.per_device
+
+    @property
+    def primitives(self) -> PrimitiveTimings | None:
+        return self.data.primitives
+
+    @property
+    def balance(self) -> Balance:
+        return self.data.balance
+
+    @property
+    def prediction(self) -> PredictionCheck:
+        return self.data.prediction
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return self.data.findings
+
+    @property
+    def notes(self) -> Mapping[str, str]:
+        """Why a number is null, or what it includes, by the path of the field."""
+        return self.data.notes
+
+    def diff(self, other: "SplitReport") -> ReportDiff:
+        """This report beside another one, of whatever job."""
+        return diff(self.data, other.data)
+
+    def text(self, width: int = WIDTH) -> str:
+        """The report as text of at most `width` columns (at least 80)."""
+        return report_text.render(self.data, width)
+
+    def html(self) -> str:
+        """One page that needs nothing else, to be kept or sent."""
+        from jobs.pictures.page import page
+
+        return str(page(self.data))
+
+    def svg(self) -> str:
+        """The heat map: devices across, ways to divide a batch down."""
+        from jobs.pictures.heat_map import heat_map
+
+        return str(heat_map(self.data))
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """A row for each device, indexed by `device`; of times the columns end in `_total`, `_p50` and `_p95`.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return _frame("to_pandas", [self._device_row(one) for one in self.per_device], "device")
+
+    def patterns_to_pandas(self) -> "pandas.DataFrame":
+        """A row for each pattern and device: phase, module, batch_rows, steps, first_step, last_step, device, rows.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        rows = [
+            {name: getattr(pattern, name) for name in _PATTERN_COLUMNS}
+            | {"pattern": number, "device": device, "rows": count}
+            for number, pattern in enumerate(self.patterns)
+            for device, count in enumerate(pattern.rows or ())
+        ]
+        return _frame("patterns_to_pandas", rows, None)
+
+    def _device_row(self, measures: DeviceMeasures) -> dict[str, Any]:
+        who = next((one for one in self.devices if one.device == measures.device), None)
+        row: dict[str, Any] = {"id": None if who is None else who.id, "node": None if who is None else who.node}
+        for name in DeviceMeasures.__struct_fields__:
+            value = getattr(measures, name)
+            if name in _TIMES:
+                row |= {f"{name}_{part}": getattr(value, part, None) for part in Timing.__struct_fields__}
+            else:
+                row[name] = value
+        return row
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SplitReport) and self.data == other.data
+
+    def __hash__(self) -> int:
+        return hash((self.job_id, self.attempt, self.final))
+
+    def __repr__(self) -> str:
+        end = "final" if self.final else "so far"
+        found = ", ".join(finding.code for finding in self.findings) or "no findings"
+        return (
+            f"<SplitReport of job {self.job_id}, attempt {self.attempt}, {end}: {self.strategy} on "
+            f"{len(self.devices)} devices, {len(self.patterns)} patterns, {found}>"
+        )
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        return Text(self.text())
+
+    def _repr_html_(self) -> str:
+        return self.svg()
+
+
+_TIMES = ("forward_ms", "backward_ms", "data_wait_ms", "comm_ms")
+_PATTERN_COLUMNS = ("phase", "module", "batch_rows", "steps", "first_step", "last_step")
+
+
+def _frame(method: str, rows: list[dict[str, Any]], index: str | None) -> "pandas.DataFrame":
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError(f"SplitReport.{method}() needs pandas: pip install pandas") from error
+    frame = pandas.DataFrame(rows)
+    return frame if index is None or frame.empty else frame.set_index(index)

@@ -1,0 +1,127 @@
+"""A script of one's own on its way to the service: which files belong to it, and the job spec that runs it."""
+
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BufferedRandom
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from jobs.errors import InvalidRequest
+from shardyard import pack
+from shardyard.pack import Bundle
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The directory that is sent; the program's file in it; and how the service is told to start it."""
+
+    directory: Path
+    entry: str
+    entrypoint: str
+
+
+def located(path: str | PathLike[str], entrypoint: str | None = None) -> Program:
+    """The program at `path`: a file, whose directory is sent, or a directory in which `entrypoint` is a file or module.
+
+    Raises:
+        InvalidRequest: it is not there, or no Python program.
+    """
+    place = Path(path)
+    if place.is_file():
+        if entrypoint is not None:
+            raise InvalidRequest(
+                f"{place} is a file; give its directory with entrypoint={entrypoint!r}, or the file alone"
+            )
+        place, entrypoint = place.parent, place.name
+    elif not place.is_dir():
+        raise InvalidRequest(f"there is no file or directory {place}")
+    elif entrypoint is None:
+        raise InvalidRequest(f'{place} is a directory; say what runs in it, for example entrypoint="train.py"')
+    if entrypoint.endswith(".py"):
+        inside = Path(entrypoint)
+        if inside.is_absolute() or ".." in inside.parts or not (place / inside).is_file():
+            raise InvalidRequest(f"there is no file {entrypoint} in {place}")
+        return Program(place, inside.as_posix(), inside.as_posix())
+    if not _MODULE.fullmatch(entrypoint):
+        raise InvalidRequest(f"entrypoint {entrypoint!r} is neither a .py file nor a module such as pkg.train")
+    base = entrypoint.replace(".", "/")
+    found = next((file for file in (f"{base}.py", f"{base}/__main__.py") if (place / file).is_file()), None)
+    if found is None:
+        raise InvalidRequest(f"no module {entrypoint} in {place}: neither {base}.py nor {base}/__main__.py is there")
+    return Program(place, found, entrypoint)
+
+
+class ScriptOptions(TypedDict, total=False):
+    """How a script is run; what is left out has the service's default."""
+
+    devices: int
+    strategy: str  # single, dp: one process with all devices; ddp, fsdp: one process per device, as under torchrun
+    rehearse: bool  # on virtual devices as if they were GPUs
+    env: Mapping[str, str]
+    python: str  # a Python environment that the operator offers
+    pool: str
+    name: str
+    labels: Mapping[str, str]
+    priority: int
+    wall_seconds: float
+    max_retries: int
+
+
+def packed(program: Program, include: Sequence[str], exclude: Sequence[str]) -> tuple[BufferedRandom, Bundle]:
+    """The zip of a program's directory, in a file that is gone when it is closed.
+
+    Raises:
+        InvalidRequest: the directory cannot be packed, or the program itself would be left out.
+    """
+    chosen = pack.select(program.directory, program.entry, include, exclude)
+    if not any(source.path == program.entry for source in chosen.files):
+        raise InvalidRequest(f"{program.entry} would not be sent (see `exclude`); without it there is nothing to run")
+    file = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
+    try:
+        return file, pack.write(chosen, file)
+    except OSError as error:
+        file.close()
+        where = tempfile.gettempdir()
+        raise InvalidRequest(f"no zip in {where}: {error.strerror}; TMPDIR names another place") from error
+    except BaseException:
+        file.close()
+        raise
+
+
+def spec(args: Sequence[str] = (), **options: Unpack[ScriptOptions]) -> dict[str, Any]:
+    """The job spec of a script, but for its bundle and entry point. What is not said is left to the service."""
+    said: dict[str, Any] = {**options}
+    say = said.get
+    wanted = {
+        "name": say("name"),
+        "pool": say("pool"),
+        "priority": say("priority") or None,
+        "labels": dict(say("labels") or {}),
+        "resources": {"devices": say("devices", 1)},
+        "parallelism": {"strategy": say("strategy", "single")},
+        "program": {
+            "kind": "script",
+            "args": list(args),
+            "env": dict(say("env") or {}),
+            "rehearse": say("rehearse") or None,
+            "python": say("python"),
+        },
+        "limits": {"wall_seconds": say("wall_seconds"), "max_retries": say("max_retries") or None},
+    }
+    return _said(wanted)
+
+
+def completed(wanted: Mapping[str, Any], **program: str) -> dict[str, Any]:
+    """The spec with more of its program: `bundle`, `entrypoint`, `workdir`."""
+    return {**wanted, "program": {**wanted["program"], **program}}
+
+
+def _said(wanted: dict[str, Any]) -> dict[str, Any]:
+    """Without what was not said, at any depth: the service has the defaults."""
+    known = {field: _said(value) if isinstance(value, dict) else value for field, value in wanted.items()}
+    return {field: value for field, value in known.items() if value not in (None, {}, [])}
