@@ -256,7 +256,7 @@ def _by_measure(report: Report, groups: Sequence[range], by: By) -> tuple[list[L
             continue
         if note is not None:
             remarks[f"{title.partition(',')[0]}: {note}"] = None
-        cells = (_measure_cell(report, group, values, title, max(known), show) for group in groups)
+        cells = (_measure_cell(report, group, values, title, max(known), show, by == "time") for group in groups)
         lines.append(Line(title, words, tuple(cells)))
     return lines, ("less", "most of each line"), list(remarks)
 
@@ -268,13 +268,15 @@ def _measure_cell(
     title: str,
     top: float,
     show: Callable[[float], str],
+    timed: bool,
 ) -> Cell:
+    """`timed`: it is the time of work, which a device that got no rows has none of."""
     devices = [report.devices[place].device for place in group]
     known = [value for place in group if (value := values[place]) is not None]
-    never = [report.per_device[place].steps == report.per_device[place].idle_steps > 0 for place in group]
+    costs = [report.per_device[place] for place in group]
     who = f"device {devices[0]}" if len(devices) == 1 else f"devices {devices[0]} to {devices[-1]}"
     if not known:
-        if all(never):
+        if timed and all(cost.steps == cost.idle_steps > 0 for cost in costs):
             return Cell(IDLE, "idle", 0, f"{who}: {IDLE} in every step")
         return Cell(DASH, "unknown", 0, f"{who}: {title} {NOT_MEASURED}")
     least, largest = show(min(known)), show(max(known))
