@@ -1,7 +1,7 @@
 """What this machine lets a test do. A test that needs more is skipped with the reason.
 
-Continuous integration may not skip what it can do: there, a missing ability that needs no rights is a failure, and so
-is one that needs rights when the tests have them.
+Continuous integration may not skip what it can do: `.ci/run` installs the programs where it may, and an ability that is
+missing although the rights and the programs are there is a failure.
 """
 
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 _LIBFAKETIME = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib/faketime/libfaketime.so.1")
-_CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
+_CAP_NET_ADMIN, _CAP_SYS_PTRACE, _CAP_SYS_ADMIN = 12, 19, 21
 MEMORY_V1 = Path("/sys/fs/cgroup/memory")
 CGROUP_V2 = Path("/sys/fs/cgroup")
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -97,6 +97,18 @@ def _makes_group(parent: Path) -> str:
     return ""
 
 
+def _strace() -> str:
+    return _tries(["strace", "-qq", "-e", "inject=fsync:error=EIO", "true"])
+
+
+def _libfaketime() -> str:
+    return "" if libfaketime() else "there is no libfaketime.so.1 (Debian: apt install libfaketime)"
+
+
+def _are_there(*programs: str) -> bool:
+    return all(shutil.which(program) for program in programs)
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text()
@@ -106,17 +118,12 @@ def _read(path: Path) -> str:
 
 ABILITIES = {
     "network namespaces": Ability(
-        _network, lambda: _capable(_CAP_NET_ADMIN) and _capable(_CAP_SYS_ADMIN) and shutil.which("iptables") is not None
+        _network, lambda: _capable(_CAP_NET_ADMIN) and _capable(_CAP_SYS_ADMIN) and _are_there("iptables", "ip")
     ),
     "mounts": Ability(_tmpfs, lambda: _capable(_CAP_SYS_ADMIN)),
     # Containers mostly mount cgroups read-only, whatever the rights.
     "memory cgroups": Ability(_memory, lambda: False),
     "freezer": Ability(lambda: _makes_group(FREEZER), lambda: False),
-    "strace": Ability(
-        lambda: _tries(["strace", "-qq", "-e", "inject=fsync:error=EIO", "true"]),
-        lambda: shutil.which("strace") is not None,
-    ),
-    "libfaketime": Ability(
-        lambda: "" if libfaketime() else "there is no libfaketime.so.1 (Debian: apt install faketime)", lambda: False
-    ),
+    "strace": Ability(_strace, lambda: _capable(_CAP_SYS_PTRACE) and _are_there("strace")),
+    "libfaketime": Ability(_libfaketime, lambda: _are_there("faketime")),
 }
