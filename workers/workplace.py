@@ -17,7 +17,7 @@ from jobs import bundles, layout
 from jobs.errors import BadBundle
 from jobs.spec import JobSpec
 from jobs.store import AttemptId
-from workers import confinement
+from workers import checkpoints, confinement
 from workers.launch import Launch, Marks
 
 #: A bundle that has one of these expects packages which the worker may not have.
