@@ -1,4 +1,4 @@
-"""What is asked of a machine that cannot do something: a skip with the reason, and in continuous integration a failure."""
+"""What is asked of a machine that cannot do something: a skip that says why; in continuous integration, a failure."""
 
 import pytest
 
