@@ -88,6 +88,11 @@ class Marks:
         return self.directory / "work"
 
     @property
+    def resume(self) -> Path:
+        """A copy of the checkpoint that a script goes on from."""
+        return self.directory / "resume"
+
+    @property
     def temporary(self) -> Path:
         """Holds the path of the directory for temporary files, which lies elsewhere."""
         return self.directory / "temporary"

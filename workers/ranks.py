@@ -359,6 +359,8 @@ def _set_environment(launch: Launch, number: int, port: int | None, orders: Orde
             SHARDYARD_OUTPUT_DIR=str(orders.place.output),
             SHARDYARD_PROBE_SOCKET=str(orders.place.socket),
         )
+        if orders.place.resume is not None:
+            os.environ["SHARDYARD_RESUME_DIR"] = str(orders.place.resume)
     if launch.account is not None:
         home = str(orders.place.temporary) if orders.place is not None else "/nonexistent"
         os.environ.update(HOME=home, USER=launch.account.name, LOGNAME=launch.account.name)

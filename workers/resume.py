@@ -4,22 +4,31 @@ A thread reads the files, so that the supervisor's loop can write lines, see a c
 does not answer. The ranks wait meanwhile.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from time import monotonic
+from typing import Generic, TypeVar, cast
 
 import structlog
 
 from jobs import checkpoints, store
-from jobs.checkpoints import Damaged, Kept, Pointer, Verified
+from jobs.checkpoints import Damaged, Kept, Pointer, Progress, Verified
+from jobs.spec import JobSpec, ScriptProgram
 from jobs.state import Order
+from jobs.telemetry import Note
+from workers import script_checkpoints
 from workers.checkpoints import Place
+from workers.launch import Launch, Marks
 from workers.lifeline import CLAIM_SECONDS, Lifeline
 from workers.publisher import Publisher
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 #: No byte was read for so long: the storage does not answer.
 SILENT_SECONDS = 120.0
@@ -65,6 +74,33 @@ def choose(place: Place, lifeline: Lifeline, publisher: Publisher) -> Verified |
     return found
 
 
+def of_script(launch: Launch, spec: JobSpec, lifeline: Lifeline, publisher: Publisher) -> Path | None:
+    """Where the newest whole checkpoint is that a script has saved in its earlier attempts, and say so in the log and
+    in the report. None: there is none.
+
+    Raises:
+        Interrupted: an order came meanwhile.
+        NoAnswer, OSError: the storage does not answer, or there is no room for a copy.
+    """
+    if not isinstance(spec.program, ScriptProgram) or launch.attempt.number == 1:
+        return None
+    into = Marks.of(launch.state_dir, launch.attempt).resume
+    take_over = partial(script_checkpoints.take_over, launch.storage, launch.attempt, into)
+    search = _patiently(take_over, "reading the checkpoint of an earlier attempt", lifeline, publisher)
+    for why in search.damaged:
+        log.warning("checkpoint_damaged", why=why)
+        publisher.say(why)
+    if search.found is None:
+        if search.damaged:
+            publisher.say("no checkpoint could be used; the script begins without one")
+        return None
+    name, attempt = search.found.name, search.found.attempt
+    publisher.say(f"resumed from the checkpoint {name!r} of attempt {attempt}")
+    begins = f"this attempt went on from the checkpoint {name!r} of attempt {attempt}, and its report begins there"
+    publisher.record(0, Note("resumed", begins))
+    return Path(os.path.realpath(search.found.directory))
+
+
 def _pointer(lifeline: Lifeline) -> Pointer | None:
     found = lifeline.job().record.checkpoint
     return None if found is None else Pointer(found["step"], found["attempt"], found["sha256"])
@@ -83,7 +119,24 @@ def _note(lifeline: Lifeline, found: Verified | None) -> None:
 def _verify(one: Kept, pointer: Pointer, lifeline: Lifeline, publisher: Publisher) -> Verified | None:
     """A checkpoint if it is whole, else None, and a line in the log says why."""
     pointed = (one.step, one.attempt) == (pointer.step, pointer.attempt)
-    reading = _Reading(lambda read: checkpoints.verify(one.directory, pointer.sha256 if pointed else None, read))
+    verify = partial(checkpoints.verify, one.directory, pointer.sha256 if pointed else None)
+    try:
+        return _patiently(verify, f"verifying the checkpoint of step {one.step}", lifeline, publisher)
+    except (Damaged, OSError) as error:
+        log.warning("checkpoint_damaged", step=one.step, attempt=one.attempt, why=str(error))
+        publisher.say(f"the checkpoint of step {one.step} of attempt {one.attempt} is damaged: {error}")
+        return None
+
+
+def _patiently(work: Callable[[Progress], T], what: str, lifeline: Lifeline, publisher: Publisher) -> T:
+    """Have a thread read files for as long as it gets on, and tell of it in the log.
+
+    Raises:
+        Interrupted: an order came meanwhile.
+        NoAnswer: the storage does not answer.
+        Damaged, OSError: as `work` does.
+    """
+    reading = _Reading(work)
     told = monotonic()
     while not reading.done.wait(TICK_SECONDS):
         if lifeline.order is not Order.GO:
@@ -93,34 +146,36 @@ def _verify(one: Kept, pointer: Pointer, lifeline: Lifeline, publisher: Publishe
             raise NoAnswer(f"the storage did not answer for {SILENT_SECONDS:g} s while a checkpoint was read")
         if now - told > TELL_SECONDS:
             told = now
-            publisher.say(f"verifying the checkpoint of step {one.step}: {reading.bytes / 1e9:.1f} GB so far")
+            publisher.say(f"{what}: {reading.bytes / 1e9:.1f} GB so far")
         publisher.on_time(time.time())
-    if reading.found is None:
-        log.warning("checkpoint_damaged", step=one.step, attempt=one.attempt, why=str(reading.error))
-        publisher.say(f"the checkpoint of step {one.step} of attempt {one.attempt} is damaged: {reading.error}")
-    return reading.found
+    return reading.result()
 
 
-class _Reading:
-    """A verification in a thread of its own."""
+class _Reading(Generic[T]):
+    """Reading in a thread of its own."""
 
-    def __init__(self, verify: Callable[[Callable[[int], None]], Verified]) -> None:
-        self.found: Verified | None = None
-        self.error: BaseException | None = None
+    def __init__(self, work: Callable[[Progress], T]) -> None:
         self.bytes = 0
         self.at = monotonic()  # when the last bytes came
         self.done = threading.Event()
-        self._verify = verify
-        threading.Thread(target=self._run, name="verify", daemon=True).start()
+        self._work = work
+        self._result: T | None = None
+        self._error: Exception | None = None
+        threading.Thread(target=self._run, name="reading", daemon=True).start()
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return cast(T, self._result)
 
     def _run(self) -> None:
         try:
-            self.found = self._verify(self._read)
+            self._result = self._work(self._read)
         except (Damaged, OSError) as error:
-            self.error = error
+            self._error = error
         except Exception as error:  # whatever is in the files: it cannot be used
             log.exception("checkpoint_not_verified")
-            self.error = error
+            self._error = Damaged(f"{type(error).__name__}: {error}")
         finally:
             self.done.set()
 

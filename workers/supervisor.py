@@ -23,7 +23,7 @@ import signal
 import socket
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from time import monotonic
 from typing import Any
@@ -102,6 +102,7 @@ def supervise(launch: Launch, credentials: Connection) -> None:
         listener = _listen_to_children(place, publisher) if place is not None else None
         if place is not None:
             workplace.hand_over(launch, place)
+            place = replace(place, resume=resume.of_script(launch, spec, lifeline, publisher))
         saving = _prepare_saving(launch, spec, lifeline, publisher)
     except Exception as error:  # noqa: BLE001  (told to whoever asks for the job)
         survivors = _discard(ranks, marks, launch)
