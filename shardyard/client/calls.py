@@ -121,9 +121,11 @@ def splits(job: str, *, attempt: int | None = None, device: int | None = None) -
     return _get(_path("jobs", job, "splits"), SplitReport, attempt=attempt, device=device)
 
 
-def splits_as(kind: str, job: str, *, attempt: int | None = None, device: int | None = None) -> Call[bytes]:
-    """The split report as another media type: "text/plain", "text/html", "image/svg+xml"."""
-    call = _get(_path("jobs", job, "splits"), bytes, attempt=attempt, device=device)
+def splits_as(
+    kind: str, job: str, *, attempt: int | None = None, device: int | None = None, by: str | None = None
+) -> Call[bytes]:
+    """The split report as another media type: "text/plain", "text/html", "image/svg+xml"; `by` is what pictures show."""
+    call = _get(_path("jobs", job, "splits"), bytes, attempt=attempt, device=device, by=by)
     return _with(call, headers={"Accept": kind})
 
 
@@ -133,9 +135,10 @@ def splits_diff(job: str, against: str, *, attempt: int | None = None) -> "Call[
     return _get(_path("jobs", job, "splits", "diff"), ReportDiff, against=against, attempt=attempt)
 
 
-def splits_diff_text(job: str, against: str, *, attempt: int | None = None) -> Call[str]:
-    call = _get(_path("jobs", job, "splits", "diff"), str, against=against, attempt=attempt)
-    return _with(call, headers=_TEXT)
+def splits_diff_as(kind: str, job: str, against: str, *, attempt: int | None = None) -> Call[bytes]:
+    """The same as another media type: "text/plain", "text/html"."""
+    call = _get(_path("jobs", job, "splits", "diff"), bytes, against=against, attempt=attempt)
+    return _with(call, headers={"Accept": kind})
 
 
 def logs(job: str, **filters: Any) -> Call[models.LogPage]:
