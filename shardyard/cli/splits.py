@@ -1,13 +1,21 @@
-"""The command that shows split reports: one, or two side by side."""
+"""The command that shows split reports: one, or two side by side; as text, as JSON, or in files as pictures."""
 
-from typing import Annotated
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jobs.errors import InvalidRequest
+from jobs.pictures.palette import By
 from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect, print_json
 
+if TYPE_CHECKING:
+    from shardyard.client import Client
+
 Attempt = Annotated[int | None, typer.Option(help="Default: the newest.", show_default=False)]
+
+HTML, SVG = "text/html", "image/svg+xml"
 
 
 def splits(
@@ -17,34 +25,89 @@ def splits(
     ] = None,
     attempt: Attempt = None,
     device: Annotated[int | None, typer.Option(help="Only this device of the lease.", show_default=False)] = None,
+    html: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write everything as one HTML file; - for stdout.", show_default=False),
+    ] = None,
+    svg: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the heat map as SVG; - for stdout.", show_default=False)
+    ] = None,
+    by: Annotated[By | None, typer.Option(help="What the heat map shows. Default: rows.", show_default=False)] = None,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what each device got of every batch, what it cost there, and what to change."""
-    if against is None:
-        return _one(job, attempt, device, url, token, as_json)
-    if device is not None:
+    files = {HTML: html, SVG: svg}
+    wanted = {kind: file for kind, file in files.items() if file is not None}
+    _check(wanted, by, against, device, as_json)
+    with connect(url, token) as client:
+        if wanted:
+            drawn = {kind: _drawn(client, kind, job, against, attempt, device, by) for kind in wanted}
+            for kind, file in wanted.items():
+                _write(drawn[kind], file)
+        elif against is not None:
+            _compare(client, job, against, attempt, as_json)
+        else:
+            _show(client, job, attempt, device, as_json)
+
+
+def _check(wanted: dict[str, str], by: str | None, against: str | None, device: int | None, as_json: bool) -> None:
+    """Options that say different things."""
+    if against is not None and device is not None:
         raise InvalidRequest("--against compares whole reports; leave --device out")
+    if against is not None and SVG in wanted:
+        raise InvalidRequest("two reports side by side are no single picture; use --html instead of --svg")
+    if wanted and as_json:
+        raise InvalidRequest("--json prints the report; leave it out, or leave --html and --svg out")
+    if by is not None and (not wanted or against is not None):
+        raise InvalidRequest(
+            f"--by chooses what one report's heat map shows; add --svg FILE or --html FILE to --by {by}"
+        )
+    if list(wanted.values()).count("-") > 1:
+        raise InvalidRequest("only one of --html and --svg can go to standard output; give the other one a file name")
+
+
+def _show(client: "Client", job: str, attempt: int | None, device: int | None, as_json: bool) -> None:
     from shardyard.client import calls
 
-    with connect(url, token) as client:
-        if as_json:
-            print_json(client.json(calls.splits_diff(job, against, attempt=attempt)))
-        else:
-            print(client.call(calls.splits_diff_text(job, against, attempt=attempt)), end="")
-    return None
+    if as_json:
+        print_json(client.json(calls.splits(job, attempt=attempt, device=device)))
+    else:
+        text = client.call(calls.splits_as("text/plain", job, attempt=attempt, device=device))
+        print(text.decode(), end="")
 
 
-def _one(job: str, attempt: int | None, device: int | None, url: str | None, token: str | None, as_json: bool) -> None:
+def _compare(client: "Client", job: str, against: str, attempt: int | None, as_json: bool) -> None:
     from shardyard.client import calls
 
-    with connect(url, token) as client:
-        if as_json:
-            print_json(client.json(calls.splits(job, attempt=attempt, device=device)))
-        else:
-            text = client.call(calls.splits_as("text/plain", job, attempt=attempt, device=device))
-            print(text.decode(), end="")
+    if as_json:
+        print_json(client.json(calls.splits_diff(job, against, attempt=attempt)))
+    else:
+        print(client.call(calls.splits_diff_as("text/plain", job, against, attempt=attempt)).decode(), end="")
+
+
+def _drawn(
+    client: "Client", kind: str, job: str, against: str | None, attempt: int | None, device: int | None, by: By | None
+) -> bytes:
+    from shardyard.client import calls
+
+    if against is not None:
+        return client.call(calls.splits_diff_as(kind, job, against, attempt=attempt))
+    return client.call(calls.splits_as(kind, job, attempt=attempt, device=device, by=by))
+
+
+def _write(drawn: bytes, file: str) -> None:
+    """To a file, or to standard output for "-". Raises InvalidRequest."""
+    if file == "-":
+        sys.stdout.buffer.write(drawn)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        Path(file).write_bytes(drawn)
+    except OSError as error:
+        raise InvalidRequest(f"cannot write {file}: {error.strerror}; name a file in a directory of yours") from error
+    print(f"{file}: {len(drawn):,} bytes", file=sys.stderr)
 
 
 COMMANDS: Commands = {"splits": splits}
