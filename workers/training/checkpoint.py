@@ -32,6 +32,7 @@ FORMAT = 1
 MODEL = "model.safetensors"
 #: A tensor of fsdp is written as a dict with this key: the shard, and what it is a shard of.
 _SHARD = "shardyard.shard"
+MAX_WORDS = 500
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
 
@@ -267,7 +268,7 @@ def restore(run: Run, state: State) -> None:
         run.strategy.recorder.go_on(state.numbers)
         run.resumed = Resumed(EpochStart(Draws(**state.epoch_draws), state.loader), Draws(**state.draws))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-        raise Unreadable(f"the checkpoint of step {state.steps_done} does not fit the run: {error}") from error
+        raise Unreadable(f"the checkpoint of step {state.steps_done} does not fit the run: {_words(error)}") from error
     run.steps_done = run.saved_step = state.steps_done
     run.epoch, run.batches_done, run.over = state.epoch, state.batches_done, state.over
     run.metrics = dict(state.metrics)
@@ -279,8 +280,16 @@ def _read(directory: Path, rank: int) -> State:
     name = f"rank-{rank}.pt"
     try:
         return State(**torch.load(directory / name, map_location="cpu", weights_only=True))
-    except (pickle.UnpicklingError, OSError, EOFError, RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise Unreadable(f"{name} of the checkpoint cannot be read: {error}") from error
+    except pickle.UnpicklingError:  # its words tell how to run what is in the file
+        why = "it is damaged, or holds what only pickle can read"
+        raise Unreadable(f"{name} of the checkpoint cannot be read: {why}") from None
+    except (OSError, EOFError, RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise Unreadable(f"{name} of the checkpoint cannot be read: {_words(error)}") from error
+
+
+def _words(error: Exception) -> str:
+    """An error in one line: torch lists the parameters that do not fit below each other."""
+    return " ".join(str(error).split())[:MAX_WORDS]
 
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:

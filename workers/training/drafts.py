@@ -15,7 +15,7 @@ from jobs.telemetry import SavedFile
 
 CHUNK_BYTES = 16 * 1024 * 1024
 #: What safetensors calls torch's types.
-_NAMES = {
+NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -153,10 +153,10 @@ def write_tensors(sheet: Sheet, tensors: Mapping[str, torch.Tensor]) -> None:
         if kept != name:
             again[name] = kept
             continue
-        if tensor.dtype not in _NAMES or tensor.layout != torch.strided:
+        if tensor.dtype not in NAMES or tensor.layout != torch.strided:
             raise Unsaveable(f"{name} is a tensor of {tensor.dtype} in layout {tensor.layout}, which safetensors lacks")
         end = at + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps({"__metadata__": {"format": "pt"} | again} | header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

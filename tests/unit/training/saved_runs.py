@@ -16,7 +16,7 @@ from jobs.spec import JobSpec
 from jobs.telemetry import AnyRecord, Metric, Outcome, Paused, Result, Saved, Split, Step
 from tests.unit.training.runs import Kept, context_of, spec_of
 from workers.training import entry
-from workers.training.context import Checkpoints
+from workers.training.context import Checkpoints, Stopped
 from workers.words import CONTINUE
 
 
@@ -55,7 +55,7 @@ class Attempts:
         word: Callable[[AnyRecord], bytes] = lambda record: CONTINUE,
         **options: Any,
     ) -> "Attempts":
-        """One attempt. `word` is the supervisor's answer to a `Saved` or `Paused`."""
+        """One attempt. `word` is the supervisor's answer to a `Saved` or `Paused`; `options` are the context's."""
         sink = Dying(list(self.records), dies)
         cut = len(sink.records)
 
@@ -69,11 +69,12 @@ class Attempts:
 
         scramble()
         resume = self.drafts / str(self.saved[-1].step) if self.saved else None
-        context = context_of(self.spec.resources.devices, sink, checkpoints=Checkpoints(self.drafts, resume, ask))
+        checkpoints = Checkpoints(self.drafts, resume, ask)
+        context = context_of(self.spec.resources.devices, sink, checkpoints=checkpoints, **options)
         try:
-            self.result = entry.run(self.spec, context, **options)
+            self.result = entry.run(self.spec, context)
             cut = len(sink.records)
-        except Killed:
+        except (Killed, Stopped):
             pass
         finally:
             self.records = sink.records[:cut]
@@ -82,6 +83,13 @@ class Attempts:
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         return load_file(self.drafts / str(self.saved[-1].step) / "model.safetensors")
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Everything else that the newest checkpoint has."""
+        path = self.drafts / str(self.saved[-1].step) / "rank-0.pt"
+        found: dict[str, Any] = torch.load(path, weights_only=True)
+        return found
 
     def report(self) -> Report:
         lease = [LeasedDevice(n, f"cpu:{n}", "here", "cpu", "virtual") for n in range(self.spec.resources.devices)]
@@ -102,6 +110,19 @@ def attempts(directory: Path, program: dict[str, Any], every: int, **parallelism
     drafts = directory / f"drafts-{len(list(directory.iterdir()))}"
     drafts.mkdir()
     return Attempts(spec_of({"checkpoint": {"every_steps": every}} | program, **parallelism), drafts)
+
+
+def flat(value: Any, where: str = "") -> dict[str, Any]:
+    """What is in nested containers, by its place; tensors as their type and bytes."""
+    if isinstance(value, dict):
+        return {place: part for key, inner in value.items() for place, part in flat(inner, f"{where}.{key}").items()}
+    if isinstance(value, (list, tuple)):
+        return {place: part for n, inner in enumerate(value) for place, part in flat(inner, f"{where}.{n}").items()}
+    if isinstance(value, torch.Tensor):
+        return {
+            where: (value.dtype, tuple(value.shape), value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        }
+    return {where: value}
 
 
 def seen(records: list[AnyRecord]) -> list[tuple[Any, ...]]:
