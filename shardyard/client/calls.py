@@ -124,7 +124,7 @@ def splits(job: str, *, attempt: int | None = None, device: int | None = None) -
 def splits_as(
     kind: str, job: str, *, attempt: int | None = None, device: int | None = None, by: str | None = None
 ) -> Call[bytes]:
-    """The split report as another media type: "text/plain", "text/html", "image/svg+xml"; `by` is what pictures show."""
+    """The split report as another media type: "text/plain", "text/html", "image/svg+xml". `by`: what pictures show."""
     call = _get(_path("jobs", job, "splits"), bytes, attempt=attempt, device=device, by=by)
     return _with(call, headers={"Accept": kind})
 
