@@ -45,6 +45,8 @@ class Counting(nn.Module):
     """A model with all kinds of state: a tied weight, dropout, BatchNorm, a buffer that is not persistent and counts,
     and something that is no tensor."""
 
+    calls: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(5, 5)
@@ -94,7 +96,7 @@ class Secretive(nn.Module):
         self.layer = nn.Linear(5, 2)
 
     def get_extra_state(self) -> Any:
-        return self.__init__
+        return self.eval
 
     def set_extra_state(self, state: Any) -> None:
         pass
