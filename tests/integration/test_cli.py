@@ -284,6 +284,38 @@ def test_splits_are_asked_for_as_text(service: Stub, capsys: pytest.CaptureFixtu
     assert service.seen[0].path.endswith("?device=1")
 
 
+def test_pictures_are_written_to_files_or_to_standard_output(
+    service: Stub, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    service.on("GET", f"/v1/jobs/{JOB}/splits", (200, "drawn"))
+    page, picture = tmp_path / "page.html", tmp_path / "picture.svg"
+    assert run("splits", JOB, "--html", str(page), "--svg", str(picture), "--by", "wait") == 0
+    assert (page.read_text(), picture.read_text()) == ("drawn", "drawn")
+    assert [request.headers["Accept"] for request in service.seen] == ["text/html", "image/svg+xml"]
+    assert service.seen[1].path.endswith("?by=wait")
+    assert capfdbinary.readouterr().out == b""
+    assert run("splits", JOB, "--svg", "-") == 0
+    assert capfdbinary.readouterr().out == b"drawn"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--by", "time"), "add --svg FILE or --html FILE"),
+        (("--against", JOB, "--svg", "x.svg"), "use --html instead"),
+        (("--html", "x.html", "--json"), "leave it out"),
+        (("--html", "-", "--svg", "-"), "only one of"),
+        (("--html", "/nowhere/at/all.html"), "cannot write /nowhere/at/all.html: No such file or directory"),
+    ],
+)
+def test_pictures_that_cannot_be_written_say_what_to_do(
+    service: Stub, options: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.on("GET", f"/v1/jobs/{JOB}/splits", (200, "drawn"))
+    assert run("splits", JOB, *options) != 0
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_new_token_is_printed_alone(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     service.on("POST", "/v1/tokens", (201, {"id": "t1", "token": "sy_secret"}))
     assert run("token", "create", "ci", "--scope", "read") == 0

@@ -147,6 +147,12 @@ def test_artifacts_are_listed_and_saved(
     assert run("splits", started, "--against", started, "--json") == 0
     assert json.loads(capsys.readouterr().out)["this"]["attempt"] == 1
     assert run("splits", started) == 0
+    page = tmp_path / "page.html"
+    assert run("splits", started, "--html", str(page), "--svg", str(tmp_path / "time.svg"), "--by", "time") == 0
+    assert "ragged-last-batch" in page.read_text()
+    assert "ms per row" in (tmp_path / "time.svg").read_text()
+    assert run("splits", started, "--against", started, "--html", str(page)) == 0
+    assert "Two split reports side by side" in page.read_text()
     control.close()
 
 
