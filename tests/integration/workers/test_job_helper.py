@@ -37,6 +37,7 @@ def test_what_a_script_says_of_itself_arrives(service: Service) -> None:
     assert found[-1, "seen"] == [(0, 0.0), (1, 10.0), (2, 20.0)]
     kept = layout.artifacts_dir(service.files(job))
     files = {str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file()}
-    assert files == {"checkpoints/model.pt", "rank-0.txt", "rank-1.txt"}
+    (manifest,) = (kept / ".checkpoints").iterdir()
+    assert files == {"checkpoints/model.pt", f".checkpoints/{manifest.name}", "rank-0.txt", "rank-1.txt"}
     assert service.text(job).splitlines() == ["checkpoints/model.pt False"]
     assert service.text(job, 1, "stderr") == ""
