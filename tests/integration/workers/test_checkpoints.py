@@ -3,58 +3,185 @@ it. A run that was interrupted must be told from one that was not by its attempt
 
 import json
 import os
+import re
 import signal
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs import checkpoints, layout, metrics, spec, store
+from jobs import checkpoints, layout, metrics, spec, store, wire
 from jobs.record import JobRecord
 from jobs.state import Reason, State
-from tests.integration.workers.service import TENANT, Service, eventually, running_service
+from tests.integration.workers.service import MODULE, TENANT, Service, eventually, running_service
 
 pytestmark = pytest.mark.integration
 
 EVERY, STEPS = 20, 60
+#: Of a report: what no two runs have in common.
+TIMES = re.compile(r"_ms|^ms_|seconds|_at$|per_second|memory|attempt|job|resumed|hardware|slow|straggl|balance|load")
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with running_service(tmp_path_factory.mktemp("service")) as service:
+    with running_service(tmp_path_factory.mktemp("service"), [*MODULE, "--stop-attempts-on-exit"]) as service:
         yield service
 
 
-def submit(service: Service, strategy: str = "single", devices: int = 1, **changes: Any) -> str:
-    """A run of `STEPS` steps that saves every `EVERY`; its slow data give a test the time to interfere."""
+def submit(
+    service: Service,
+    strategy: str = "single",
+    devices: int = 1,
+    *,
+    seconds: float = 0.02,
+    limits: dict[str, Any] | None = None,
+    **changes: Any,
+) -> str:
+    """A run of `STEPS` steps over two epochs that saves every `EVERY`, each of which takes `seconds` at least."""
+    model = {"notes": str(service.notes), "seconds": seconds, "talks": True}
     program = {
-        "model": {"ref": "mlp", "args": {"in_features": 16, "hidden": [32], "out_features": 4}},
-        "data": {"ref": "random_vectors", "args": {"rows": 400, "features": 16}, "batch_size": 8, "shuffle": True},
+        "model": {"ref": "faulty_programs.models:Faulty", "args": model},
+        "data": {"ref": "random_vectors", "args": {"rows": 6 * 35 * devices, "features": 5}, "batch_size": 6},
         "loss": {"ref": "cross_entropy"},
         "optimizer": {"ref": "adam", "args": {"lr": 0.01}},
-        "epochs": 10,
+        "epochs": 2,
         "max_steps": STEPS,
         "seed": 7,
         "checkpoint": {"every_steps": EVERY, "keep": 2},
-    } | changes
-    body = {"program": program, "parallelism": {"strategy": strategy}, "resources": {"devices": devices}}
+    }
+    if strategy == "dp":
+        program["data"]["batch_size"] = 6 * devices  # type: ignore[index]
+    body = {
+        "program": program | changes,
+        "parallelism": {"strategy": strategy},
+        "resources": {"devices": devices},
+        "limits": limits or {},
+    }
     job = service.run(store.submit(TENANT, uuid.uuid4().hex, spec.parse(json.dumps(body)))).job
     service.deliver()
     return job
 
 
+def directory(service: Service, job: str) -> Path:
+    return layout.checkpoints_dir(service.settings.storage, TENANT, job)
+
+
 def kept(service: Service, job: str) -> list[tuple[int, int]]:
-    found = checkpoints.kept(layout.checkpoints_dir(service.settings.storage, TENANT, job))
-    return [(one.step, one.attempt) for one in found]
+    return [(one.step, one.attempt) for one in checkpoints.kept(directory(service, job))]
 
 
-def test_a_run_keeps_its_newest_checkpoints_and_leaves_its_weights(service: Service) -> None:
-    job = submit(service)
-    record = service.ended(job, 60)
-    print(service.text(job, stream="service"), record)
-    assert record.state is State.SUCCEEDED
+def pointed(record: JobRecord) -> int:
+    """The step that is committed; 0 while there is none."""
+    return record.checkpoint["step"] if record.checkpoint is not None else 0
+
+
+def commits(service: Service, job: str, step: int) -> JobRecord:
+    return eventually(
+        lambda: found if pointed(found := service.job(job)) >= step else None, f"a checkpoint of step {step}", 30
+    )
+
+
+def takes_steps_after(service: Service, job: str, step: int, number: int = 1) -> None:
+    """Until a few more are done than were saved, so that work is lost."""
+    done = service.steps_done(job, number)
+    eventually(lambda: service.steps_done(job, number) >= max(done, step) + 4, "more steps")
+
+
+def kill(service: Service, job: str) -> None:
+    os.kill(service.supervisor(service.attempt(job)), signal.SIGKILL)
+
+
+def curve(service: Service, job: str, number: int) -> dict[tuple[int, str], list[tuple[int, int, float]]]:
+    """All series but those of times: (number, step, value) of each point."""
+    found = metrics.read(layout.metrics_file(service.files(job, number)))
+    return {
+        (one.device, one.name): [(point.number, point.step, point.value) for point in one.points]
+        for one in found
+        if "per_second" not in one.name
+    }
+
+
+def facts(service: Service, job: str, number: int) -> Any:
+    """The report without what is of one run: times, ids, and that it was resumed."""
+    return _facts(service.report(job, number))
+
+
+def _facts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _facts(part) for name, part in value.items() if not TIMES.search(name)}
+    return [_facts(part) for part in value] if isinstance(value, list) else value
+
+
+@pytest.fixture(scope="module")
+def undisturbed(shared: Service) -> Callable[[str, int], str]:
+    """A run of the same spec that nobody interrupts."""
+    runs: dict[tuple[str, int], str] = {}
+
+    def of(strategy: str, devices: int) -> str:
+        if (strategy, devices) not in runs:
+            job = runs[strategy, devices] = submit(shared, strategy, devices)
+            assert shared.ended(job, 60).state is State.SUCCEEDED
+        return runs[strategy, devices]
+
+    return of
+
+
+def said(service: Service, job: str, number: int) -> str:
+    return service.text(job, stream="service", number=number)
+
+
+def assert_as_if_undisturbed(service: Service, job: str, number: int, reference: str) -> None:
+    assert curve(service, job, number) == curve(service, reference, 1)
+    mine, its = facts(service, job, number), facts(service, reference, 1)
+    assert {name: (mine[name], its[name]) for name in mine if mine[name] != its[name]} == {}
+    assert service.job(job).result == service.job(reference).result
+
+
+def test_a_run_keeps_its_newest_checkpoints_and_leaves_its_weights(
+    service: Service, undisturbed: Callable[[str, int], str]
+) -> None:
+    job = undisturbed("single", 1)
+    record = service.job(job)
     assert kept(service, job) == [(60, 1), (40, 1)]
     assert record.checkpoint is not None
     assert (record.checkpoint["step"], record.checkpoint["attempt"]) == (60, 1)
+    newest = directory(service, job) / "000000000060-1"
+    assert checkpoints.verify(newest, record.checkpoint["sha256"]).manifest.world_size == 1
+    weights = layout.artifacts_dir(service.files(job)) / checkpoints.WEIGHTS
+    assert weights.read_bytes() == (newest / checkpoints.WEIGHTS).read_bytes()
+    lines = said(service, job, 1).splitlines()
+    assert [re.sub(r"[\d.]+ s$", "x s", line) for line in lines if "checkpoint" in line] == [
+        f"checkpoint of step {step} saved in x s" for step in (20, 40, 60)
+    ]
+    assert sorted(path.name for path in service.files(job).iterdir()) == [
+        "artifacts",
+        "logs",
+        "metrics.bin",
+        "report.json",
+    ]
+    assert [path.name for path in directory(service, job).iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("dp", 3), ("ddp", 2)])
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(
+    service: Service, undisturbed: Callable[[str, int], str], strategy: str, devices: int
+) -> None:
+    job = submit(service, strategy, devices)
+    commits(service, job, EVERY)
+    takes_steps_after(service, job, EVERY)
+    kill(service, job)
+    record = service.ended(job, 60)
+    assert (record.state, record.attempt, record.retries) == (State.SUCCEEDED, 2, 0), record
+    first, second = service.attempts(job)
+    assert first.reason is Reason.SUPERVISOR_LOST
+    assert second.resumed in ({"step": 20, "attempt": 1}, {"step": 40, "attempt": 1})
+    assert f"resumed at step {second.resumed['step']} of attempt 1" in said(service, job, 2)
+    assert_as_if_undisturbed(service, job, 2, undisturbed(strategy, devices))
+    assert kept(service, job)[0] == (60, 2)
+    client = service.store.client
+    (end, _), *_ = client.xrevrange(wire.metric_stream(TENANT, job, 2), count=1)
+    points = sum(len(one.points) for one in metrics.read(layout.metrics_file(service.files(job, 2))))
+    assert end == f"{points}-1".encode()
