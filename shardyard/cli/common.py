@@ -1,6 +1,7 @@
 """What the commands share: their common options, and ways to print."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,11 @@ Token = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the service's answer as JSON.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", show_default=False)]
 
+NoColor = Annotated[
+    bool,
+    typer.Option("--no-color", help="Plain text, as with NO_COLOR set.", callback=lambda chosen: _no_color(chosen)),
+]
+
 #: The commands of one module, by the name that users type.
 Commands = dict[str, Callable[..., None]]
 
@@ -65,6 +71,13 @@ def console(*, markup: bool = False) -> Console:
     """Standard output. Without `markup`, brackets are brackets: names and messages are other people's."""
     width = None if sys.stdout.isatty() else PIPE_WIDTH
     return Console(width=width, highlight=False, markup=markup, emoji=False)
+
+
+def _no_color(chosen: bool) -> bool:
+    """rich looks at the variable whenever a console is made."""
+    if chosen:
+        os.environ["NO_COLOR"] = "1"
+    return chosen
 
 
 def print_json(answer: Any) -> None:
@@ -101,7 +114,7 @@ def print_submitted(job: "JobSummary") -> None:
 
 def followed(client: "Client", job: str, as_json: bool, *, prints_lines: bool = False) -> int:
     """Show a job until it has ended; the exit code that says how. Ctrl-C leaves it running."""
-    from shardyard.cli.watch import print_afterwards, watch_job
+    from shardyard.cli.watch import watch_job
     from shardyard.client import calls
 
     out = console()
@@ -114,6 +127,4 @@ def followed(client: "Client", job: str, as_json: bool, *, prints_lines: bool = 
         return INTERRUPTED
     if as_json:
         print_json(client.json(calls.job(job)))
-    else:
-        print_afterwards(client, job, out)
     return 0 if status.state == "succeeded" else 1

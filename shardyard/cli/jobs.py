@@ -12,6 +12,7 @@ from shardyard.cli.common import (
     AsJson,
     Commands,
     JobId,
+    NoColor,
     Token,
     Url,
     connect,
@@ -30,8 +31,8 @@ from shardyard.cli.submit import submit
 WIDE = 120
 
 
-def watch(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
-    """Follow a job until it ends. Ctrl-C leaves the job running."""
+def watch(job: JobId, no_color: NoColor = False, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+    """Follow a job live, device by device, until it ends. Ctrl-C leaves the job running."""
     with connect(url, token) as client:
         raise typer.Exit(followed(client, job, as_json))
 

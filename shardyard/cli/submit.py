@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from jobs.errors import InvalidRequest
-from shardyard.cli.common import AsJson, Token, Url, connect, followed, print_json, print_submitted, read_spec
+from shardyard.cli.common import AsJson, NoColor, Token, Url, connect, followed, print_json, print_submitted, read_spec
 
 
 class Strategy(StrEnum):
@@ -146,6 +146,7 @@ def submit(
     wall_seconds: WallSeconds = None,
     max_retries: MaxRetries = 0,
     dry_run: DryRun = False,
+    no_color: NoColor = False,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,

@@ -1,7 +1,10 @@
-"""Following one job: a live view in a terminal, plain lines in a pipe."""
+"""Following one job: a live view in a terminal, plain lines in a pipe. Both are fed by the job's events."""
 
 import contextlib
 import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -10,42 +13,57 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.errors import NotFound, ShardyardError, Unavailable
+from jobs.lint import Finding
 from shardyard import text
 from shardyard.cli.common import STATE_STYLES, state_text
+from shardyard.cli.device_bars import Pace, device_rows, drawn
 from shardyard.cli.status import error_text, progress_text, result_text, state_and_reason
-from shardyard.client import Client, calls
+from shardyard.client import Client, calls, events, flows
 from shardyard.client.models import JobStatus, Progress
+from shardyard.client.report import SplitReport
 
-POLL_SECONDS = 0.25
-#: Bounds what one poll may bring; most views show only the last line of each device anyway.
-LINES_PER_POLL = 200
-#: The same for a view that prints every line, in pages of so many lines.
-PRINTED_PER_PAGE = 1000
-PAGES_PER_POLL = 5
-#: A service that restarts is back well within this time.
-PATIENCE_SECONDS = 120.0
 PLAIN_SECONDS = 2.0
-REFRESHES_PER_SECOND = 8
+REFRESHES_PER_SECOND = 4
 BAR_WIDTH = 30
+#: Lines of the program that a live view shows, and how many it asks for of each device at first.
+LOG_LINES = 6
+TAIL = 5
+MAX_FINDINGS = 4
+#: Lines of a terminal that are neither devices nor log lines.
+OTHER_LINES = 5
 #: Where a job's own files lie among its artifacts, beside what the service writes.
 KEPT = "artifacts/"
-MAX_DEVICE_ROWS = 16
+#: What a program prints itself, as against what the service says of it.
+PRINTED = ("stdout", "stderr")
 
 
 class QuietView:
     """Shows nothing. The other views override what they show."""
 
-    shows_lines = False
-    #: Every line is shown, so none may be passed over.
+    #: Every line is shown, so none may be passed over; None: lines do not matter; a number: so many from before.
+    lines_from: int | None = None
     prints_lines = False
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self.said: set[str] = set()  # findings that were shown for good
 
     def status(self, status: JobStatus) -> None:
         """The newest status of the job."""
 
-    def line(self, device: int, line: str) -> None:
+    def progress(self, progress: Progress) -> None:
+        """How far it is."""
+
+    def report(self, report: SplitReport) -> None:
+        """The newest split report."""
+
+    def split(self, event: events.SplitSeen) -> None:
+        """A new way to divide a batch."""
+
+    def finding(self, finding: Finding) -> None:
+        """Something that could be better."""
+
+    def line(self, device: int, stream: str, line: str) -> None:
         """A device has printed a line."""
 
     def remark(self, words: str) -> None:
@@ -60,20 +78,38 @@ class PlainView(QuietView):
 
     def __init__(self, console: Console, *, prints_lines: bool = False) -> None:
         super().__init__(console)
-        self.shows_lines = self.prints_lines = prints_lines
+        self.prints_lines = prints_lines
+        self._name = ""
         self._shown = ""
         self._next = 0.0
 
     def status(self, status: JobStatus) -> None:
+        self._name = status.name
         line = f"{status.name}: {state_and_reason(status)}"
         if line != self._shown:
             self._shown = line
             self.remark(line)
-        elif status.progress and time.monotonic() >= self._next:
-            self._next = time.monotonic() + PLAIN_SECONDS
-            self.remark(f"{status.name}: {progress_text(status.progress)}")
+        if status.progress is not None and not status.ended:
+            self.progress(status.progress)
 
-    def line(self, device: int, line: str) -> None:
+    def progress(self, progress: Progress) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + PLAIN_SECONDS
+            self.remark(f"{self._name}: {progress_text(progress)}")
+
+    def split(self, event: events.SplitSeen) -> None:
+        pattern = event.pattern
+        if pattern.rows and pattern.batch_rows is not None and len(pattern.rows) > 1 and not self.prints_lines:
+            shards = " ".join("-" if rows is None else str(rows) for rows in pattern.rows)
+            self.remark(f"{self._name}: {pattern.phase}: {text.plural(pattern.batch_rows, 'row')} as {shards}")
+
+    def finding(self, finding: Finding) -> None:
+        words = finding_words(finding)
+        if words not in self.said and finding.severity != "info":
+            self.said.add(words)
+            self.remark(words)
+
+    def line(self, device: int, stream: str, line: str) -> None:
         self.console.out(f"{device}| {line}", highlight=False)
 
     def remark(self, words: str) -> None:
@@ -81,68 +117,86 @@ class PlainView(QuietView):
 
 
 class LiveView(QuietView):
-    """One bar for the job, one row for each of its devices, drawn over themselves; on request every line above it."""
-
-    shows_lines = True
+    """One bar for the job and one for each of its devices, drawn over themselves; on request every line above them."""
 
     def __init__(self, console: Console, *, prints_lines: bool = False) -> None:
         super().__init__(console)
         self.prints_lines = prints_lines
+        self.lines_from = None if prints_lines else TAIL
         self._status: JobStatus | None = None
         self._progress: Progress | None = None
-        self._lines: dict[int, str] = {}
+        self._report: SplitReport | None = None
+        self._findings: dict[str, Finding] = {}
+        self._pace = Pace()
+        self._lines: deque[tuple[int, str]] = deque(maxlen=LOG_LINES)
         self._remark = ""
+        self._closed = False
         self._live = Live(console=console, refresh_per_second=REFRESHES_PER_SECOND, get_renderable=self._draw)
         self._live.start()
 
     def status(self, status: JobStatus) -> None:
+        if self._status is not None and status.attempt != self._status.attempt:
+            self._report, self._findings = None, {}
         self._status = status
         self._progress = status.progress or self._progress
         self._remark = ""
 
-    def line(self, device: int, line: str) -> None:
+    def progress(self, progress: Progress) -> None:
+        self._progress = progress
+        self._remark = ""
+
+    def report(self, report: SplitReport) -> None:
+        self._report = report
+        self._pace.take(report)
+        self._findings = {finding_words(finding): finding for finding in report.findings}
+
+    def finding(self, finding: Finding) -> None:
+        self._findings.setdefault(finding_words(finding), finding)
+
+    def line(self, device: int, stream: str, line: str) -> None:
         if self.prints_lines:
             self.console.out(f"{device}| {line}", highlight=False)
-        else:
-            self._lines[device] = line
+        elif line.strip():
+            self._lines.append((device, line))
 
     def remark(self, words: str) -> None:
         self._remark = words
 
     def close(self) -> None:
-        self._remark = ""
+        self._remark, self._closed = "", True
         self._live.stop()
 
     def _draw(self) -> Group:
         if self._status is None:
             return Group(Text(self._remark or "waiting for the job", style="dim"))
-        parts: list[RenderableType] = [
-            _headline(self._status),
-            self._bar(self._status),
-        ]
+        size = self.console.size
+        findings = sorted(self._findings.values(), key=lambda one: one.severity == "info")[:MAX_FINDINGS]
+        labels = device_labels(self._status)
+        parts: list[RenderableType] = [_headline(self._status), self._bar(self._status)]
+        if labels:
+            shown_lines = 0 if self.prints_lines else len(self._lines)
+            height = size.height - OTHER_LINES - shown_lines - (0 if self._closed else len(findings))
+            parts.append(drawn(device_rows(labels, self._report, self._pace.rates), size.width, max(3, height)))
         if not self.prints_lines:
-            parts.append(self._devices(device_labels(self._status)))
+            parts += [_log_line(device, line) for device, line in list(self._lines)]
+        if not self._closed:  # then they are printed below, in full
+            parts += [_finding_line(finding) for finding in findings]
         if self._remark:
-            parts.append(Text(self._remark, style="yellow"))
+            parts.append(Text(self._remark, style="yellow", no_wrap=True, overflow="ellipsis"))
         return Group(*parts)
 
     def _bar(self, status: JobStatus) -> Table:
-        fraction = 1.0 if status.state == "succeeded" else (self._progress and self._progress.fraction) or 0.0
-        style = STATE_STYLES[status.state]
+        known = self._progress.fraction if self._progress is not None else None
+        fraction = 1.0 if status.state == "succeeded" else known or 0.0
+        style = STATE_STYLES.get(status.state, "")
         bar = ProgressBar(100, fraction * 100, width=BAR_WIDTH, complete_style=style, finished_style=style)
         row = Table.grid(padding=(0, 1))
         row.add_row(bar, f"{fraction:4.0%}", Text(progress_text(self._progress) if self._progress else ""))
         return row
 
-    def _devices(self, labels: list[str]) -> Table:
-        rows = Table.grid(padding=(0, 2))
-        rows.add_column(justify="right", style="bold", no_wrap=True)
-        rows.add_column(no_wrap=True, overflow="ellipsis")
-        for device, label in list(enumerate(labels))[:MAX_DEVICE_ROWS]:
-            rows.add_row(label, Text(self._lines.get(device, ""), style="dim"))
-        if len(labels) > MAX_DEVICE_ROWS:
-            rows.add_row("", Text(f"and {len(labels) - MAX_DEVICE_ROWS} more devices", style="dim"))
-        return rows
+
+def finding_words(finding: Finding) -> str:
+    return f"{finding.severity}: {finding.message}"
 
 
 def watch_job(
@@ -153,13 +207,16 @@ def watch_job(
     With `prints_lines`, what the program prints is shown line by line.
 
     Raises:
-        Unavailable: the service was away for longer than `PATIENCE_SECONDS`.
+        NotFound: there is no such job, or it was deleted meanwhile.
+        Unavailable: the service was away for longer than the client waits for it.
     """
-    kind = LiveView if console.is_terminal else PlainView
-    with contextlib.closing(QuietView(console) if quiet else kind(console, prints_lines=prints_lines)) as view:
+    if quiet:
+        return client.run(flows.wait(job, None))
+    kind = LiveView if console.is_terminal and not console.is_dumb_terminal else PlainView
+    with contextlib.closing(kind(console, prints_lines=prints_lines)) as view:
         status = _follow(client, job, view)
-    if not quiet:
-        print_end(status, console, with_traceback=not prints_lines)
+    print_end(status, console, with_traceback=not prints_lines)
+    print_afterwards(client, job, console, view.said)
     return status
 
 
@@ -185,12 +242,12 @@ def _failure(status: JobStatus, *, with_traceback: bool) -> list[str]:
     return [each for each in dict.fromkeys(words) if each]
 
 
-def print_afterwards(client: Client, job: str, console: Console) -> None:
-    """What the split report warns of, and where there is more."""
+def print_afterwards(client: Client, job: str, console: Console, said: Sequence[str] | set[str] = ()) -> None:
+    """What the split report warns of, unless that was said, and where there is more."""
     with contextlib.suppress(ShardyardError):  # no attempt has begun, or the report is not for this token
         for finding in client.call(calls.splits(job)).findings:
-            if finding.severity != "info":
-                words = f"{finding.severity}: {finding.message}"
+            words = finding_words(finding)
+            if finding.severity != "info" and words not in said:
                 console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
         kept = [one for one in client.call(calls.artifacts(job)).artifacts if one.path.startswith(KEPT)]
         if kept:
@@ -210,58 +267,87 @@ def _state(status: JobStatus) -> Text:
 
 
 def _headline(status: JobStatus) -> Text:
-    line = Text.assemble((status.name, "bold"), "  ", _state(status))
+    line = Text.assemble((status.name, "bold"), "  ", _state(status), no_wrap=True, overflow="ellipsis")
+    if status.queue_position:
+        line.append(f"  position {status.queue_position}", style="dim")
     if status.state not in ("running", "succeeded"):
         line.append(f"  {status.reason.message}", style="dim")
     return line
 
 
+def _log_line(device: int, line: str) -> Text:
+    return Text(f"{device}| {line}", "dim", no_wrap=True, overflow="ellipsis")
+
+
+def _finding_line(finding: Finding) -> Text:
+    style = "dim" if finding.severity == "info" else "yellow"
+    return Text(finding_words(finding), style, no_wrap=True, overflow="ellipsis")
+
+
+# -- the job's events ------------------------------------------------------------------------------
+
+
 def _follow(client: Client, job: str, view: QuietView) -> JobStatus:
-    cursor: str | None = None
-    attempt = 0
-    seen = time.monotonic()
-    while True:
-        try:
-            status = client.call(calls.job(job))
-            if status.attempt != attempt:
-                cursor, attempt = None, status.attempt
-            if view.shows_lines:
-                cursor = _new_lines(client, job, cursor, view, ended=status.ended)
-            view.status(status)
-            if status.ended:
-                return status
-            seen = time.monotonic()
-        except Unavailable as error:
-            if time.monotonic() - seen > PATIENCE_SECONDS:
-                raise
-            view.remark(f"{error.message}; trying again")
-        time.sleep(POLL_SECONDS)
+    """Feed a view until the job has ended; its last status."""
+    view.status(client.call(calls.job(job)))
+    seen = _Seen(view)
+    stream = flows.follow(job, "all", tail=view.lines_from, away=lambda error: view.remark(_away(error)))
+    if not (view.prints_lines or view.lines_from):
+        stream = flows.follow(job, away=lambda error: view.remark(_away(error)))
+    for event in client.items(stream):
+        match event:
+            case events.StateChanged() if not event.ended:  # the end is told when everything else was
+                view.status(client.call(calls.job(job)))
+            case events.Progressed():
+                view.progress(event.progress)
+            case events.ReportChanged():
+                _show_report(client, job, view)
+            case events.SplitSeen():
+                view.split(event)
+            case events.FindingMade():
+                view.finding(event.finding)
+            case events.LogLines():
+                for line in event.lines:
+                    seen.line(event.attempt, event.device, line)
+            case events.Notice():
+                view.remark(event.message or event.code)
+            case events.Resync():
+                _catch_up(client, job, view, seen, event)
+    status = client.call(calls.job(job))
+    _show_report(client, job, view)
+    view.status(status)
+    return status
 
 
-def _new_lines(client: Client, job: str, cursor: str | None, view: QuietView, *, ended: bool) -> str | None:
-    """Show what the devices have printed since `cursor`; the cursor for the next time."""
-    try:
-        if view.prints_lines:
-            return _all_new_lines(client, job, cursor, view, ended=ended)
-        page = client.call(calls.logs(job, after=cursor, limit=LINES_PER_POLL))
-    except NotFound:
-        return None  # no attempt has begun
-    for line in page.lines:
-        if line.text.strip():
-            view.line(line.device, line.text)
-    return page.next or cursor
+class _Seen:
+    """Shows each line of the program once, in whichever way it comes."""
+
+    def __init__(self, view: QuietView) -> None:
+        self._view = view
+        self._last: dict[tuple[int, int], int] = {}  # by attempt and device
+
+    def line(self, attempt: int, device: int, line: Any) -> None:
+        if line.seq <= self._last.get((attempt, device), 0):
+            return
+        self._last[attempt, device] = line.seq
+        if line.stream in PRINTED or not self._view.prints_lines:
+            self._view.line(device, line.stream, line.text)
 
 
-def _all_new_lines(client: Client, job: str, cursor: str | None, view: QuietView, *, ended: bool) -> str | None:
-    """Print all new lines, or as many as one poll may bring: a program can print faster than anyone reads."""
-    for _ in range(PAGES_PER_POLL):
-        page = client.call(calls.logs(job, after=cursor, limit=PRINTED_PER_PAGE))
-        for line in page.lines:
-            if line.stream in ("stdout", "stderr"):
-                view.line(line.device, line.text)
-        cursor = page.next or cursor
-        if not page.lines:
-            return cursor
-    if ended:
-        view.remark(f"there are more lines than are shown here: shardyard logs {job}")
-    return cursor
+def _catch_up(client: Client, job: str, view: QuietView, seen: _Seen, event: events.Resync) -> None:
+    """Events were passed over. What is shown for good is fetched; what only shows how things are comes anew."""
+    view.status(client.call(calls.job(job)))
+    _show_report(client, job, view)
+    if view.prints_lines:
+        for page in client.items(flows.log_pages(job, after=event.logs_after)):
+            for line in page.lines:
+                seen.line(page.attempt, line.device, line)
+
+
+def _show_report(client: Client, job: str, view: QuietView) -> None:
+    with contextlib.suppress(NotFound, Unavailable):  # there is none yet, or the next one will come
+        view.report(client.call(calls.splits(job)))
+
+
+def _away(error: ShardyardError) -> str:
+    return f"{error.message}; trying again"

@@ -253,12 +253,15 @@ class Job(JobHandle):
         self._known = self._client.run(flows.wait(self.id, timeout))
         return self
 
-    def follow(self, *, logs: Sequence[int] | str | None = None, after: str | None = None) -> Iterator["Event"]:
+    def follow(
+        self, *, logs: Sequence[int] | str | None = None, tail: int | None = None, after: str | None = None
+    ) -> Iterator["Event"]:
         """What happens to the job, event by event, until it has ended; also over a restart of the service.
 
-        `logs="all"`, or the numbers of devices, brings their lines too. `after`: an `event_id` to go on from.
+        `logs="all"`, or the numbers of devices, brings their lines too: all from the start, or the last `tail` of
+        each. `after`: an `event_id` to go on from.
         """
-        return self._client.items(flows.follow(self.id, logs, after))
+        return self._client.items(flows.follow(self.id, logs, after, tail))
 
     def logs(
         self,

@@ -162,10 +162,12 @@ def artifact(job: str, path: str, *, attempt: int | None = None) -> Call[bytes]:
 # -- events ----------------------------------------------------------------------------------------
 
 
-def job_events(job: str, *, logs: Sequence[int] | str | None = None, last: str | None = None) -> Call[bytes]:
-    """`logs`: "all", or logical devices whose lines come too."""
+def job_events(
+    job: str, *, logs: Sequence[int] | str | None = None, last: str | None = None, tail: int | None = None
+) -> Call[bytes]:
+    """`logs`: "all", or logical devices whose lines come too; `tail`: so many of each from before, instead of all."""
     devices = logs if logs is None or isinstance(logs, str) else ",".join(map(str, logs))
-    return _events(_path("jobs", job, "events"), last, logs=devices or None)
+    return _events(_path("jobs", job, "events"), last, logs=devices or None, tail=tail)
 
 
 def service_events(*, last: str | None = None) -> Call[bytes]:

@@ -222,8 +222,17 @@ class _Reader:
         return news
 
 
-def follow(job: str, logs: Sequence[int] | str | None = None, after: str | None = None) -> Items[Any]:
-    """A job's events; the last one is `Ended`.
+def _nobody(error: ShardyardError) -> None: ...
+
+
+def follow(
+    job: str,
+    logs: Sequence[int] | str | None = None,
+    after: str | None = None,
+    tail: int | None = None,
+    away: Callable[[ShardyardError], None] = _nobody,
+) -> Items[Any]:
+    """A job's events; the last one is `Ended`. `away` hears each time that the service could not be reached.
 
     Raises:
         NotFound: there is no such job.
@@ -233,22 +242,27 @@ def follow(job: str, logs: Sequence[int] | str | None = None, after: str | None 
     last = after
     patience = Patience()
     while not reader.over:
-        last = yield from _stream(calls.job_events(job, logs=logs, last=last), last, reader.takes, patience)
+        call = calls.job_events(job, logs=logs, last=last, tail=tail)
+        last = yield from _stream(call, last, reader, patience, away)
         if not reader.over:
             yield Pause(spread(FIRST_PAUSE_SECONDS))  # the service closes a stream in order when it stops
 
 
-def service_events(after: str | None = None) -> Items[Any]:
+def service_events(after: str | None = None, away: Callable[[ShardyardError], None] = _nobody) -> Items[Any]:
     """Events of the whole service, without an end. Raises Unavailable as `follow` does."""
     last = after
     patience = Patience()
     while True:
-        last = yield from _stream(calls.service_events(last=last), last, lambda event: True, patience)
+        last = yield from _stream(calls.service_events(last=last), last, _Reader(), patience, away)
         yield Pause(spread(FIRST_PAUSE_SECONDS))
 
 
 def _stream(
-    call: Call[bytes], last: str | None, takes: Callable[[Any], bool], patience: Patience
+    call: Call[bytes],
+    last: str | None,
+    reader: _Reader,
+    patience: Patience,
+    away: Callable[[ShardyardError], None],
 ) -> Generator[Any, Any, str | None]:
     """The events of one connection; the id to go on from."""
     from shardyard.client.events import Parser, decode
@@ -257,15 +271,19 @@ def _stream(
         answer: Answer = yield Open(call)
         if answer.is_error:
             raise error_of(answer)
+        if answer.status == 204:  # the service knows that this reader was told the end
+            reader.over = True
+            return last
         parser = Parser()
         while part := (yield Read()):
             patience.heard()
             for message in parser.feed(part):
                 event = decode(message)
-                if event is not None and takes(event):
-                    yield Item(event)
                 last = message.id or last
+                if event is not None and reader.takes(event):
+                    yield Item(event)
     except Unavailable as error:
+        away(error)
         yield patience.pause(error)
     return last
 

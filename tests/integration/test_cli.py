@@ -111,12 +111,26 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stub]:
     monkeypatch.setenv("SHARDYARD_TOKEN", "secret")
     monkeypatch.setenv("SHARDYARD_DATA_DIR", str(tmp_path))
     monkeypatch.setattr(flows, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr("shardyard.cli.watch.POLL_SECONDS", 0.01)
+    stub.on("GET", f"/v1/jobs/{JOB}/events", stream(END))
     monkeypatch.setattr(flows, "POLL_SECONDS", 0.01)
     yield stub
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def stream(*events: tuple[str, dict[str, Any]]) -> tuple[int, str]:
+    """An answer with server-sent events."""
+    lines = [f"event: {name}\nid: {number}\ndata: {json.dumps(data)}\n\n" for number, (name, data) in enumerate(events)]
+    return 200, "".join(lines)
+
+
+def state(status: dict[str, Any], version: int = 1) -> tuple[str, dict[str, Any]]:
+    told = {"job_id": JOB, "state": status["state"], "reason": status["reason"], "attempt": 1, "version": version}
+    return "state", told
+
+
+END = ("end", {"job_id": JOB, "state": "succeeded", "attempt": 1})
 
 
 def run(*args: str) -> int:
@@ -204,6 +218,8 @@ def test_watching_a_job_that_succeeds_exits_0_and_shows_the_result(
 ) -> None:
     service.on("POST", "/v1/jobs", (201, STATUS))
     service.on("GET", f"/v1/jobs/{JOB}", (200, STATUS), (503, {"code": "unavailable"}), (200, STATUS), (200, DONE))
+    away = (503, {"code": "unavailable", "detail": "Redis is away"})
+    service.on("GET", f"/v1/jobs/{JOB}/events", away, stream(state(STATUS)), away, stream(state(DONE, 2), END))
     assert run("submit", spec, "--watch") == 0
     out = capsys.readouterr().out
     assert "digits: running\n" in out
@@ -453,20 +469,19 @@ def test_a_bundle_that_the_service_does_not_take_ends_the_submit(
 def test_a_script_is_followed_line_by_line_to_its_end(
     service: Stub, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def page(*lines: tuple[int, str, str]) -> tuple[int, dict[str, Any]]:
-        found = [{"device": device, "stream": stream, "text": line} for device, stream, line in lines]
-        return 200, {"attempt": 1, "lines": found, "dropped": [], "next": "c", "ended": False}
+    def printed(device: int, seq: int, stream: str, text: str) -> tuple[str, dict[str, Any]]:
+        line = {"seq": seq, "at": "2026-01-02T03:04:05.000000Z", "stream": stream, "rank": 0, "step": None}
+        return "log", {"attempt": 1, "device": device, "lines": [line | {"text": text, "continued": False}]}
 
     advice = "the pool has no GPU; run it with --rehearse"
     service.on("POST", "/v1/jobs", (201, STATUS))
-    service.on("GET", f"/v1/jobs/{JOB}", (200, STATUS), (200, FAILED | {"error": FAILED["error"] | {"advice": advice}}))
+    failed = FAILED | {"error": FAILED["error"] | {"advice": advice}}
+    service.on("GET", f"/v1/jobs/{JOB}", (200, STATUS), (200, STATUS), (200, failed))
     service.on(
         "GET",
-        f"/v1/jobs/{JOB}/logs",
-        page((0, "stdout", "one"), (1, "shard", "step 0 rows 10")),
-        page(),
-        page((1, "stderr", "[red]two")),
-        page(),
+        f"/v1/jobs/{JOB}/events",
+        stream(printed(0, 1, "stdout", "one"), printed(1, 1, "shard", "step 0 rows 10"), state(STATUS)),
+        stream(printed(0, 1, "stdout", "one"), printed(1, 2, "stderr", "[red]two"), state(FAILED, 2), END),
     )
     finding = {"code": "no-work-done", "severity": "warning", "message": "nothing ran", "suggestion": ""}
     service.on("GET", f"/v1/jobs/{JOB}/splits", (200, REPORT | {"findings": [finding]}))
@@ -478,7 +493,7 @@ def test_a_script_is_followed_line_by_line_to_its_end(
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
     assert [line for line in lines if "| " in line] == ["0| one", "1| [red]two"]
-    assert lines.index("0| one") < lines.index("digits: running") < lines.index("1| [red]two")
+    assert lines.index("digits: running") < lines.index("0| one") < lines.index("1| [red]two")
     assert lines.count("rank 0: ValueError: boom") == 1
     assert "Traceback ..." not in lines  # it is among the lines of a real job
     assert advice in lines
