@@ -59,3 +59,17 @@ class Normed(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = self.head(nn.functional.dropout(self.norm(self.body(rows)), 0.3, self.training))
         return outputs
+
+
+class Wide(nn.Module):
+    """More than the first bucket of DistributedDataParallel takes, which is 1 MiB; made in another order than used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(700, 10)
+        self.middle = nn.Linear(400, 700)
+        self.first = nn.Linear(64, 400)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.last(self.middle(self.first(rows).relu()).relu())
+        return outputs

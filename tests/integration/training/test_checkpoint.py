@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from jobs.spec import JobSpec
 from jobs.telemetry import Outcome, Saved
+from tests.integration.training.parts import Normed
 from tests.integration.training.ranks import RankRun, Saving, run_ranks
 from tests.unit.training.runs import spec_of
 from tests.unit.training.saved_runs import seen, splits
@@ -60,14 +61,75 @@ def assert_same_as_never_killed(spec: JobSpec, directory: Path, dies_after: int)
         assert seen(records) == seen(never.records)
         assert splits(records) == splits(never.records)
     last = str(saved_steps(whole)[0][-1])
-    weights, expected = (
-        load_file(directory / which / last / "model.safetensors") for which in ("broken", "whole")
-    )
+    weights, expected = (load_file(directory / which / last / "model.safetensors") for which in ("broken", "whole"))
     assert list(weights) == list(expected)
     for name, tensor in expected.items():
         assert torch.equal(tensor, weights[name]), name
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 2), ("ddp", 3), ("ddp", 4), ("fsdp", 2), ("fsdp", 3)])
-def test_ranks_that_were_killed_end_as_ranks_that_were_not(strategy: str, ranks: int, tmp_path: Path) -> None:
-    assert_same_as_never_killed(spec_of(CNN, devices=ranks, strategy=strategy), tmp_path, dies_after=6)
+#: Two buckets of gradients, whose parts are added up in another order than they have in the model.
+WIDE: dict[str, Any] = {
+    **CNN,
+    "model": {"ref": "tests.integration.training.parts:Wide"},
+    "optimizer": {"ref": "sgd", "args": {"lr": 0.05, "momentum": 0.9}},
+    "epochs": 1,
+}
+ACCUMULATED: dict[str, Any] = {
+    **CNN,
+    "data": {**CNN["data"], "drop_last": True, "num_workers": 1},
+    "accumulate_steps": 4,
+    "clip_grad_norm": 0.5,
+    "epochs": 1,
+    "checkpoint": {"every_steps": 1},
+}
+
+CASES: dict[str, tuple[dict[str, Any], int, str, dict[str, Any], int]] = {
+    "ddp on 2": (CNN, 2, "ddp", {}, 6),
+    "ddp on 3": (CNN, 3, "ddp", {}, 6),
+    "ddp on 4": (CNN, 4, "ddp", {}, 6),
+    "ddp, killed after an epoch": (CNN, 3, "ddp", {}, 9),
+    "ddp in buckets": (WIDE, 3, "ddp", {}, 6),
+    "ddp, accumulated, saved after the first step": (ACCUMULATED, 3, "ddp", {}, 1),
+    "ddp in bfloat16": (CNN | {"precision": "bfloat16"}, 3, "ddp", {}, 6),
+    "ddp around a part, so that ranks drift apart": (CNN, 3, "ddp", {"module": "body"}, 6),
+    "fsdp on 2": (CNN, 2, "fsdp", {}, 6),
+    "fsdp on 3": (CNN, 3, "fsdp", {}, 6),
+    "fsdp, accumulated": (ACCUMULATED, 2, "fsdp", {}, 1),
+    "fsdp in bfloat16": (CNN | {"precision": "bfloat16", "optimizer": {"ref": "adamax"}}, 3, "fsdp", {}, 6),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_that_were_killed_end_as_ranks_that_were_not(name: str, tmp_path: Path) -> None:
+    program, ranks, strategy, parts, dies_after = CASES[name]
+    spec = spec_of(program, devices=ranks, strategy=strategy, **parts)
+    assert_same_as_never_killed(spec, tmp_path, dies_after)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_checkpoints_change_nothing_in_a_run_of_ranks(strategy: str, tmp_path: Path) -> None:
+    spec = spec_of({**CNN, "epochs": 1, "checkpoint": {"every_steps": 1}}, devices=3, strategy=strategy)
+    for saving, plain in zip(ended(run_ranks(spec, saving=Saving(tmp_path))), ended(run_ranks(spec)), strict=True):
+        assert seen(saving.records) == seen(plain.records)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_the_last_checkpoint_has_the_whole_model_as_people_have_it(strategy: str, tmp_path: Path) -> None:
+    spec = spec_of({**CNN, "epochs": 1, "checkpoint": {"every_steps": 1000}}, devices=2, strategy=strategy)
+    runs = ended(run_ranks(spec, saving=Saving(tmp_path)))
+    (saved,) = runs[0].of(Saved)
+    assert "model.safetensors" in {file.name for file in saved.files}
+    assert [len(one.of(Saved)[0].files) for one in runs] == ([2, 2] if strategy == "ddp" else [3, 2])
+    weights = load_file(tmp_path / str(saved.step) / "model.safetensors")
+    assert Normed().load_state_dict(weights, strict=True)
+
+
+def test_ranks_of_which_one_cannot_save_train_on_together(tmp_path: Path) -> None:
+    """In the place of one rank's file is a directory."""
+    spec = spec_of({**CNN, "epochs": 1}, devices=2, strategy="fsdp")
+    (tmp_path / "4" / "rank-0.pt").mkdir(parents=True)
+    (tmp_path / "8" / ".rank-1.pt.part").mkdir(parents=True)
+    runs = ended(run_ranks(spec, saving=Saving(tmp_path)))
+    assert [[saved.step for saved in one.of(Saved) if saved.error] for one in runs] == [[4], [8]]
+    assert [len(one.of(Saved)) for one in runs] == [4, 4]
+    assert "rank-0.pt" in runs[0].of(Saved)[0].error
