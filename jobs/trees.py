@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def remove(directory: Path) -> None:
-    """Remove a directory and all in it, however deep that is. No link is followed. It may be gone already.
+    """Remove a directory and all in it, however deep that is, and where directories are closed to their owner, whom we
+    are. No link is followed. It may be gone already.
 
     Raises:
         OSError: something of it stays.
@@ -15,6 +16,11 @@ def remove(directory: Path) -> None:
     with suppress(OSError, RecursionError):
         shutil.rmtree(directory)  # a call and an open file for each level, of which there may be too many
         return
-    done = subprocess.run(["rm", "-rf", "--", directory], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    _run("chmod", "-R", "u+rwX", "--", directory)
+    done = _run("rm", "-rf", "--", directory)
     if done.returncode:
         raise OSError(f"{directory} cannot be removed: {done.stderr[-1000:].strip()}")
+
+
+def _run(*command: str | Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)

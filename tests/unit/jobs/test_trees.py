@@ -1,6 +1,7 @@
 """Directories as a program may leave them."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,37 @@ def test_what_a_link_names_stays(tmp_path: Path) -> None:
     (tmp_path / "top" / "link").symlink_to(tmp_path / "kept")
     trees.remove(tmp_path / "top")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_directories_that_are_closed_to_their_owner_are_removed() -> None:
+    place = Path(tempfile.mkdtemp())
+    place.chmod(0o777)
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(_fork_as_nobody(place), 0)[1]) == 0
+        assert [path.name for path in place.iterdir()] == ["kept"]
+        assert (place / "kept").stat().st_mode & 0o777 == 0o500
+    finally:
+        trees.remove(place)
+
+
+def _fork_as_nobody(place: Path) -> int:
+    """Close directories and remove them, as somebody to whom they can be closed, which root is not."""
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setresuid(65_534, 65_534, 65_534)
+            (place / "kept").mkdir()
+            (place / "top" / "inner").mkdir(parents=True)
+            (place / "top" / "inner" / "file").touch()
+            (place / "top" / "link").symlink_to(place / "kept")
+            for path in ("top/inner", "top", "kept"):
+                (place / path).chmod(0o500)
+            trees.remove(place / "top")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return child
 
 
 def test_a_directory_that_is_gone_is_no_error(tmp_path: Path) -> None:
