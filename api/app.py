@@ -37,7 +37,7 @@ from api.waiting import Changes
 from jobs import bundle_keeper
 from jobs import retention as retention_of_jobs
 from jobs import storage as storage_proof
-from jobs.errors import Unavailable
+from jobs.errors import FormatMismatch, Unavailable
 from jobs.redis_store import AsyncRedisStore, RedisStore
 from jobs.scheduler import Scheduler
 from jobs.settings import Settings
@@ -168,7 +168,7 @@ async def prove_storage(prove: Callable[[], None], end: Callable[[], None], seco
             return True
         except Unavailable:
             await asyncio.sleep(seconds)
-        except (StorageMismatch, OSError) as error:
+        except (StorageMismatch, FormatMismatch, OSError) as error:
             log.critical("storage_refused", error=str(error))
             end()
             return False

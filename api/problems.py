@@ -73,6 +73,7 @@ TABLE: dict[str, tuple[int, str]] = {
     "bundle_quota": (409, "No room for the bundle"),
     "unreadable_spec": (409, "The job was stored by another version"),
     "storage_mismatch": (503, "The storage directory is another one"),
+    "format_mismatch": (503, "The control Redis is that of another version"),
     "unavailable": (503, "Temporarily unavailable"),
     "internal_error": (500, "Internal error"),
 }

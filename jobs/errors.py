@@ -21,6 +21,7 @@
     │   ├── BundleQuota           a tenant's bundles have no more room
     │   └── NodeInUse             forgetting a node that is alive or holds a lease
     ├── UnreadableSpec            a stored spec of another version of the service
+    ├── FormatMismatch            the keys in Redis are those of another version; no request meets it
     └── Unavailable               Redis does not answer; the request may be repeated
 
 Each class has a stable `code`. HTTP statuses live in one table of `api.problems`, not here.
@@ -125,6 +126,10 @@ class NodeInUse(Conflict):
 
 class UnreadableSpec(ShardyardError):
     code = "unreadable_spec"
+
+
+class FormatMismatch(ShardyardError):
+    code = "format_mismatch"
 
 
 class Unavailable(ShardyardError):

@@ -9,6 +9,7 @@
 Who makes each step is listed in `docs/architecture.md`.
 """
 
+import re
 from enum import StrEnum
 
 
@@ -58,6 +59,15 @@ class Reason(StrEnum):
     SUPERVISOR_LOST = "supervisor_lost"
     LEASE_EXPIRED = "lease_expired"
     NODE_LOST = "node_lost"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Reason | None":
+        """A reason that a later version of the service has given is kept as it is, and shown."""
+        if not isinstance(value, str) or not re.fullmatch(r"[a-z][a-z_]{0,63}", value):
+            return None
+        later = str.__new__(cls, value)
+        later._name_, later._value_ = value.upper(), value
+        return later
 
 
 #: The state that each reason belongs to. Total: a test walks the enum.

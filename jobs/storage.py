@@ -28,6 +28,7 @@ def prove(control: RedisStore, storage: Path) -> None:
 
     Raises:
         StorageMismatch: it is another directory, or another user's.
+        FormatMismatch: the control Redis is that of another version of the service.
         Unavailable: the control Redis does not answer.
         OSError: the directory cannot be made or written.
     """

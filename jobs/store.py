@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from jobs.errors import (
     BundleQuota,
     FieldError,
+    FormatMismatch,
     IdempotencyConflict,
     JobFinished,
     JobNotFinished,
@@ -36,6 +37,9 @@ from jobs.wire import attempt_ref, bundle_ref, job_ref
 
 T = TypeVar("T")
 
+#: Of the keys as a whole. It changes when a version of the service could not work beside the one before it; what is
+#: added, keys and fields of hashes, changes nothing here: whoever does not know it leaves it alone.
+FORMAT = "1"
 IDEMPOTENCY_SECONDS = 7 * 86_400
 #: How long it is remembered that a job was archived just now: longer than a call is repeated whose reply was lost.
 ARCHIVED_SECONDS = 120
@@ -767,8 +771,22 @@ def beats() -> Call[Beats]:
 
 
 def storage_nonce(proposed: str) -> Call[str]:
-    """The nonce of the service's storage directory; `proposed` becomes it when there is none yet."""
-    return Call("storage", (proposed,), lambda reply: reply.decode())
+    """The nonce of the service's storage directory; `proposed` becomes it when there is none yet.
+
+    Raises (on execution):
+        FormatMismatch: another version of the service keeps its keys in another way there.
+    """
+
+    def parse(reply: Sequence[bytes]) -> str:
+        nonce, found = (part.decode() for part in reply)
+        if found != FORMAT:
+            raise FormatMismatch(
+                f"the control Redis has keys of format {found}, and this version of the service knows {FORMAT}; "
+                "install the version that the rest of the service has"
+            )
+        return nonce
+
+    return Call("storage", (proposed, FORMAT), parse)
 
 
 def lead(candidate: str, ttl_seconds: float) -> Call[bool]:
@@ -799,7 +817,9 @@ def fleet() -> Call[Fleet]:
 
 
 def pack_spec(spec: JobSpec) -> bytes:
-    return zstandard.compress(spec.model_dump_json().encode())
+    """What is not set is left out, so that a worker of an earlier version reads every spec but those that ask for what
+    it has not."""
+    return zstandard.compress(spec.model_dump_json(exclude_none=True).encode())
 
 
 def unpack_spec(data: bytes) -> JobSpec:

@@ -19,7 +19,7 @@ import structlog
 
 from jobs import storage, store
 from jobs.courier import Courier
-from jobs.errors import NotFound, Unavailable, UnreadableSpec
+from jobs.errors import FormatMismatch, NotFound, Unavailable, UnreadableSpec
 from jobs.record import DeviceRecord, NodeInfo
 from jobs.redis_store import RedisStore
 from jobs.scheduler import RESEND_SECONDS, Scheduler, backoff_seconds
@@ -171,7 +171,7 @@ class Agent:
                 self._look_after_forkserver()
             except Unavailable as error:
                 log.warning("control_redis_unavailable", error=str(error))
-            except (NodeTaken, storage.StorageMismatch) as error:
+            except (NodeTaken, FormatMismatch, storage.StorageMismatch) as error:
                 # Another worker has taken the node, or our files would be where nobody looks: this one must not go on.
                 log.error("node_refused", why=str(error))
                 os._exit(2)

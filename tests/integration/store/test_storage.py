@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from jobs import store
+from jobs.errors import FormatMismatch
 from jobs.redis_store import RedisStore
 from jobs.storage import NONCE_FILE, StorageMismatch, prove
 from tests.integration.redis_server import running_redis
@@ -31,6 +33,19 @@ def test_another_directory_is_refused(tmp_path: Path, marked: bool) -> None:
             (other / NONCE_FILE).write_text("of another service")
         with pytest.raises(StorageMismatch, match="SHARDYARD_STORAGE"):
             prove(control, other)
+        control.close()
+
+
+def test_keys_of_a_format_that_is_not_known_here_are_left_alone(tmp_path: Path) -> None:
+    with running_redis(tmp_path / "r") as url:
+        control = RedisStore.from_url(url)
+        prove(control, tmp_path / "storage")
+        assert control.client.get("sy:format") == store.FORMAT.encode()
+        control.client.set("sy:format", "2")
+        before = control.client.dbsize()
+        with pytest.raises(FormatMismatch, match="keys of format 2, and this version of the service knows 1"):
+            prove(control, tmp_path / "storage")
+        assert control.client.dbsize() == before
         control.close()
 
 

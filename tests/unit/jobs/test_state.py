@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from jobs import state
 from jobs.state import CAUSE_OF, STATE_OF, TERMINAL, TRANSITIONS, Cause, Reason, State
 
@@ -51,3 +53,11 @@ def test_the_diagram_draws_every_state_and_every_arrow() -> None:
 def test_no_arrow_leaves_a_terminal_state_and_every_other_state_can_reach_one() -> None:
     assert set(TRANSITIONS) == set(State) - TERMINAL
     assert all(afters & TERMINAL for afters in TRANSITIONS.values())
+
+
+def test_a_reason_of_a_later_version_is_kept_as_it_is() -> None:
+    later = Reason("struck_by_lightning")
+    assert (str(later), later, later.value) == ("struck_by_lightning", "struck_by_lightning", "struck_by_lightning")
+    assert later not in set(Reason)
+    with pytest.raises(ValueError, match="is not a valid Reason"):
+        Reason("no reason at all")
