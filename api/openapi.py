@@ -103,6 +103,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         takes=_ZIP,
     ),
     ("get", "/v1/bundles/{bundle}"): Operation("Show a bundle's files", {200: schemas.BundleContents}),
+    ("get", "/v1/events"): Operation("Follow all jobs", {200: Stream}, refuses=("too_many_streams",)),
     ("get", "/v1/pools"): Operation("List pools", {200: schemas.PoolList}),
     ("get", "/v1/nodes"): Operation("List nodes", {200: schemas.NodeList}),
     ("post", "/v1/nodes/{node}/drain"): Operation("Give a node no new work", {200: schemas.NodeView}),
