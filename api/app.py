@@ -18,6 +18,7 @@ from api.connections import connect
 from api.courier import CeleryCourier
 from api.deps import Services, authenticate
 from api.events_feed import Feeds
+from api.events_service import ServiceFeed
 from api.fleet import FleetCache
 from api.limits import MIN_UPLOAD_BYTES_PER_SECOND, Bodies, BodyLimits, Limits, allowed_hosts
 from api.monitoring import CountRequests, Monitoring
@@ -143,7 +144,7 @@ def _services(
     return Services(
         jobs=Jobs(control, records, telemetry, fleet, changes, storage, bundles),
         results=Results(records, telemetry, storage),
-        events=Events(records, Feeds(records, telemetry, storage, changes), Slots()),
+        events=Events(records, Feeds(records, telemetry, storage, changes), ServiceFeed(control, fleet), Slots()),
         bundles=bundles,
         fleet=Fleet(control, fleet),
         tokens=Tokens(control, authenticator),

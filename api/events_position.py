@@ -1,14 +1,25 @@
 """Where a reader of a stream is: the ids of events. They carry positions, never rights, so they need no signature."""
 
 import zlib
+from dataclasses import dataclass
 
 import msgspec
 
 from api import cursors
 from jobs.errors import MalformedCursor
+from jobs.events import EventName
 
 #: Numbers of devices and lines that an id may name.
 MAX_DEVICES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event on its way to one reader; `id` is the position behind it."""
+
+    name: EventName
+    data: str
+    id: str
 
 
 class Position(msgspec.Struct, array_like=True):

@@ -8,8 +8,9 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from api.deps import Caller, EventsService, JobId, authenticate
+from api.events_position import Event
 from api.server import watch_client
-from api.services.events import Event, parse_wanted
+from api.services.events import parse_wanted
 
 router = APIRouter(tags=["events"])
 
@@ -46,12 +47,37 @@ async def _job_stream(
         yield events
 
 
+async def _service_stream(
+    request: Request,
+    who: Caller,
+    service: EventsService,
+    last_id: LastEventIdInQuery = "",
+    last_id_header: LastEventId = "",
+) -> AsyncIterator[AsyncIterator[Event]]:
+    async with service.follow_all(who, last_id_header or last_id, partial(authenticate, request)) as events:
+        yield events
+
+
 @router.get("/v1/jobs/{job}/events", response_class=EventSourceResponse, dependencies=[Depends(_stream)])
 async def job_events(
     events: Annotated[AsyncIterator[Event], Depends(_job_stream)],
 ) -> AsyncIterator[ServerSentEvent]:
     """What happens to a job, as it happens; docs/api.md has the events. After the last one the stream ends, and who
     comes again with its id is answered 204."""
+    async for event in _sent(events):
+        yield event
+
+
+@router.get("/v1/events", response_class=EventSourceResponse, dependencies=[Depends(_stream)])
+async def service_events(
+    events: Annotated[AsyncIterator[Event], Depends(_service_stream)],
+) -> AsyncIterator[ServerSentEvent]:
+    """Jobs of your tenant as they change, and word that nodes did."""
+    async for event in _sent(events):
+        yield event
+
+
+async def _sent(events: AsyncIterator[Event]) -> AsyncIterator[ServerSentEvent]:
     retry: int | None = RETRY_MS
     async for event in events:
         yield ServerSentEvent(raw_data=event.data, event=event.name, id=event.id, retry=retry)

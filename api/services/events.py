@@ -11,7 +11,8 @@ from api.auth import Principal
 from api.cursors import LogCursor
 from api.events_batches import Part
 from api.events_feed import POINTS, Feed, Feeds, Snapshot
-from api.events_position import Position, checksum
+from api.events_position import Event, Position, checksum
+from api.events_service import ServiceFeed, ServiceReader
 from api.problems import NothingMore
 from api.records import Records
 from jobs import events
@@ -36,13 +37,6 @@ class TooManyStreams(ShardyardError):
     """The token has as many streams open as it may have."""
 
     code = "too_many_streams"
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    name: EventName
-    data: str
-    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +101,9 @@ class Slots:
 class Events:
     """All streams of this process."""
 
-    def __init__(self, records: Records, feeds: Feeds, slots: Slots) -> None:
+    def __init__(self, records: Records, feeds: Feeds, service: ServiceFeed, slots: Slots) -> None:
         self.slots = slots
+        self._service = service
         self._records = records
         self._feeds = feeds
         self._closed = False
@@ -117,6 +112,7 @@ class Events:
         """End all streams, and open no others: the process is about to end."""
         self._closed = True
         self._feeds.close()
+        self._service.close()
 
     @asynccontextmanager
     async def follow(
@@ -130,9 +126,7 @@ class Events:
             NothingMore: `last_id` is that of the last event of a job that has ended.
             Unavailable, TooManyStreams: no stream is free.
         """
-        with self.slots.hold(who.token):
-            if self._closed:
-                raise Unavailable("this process is about to end; try again")
+        with self._slot(who):
             record = (await self._records.view(who.tenant, job)).record
             beyond = [device for device in wanted.devices if device >= record.devices]
             if beyond:
@@ -143,6 +137,25 @@ class Events:
             with self._feeds.join(who.tenant, job) as feed, _counted(feed, wanted.of(record.devices)) as devices:
                 reader = Reader(feed, devices, wanted.tail, position, known=not last_id or position is not None)
                 yield _told(reader, check)
+
+    @asynccontextmanager
+    async def follow_all(
+        self, who: Principal, last_id: str, check: Callable[[], Awaitable[None]]
+    ) -> AsyncIterator[AsyncIterator[Event]]:
+        """Changes of all jobs of the caller's tenant, and of the nodes; as `follow`.
+
+        Raises:
+            Unavailable, TooManyStreams: no stream is free.
+        """
+        with self._slot(who), self._service.join(who.tenant):
+            yield _told(ServiceReader(self._service, who.tenant, last_id), check)
+
+    @contextmanager
+    def _slot(self, who: Principal) -> Iterator[None]:
+        with self.slots.hold(who.token):
+            if self._closed:
+                raise Unavailable("this process is about to end; try again")
+            yield
 
 
 @contextmanager
@@ -160,7 +173,7 @@ def _counted(feed: Feed, devices: frozenset[int]) -> Iterator[frozenset[int]]:
                 del counts[device]
 
 
-async def _told(reader: "Reader", check: Callable[[], Awaitable[None]]) -> AsyncIterator[Event]:
+async def _told(reader: "Reader | ServiceReader", check: Callable[[], Awaitable[None]]) -> AsyncIterator[Event]:
     """What the reader is to be told, as it comes. Ends after the last event, when the token is no longer good, and when
     the process is about to end."""
     loop = asyncio.get_running_loop()

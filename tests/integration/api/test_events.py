@@ -125,3 +125,21 @@ def test_a_finished_job_is_told_whole_and_who_comes_again_is_told_that_there_is_
         assert again.status == 204
     with place.follow(job, "?logs=0", events[-2].id) as almost:
         assert [event.name for event in almost.to_end()] == ["end"]
+
+
+def test_jobs_of_the_whole_service_are_followed(place: Place) -> None:
+    with Reader(place.port, "/v1/events") as reader:
+        assert reader.until(lambda r: r.named("fleet"))[0]["etag"]
+        job = place.submit(name="seen")
+        reader.until(lambda r: [job for job in r.named("job") if job["state"] == "starting"])
+        place.attempt(job).end()
+        last = reader.until(lambda r: [seen for seen in r.named("job") if seen["state"] == "succeeded"])[0]
+        listed = place.client.get("/v1/jobs").json()["jobs"][0]
+        assert last == listed
+        cut = next(event.id for event in reader.events if event.name == "job")
+    place.client.delete(f"/v1/jobs/{job}")
+    with Reader(place.port, "/v1/events", cut) as again:
+        again.until(lambda r: r.named("gone") == [{"job_id": job}])
+        assert not again.named("resync")
+    with Reader(place.port, "/v1/events", "1-1.0") as lost:
+        assert lost.until(lambda r: r.named("resync"))[0]["reason"] == "unknown_id"
