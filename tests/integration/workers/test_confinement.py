@@ -242,6 +242,41 @@ def test_what_a_job_has_left_belongs_to_the_service(confined: Service) -> None:
     assert stat.S_IMODE(files.stat().st_mode) == 0o700
 
 
+#: Saves, dies, and says what it can do with what it finds when it is started again.
+RESUMES = """
+import os, signal
+from pathlib import Path
+from shardyard import job
+
+place = job.resume_dir()
+if place is None:
+    Path("state.txt").write_text("as saved")
+    job.checkpoint("state.txt")
+    os.kill(os.getpid(), signal.SIGKILL)
+got = []
+for name, attempt in {
+    "change": lambda: (place / "state.txt").write_text("other"),
+    "mode": lambda: (place / "state.txt").chmod(0o777),
+    "remove": lambda: (place / "state.txt").unlink(),
+    "add": lambda: (place / "more.txt").write_text("more"),
+    "the attempt before": lambda: os.listdir(str(job.output_dir()).replace("/2/", "/1/")),
+}.items():
+    try:
+        attempt()
+        got.append(name)
+    except PermissionError:
+        pass
+print((place / "state.txt").read_text(), got)
+"""
+
+
+def test_a_script_that_is_started_again_can_read_its_checkpoint_and_no_more(confined: Service) -> None:
+    job = confined.run_script({"train.py": RESUMES}, limits={"max_retries": 1})
+    record = confined.ended(job)
+    assert record.state is State.SUCCEEDED, (record, confined.text(job, stream="stderr", number=2))
+    assert confined.text(job, number=2) == "as saved []"
+
+
 @pytest.mark.parametrize(("strategy", "devices"), [("dp", 2), ("ddp", 2)])
 def test_recipes_run_under_it_too(confined: Service, strategy: str, devices: int) -> None:
     job = confined.submit(strategy, devices)
