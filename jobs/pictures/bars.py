@@ -14,24 +14,26 @@ from jobs.report import Report
 
 #: Bars of one picture; of more devices, those with the longest.
 MAX_BARS = 64
+_TYPICAL = "each part by its p50, so that slow first steps do not count"
 _BAR = 22.0
 _STEP = 28.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`parts`: what it is made of, with its amount. `marks`: words behind its name, each with how it is drawn. `whole`:
-    how long it could be (memory of the device). `missing`: what to say where nothing was measured."""
+    """`parts`: what it is made of, how much of it, and more for the pointer. `marks`: words behind its name, each with
+    how it is drawn. `whole`: how long it could be (memory of the device). `missing`: what to say where nothing was
+    measured."""
 
     name: str
-    parts: tuple[tuple[Part, float], ...]
+    parts: tuple[tuple[Part, float, str], ...]
     marks: tuple[tuple[str, str], ...] = ()
     whole: float | None = None
     missing: str = ""
 
     @property
     def total(self) -> float:
-        return sum(amount for _, amount in self.parts)
+        return sum(amount for _, amount, _ in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,31 +49,33 @@ class Chart:
 
 
 def primitives(report: Report) -> Chart:
-    """Time in each of DataParallel's four steps, over all measured batches: one bar."""
+    """Time in each of DataParallel's four steps of a typical batch: one bar."""
     found = report.primitives
-    title = "DataParallel's primitives, in all measured steps"
+    title = "DataParallel's primitives in a typical step"
     if found is None:
         return Chart(title, (), PRIMITIVES, _milliseconds, (_why(report, "primitives"),))
-    amounts = tuple((part, _total(getattr(found, part.field)) or 0.0) for part in PRIMITIVES)
-    typical = ", ".join(f"{part.name} {measured(getattr(found, part.field).p50)}" for part in PRIMITIVES)
-    return Chart(title, (Bar("", amounts),), PRIMITIVES, _milliseconds, (f"p50 of one step in ms: {typical}",))
+    amounts = tuple(_typical(part, getattr(found, part.field)) for part in PRIMITIVES)
+    return Chart(title, (Bar("", amounts),), PRIMITIVES, _milliseconds, (_TYPICAL,))
 
 
 def times(report: Report, output_device: int | None = None) -> Chart:
-    """Time of each device over all measured steps, by what it went into."""
+    """Time of each device in a typical step, by what it went into.
+
+    Totals would not do: a part that was measured in some steps only would look smaller than it is.
+    """
     known = [part for part in TIMES if any(getattr(one, part.field) is not None for one in report.per_device)]
     bars = []
     for one in report.per_device:
-        parts = tuple((part, value) for part in known if (value := _total(getattr(one, part.field))) is not None)
+        parts = tuple(_typical(part, timing) for part in known if (timing := getattr(one, part.field)) is not None)
         bars.append(Bar(f"device {one.device}", parts, _marks(report, one.device, output_device), missing=NOT_MEASURED))
-    remarks = []
+    remarks = [_TYPICAL] if known else []
     for part in TIMES:
         note = report.notes.get(f"per_device.{part.field}")
         if part not in known:
             remarks.append(f"{part.name} is not drawn: {note or NOT_MEASURED}")
         elif note is not None:
             remarks.append(f"{part.name}: {note}")
-    title = "Time of each device, in all measured steps"
+    title = "Time of each device in a typical step"
     return Chart(title, tuple(bars) if known else (), tuple(known), _milliseconds, tuple(remarks))
 
 
@@ -83,7 +87,7 @@ def memory(report: Report, output_device: int | None = None) -> Chart:
     bars = []
     for device, one in zip(report.devices, report.per_device, strict=True):
         peak = one.memory_peak_bytes
-        parts = ((MEMORY, float(peak)),) if peak is not None else ()
+        parts = ((MEMORY, float(peak), ""),) if peak is not None else ()
         whole = float(device.memory_total_bytes) if device.memory_total_bytes else None
         marks = _marks(report, one.device, output_device)
         bars.append(Bar(f"device {one.device}", parts, marks, whole, NOT_MEASURED))
@@ -112,8 +116,9 @@ def _why(report: Report, field: str) -> str:
     return f"{NOT_MEASURED}: {report.notes.get(field, 'the report does not say why')}"
 
 
-def _total(timing: Timing | None) -> float | None:
-    return None if timing is None else timing.total
+def _typical(part: Part, timing: Timing) -> tuple[Part, float, str]:
+    more = f"p95 {_milliseconds(timing.p95)}, {_milliseconds(timing.total)} in all measured steps"
+    return part, timing.p50, more
 
 
 def _milliseconds(value: float) -> str:
@@ -176,9 +181,9 @@ def _bar(bar: Bar, chart: Chart, y: float, label: float, room: float, top: float
     if bar.whole is not None:
         parts.append(element("rect", class_="track", x=label, y=y, width=room * bar.whole / top, height=_BAR, rx=3))
     x = label
-    for part, amount in bar.parts:
+    for part, amount, more in bar.parts:
         wide = room * amount / top if top else 0.0
-        parts.append(_segment(part, amount, bar, chart, x, y, wide, frame))
+        parts.append(_segment(part, amount, more, bar, chart, x, y, wide, frame))
         x += wide
     after = label + room * max(bar.total, bar.whole or 0.0) / top if top else label
     words = chart.show(bar.total)
@@ -189,10 +194,11 @@ def _bar(bar: Bar, chart: Chart, y: float, label: float, room: float, top: float
 
 
 def _segment(
-    part: Part, amount: float, bar: Bar, chart: Chart, x: float, y: float, wide: float, frame: Frame
+    part: Part, amount: float, more: str, bar: Bar, chart: Chart, x: float, y: float, wide: float, frame: Frame
 ) -> Markup:
     share = f"{100 * amount / bar.total:.0f}%" if bar.total else "0%"
-    tip = f"{f'{bar.name}: ' if bar.name else ''}{part.name} {chart.show(amount)}, {share}"
+    said = (bar.name, f"{part.name} {chart.show(amount)}", share, more)
+    tip = ", ".join(words for words in said if words)
     inside = [element("title", text(tip))] if not frame.narrow else []
     inside.append(element("rect", x=x, y=y, width=max(0.0, wide - 1), height=_BAR))
     for words in (f"{part.name} {share}", share):
@@ -217,7 +223,7 @@ def _legend(chart: Chart, y: float, room: float) -> tuple[Markup, float]:
 def _sentences(chart: Chart) -> Iterator[str]:
     for bar in chart.bars[:8]:
         if bar.parts:
-            amounts = ", ".join(f"{part.name} {chart.show(amount)}" for part, amount in bar.parts)
+            amounts = ", ".join(f"{part.name} {chart.show(amount)}" for part, amount, _ in bar.parts)
             yield f"{bar.name}: {amounts}." if bar.name else f"{amounts}."
         else:
             yield f"{bar.name}: {bar.missing}."

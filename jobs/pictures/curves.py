@@ -31,7 +31,7 @@ class Curve:
 def charts(curves: Sequence[Curve]) -> tuple[list[list[Curve]], str]:
     """Curves of one name together, at most `MAX_CHARTS` of at most `MAX_CURVES`; and what is left out, in words."""
     by_name: dict[str, list[Curve]] = {}
-    for curve in curves:
+    for curve in sorted(curves, key=lambda one: one.name != "loss"):  # what most look for first
         if any(_known(curve)):
             by_name.setdefault(curve.name, []).append(curve)
     shown = [sorted(same, key=lambda one: one.device)[:MAX_CURVES] for same in list(by_name.values())[:MAX_CHARTS]]
@@ -63,7 +63,8 @@ def draw(curves: Sequence[Curve], frame: Frame) -> Markup:
         dash = "5 3" if place >= len(TIMES) else None
         tip = element("title", text(f"{curve.name}, {_who(curve)}"))
         kind = part_class(TIMES[(place + 1) % len(TIMES)])
-        parts.append(element("path", tip, class_=f"curve {kind}", d=drawn, stroke_dasharray=dash))
+        dot = " dot" if len(list(_known(curve))) == 1 else ""
+        parts.append(element("path", tip, class_=f"curve {kind}{dot}", d=drawn, stroke_dasharray=dash))
     parts += _keys(curves, right)
     return document(parts, _WIDE, _HIGH, curves[0].name, " ".join(_sentences(curves)), frame)
 
@@ -74,8 +75,9 @@ def _keys(curves: Sequence[Curve], right: float) -> Iterator[Markup]:
         return
     x = right
     for place, curve in reversed(list(enumerate(curves))):
-        x -= width(str(curve.device), 10.5)
-        yield label_text(str(curve.device), x, 13, "muted small")
+        name = "job" if curve.device < 0 else str(curve.device)
+        x -= width(name, 10.5)
+        yield label_text(name, x, 13, "muted small")
         x -= 18
         kind, dash = part_class(TIMES[(place + 1) % len(TIMES)]), "5 3" if place >= len(TIMES) else None
         yield element("path", class_=f"curve {kind}", d=f"M{x:.1f} 9h14", stroke_dasharray=dash)

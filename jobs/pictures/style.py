@@ -15,7 +15,7 @@ _FIXED = f""".sy text{{font-family:{FONT};font-size:12px}}
 .sy .name{{font-size:17px;font-weight:600}}.sy .strong{{font-weight:600}}.sy .small{{font-size:10.5px}}
 .sy .slow-line,.sy .unknown rect{{fill:none}}.sy .slow-line{{stroke-width:2.5}}
 .sy .unknown rect{{stroke-dasharray:2 3}}
-.sy .curve{{fill:none;stroke-width:1.75;stroke-linejoin:round}}"""
+.sy .curve{{fill:none;stroke-width:1.75;stroke-linejoin:round;stroke-linecap:round}}.sy .dot{{stroke-width:6}}"""
 
 
 @cache

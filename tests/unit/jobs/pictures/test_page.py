@@ -14,7 +14,7 @@ from jobs.pictures.curves import MAX_CHARTS, MAX_CURVES, Curve
 from jobs.pictures.page import POLICY, About, page
 from jobs.pictures.svg import Frame
 from jobs.report import Report
-from tests.unit.jobs.pictures.reading import changed, example, many, on_gpus, words
+from tests.unit.jobs.pictures.reading import SVG, changed, example, many, on_gpus, words
 
 ABOUT = About(
     name="ten for eight",
@@ -65,6 +65,16 @@ def read(document: str) -> Balanced:
 
 def text_of(document: str) -> str:
     return "".join(read(document).seen)
+
+
+def segments(drawn: str) -> list[tuple[str, ET.Element]]:
+    """What the pointer finds, and the rectangle there."""
+    groups = ET.fromstring(drawn).iter(f"{SVG}g")
+    return [
+        (tip.text or "", rect)
+        for group in groups
+        if (tip := group.find(f"{SVG}title")) is not None and (rect := group.find(f"{SVG}rect")) is not None
+    ]
 
 
 @pytest.mark.parametrize(
@@ -128,13 +138,18 @@ def test_times_of_ranks_are_stacked_and_say_what_they_include() -> None:
 
 def test_primitives_are_one_bar_of_four_parts() -> None:
     chart = bars.primitives(example("three-of-thirty"))
-    assert [part.name for part, _ in chart.bars[0].parts] == ["replicate", "scatter", "parallel_apply", "gather"]
+    assert [part.name for part, *_ in chart.bars[0].parts] == ["replicate", "scatter", "parallel_apply", "gather"]
     assert bars.primitives(example("two-ranks")).remarks == ('not measured: only strategy "dp" gathers on one device',)
 
 
-def test_segments_of_a_bar_add_up_to_its_length() -> None:
+def test_parts_are_as_long_as_a_typical_step_is_and_the_pointer_has_the_rest() -> None:
+    """Totals would make what was measured in some steps only too short."""
     drawn = bars.draw(bars.times(example("straggler-on-rank-1")), Frame(heading=False))
     assert {"slow", "device 1"} <= set(words(drawn))
+    wide = {tip.split(",")[1]: float(rect.get("width", "")) for tip, rect in segments(drawn) if "device 1," in tip}
+    assert wide[" data wait 50.3 ms"] / wide[" communication 4.90 ms"] == pytest.approx(50.27 / 4.90, rel=0.02)
+    (waited,) = (tip for tip, _ in segments(drawn) if tip.startswith("device 1, data wait"))
+    assert waited == "device 1, data wait 50.3 ms, 89%, p95 52.9 ms, 1,214 ms in all measured steps"
 
 
 def test_a_curve_leaves_a_gap_where_a_value_is_no_number() -> None:
