@@ -314,13 +314,39 @@ export async function whoAmI(): Promise<void> {
 
 export const ENDED: ReadonlySet<State> = new Set(["succeeded", "failed", "cancelled"]);
 
-/** A stream of events that comes back by itself after a cut, where it was. `handlers` take the JSON of each event. */
-export function follow(path: string, handlers: Record<string, (data: any) => void>, onLive?: (live: boolean) => void) {
-  const source = new EventSource(path);
-  source.onopen = () => onLive?.(true);
-  source.onerror = () => onLive?.(false);
-  for (const [name, handle] of Object.entries(handlers)) {
-    source.addEventListener(name, (event) => handle(JSON.parse((event as MessageEvent<string>).data)));
-  }
-  return () => source.close();
+/** How long after an answer that was no stream (a restart, a proxy) it is asked for again. */
+const AGAIN_MS = 3000;
+
+/** A stream of events that comes back by itself after a cut, where it was, until it is left or has ended.
+ * `handlers` take the JSON of each event. */
+export function follow(
+  path: string,
+  handlers: Record<string, (data: any) => void>,
+  onLive?: (live: boolean) => void,
+): () => void {
+  let source: EventSource;
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  let over = false;
+  const open = () => {
+    source = new EventSource(path);
+    source.onopen = () => onLive?.(true);
+    source.onerror = () => {
+      if (over) return;
+      onLive?.(false);
+      if (source.readyState === EventSource.CLOSED) timer = setTimeout(open, AGAIN_MS);
+    };
+    for (const [name, handle] of Object.entries<(data: any) => void>({ end: () => {}, ...handlers })) {
+      source.addEventListener(name, (event) => {
+        if (name === "end") leave();
+        handle(JSON.parse((event as MessageEvent<string>).data || "null"));
+      });
+    }
+  };
+  const leave = () => {
+    over = true;
+    clearTimeout(timer);
+    source.close();
+  };
+  open();
+  return leave;
 }

@@ -10,6 +10,8 @@ const PAGE = 50;
 /** Running jobs of the list whose progress is looked at. */
 const WATCHED = 12;
 const LOOK_MS = 2000;
+/** How often the list is asked for while no stream tells of changes. */
+const UNLIVE_MS = 4000;
 const STATES = ["queued", "starting", "running", "succeeded", "failed", "cancelled"];
 const FILTERS = ["state", "pool", "label", "name", "archived"];
 
@@ -63,6 +65,11 @@ export function JobsPage() {
       setLive,
     );
   }, [key]);
+  useEffect(() => {
+    if (live || !jobs) return;
+    const timer = setInterval(() => next === null && jobs.length <= PAGE && void load(null), UNLIVE_MS);
+    return () => clearInterval(timer);
+  }, [live, jobs?.length, next]);
   useEffect(() => {
     if (fresh && window.scrollY < 40) void load(null);
   }, [fresh]);

@@ -1,0 +1,106 @@
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from api.routes import dashboard
+from shardyard.client import Client
+from tests.acceptance.harness import Up
+
+DEVICES = 8
+EXAMPLES = Path(__file__).parents[2] / "examples" / "jobs"
+#: What a page may take to show what it should; nothing waits this long when all is well.
+PATIENCE_MS = 20_000
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    program = shutil.which("chromium")
+    built = dashboard._built() is not None
+    if program is None or not built:
+        why = "there is no chromium here" if program is None else "the dashboard is not built: make web"
+        if os.environ.get("CI"):
+            pytest.fail(why)
+        pytest.skip(why)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    up = Up(tmp_path_factory.mktemp("browser"), "--devices", f"cpu:{DEVICES}")
+    up.start()
+    yield up
+    up.close()
+
+
+@pytest.fixture
+def client(service: Up) -> Client:
+    assert service.client is not None
+    return service.client
+
+
+class Pages:
+    """A browser window, and what went wrong in it."""
+
+    def __init__(self, page: Page, url: str, token: str) -> None:
+        self.page, self.url, self.token = page, url, token
+        self.wrong: list[str] = []
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        page.on("console", lambda message: self._heard(message.type, message.text))
+        page.on("request", lambda request: self._asked(request.url))
+
+    def _heard(self, kind: str, text: str) -> None:
+        if "Content Security Policy" in text or (kind == "error" and "Failed to load resource" not in text):
+            self.wrong.append(f"{kind}: {text}")
+
+    def _asked(self, url: str) -> None:
+        if not url.startswith((self.url, "data:", "blob:")):
+            self.wrong.append(f"asked another host: {url}")
+
+    def open(self, path: str) -> Page:
+        self.page.goto(self.url + path)
+        return self.page
+
+    def sign_in(self) -> Page:
+        page = self.open("/sign-in")
+        page.get_by_label("Access token").fill(self.token)
+        page.get_by_role("button", name="Sign in").click()
+        page.get_by_role("navigation", name="Pages").wait_for()
+        return page
+
+
+def pages_of(browser: Browser, client: Client, token: str, **window: object) -> Iterator[Pages]:
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **window})  # type: ignore[arg-type]
+    pages = Pages(context.new_page(), client.url, token)
+    yield pages
+    context.close()
+    assert pages.wrong == []
+
+
+@pytest.fixture
+def pages(browser: Browser, service: Up, client: Client) -> Iterator[Pages]:
+    """A window of 1280 by 800. Nothing may go wrong in it: no error of a script, no request to elsewhere."""
+    yield from pages_of(browser, client, token_of(service))
+
+
+@pytest.fixture
+def phone(browser: Browser, service: Up, client: Client) -> Iterator[Pages]:
+    window = {"viewport": {"width": 375, "height": 740}, "color_scheme": "dark", "has_touch": True}
+    yield from pages_of(browser, client, token_of(service), **window)
+
+
+def token_of(service: Up) -> str:
+    return (service.data_dir / "admin.token").read_text().strip()
+
+
+def example(name: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads((EXAMPLES / f"{name}.json").read_text())
+    return found
