@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from jobs.telemetry import Saved
 from workers.training import randomness
 from workers.training.context import RankContext, RejectedByWorker
-from workers.training.drafts import Unsaveable, draft, identity, write_tensors
+from workers.training.drafts import Sheet, Unsaveable, draft, identity, write_tensors
 from workers.training.randomness import Draws
 from workers.training.run import EpochStart, Resumed, Run
 
@@ -95,7 +95,8 @@ def require_states(run: Run) -> None:
 def save(run: Run, *, whole: bool) -> Saved:
     """Write this rank's files of the step that the run has come to. `whole`: under fsdp, the whole model as well.
 
-    What cannot be written (the disk is full, only pickle could write it) is said in the record, and not raised.
+    What cannot be written (the disk is full, only pickle could write it, a part of the user's own raises) is said in
+    the record, and not raised: the run is worth more than its checkpoint.
     """
     assert run.checkpoints is not None
     rank, step, epoch = run.context.rank, run.steps_done, run.epoch
@@ -106,11 +107,21 @@ def save(run: Run, *, whole: bool) -> Saved:
         weights = _weights(run) | ({MODEL: gathered} if gathered else {})
         with draft(run.checkpoints.drafts, step) as files:
             done = [files.write(name, partial(write_tensors, tensors=tensors)) for name, tensors in weights.items()]
-            done.append(files.write(f"rank-{rank}.pt", partial(torch.save, state)))
+            done.append(files.write(f"rank-{rank}.pt", partial(_write_state, state)))
             files.sync()
-    except (OSError, Unsaveable) as error:
-        return Saved(rank, step, epoch, (), f"{type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001  (a user's state_dict may raise anything)
+        return Saved(rank, step, epoch, (), f"{type(error).__name__}: {_words(error)}")
     return Saved(rank, step, epoch, tuple(done))
+
+
+def _write_state(state: dict[str, Any], sheet: Sheet) -> None:
+    """As `torch.save`, without its checksums, which take as long as writing does: the file has a hash as a whole."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(state, cast(Any, sheet))
+    finally:
+        torch.serialization.set_crc32_options(before)
 
 
 def _weights(run: Run) -> dict[str, dict[str, torch.Tensor]]:
@@ -288,7 +299,7 @@ def _read(directory: Path, rank: int) -> State:
 
 
 def _words(error: Exception) -> str:
-    """An error in one line: torch lists the parameters that do not fit below each other."""
+    """An error in one line, of bounded length: torch lists all parameters that do not fit, one below the other."""
     return " ".join(str(error).split())[:MAX_WORDS]
 
 

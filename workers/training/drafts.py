@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from jobs.telemetry import SavedFile
 
 CHUNK_BYTES = 16 * 1024 * 1024
+SMALL_BYTES = 256 * 1024
 #: What safetensors calls torch's types.
 NAMES = {
     torch.float64: "F64",
@@ -43,10 +45,11 @@ class Unsaveable(Exception):
 
 class Sheet:
     """A file that is being written. `write` never raises: torch's writer ends the process with an error in its hands.
-    Nothing more is written after the first one, which `error` keeps."""
+    Nothing more is written after the first one, which `error` keeps. Large pieces are hashed by `helper` meanwhile."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, helper: Executor) -> None:
         self._fd = fd
+        self._helper = helper
         self._hash = hashlib.sha256()
         self.bytes = 0
         self.error: OSError | None = None
@@ -63,13 +66,18 @@ class Sheet:
         """Nothing is held back."""
 
     def _write(self, view: memoryview) -> None:
-        self._hash.update(view)
         self.bytes += len(view)
+        hashed = self._helper.submit(self._hash.update, view) if len(view) > SMALL_BYTES else None
+        if hashed is None:
+            self._hash.update(view)
         try:
-            while view and self.error is None:
-                view = view[os.write(self._fd, view) :]
+            rest = view
+            while rest and self.error is None:
+                rest = rest[os.write(self._fd, rest) :]
         except OSError as error:
             self.error = error
+        if hashed is not None:
+            hashed.result()  # the bytes are the caller's again
 
     def raise_error(self) -> None:
         if self.error is not None:
@@ -96,8 +104,9 @@ class Draft:
             os.unlink(part, dir_fd=self._fd)  # of an earlier try
         fd = os.open(part, _NEW_FILE, 0o600, dir_fd=self._fd)
         try:
-            sheet = Sheet(fd)
-            fill(sheet)
+            with ThreadPoolExecutor(1) as helper:
+                sheet = Sheet(fd, helper)
+                fill(sheet)
             sheet.raise_error()
             os.fsync(fd)
             os.rename(part, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
