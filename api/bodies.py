@@ -12,6 +12,7 @@ from jobs.store import JobFilter
 from jobs.tokens import MAX_TEXT_LENGTH, Scope
 
 MAX_TOKEN_SECONDS = 10 * 365 * 86_400
+MAX_DRAIN_SECONDS = 30 * 86_400
 #: Far more than any spec needs, and few enough that reading a hostile one takes a few hundredths of a second.
 MAX_SPEC_VALUES = 5_000
 
@@ -47,6 +48,24 @@ class CancelRequest(BaseModel):
     label: str | None = Field(None, min_length=1, max_length=320, description="key=value")
     name: str | None = Field(None, min_length=1, max_length=200)
     all: bool = Field(False, strict=True, description="needed when no other field is given")
+
+
+class DrainRequest(BaseModel):
+    """How long what runs on the node may stay. Left out: until it ends by itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    deadline_seconds: float | None = Field(
+        None, ge=0, le=MAX_DRAIN_SECONDS, allow_inf_nan=False, description="then it moves to other nodes; 0: at once"
+    )
+
+
+class QuarantineRequest(BaseModel):
+    """`reason` is shown to whoever looks at the node."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    reason: str = Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")
 
 
 SIGN_IN = f'send {{"token": "..."}} with a bearer token of at most {MAX_TEXT_LENGTH} characters'
@@ -92,6 +111,16 @@ def parse_cancel(body: bytes) -> JobFilter:
         problem = f"{wanted.state} jobs have ended; queued, starting or running"
         raise InvalidRequest("the cancel request is not valid", fields=(FieldError("state", problem),))
     return JobFilter(wanted.state, wanted.pool or "", parse_label(wanted.label or ""), wanted.name or "")
+
+
+def parse_drain(body: bytes) -> DrainRequest:
+    """No body is an empty one. Raises MalformedJson, InvalidRequest."""
+    return _parse(DrainRequest, body.strip() or b"{}", "the drain request is not valid")
+
+
+def parse_quarantine(body: bytes) -> QuarantineRequest:
+    """Raises MalformedJson, InvalidRequest."""
+    return _parse(QuarantineRequest, body, "the quarantine request is not valid")
 
 
 def refuse_body(body: bytes) -> None:

@@ -45,6 +45,14 @@ CANCELS: dict[str, dict[str, Any]] = {
     "all_jobs": {"all": True},
 }
 
+DRAINS: dict[str, dict[str, Any]] = {
+    "until_all_has_ended": {},
+    "ten_minutes_then_move": {"deadline_seconds": 600},
+    "move_at_once": {"deadline_seconds": 0},
+}
+
+QUARANTINES: dict[str, dict[str, Any]] = {"a_flaky_gpu": {"reason": "falls off the bus about once a week"}}
+
 SIGN_INS: dict[str, dict[str, Any]] = {"with_a_token": {"token": "sy_0123456789abcdef_..."}}
 
 TOKENS: dict[str, dict[str, Any]] = {
@@ -59,6 +67,7 @@ PARAMETERS: dict[str, str] = {
     "path": "report.json",
     "bundle": "sha256:" + "0123456789abcdef" * 4,
     "node": "host-a",
+    "device": "0",
     "token": "0123456789abcdef",
     "label": "team=vision",
     "Range": "bytes=0-1023",

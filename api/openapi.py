@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from api import examples, schemas
 from api.auth import is_public
-from api.bodies import CancelRequest, NewTokenRequest, SignInRequest
+from api.bodies import CancelRequest, DrainRequest, NewTokenRequest, QuarantineRequest, SignInRequest
 from api.problems import MEDIA_TYPE, TABLE, Problem
 from jobs.report import Report
 from jobs.report_diff import ReportDiff
@@ -35,6 +35,7 @@ class Stream:
 class Body:
     model: type[BaseModel]
     examples: Mapping[str, Mapping[str, Any]]
+    required: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +107,16 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("get", "/v1/events"): Operation("Follow all jobs", {200: Stream}, refuses=("too_many_streams",)),
     ("get", "/v1/pools"): Operation("List pools", {200: schemas.PoolList}),
     ("get", "/v1/nodes"): Operation("List nodes", {200: schemas.NodeList}),
-    ("post", "/v1/nodes/{node}/drain"): Operation("Give a node no new work", {200: schemas.NodeView}),
+    ("post", "/v1/nodes/{node}/drain"): Operation(
+        "Give a node no new work", {200: schemas.NodeView}, Body(DrainRequest, examples.DRAINS, required=False)
+    ),
     ("delete", "/v1/nodes/{node}/drain"): Operation("Give a node work again", {200: schemas.NodeView}),
+    ("post", "/v1/nodes/{node}/devices/{device}/quarantine"): Operation(
+        "Give a device to nobody", {200: schemas.NodeView}, Body(QuarantineRequest, examples.QUARANTINES)
+    ),
+    ("delete", "/v1/nodes/{node}/devices/{device}/quarantine"): Operation(
+        "Bring a device back from quarantine", {200: schemas.NodeView}
+    ),
     ("delete", "/v1/nodes/{node}"): Operation("Forget a node that is gone", {204: None}, refuses=("node_in_use",)),
     ("get", "/v1/recipes"): Operation("List models, data sets, losses and optimizers", {200: schemas.Json}),
     ("get", "/v1/tokens"): Operation("List tokens", {200: schemas.TokenList}),
@@ -164,7 +173,7 @@ def _complete(described: dict[str, Any], method: str, path: str) -> None:
     if operation.body is not None:
         shown = {name: {"value": value} for name, value in operation.body.examples.items()}
         content = {"schema": _reference(operation.body.model.__name__), "examples": shown}
-        described["requestBody"] = {"required": True, "content": {_JSON: content}}
+        described["requestBody"] = {"required": operation.body.required, "content": {_JSON: content}}
     if operation.takes:
         described["requestBody"] = {"required": True, "content": {operation.takes: {"schema": _schema_of(bytes)}}}
     if is_public(path):

@@ -240,7 +240,8 @@ class DeviceView(msgspec.Struct, kw_only=True):
     state: str  # free | leased | quarantined | offline
     job: str | None  # the job that holds it: an id of the caller's tenant, or "another tenant"
     attempt: int | None
-    quarantine: str | None
+    quarantine: str | None  # why it is given to nobody; one that is still leased goes there when it is free
+    quarantined_at: str | None
 
 
 class NodeView(msgspec.Struct, kw_only=True):
@@ -252,7 +253,9 @@ class NodeView(msgspec.Struct, kw_only=True):
     cores: int
     alive: bool
     draining: bool
-    stopping: bool
+    stopping: bool  # its worker is leaving
+    drain_deadline_at: str | None  # when what runs there is to move to other nodes; about, the node's own clock decides
+    attempts: int  # that hold devices there
     registered_at: str
     devices: list[DeviceView]
     environments: list[str]  # Pythons that a script may name in program.python

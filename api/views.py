@@ -167,7 +167,7 @@ def _pool(name: str, nodes: Sequence[NodeRecord], queued: int) -> PoolView:
         devices=sum(len(node.info.devices) for node in nodes),
         free=sum(node.free for node in nodes),
         leased=sum(len(node.held) for node in nodes),
-        quarantined=sum(len(node.quarantine) for node in nodes),
+        quarantined=sum(len(node.quarantine.keys() - node.held.keys()) for node in nodes),
         largest_node=max((len(node.info.devices) for node in nodes), default=0),
         nodes=len(nodes),
         live_nodes=sum(node.alive for node in nodes),
@@ -185,7 +185,9 @@ def node(record: NodeRecord, tenant: str, queued: int) -> NodeView:
         cores=record.info.cores,
         alive=record.alive,
         draining=record.draining,
-        stopping=record.stopping,
+        stopping=record.stopping or record.leaving,
+        drain_deadline_at=utc(record.drain_until),
+        attempts=len(set(record.held.values())),
         registered_at=at(record.registered),
         devices=[_device(record, device, tenant) for device in record.info.devices],
         environments=list(record.info.environments),
@@ -208,20 +210,23 @@ def _device(record: NodeRecord, device: DeviceRecord, tenant: str) -> DeviceView
         job=None if held_by is None else held_by.job if ours else "another tenant",
         attempt=held_by.number if held_by is not None and ours else None,
         quarantine=_quarantine(record, device.index, tenant),
+        quarantined_at=utc(why.since) if (why := record.quarantine.get(device.index)) is not None else None,
     )
 
 
 def _quarantine(record: NodeRecord, index: int, tenant: str) -> str | None:
     """Why a device is not used. The words name a process and whose job it was, which is for the operator only."""
     why = record.quarantine.get(index)
-    return why if why is None or tenant == DEFAULT_TENANT else "a process there would not die; ask the operator"
+    if why is None:
+        return None
+    return why.reason if tenant == DEFAULT_TENANT else "it is set apart; ask the operator"
 
 
 def _device_state(record: NodeRecord, index: int) -> str:
+    if index in record.held:
+        return "leased"  # perhaps the last time
     if index in record.quarantine:
         return "quarantined"
-    if index in record.held:
-        return "leased"
     return "free" if record.alive else "offline"
 
 

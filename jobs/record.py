@@ -162,6 +162,23 @@ class NodeInfo(msgspec.Struct, frozen=True):
     environments: tuple[str, ...] = ()  # Pythons that jobs may name
 
 
+class Quarantine(msgspec.Struct, frozen=True):
+    """Why a device is given to nobody. `by` is `sweep` where processes of `attempt` would not die: the device comes
+    back when the node has proof that they are gone. What the `operator` has put there comes back by a command only."""
+
+    reason: str
+    since: int | None = None
+    by: str = ""
+    attempt: str = ""
+    checked: int | None = None  # when a proof was last tried, and failed
+
+    @classmethod
+    def read(cls, entry: bytes) -> "Quarantine":
+        if not entry.startswith(b"{"):
+            return cls(entry.decode(errors="replace"))  # of an earlier version, without more
+        return msgspec.json.decode(entry, type=cls, strict=False)
+
+
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
     id: str
@@ -174,11 +191,14 @@ class NodeRecord:
     registered: int
     info: NodeInfo
     held: dict[int, str]  # device index -> attempt ref
-    quarantine: dict[int, str]  # device index -> reason
+    quarantine: dict[int, Quarantine]  # by device index; one that the operator put there may be held still
+    leaving: bool = False  # its worker leaves when what runs there has ended or moved
+    moving: bool = False  # what runs there is on its way to other nodes
+    drain_until: int | None = None  # when it is to move; for display, the node's own clock decides
 
     @property
     def takes_work(self) -> bool:
-        return self.alive and not self.draining and not self.stopping
+        return self.alive and not self.draining and not self.leaving and not self.stopping
 
     @property
     def free(self) -> int:
@@ -200,7 +220,10 @@ class NodeRecord:
             registered=int(fields[b"registered"]),
             info=msgspec.json.decode(fields[b"info"], type=NodeInfo),
             held={int(k): v.decode() for k, v in held.items()},
-            quarantine={int(k): v.decode() for k, v in quarantine.items()},
+            quarantine={int(k): Quarantine.read(v) for k, v in quarantine.items()},
+            leaving=_text(fields, b"leaving") == "1",
+            moving=_text(fields, b"moving") == "1",
+            drain_until=_time(fields, b"drain_until"),
         )
 
 

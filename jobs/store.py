@@ -30,7 +30,7 @@ from jobs.errors import (
     UnknownPool,
     UnreadableSpec,
 )
-from jobs.record import AttemptRecord, Fields, JobRecord, NodeInfo, NodeRecord, QueueView
+from jobs.record import AttemptRecord, Fields, JobRecord, NodeInfo, NodeRecord, Quarantine, QueueView
 from jobs.spec import JobSpec
 from jobs.state import CAUSE_OF, AttemptState, Cause, Order, Reason, State
 from jobs.wire import attempt_ref, bundle_ref, job_ref
@@ -74,6 +74,7 @@ _READING = (
     "nodes",
     "orders",
     "page",
+    "quarantine",
     "read_job",
     "session_read",
     "snapshot",
@@ -671,6 +672,55 @@ def release(node: str, attempt: AttemptId, quarantine: Mapping[int, str]) -> Cal
     return Call("release", (node, str(attempt), *bad), int)
 
 
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A device in quarantine, with its entry as it is stored: what is decided about it holds for that entry only."""
+
+    device: int
+    why: Quarantine
+    entry: bytes
+
+
+def quarantined(node: str) -> Call[tuple[Quarantined, ...]]:
+    """The devices of a node that are in quarantine."""
+
+    def parse(reply: Sequence[bytes]) -> tuple[Quarantined, ...]:
+        entries = sorted((int(device), entry) for device, entry in fields_of(reply).items())
+        return tuple(Quarantined(device, Quarantine.read(entry), entry) for device, entry in entries)
+
+    return Call("quarantine", (node,), parse)
+
+
+def quarantine_device(node: str, device: int, reason: str) -> Call[None]:
+    """Set a device apart, by the operator's command. What runs on it goes on. Raises NotFound on execution."""
+    return Call("quarantine_device", (node, device, reason), _device_found(node, device))
+
+
+def unquarantine(node: str, device: int) -> Call[None]:
+    """Bring a device back, by the operator's command. Raises NotFound on execution."""
+    return Call("unquarantine", (node, device, ""), _device_found(node, device))
+
+
+def prove_fit(node: str, found: Quarantined) -> Call[bool]:
+    """Bring a device back, on proof. False: its entry has changed since it was found."""
+    return Call("unquarantine", (node, found.device, found.entry), _is_ok)
+
+
+def keep_quarantine(node: str, found: Quarantined, reason: str) -> Call[bool]:
+    """Note why a device could not be proven fit. False: its entry has changed since it was found."""
+    return Call("keep_quarantine", (node, found.device, found.entry, reason), _is_ok)
+
+
+def _device_found(node: str, device: int) -> Callable[[bytes], None]:
+    def parse(reply: bytes) -> None:
+        if reply == b"missing":
+            raise NotFound(f"there is no node {node!r}")
+        if reply == b"no_device":
+            raise NotFound(f"node {node} has no device {device}")
+
+    return parse
+
+
 # -- nodes -----------------------------------------------------------------------------------------
 
 
@@ -712,20 +762,35 @@ class NodeStanding(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Deadline:
+    """When what runs on a node that drains is to move. `drain` is the number of the drain that set it."""
+
+    drain: int
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeBeat:
     standing: NodeStanding
     holding: dict[AttemptId, AttemptState]
+    deadline: Deadline | None = None  # None: there is none, or it is over and told
 
 
-def beat_node(node: str, instance: str) -> Call[NodeBeat]:
-    """Beat as a node; learns which attempts hold devices here, and in which state they are."""
+def beat_node(node: str, instance: str, deadline: Deadline | None = None) -> Call[NodeBeat]:
+    """Beat as a node; learns which attempts hold devices here, in which state they are, and how long they may stay.
+    `deadline` is what the node knows of that; the rest of it is kept for a worker that comes back."""
 
     def parse(reply: Sequence[bytes]) -> NodeBeat:
         status, *rest = (part.decode() for part in reply)
-        pairs = zip(rest[::2], rest[1::2], strict=True)
-        return NodeBeat(NodeStanding(status), {AttemptId.parse(ref): AttemptState(state) for ref, state in pairs})
+        if not rest:
+            return NodeBeat(NodeStanding(status), {})
+        drain, left, *attempts = rest
+        pairs = zip(attempts[::2], attempts[1::2], strict=True)
+        holding = {AttemptId.parse(ref): AttemptState(state) for ref, state in pairs}
+        return NodeBeat(NodeStanding(status), holding, Deadline(int(drain), float(left)) if left else None)
 
-    return Call("beat_node", (node, instance), parse)
+    known = (deadline.drain, f"{deadline.seconds_left:.3f}") if deadline is not None else ("", "")
+    return Call("beat_node", (node, instance, *known), parse)
 
 
 def node_down(node: str, beat: int | None) -> Call[bool]:
@@ -739,14 +804,37 @@ def stop_node(node: str) -> Call[int]:
     return Call("stop_node", (node,), int)
 
 
-def drain_node(node: str, *, drain: bool) -> Call[None]:
-    """Give a node no new work, or give it some again. Raises NotFound on execution."""
+def drain_node(node: str, *, deadline_seconds: float | None = None) -> Call[None]:
+    """Give a node no new work. After the deadline, where there is one, what still runs there goes to other nodes.
+    Asking again replaces the deadline. Raises NotFound on execution."""
+    seconds = "" if deadline_seconds is None else f"{deadline_seconds:.3f}"
+    return Call("drain_node", (node, "draining", "1", seconds), _node_found(node))
 
+
+def undrain_node(node: str) -> Call[None]:
+    """Give a node work again. Raises NotFound on execution."""
+    return Call("drain_node", (node, "draining", "", ""), _node_found(node))
+
+
+def leave_node(node: str, *, deadline_seconds: float | None = None) -> Call[None]:
+    """A drain that the node's own worker asks for, before it leaves; it ends when another worker registers the node.
+    Raises NotFound on execution."""
+    seconds = "" if deadline_seconds is None else f"{deadline_seconds:.3f}"
+    return Call("drain_node", (node, "leaving", "1", seconds), _node_found(node))
+
+
+def move_attempts(node: str, drain: int) -> Call[bool]:
+    """Send what runs on a node to other nodes: the deadline of its drain, the one of that number, is over. False: it
+    drains no longer, or has another deadline by now."""
+    return Call("move_attempts", (node, drain), _is_ok)
+
+
+def _node_found(node: str) -> Callable[[bytes], None]:
     def parse(reply: bytes) -> None:
         if reply == b"missing":
             raise NotFound(f"there is no node {node!r}")
 
-    return Call("drain_node", (node, "1" if drain else ""), parse)
+    return parse
 
 
 @dataclass(frozen=True, slots=True)

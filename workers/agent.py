@@ -5,9 +5,11 @@ agent that comes back finds every attempt again by what that left in the state d
 """
 
 import fcntl
+import math
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
@@ -31,13 +33,17 @@ from workers import environments, self_test, workplace
 from workers.confinement import Accounts
 from workers.forkserver import ForkFailed, ForkServer
 from workers.launch import Launch, Marks
+from workers.rounds import Rounds, clear, culprits, left_behind
 from workers.sweep import supervisor_is_dead, sweep
 
 log = structlog.get_logger(__name__)
 
+#: How long attempts that are stopped with the worker have to end, beside the time to save their checkpoints.
 STOP_ATTEMPTS_SECONDS = 15.0
 #: How often the agent looks at the attempts of its node; the beat itself is rarer.
 LOOK_SECONDS = 1.0
+#: How often a worker that drains looks whether it may leave.
+DRAIN_LOOK_SECONDS = 0.2
 #: A supervisor that still holds devices this many leases after its attempt has ended is stuck, and is killed.
 STUCK_LEASES = 2
 
@@ -84,6 +90,13 @@ class Agent:
         self._holding: dict[AttemptId, AttemptState] = {}
         self._leased_since: dict[AttemptId, float] = {}
         self._ended_since: dict[AttemptId, float] = {}
+        self._beaten = -math.inf  # when, by the monotonic clock
+        self._beats = 0
+        self._drain: int | None = None  # the number of a drain that has a deadline, while that is not over
+        self._drain_ends = 0.0  # by the monotonic clock
+        self._rounds = Rounds(
+            settings.node, devices, self._state_dir, self._storage, control, lambda: list(self._holding)
+        )
         self._reconnect = reconnect
         self._stop = threading.Event()
         self._unfit = threading.Event()
@@ -114,27 +127,46 @@ class Agent:
 
     def _clear_away(self) -> None:
         """Sweep what dead supervisors have left, also of attempts that hold no device any more, which no beat names."""
-        for directory in (self._state_dir / "attempts").glob("*.*.*"):
-            tenant, job, number = directory.name.rsplit(".", 2)
-            marks = Marks(directory)
-            if not number.isdigit() or not supervisor_is_dead(marks):
-                continue
-            log.warning("supervisor_found_dead", attempt=directory.name, last_words=_tail(marks.log))
-            attempt = AttemptId(tenant, job, int(number))
-            survivors = sweep(marks, attempt)
-            workplace.close(self._storage, attempt)
-            if not survivors:
-                marks.remove()
+        for attempt in left_behind(self._state_dir):
+            log.warning(
+                "supervisor_found_dead",
+                attempt=str(attempt),
+                last_words=_tail(Marks.of(self._state_dir, attempt).log),
+            )
+            clear(self._state_dir, self._storage, attempt)
 
     def start(self) -> None:
         """Register the node and begin to look after it."""
         self._thread.start()
         self._scheduler.start()
+        self._rounds.start()
+
+    def drain(self, seconds: float | None, hurried: Callable[[], bool]) -> None:
+        """Take no new work, and wait until nothing of this node is held by an attempt. After so many seconds, if there
+        is a deadline, what still runs goes to other nodes. Returns sooner when `hurried`; attempts then go on."""
+        if self._thread.ident is None:  # Celery was told to stop before it was ready
+            return
+        told = False
+        while not told and not hurried():
+            try:
+                self._store.run(store.leave_node(self._node, deadline_seconds=seconds))
+                told = True
+            except (Unavailable, NotFound) as error:
+                log.warning("drain_not_told", error=str(error))
+                time.sleep(LOOK_SECONDS)
+        since = self._beats
+        log.info("worker_drains", deadline_seconds=seconds)
+        # A beat may have been on its way when the node was told; the second one surely knows all that is held.
+        while not hurried() and (self._beats < since + 2 or self._holding):
+            self._beaten = -math.inf
+            time.sleep(DRAIN_LOOK_SECONDS)
+        log.info("worker_drained", left=[str(attempt) for attempt in self._holding])
 
     def stop(self, *, stop_attempts: bool) -> None:
         """Leave: no new work comes here. Attempts go on, unless `stop_attempts` sends their jobs back to
         the queue first."""
         self._stop.set()
+        self._rounds.stop()
         if self._thread.ident is not None:  # Celery may be told to stop before it was ready
             self._thread.join(5)
             self._scheduler.stop()
@@ -146,14 +178,13 @@ class Agent:
             log.warning("left_without_telling", error=str(error))
 
     def _stop_attempts(self) -> None:
-        deadline = monotonic() + STOP_ATTEMPTS_SECONDS
+        deadline = monotonic() + self._settings.checkpoint_seconds + STOP_ATTEMPTS_SECONDS
         while (live := self._store.run(store.stop_node(self._node))) and monotonic() < deadline:
             threading.Event().wait(0.1)
         if live:
             log.warning("attempts_still_live", count=live)
 
     def _run(self) -> None:
-        beaten = -1e9
         registered = False
         while not self._stop.is_set():
             try:
@@ -162,10 +193,11 @@ class Agent:
                     self._recover()
                 if not registered:
                     self._register()
-                    registered, beaten = True, -1e9
-                if monotonic() - beaten >= self._settings.beat_seconds:
-                    beaten = monotonic()
+                    registered, self._beaten = True, -math.inf
+                if monotonic() - self._beaten >= self._settings.beat_seconds:
+                    self._beaten = monotonic()
                     registered = self._beat()
+                self._look_at_deadline()
                 self._look_for_unheard()
                 self._look_after_attempts()
                 self._look_after_forkserver()
@@ -217,13 +249,34 @@ class Agent:
 
     def _beat(self) -> bool:
         """Beat, and learn which attempts hold devices here. False: register again."""
-        beat = self._store.run(store.beat_node(self._node, self._instance))
+        beat = self._store.run(store.beat_node(self._node, self._instance, self._deadline()))
         if beat.standing is store.NodeStanding.REPLACED:
             raise NodeTaken(f"another worker registered as node {self._node!r}")
         self._holding = beat.holding
         self._leased_since = _since(self._leased_since, beat.holding, AttemptState.LEASED)
         self._ended_since = _since(self._ended_since, beat.holding, AttemptState.ENDED)
+        self._take_deadline(beat.deadline)
+        self._beats += 1
         return beat.standing is store.NodeStanding.OK
+
+    def _deadline(self) -> store.Deadline | None:
+        """What is left of the time after which attempts here move to other nodes, because this one drains."""
+        if self._drain is None:
+            return None
+        return store.Deadline(self._drain, max(0.0, self._drain_ends - monotonic()))
+
+    def _take_deadline(self, told: store.Deadline | None) -> None:
+        if told is None:
+            self._drain = None
+        elif told.drain != self._drain:
+            self._drain, self._drain_ends = told.drain, monotonic() + told.seconds_left
+            log.info("node_drains", seconds_left=round(told.seconds_left, 1))
+
+    def _look_at_deadline(self) -> None:
+        if self._drain is not None and monotonic() >= self._drain_ends:
+            self._store.run(store.move_attempts(self._node, self._drain))
+            log.info("drain_deadline_over", attempts=[str(attempt) for attempt in self._holding])
+            self._drain = None
 
     # -- attempts --------------------------------------------------------------------------------------
 
@@ -356,8 +409,7 @@ class Agent:
     def _quarantined(self, survivors: dict[int, str]) -> dict[int, str]:
         if not survivors:
             return {}
-        who = "; ".join(f"process {pid} ({command})" for pid, command in survivors.items())
-        return {device.index: f"would not die: {who}" for device in self._devices}
+        return {device.index: f"would not die: {culprits(survivors)}" for device in self._devices}
 
 
 def _since(

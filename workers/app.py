@@ -6,6 +6,7 @@ time, because a task only forks, and prefork's daemonic children may have none o
 """
 
 import os
+import signal
 import warnings
 from typing import Any
 
@@ -28,6 +29,7 @@ from workers.agent import Agent, NodeTaken
 from workers.courier import CeleryCourier
 from workers.devices import discover
 from workers.forkserver import ForkFailed
+from workers.leaving import Leaving
 from workers.self_test import NotConfined
 
 log = structlog.get_logger(__name__)
@@ -36,7 +38,8 @@ log = structlog.get_logger(__name__)
 warnings.filterwarnings("ignore", category=SecurityWarning)
 
 settings = Settings()
-stop_attempts_on_exit = False
+leaving = Leaving()
+_asked_to_leave = 0
 
 
 class QuietWorker(Worker):  # type: ignore[misc]
@@ -127,10 +130,22 @@ def _reconnect() -> None:
 
 @signals.worker_shutting_down.connect  # type: ignore[untyped-decorator]
 def _leave(**_: Any) -> None:
-    log.info("worker_stopping", stop_attempts=stop_attempts_on_exit)
+    global _asked_to_leave
+    _asked_to_leave += 1
+    log.info("worker_stopping", stop_attempts=leaving.stop_attempts, drain=leaving.drain)
 
 
 @signals.worker_shutdown.connect  # type: ignore[untyped-decorator]
 def _left(**_: Any) -> None:
-    if agent is not None:
-        agent.stop(stop_attempts=stop_attempts_on_exit)
+    if agent is None:
+        return
+    if leaving.drain:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _hurry)  # Celery's own handlers would count nothing from here on
+        agent.drain(leaving.drain_seconds, lambda: _asked_to_leave > 1)
+    agent.stop(stop_attempts=leaving.stop_attempts)
+
+
+def _hurry(*_: object) -> None:
+    global _asked_to_leave
+    _asked_to_leave += 1

@@ -1,7 +1,8 @@
 """`python -m workers.keeper`: keeps one node's worker running, and is fit to be a container's first process.
 
     worker dies                  started again, after a pause that grows; running attempts do not notice
-    SIGTERM, SIGINT              passed on to the worker, whose end is then ours; a second one kills it
+    SIGTERM, SIGINT              passed on to the worker, whose end is then ours; a second one kills it, or where it
+                                 drains (--drain) is passed on as well, and has it leave at once
     any other child dies         reaped: supervisors outlive the worker and become children of this process
 
 A worker that has never stayed up has wrong settings rather than bad luck. Trying it again would only
@@ -26,8 +27,9 @@ from pydantic import ValidationError
 from jobs.celery_settings import celery_config
 from jobs.service_log import configure
 from jobs.settings import Settings
-from workers import confinement, environments
+from workers import confinement, environments, leaving
 from workers.devices import discover
+from workers.leaving import MAX_SECONDS, Leaving
 
 log = structlog.get_logger("workers.keeper")
 
@@ -40,8 +42,10 @@ STEADY_SECONDS = 30.0
 MAX_FALSE_STARTS = 5
 FIRST_PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 15.0
-#: The worker brings its attempts back to the queue in this time.
+#: The worker brings its attempts back to the queue in this time, beside what they may take to save.
 STOP_SECONDS = 30.0
+#: A worker that drains leaves in this time when it is asked again.
+HURRY_SECONDS = 10.0
 
 _STOP = frozenset({signal.SIGTERM, signal.SIGINT})
 _WATCHED = _STOP | {signal.SIGCHLD}
@@ -54,7 +58,8 @@ class Pace:
     steady: float = STEADY_SECONDS
     first_pause: float = FIRST_PAUSE_SECONDS
     max_pause: float = MAX_PAUSE_SECONDS
-    stop: float = STOP_SECONDS
+    stop: float = STOP_SECONDS  # from a stop until the worker is killed
+    hurry: float = 0.0  # from a second stop, which is passed on too; 0: it kills the worker
 
 
 def keep(command: Sequence[str], pace: Pace = Pace()) -> int:
@@ -65,7 +70,7 @@ def keep(command: Sequence[str], pace: Pace = Pace()) -> int:
     while True:
         began = time.monotonic()
         pid = _spawn(command)
-        stopping, code = _until_end(pid, pace.stop)
+        stopping, code = _until_end(pid, pace)
         if stopping:
             return code
         lived = time.monotonic() - began
@@ -96,20 +101,21 @@ def _spawn(command: Sequence[str]) -> int:
         os._exit(127)
 
 
-def _until_end(worker: int, stop_seconds: float) -> tuple[bool, int]:
+def _until_end(worker: int, pace: Pace) -> tuple[bool, int]:
     """Wait for the worker's end, and reap whoever else dies.
 
     Returns:
         whether we were asked to stop, and the worker's exit code.
     """
+    patience = [pace.stop, *([pace.hurry] if pace.hurry else [])]  # for each stop that is passed on
     deadline: float | None = None
     while True:
         ended = _reap()
         if worker in ended:
             return deadline is not None, _exit_code(ended[worker])
         number = _next_signal(None if deadline is None else deadline - time.monotonic())
-        if number in _STOP and deadline is None:
-            deadline = time.monotonic() + stop_seconds
+        if number in _STOP and patience:
+            deadline = time.monotonic() + patience.pop(0)
             os.kill(worker, signal.SIGTERM)
         elif number in _STOP or number is None:  # asked again, or the time is over
             log.warning("worker_killed", pid=worker)
@@ -153,7 +159,16 @@ def _exit_code(status: int) -> int:
     return code if code >= 0 else 128 - code
 
 
+def pace_of(how: Leaving, checkpoint_seconds: float) -> Pace:
+    """How patient to be with a worker that leaves in this way. Attempts that it stops may save their checkpoints."""
+    if not how.drain:
+        return Pace(stop=STOP_SECONDS + checkpoint_seconds)
+    seconds = MAX_SECONDS if how.drain_seconds is None else how.drain_seconds
+    return Pace(stop=seconds + checkpoint_seconds + STOP_SECONDS, hurry=HURRY_SECONDS)
+
+
 def main() -> int:
+    how = leaving.parse()
     configure("INFO")
     try:
         settings = Settings()
@@ -165,7 +180,8 @@ def main() -> int:
         log.error("cannot_start", error=str(error))
         return 2
     # -P: a directory called `jobs` or `workers` in the working directory must not shadow ours.
-    return keep((sys.executable, "-P", "-m", "workers", *sys.argv[1:]))
+    pace = pace_of(how, settings.checkpoint_seconds)
+    return keep((sys.executable, "-P", "-m", "workers", *sys.argv[1:]), pace)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
 """Pools, nodes, and what they can run."""
 
-from fastapi import APIRouter, Response
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
 
 from api import answers
-from api.deps import Admin, Caller, FleetService
+from api.deps import Admin, Body, Caller, FleetService
 from api.services import plans
 
 router = APIRouter(tags=["fleet"])
+
+Device = Annotated[int, Path(ge=0, lt=65_536, description="its index on the node, as `GET /v1/nodes` has it")]
 
 
 @router.get("/v1/pools")
@@ -20,15 +24,28 @@ async def nodes(who: Caller, fleet: FleetService) -> Response:
 
 
 @router.post("/v1/nodes/{node}/drain")
-async def drain(who: Admin, fleet: FleetService, node: str) -> Response:
-    """The node gets no new work, also after it has come back; what runs there goes on."""
-    return answers.json(await fleet.drain(who, node, drain=True))
+async def drain(who: Admin, fleet: FleetService, node: str, body: Body) -> Response:
+    """The node gets no new work, also after it has come back; what runs there goes on. With a deadline in the body,
+    what still runs there then goes to other nodes, from its last checkpoint where it has one."""
+    return answers.json(await fleet.drain(who, node, body))
 
 
 @router.delete("/v1/nodes/{node}/drain")
 async def undrain(who: Admin, fleet: FleetService, node: str) -> Response:
     """The node gets work again."""
-    return answers.json(await fleet.drain(who, node, drain=False))
+    return answers.json(await fleet.undrain(who, node))
+
+
+@router.post("/v1/nodes/{node}/devices/{device}/quarantine")
+async def quarantine(who: Admin, fleet: FleetService, node: str, device: Device, body: Body) -> Response:
+    """The device is given to nobody until it is brought back; what runs on it goes on."""
+    return answers.json(await fleet.quarantine(who, node, device, body))
+
+
+@router.delete("/v1/nodes/{node}/devices/{device}/quarantine")
+async def unquarantine(who: Admin, fleet: FleetService, node: str, device: Device) -> Response:
+    """The device may be used again, whatever put it into quarantine."""
+    return answers.json(await fleet.unquarantine(who, node, device))
 
 
 @router.delete("/v1/nodes/{node}", status_code=204)

@@ -2,6 +2,7 @@
 
 from api import audit, views
 from api.auth import Principal
+from api.bodies import parse_drain, parse_quarantine
 from api.fleet import FleetCache
 from api.schemas import NodeList, NodeView, PoolList
 from jobs import store
@@ -22,17 +23,54 @@ class Fleet:
         fleet = await self._fleet.read(max_age=0)
         return NodeList([views.node(node, who.tenant, fleet.queued.get(node.pool, 0)) for node in fleet.nodes])
 
-    async def drain(self, who: Principal, node: str, *, drain: bool) -> NodeView:
-        """Give a node no new work, or (`drain` false) some again. What runs there goes on.
+    async def drain(self, who: Principal, node: str, body: bytes) -> NodeView:
+        """Give a node no new work. What runs there goes on, or with a deadline moves to other nodes when that is over.
 
         Raises:
+            MalformedJson, InvalidRequest: the body is not a drain request.
             NotFound: there is no such node.
             Forbidden: the caller is not the operator.
         """
         _require_operator(who)
-        await self._store.run(store.drain_node(node, drain=drain))
-        audit.note(who, "node_drained" if drain else "node_undrained", node=node)
-        return next(found for found in (await self.nodes(who)).nodes if found.id == node)
+        seconds = parse_drain(body).deadline_seconds
+        await self._store.run(store.drain_node(node, deadline_seconds=seconds))
+        audit.note(who, "node_drained", node=node, deadline_seconds=seconds)
+        return await self._node(who, node)
+
+    async def undrain(self, who: Principal, node: str) -> NodeView:
+        """Give a node work again. Raises NotFound, Forbidden."""
+        _require_operator(who)
+        await self._store.run(store.undrain_node(node))
+        audit.note(who, "node_undrained", node=node)
+        return await self._node(who, node)
+
+    async def quarantine(self, who: Principal, node: str, device: int, body: bytes) -> NodeView:
+        """Give a device to nobody, until the operator brings it back; what runs on it goes on.
+
+        Raises:
+            MalformedJson, InvalidRequest: the body does not say why.
+            NotFound: there is no such node, or it has no such device.
+            Forbidden: the caller is not the operator.
+        """
+        _require_operator(who)
+        reason = parse_quarantine(body).reason
+        await self._store.run(store.quarantine_device(node, device, reason))
+        audit.note(who, "device_quarantined", node=node, device=device, reason=reason)
+        return await self._node(who, node)
+
+    async def unquarantine(self, who: Principal, node: str, device: int) -> NodeView:
+        """Bring a device back, whoever put it into quarantine. Raises NotFound, Forbidden."""
+        _require_operator(who)
+        await self._store.run(store.unquarantine(node, device))
+        audit.note(who, "device_unquarantined", node=node, device=device)
+        return await self._node(who, node)
+
+    async def _node(self, who: Principal, node: str) -> NodeView:
+        """Raises NotFound: it was forgotten meanwhile."""
+        found = next((found for found in (await self.nodes(who)).nodes if found.id == node), None)
+        if found is None:
+            raise NotFound(f"there is no node {node!r}")
+        return found
 
     async def forget(self, who: Principal, node: str) -> None:
         """Drop a node that is down for good, with what it held and its quarantine.

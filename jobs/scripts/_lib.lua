@@ -94,17 +94,18 @@ end
 
 -- Puts a node into, or takes it out of, the index that dispatch searches.
 local function refresh_node(node)
-  local fields = redis.call('HMGET', node_key(node), 'pool', 'alive', 'draining', 'stopping')
+  local fields = redis.call('HMGET', node_key(node), 'pool', 'alive', 'draining', 'leaving', 'stopping')
   if not fields[1] then return end  -- never registered here, or the store was emptied since
   local index = 'sy:pool:' .. fields[1] .. ':free'
-  if fields[2] == '1' and fields[3] ~= '1' and fields[4] ~= '1' then
+  if fields[2] == '1' and fields[3] ~= '1' and fields[4] ~= '1' and fields[5] ~= '1' then
     redis.call('ZADD', index, redis.call('ZCARD', 'sy:free:' .. node), node)
   else
     redis.call('ZREM', index, node)
   end
 end
 
--- Gives back what an attempt holds on a node. `bad` maps a device to the reason for its quarantine.
+-- Gives back what an attempt holds on a node. `bad` maps a device to the reason for its quarantine. One that the operator
+-- has put there meanwhile stays the operator's.
 local function free_devices(node, attempt_ref, bad)
   local held = redis.call('HGETALL', 'sy:held:' .. node)
   local count = tonumber(get(node_key(node), 'count')) or 0
@@ -113,9 +114,11 @@ local function free_devices(node, attempt_ref, bad)
     local device = held[i]
     if held[i + 1] == attempt_ref then
       redis.call('HDEL', 'sy:held:' .. node, device)
-      if bad[device] then
-        redis.call('HSET', 'sy:quarantine:' .. node, device, bad[device])
-      elseif tonumber(device) < count then
+      local apart = redis.call('HEXISTS', 'sy:quarantine:' .. node, device) == 1
+      if bad[device] and not apart then
+        redis.call('HSET', 'sy:quarantine:' .. node, device,
+          cjson.encode({reason = bad[device], since = int(now_us()), by = 'sweep', attempt = attempt_ref}))
+      elseif not apart and tonumber(device) < count then
         redis.call('ZADD', 'sy:free:' .. node, device, device)
       end
       freed = freed + 1
@@ -219,6 +222,23 @@ local function send_back_unclaimed(node, reason, message)
     seen[attempt_ref] = true
   end
   return live
+end
+
+-- How many seconds a node has from now until what runs there moves; '' for as long as it takes. `drain` counts how often
+-- this was said, so that the node's agent sees that it was said anew; `drain_until` is for display.
+local function set_deadline(node, seconds)
+  local key = node_key(node)
+  redis.call('HDEL', key, 'drain_left', 'drain_until', 'moving')
+  redis.call('HINCRBY', key, 'drain', 1)
+  if seconds ~= '' then
+    redis.call('HSET', key, 'drain_left', seconds, 'drain_until', int(now_us() + tonumber(seconds) * 1000000))
+  end
+end
+
+-- What runs on a node goes to other nodes: supervisors see it when they ask for orders.
+local function move_attempts(node)
+  redis.call('HSET', node_key(node), 'moving', '1')
+  send_back_unclaimed(node, 'drained', 'node ' .. node .. ' was drained before it started')
 end
 
 -- Whether a job is one of those that were asked for; '' asks for nothing.

@@ -1,6 +1,8 @@
 -- The beat of a node. A node that was thought down is back with it.
--- ARGV: node instance
--- Returns {status, attempt ref...}: ok with the attempts that hold devices there | replaced | unknown
+-- ARGV: node instance drain left   (the number of the drain that the node knows of, and the seconds that are left of its
+-- deadline: a worker that comes back goes on from there)
+-- Returns {status, drain, left, attempt ref, state...}: ok with the attempts that hold devices there, and the seconds
+-- until they are to move ('' when they need not, or are moving) | replaced | unknown
 local node = ARGV[1]
 local instance = get(node_key(node), 'instance')
 if instance == '' then return {'unknown'} end
@@ -10,7 +12,14 @@ if get(node_key(node), 'alive') ~= '1' then
   redis.call('HSET', node_key(node), 'alive', '1')
   refresh_node(node)
 end
-local seen, reply = {}, {'ok'}
+local drain = redis.call('HMGET', node_key(node), 'drain', 'drain_left', 'moving')
+local left = drain[2] or ''
+if left ~= '' and drain[1] == ARGV[3] then
+  left = ARGV[4]
+  redis.call('HSET', node_key(node), 'drain_left', left, 'drain_until', int(now_us() + tonumber(left) * 1000000))
+end
+if drain[3] == '1' then left = '' end
+local seen, reply = {}, {'ok', drain[1] or '0', left}
 for _, attempt_ref in ipairs(redis.call('HVALS', 'sy:held:' .. node)) do
   if not seen[attempt_ref] then
     seen[attempt_ref] = true

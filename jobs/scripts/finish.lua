@@ -1,9 +1,18 @@
 -- d, e, g: the claimant of the newest attempt writes its end. Devices stay leased until `release`.
 -- ARGV: ref n claimant reason message cause error result backoff_us max_losses
 -- Returns 'ok' | 'lost'
-local ref, n = ARGV[1], ARGV[2]
-local attempt = redis.call('HMGET', attempt_key(ref, n), 'state', 'claimant')
+local ref, n, reason, message = ARGV[1], ARGV[2], ARGV[4], ARGV[5]
+local attempt = redis.call('HMGET', attempt_key(ref, n), 'state', 'claimant', 'reason', 'node')
 if attempt[2] ~= ARGV[3] then return 'lost' end
-if attempt[1] == 'ended' then return get(attempt_key(ref, n), 'reason') == ARGV[4] and 'ok' or 'lost' end
-settle(ref, n, ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]))
+if attempt[1] == 'ended' then
+  local same = attempt[3] == reason or (attempt[3] == 'drained' and reason == 'service_stopped')
+  return same and 'ok' or 'lost'
+end
+if reason == 'service_stopped' then  -- a supervisor knows that it was told to stop, and not why
+  local node = redis.call('HMGET', node_key(attempt[4]), 'stopping', 'moving')
+  if node[1] ~= '1' and node[2] == '1' then
+    reason, message = 'drained', 'node ' .. attempt[4] .. ' is being drained, and its deadline was over'
+  end
+end
+settle(ref, n, reason, message, ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]))
 return 'ok'

@@ -14,6 +14,10 @@ if before ~= '' and before ~= pool then
   redis.call('ZREM', 'sy:pool:' .. before .. ':size', node)
   if redis.call('ZCARD', 'sy:pool:' .. before .. ':size') == 0 then redis.call('SREM', 'sy:pools', before) end
 end
+if get(node_key(node), 'instance') ~= instance then  -- the worker that was leaving has left
+  redis.call('HDEL', node_key(node), 'leaving')
+  if get(node_key(node), 'draining') ~= '1' then set_deadline(node, '') end
+end
 redis.call('SADD', 'sy:nodes', node)
 redis.call('SADD', 'sy:pools', pool)
 redis.call('HSET', node_key(node), 'instance', instance, 'pool', pool, 'address', ARGV[4], 'info', ARGV[5],

@@ -1,4 +1,5 @@
 import time
+from datetime import UTC, datetime
 
 import pytest
 from fastapi.routing import iter_route_contexts
@@ -18,6 +19,7 @@ FILLED = {
     "{token}": "x",
     "{name}": "index.js",
     "{node}": "host-a",
+    "{device}": "0",
     "{path:path}": "report.json",
     "{bundle}": "sha256:" + "0" * 64,
 }
@@ -97,7 +99,7 @@ async def test_only_an_administrator_handles_tokens_and_drains_nodes(api: Api) -
     api.node()
     submitter = api.token(Scope.SUBMIT)
     for method, path in every_route(api):
-        if path.startswith("/v1/tokens") or path.endswith("/drain"):
+        if path.startswith("/v1/tokens") or path.endswith(("/drain", "/quarantine")):
             assert (await api.client.request(method, path, headers=submitter)).status_code == 403
     (node,) = (await api.get("/v1/nodes"))["nodes"]
     assert node["draining"] is False
@@ -107,12 +109,50 @@ async def test_nodes_are_the_operators_and_their_quarantine_is_told_to_nobody_el
     api.node()
     api.control.client.hset("sy:quarantine:host-a", "0", "would not die after default/job/1: process 7 (secret)")
     theirs = api.token(Scope.ADMIN, tenant="acme")
-    for method, path in (("POST", "/v1/nodes/host-a/drain"), ("DELETE", "/v1/nodes/host-a")):
+    there = "/v1/nodes/host-a"
+    device = f"{there}/devices/0/quarantine"
+    for method, path in (("POST", f"{there}/drain"), ("DELETE", there), ("POST", device), ("DELETE", device)):
         assert (await api.client.request(method, path, headers=theirs)).status_code == 403
     (node,) = (await api.get("/v1/nodes", headers=theirs))["nodes"]
     assert "secret" not in node["devices"][0]["quarantine"]
     (node,) = (await api.get("/v1/nodes"))["nodes"]
     assert "secret" in node["devices"][0]["quarantine"]
+
+
+async def test_a_node_that_drains_says_until_when_and_how_many_attempts_are_left(api: Api) -> None:
+    api.node()
+    await api.submit()
+    api.control.run(store.dispatch(60))
+    (attempt,) = api.control.run(store.beats()).leases
+    api.control.run(store.claim(attempt, "c", "host-a"))
+    told = await api.client.post("/v1/nodes/host-a/drain", json={"deadline_seconds": 600})
+    node = told.json()
+    assert (node["draining"], node["stopping"], node["attempts"]) == (True, False, 1)
+    left = datetime.fromisoformat(node["drain_deadline_at"]) - datetime.now(UTC)
+    assert 590 < left.total_seconds() <= 600
+    for body, field in (({"deadline_seconds": -1}, "deadline_seconds"), ({"deadline": 5}, "deadline")):
+        wrong = await api.client.post("/v1/nodes/host-a/drain", json=body)
+        assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, field)
+    again = (await api.client.post("/v1/nodes/host-a/drain")).json()
+    assert (again["draining"], again["drain_deadline_at"]) == (True, None)
+    undone = (await api.client.delete("/v1/nodes/host-a/drain")).json()
+    assert (undone["draining"], undone["attempts"]) == (False, 1)
+    assert (await api.client.post("/v1/nodes/ghost/drain")).status_code == 404
+
+
+async def test_the_operator_sets_a_device_apart_and_brings_it_back(api: Api) -> None:
+    api.node(devices=2)
+    there = "/v1/nodes/host-a/devices/1/quarantine"
+    node = (await api.client.post(there, json={"reason": "falls off the bus"})).json()
+    device = node["devices"][1]
+    assert (device["state"], device["quarantine"]) == ("quarantined", "falls off the bus")
+    assert datetime.fromisoformat(device["quarantined_at"]) <= datetime.now(UTC)
+    assert (await api.get("/v1/pools"))["pools"][0]["quarantined"] == 1
+    node = (await api.client.delete(there)).json()
+    assert (node["devices"][1]["state"], node["devices"][1]["quarantined_at"]) == ("free", None)
+    assert (await api.client.delete(there)).status_code == 200, "it is no error to ask again"
+    assert (await api.client.post(there, json={})).status_code == 422
+    assert (await api.client.post(there.replace("/1/", "/2/"), json={"reason": "x"})).status_code == 404
 
 
 async def test_a_node_that_is_down_is_forgotten_with_its_quarantine(api: Api) -> None:

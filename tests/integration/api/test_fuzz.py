@@ -82,7 +82,7 @@ class Target:
         directory = layout.attempt_dir(self._storage, "default", job, 1)
         layout.artifacts_dir(directory).mkdir(parents=True)
         layout.report_file(directory).write_bytes(report.encode(a_report()))
-        self._control.run(store.drain_node("host-a", drain=False))
+        self._control.run(store.undrain_node("host-a"))
         self._control.run(store.dispatch(60))
         if self._control.run(store.read_job("default", job)).record.attempt:
             self._run_to_end(store.AttemptId("default", job, 1))

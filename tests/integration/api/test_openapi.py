@@ -48,7 +48,16 @@ async def test_every_parameter_of_a_path_and_every_body_has_an_example(api: Api)
         assert body is None or key == UPLOAD or body["content"]["application/json"]["examples"], key
     takes_a_body = {key for key, operation in (await operations(api)).items() if "requestBody" in operation}
     assert takes_a_body == {UPLOAD} | {
-        ("post", path) for path in ("/v1/jobs", "/v1/plan", "/v1/jobs/cancel", "/v1/tokens", "/v1/sign-in")
+        ("post", path)
+        for path in (
+            "/v1/jobs",
+            "/v1/plan",
+            "/v1/jobs/cancel",
+            "/v1/tokens",
+            "/v1/sign-in",
+            "/v1/nodes/{node}/drain",
+            "/v1/nodes/{node}/devices/{device}/quarantine",
+        )
     }
 
 
@@ -58,11 +67,13 @@ async def test_every_example_of_a_body_is_accepted(api: Api) -> None:
     for (method, path), operation in (await operations(api)).items():
         shown = operation.get("requestBody", {"content": {"application/json": {"examples": {}}}})
         for name, example in shown["content"].get("application/json", {"examples": {}})["examples"].items():
-            answer = await api.client.request(method, path, json=example["value"])
+            there = path.format_map(examples.PARAMETERS)
+            answer = await api.client.request(method, there, json=example["value"])
             # An example is no real token, which is all that is wrong with it.
             assert answer.status_code in ((401,) if path == "/v1/sign-in" else (200, 201)), (path, name, answer.text)
             sent += 1
-    assert sent == 2 * len(examples.SPECS) + sum(map(len, (examples.CANCELS, examples.TOKENS, examples.SIGN_INS)))
+    others = (examples.CANCELS, examples.TOKENS, examples.SIGN_INS, examples.DRAINS, examples.QUARANTINES)
+    assert sent == 2 * len(examples.SPECS) + sum(map(len, others))
 
 
 async def test_every_reference_of_the_document_leads_somewhere(api: Api) -> None:

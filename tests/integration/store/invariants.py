@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import redis
 
+from jobs.record import Quarantine
 from jobs.state import TERMINAL, State
 
 LIVE = (b"leased", b"claimed")
@@ -144,13 +145,19 @@ def _devices(keys: Keys) -> Iterator[str]:
         held = {int(device) for device in keys.hashes.get(f"sy:held:{name}", {})}
         bad = {int(device) for device in keys.hashes.get(f"sy:quarantine:{name}", {})}
         free = {int(device) for device in keys.zsets.get(f"sy:free:{name}", {})}
-        if held & free or held & bad or free & bad:
+        by_hand = {
+            int(device)
+            for device, entry in keys.hashes.get(f"sy:quarantine:{name}", {}).items()
+            if Quarantine.read(entry).by == "operator"
+        }
+        if held & free or held & (bad - by_hand) or free & bad:
             yield f"node {name}: a device is at two places: held {held}, free {free}, quarantined {bad}"
         every = set(range(int(node[b"count"])))
         if (held | free | bad) & every != every or not free <= every:
             yield f"node {name}: held {held}, free {free}, quarantined {bad} are not its {len(every)} devices"
         index = keys.zsets.get(f"sy:pool:{node[b'pool'].decode()}:free", {})
-        expected = len(free) if node[b"alive"] == b"1" and node[b"stopping"] != b"1" else None
+        closed = any(node.get(field) == b"1" for field in (b"stopping", b"draining", b"leaving"))
+        expected = len(free) if node[b"alive"] == b"1" and not closed else None
         if index.get(name.encode()) != expected:
             yield f"node {name}: the index says {index.get(name.encode())} free, and it has {expected}"
         for other, members in keys.zsets.items():

@@ -1,7 +1,7 @@
 """Random interleavings of everything that users, dispatchers, supervisors, reapers and nodes may do."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from jobs import store
-from jobs.errors import JobFinished, JobNotFinished, TooLargeForPool, UnknownBundle
+from jobs.errors import JobFinished, JobNotFinished, NotFound, TooLargeForPool, UnknownBundle
 from jobs.record import AttemptRecord, JobRecord
 from jobs.state import CAUSE_OF, STATE_OF, TERMINAL, TRANSITIONS, AttemptState, Order, Reason, State
 from jobs.store import Archived, AttemptId, NodeStanding
@@ -26,6 +26,7 @@ from tests.integration.store.world import NEVER, TENANT, World, script
 pytestmark = pytest.mark.integration
 
 NODES = ("n1", "n2")
+NODE_CHANGES = ("restarts", "goes down", "stops", "drains", "leaves", "undrains", "loses a device", "gets it back")
 #: How a supervisor may end an attempt; the other reasons belong to the control plane.
 ENDS = sorted(CAUSE_OF)
 LIVE = (AttemptState.LEASED, AttemptState.CLAIMED)
@@ -148,7 +149,8 @@ class History(RuleBasedStateMachine):
     def finish(self, data: st.DataObject, claimant: str, reason: Reason, times: int) -> None:
         attempt = data.draw(st.sampled_from(self.attempts()))
         record = self.world.history(attempt.job)[attempt.number - 1]
-        again = (record.claimant, record.reason) == (claimant, reason)
+        ended = {reason, Reason.DRAINED} if reason is Reason.SERVICE_STOPPED else {reason}
+        again = record.claimant == claimant and record.reason in ended
         for _ in range(times):
             assert self.world.finish(attempt, reason, by=claimant) == (self.holds(record, claimant) or again)
 
@@ -180,13 +182,25 @@ class History(RuleBasedStateMachine):
         accepted = self.world.run(store.refuse(attempt, record.node, reason, "no"))
         assert accepted == (record.state is AttemptState.LEASED)
 
-    @rule(node=st.sampled_from(NODES), size=st.integers(1, 4), what=st.sampled_from(("restarts", "goes down", "stops")))
+    @rule(node=st.sampled_from(NODES), size=st.integers(1, 4), what=st.sampled_from(NODE_CHANGES))
     def node_changes(self, node: str, size: int, what: str) -> None:
         match what:
             case "goes down":
                 assert self.world.run(store.node_down(node, None))
             case "stops":
                 self.world.run(store.stop_node(node))
+            case "drains":
+                self.world.run(store.drain_node(node, deadline_seconds=(None, None, 600, 0, 0)[size]))
+            case "leaves":
+                self.world.run(store.leave_node(node))
+            case "undrains":
+                self.world.run(store.undrain_node(node))
+            case "loses a device":
+                with suppress(NotFound):
+                    self.world.run(store.quarantine_device(node, size - 1, "by hand"))
+            case "gets it back":
+                with suppress(NotFound):
+                    self.world.run(store.unquarantine(node, size - 1))
             case _:
                 self.world.node(node, size)
 

@@ -383,7 +383,8 @@ def test_losses_of_the_service_have_a_budget_of_their_own_and_then_the_job_is_pa
         "parked after 6 attempts were lost without progress; last: start_failed (start_failed); "
         "resubmit when the cause is mended"
     )
-    assert [ended.reason for ended in world.history(attempt.job)] == [Reason.SUPERVISOR_LOST] * 5 + [Reason.START_FAILED]
+    reasons = [ended.reason for ended in world.history(attempt.job)]
+    assert reasons == [Reason.SUPERVISOR_LOST] * MAX_LOSSES + [Reason.START_FAILED]
 
 
 def checkpoint(world: World, attempt: AttemptId, step: int) -> None:

@@ -1,0 +1,47 @@
+"""What SIGTERM means to a worker: how it leaves, and how long that may take. It and its keeper are told alike."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: Longest time that a drain may be given, in seconds.
+MAX_SECONDS = 30 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """By default a worker leaves at once, and its attempts go on."""
+
+    stop_attempts: bool = False  # they are ended first, and their jobs go back to the queue
+    drain: bool = False  # they are waited for
+    drain_seconds: float | None = None  # so long; then they move to other nodes. None: for as long as it takes
+
+
+def parse(arguments: Sequence[str] | None = None) -> Leaving:
+    """The options of `python -m workers`. Leaves with exit code 2 where they are wrong."""
+    parser = argparse.ArgumentParser(prog="python -m workers", description="Run one node's worker; see SHARDYARD_*.")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--stop-attempts-on-exit",
+        action="store_true",
+        help="on SIGTERM, end this node's attempts first; their jobs go back to the queue",
+    )
+    how.add_argument(
+        "--drain",
+        nargs="?",
+        type=_seconds,
+        const=-1.0,
+        metavar="SECONDS",
+        help="on SIGTERM, take no new work and wait for this node's attempts; those that still run after SECONDS save "
+        "a checkpoint and move to other nodes. A second SIGTERM leaves at once, and they go on",
+    )
+    found = parser.parse_args(arguments)
+    given = found.drain is not None
+    return Leaving(found.stop_attempts_on_exit, given, found.drain if given and found.drain >= 0 else None)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds <= MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text}: between 0 and {MAX_SECONDS:.0f} seconds, please")
+    return seconds
