@@ -140,16 +140,16 @@ def _services(
     bundles: Bundles,
     scheduler_alive: Callable[[], bool],
 ) -> Services:
-    fleet, records = FleetCache(control), Records(control, storage)
+    fleet, records, streams = FleetCache(control), Records(control, storage), Slots()
     return Services(
         jobs=Jobs(control, records, telemetry, fleet, changes, storage, bundles),
         results=Results(records, telemetry, storage),
-        events=Events(records, Feeds(records, telemetry, storage, changes), ServiceFeed(control, fleet), Slots()),
+        events=Events(records, Feeds(records, telemetry, storage, changes), ServiceFeed(control, fleet), streams),
         bundles=bundles,
         fleet=Fleet(control, fleet),
         tokens=Tokens(control, authenticator),
         sessions=Sessions(control, authenticator),
-        system=System(control, telemetry, fleet, changes, scheduler_alive),
+        system=System(control, telemetry, fleet, changes, streams, scheduler_alive),
     )
 
 

@@ -18,6 +18,7 @@ class Counts:
     jobs: dict[str, int]  # state -> jobs of one tenant
     pools: list[PoolView]
     waiting: int  # requests that are held until a status changes
+    streams: int = 0  # streams of events that are open
 
 
 class Monitoring:
@@ -41,6 +42,7 @@ class Monitoring:
         self._waiting = Gauge(
             "shardyard_waiting_requests", "Requests held until a status changes", registry=self._registry
         )
+        self._streams = Gauge("shardyard_event_streams", "Streams of events that are open", registry=self._registry)
         self._queued = Gauge("shardyard_queued_jobs", "Jobs that wait in a pool", ("pool",), registry=self._registry)
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
@@ -52,6 +54,7 @@ class Monitoring:
         for state, number in counts.jobs.items():
             self._jobs.labels(state).set(number)
         self._waiting.set(counts.waiting)
+        self._streams.set(counts.streams)
         self._devices.clear()
         self._queued.clear()
         for pool in counts.pools:

@@ -7,6 +7,7 @@ from api.auth import Principal
 from api.fleet import FleetCache
 from api.monitoring import Counts
 from api.schemas import Readiness
+from api.services.events import Slots
 from api.telemetry import Telemetry
 from api.waiting import Changes
 from jobs import store
@@ -24,12 +25,14 @@ class System:
         telemetry: Telemetry,
         fleet: FleetCache,
         changes: Changes,
+        streams: Slots,
         scheduler_alive: Callable[[], bool],
     ) -> None:
         self._store = control
         self._telemetry = telemetry
         self._fleet = fleet
         self._changes = changes
+        self._streams = streams
         self._scheduler_alive = scheduler_alive
 
     async def readiness(self) -> Readiness:
@@ -53,4 +56,4 @@ class System:
         """What Prometheus's gauges show: jobs of the caller's tenant, and every pool."""
         jobs = await self._store.run(store.count_jobs(who.tenant))
         pools = views.pools(await self._fleet.read(max_age=0))
-        return Counts({str(state): number for state, number in jobs.items()}, pools, self._changes.count)
+        return Counts({str(state): number for state, number in jobs.items()}, pools, self._changes.count, self._streams.count)
