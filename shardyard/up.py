@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from jobs.errors import ShardyardError
+from jobs.settings import Settings
 from shardyard import embedded, text
 from shardyard.client import Client
 from shardyard.client.models import Node
@@ -34,7 +35,7 @@ READY_SECONDS = 120.0
 TICK_SECONDS = 0.2
 #: The API drains open requests for 10 s.
 API_STOP_SECONDS = 15.0
-#: The worker's time to bring its attempts back to the queue.
+#: The worker's time to bring its attempts back to the queue, beside what they may take to save.
 WORKER_STOP_SECONDS = 30.0
 
 
@@ -258,7 +259,14 @@ def _api(data_dir: Path, environment: Mapping[str, str]) -> Service:
 def _worker(data_dir: Path, environment: Mapping[str, str]) -> Service:
     wanted = ("REDIS_URL", "TELEMETRY_URL", "STORAGE", "STATE_DIR", "POOL", "DEVICES", "RUN_AS")
     command = ("-m", "workers", "--stop-attempts-on-exit")
-    return _service(data_dir, "worker", command, environment, wanted, stop_seconds=WORKER_STOP_SECONDS)
+    return _service(
+        data_dir,
+        "worker",
+        command,
+        environment,
+        wanted,
+        stop_seconds=WORKER_STOP_SECONDS + Settings().checkpoint_seconds,
+    )
 
 
 def _service(

@@ -136,7 +136,8 @@ class Watch:
         self._result: Result | None = None
         self._saving = saving
         self._cuts = self._cuts_of(saving) if saving is not None else None
-        self._stop_ends: float | None = None  # when ranks that save before they stop are no longer waited for
+        self._stopped: Ending | None = None  # what the ranks save for
+        self._stop_ends = 0.0  # when they are no longer waited for
         self._steps = [saving.step if saving is not None else 0] * len(ranks)
         self._stepped = False
         self._working: set[int] = set()  # ranks that began a forward or took a step, or had it done
@@ -299,7 +300,9 @@ class Watch:
 
     def _fail(self, rank: Rank, outcome: Outcome | None) -> None:
         """A rank failed: by its own report, or (`outcome` None) it died without a word."""
-        if self._phase is _Phase.WORKING:
+        if self._stopped is not None and outcome is not None and outcome.kind == "stopped":
+            self._end(self._stopped)
+        elif self._phase is _Phase.WORKING:
             first, its = self._blame(rank, outcome)
             if first.outcome is not None and its is not None:
                 its = first.outcome  # its exit handlers may have more to say
@@ -350,11 +353,11 @@ class Watch:
             ending, reason=Reason.OUT_OF_MEMORY, message=message, error=(ending.error or {}) | {"message": message}
         )
 
-    def _end(self, ending: Ending) -> None:
-        """End all ranks; the first ending counts."""
+    def _end(self, ending: Ending, seconds: float = 0.0) -> None:
+        """End all ranks; the first ending counts. They have the grace, or `seconds` where that is longer."""
         if self._phase in (_Phase.WORKING, _Phase.LEAVING):
             self._ending = ending
-            self._enter(_Phase.ENDING, self._launch.grace_seconds)
+            self._enter(_Phase.ENDING, max(seconds, self._launch.grace_seconds))
             self._signal(signal.SIGTERM)
             if self._cuts is not None:
                 self._cuts.leave()
@@ -391,9 +394,10 @@ class Watch:
     def _stop(self, now: float, ending: Ending) -> None:
         """End the ranks; first they save what they have done, for which they have a while."""
         if self._cuts is None or not self._stepped:
-            self._end(ending)
-        elif self._stop_ends is None:
-            self._stop_ends = now + self._launch.checkpoint_seconds
+            is_script = isinstance(self._spec.program, ScriptProgram)  # which may save when it hears of SIGTERM
+            self._end(ending, self._launch.checkpoint_seconds if is_script else 0.0)
+        elif self._stopped is None:
+            self._stopped, self._stop_ends = ending, now + self._launch.checkpoint_seconds
             self._cuts.stop()
             self._signal(signal.SIGTERM)
         elif self._cuts.left or now > self._stop_ends:

@@ -185,3 +185,37 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     (end, _), *_ = client.xrevrange(wire.metric_stream(TENANT, job, 2), count=1)
     points = sum(len(one.points) for one in metrics.read(layout.metrics_file(service.files(job, 2))))
     assert end == f"{points}-1".encode()
+
+
+def stop_and_start(service: Service) -> None:
+    service.stop_worker(60)
+    service.start_worker([*MODULE, "--stop-attempts-on-exit"])
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("ddp", 2), pytest.param("single", 1, marks=pytest.mark.slow)])
+def test_a_run_that_is_stopped_twice_loses_no_step(
+    service: Service, undisturbed: Callable[[str, int], str], strategy: str, devices: int
+) -> None:
+    job = submit(service, strategy, devices, seconds=0.1, checkpoint={"every_steps": 1000, "keep": 1})
+    saved = []
+    for attempt in (1, 2):
+        takes_steps_after(service, job, 0, attempt)
+        stop_and_start(service)
+        assert f"checkpoint of step {pointed(service.job(job))} saved" in said(service, job, attempt)
+        saved.append(pointed(service.job(job)))
+        service.deliver()
+    record = service.ended(job, 60)
+    assert (record.state, record.attempt, record.retries, record.losses) == (State.SUCCEEDED, 3, 0, 0), record
+    assert [one.reason for one in service.attempts(job)[:2]] == [Reason.SERVICE_STOPPED] * 2
+    assert [one.resumed for one in service.attempts(job)] == [
+        None,
+        {"step": saved[0], "attempt": 1},
+        {"step": saved[1], "attempt": 2},
+    ]
+    steps = [
+        line.text for number in (1, 2, 3) for line in service.lines(job, number=number) if b"step " == line.text[:5]
+    ]
+    assert len(steps) == STEPS  # each was taken once
+    reference = undisturbed(strategy, devices)
+    assert_as_if_undisturbed(service, job, 3, reference)
+    assert kept(service, job) == [(STEPS, 3)]
