@@ -20,7 +20,7 @@ import typer
 
 from jobs.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
 from shardyard import __version__
-from shardyard.cli import artifacts, backup, jobs, logs, pools, service, splits, submit, tokens
+from shardyard.cli import artifacts, backup, jobs, logs, pools, service, splits, submit, tokens, top
 from shardyard.cli.common import Commands
 
 #: First match wins.
@@ -41,6 +41,7 @@ EXAMPLES = "\n\n".join(
         "shardyard submit --script train.py -- --epochs 3    a script of your own, unchanged",
         "shardyard splits JOB --against OTHER    two reports side by side",
         "shardyard logs JOB -f --device 1        one device's lines as they come",
+        "shardyard top                           jobs and devices, live",
         "shardyard cancel --label team=vision    all jobs with that label",
         "Exit codes: 0 done, 1 the watched job did not succeed, 2 bad input, 3 service unavailable, 4 refused.",
     )
@@ -58,7 +59,7 @@ app = typer.Typer(
 COMMANDS: tuple[tuple[str, Commands], ...] = (
     ("Running the service", service.COMMANDS | backup.COMMANDS),
     ("Jobs", jobs.COMMANDS | splits.COMMANDS | logs.COMMANDS | artifacts.COMMANDS),
-    ("Machines and access", pools.COMMANDS),
+    ("Machines and access", top.COMMANDS | pools.COMMANDS),
 )
 for panel, commands in COMMANDS:
     for name, command in commands.items():

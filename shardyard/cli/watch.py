@@ -25,6 +25,9 @@ from shardyard.client.report import SplitReport
 PLAIN_SECONDS = 2.0
 REFRESHES_PER_SECOND = 4
 BAR_WIDTH = 30
+NARROW_BAR_WIDTH = 14
+#: Columns from which on a terminal has room for the wide one.
+WIDE = 100
 #: Lines of the program that a live view shows, and how many it asks for of each device at first.
 LOG_LINES = 6
 TAIL = 5
@@ -156,7 +159,7 @@ class LiveView(QuietView):
     def line(self, device: int, stream: str, line: str) -> None:
         if self.prints_lines:
             self.console.out(f"{device}| {line}", highlight=False)
-        elif line.strip():
+        elif line.strip() and stream != "shard":  # those say what the bars show
             self._lines.append((device, line))
 
     def remark(self, words: str) -> None:
@@ -189,9 +192,14 @@ class LiveView(QuietView):
         known = self._progress.fraction if self._progress is not None else None
         fraction = 1.0 if status.state == "succeeded" else known or 0.0
         style = STATE_STYLES.get(status.state, "")
-        bar = ProgressBar(100, fraction * 100, width=BAR_WIDTH, complete_style=style, finished_style=style)
+        width = BAR_WIDTH if self.console.width >= WIDE else NARROW_BAR_WIDTH
+        bar = ProgressBar(100, fraction * 100, width=width, complete_style=style, finished_style=style)
+        words = progress_text(self._progress) if self._progress else ""
         row = Table.grid(padding=(0, 1))
-        row.add_row(bar, f"{fraction:4.0%}", Text(progress_text(self._progress) if self._progress else ""))
+        row.add_column(width=width)
+        row.add_column(width=4)
+        row.add_column(no_wrap=True, overflow="ellipsis")
+        row.add_row(bar, f"{fraction:4.0%}", Text(words))
         return row
 
 

@@ -1,0 +1,415 @@
+"""The command `top`: jobs that have not ended, and who holds which device, live.
+
+What it asks of the service is bounded, however many jobs there are: a page of each state at the start
+and after a gap, the nodes when they have changed, and the progress of the running jobs on the screen.
+Everything else comes as events.
+"""
+
+import contextlib
+import queue
+import select
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from jobs.errors import NotFound, ShardyardError, Unavailable
+from shardyard import text
+from shardyard.cli.common import STATE_STYLES, Commands, NoColor, Token, Url, connect, console
+
+if TYPE_CHECKING:
+    from shardyard.client import Client
+    from shardyard.client.models import JobSummary, Node, Pool, Progress
+
+ACTIVE = ("running", "starting", "queued")
+#: Jobs of each state that are fetched, and that are kept in all as they come.
+FETCHED = 200
+KEPT = 1000
+#: Running jobs on the screen whose progress is asked for, and how often.
+WITH_PROGRESS = 16
+PROGRESS_SECONDS = 2.0
+#: Nodes are asked for at most this often; a service that sends no events is asked for everything in this time.
+FLEET_SECONDS = 1.0
+POLL_SECONDS = 3.0
+DRAW_SECONDS = 0.25
+MAX_EVENTS = 10_000
+#: From this many columns on there is room for ids.
+WIDE = 118
+BAR = 10
+MAX_POOLS = 4
+#: One letter stands for a running job among the devices.
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+FREE, QUARANTINED, OFFLINE, OTHERS, UNNAMED = "·", "x", "-", "#", "+"
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_red")
+
+
+class Sort(StrEnum):
+    STATE = "state"
+    CREATED = "created"
+    NAME = "name"
+    DEVICES = "devices"
+    PRIORITY = "priority"
+
+
+_ORDER: dict[Sort, Callable[["JobSummary"], Any]] = {
+    Sort.STATE: lambda job: (ACTIVE.index(job.state) if job.state in ACTIVE else 9, job.id),
+    Sort.CREATED: lambda job: job.id,
+    Sort.NAME: lambda job: (job.name, job.id),
+    Sort.DEVICES: lambda job: (-job.devices, job.id),
+    Sort.PRIORITY: lambda job: (-job.priority, job.id),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which jobs are shown; what is None chooses all."""
+
+    state: str | None = None
+    pool: str | None = None
+    label: str | None = None
+    name: str | None = None
+
+    def has(self, job: "JobSummary") -> bool:
+        key, _, value = (self.label or "").partition("=")
+        return (
+            self.state in (None, job.state)
+            and self.pool in (None, job.pool)
+            and self.name in (None, job.name)
+            and (self.label is None or job.labels.get(key) == value)
+        )
+
+
+@dataclass(slots=True)
+class Board:
+    """What is known of the service now."""
+
+    chosen: Chosen = field(default_factory=Chosen)
+    jobs: dict[str, "JobSummary"] = field(default_factory=dict)
+    progress: dict[str, "Progress"] = field(default_factory=dict)
+    nodes: list["Node"] = field(default_factory=list)
+    pools: list["Pool"] = field(default_factory=list)
+    remark: str = ""
+    stale: bool = False  # something was missed: everything is to be fetched anew
+    fleet_stale: bool = False
+
+    def load(self, client: "Client") -> None:
+        """Fetch everything anew: five requests."""
+        from shardyard.client import calls
+
+        found: dict[str, JobSummary] = {}
+        filters = {"pool": self.chosen.pool, "label": self.chosen.label, "name": self.chosen.name}
+        for state in ACTIVE if self.chosen.state is None else (self.chosen.state,):
+            page = client.call(calls.jobs(state=state, limit=FETCHED, **filters))
+            found |= {job.id: job for job in page.jobs}
+        self.jobs, self.stale = found, False
+        self.load_fleet(client)
+
+    def load_fleet(self, client: "Client") -> None:
+        self.nodes, self.pools, self.fleet_stale = client.nodes(), client.pools(), False
+
+    def load_progress(self, client: "Client", shown: Sequence["JobSummary"]) -> None:
+        """How far the running jobs on the screen are."""
+        from shardyard.client import calls
+
+        running = [job for job in shown if job.state == "running"][:WITH_PROGRESS]
+        found = {}
+        for job in running:
+            with contextlib.suppress(NotFound):
+                progress = client.call(calls.job(job.id)).progress
+                if progress is not None:
+                    found[job.id] = progress
+        self.progress = found
+
+    def take(self, event: Any) -> None:
+        """What has happened."""
+        from shardyard.client import events
+
+        match event:
+            case events.JobChanged():
+                self._put(event.job)
+            case events.JobGone():
+                self.jobs.pop(event.job_id, None)
+            case events.FleetChanged():
+                self.fleet_stale = True
+            case events.Resync():
+                self.stale = True
+
+    def _put(self, job: "JobSummary") -> None:
+        ended = job.state not in ACTIVE and self.chosen.state is None
+        if ended or not self.chosen.has(job):
+            self.jobs.pop(job.id, None)
+        elif job.id in self.jobs or len(self.jobs) < KEPT:
+            self.jobs[job.id] = job
+        self.fleet_stale = True  # what a pool has free, and how many wait
+
+    def sorted(self, by: Sort) -> list["JobSummary"]:
+        return sorted(self.jobs.values(), key=_ORDER[by])
+
+
+# -- drawing ---------------------------------------------------------------------------------------
+
+
+def draw(board: Board, by: Sort, width: int, height: int, now: datetime | None = None) -> Group:
+    """The board on so many columns and lines."""
+    jobs = board.sorted(by)
+    letters = {job.id: LETTERS[place] for place, job in enumerate(_running(jobs)[: len(LETTERS)])}
+    head: list[RenderableType] = [*_pool_lines(board), *_node_lines(board, letters, width, max(2, height // 3))]
+    room = max(1, height - len(head) - 3)
+    more = _waiting(board, jobs, room)
+    parts = [*head, "", _jobs(board, jobs[:room], letters, width, now or datetime.now(UTC))]
+    if more:
+        parts.append(Text(more, "dim"))
+    if board.remark:
+        parts.append(Text(board.remark, "yellow", no_wrap=True, overflow="ellipsis"))
+    return Group(*parts)
+
+
+def shown(board: Board, by: Sort, height: int) -> list["JobSummary"]:
+    """The jobs that such a screen shows, about."""
+    return board.sorted(by)[:height]
+
+
+def _running(jobs: Sequence["JobSummary"]) -> list["JobSummary"]:
+    return [job for job in jobs if job.placement]
+
+
+def _pool_lines(board: Board) -> Iterator[Text]:
+    for pool in board.pools[:MAX_POOLS]:
+        used = round(BAR * pool.leased / pool.devices) if pool.devices else 0
+        line = Text.assemble((f"{pool.name:<10.10} ", "bold"), ("█" * used, "blue"), ("░" * (BAR - used), "dim"))
+        line.append(f" {pool.leased}/{pool.devices} leased, {pool.free} free")
+        if pool.quarantined:
+            line.append(f", {pool.quarantined} in quarantine", "red")
+        line.append(f", {text.plural(pool.queued, 'job')} waiting", "yellow" if pool.queued else "dim")
+        if pool.live_nodes < pool.nodes:
+            line.append(f", {pool.nodes - pool.live_nodes} of {pool.nodes} nodes down", "red")
+        yield line
+    if len(board.pools) > MAX_POOLS:
+        yield Text(f"and {len(board.pools) - MAX_POOLS} more pools", "dim")
+    if not board.pools:
+        yield Text("no pools: no worker has registered yet", "dim")
+
+
+def _node_lines(board: Board, letters: dict[str, str], width: int, most: int) -> Iterator[Text]:
+    """A mark for each device: the letter of the job that holds it, or what it is instead."""
+    name = min(20, max((len(node.id) for node in board.nodes), default=0))
+    for node in board.nodes[:most]:
+        line = Text(f"{node.id:<{name}.{name}} ", "bold", no_wrap=True, overflow="ellipsis")
+        for device in node.devices:
+            mark = letters.get(device.job or "", UNNAMED) if device.state == "leased" else _MARKS.get(device.state, "?")
+            if device.job == "another tenant":
+                mark = OTHERS
+            line.append(mark, _style(mark))
+        words = _node_words(node)
+        if words:
+            line.append(f"  {words}", "yellow")
+        yield line
+    if len(board.nodes) > most:
+        yield Text(f"and {len(board.nodes) - most} more nodes", "dim")
+
+
+_MARKS = {"free": FREE, "quarantined": QUARANTINED, "offline": OFFLINE}
+_MARK_STYLES = {FREE: "dim", QUARANTINED: "red", OFFLINE: "red", OTHERS: "dim", UNNAMED: "cyan"}
+
+
+def _style(mark: str) -> str:
+    if mark in _MARK_STYLES:
+        return _MARK_STYLES[mark]
+    return f"bold {_COLOURS[LETTERS.find(mark) % len(_COLOURS)]}"
+
+
+def _node_words(node: "Node") -> str:
+    words = [
+        "" if node.alive else "down",
+        "draining" if node.draining else "",
+        "stopping" if node.stopping else "",
+    ]
+    quarantined = [device.label for device in node.devices if device.state == "quarantined"]
+    if quarantined:
+        words.append(f"quarantine: {text.device_names(quarantined)}")
+    return ", ".join(filter(None, words))
+
+
+def _jobs(board: Board, jobs: Sequence["JobSummary"], letters: dict[str, str], width: int, now: datetime) -> Table:
+    wide = width >= WIDE
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+    table.add_column("", width=1)
+    if wide:
+        table.add_column("JOB", width=36, no_wrap=True)
+    table.add_column("NAME", width=24 if wide else 18, no_wrap=True, overflow="ellipsis")
+    table.add_column("STATE", width=9, no_wrap=True)
+    table.add_column("RUNS", width=10, no_wrap=True)
+    table.add_column("TIME", width=11, no_wrap=True, justify="right")
+    table.add_column("PROGRESS", ratio=1, no_wrap=True, overflow="ellipsis")
+    for job in jobs:
+        mark = letters.get(job.id, "")
+        table.add_row(
+            Text(mark, _style(mark) if mark else ""),
+            *([Text(job.id)] if wide else []),
+            Text(job.name),
+            Text(job.state, STATE_STYLES.get(job.state, "")),
+            Text(f"{job.strategy} on {job.devices}"),
+            Text(text.duration(text.between(job.started_at or job.created_at, job.finished_at, now))),
+            _how_far(job, board.progress.get(job.id)),
+        )
+    return table
+
+
+def _how_far(job: "JobSummary", progress: "Progress | None") -> Text:
+    if job.state != "running" or progress is None:
+        return Text("" if job.state == "running" else job.reason.message, "dim")
+    words = Text()
+    if progress.fraction is not None:
+        filled = round(min(max(progress.fraction, 0.0), 1.0) * BAR)
+        words += Text.assemble(("█" * filled, "blue"), ("░" * (BAR - filled), "dim"), f" {progress.fraction:4.0%}")
+    if progress.rows_per_second:
+        words.append(f" {text.number(progress.rows_per_second)} rows/s")
+    if progress.eta_seconds:
+        words.append(f" ETA {text.duration(progress.eta_seconds)}", "dim")
+    return words
+
+
+def _waiting(board: Board, jobs: Sequence["JobSummary"], room: int) -> str:
+    """What the list does not show; the pools know how many wait, however many there are."""
+    hidden = jobs[room:]
+    waiting = sum(pool.queued for pool in board.pools)
+    known = sum(job.state == "queued" for job in jobs[:room])
+    if board.chosen == Chosen() and waiting > known:
+        others = sum(job.state != "queued" for job in hidden)
+        words = f"and {text.plural(waiting - known, 'more job')} waiting"
+        return words + (f", {others} running" if others else "")
+    return f"and {text.plural(len(hidden), 'more job')}" if hidden else "" if jobs else "no jobs"
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def top(
+    sort: Annotated[Sort, typer.Option(help="What the list is sorted by.")] = Sort.STATE,
+    state: Annotated[str | None, typer.Option(help="Only jobs in this state.", show_default=False)] = None,
+    pool: Annotated[str | None, typer.Option(help="Only jobs of this pool.", show_default=False)] = None,
+    label: Annotated[str | None, typer.Option(help="Only jobs with this label, key=value.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Option(help="Only jobs of this name.", show_default=False)] = None,
+    no_color: NoColor = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Show jobs and devices live: who holds what, how far it is, what waits. In a pipe: once.
+
+    Keys: s sorts by the next column, f shows the next state only, q leaves.
+    """
+    board = Board(Chosen(state, pool, label, name))
+    out = console()
+    with connect(url, token) as client:
+        board.load(client)
+        board.load_progress(client, shown(board, sort, out.height))
+        if not out.is_terminal or out.is_dumb_terminal:
+            out.print(draw(board, sort, out.width, FETCHED))
+            return
+        with contextlib.suppress(KeyboardInterrupt):
+            _live(client, board, sort, out)
+
+
+def _live(client: "Client", board: Board, sort: Sort, out: Any) -> None:
+    by = sort
+    came: queue.Queue[Any] = queue.Queue(MAX_EVENTS)
+    threading.Thread(target=_listen, args=(client, came), daemon=True, name="events").start()
+
+    def screen() -> Group:
+        return draw(board, by, out.size.width, out.size.height)
+
+    next_progress = next_fleet = next_load = 0.0
+    polls = False
+    with _keys() as pressed, Live(console=out, screen=True, auto_refresh=False, get_renderable=screen) as live:
+        while True:
+            for event in _waiting_events(came):
+                if isinstance(event, ShardyardError):
+                    board.remark = f"{event.message}; trying again"
+                    polls = polls or isinstance(event, NotFound)
+                    board.stale = True
+                else:
+                    board.take(event)
+            key = pressed()
+            if key == "q":
+                return
+            if key == "s":
+                order = list(Sort)
+                by = order[(order.index(by) + 1) % len(order)]
+            if key == "f":
+                states = [None, *ACTIVE]
+                place = states.index(board.chosen.state) if board.chosen.state in states else 0
+                board.chosen = Chosen(states[(place + 1) % len(states)], *_rest(board.chosen))
+                board.stale = True
+            now = time.monotonic()
+            try:
+                if (board.stale or polls) and now >= next_load:
+                    next_load = now + POLL_SECONDS if polls else now + FLEET_SECONDS
+                    board.load(client)
+                    board.remark = ""
+                elif board.fleet_stale and now >= next_fleet:
+                    next_fleet = now + FLEET_SECONDS
+                    board.load_fleet(client)
+                if now >= next_progress:
+                    next_progress = now + PROGRESS_SECONDS
+                    board.load_progress(client, shown(board, by, out.size.height))
+            except Unavailable as error:
+                board.remark, board.stale = f"{error.message}; trying again", True
+            live.refresh()
+
+
+def _rest(chosen: Chosen) -> tuple[str | None, str | None, str | None]:
+    return chosen.pool, chosen.label, chosen.name
+
+
+def _listen(client: "Client", came: "queue.Queue[Any]") -> None:
+    """Hand on events, and that the service is away. Ends with the process, or with an error that does not pass."""
+    from shardyard.client import flows
+
+    try:
+        for event in client.items(flows.service_events(away=came.put)):
+            came.put(event)  # who draws too slowly reads too slowly, and the service says so
+    except ShardyardError as error:
+        came.put(error)
+
+
+def _waiting_events(came: "queue.Queue[Any]") -> Iterator[Any]:
+    """What has come, or comes within the time of one drawing."""
+    with contextlib.suppress(queue.Empty):
+        yield came.get(timeout=DRAW_SECONDS)
+        for _ in range(MAX_EVENTS):
+            yield came.get_nowait()
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[], str]]:
+    """A function that says which key was pressed, without waiting; without a keyboard, none ever is."""
+    if not sys.stdin.isatty():
+        yield lambda: ""
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def pressed() -> str:
+        ready, _, _ = select.select([descriptor], [], [], 0)
+        return sys.stdin.read(1) if ready else ""
+
+    try:
+        tty.setcbreak(descriptor)
+        yield pressed
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+COMMANDS: Commands = {"top": top}
