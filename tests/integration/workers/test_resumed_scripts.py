@@ -3,15 +3,17 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from jobs import layout
+from jobs import layout, store
+from jobs.logs import read_page
 from jobs.record import JobRecord
 from jobs.state import Reason, State
 from tests.integration.training.rehearsed import SCRIPTS
-from tests.integration.workers.service import Service
+from tests.integration.workers.service import NODE, Service, eventually, running_service
 
 pytestmark = pytest.mark.integration
 
@@ -179,3 +181,54 @@ def test_all_ranks_find_the_directory_that_one_of_them_has_saved(service: Servic
 
     assert service.ended(job, 60).state is State.SUCCEEDED
     assert [service.text(job, device, number=2) for device in (0, 1)] == ["of rank 0", "of rank 1"]
+
+
+#: Works until it is told to stop, and then takes longer to save than a cancel would give it.
+SLOW_TO_SAVE = """
+import pathlib, sys, time
+from shardyard import job
+
+if job.resume_dir() is not None:
+    print((job.resume_dir() / "state.txt").read_text())
+    sys.exit()
+pathlib.Path("state.txt").write_text("saved when it was told to stop")
+print("works", flush=True)
+while not job.should_stop():
+    time.sleep(0.01)
+print("told", flush=True)
+time.sleep(1.0)
+job.checkpoint("state.txt")
+"""
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service whose grace is short."""
+    directory = tmp_path_factory.mktemp("service")
+    with running_service(directory, grace_seconds=0.2, checkpoint_seconds=5.0) as service:
+        yield service
+
+
+def starts_working(service: Service, program: str) -> str:
+    job = service.run_script({"train.py": program})
+    log = layout.log_file(service.files(job), 0)
+    eventually(lambda: log.exists() and b"works" in b"".join(line.text for line in read_page(log).lines), "it works")
+    return job
+
+
+@pytest.mark.slow
+def test_a_script_that_is_told_to_stop_has_the_time_to_save_which_a_cancel_does_not_give_it(hasty: Service) -> None:
+    cancelled = starts_working(hasty, SLOW_TO_SAVE)
+    hasty.cancel(cancelled)
+    hasty.ended(cancelled)
+    assert hasty.text(cancelled).splitlines() == ["works", "told"]
+    assert not (layout.artifacts_dir(hasty.files(cancelled)) / "checkpoints").exists()
+
+    job = starts_working(hasty, SLOW_TO_SAVE)
+    hasty.run(store.stop_node(NODE))
+    assert hasty.reaches(job, State.QUEUED).reason is Reason.SERVICE_STOPPED
+    hasty.stop_worker()
+    hasty.start_worker()
+
+    assert hasty.ended(job, 30).state is State.SUCCEEDED
+    assert hasty.text(job, number=2) == "saved when it was told to stop"
