@@ -317,10 +317,9 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 def _restore_model(run: Run, state: State, directory: Path) -> None:
     own = directory / f"rank-{state.rank}.safetensors"
-    tensors: dict[str, Any] = {}
-    if state.holds == "replica" or (state.rank == 0 and state.holds == "whole"):
-        tensors = _read_tensors(directory / MODEL)
-    if own.exists():
+    has_model = state.holds == "replica" or (state.rank == 0 and state.holds == "whole")
+    tensors: dict[str, Any] = _read_tensors(directory / MODEL) if has_model else {}
+    if not has_model or own.exists():
         tensors |= _read_tensors(own)
     with run.strategy.bare() as model, torch.no_grad():
         expected = model.state_dict()
@@ -331,7 +330,12 @@ def _restore_model(run: Run, state: State, directory: Path) -> None:
         model.load_state_dict(tensors | state.extra)
         buffers = dict(model.named_buffers())
         for name, buffer in state.buffers.items():
-            buffers[name].copy_(buffer)
+            like = buffers.get(name)
+            if like is not None and (like.shape, like.dtype) == (buffer.shape, buffer.dtype):
+                like.copy_(buffer)
+            else:  # a cache that has grown, or was made on the way
+                path, _, last = name.rpartition(".")
+                model.get_submodule(path).register_buffer(last, buffer.to(run.strategy.device), persistent=False)
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, state: Any) -> None:

@@ -58,7 +58,7 @@ def prepare(spec: JobSpec, context: RankContext) -> Run:
     loss = build_loss(program.loss) if program.loss is not None else None
     check_fit(spec, model, dataset, loss)
     check_precision(spec, context)
-    saved = checkpoint.read(context) if program.mode == "train" else None
+    saved = checkpoint.read(context) if program.checkpoint is not None and program.mode == "train" else None
     strategy = strategies.build(spec, context, model, saved.buckets if saved is not None else None)
     describe_devices(context, strategy)
     if isinstance(loss, nn.Module):

@@ -301,11 +301,11 @@ def _buckets(wrapped: DistributedDataParallel) -> Buckets | None:
 def _beginning_with(buckets: Buckets) -> Iterator[None]:
     """DistributedDataParallel made in here has these buckets from its first step on. It turns them round."""
     private: Any = dist
-    usual = getattr(private, "_compute_bucket_assignment_by_size", None)
+    usual: Any = getattr(private, "_compute_bucket_assignment_by_size", None)
 
-    def assign(parameters: list[torch.Tensor], limits: list[int], *_: Any) -> tuple[Buckets, list[int]]:
+    def assign(parameters: list[torch.Tensor], limits: list[int], *others: Any) -> Any:
         if sorted(number for bucket in buckets for number in bucket) != list(range(len(parameters))):
-            raise ValueError(f"these are no buckets for {len(parameters)} parameters")
+            return usual(parameters, limits, *others)  # of another model, as reading its weights will show
         return buckets[::-1], [limits[-1]] * len(buckets)
 
     private._compute_bucket_assignment_by_size = assign
