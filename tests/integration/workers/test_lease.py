@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from jobs import store
 from jobs.state import AttemptState, Reason, State
 from tests.integration.workers.service import Service, eventually, is_dead, running_service
 from workers.watch import FENCE
@@ -50,6 +51,26 @@ def _watch_for_second_attempt(service: Service, job: str) -> None:
         assert len(live) <= 1
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_node_that_falls_silent_with_its_attempts_is_lost_by_name_and_another_one_goes_on(service: Service) -> None:
+    job = service.long("ddp", 2)
+    supervisor, ranks = service.supervisor(service.attempt(job)), service.living()
+    with service.another_worker(SHARDYARD_NODE="n2"):
+        eventually(lambda: len(service.run(store.fleet()).nodes) == 2, "the other node registers", 60)
+        os.kill(supervisor, signal.SIGSTOP)  # as far as others can see, its host is gone
+        service.kill_worker()
+        record = service.reaches(job, State.RUNNING, attempt=2, seconds=8 * LEASE)
+        first, second = service.attempts(job)
+        assert (first.reason, second.node) == (Reason.NODE_LOST, "n2")
+        assert first.message.startswith("node n1 is lost: neither it nor the attempt")
+        assert (record.losses, record.retries) == (1, 0)
+        service.cancel(job)
+        service.finished(job)
+    service.run(store.node_down("n2", None))
+    service.start_worker()
+    eventually(lambda: is_dead(supervisor) and all(is_dead(pid) for pid in ranks), "its agent ends them", 8 * LEASE)
+    eventually(lambda: not service.node().held, "its devices are free", 8 * LEASE)
 
 
 @pytest.mark.slow

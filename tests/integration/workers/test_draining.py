@@ -1,0 +1,127 @@
+"""Nodes that drain, by the operator's command or because their worker leaves. Each test leaves a worker running."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from jobs import store
+from jobs.record import NodeRecord
+from jobs.state import Reason, State
+from tests.integration.workers.service import MODULE, NODE, Service, eventually, running_service
+
+pytestmark = pytest.mark.integration
+
+KEEPER = [sys.executable, "-m", "workers.keeper"]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running_service(tmp_path_factory.mktemp("service")) as service:
+        yield service
+
+
+def nodes(service: Service) -> dict[str, NodeRecord]:
+    return {node.id: node for node in service.run(store.fleet()).nodes}
+
+
+def is_sent_back(service: Service, job: str) -> bool:
+    """Whether a job waits again, because its node drained, and it cost nothing."""
+    record = service.job(job)
+    assert (record.losses, record.retries) == (0, 0)
+    return (record.state, record.reason) == (State.QUEUED, Reason.DRAINED)
+
+
+def test_at_the_deadline_of_a_drain_what_still_runs_goes_to_another_node(service: Service) -> None:
+    job, short = service.long("ddp", 2), service.submit("single", steps=100, seconds=0.01)
+    eventually(lambda: service.job(short).first_step, "the short job trains")
+    with service.another_worker(SHARDYARD_NODE="n2"):
+        eventually(lambda: "n2" in nodes(service), "the other node registers", 60)
+        service.run(store.drain_node(NODE, deadline_seconds=4))
+        began = time.monotonic()
+        waiting = service.submit("single")
+        assert service.finished(short).attempt == 1, "what ends before the deadline is left alone"
+        moved = service.reaches(job, State.RUNNING, attempt=2, seconds=30)
+        assert time.monotonic() - began > 4
+        first, second = service.attempts(job)
+        assert (first.node, first.reason, second.node) == (NODE, Reason.DRAINED, "n2")
+        assert (moved.losses, moved.retries) == (0, 0)
+        assert service.finished(waiting).node == "n2"
+        assert nodes(service)[NODE].moving
+        assert service.held_by(job) == []
+        service.cancel(job)
+        service.finished(job)
+        eventually(lambda: not nodes(service)["n2"].held, "its devices are free")
+        service.run(store.undrain_node(NODE))
+        service.run(store.node_down("n2", None))
+    assert service.node().takes_work
+    assert service.ended(service.submit("single")).node == NODE
+
+
+def test_a_worker_that_comes_back_goes_on_with_what_was_left_of_the_deadline(service: Service) -> None:
+    job = service.long()
+    service.run(store.drain_node(NODE, deadline_seconds=600))
+    eventually(lambda: service.events("node_drains"), "the node knows")
+    service.kill_worker()
+    service.server.client().hset(f"sy:node:{NODE}", "drain_left", "3")  # as its last beat would have, minutes later
+    service.start_worker()
+    eventually(lambda: is_sent_back(service, job), "the job is sent back", 30)
+    service.run(store.undrain_node(NODE))
+    service.deliver()
+    service.reaches(job, State.RUNNING, attempt=2)
+    service.cancel(job)
+    service.ended(job)
+
+
+def test_a_worker_that_drains_waits_for_its_attempts_takes_none_and_ends_well(service: Service) -> None:
+    service.stop_worker()
+    service.start_worker([*KEEPER, "--drain"])
+    assert service.worker is not None
+    job = service.long(steps=150, seconds=0.02)
+    service.worker.terminate()
+    eventually(lambda: not service.node().takes_work, "it takes no more")
+    waiting = service.submit("single")
+    assert service.finished(job).attempt == 1
+    assert service.worker.wait(30) == 0
+    assert service.held_by(job) == []
+    assert (service.job(waiting).state, service.node().alive) == (State.QUEUED, False)
+    service.start_worker()
+    service.deliver()
+    assert service.ended(waiting).state is State.SUCCEEDED
+
+
+def test_a_worker_that_drains_until_a_deadline_sends_back_what_still_runs(service: Service) -> None:
+    service.stop_worker()
+    service.start_worker([*MODULE, "--drain", "1"])
+    job = service.long("ddp", 2)
+    assert service.stop_worker(40) == 0
+    assert is_sent_back(service, job)
+    assert service.living() == []
+    service.start_worker()
+    service.deliver()
+    service.reaches(job, State.RUNNING, attempt=2)
+    service.cancel(job)
+    service.ended(job)
+
+
+def test_a_second_sigterm_ends_a_drain_and_the_next_worker_adopts_what_goes_on(service: Service) -> None:
+    service.stop_worker()
+    service.start_worker([*KEEPER, "--drain"])
+    assert service.worker is not None
+    job = service.long("single", talks=True)
+    service.worker.terminate()
+    eventually(lambda: service.events("worker_drains"), "it drains")
+    service.worker.terminate()
+    assert service.worker.wait(15) == 0
+    steps = service.steps_done(job)
+    eventually(lambda: service.steps_done(job) > steps + 10, "more steps")
+    service.start_worker()
+    assert service.node().takes_work
+    supervisor = service.supervisor(service.attempt(job))
+    os.kill(supervisor, signal.SIGKILL)
+    service.reaches(job, State.RUNNING, attempt=2)  # the new worker looks after it
+    service.cancel(job)
+    service.ended(job)

@@ -1,0 +1,26 @@
+"""Whether a device can compute."""
+
+import pytest
+
+from jobs.record import DeviceRecord
+from workers.fitness import Fitness
+
+CPU = DeviceRecord(0, "cpu", 0, "cpu:0", "virtual device")
+#: No such GPU is anywhere.
+GONE = DeviceRecord(1, "cuda", 1, "GPU-00000000-0000-0000-0000-000000000000", "gone")
+
+
+def test_a_device_that_computes_has_nothing_wrong() -> None:
+    assert Fitness().found_wrong(CPU) == ""
+
+
+def test_a_device_that_cannot_compute_says_why_in_one_line() -> None:
+    wrong = Fitness().found_wrong(GONE)
+    assert wrong.startswith("a small computation on it failed: ")
+    assert "\n" not in wrong
+    assert "cuda" in wrong.lower()
+
+
+def test_a_computation_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.fitness.PROGRAM", "import signal; signal.pause()")
+    assert Fitness(seconds=0.1).found_wrong(CPU) == "a small computation on it did not end within 0.1 s"
