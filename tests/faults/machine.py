@@ -20,6 +20,9 @@ _CAP_NET_ADMIN, _CAP_SYS_PTRACE, _CAP_SYS_ADMIN = 12, 19, 21
 MEMORY_V1 = Path("/sys/fs/cgroup/memory")
 CGROUP_V2 = Path("/sys/fs/cgroup")
 FREEZER = Path("/sys/fs/cgroup/freezer")
+ROOT = Path(__file__).resolve().parents[2]
+#: A commit that is a little older than the release at hand: what may still run beside it while a service is upgraded.
+PREVIOUS_RELEASE = "758a803ce1f0eef4a887d014caee4ac647b6fdcc"
 
 
 @dataclass(frozen=True)
@@ -125,5 +128,9 @@ ABILITIES = {
     "memory cgroups": Ability(_memory, lambda: False),
     "freezer": Ability(lambda: _makes_group(FREEZER), lambda: False),
     "strace": Ability(_strace, lambda: _capable(_CAP_SYS_PTRACE) and _are_there("strace")),
+    # A clone may have no history.
+    "previous release": Ability(
+        lambda: _tries(["git", "-C", str(ROOT), "cat-file", "-e", f"{PREVIOUS_RELEASE}^{{commit}}"]), lambda: False
+    ),
     "libfaketime": Ability(_libfaketime, lambda: _are_there("faketime")),
 }

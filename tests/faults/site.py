@@ -33,16 +33,21 @@ class Api:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.environment = dict(environment) | {"SHARDYARD_PORT": str(self.port), "SHARDYARD_ADMIN_TOKEN": TOKEN}
+        self.prefix: list[str] = []  # a command line that goes before that of the next one that starts
         self.log = directory / "api.log"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, **environment: str) -> None:
         """Start it, and wait until it answers."""
+        self.spawn(**environment)
+        eventually(self._answers, f"the API answers; its log is {self.log}", READY_SECONDS)
+
+    def spawn(self, **environment: str) -> None:
+        """Start it, and wait for nothing."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "api"], env=self.environment | environment, stdout=log, stderr=log
+                [*self.prefix, sys.executable, "-m", "api"], env=self.environment | environment, stdout=log, stderr=log
             )
-        eventually(self._answers, f"the API answers; {self.log.read_text()[-2000:]}", READY_SECONDS)
 
     def _answers(self) -> bool:
         try:
