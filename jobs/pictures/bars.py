@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jobs.drawing import measured, size
-from jobs.measures import Timing
+from jobs.measures import DeviceMeasures, Timing
 from jobs.pictures.marks import slow_device
 from jobs.pictures.markup import Markup, element, joined, text, width, wrapped
 from jobs.pictures.palette import IDLE, MEMORY, NOT_MEASURED, OUTPUT, PRIMITIVES, SLOW, TIMES, Part
@@ -64,10 +64,10 @@ def times(report: Report, output_device: int | None = None) -> Chart:
     Totals would not do: a part that was measured in some steps only would look smaller than it is.
     """
     known = [part for part in TIMES if any(getattr(one, part.field) is not None for one in report.per_device)]
-    bars = []
+    bars, slow = [], slow_device(report)
     for one in report.per_device:
         parts = tuple(_typical(part, timing) for part in known if (timing := getattr(one, part.field)) is not None)
-        bars.append(Bar(f"device {one.device}", parts, _marks(report, one.device, output_device), missing=NOT_MEASURED))
+        bars.append(Bar(f"device {one.device}", parts, _marks(report, one, slow, output_device), missing=NOT_MEASURED))
     remarks = [_TYPICAL] if known else []
     for part in TIMES:
         note = report.notes.get(f"per_device.{part.field}")
@@ -84,12 +84,12 @@ def memory(report: Report, output_device: int | None = None) -> Chart:
     title = "Peak memory of each device"
     if all(one.memory_peak_bytes is None for one in report.per_device):
         return Chart(title, (), (MEMORY,), _bytes, (_why(report, "per_device.memory_peak_bytes"),))
-    bars = []
+    bars, slow = [], slow_device(report)
     for device, one in zip(report.devices, report.per_device, strict=True):
         peak = one.memory_peak_bytes
         parts = ((MEMORY, float(peak), ""),) if peak is not None else ()
         whole = float(device.memory_total_bytes) if device.memory_total_bytes else None
-        marks = _marks(report, one.device, output_device)
+        marks = _marks(report, one, slow, output_device)
         bars.append(Bar(f"device {one.device}", parts, marks, whole, NOT_MEASURED))
     remarks = []
     skew = report.balance.output_device_memory_skew
@@ -100,14 +100,13 @@ def memory(report: Report, output_device: int | None = None) -> Chart:
     return Chart(title, tuple(bars), (MEMORY,), _bytes, (*remarks, *([note] if note else [])))
 
 
-def _marks(report: Report, device: int, output_device: int | None) -> tuple[tuple[str, str], ...]:
-    one = next(entry for entry in report.per_device if entry.device == device)
+def _marks(report: Report, one: DeviceMeasures, slow: int | None, output: int | None) -> tuple[tuple[str, str], ...]:
     found = []
     if one.steps and one.idle_steps == one.steps:
         found.append((IDLE, IDLE))
-    if slow_device(report) == device:
+    if slow == one.device:
         found.append((SLOW, SLOW))
-    if output_device == device and report.strategy == "dp" and len(report.devices) > 1:
+    if output == one.device and report.strategy == "dp" and len(report.devices) > 1:
         found.append((OUTPUT, OUTPUT))
     return tuple(found)
 

@@ -1,7 +1,7 @@
 """What the cells of a heat map say: devices across, patterns or measures down. `jobs.pictures.heat_map` draws it.
 
-A report of more than 64 devices has them in groups of equal size, one to a column; a report with very many patterns
-shows those that took most steps. What is left out is said in words.
+Of more than 64 devices, those that are alike share a column; of very many patterns, those that took most steps are
+there. What is left out is said in words.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -64,32 +64,64 @@ class Grid:
     remarks: tuple[str, ...]
 
 
-def grid(report: Report, by: By, output_device: int | None = None, most: int = MAX_LINES) -> Grid:
-    """The heat map of a report. `output_device`: where DataParallel gathers, if that is known."""
+def grid(
+    report: Report, by: By, output_device: int | None = None, *, most: int = MAX_LINES, columns: int = MAX_COLUMNS
+) -> Grid:
+    """The heat map of a report. `output_device`: where DataParallel gathers, if that is known. Of more devices than
+    `columns`, those beside each other that are alike share one; where they are still more than `MAX_COLUMNS`, they
+    share columns of equal size."""
+    shown = _most_frequent(report, most)
+    if output_device is not None and (report.strategy != "dp" or len(report.devices) < 2):
+        output_device = None
+    slow = slow_device(report)
+    groups = _groups(report, shown if by == "rows" else (), columns, {slow, output_device})
+    heads = tuple(_column(report, group, slow, output_device) for group in groups)
+    lines, scale, remarks = _by_rows(report, groups, shown) if by == "rows" else _by_measure(report, groups, by)
+    if any(len(group) > 1 for group in groups):
+        remarks = ["a column with two numbers stands for all devices from the one to the other", *remarks]
+    return Grid(heads, tuple(lines), scale, tuple(remarks))
+
+
+def _groups(report: Report, shown: Sequence[Pattern], columns: int, alone: set[int | None]) -> list[range]:
+    """Places of the devices that share a column."""
     count = len(report.devices)
+    if count <= columns:
+        return [range(place, place + 1) for place in range(count)]
+    groups: list[range] = []
+    last: object = None
+    for place, (device, cost) in enumerate(zip(report.devices, report.per_device, strict=True)):
+        number = device.device
+        looks = (cost.idle_steps, [_rows_of(pattern, number) for pattern in shown], number if number in alone else -1)
+        if groups and looks == last and shown:
+            groups[-1] = range(groups[-1].start, place + 1)
+        else:
+            groups.append(range(place, place + 1))
+        last = looks
+    if len(groups) <= MAX_COLUMNS:
+        return groups
     across = -(-count // MAX_COLUMNS)
-    groups = [range(start, min(start + across, count)) for start in range(0, count, across)]
-    columns = tuple(_column(report, group, output_device) for group in groups)
-    lines, scale, remarks = _by_rows(report, groups, most) if by == "rows" else _by_measure(report, groups, by)
-    if across > 1:
-        remarks = [f"each column stands for {across} devices", *remarks]
-    return Grid(columns, tuple(lines), scale, tuple(remarks))
+    return [range(start, min(start + across, count)) for start in range(0, count, across)]
+
+
+def _rows_of(pattern: Pattern, device: int) -> int | None:
+    rows = pattern.rows or ()
+    return rows[device] if device < len(rows) else None
 
 
 # -- columns ---------------------------------------------------------------------------------------
 
 
-def _column(report: Report, group: range, output_device: int | None) -> Column:
+def _column(report: Report, group: range, slowest: int | None, output_device: int | None) -> Column:
     devices = [report.devices[place] for place in group]
     numbers = {device.device for device in devices}
-    slow = slow_device(report) in numbers
+    slow = slowest in numbers
     marks: list[tuple[str, str]] = []
     idle = [report.per_device[place] for place in group if report.per_device[place].idle_steps]
     if idle:
         marks += [(words, IDLE) for words in _idle_marks(idle, len(devices))]
     if slow:
         marks.append((SLOW, SLOW))
-    if output_device in numbers and report.strategy == "dp" and len(report.devices) > 1:
+    if output_device in numbers:
         marks.append((OUTPUT, OUTPUT))
     first, last = devices[0], devices[-1]
     if len(devices) > 1:
@@ -100,10 +132,10 @@ def _column(report: Report, group: range, output_device: int | None) -> Column:
 
 
 def _idle_marks(idle: Sequence[DeviceMeasures], devices: int) -> tuple[str, ...]:
-    """The word, and below it in how many of its steps."""
-    if devices > 1:
+    """The word, and below it in how many of its steps; of devices that differ, how many are idle at all."""
+    one = idle[0]
+    if len(idle) < devices or any((other.idle_steps, other.steps) != (one.idle_steps, one.steps) for other in idle):
         return (f"{len(idle)} {IDLE}",)
-    (one,) = idle
     if one.idle_steps == one.steps:
         return IDLE, "always"
     if one.steps < 1000:
@@ -123,10 +155,16 @@ def _short_id(name: str) -> str:
 # -- rows of each pattern --------------------------------------------------------------------------
 
 
-def _by_rows(report: Report, groups: Sequence[range], most: int) -> tuple[list[Line], tuple[str, str], list[str]]:
+def _most_frequent(report: Report, most: int) -> list[Pattern]:
+    """The patterns with most steps, in the report's order."""
     known = [pattern for pattern in report.patterns if pattern.rows is not None]
     ranked = sorted(range(len(known)), key=lambda place: (-(known[place].steps or 0), place))
-    shown = [known[place] for place in sorted(ranked[:most])]
+    return [known[place] for place in sorted(ranked[:most])]
+
+
+def _by_rows(
+    report: Report, groups: Sequence[range], shown: Sequence[Pattern]
+) -> tuple[list[Line], tuple[str, str], list[str]]:
     top: dict[str, int] = {}
     for pattern in shown:
         largest = max((rows for rows in pattern.rows or () if rows is not None), default=0)
@@ -136,12 +174,14 @@ def _by_rows(report: Report, groups: Sequence[range], most: int) -> tuple[list[L
         scale = "fewer", "most rows (" + ", ".join(f"{phase} {rows:,}" for phase, rows in top.items()) + ")"
     else:
         scale = "fewer", f"{max(top.values(), default=0):,} rows"
-    return lines, scale, list(_row_remarks(report, shown, [known[place] for place in ranked[most:]]))
+    return lines, scale, list(_row_remarks(report, shown))
 
 
-def _row_remarks(report: Report, shown: Sequence[Pattern], rest: Sequence[Pattern]) -> Iterator[str]:
+def _row_remarks(report: Report, shown: Sequence[Pattern]) -> Iterator[str]:
     if not report.patterns:
         yield "no step has been seen"
+    drawn = set(map(id, shown))
+    rest = [pattern for pattern in report.patterns if pattern.rows is not None and id(pattern) not in drawn]
     if rest:
         steps = sum(pattern.steps or 0 for pattern in rest)
         idle = sum(pattern.steps or 0 for pattern in rest if 0 in (pattern.rows or ()))
@@ -173,7 +213,7 @@ def _steps(pattern: Pattern) -> str:
 
 def _rows_cell(report: Report, pattern: Pattern, group: range, top: int) -> Cell:
     devices = [report.devices[place].device for place in group]
-    rows = [(pattern.rows or ())[device] if device < len(pattern.rows or ()) else None for device in devices]
+    rows = [_rows_of(pattern, device) for device in devices]
     tip = _rows_tip(pattern, devices[0], rows[0]) if len(devices) == 1 else _group_tip(devices, rows)
     known = [one for one in rows if one is not None]
     idle = known.count(0)
@@ -198,8 +238,9 @@ def _rows_tip(pattern: Pattern, device: int, rows: int | None) -> str:
 
 
 def _group_tip(devices: Sequence[int], rows: Sequence[int | None]) -> str:
-    listed = ", ".join(IDLE if one == 0 else counted(one) for one in rows)
-    return f"devices {devices[0]} to {devices[-1]}: {listed}"
+    listed = [IDLE if one == 0 else counted(one) for one in rows]
+    said = f"{listed[0]} each" if len(set(listed)) == 1 else ", ".join(listed)
+    return f"devices {devices[0]} to {devices[-1]}: {said}"
 
 
 def _shape(shape: Shape) -> str:

@@ -2,7 +2,17 @@
 
 from collections.abc import Iterator
 
-from jobs.pictures.grid import MAX_LINES, MAX_LINES_IN_BLOCKS, Cell, Column, Grid, Line, grid, idle_anywhere
+from jobs.pictures.grid import (
+    MAX_COLUMNS,
+    MAX_LINES,
+    MAX_LINES_IN_BLOCKS,
+    Cell,
+    Column,
+    Grid,
+    Line,
+    grid,
+    idle_anywhere,
+)
 from jobs.pictures.markup import Markup, element, fitted, joined, text, width, wrapped
 from jobs.pictures.palette import IDLE, LEVELS, MEASURES, NOT_MEASURED, OUTPUT, SLOW, By
 from jobs.pictures.svg import ALONE, Frame, document, hatched, label_text
@@ -29,7 +39,13 @@ def heat_map(
 ) -> Markup:
     """The heat map as an SVG document. `name` is the job's; `output_device` where DataParallel gathers, if known."""
     in_blocks = frame.narrow or len(report.devices) > ACROSS
-    found = grid(report, by, output_device, MAX_LINES_IN_BLOCKS if in_blocks else MAX_LINES)
+    found = grid(
+        report,
+        by,
+        output_device,
+        most=MAX_LINES_IN_BLOCKS if in_blocks else MAX_LINES,
+        columns=ACROSS if frame.narrow else MAX_COLUMNS,
+    )
     across = min(len(found.columns), 4 if frame.narrow else ACROSS)
     label = 124.0 if frame.narrow else 176.0
     cell = _cell_width(found, across, narrow=frame.narrow)
@@ -107,12 +123,12 @@ def _block(
 ) -> tuple[Markup, float]:
     columns = [found.columns[place] for place in block]
     y += 14
-    below = y
-    parts: list[Markup] = []
-    for place, column in enumerate(columns):
-        drawn, bottom = _column_head(column, x + label + (place + 0.5) * cell, y, cell, plain=frame.narrow)
-        parts.append(drawn)
-        below = max(below, bottom)
+    # Marks stand at the bottom of the heads, next to what they mark.
+    below = y + 13 * max(len(column.lines) + len(column.marks) for column in columns)
+    parts = [
+        _column_head(column, x + label + (place + 0.5) * cell, y, below, cell, plain=frame.narrow)
+        for place, column in enumerate(columns)
+    ]
     parts.append(label_text("device", x, y, "muted"))
     top = below + 8
     y = top
@@ -128,17 +144,16 @@ def _block(
     return joined(parts), y + 6
 
 
-def _column_head(column: Column, middle: float, y: float, room: float, *, plain: bool) -> tuple[Markup, float]:
+def _column_head(column: Column, middle: float, y: float, below: float, room: float, *, plain: bool) -> Markup:
     middle -= GAP / 2
     parts = [element("title", text(column.tip))] if column.tip and not plain else []
     parts.append(label_text(column.title, middle, y, "mid strong" if len(column.title) < 5 else "mid strong small"))
     for words in column.lines:
         y += 13
         parts.append(label_text(fitted(words, 10.8, room - 3), middle, y, "mid muted small"))
-    for words, mark in column.marks:
-        y += 13
-        parts.append(label_text(words, middle, y, f"mid strong small {mark}-word"))
-    return element("g", *parts), y
+    for place, (words, mark) in enumerate(reversed(column.marks)):
+        parts.append(label_text(words, middle, below - 13 * place, f"mid strong small {mark}-word"))
+    return element("g", *parts)
 
 
 def _line(line: Line, block: range, frame: Frame, x: float, y: float, label: float, cell: float) -> Markup:

@@ -79,7 +79,7 @@ td .mark{{display:inline-block;font-weight:600;border-radius:4px;padding:0 6px;m
 pre{{background:var(--panel);border:1px solid var(--rule);border-radius:8px;padding:12px 14px;overflow-x:auto;
 font:13px/1.45 ui-monospace,'SF Mono','DejaVu Sans Mono',monospace;white-space:pre-wrap;overflow-wrap:anywhere}}
 code{{font:13px ui-monospace,'SF Mono','DejaVu Sans Mono',monospace}}
-.notes td{{overflow-wrap:anywhere}}
+.notes td{{overflow-wrap:anywhere}}.notes code{{white-space:normal}}
 .sides{{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,460px),1fr));gap:12px 36px}}
 .sides section{{min-width:0}}
 footer{{margin-top:36px;font-size:13px}}

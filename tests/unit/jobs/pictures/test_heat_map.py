@@ -109,8 +109,21 @@ def test_sixty_four_devices_stand_in_blocks_and_more_share_columns() -> None:
     assert len(cells(heat_map(many(64, 2)))) == 2 * 64
     grouped = heat_map(many(1024, 2))
     assert len(cells(grouped)) == 2 * 64
-    assert "each column stands for 16 devices" in words(grouped)
+    assert "a column with two numbers stands for all devices from the one to the other" in words(grouped)
     assert "1008-1023" in words(grouped)
+
+
+def test_devices_that_are_alike_share_a_column_where_there_is_no_room_for_all() -> None:
+    found = many(1000, 1)
+    rows = (8,) * 600 + (3,) + (0,) * 399
+    costs = (msgspec.structs.replace(d, idle_steps=2 * (d.device > 600), steps=2) for d in found.per_device)
+    pattern = msgspec.structs.replace(found.patterns[0], rows=rows, shapes_vary=False)
+    drawn = heat_map(changed(found, patterns=(pattern,), per_device=tuple(costs)), output_device=0)
+    assert cells(drawn) == [("c6", "8"), ("c6", "8"), ("c2", "3"), ("idle", "idle")]
+    assert {"0", "1-599", "600", "601-999", "always", "output"} <= set(words(drawn))
+    assert "devices 1 to 599: 8 each" in tips(drawn)
+    telephone = heat_map(many(17, 1), frame=Frame(heading=False, narrow=True))
+    assert len(cells(telephone)) <= 17
 
 
 def test_a_report_of_one_device_of_many_has_that_column() -> None:
