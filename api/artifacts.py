@@ -2,6 +2,8 @@
 
 A job may put anything where its files lie while they are being read. So every directory on the way
 is opened from the one above it, and nothing on the way may be a link.
+
+The checkpoints of a job belong to all its attempts. They are listed with each, as `checkpoints/step-<n>/...`.
 """
 
 import os
@@ -14,11 +16,14 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from api.schemas import ArtifactView, at
-from jobs import layout
+from jobs import checkpoints, layout
+from jobs.checkpoints import Kept
 from jobs.errors import NotFound, ShardyardError
 
 #: What is offered, by its path below the attempt's directory; the rest is the service's own bookkeeping.
 OFFERED = (layout.report_file(Path()).name, layout.artifacts_dir(Path()).name)
+#: What checkpoints are listed below.
+CHECKPOINTS = layout.checkpoints_dir(Path(), "", "").name
 MAX_LISTED = 10_000
 MAX_DEPTH = 32
 MAX_PATH = 4096
@@ -63,6 +68,33 @@ def listing(attempt: Path) -> Listing:
 
     `truncated`: there are more than `MAX_LISTED`, or deeper ones than `MAX_DEPTH`.
     """
+    found = _left(attempt)
+    saved = [view for name, one in _saved(attempt).items() for view in _files_of(one, name)]
+    both = sorted(found.artifacts + saved, key=lambda one: one.path)
+    return Listing(both[:MAX_LISTED], found.truncated or len(both) > MAX_LISTED)
+
+
+def _saved(attempt: Path) -> dict[str, Kept]:
+    """The checkpoints of the attempt's job, by the names that they are listed with; of two of one step, the later."""
+    kept = checkpoints.kept(attempt.parent / CHECKPOINTS)
+    return {f"{CHECKPOINTS}/step-{one.step}": one for one in reversed(kept)}
+
+
+def _files_of(one: Kept, name: str) -> Iterator[ArtifactView]:
+    try:
+        directory = _open_directory(one.directory)
+    except (FileNotFoundError, NotADirectoryError):  # it has just been replaced by a newer one
+        return
+    try:
+        for view in _walk_into(directory, ".", PurePosixPath(name), 0):
+            if view is not None:
+                yield view
+    finally:
+        os.close(directory)
+
+
+def _left(attempt: Path) -> Listing:
+    """What the attempt left in its own directory."""
     try:
         way = _open_directory(attempt)
     except (FileNotFoundError, NotADirectoryError):
@@ -118,9 +150,17 @@ def open_file(attempt: Path, path: str) -> Artifact:
     parts = path.split("/")
     if not _is_plain(path, parts):
         raise _missing(path)
+    top, below = attempt, parts
+    if parts[0] == CHECKPOINTS:
+        one = _saved(attempt).get("/".join(parts[:2]))
+        if one is None:
+            raise _missing(path)
+        top, below = one.directory, parts[2:]
+    if not below:
+        raise _missing(path)
     try:
-        directory = _open_directory(attempt)
-        for name in parts[:-1]:
+        directory = _open_directory(top)
+        for name in below[:-1]:
             parent, directory = directory, _descend(directory, name)
             os.close(parent)
         try:
@@ -156,7 +196,13 @@ def _open_directory(path: Path) -> int:
 
 def _is_plain(path: str, parts: list[str]) -> bool:
     ordinary = all(part not in ("", ".", "..") for part in parts)
-    return ordinary and parts[0] in OFFERED and "\0" not in path and len(path) <= MAX_PATH and _is_text(path)
+    return (
+        ordinary
+        and parts[0] in (*OFFERED, CHECKPOINTS)
+        and "\0" not in path
+        and len(path) <= MAX_PATH
+        and _is_text(path)
+    )
 
 
 def _is_text(name: str) -> bool:

@@ -139,6 +139,13 @@ class BundleContents(msgspec.Struct, kw_only=True):
     files: list[BundleFileView]
 
 
+class ResumedView(msgspec.Struct):
+    """A checkpoint: how many steps were done in it, and which attempt saved it."""
+
+    step: int
+    attempt: int
+
+
 class AttemptView(msgspec.Struct, kw_only=True):
     attempt: int
     state: str
@@ -150,6 +157,7 @@ class AttemptView(msgspec.Struct, kw_only=True):
     ended_at: str | None
     reason: ReasonView | None
     error: Json | None
+    resumed_from: ResumedView | None  # what it began with; null: at the first step
 
 
 class AttemptList(msgspec.Struct):

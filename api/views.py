@@ -15,6 +15,7 @@ from api.schemas import (
     PlacementView,
     PoolView,
     ReasonView,
+    ResumedView,
     TokenView,
     at,
     utc,
@@ -148,6 +149,7 @@ def attempt(record: AttemptRecord, labels: Labels) -> AttemptView:
         ended_at=utc(record.ended),
         reason=None if record.reason is None else ReasonView(str(record.reason), record.message),
         error=record.error,
+        resumed_from=None if record.resumed is None else ResumedView(record.resumed["step"], record.resumed["attempt"]),
     )
 
 

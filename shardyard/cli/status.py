@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from shardyard import text
 
 if TYPE_CHECKING:
-    from shardyard.client.models import JobStatus, JobSummary, Progress
+    from shardyard.client.models import Checkpoint, JobStatus, JobSummary, Progress
 
 
 def status_lines(status: "JobStatus") -> list[tuple[str, str]]:
@@ -22,6 +22,7 @@ def status_lines(status: "JobStatus") -> list[tuple[str, str]]:
         "queue": status.queue_position and f"position {status.queue_position}",
         "runs on": ", ".join(f"{place.node} {text.device_names(place.devices)}" for place in status.placement),
         "progress": status.progress and progress_text(status.progress),
+        "checkpoint": status.checkpoint and checkpoint_text(status.checkpoint),
         "created": text.local_time(status.created_at),
         "started": status.started_at and f"{text.local_time(status.started_at)}, after {text.duration(started)}",
         "finished": status.finished_at and f"{text.local_time(status.finished_at)}, after {text.duration(took)}",
@@ -49,6 +50,10 @@ def progress_text(progress: "Progress") -> str:
     if progress.loss is not None:
         parts.append(f"loss {text.number(progress.loss)}")
     return "  ".join(parts)
+
+
+def checkpoint_text(found: "Checkpoint") -> str:
+    return f"step {text.number(found.step)}, saved {text.local_time(found.saved_at)} by attempt {found.attempt}"
 
 
 def result_text(result: dict[str, Any]) -> str:

@@ -115,6 +115,13 @@ class Cancelled(Model, frozen=True, kw_only=True):
     complete: bool = True
 
 
+class Resumed(Model, frozen=True, kw_only=True):
+    """A checkpoint: how many steps were done in it, and which attempt saved it."""
+
+    step: int
+    attempt: int
+
+
 class Attempt(Model, frozen=True, kw_only=True):
     attempt: int
     state: str
@@ -126,6 +133,7 @@ class Attempt(Model, frozen=True, kw_only=True):
     ended_at: datetime | None = None
     reason: Reason | None = None
     error: dict[str, Any] | None = None
+    resumed_from: Resumed | None = None  # the checkpoint that it began with
 
 
 class AttemptList(Model, frozen=True, kw_only=True):

@@ -1,11 +1,10 @@
-"""Checkpoints of recipes with a real worker, real ranks and a real Redis: what is saved, and what a new attempt makes of
-it. A run that was interrupted must be told from one that was not by its attempts alone."""
+"""Checkpoints of recipes with a real worker, real ranks and a real Redis: what is saved, and what a new attempt makes
+of it. A run that was interrupted must be told from one that was not by its attempts alone."""
 
 import json
 import os
 import re
 import signal
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -213,7 +212,7 @@ def test_a_run_that_is_stopped_twice_loses_no_step(
         {"step": saved[1], "attempt": 2},
     ]
     steps = [
-        line.text for number in (1, 2, 3) for line in service.lines(job, number=number) if b"step " == line.text[:5]
+        line.text for number in (1, 2, 3) for line in service.lines(job, number=number) if line.text[:5] == b"step "
     ]
     assert len(steps) == STEPS  # each was taken once
     reference = undisturbed(strategy, devices)

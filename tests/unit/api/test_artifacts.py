@@ -168,3 +168,38 @@ def test_a_range_is_read_as_http_says(header: str, expected: tuple[int, int] | N
 def test_a_range_without_a_byte_of_the_file_is_refused(header: str, size: int) -> None:
     with pytest.raises(RangeNotSatisfiable):
         parse_range(header, size)
+
+
+def _save(attempt: Path, step: int, number: int, **files: bytes) -> Path:
+    directory = attempt.parent / "checkpoints" / f"{step:012d}-{number}"
+    directory.mkdir(parents=True)
+    for name, body in files.items():
+        (directory / f"{name}.pt").write_bytes(body)
+    return directory
+
+
+def test_the_checkpoints_of_a_job_are_listed_with_each_of_its_attempts_and_open(attempt: Path) -> None:
+    _save(attempt, 200, 1, a=b"damaged")
+    _save(attempt, 200, 2, a=b"good", b=b"")
+    _save(attempt, 1000, 2, a=b"newer")
+    (attempt.parent / "checkpoints" / ".000000001200-2.part").mkdir()
+    (attempt.parent / "checkpoints" / "odd").mkdir()
+    paths = [one.path for one in artifacts.listing(attempt).artifacts if one.path.startswith("checkpoints/")]
+    assert paths == ["checkpoints/step-1000/a.pt", "checkpoints/step-200/a.pt", "checkpoints/step-200/b.pt"]
+    with artifacts.open_file(attempt, "checkpoints/step-200/a.pt").file as file:
+        assert file.read() == b"good"
+    for path in ("checkpoints", "checkpoints/step-200", "checkpoints/step-300/a.pt", "checkpoints/odd/a.pt",
+                 "checkpoints/000000000200-2/a.pt", "checkpoints/step-200/a.pt/x"):  # fmt: skip
+        with pytest.raises(NotFound):
+            artifacts.open_file(attempt, path)
+
+
+def test_no_link_leads_out_of_a_checkpoint(attempt: Path) -> None:
+    directory = _save(attempt, 200, 1, a=b"good")
+    (directory / "link.pt").symlink_to(attempt.parent / "secret")
+    (directory.parent / f"{300:012d}-1").symlink_to(attempt.parent)
+    found = [one.path for one in artifacts.listing(attempt).artifacts if one.path.startswith("checkpoints/")]
+    assert found == ["checkpoints/step-200/a.pt"]
+    for path in ("checkpoints/step-200/link.pt", "checkpoints/step-300/secret"):
+        with pytest.raises(NotFound):
+            artifacts.open_file(attempt, path)

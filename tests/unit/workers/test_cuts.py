@@ -136,7 +136,7 @@ def test_silence_has_its_reason_from_the_step_that_is_due_to_the_last_part() -> 
 
 
 def _step(number: int) -> Step:
-    step = {name: 0 for name in Step.__struct_fields__} | {"step": number, "phase": "train", "splits": ()}
+    step = dict.fromkeys(Step.__struct_fields__, 0) | {"step": number, "phase": "train", "splits": ()}
     return Step(**step)  # type: ignore[arg-type]
 
 
