@@ -25,6 +25,7 @@ from workers.checkpoints import Place
 from workers.launch import Launch, Marks
 from workers.lifeline import CLAIM_SECONDS, Lifeline
 from workers.publisher import Publisher
+from workers.script_checkpoints import Search
 
 log = structlog.get_logger(__name__)
 
@@ -86,7 +87,10 @@ def of_script(launch: Launch, spec: JobSpec, lifeline: Lifeline, publisher: Publ
         return None
     into = Marks.of(launch.state_dir, launch.attempt).resume
     take_over = partial(script_checkpoints.take_over, launch.storage, launch.attempt, into)
-    search = _patiently(take_over, "reading the checkpoint of an earlier attempt", lifeline, publisher)
+    try:
+        search = _patiently(take_over, "reading the checkpoint of an earlier attempt", lifeline, publisher)
+    except Damaged as error:  # by a fault of ours, which is in the log: the job goes on all the same
+        search = Search(damaged=[str(error)])
     for why in search.damaged:
         log.warning("checkpoint_damaged", why=why)
         publisher.say(why)

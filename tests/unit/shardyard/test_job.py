@@ -19,7 +19,8 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A process that nobody has connected yet, in a directory of its own."""
     monkeypatch.setattr(job, "_link", None)
     monkeypatch.setattr(job, "_said", set())
-    monkeypatch.delenv(job.OUTPUT_VARIABLE, raising=False)
+    for variable in (job.OUTPUT_VARIABLE, job.RESUME_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.chdir(tmp_path)
 
 
@@ -241,10 +242,16 @@ def test_outside_a_job_nothing_happens_and_one_line_says_so(capsys: pytest.Captu
     assert job.output_dir() == Path("output").absolute()
     assert job.checkpoint("model.pt") == Path("model.pt")
     assert not job.should_stop()
+    assert job.resume_dir() is None
     assert capsys.readouterr().err.splitlines() == [
         "shardyard.job: not running in a job: nothing is recorded, and output goes to ./output"
     ]
     assert sorted(path.name for path in Path().iterdir()) == ["model.pt", "output"]
+
+
+def test_what_to_go_on_from_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(job.RESUME_VARIABLE, str(tmp_path / "resume"))
+    assert job.resume_dir() == tmp_path / "resume"
 
 
 def test_a_process_of_a_job_that_is_not_connected_still_finds_the_output_directory(
