@@ -135,14 +135,19 @@ def directory_name(step: int, attempt: int) -> str:
     return layout.checkpoint_dir(Path(), "-", "-", step, attempt).name
 
 
+def parse_name(name: str) -> tuple[int, int] | None:
+    """Step and attempt of a directory with this name; None for any other name."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
 def kept(directory: Path) -> list[Kept]:
     """The checkpoints in a job's directory of them, newest first: by step, then by attempt."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
         return []
-    found = ((match, name) for name in names if (match := _NAME.fullmatch(name)))
-    listed = [Kept(int(match[1]), int(match[2]), directory / name) for match, name in found]
+    listed = [Kept(*parsed, directory / name) for name in names if (parsed := parse_name(name))]
     return sorted(listed, key=lambda one: (one.step, one.attempt), reverse=True)
 
 

@@ -27,7 +27,7 @@ import redis
 import zstandard
 
 import shardyard
-from jobs import layout, store
+from jobs import checkpoints, layout, store
 from jobs.errors import InvalidRequest, ShardyardError
 from jobs.redis_store import CONNECT_SECONDS, RedisStore
 from jobs.state import TERMINAL
@@ -43,6 +43,9 @@ REPLY_SECONDS = 300.0
 CHUNK = 1024 * 1024
 #: Keys that are written to Redis at a time.
 BATCH = 1000
+_CHECKPOINTS = layout.checkpoints_dir(Path(), "", "").name
+#: Of an attempt: what only its processes need.
+_UNFINISHED = frozenset((layout.drafts_dir(Path()).name, layout.resume_dir(Path()).name))
 #: What a restore makes first, and what it may meet in a directory that counts as empty.
 _PART, _LOCK = ".restoring", "up.lock"
 
@@ -194,7 +197,8 @@ def _stored(storage: Path, attempts: Mapping[str, int]) -> Iterator[PurePosixPat
 
 def _belongs(path: PurePosixPath, storage: Path, attempts: Mapping[str, int]) -> bool:
     """Not what is still being written, and nothing of an attempt that Redis did not know of: after a restore the same
-    number is given again, and its files must not be there."""
+    number is given again, and its files must not be there. So it is with checkpoints; of those that Redis did not know
+    of yet the newest may be all that is left, when older ones have gone meanwhile."""
     kind, *rest = path.parts
     if kind != "jobs":
         return not path.name.startswith(".") or path.name == NONCE_FILE
@@ -204,7 +208,10 @@ def _belongs(path: PurePosixPath, storage: Path, attempts: Mapping[str, int]) ->
     known = attempts.get(f"{tenant}/{job}")
     if known is None:
         return layout.archive_file(storage, tenant, job).exists()
-    return not attempt.isdigit() or int(attempt) <= known
+    if attempt == _CHECKPOINTS:
+        saved = checkpoints.parse_name(rest[3])
+        return saved is not None and saved[1] <= known
+    return (not attempt.isdigit() or int(attempt) <= known) and rest[3] not in _UNFINISHED
 
 
 def _kept(source: Path, target: Path) -> File:

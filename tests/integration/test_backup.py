@@ -147,9 +147,11 @@ def test_jobs_that_wait_before_they_try_again_still_do(place: Place, other: Plac
 def test_files_that_redis_did_not_know_of_are_left_out(place: Place, tmp_path: Path) -> None:
     attempt = place.world.running()
     job = f"jobs/{TENANT}/{attempt.job}"
-    for path in (f"{job}/1/logs/device-0.log", f"{job}/1/artifacts/.hidden", f"{job}/checkpoints/7/weights"):
+    saved = f"{job}/checkpoints/000000000007"
+    for path in (f"{job}/1/logs/device-0.log", f"{job}/1/artifacts/.hidden", f"{saved}-1/weights"):
         place.write(path)
-    later = [f"{job}/2/metrics.bin", f"jobs/{TENANT}/later/1/report.json"]
+    later = [f"{job}/2/metrics.bin", f"jobs/{TENANT}/later/1/report.json", f"{saved}-2/weights"]
+    later += [f"{job}/1/drafts/9/weights", f"{job}/checkpoints/.000000000009-1.part/weights"]
     drafts = [f"bundles/{TENANT}/.{1:032x}.part", f"archive/{TENANT}/000000/.x.part", "archive/.lock"]
     for path in (*later, *drafts):
         place.write(path)
@@ -163,7 +165,7 @@ def test_files_that_redis_did_not_know_of_are_left_out(place: Place, tmp_path: P
         "storage/.shardyard-storage",
         f"storage/{job}/1/logs/device-0.log",
         f"storage/{job}/1/artifacts/.hidden",
-        f"storage/{job}/checkpoints/7/weights",
+        f"storage/{saved}-1/weights",
     }
 
 
