@@ -17,8 +17,8 @@ from jobs.frames import CorruptFrame, FrameReader, Kind
 from jobs.logs import CONTINUED, Page
 
 #: One event of lines has at most so many, and about so much text.
-BATCH_LINES = 500
-BATCH_BYTES = 128 * 1024
+BATCH_LINES = 200
+BATCH_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)

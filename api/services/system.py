@@ -56,4 +56,5 @@ class System:
         """What Prometheus's gauges show: jobs of the caller's tenant, and every pool."""
         jobs = await self._store.run(store.count_jobs(who.tenant))
         pools = views.pools(await self._fleet.read(max_age=0))
-        return Counts({str(state): number for state, number in jobs.items()}, pools, self._changes.count, self._streams.count)
+        states = {str(state): number for state, number in jobs.items()}
+        return Counts(states, pools, self._changes.count, self._streams.count)

@@ -1,6 +1,10 @@
 """The stream of one job, from a real API process with real servers, read over raw sockets."""
 
-from collections.abc import Iterator
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -9,7 +13,7 @@ import pytest
 from jobs import store
 from jobs.redis_store import RedisStore
 from tests.integration.api.conftest import ADMIN, bearer
-from tests.integration.api.streams import Attempt, Reader, finding, pattern, points_of
+from tests.integration.api.streams import Attempt, Event, Reader, finding, lines_of, pattern, points_of
 from tests.integration.api.test_process import Process, api_process, until
 from tests.integration.redis_server import RedisServer, redis_server
 from tests.unit.api.records import a_spec_body, node_info
@@ -143,3 +147,141 @@ def test_jobs_of_the_whole_service_are_followed(place: Place) -> None:
         assert not again.named("resync")
     with Reader(place.port, "/v1/events", "1-1.0") as lost:
         assert lost.until(lambda r: r.named("resync"))[0]["reason"] == "unknown_id"
+
+
+class Driver(threading.Thread):
+    """Prints numbered lines on two devices, points, and new patterns, until it is told to end."""
+
+    def __init__(self, attempt: Attempt, pause: float = 0.03) -> None:
+        super().__init__(daemon=True)
+        self.attempt, self.pause = attempt, pause
+        self.stopping = threading.Event()
+        self.lines = self.points = self.patterns = 0
+
+    def run(self) -> None:
+        while not self.stopping.wait(self.pause):
+            batch = [f"line {self.lines + number}" for number in range(7)]
+            self.attempt.print(*batch, device=0)
+            self.attempt.print(*batch, device=1)
+            self.lines += len(batch)
+            self.attempt.points(*map(float, range(self.points, self.points + 3)))
+            self.points += 3
+            if self.lines % 91 == 0:
+                self.patterns += 1
+                patterns = [pattern([number, 0]) for number in range(self.patterns)]
+                self.attempt.report(patterns=patterns, findings=[finding(f"f{number}") for number in range(3)])
+                self.attempt.progress(step=self.lines)
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self.join(20)
+        patterns = [pattern([number, 0]) for number in range(self.patterns)]
+        self.attempt.report(final=True, patterns=patterns, findings=[finding(f"f{number}") for number in range(3)])
+        self.attempt.end()
+
+
+def holds_everything_once(events: list[Event], driver: Driver) -> None:
+    """Every line, point, split and finding that the driver made, in order, once."""
+    for device in (0, 1):
+        seqs = [line["seq"] for line in lines_of(events, device)]
+        assert seqs == list(range(1, driver.lines + 1))
+    assert points_of(events, "loss") == [(number + 1, float(number)) for number in range(driver.points)]
+    splits = [event.data["pattern"]["rows"][0] for event in events if event.name == "split"]
+    assert splits == list(range(driver.patterns))
+    codes = [event.data["finding"]["code"] for event in events if event.name == "finding"]
+    assert codes == (["f0", "f1", "f2"] if driver.patterns else [])
+    ids = [event.id for event in events]
+    assert len(set(ids)) == len(ids)
+
+
+def follow_with_cuts(
+    ports: Callable[[], int], job: str, chance: random.Random, done: Callable[[int], bool]
+) -> tuple[list[Event], int]:
+    """Read the stream to its end over connections that break after any number of bytes; the events, and the cuts."""
+    events: list[Event] = []
+    cuts = 0
+    deadline = time.monotonic() + 60
+    while not events or events[-1].name != "end":
+        assert time.monotonic() < deadline
+        last_id = events[-1].id if events else ""
+        try:
+            with Reader(ports(), f"/v1/jobs/{job}/events?logs=all", last_id) as reader:
+                until_cut = chance.randrange(1, 100_000)
+                quiet = chance.uniform(0.05, 0.4)
+                with suppress(TimeoutError):
+                    while reader.received < until_cut and reader.read(quiet, chance.randrange(1, 8192)):
+                        pass
+                assert reader.status in (0, 200), reader.body
+                assert not reader.named("resync")
+                events += reader.events
+        except (TimeoutError, ConnectionError):
+            time.sleep(0.05)
+        cuts += 1
+        if done(cuts):
+            time.sleep(0.05)
+    return events, cuts
+
+
+def test_a_stream_that_breaks_anywhere_goes_on_without_a_gap_or_a_repeat(place: Place) -> None:
+    job, attempt = place.started(devices=2)
+    driver = Driver(attempt)
+    driver.start()
+
+    def done(cuts: int) -> bool:
+        if cuts == 40:
+            driver.stop()
+        return cuts >= 40
+
+    events, cuts = follow_with_cuts(lambda: place.port, job, random.Random(7), done)
+    assert cuts > 40
+    holds_everything_once(events, driver)
+
+
+def test_any_process_goes_on_where_another_one_was_killed(place: Place, tmp_path: Path) -> None:
+    job, attempt = place.started(devices=2)
+    driver = Driver(attempt)
+    driver.start()
+    settings = {"TELEMETRY_URL": place.telemetry.url, "STORAGE": str(place.storage)}
+    with ExitStack() as stack:
+        ports: list[int] = []
+
+        def another() -> Process:
+            directory = tmp_path / str(len(ports))
+            directory.mkdir()
+            process = stack.enter_context(api_process(directory, place.control_server.url, **settings))
+            ports.append(process.port())
+            return process
+
+        process = another()
+
+        def done(cuts: int) -> bool:
+            nonlocal process
+            if cuts in (8, 16):
+                process.child.kill()
+                process = another()
+            if cuts == 24:
+                driver.stop()
+            return cuts >= 24
+
+        events, _ = follow_with_cuts(lambda: ports[-1], job, random.Random(11), done)
+    holds_everything_once(events, driver)
+
+
+def test_while_the_telemetry_redis_is_away_lines_and_points_come_from_their_files(place: Place) -> None:
+    job, attempt = place.started(devices=2)
+    driver = Driver(attempt)
+    with place.follow(job, "?logs=all") as reader:
+        reader.until(lambda r: r.events)
+        driver.start()
+        reader.until(lambda r: len(r.lines()) > 50)
+        place.telemetry.kill()
+        reader.until(lambda r: [notice["code"] for notice in r.named("notice")] == ["live_data_away"])
+        before = len(reader.lines())
+        reader.until(lambda r: len(r.lines()) > before + 50, 20)
+        place.telemetry.start()
+        reader.until(lambda r: [notice["code"] for notice in r.named("notice")][-1] == "live_data_back", 30)
+        before = len(reader.lines())
+        reader.until(lambda r: len(r.lines()) > before + 50, 30)
+        driver.stop()
+        events = reader.to_end()
+    holds_everything_once([event for event in events if event.name != "notice"], driver)
