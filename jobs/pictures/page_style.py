@@ -69,7 +69,7 @@ input.by:focus-visible+label.by{{outline:3px solid var(--info);outline-offset:2p
 table{{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums}}
 th,td{{text-align:start;padding:4px 14px 4px 0;border-bottom:1px solid var(--rule);vertical-align:top}}
 th{{font-weight:500;color:var(--muted);white-space:nowrap}}
-td code{{white-space:nowrap}}
+.scroll td,td code{{white-space:nowrap}}
 td.n,th.n{{text-align:end;white-space:nowrap}}
 td .mark{{display:inline-block;font-weight:600;border-radius:4px;padding:0 6px;margin-right:4px;white-space:nowrap}}
 .mark.idle{{background:repeating-linear-gradient(135deg,var(--idle) 0 4px,var(--idle-line) 4px 6px)}}
