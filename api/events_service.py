@@ -146,11 +146,15 @@ class ServiceFeed:
         told.set()
 
     async def _run(self) -> None:
-        try:
-            await asyncio.gather(self._follow_jobs(), self._follow_fleet())
-        except Exception:
-            log.exception("service_feed_failed")
-            self.close()
+        while True:
+            try:
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(self._follow_jobs())
+                    both.create_task(self._follow_fleet())
+            except Exception:
+                log.exception("service_feed_failed")
+                self._begun = False  # readers are told of what is missed, or to list the jobs anew
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def _follow_jobs(self) -> None:
         while True:
@@ -225,7 +229,7 @@ def _change(key: tuple[str, str], changed: Id, record: JobRecord | None, labels:
 def _essence(fleet: Fleet) -> bytes:
     """Everything about nodes that changes when something happens to them: not their beats."""
     nodes = sorted((replace(node, beat=0) for node in fleet.nodes), key=lambda node: node.id)
-    return msgspec.json.encode(nodes, order="sorted")
+    return msgspec.json.encode(msgspec.to_builtins(nodes, str_keys=True), order="sorted")
 
 
 def parse_id(text: str) -> Id:
