@@ -10,6 +10,8 @@ const PAGE = 50;
 /** Running jobs of the list whose progress is looked at. */
 const WATCHED = 12;
 const LOOK_MS = 2000;
+/** New jobs that come together are shown together. */
+const GATHER_MS = 300;
 /** How often the list is asked for while no stream tells of changes. */
 const UNLIVE_MS = 4000;
 const STATES = ["queued", "starting", "running", "succeeded", "failed", "cancelled"];
@@ -31,8 +33,8 @@ export function JobsPage() {
   const [fresh, setFresh] = useState(0);
   const now = useClock();
   const progress = useProgress(jobs ?? []);
-  const known = useRef(new Set<string>());
-  known.current = new Set(jobs?.map((job) => job.id));
+  const known = useRef<JobSummary[]>([]);
+  known.current = jobs ?? [];
 
   const load = async (after: string | null) => {
     const page = new URLSearchParams(wanted);
@@ -56,8 +58,9 @@ export function JobsPage() {
       "/v1/events",
       {
         job: (changed: JobSummary) => {
-          if (known.current.has(changed.id)) setJobs((before) => before && before.map((job) => (job.id === changed.id ? changed : job)));
-          else if (changed.state === "queued") setFresh((count) => count + 1); // not moved under the reader's eyes
+          const listed = known.current;
+          if (listed.some((job) => job.id === changed.id)) setJobs((before) => before && before.map((job) => (job.id === changed.id ? changed : job)));
+          else if (changed.created_at >= (listed[0]?.created_at ?? "")) setFresh((count) => count + 1);
         },
         gone: (gone: { job_id: string }) => setJobs((before) => before && before.filter((job) => job.id !== gone.job_id)),
         resync: () => void load(null),
@@ -71,7 +74,9 @@ export function JobsPage() {
     return () => clearInterval(timer);
   }, [live, jobs?.length, next]);
   useEffect(() => {
-    if (fresh && window.scrollY < 40) void load(null);
+    if (!fresh || window.scrollY >= 40) return; // nothing moves under the eyes of who has scrolled down
+    const timer = setTimeout(() => void load(null), GATHER_MS);
+    return () => clearTimeout(timer);
   }, [fresh]);
 
   return (
