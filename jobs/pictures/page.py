@@ -27,6 +27,9 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 NOT_FINAL = "The attempt has not ended: this is what it has done so far."
 
+#: Findings before the split, so that both are seen without scrolling.
+MAX_FINDINGS_ON_TOP = 2
+
 #: Rows of the table of devices; more devices are counted.
 MAX_TABLE = 256
 
@@ -53,6 +56,7 @@ def page(report: Report, about: About = NOTHING, by: By = "rows") -> str:
         _header(report, about),
         _findings(report),
         _maps(report, about, by),
+        _more_findings(report),
         _balance(report),
         _devices(report, about),
         *_bars(report, about),
@@ -110,9 +114,21 @@ def _fact(name: str, value: str, *, strong: bool = False) -> Markup:
 
 def _findings(report: Report) -> Markup:
     said = [element("p", text(words), class_=f"verdict {kind_of(words)}") for words in verdicts(report)]
-    found = [finding_box(finding) for finding in report.findings]
-    none = element("p", Markup("Nothing that should be changed was found."), class_="muted")
-    return section("Findings", *said, *(found or [none]))
+    found = [finding_box(finding) for finding in _by_weight(report)]
+    if not found:
+        found = [element("p", Markup("Nothing that should be changed was found."), class_="muted")]
+    more = len(found) - MAX_FINDINGS_ON_TOP
+    below = element("p", text(f"{more} more below the split"), class_="muted") if more > 0 else None
+    return section("Findings", *said, *found[:MAX_FINDINGS_ON_TOP], below)
+
+
+def _more_findings(report: Report) -> Markup | None:
+    rest = _by_weight(report)[MAX_FINDINGS_ON_TOP:]
+    return section("More findings", *map(finding_box, rest)) if rest else None
+
+
+def _by_weight(report: Report) -> list[Finding]:
+    return sorted(report.findings, key=lambda finding: finding.severity != "warning")
 
 
 def finding_box(finding: Finding) -> Markup:

@@ -101,6 +101,15 @@ def test_findings_come_first_with_what_to_change() -> None:
     assert places == sorted(places)
 
 
+def test_the_split_is_seen_without_scrolling_past_many_findings_and_warnings_are_first() -> None:
+    base = example("rows-on-8-devices")
+    found = [Finding(f"code-{n}", "warning" if n == 4 else "info", f"message {n}", "do it") for n in range(5)]
+    said = text_of(page(changed(base, findings=tuple(found))))
+    order = ["message 4", "message 0", "3 more below the split", "The split", "More findings", "message 1", "message 3"]
+    places = [said.index(part) for part in order]
+    assert places == sorted(places)
+
+
 def test_a_report_without_findings_says_so() -> None:
     assert "Nothing that should be changed was found." in text_of(page(example("wrapped-block")))
 
