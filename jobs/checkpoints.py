@@ -56,7 +56,7 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str  # hex
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a checkpoint consists of. `step` steps are done in it; `files` has every file but the manifest itself."""
 
     format: int
