@@ -331,8 +331,7 @@ def wage(site: Site, seed: int, seconds: float, jobs: int) -> list[str]:
     for hand in hands:
         hand.result()  # a hand that has failed did less than it should have: no verdict then
     war.say("peace:", ", ".join(f"{name} {times}" for name, times in sorted(war.done.items())))
-    site.heal()
-    site.all_ended(list(war.jobs), END_SECONDS + END_SECONDS_EACH * jobs)
+    _rebuild(war)
     site.allow(losses=frozenset(war.losses), baselines=baselines)
     war.say("all ended:", dict(Counter(str(site.job(job).state) for job in war.jobs)))
     return _verdict(war)
@@ -347,6 +346,20 @@ def _submit(war: War, seconds: float, jobs: int) -> None:
         due = war.began + seconds * (number + 1) / jobs
         war.pause(max(0.0, due - time.monotonic()))
     war.pause(max(0.0, war.began + seconds - time.monotonic()))
+
+
+def _rebuild(war: War) -> None:
+    """Have everything run again until every job has ended. What a deed has hit may die of it a little later."""
+    deadline = time.monotonic() + END_SECONDS + END_SECONDS_EACH * len(war.jobs)
+
+    def ended() -> bool:
+        war.site.heal()
+        return all(war.site.job(job).state in TERMINAL for job in war.jobs)
+
+    while not ended():
+        left = {job: war.site.job(job) for job in war.jobs if war.site.job(job).state not in TERMINAL}
+        assert time.monotonic() < deadline, f"they do not end: {left}"
+        war.pause(1)
 
 
 def _verdict(war: War) -> list[str]:
