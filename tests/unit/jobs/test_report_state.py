@@ -230,6 +230,35 @@ def test_more_splits_than_are_kept_apart_go_on_counting_together(different: int)
     assert second.snapshot(final=True).patterns[-1].steps == different + 10 - MAX_PATTERNS
 
 
+def test_gaps_and_what_is_sent_twice_are_told_of_as_in_a_run_that_was_not_stopped() -> None:
+    undisturbed, first, second = (
+        new(make_spec("ddp", 2, 8)),
+        new(make_spec("ddp", 2, 8)),
+        new(make_spec("ddp", 2, 8), attempt=2),
+    )
+    begun: Streams = [
+        [split(0, [0], [8]), step(0, [0], [8]), step(1, [0], [8])],
+        [split(0, [1], [8]), step(1, [0], [8])],
+    ]
+    gone_on: Streams = [
+        [split(0, [0], [8]), step(1, [0], [8]), step(2, [0], [8])],
+        [split(0, [1], [8]), step(2, [0], [8])],
+    ]
+    for told, ranks in ((undisturbed, begun), (undisturbed, gone_on), (first, begun), (second, gone_on)):
+        if told is second:
+            second.load(first.dump())
+        for rank, records in enumerate(ranks):
+            for record in records:
+                told.feed(rank, record)
+
+    plain, resumed = undisturbed.snapshot(final=True), second.snapshot(final=True)
+
+    assert the_same(resumed) == the_same(plain)
+    assert "rank 1 sent nothing for step 0" in resumed.notes["patterns.rows"]
+    assert "1 records came too late" in resumed.notes["patterns"]
+    assert sum(pattern.steps or 0 for pattern in resumed.patterns) == 3
+
+
 def test_the_report_of_a_second_resume_tells_of_the_latest_checkpoint() -> None:
     spec = make_spec("single", 1, 10)
     attempts = [new(spec, attempt=number) for number in (1, 2, 3)]
