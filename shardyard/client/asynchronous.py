@@ -1,4 +1,4 @@
-"""`AsyncClient` and `AsyncJob`: `Client` and `Job` for asyncio and trio. What they do is in `calls` and `flows`."""
+"""`AsyncClient` and `AsyncJob`: `Client` and `Job` to be awaited. What they do is in `calls` and `flows`."""
 
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -199,9 +199,21 @@ class AsyncClient:
     async def nodes(self) -> list[models.Node]:
         return (await self.call(calls.nodes())).nodes
 
-    async def drain(self, node: str, *, undo: bool = False) -> models.Node:
-        """Give a node no new work; with `undo`, give it some again. For an admin token."""
-        return await self.call(calls.drain(node, undo=undo))
+    async def drain(self, node: str, *, deadline_seconds: float | None = None) -> models.Node:
+        """Give a node no new work. What still runs there after the deadline moves to other nodes. For an admin token."""
+        return await self.call(calls.drain(node, deadline_seconds=deadline_seconds))
+
+    async def undrain(self, node: str) -> models.Node:
+        """Give a node work again. For an admin token."""
+        return await self.call(calls.undrain(node))
+
+    async def quarantine(self, node: str, device: int, reason: str) -> models.Node:
+        """Give a device, by its index on the node, to nobody until it is brought back. For an admin token."""
+        return await self.call(calls.quarantine(node, device, reason))
+
+    async def unquarantine(self, node: str, device: int) -> models.Node:
+        """Bring a device back, whatever put it into quarantine. For an admin token."""
+        return await self.call(calls.unquarantine(node, device))
 
     async def forget(self, node: str) -> None:
         """Drop a node that is down for good. For an admin token."""
@@ -339,7 +351,11 @@ class AsyncJob(JobHandle):
         return self._client.items(flows.download(self.id, path, attempt))
 
     async def cancel(self) -> Self:
-        """End the job: at once where it waits, else when its processes have ended. Raises JobFinished."""
+        """End the job: at once where it waits, else when its processes have ended.
+
+        Raises:
+            JobFinished: it has ended, and was not cancelled.
+        """
         self._known = await self._client.call(calls.cancel(self.id))
         return self
 
@@ -349,7 +365,7 @@ class AsyncJob(JobHandle):
 
     async def delete(self) -> None:
         """Forget a finished job, with its logs, report and files. Raises JobNotFinished."""
-        await self._client.call(calls.delete(self.id))
+        await self._client.run(flows.delete(self.id))
 
     def _repr_html_(self) -> str:
         """A notebook does not await: the job as it was when it was last looked at, without the picture."""

@@ -196,9 +196,21 @@ class Client:
     def nodes(self) -> list[models.Node]:
         return self.call(calls.nodes()).nodes
 
-    def drain(self, node: str, *, undo: bool = False) -> models.Node:
-        """Give a node no new work; with `undo`, give it some again. For an admin token."""
-        return self.call(calls.drain(node, undo=undo))
+    def drain(self, node: str, *, deadline_seconds: float | None = None) -> models.Node:
+        """Give a node no new work. What still runs there after the deadline moves to other nodes. For an admin token."""
+        return self.call(calls.drain(node, deadline_seconds=deadline_seconds))
+
+    def undrain(self, node: str) -> models.Node:
+        """Give a node work again. For an admin token."""
+        return self.call(calls.undrain(node))
+
+    def quarantine(self, node: str, device: int, reason: str) -> models.Node:
+        """Give a device, by its index on the node, to nobody until it is brought back. For an admin token."""
+        return self.call(calls.quarantine(node, device, reason))
+
+    def unquarantine(self, node: str, device: int) -> models.Node:
+        """Bring a device back, whatever put it into quarantine. For an admin token."""
+        return self.call(calls.unquarantine(node, device))
 
     def forget(self, node: str) -> None:
         """Drop a node that is down for good. For an admin token."""
@@ -326,7 +338,11 @@ class Job(JobHandle):
         return self._client.items(flows.download(self.id, path, attempt))
 
     def cancel(self) -> Self:
-        """End the job: at once where it waits, else when its processes have ended. Raises JobFinished."""
+        """End the job: at once where it waits, else when its processes have ended.
+
+        Raises:
+            JobFinished: it has ended, and was not cancelled.
+        """
         self._known = self._client.call(calls.cancel(self.id))
         return self
 
@@ -336,7 +352,7 @@ class Job(JobHandle):
 
     def delete(self) -> None:
         """Forget a finished job, with its logs, report and files. Raises JobNotFinished."""
-        self._client.call(calls.delete(self.id))
+        self._client.run(flows.delete(self.id))
 
     def _repr_html_(self) -> str:
         report = None

@@ -97,8 +97,7 @@ def resubmit(job: str, key: str | None = None) -> Call[models.JobStatus]:
 
 
 def cancel(job: str) -> Call[models.JobStatus]:
-    """Not repeated: the second answer would be that the job has ended."""
-    return Call(method="POST", path=_path("jobs", job, "cancel"), kind=models.JobStatus)
+    return Call(method="POST", path=_path("jobs", job, "cancel"), kind=models.JobStatus, repeat=True)
 
 
 def cancel_many(**chosen: Any) -> Call[models.Cancelled]:
@@ -226,9 +225,24 @@ def nodes() -> Call[models.NodeList]:
     return _get("/v1/nodes", models.NodeList)
 
 
-def drain(node: str, *, undo: bool = False) -> Call[models.Node]:
-    method = "DELETE" if undo else "POST"
-    return Call(method=method, path=_path("nodes", node, "drain"), kind=models.Node, repeat=True)
+def drain(node: str, *, deadline_seconds: float | None = None) -> Call[models.Node]:
+    body = b"" if deadline_seconds is None else json.dumps({"deadline_seconds": deadline_seconds}).encode()
+    path = _path("nodes", node, "drain")
+    return Call(method="POST", path=path, kind=models.Node, content=body, headers=_JSON, repeat=True)
+
+
+def undrain(node: str) -> Call[models.Node]:
+    return Call(method="DELETE", path=_path("nodes", node, "drain"), kind=models.Node, repeat=True)
+
+
+def quarantine(node: str, device: int, reason: str) -> Call[models.Node]:
+    path, body = _path("nodes", node, "devices", str(device), "quarantine"), json.dumps({"reason": reason}).encode()
+    return Call(method="POST", path=path, kind=models.Node, content=body, headers=_JSON, repeat=True)
+
+
+def unquarantine(node: str, device: int) -> Call[models.Node]:
+    path = _path("nodes", node, "devices", str(device), "quarantine")
+    return Call(method="DELETE", path=path, kind=models.Node, repeat=True)
 
 
 def forget(node: str) -> Call[None]:

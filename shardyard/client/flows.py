@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import msgspec
 
-from jobs.errors import BodyTooLarge, ShardyardError, Unavailable, UnknownBundle
+from jobs.errors import BodyTooLarge, JobNotFinished, ShardyardError, Unavailable, UnknownBundle
 from shardyard.client import calls
 from shardyard.client.models import JobStatus, JobSummary, LogPage, Series
 from shardyard.client.problems import error_of, retry_after
@@ -39,6 +39,8 @@ HELD_SECONDS = 25.0
 POLL_SECONDS = 0.4
 LINES_PER_PAGE = 1000
 JOBS_PER_PAGE = 200
+#: How long a job that has ended may take to give up its devices.
+RELEASE_SECONDS = 10.0
 
 
 class Patience:
@@ -176,12 +178,30 @@ def wait(job: str, timeout: float | None) -> Flow[JobStatus]:
             yield Pause(0.1)  # a service that is about to stop holds nothing
 
 
-def pages(page_size: int = JOBS_PER_PAGE, limit: int | None = None, **filters: Any) -> Items[JobSummary]:
+def delete(job: str) -> Flow[None]:
+    """Forget a job that has ended. Its devices are given up a moment after its end, and only then it can go.
+
+    Raises:
+        JobNotFinished: it has not ended.
+    """
+    deadline = time.monotonic() + RELEASE_SECONDS
+    while True:
+        try:
+            yield from done(calls.delete(job))
+            return
+        except JobNotFinished:
+            status = yield from done(calls.job(job))
+            if not status.ended or time.monotonic() >= deadline:
+                raise
+        yield Pause(FIRST_PAUSE_SECONDS)
+
+
+def pages(limit: int | None = None, **filters: Any) -> Items[JobSummary]:
     """All jobs of a list, newest first, at most `limit`."""
     cursor: str | None = None
     given = 0
     while limit is None or given < limit:
-        size = page_size if limit is None else min(page_size, limit - given)
+        size = JOBS_PER_PAGE if limit is None else min(JOBS_PER_PAGE, limit - given)
         page = yield from done(calls.jobs(**filters, limit=size, cursor=cursor))
         for job in page.jobs:
             yield Item(job)

@@ -261,7 +261,8 @@ class Device(Model, frozen=True, kw_only=True):
     state: str
     job: str | None = None
     attempt: int | None = None
-    quarantine: str | None = None
+    quarantine: str | None = None  # why it is given to nobody
+    quarantined_at: datetime | None = None
 
 
 class Node(Model, frozen=True, kw_only=True):
@@ -273,7 +274,9 @@ class Node(Model, frozen=True, kw_only=True):
     cores: int = 0
     alive: bool
     draining: bool = False
-    stopping: bool = False
+    stopping: bool = False  # its worker is leaving
+    drain_deadline_at: datetime | None = None  # when what runs there is to move to other nodes
+    attempts: int = 0  # that hold devices there
     registered_at: datetime | None = None
     devices: list[Device] = []
     environments: list[str] = []

@@ -166,7 +166,7 @@ class Wire:
 
 
 class AsyncWire:
-    """Carries out steps, and awaits meanwhile; under asyncio or trio."""
+    """Carries out steps, and awaits meanwhile."""
 
     def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.url = url
