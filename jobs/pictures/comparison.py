@@ -85,7 +85,7 @@ def _side(ids: str, report: Report, about: About) -> Markup:
 
 def _balance(found: ReportDiff, names: Sequence[str]) -> Markup:
     rows = [_row([name], getattr(found.balance, field)) for name, field in _BALANCE]
-    return section("Balance", _table([""], names, rows))
+    return section("Balance", _table(["number"], names, rows))
 
 
 def _devices(found: ReportDiff, names: Sequence[str]) -> Markup:
@@ -95,7 +95,7 @@ def _devices(found: ReportDiff, names: Sequence[str]) -> Markup:
         for place, device in enumerate(found.per_device[:_MOST])
         if (pair := getattr(device, field)).this is not None or pair.against is not None
     ]
-    return section("Devices", _table(["", "device"], names, rows))
+    return section("Devices", _table(["number", "device"], names, rows))
 
 
 def _table(first: Sequence[str], names: Sequence[str], rows: Sequence[Markup]) -> Markup:

@@ -252,7 +252,7 @@ def _tile(report: Report, name: str, value: str, path: str) -> Markup:
 def _devices(report: Report, about: About) -> Markup:
     names = ("rows", "share", "steps", "idle", "ms/row", "data wait, p50", "peak memory")
     ranks = len({device.rank for device in report.devices}) > 1
-    head = [_head("device"), _head(""), *([_head("rank", "n")] if ranks else [])]
+    head = [_head("device"), _head("mark"), *([_head("rank", "n")] if ranks else [])]
     head += [*(_head(name, "n") for name in names), _head("id"), _head("node")]
     slow = slow_device(report)
     rows = []
