@@ -43,9 +43,10 @@ class Endless(IterableDataset[Any]):
 
 class Counting(nn.Module):
     """A model with all kinds of state: a tied weight, dropout, BatchNorm, a buffer that is not persistent and counts,
-    and something that is no tensor."""
+    one that grows, and something that is no tensor."""
 
     calls: torch.Tensor
+    history: torch.Tensor | None
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,6 +57,7 @@ class Counting(nn.Module):
         self.drop = nn.Dropout(0.2)
         self.head = nn.Linear(5, 2)
         self.register_buffer("calls", torch.zeros(()), persistent=False)
+        self.register_buffer("history", None, persistent=False)
         self.seen = 0
 
     def get_extra_state(self) -> Any:
@@ -68,8 +70,23 @@ class Counting(nn.Module):
         if self.training:
             self.calls += 1
             self.seen += 1
+            before = torch.zeros(0) if self.history is None else self.history
+            self.history = torch.cat([before, rows.mean().reshape(1)])
+            rows = rows + self.history.sum()
         hidden = self.drop(self.norm(self.tied(self.first(rows)))) * (1 + self.calls / 10) * (1 + self.seen / 100)
         outputs: torch.Tensor = self.head(hidden)
+        return outputs
+
+
+class Half(nn.Module):
+    """A layer in bfloat16, while optimizers keep some of their numbers in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2, dtype=torch.bfloat16)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layer(rows.bfloat16()).float()
         return outputs
 
 

@@ -158,6 +158,7 @@ PROGRAMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "scheduler each epoch": (vectors(scheduler={"ref": "multi_step_lr", "args": {"milestones": [1, 2]}}), {}),
     "all kinds of state": (vectors(model={"ref": f"{PARTS}:Counting"}, scheduler={"ref": f"{PARTS}:Warmup"}), {}),
+    "a model in bfloat16": (vectors(model={"ref": f"{PARTS}:Half"}, optimizer={"ref": "nadam"}), {}),
     "placed": (vectors(model=EMBEDDED), {"devices": 2, "placement": {"embedding": "cpu", "rnn": 1}}),
     "a block on devices": (
         vectors(model={"ref": "two_block", "args": {"in_features": 5, "out_features": 2}}),
@@ -185,9 +186,7 @@ def test_a_run_goes_on_bit_for_bit_whatever_the_program(name: str, tmp_path: Pat
     assert_same(broken.go(), whole)
 
 
-@pytest.mark.parametrize(
-    "name", sorted(set(optim.OPTIMIZERS) - {"sparse_adam"})
-)  # which takes gradients of other models
+@pytest.mark.parametrize("name", sorted(set(optim.OPTIMIZERS) - {"sparse_adam"}))  # it needs sparse gradients
 def test_every_optimizer_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     model = {"ref": "linear", "args": {"in_features": 5, "out_features": 2, "bias": name != "muon"}}
     program = vectors(model=model, optimizer={"ref": name}, epochs=1)
