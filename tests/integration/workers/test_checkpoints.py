@@ -164,7 +164,9 @@ def test_a_run_keeps_its_newest_checkpoints_and_leaves_its_weights(
     assert [path.name for path in directory(service, job).iterdir() if path.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("dp", 3), ("ddp", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "devices"), [("single", 1), pytest.param("dp", 3, marks=pytest.mark.slow), ("ddp", 2)]
+)
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     service: Service, undisturbed: Callable[[str, int], str], strategy: str, devices: int
 ) -> None:
@@ -218,3 +220,52 @@ def test_a_run_that_is_stopped_twice_loses_no_step(
     reference = undisturbed(strategy, devices)
     assert_as_if_undisturbed(service, job, 3, reference)
     assert kept(service, job) == [(STEPS, 3)]
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    body = bytearray(path.read_bytes())
+    body[len(body) // 2] ^= 1
+    path.write_bytes(body)
+
+
+def test_a_checkpoint_with_a_flipped_bit_is_passed_over_for_the_one_before(
+    service: Service, undisturbed: Callable[[str, int], str]
+) -> None:
+    job = submit(service, seconds=0.1)
+    commits(service, job, 2 * EVERY)
+    flip(directory(service, job) / "000000000040-1" / "rank-0.pt")
+    kill(service, job)
+    record = service.ended(job, 60)
+    assert (record.state, record.attempt) == (State.SUCCEEDED, 2), record
+    assert service.attempts(job)[-1].resumed == {"step": 20, "attempt": 1}
+    lines = said(service, job, 2)
+    assert "the checkpoint of step 40 of attempt 1 is damaged: rank-0.pt is not what was saved" in lines
+    assert "resumed at step 20 of attempt 1" in lines
+    assert_as_if_undisturbed(service, job, 2, undisturbed("single", 1))
+    assert kept(service, job) == [(60, 2), (40, 2)]
+
+
+@pytest.mark.slow
+def test_a_run_none_of_whose_checkpoints_can_be_used_begins_anew_and_says_so(
+    service: Service, undisturbed: Callable[[str, int], str]
+) -> None:
+    job = submit(service, seconds=0.1)
+    commits(service, job, EVERY)
+    (directory(service, job) / "000000000020-1" / checkpoints.MANIFEST).write_bytes(b"{")
+    kill(service, job)
+    record = service.ended(job, 60)
+    assert (record.state, record.attempt) == (State.SUCCEEDED, 2), record
+    assert service.attempts(job)[-1].resumed is None
+    assert "no checkpoint could be used; the run begins at its first step" in said(service, job, 2)
+    assert_as_if_undisturbed(service, job, 2, undisturbed("single", 1))
+
+
+def test_a_cancel_is_heeded_at_once_by_a_run_that_saves(service: Service) -> None:
+    job = submit(service, "ddp", 2, seconds=0.05, checkpoint={"every_steps": 1, "keep": 1})
+    commits(service, job, 2)
+    service.cancel(job)
+    record = service.ended(job)
+    assert record.state is State.CANCELLED
+    assert record.checkpoint is not None  # what was committed stays, for whoever wants its weights
+    assert len(kept(service, job)) <= 2
