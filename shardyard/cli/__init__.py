@@ -20,7 +20,7 @@ import typer
 
 from jobs.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
 from shardyard import __version__
-from shardyard.cli import artifacts, backup, jobs, logs, pools, service, splits, submit, tokens, top
+from shardyard.cli import artifacts, attempts, backup, jobs, logs, pools, service, splits, submit, tokens, top
 from shardyard.cli.common import Commands
 
 #: First match wins.
@@ -58,13 +58,15 @@ app = typer.Typer(
 )
 COMMANDS: tuple[tuple[str, Commands], ...] = (
     ("Running the service", service.COMMANDS | backup.COMMANDS),
-    ("Jobs", jobs.COMMANDS | splits.COMMANDS | logs.COMMANDS | artifacts.COMMANDS),
+    ("Jobs", jobs.COMMANDS | attempts.COMMANDS | splits.COMMANDS | logs.COMMANDS | artifacts.COMMANDS),
     ("Machines and access", top.COMMANDS | pools.COMMANDS),
 )
 for panel, commands in COMMANDS:
     for name, command in commands.items():
         if command is submit.submit:
             app.command(name, rich_help_panel=panel, cls=submit.Command, epilog=submit.EXAMPLES)(command)
+        elif command is service.worker:
+            app.command(name, rich_help_panel=panel, cls=service.WorkerCommand)(command)
         else:
             app.command(name, rich_help_panel=panel)(command)
 app.add_typer(tokens.app, name="token", rich_help_panel="Machines and access")

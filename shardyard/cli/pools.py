@@ -1,15 +1,30 @@
-"""Commands about the machines: pools, nodes, drain, forget."""
+"""Commands about the machines: pools, nodes, drain, forget, quarantine."""
 
+import re
+import time
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
+from jobs.errors import Conflict, InvalidRequest, NotFound
 from shardyard import text
 from shardyard.cli.common import AsJson, Commands, Token, Url, connect, console, print_json, table
 
 if TYPE_CHECKING:
+    from shardyard.client import Client
     from shardyard.client.models import Node
+
+NodeId = Annotated[
+    str, typer.Argument(metavar="NODE", help="The node's id from `shardyard nodes`.", show_default=False)
+]
+DeviceName = Annotated[
+    str, typer.Argument(metavar="DEVICE", help="Its name, such as cuda:3, or its index.", show_default=False)
+]
+WAIT_SECONDS = 1.0
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def pools(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
@@ -44,30 +59,97 @@ def nodes(url: Url = None, token: Token = None, as_json: AsJson = False) -> None
             for state in ("free", "leased", "quarantined")
         ]
         listing.add_row(node.id, node.pool, _state(node), text.device_names(labels), *by_state)
-    return console().print(listing if found else "no nodes: no worker has registered yet")
+    out = console()
+    out.print(listing if found else "no nodes: no worker has registered yet")
+    for line in _quarantined(found):
+        out.print(line, soft_wrap=True)
+    return None
 
 
 def drain(
-    node: Annotated[str, typer.Argument(help="The node's id from `shardyard nodes`.", show_default=False)],
-    undo: Annotated[bool, typer.Option("--undo", help="Give it work again.")] = False,
+    node: NodeId,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            help="What still runs then moves to other nodes: seconds, or 90s, 10m, 2h, 1d; 0 at once.",
+            show_default=False,
+        ),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Stay until nothing runs there any more.")] = False,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a node no new work. What runs there goes on; a restart of its worker changes nothing."""
+    """Give a node no new work. What runs there goes on; a restart of its worker changes nothing.
+
+    With a deadline, what still runs then saves a checkpoint where it has any, and goes on on another node. That costs
+    a job none of its retries. Asking again replaces the deadline.
+
+    shardyard drain host-a --wait    before a reboot, when jobs may take their time
+
+    shardyard drain host-a --deadline 10m --wait && ssh host-a reboot
+
+    shardyard undrain host-a    gives it work again
+    """
+    from shardyard.client import calls
+
+    seconds = None if deadline is None else _seconds(deadline)
+    with connect(url, token) as client:
+        if as_json and not wait:
+            return print_json(client.json(calls.drain(node, deadline_seconds=seconds)))
+        found = client.drain(node, deadline_seconds=seconds)
+        if not as_json:
+            print(_drained(found))
+        while wait and found.attempts:
+            time.sleep(WAIT_SECONDS)
+            found = next((other for other in client.nodes() if other.id == node), found)
+            if not found.draining:
+                raise Conflict(f"node {node} takes work again: somebody has undrained it")
+        if as_json:
+            return print_json(next(other for other in client.json(calls.nodes())["nodes"] if other["id"] == node))
+        return print(f"{node} is empty") if wait else None
+
+
+def undrain(node: NodeId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+    """Give a node that was drained work again."""
     from shardyard.client import calls
 
     with connect(url, token) as client:
         if as_json:
-            return print_json(client.json(calls.drain(node, undo=undo)))
-        found = client.drain(node, undo=undo)
-    busy = sum(device.state == "leased" for device in found.devices)
-    words = f"takes no new work; {text.plural(busy, 'device')} still leased" if found.draining else "takes work"
-    return print(f"{found.id} {words}")
+            return print_json(client.json(calls.undrain(node)))
+        client.undrain(node)
+    return print(f"{node} takes work")
+
+
+def quarantine(
+    node: NodeId,
+    device: DeviceName,
+    reason: Annotated[str, typer.Option(help="Shown to whoever looks at the node.", show_default=False)],
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Give a device to nobody until `shardyard unquarantine`. What runs on it goes on.
+
+    shardyard quarantine host-a cuda:3 --reason "falls off the bus about once a week"
+    """
+    with connect(url, token) as client:
+        client.quarantine(node, _index(client, node, device), reason)
+    print(f"{node} {device} is in quarantine")
+
+
+def unquarantine(node: NodeId, device: DeviceName, url: Url = None, token: Token = None) -> None:
+    """Bring a device back, whatever put it into quarantine.
+
+    A device whose processes would not die comes back by itself when they are gone and it can compute; this does not
+    wait for that.
+    """
+    with connect(url, token) as client:
+        client.unquarantine(node, _index(client, node, device))
+    print(f"{node} {device} may be used again")
 
 
 def forget(
-    node: Annotated[str, typer.Argument(help="The node's id from `shardyard nodes`.", show_default=False)],
+    node: NodeId,
     url: Url = None,
     token: Token = None,
 ) -> None:
@@ -80,9 +162,64 @@ def forget(
 def _state(node: "Node") -> Text:
     if not node.alive:
         return Text("down", "red")
-    if node.stopping:
-        return Text("stopping", "yellow")
-    return Text("draining", "yellow") if node.draining else Text("up", "green")
+    if not node.stopping and not node.draining:
+        return Text("up", "green")
+    return Text(f"{'stopping' if node.stopping else 'draining'}{_left(node)}", "yellow")
 
 
-COMMANDS: Commands = {"pools": pools, "nodes": nodes, "drain": drain, "forget": forget}
+def _quarantined(nodes: Iterable["Node"]) -> Iterator[str]:
+    """Why devices are in quarantine, a line for each."""
+    for node in nodes:
+        for device in node.devices:
+            if device.quarantine is not None:
+                since = f" since {text.local_time(device.quarantined_at)}" if device.quarantined_at else ""
+                yield f"{node.id} {device.label} is in quarantine{since}: {device.quarantine}"
+
+
+def _left(node: "Node") -> str:
+    """What a node that drains still waits for."""
+    if not node.attempts:
+        return ", empty"
+    until = f" until {text.local_time(node.drain_deadline_at)}" if node.drain_deadline_at else ""
+    return f", {text.plural(node.attempts, 'attempt')} left{until}"
+
+
+def _drained(node: "Node") -> str:
+    return f"{node.id} takes no new work{_left(node)}"
+
+
+def _seconds(given: str) -> float:
+    """Raises InvalidRequest: it is no time."""
+    match = _TIME.fullmatch(given.strip())
+    if match is None:
+        raise InvalidRequest(f"--deadline {given!r} is no time; write seconds, or 90s, 10m, 2h, 1d")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _index(client: "Client", node: str, device: str) -> int:
+    """The index of a device that is given by that, or by its name.
+
+    Raises:
+        NotFound: there is no such node, or no such device of that name.
+    """
+    if device.isdecimal():
+        return int(device)
+    found = next((other for other in client.nodes() if other.id == node), None)
+    if found is None:
+        raise NotFound(f"there is no node {node!r}")
+    index = next((other.device for other in found.devices if other.label == device), None)
+    if index is None:
+        labels = text.device_names(other.label for other in found.devices)
+        raise NotFound(f"node {node} has no device {device!r}; it has {labels}")
+    return index
+
+
+COMMANDS: Commands = {
+    "pools": pools,
+    "nodes": nodes,
+    "drain": drain,
+    "undrain": undrain,
+    "quarantine": quarantine,
+    "unquarantine": unquarantine,
+    "forget": forget,
+}

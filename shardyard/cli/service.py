@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from jobs.errors import FieldError, InvalidRequest
 from shardyard.cli.common import AsJson, Commands, console, print_json, table
@@ -40,6 +41,24 @@ TelemetryUrl = Annotated[
     str | None,
     typer.Option(envvar="SHARDYARD_TELEMETRY_URL", help="The same for the telemetry Redis.", show_default=False),
 ]
+
+
+#: A month.
+MAX_DRAIN_SECONDS = 30 * 86_400
+NO_DEADLINE = "no deadline"
+
+
+class WorkerCommand(TyperCommand):
+    """Lets `--drain` stand without its value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        bare = (
+            word == "--drain" and (place + 1 == len(args) or args[place + 1].startswith("-"))
+            for place, word in enumerate(args)
+        )
+        return super().parse_args(
+            ctx, [f"--drain={NO_DEADLINE}" if is_bare else word for word, is_bare in zip(args, bare, strict=True)]
+        )
 
 
 def up(
@@ -90,14 +109,48 @@ def worker(
     stop_attempts_on_exit: Annotated[
         bool, typer.Option(help="End running attempts with the worker; they go back to the queue.")
     ] = False,
+    drain: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[SECONDS]",
+            help="SIGTERM means: no new work, and wait for running attempts. Those that still run after SECONDS save a "
+            "checkpoint and move to other nodes.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Join this host's devices to a service with an external Redis (SHARDYARD_REDIS_URL) and shared storage."""
+    """Join this host's devices to a service with an external Redis (SHARDYARD_REDIS_URL) and shared storage.
+
+    SIGTERM ends the worker; what runs goes on, and the next worker of this node takes it over. With --drain the worker
+    waits first, and a second SIGTERM ends it at once.
+
+    shardyard worker --pool a100 --devices cuda:0-7 --drain 600
+    """
     _refuse_embedded(os.environ.get("SHARDYARD_REDIS_URL", ""))
     os.environ["SHARDYARD_POOL"] = pool
     os.environ["SHARDYARD_DEVICES"] = devices
     if env:
         os.environ["SHARDYARD_ENVIRONMENTS"] = ",".join(env)
-    _become("workers.keeper", *(["--stop-attempts-on-exit"] if stop_attempts_on_exit else []))
+    _become("workers.keeper", *_leaving(stop_attempts_on_exit, drain))
+
+
+def _leaving(stop_attempts: bool, drain: str | None) -> list[str]:
+    """The options that say what SIGTERM means.
+
+    Raises:
+        InvalidRequest: they contradict each other, or name no time.
+    """
+    if drain is None:
+        return ["--stop-attempts-on-exit"] if stop_attempts else []
+    if stop_attempts:
+        raise InvalidRequest(
+            "give either --stop-attempts-on-exit or --drain: one ends attempts, the other waits for them"
+        )
+    if drain == NO_DEADLINE:
+        return ["--drain"]
+    if not drain.isdecimal() or int(drain) > MAX_DRAIN_SECONDS:
+        raise InvalidRequest(f"--drain {drain!r}: between 0 and {MAX_DRAIN_SECONDS} seconds, or nothing")
+    return ["--drain", drain]
 
 
 def _refuse_embedded(url: str) -> None:

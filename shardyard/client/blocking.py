@@ -197,7 +197,7 @@ class Client:
         return self.call(calls.nodes()).nodes
 
     def drain(self, node: str, *, deadline_seconds: float | None = None) -> models.Node:
-        """Give a node no new work. What still runs there after the deadline moves to other nodes. For an admin token."""
+        """Give a node no new work. What still runs there after the deadline moves elsewhere. For an admin token."""
         return self.call(calls.drain(node, deadline_seconds=deadline_seconds))
 
     def undrain(self, node: str) -> models.Node:

@@ -359,6 +359,29 @@ def test_pools_and_nodes_show_devices_by_what_they_do(service: Stub, capsys: pyt
     ]
 
 
+def test_attempts_show_where_each_ran_and_why_it_ended(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    times = {"created_at": "2026-01-01T00:00:00+00:00", "started_at": "2026-01-01T00:00:01+00:00"}
+    place = [{"node": "host-a", "devices": ["cuda:0", "cuda:1"]}]
+    found = [
+        {
+            "attempt": 1,
+            "state": "ended",
+            "placement": place,
+            "ended_at": "2026-01-01T00:01:01+00:00",
+            "reason": {"code": "node_lost", "message": "node host-a is lost [again]"},
+        },
+        {"attempt": 2, "state": "claimed", "placement": place, "reason": None},
+    ]
+    service.on("GET", f"/v1/jobs/{JOB}/attempts", (200, {"attempts": [times | attempt for attempt in found]}))
+    assert run("attempts", JOB) == 0
+    first, second = capsys.readouterr().out.splitlines()[1:]
+    assert first.split()[:3] == ["1", "host-a", "cuda:0-1"]
+    assert first.endswith("1 min 00 s  node_lost  node host-a is lost [again]")
+    assert second.split()[-2:] == ["claimed", "-"]
+    assert run("attempts", JOB, "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["attempts"]) == 2
+
+
 def test_deleting_asks_first(
     service: Stub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from workers.keeper import Pace, pace_of
+from workers.leaving import Leaving
+
 pytestmark = pytest.mark.integration
 
 SECONDS = 10.0
@@ -188,3 +191,38 @@ def test_settings_that_cannot_work_end_it_before_a_worker_starts(wrong: dict[str
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 2
     assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == ["cannot_start"]
+
+
+#: Says that it has heard of a SIGTERM; the second one has it leave.
+DRAINS = "echo $$ >> {pids}; trap 'asked=1$asked; echo >> {orphan}' TERM; while [ ${{#asked}} -lt 2 ]; do sleep 0.05; done; exit 0"
+
+
+def test_a_worker_that_drains_hears_of_a_second_stop_too(kept: Kept) -> None:
+    kept.start(DRAINS, stop=600.0, hurry=600.0)
+    worker = kept.worker()
+    wait_until(lambda: signal.SIGTERM in caught(worker))
+    kept.keeper.send_signal(signal.SIGTERM)
+    wait_until(kept.orphan.exists)
+    assert kept.keeper.poll() is None
+    kept.keeper.send_signal(signal.SIGTERM)
+    assert kept.keeper.wait(SECONDS) == 0
+
+
+def test_a_worker_that_drains_and_does_not_hurry_is_killed(kept: Kept) -> None:
+    kept.start(STUBBORN, stop=600.0, hurry=0.2)
+    worker = kept.worker()
+    for _ in range(2):
+        kept.keeper.send_signal(signal.SIGTERM)
+        wait_until(lambda: signal.SIGTERM not in pending(kept.keeper.pid))
+    assert kept.keeper.wait(SECONDS) == 128 + signal.SIGKILL
+    assert is_gone(worker)
+
+
+def caught(pid: int) -> set[int]:
+    return _signals(pid, "SigCgt")
+
+
+def test_the_keeper_is_as_patient_as_the_drain_and_the_checkpoints_may_take() -> None:
+    assert pace_of(Leaving(), 20) == Pace(stop=50)
+    assert pace_of(Leaving(drain=True, drain_seconds=600), 20) == Pace(stop=650, hurry=10)
+    assert pace_of(Leaving(drain=True), 20).stop > 86_400

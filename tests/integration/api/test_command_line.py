@@ -113,13 +113,29 @@ def test_a_cancel_of_many_asks_first(job: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_drained_node_says_so_until_it_is_undrained(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("drain", "host-a") == 0
-    assert capsys.readouterr().out.startswith("host-a takes no new work; ")
+    run("cancel", "--all", "--yes")
+    capsys.readouterr()
+    assert run("drain", "host-a", "--deadline", "2h", "--wait") == 0
+    assert capsys.readouterr().out == "host-a takes no new work, empty\nhost-a is empty\n"
     assert run("nodes") == 0
     assert "draining" in capsys.readouterr().out
-    assert run("drain", "host-a", "--undo") == 0
+    assert run("undrain", "host-a") == 0
     assert capsys.readouterr().out == "host-a takes work\n"
     assert run("drain", "nobody") == 4
+    assert run("drain", "host-a", "--deadline", "soon") == 2
+
+
+def test_a_device_is_set_apart_by_its_name_and_comes_back(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("quarantine", "host-a", "cpu:1", "--reason", "hot [sometimes]") == 0
+    assert capsys.readouterr().out == "host-a cpu:1 is in quarantine\n"
+    assert run("nodes") == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("host-a cpu:1 is in quarantine since 20")
+    assert last.endswith(": hot [sometimes]")
+    assert run("unquarantine", "host-a", "1") == 0
+    assert run("nodes") == 0
+    assert "is in quarantine" not in capsys.readouterr().out
+    assert run("unquarantine", "host-a", "cuda:9") == 4
 
 
 def test_artifacts_are_listed_and_saved(

@@ -1,0 +1,36 @@
+"""The command that lists a job's attempts."""
+
+from typing import TYPE_CHECKING
+
+from shardyard import text
+from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect, console, print_json, table
+
+if TYPE_CHECKING:
+    from shardyard.client.models import Attempt
+
+
+def attempts(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+    """List a job's attempts: where each ran, for how long, how it ended and why."""
+    from shardyard.client import calls
+
+    with connect(url, token) as client:
+        if as_json:
+            return print_json(client.json(calls.attempts(job)))
+        found = client.call(calls.attempts(job)).attempts
+    listing = table("#ATTEMPT", "WHERE", "STARTED", "TOOK", "ENDED", "WHY")
+    for attempt in found:
+        where = ", ".join(f"{place.node} {text.device_names(place.devices)}" for place in attempt.placement)
+        took = text.duration(text.between(attempt.started_at, attempt.ended_at))
+        started = text.local_time(attempt.started_at)
+        ended = attempt.reason.code if attempt.reason is not None else attempt.state
+        listing.add_row(str(attempt.attempt), where or "-", started, took, ended, _why(attempt))
+    return console().print(listing if found else "no attempts yet: it has not been given any devices")
+
+
+def _why(attempt: "Attempt") -> str:
+    """The last line of the error is in the message already; where there is only an error, that."""
+    said = attempt.reason.message if attempt.reason is not None else ""
+    return said or str((attempt.error or {}).get("message") or "-")
+
+
+COMMANDS: Commands = {"attempts": attempts}
