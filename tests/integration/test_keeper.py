@@ -194,7 +194,10 @@ def test_settings_that_cannot_work_end_it_before_a_worker_starts(wrong: dict[str
 
 
 #: Says that it has heard of a SIGTERM; the second one has it leave.
-DRAINS = "echo $$ >> {pids}; trap 'asked=1$asked; echo >> {orphan}' TERM; while [ ${{#asked}} -lt 2 ]; do sleep 0.05; done; exit 0"
+DRAINS = (
+    "echo $$ >> {pids}; trap 'asked=1$asked; echo >> {orphan}' TERM; "
+    "while [ ${{#asked}} -lt 2 ]; do sleep 0.05; done; exit 0"
+)
 
 
 def test_a_worker_that_drains_hears_of_a_second_stop_too(kept: Kept) -> None:
