@@ -200,7 +200,7 @@ class AsyncClient:
         return (await self.call(calls.nodes())).nodes
 
     async def drain(self, node: str, *, deadline_seconds: float | None = None) -> models.Node:
-        """Give a node no new work. What still runs there after the deadline moves to other nodes. For an admin token."""
+        """Give a node no new work. What still runs there after the deadline moves elsewhere. For an admin token."""
         return await self.call(calls.drain(node, deadline_seconds=deadline_seconds))
 
     async def undrain(self, node: str) -> models.Node:
