@@ -268,9 +268,10 @@ def test_events_are_whole_wherever_a_stream_is_cut(size: int) -> None:
 def test_an_event_without_an_end_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MAX_EVENT_BYTES", 1000)
     parser = Parser()
+    for _ in range(10):
+        parser.feed(b"data: " + b"x" * 90 + b"\n")
     with pytest.raises(errors.ShardyardError, match="more than 1000 bytes"):
-        for _ in range(30):
-            parser.feed(b"data: " + b"x" * 90 + b"\n")
+        parser.feed(b"data: " + b"x" * 90)
 
 
 def test_an_event_that_is_not_what_its_name_says_is_an_error(service: Callable[..., Service]) -> None:
