@@ -68,6 +68,7 @@ class Reader:
         self.status, self.headers, self.body = 0, dict[str, str](), b""
         self.ended = False
         self.received = 0
+        self.whole = b""  # everything after the head, without the marks of chunks
         self._raw = b""
         self._parser = Parser()
 
@@ -100,6 +101,7 @@ class Reader:
             if len(rest) < length + 2:
                 return
             self._raw = rest[length + 2 :]
+            self.whole += rest[:length]
             self.events += self._parser.feed(rest[:length])
             self.ended = self.ended or not length
 

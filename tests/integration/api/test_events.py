@@ -8,10 +8,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
-from jobs import store
+from jobs import store, tokens
 from jobs.redis_store import RedisStore
+from jobs.state import Reason
+from jobs.tokens import Scope
 from tests.integration.api.conftest import ADMIN, bearer
 from tests.integration.api.streams import Attempt, Event, Reader, finding, lines_of, pattern, points_of
 from tests.integration.api.test_process import Process, api_process, until
@@ -285,3 +288,147 @@ def test_while_the_telemetry_redis_is_away_lines_and_points_come_from_their_file
         driver.stop()
         events = reader.to_end()
     holds_everything_once([event for event in events if event.name != "notice"], driver)
+
+
+def test_lines_of_another_attempt_come_after_the_last_of_the_one_before(place: Place) -> None:
+    job, first = place.started(limits={"max_retries": 1})
+    with place.follow(job, "?logs=all") as reader:
+        first.print("a", "b")
+        reader.until(lambda r: r.lines() == ["a", "b"])
+        cut = reader.events[-1].id
+        first.print("c")
+        first.end(Reason.RANK_FAILED)
+        second = place.attempt(job, 2)
+        second.up()
+        second.print("d")
+        reader.until(lambda r: r.lines(attempt=2) == ["d"])
+        assert reader.lines(attempt=1) == ["a", "b", "c"]
+        attempts = [event.data["attempt"] for event in reader.events if event.name == "log"]
+        assert attempts == sorted(attempts)
+        assert 2 in [state["attempt"] for state in reader.named("state")]
+    with place.follow(job, "?logs=all", cut) as again:
+        again.until(lambda r: r.lines(attempt=2) == ["d"])
+        assert again.lines(attempt=1) == ["c"]
+        second.end()
+        assert again.to_end()[-1].data == {"job_id": job, "state": "succeeded", "attempt": 2}
+
+
+HOSTILE = [
+    b"data: {}",
+    b"x\rdata: injected\revent: end\r",
+    b"nul \x00 here",
+    "sep \u2028data: injected\u2029 and \x85 next".encode(),
+    b"half \xe2\x82 and \xff\xfe",
+    b"\x1b]0;title\x07</script><script>alert(1)</script>",
+    "\u202etxt.exe".encode(),
+    b"id: 1-1.0",
+    b"",
+    b":" * 70_000,
+]
+
+
+def test_hostile_lines_names_and_findings_stay_inside_their_data(place: Place) -> None:
+    job, attempt = place.started(name="n\u2028\u0085<script>")
+    with place.follow(job, "?logs=0") as reader:
+        reader.until(lambda r: r.events)
+        attempt.print(*HOSTILE)
+        attempt.points(1.0, name="loss\ndata: x\u2028\r\n\r\nevent: end")
+        attempt.report(findings=[finding("idle", "m\r\n\r\nevent: end\ndata: {}\u2028")])
+        attempt.report(final=True, findings=[finding("idle", "m\r\n\r\nevent: end\ndata: {}\u2028")])
+        attempt.end()
+        events = reader.to_end()
+    whole = reader.whole
+    for forbidden in (
+        b"\r",
+        b"\x00",
+        "\u2028".encode(),
+        "\u2029".encode(),
+        "\x85".encode(),
+        b"\x1b",
+        "\u202e".encode(),
+    ):
+        assert forbidden not in whole
+    assert [event.name for event in events].count("end") == 1
+    lines = lines_of(events)
+    assert [line["seq"] for line in lines] == list(range(1, len(lines) + 1))
+    assert lines[0]["text"] == "data: {}"
+    assert {event.data["name"] for event in events if event.name == "metric"} == {
+        "loss\ndata: x\u2028\r\n\r\nevent: end"
+    }
+    assert reader.named("finding")[0]["finding"]["message"] == "m\r\n\r\nevent: end\ndata: {}\u2028"
+
+
+def test_a_reader_that_is_too_slow_is_told_so_and_goes_on_with_the_newest_in_bounded_memory(place: Place) -> None:
+    job, attempt = place.started()
+    resident = psutil.Process(place.process.child.pid).memory_info
+    with (
+        place.follow(job, "?logs=0") as quick,
+        Reader(place.port, f"/v1/jobs/{job}/events?logs=0", buffer=8192) as slow,
+    ):
+        attempt.print("first")
+        quick.until(lambda r: r.lines())
+        slow.until(lambda r: r.lines())
+        before = resident().rss
+        sent = 1
+        while sent < 120_000:
+            attempt.print(*[f"a line of some length, so that buffers fill up: {sent + n}" for n in range(500)])
+            sent += 500
+        missed = slow.until(lambda r: r.named("resync"), 60)[0]
+        assert missed["reason"] == "too_slow"
+        assert resident().rss - before < 100e6
+        attempt.print("last")
+        slow.until(lambda r: lines_of(r.events)[-1]["text"] == "last", 30)
+        told = len(
+            next(iter([lines_of(slow.events[: slow.events.index(e)]) for e in slow.events if e.name == "resync"]))
+        )
+    page = place.client.get(f"/v1/jobs/{job}/logs", params={"after": missed["logs_after"], "limit": 1}).json()
+    assert page["lines"][0]["seq"] == told + 1
+    attempt.end()
+
+
+def test_who_may_not_look_and_what_is_not_there_get_problems_and_no_stream(place: Place) -> None:
+    job = place.submit(devices=2)
+    text, record = tokens.issue("rival", [Scope.READ], "t", created=1)
+    place.control.run(tokens.put(record))
+    ask = place.client.get
+    path = f"/v1/jobs/{job}/events"
+    assert ask(path, headers={"Authorization": "Bearer nobody"}).status_code == 401
+    assert ask(path, headers=bearer(text)).status_code == 404
+    assert ask(path, params={"logs": "5"}).status_code == 404
+    for wrong in ("-1", "0,,1", "any", "99999", "\u0663"):
+        answer = ask(path, params={"logs": wrong})
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "logs"), wrong
+    with place.follow(job, "?logs=all", "nonsense") as reader:
+        assert reader.until(lambda r: r.named("state"))
+        assert [event.name for event in reader.events][:2] == ["resync", "state"]
+    place.client.post(f"/v1/jobs/{job}/cancel")
+
+
+def test_a_stream_ends_when_its_job_is_deleted(place: Place) -> None:
+    job, attempt = place.started()
+    with place.follow(job) as reader:
+        reader.until(lambda r: r.events)
+        attempt.end()
+        ended = reader.to_end()[-1]
+    assert place.client.delete(f"/v1/jobs/{job}").status_code == 204
+    with place.follow(job, last_id=ended.id) as again:
+        again.until(lambda r: r.status)
+        assert again.status == 404
+
+
+def test_a_process_that_is_told_to_stop_ends_its_streams_at_once(place: Place, tmp_path: Path) -> None:
+    job, attempt = place.started()
+    settings = {"TELEMETRY_URL": place.telemetry.url, "STORAGE": str(place.storage)}
+    with api_process(tmp_path, place.control_server.url, **settings) as process, ExitStack() as stack:
+        port = process.port()
+        paths = [f"/v1/jobs/{job}/events?logs=all", "/v1/events"] * 20
+        readers = [stack.enter_context(Reader(port, path)) for path in paths]
+        for reader in readers:
+            reader.until(lambda r: r.events)
+        begun = time.monotonic()
+        assert process.end() == 0
+        assert time.monotonic() - begun < 5
+        for reader in readers:
+            reader.to_end()
+        assert not [event for event in process.events() if event["event"] in ("request_failed", "feed_failed")]
+    attempt.end()
