@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from jobs.pictures.palette import DARK, LEVELS, LIGHT, PARTS, Theme
@@ -35,3 +37,11 @@ def test_the_names_in_bars_can_be_read() -> None:
 @pytest.mark.parametrize(("theme", "darker"), [(LIGHT, True), (DARK, False)], ids=["light", "dark"])
 def test_more_rows_stand_out_more_from_the_ground(theme: Theme, darker: bool) -> None:
     assert sorted(theme.levels, key=luminance, reverse=darker) == list(theme.levels)
+
+
+def test_the_dashboard_has_the_same_colours() -> None:
+    styles = (Path(__file__).parents[4] / "web" / "src" / "styles.css").read_text().lower()
+    colours = [colour for theme in (LIGHT, DARK) for colour in (*theme.levels, *theme.level_inks)]
+    colours += [getattr(theme, name) for theme in (LIGHT, DARK) for name in ("idle", "idle_line", "slow", "output")]
+    colours += [colour for part in PARTS for colour in (part.light, part.dark)]
+    assert [colour for colour in colours if colour not in styles] == []
