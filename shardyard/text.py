@@ -63,6 +63,11 @@ def device_names(labels: Iterable[str]) -> str:
     return " ".join([f"{kind}:{_ranges(sorted(found))}" for kind, found in indexes.items()] + others) or "-"
 
 
+def plain(words: str) -> str:
+    """Other people's words on one line: nothing in them reaches the terminal as a command."""
+    return words if words.isprintable() else "".join(one if one.isprintable() else " " for one in words)
+
+
 def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 

@@ -258,7 +258,7 @@ def _jobs(board: Board, jobs: Sequence["JobSummary"], letters: dict[str, str], w
         table.add_row(
             Text(mark, _style(mark) if mark else ""),
             *([Text(job.id)] if wide else []),
-            Text(job.name),
+            Text(text.plain(job.name)),
             Text(job.state, STATE_STYLES.get(job.state, "")),
             Text(f"{job.strategy} on {job.devices}"),
             Text(text.duration(text.between(job.started_at or job.created_at, job.finished_at, now))),
@@ -269,7 +269,7 @@ def _jobs(board: Board, jobs: Sequence["JobSummary"], letters: dict[str, str], w
 
 def _how_far(job: "JobSummary", progress: "Progress | None") -> Text:
     if job.state != "running" or progress is None:
-        return Text("" if job.state == "running" else job.reason.message, "dim")
+        return Text("" if job.state == "running" else text.plain(job.reason.message), "dim")
     words = Text()
     if progress.fraction is not None:
         filled = round(min(max(progress.fraction, 0.0), 1.0) * BAR)

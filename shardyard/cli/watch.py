@@ -87,8 +87,8 @@ class PlainView(QuietView):
         self._next = 0.0
 
     def status(self, status: JobStatus) -> None:
-        self._name = status.name
-        line = f"{status.name}: {state_and_reason(status)}"
+        self._name = text.plain(status.name)
+        line = text.plain(f"{status.name}: {state_and_reason(status)}")
         if line != self._shown:
             self._shown = line
             self.remark(line)
@@ -204,7 +204,7 @@ class LiveView(QuietView):
 
 
 def finding_words(finding: Finding) -> str:
-    return f"{finding.severity}: {finding.message}"
+    return text.plain(f"{finding.severity}: {finding.message}")
 
 
 def watch_job(
@@ -275,16 +275,16 @@ def _state(status: JobStatus) -> Text:
 
 
 def _headline(status: JobStatus) -> Text:
-    line = Text.assemble((status.name, "bold"), "  ", _state(status), no_wrap=True, overflow="ellipsis")
+    line = Text.assemble((text.plain(status.name), "bold"), "  ", _state(status), no_wrap=True, overflow="ellipsis")
     if status.queue_position:
         line.append(f"  position {status.queue_position}", style="dim")
     if status.state not in ("running", "succeeded"):
-        line.append(f"  {status.reason.message}", style="dim")
+        line.append(f"  {text.plain(status.reason.message)}", style="dim")
     return line
 
 
 def _log_line(device: int, line: str) -> Text:
-    return Text(f"{device}| {line}", "dim", no_wrap=True, overflow="ellipsis")
+    return Text(f"{device}| {text.plain(line)}", "dim", no_wrap=True, overflow="ellipsis")
 
 
 def _finding_line(finding: Finding) -> Text:
