@@ -56,17 +56,25 @@ def choose(place: Place, lifeline: Lifeline, publisher: Publisher) -> Verified |
 
     Raises:
         Interrupted: an order came meanwhile.
-        NoAnswer: the storage does not answer.
-        Unavailable: nor does Redis.
+        NoAnswer, OSError: the storage does not answer, or refuses to give back the only ones that could be used: at
+            another time, or on another node, it may, and to begin anew would lose everything.
+        Unavailable: Redis does not answer.
     """
     pointer = _pointer(lifeline)
     if pointer is None:
         return None  # nothing was ever committed, or an earlier attempt could use nothing
-    found = None
+    found, refused = None, None
     for one in checkpoints.candidates(checkpoints.kept(place.kept), pointer):
-        found = _verify(one, pointer, lifeline, publisher)
+        try:
+            found = _verify(one, pointer, lifeline, publisher)
+        except OSError as error:
+            log.exception("checkpoint_not_read", step=one.step, attempt=one.attempt)
+            publisher.say(f"the checkpoint of step {one.step} of attempt {one.attempt} cannot be read: {error}")
+            refused = error
         if found is not None:
             break
+    if found is None and refused is not None:
+        raise refused
     _note(lifeline, found)
     if found is None:
         publisher.say("no checkpoint could be used; the run begins at its first step")
@@ -121,12 +129,12 @@ def _note(lifeline: Lifeline, found: Verified | None) -> None:
 
 
 def _verify(one: Kept, pointer: Pointer, lifeline: Lifeline, publisher: Publisher) -> Verified | None:
-    """A checkpoint if it is whole, else None, and a line in the log says why."""
+    """A checkpoint if it is whole, else None, and a line in the log says why. Raises as `_patiently` does."""
     pointed = (one.step, one.attempt) == (pointer.step, pointer.attempt)
     verify = partial(checkpoints.verify, one.directory, pointer.sha256 if pointed else None)
     try:
         return _patiently(verify, f"verifying the checkpoint of step {one.step}", lifeline, publisher)
-    except (Damaged, OSError) as error:
+    except Damaged as error:
         log.warning("checkpoint_damaged", step=one.step, attempt=one.attempt, why=str(error))
         publisher.say(f"the checkpoint of step {one.step} of attempt {one.attempt} is damaged: {error}")
         return None
