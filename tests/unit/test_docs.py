@@ -390,7 +390,8 @@ def test_every_command_is_mentioned_in_a_document() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
 def test_commands_that_a_document_names_exist(document: Path) -> None:
     known = {command.split()[0] for command in commands()}
-    named = set(re.findall(r"(?<!from)(?:^|[`$/ ])shardyard ([a-z]+)\b(?= [-A-Z$]|`|$)", document.read_text(), re.MULTILINE))
+    command = r"(?<!from)(?:^|[`$/ ])shardyard ([a-z]+)\b(?= [-A-Z$]|`|$)"
+    named = set(re.findall(command, document.read_text(), re.MULTILINE))
     assert named <= known
 
 
