@@ -596,6 +596,12 @@ def resume_from(
     return Call("resume_from", (attempt.job_ref, attempt.number, claimant, *args), _is_ok)
 
 
+def script_resumes(attempt: AttemptId, claimant: str, *, saved_by: int) -> Call[bool]:
+    """Note that a script goes on from what attempt `saved_by` has saved, which makes up for the losses before that.
+    False: the lease is lost."""
+    return Call("script_resumes", (attempt.job_ref, attempt.number, claimant, saved_by), _is_ok)
+
+
 def finish(
     attempt: AttemptId,
     claimant: str,

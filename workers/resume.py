@@ -90,6 +90,7 @@ def of_script(launch: Launch, spec: JobSpec, lifeline: Lifeline, publisher: Publ
     Raises:
         Interrupted: an order came meanwhile.
         NoAnswer, OSError: the storage does not answer, or there is no room for a copy.
+        Unavailable: nor does Redis.
     """
     if not isinstance(spec.program, ScriptProgram) or launch.attempt.number == 1:
         return None
@@ -107,6 +108,8 @@ def of_script(launch: Launch, spec: JobSpec, lifeline: Lifeline, publisher: Publ
             publisher.say("no checkpoint could be used; the script begins without one")
         return None
     name, attempt = search.found.name, search.found.attempt
+    if not lifeline.as_claimant(partial(store.script_resumes, saved_by=attempt), CLAIM_SECONDS):
+        raise Interrupted(Order.LOST)
     publisher.say(f"resumed from the checkpoint {name!r} of attempt {attempt}")
     begins = f"this attempt went on from the checkpoint {name!r} of attempt {attempt}, and its report begins there"
     publisher.record(0, Note("resumed", begins))

@@ -407,6 +407,18 @@ def test_the_budget_for_losses_begins_anew_when_an_attempt_has_saved_a_checkpoin
     assert world.state(attempt.job) is State.FAILED
 
 
+def test_a_script_that_goes_on_from_what_it_saved_has_lost_only_what_came_after(world: World) -> None:
+    world.node()
+    attempt = world.running()
+    for _ in range(3):
+        attempt = world.again(attempt, Reason.SUPERVISOR_LOST)
+    assert attempt.number == 4
+    assert not world.run(store.script_resumes(attempt, "thief", saved_by=3))
+    for saved_by, losses in ((1, 3), (2, 2), (2, 2), (3, 1)):
+        assert world.run(store.script_resumes(attempt, "c", saved_by=saved_by))
+        assert world.job(attempt.job).losses == losses
+
+
 def test_progress_does_not_bring_back_the_users_own_retries(world: World) -> None:
     world.node()
     attempt = world.running(retries=1)
