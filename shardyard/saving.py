@@ -58,16 +58,16 @@ def save(source: Path, output: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
     if source == target.resolve():
         contents = _take(source, None)
-        _sync(places)
+        sync(places)
         _commit(output, source.name, "", contents)
         return target
     draft = places / f".{os.urandom(8).hex()}.part"
     with _removed_unless_done(draft):
         contents = _take(source, draft)
-        _sync(places)
+        sync(places)
         _commit(output, source.name, draft.name, contents)
     _rename(draft, target)
-    _sync(places)
+    sync(places)
     return target
 
 
@@ -107,7 +107,7 @@ def _take_directory(source: Path, draft: Path | None, path: str, contents: _Cont
             if below is not None:
                 shutil.copystat(source / name, below)
         contents.check()
-    _sync(draft or source)
+    sync(draft or source)
 
 
 def _take_file(source: Path, draft: Path | None) -> tuple[int, str]:
@@ -178,14 +178,19 @@ def _commit(output: Path, name: str, draft: str, contents: _Contents) -> None:
             file.flush()
             os.fsync(file.fileno())
         written.rename(manifest)
-    _sync(places)
-    _sync(output)
+    sync(places)
+    sync(output)
     for path in there:
         if path.name.endswith(f"-{digest}.json"):
             path.unlink(missing_ok=True)
 
 
-def _sync(directory: Path) -> None:
+def sync(directory: Path) -> None:
+    """Have the names in a directory on disk.
+
+    Raises:
+        OSError: the disk refuses.
+    """
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

@@ -10,6 +10,7 @@ whoever sweeps the attempt removes it too.
 import os
 import tempfile
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from jobs import bundles, layout
 from jobs.errors import BadBundle
 from jobs.spec import JobSpec
 from jobs.store import AttemptId
+from shardyard.saving import sync
 from workers import checkpoints, confinement
 from workers.launch import Launch, Marks
 
@@ -73,10 +75,11 @@ def prepare(launch: Launch, spec: JobSpec) -> Workplace | None:
         raise Unusable(f"program.bundle: {error}") from error
     temporary = Path(os.path.realpath(tempfile.mkdtemp(prefix="sy-", dir=_short_enough(tempfile.gettempdir()))))
     marks.temporary.write_text(str(temporary))
-    output = layout.artifacts_dir(
-        layout.attempt_dir(launch.storage, attempt.tenant, attempt.job, attempt.number)
-    ).absolute()
+    storage = launch.storage.absolute()
+    output = layout.artifacts_dir(layout.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number))
     output.mkdir(parents=True, exist_ok=True)
+    for directory in takewhile(lambda above: above != storage.parent, output.parents):
+        sync(directory)  # what the script saves there is to survive a power cut
     return Workplace(
         Path(os.path.realpath(marks.work)), temporary, output, requirements=(marks.work / REQUIREMENTS).exists()
     )
