@@ -23,7 +23,7 @@ LastEventIdInQuery = Annotated[
 ]
 
 
-def _stream(request: Request, response: Response) -> None:
+async def _stream(request: Request, response: Response) -> None:
     """What every stream needs: nothing on the way may keep it, and a client that vanished is noticed."""
     response.headers["Cache-Control"] = "no-store"
     watch_client(request.scope)
