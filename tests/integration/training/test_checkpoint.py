@@ -84,6 +84,7 @@ ACCUMULATED: dict[str, Any] = {
 }
 
 CASES: dict[str, tuple[dict[str, Any], int, str, dict[str, Any], int]] = {
+    "single": (CNN, 1, "single", {}, 6),
     "ddp on 2": (CNN, 2, "ddp", {}, 6),
     "ddp on 3": (CNN, 3, "ddp", {}, 6),
     "ddp on 4": (CNN, 4, "ddp", {}, 6),

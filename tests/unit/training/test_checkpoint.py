@@ -5,6 +5,7 @@ import errno
 import hashlib
 import pickle
 import resource
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tests.unit.training.saved_runs import (
 )
 from workers.training import checkpoint, drafts, entry
 from workers.training.context import Checkpoints, RejectedByWorker, Stopped
+from workers.training.probe.clock import CLOCKS, Clock
 from workers.training.recipes import optim
 from workers.words import CONTINUE, LEAVE, SAVE
 
@@ -302,6 +304,23 @@ def test_without_checkpoints_a_run_that_is_told_to_stop_ends_after_its_step() ->
     sink = Kept()
     with pytest.raises(Stopped, match="after step 2"):
         entry.run(spec_of(SMALL), context_of(1, sink, stopping=lambda: len(sink.of(Step)) == 3))
+
+
+def test_every_step_before_a_checkpoint_has_been_sent_however_late_its_times_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = Clock(time.perf_counter, lambda begin, end: end - begin, lambda mark: False, lambda mark: None)
+    monkeypatch.setitem(CLOCKS, "cpu", late)
+    records = attempts(tmp_path, SMALL, 5).go().records
+    assert [len([r for r in records[:n] if is_train_step(r)]) for n in saves(records)] == [5, 10, 12]
+
+
+def is_train_step(record: AnyRecord) -> bool:
+    return isinstance(record, Step) and record.phase == "train"
+
+
+def saves(records: list[AnyRecord]) -> list[int]:
+    return [place for place, record in enumerate(records) if isinstance(record, Saved)]
 
 
 # -- what is on the disk ----------------------------------------------------------------------------
