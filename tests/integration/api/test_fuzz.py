@@ -21,6 +21,7 @@ from schemathesis.python import asgi
 from schemathesis.schemas import BaseSchema
 from schemathesis.specs.openapi import checks as conformance
 
+import api.services.events
 import api.services.jobs
 from api.app import create_app
 from api.openapi import OPERATIONS
@@ -127,6 +128,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Target, S
 def described(target: tuple[Target, Settings]) -> Iterator[BaseSchema]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api.services.jobs, "MAX_WAIT_SECONDS", 0.02)
+        patch.setattr(api.services.events, "MAX_STREAM_SECONDS", 0.02)
         yield schemathesis.openapi.from_asgi("/openapi.json", create_app(target[1]))
         asgi.shutdown_lifespans()
 
