@@ -25,6 +25,8 @@ MAX_STREAMS = 2_000
 MAX_OF_TOKEN = 1_000
 #: How often it is looked whether a reader's token is still good.
 CHECK_SECONDS = 30.0
+#: Then a stream ends, and its reader comes again: readers find other processes too, and nothing is open for ever.
+MAX_STREAM_SECONDS = 3_600.0
 #: What is made ready for one reader at once; the rest waits until that was sent.
 READY_BYTES = 256 * 1024
 #: A new reader gets so many points from before.
@@ -174,11 +176,12 @@ def _counted(feed: Feed, devices: frozenset[int]) -> Iterator[frozenset[int]]:
 
 
 async def _told(reader: "Reader | ServiceReader", check: Callable[[], Awaitable[None]]) -> AsyncIterator[Event]:
-    """What the reader is to be told, as it comes. Ends after the last event, when the token is no longer good, and when
-    the process is about to end."""
+    """What the reader is to be told, as it comes. Ends after the last event, after `MAX_STREAM_SECONDS`, when the token
+    is no longer good, and when the process is about to end."""
     loop = asyncio.get_running_loop()
+    end_after = loop.time() + MAX_STREAM_SECONDS
     check_after = loop.time() + CHECK_SECONDS
-    while not reader.over:
+    while not reader.over and loop.time() < end_after:
         news = reader.news
         if loop.time() >= check_after:
             check_after = loop.time() + CHECK_SECONDS
@@ -193,7 +196,7 @@ async def _told(reader: "Reader | ServiceReader", check: Callable[[], Awaitable[
             yield event
         if not found and not reader.over:
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(check_after):
+                async with asyncio.timeout_at(min(check_after, end_after)):
                     await news.wait()
 
 
