@@ -1,5 +1,6 @@
 """The split report as a picture and as a page, as a browser or a program asks for them."""
 
+import hashlib
 import xml.etree.ElementTree as ET
 
 import httpx
@@ -91,6 +92,13 @@ async def test_what_the_client_has_already_is_not_sent_again(api: Api, accept: s
     assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
     other = "text/html" if accept != "text/html" else "image/svg+xml"
     assert (await ask(api, path, other, **{"If-None-Match": tag})).status_code == 200
+
+
+async def test_the_tag_of_the_json_is_the_one_that_events_tell(api: Api) -> None:
+    """A reader of events fetches the report only when its `etag` is another."""
+    job = await with_report(api)
+    told = hashlib.blake2b(report.encode(a_report()), digest_size=9).hexdigest()
+    assert (await ask(api, f"/v1/jobs/{job}/splits", "application/json")).headers["etag"] == f'W/"{told}"'
 
 
 async def test_a_live_job_says_that_it_has_not_ended(api: Api) -> None:
