@@ -18,6 +18,7 @@ from api import examples, schemas
 from api.auth import is_public
 from api.bodies import CancelRequest, DrainRequest, NewTokenRequest, QuarantineRequest, SignInRequest
 from api.problems import MEDIA_TYPE, TABLE, Problem
+from jobs.events import EventName
 from jobs.report import Report
 from jobs.report_diff import ReportDiff
 from jobs.spec import JobSpec
@@ -137,6 +138,18 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
 }
 
 
+#: What one event of a stream is; docs/api.md has the shapes of `data` by the name of the event.
+_EVENT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "event": {"type": "string", "enum": list(EventName)},
+        "data": {"type": "string", "contentMediaType": _JSON},
+        "id": {"type": "string"},
+        "retry": {"type": "integer"},
+    },
+}
+
+
 def document(app: FastAPI) -> dict[str, Any]:
     """The document of `app`, made once."""
     if app.openapi_schema is None:
@@ -235,7 +248,7 @@ def _media_type(kind: Any) -> str:
 
 def _schema_of(kind: Any) -> dict[str, Any]:
     if kind is Stream:
-        return {"type": "string"}
+        return _EVENT
     if kind is bytes:
         return {"type": "string", "format": "binary"}
     return msgspec.json.schema_components([kind], ref_template=_REFS)[0][0]
