@@ -215,8 +215,15 @@ def essence(attempt_directory: Path, job: Mapping[bytes, bytes]) -> Any:
         "strategy": report["strategy"],
         "patterns": patterns,
         "rows": rows,
+        "curves": _curves(layout.metrics_file(attempt_directory)),
         "result": msgspec.json.decode(job[b"result"]) if job.get(b"result") else None,
     }
+
+
+def _curves(path: Path) -> list[Any]:
+    """Every point of every series that is no measure of time."""
+    series = [one for one in metrics.read(path) if "per_second" not in one.name]
+    return [[one.device, one.name, [(point.number, point.step, point.value) for point in one.points]] for one in series]
 
 
 def _states_follow_the_diagram(scene: _Scene) -> Iterator[str]:

@@ -44,7 +44,21 @@ SETTLE_SECONDS = 40.0
 HANDS = 2
 #: How long a deed waits for an attempt that it could be done to, and then for it to get somewhere.
 VICTIM_SECONDS, VICTIM_AGE_SECONDS = 6.0, 0.3
-COMMANDS = ("submit", "dispatch", "hints", "claim", "mark", "renew", "orders", "finish", "release", "beat_node", "reap")
+COMMANDS = (
+    "submit",
+    "dispatch",
+    "hints",
+    "claim",
+    "mark",
+    "renew",
+    "orders",
+    "finish",
+    "release",
+    "beat_node",
+    "reap",
+    "checkpoint",
+    "resume_from",
+)
 
 LINES = 300
 PRINTS_LINES = f"""
@@ -91,6 +105,8 @@ KINDS: dict[str, Callable[[Site, str], str]] = {
     "single": _recipe("single", 1, steps=60, seconds=0.03, talks=True, name="single"),
     "dp": _recipe("dp", 3, steps=20, seconds=0.05, name="dp"),
     "ddp": _recipe("ddp", 2, steps=40, seconds=0.05, talks=True, name="ddp"),
+    "saving": _recipe("single", 1, steps=60, seconds=0.05, every=10, talks=True, name="saving"),
+    "saving-ddp": _recipe("ddp", 2, steps=40, seconds=0.05, every=8, name="saving-ddp"),
     "script": lambda site, key: site.post_script(PRINTS_LINES, name="script", key=key),
     "failing": _recipe("single", 1, steps=3, fault="raise_error", limits={"max_retries": 1}, name="failing"),
 }

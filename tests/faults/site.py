@@ -122,9 +122,11 @@ class Site(Service):
     # -- jobs, as users have them ----------------------------------------------------------------------
 
     def body(self, strategy: str = "single", devices: int = 1, **options: Any) -> dict[str, Any]:
-        """A spec as it is sent; options as those of `Service.spec`."""
-        name = options.pop("name", None)
+        """A spec as it is sent; options as those of `Service.spec`. `every`: save a checkpoint after so many steps."""
+        name, every = options.pop("name", None), options.pop("every", 0)
         found: dict[str, Any] = self.spec(strategy, devices, **options).model_dump(mode="json", exclude_unset=True)
+        if every:
+            found["program"]["checkpoint"] = {"every_steps": every}
         return found | ({"name": name} if name else {})
 
     def post(self, strategy: str = "single", devices: int = 1, *, key: str = "", **options: Any) -> str:
