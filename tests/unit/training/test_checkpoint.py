@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import hashlib
+import os
 import pickle
 import resource
 import time
@@ -309,7 +310,9 @@ def test_without_checkpoints_a_run_that_is_told_to_stop_ends_after_its_step() ->
 def test_every_step_before_a_checkpoint_has_been_sent_however_late_its_times_are_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = Clock(time.perf_counter, lambda begin, end: end - begin, lambda mark: False, lambda mark: None)
+    late = Clock(
+        lambda index: time.perf_counter(), lambda begin, end: end - begin, lambda mark: False, lambda mark: None
+    )
     monkeypatch.setitem(CLOCKS, "cpu", late)
     records = attempts(tmp_path, SMALL, 5).go().records
     assert [len([r for r in records[:n] if is_train_step(r)]) for n in saves(records)] == [5, 10, 12]
@@ -381,6 +384,32 @@ def test_tensors_of_every_type_are_read_by_the_library_as_they_were(dtype: torch
         assert torch.equal(read[name], tensor)
 
 
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_it_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    sync, rename = os.fsync, os.rename
+
+    def noted_sync(fd: int) -> None:
+        done.append(f"sync {Path(os.readlink(f'/proc/self/fd/{fd}')).name}")
+        sync(fd)
+
+    def noted_rename(old: str, new: str, **options: Any) -> None:
+        done.append(f"{old} becomes {new}")
+        rename(old, new, **options)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(os, "rename", noted_rename)
+    saved_run(tmp_path, SMALL)
+    assert done == [
+        "sync .model.safetensors.part",
+        ".model.safetensors.part becomes model.safetensors",
+        "sync .rank-0.pt.part",
+        ".rank-0.pt.part becomes rank-0.pt",
+        "sync 3",
+    ]
+
+
 def test_a_link_in_the_place_of_a_draft_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "3").symlink_to(tmp_path / "elsewhere")
@@ -431,6 +460,23 @@ def test_a_run_that_cannot_save_says_so_and_trains_on(size: int, left: list[str]
     ]
     assert [path.name for path in (run.drafts / "5").iterdir()] == left
     assert seen(run.records) == seen(whole.records)
+
+
+def test_a_disk_that_fails_to_sync_is_an_error_of_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    run = attempts(tmp_path, SMALL, 5)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        run.go()
+    assert {saved.error for saved in run.records if isinstance(saved, Saved)} == {
+        "OSError: [Errno 5] Input/output error"
+    }
+    assert list((run.drafts / "5").iterdir()) == []
+    assert run.result is not None
 
 
 def test_a_draft_directory_that_is_gone_is_an_error_of_each_checkpoint_and_not_of_the_run(tmp_path: Path) -> None:
