@@ -162,7 +162,7 @@ def _freeze_supervisor(war: War, chance: random.Random) -> str:
     beyond = chance.random() < 0.2
     seconds = LEASE * 1.3 if beyond else chance.uniform(1, LEASE / 2)
     if beyond:
-        war.losses.add(Reason.LEASE_EXPIRED)
+        war.losses |= {Reason.LEASE_EXPIRED, Reason.NODE_LOST}  # the latter while the worker is away too
     try:
         with processes.frozen(pid):
             war.over.wait(seconds)
