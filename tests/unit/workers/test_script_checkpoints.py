@@ -20,6 +20,7 @@ from shardyard import saving
 from workers.script_checkpoints import MAX_TRIED, Search, take_over
 
 THIRD = AttemptId("default", "job-1", 3)
+NOTHING = hashlib.sha256().hexdigest()
 
 
 class Job(NamedTuple):
@@ -136,24 +137,40 @@ def _inner_directory_is_a_link(job: Job) -> None:
     (kept / "part").symlink_to(job.directory / "elsewhere")
 
 
-def _pipe(job: Job) -> None:
-    kept = job.save(2)
-    kept.unlink()
-    os.mkfifo(kept)
+def _in_place_of_an_empty_file(make: Callable[[Path], None]) -> Callable[[Job], None]:
+    """Something that is not a plain file, and has no size either."""
+
+    def do(job: Job) -> None:
+        kept = job.save(2)
+        job.describe(2, files=[["", 0, NOTHING]])
+        kept.unlink()
+        make(kept)
+
+    return do
 
 
-def _device(job: Job) -> None:
-    kept = job.save(2)
-    kept.unlink()
-    os.mknod(kept, stat.S_IFCHR | 0o666, os.makedev(1, 5))  # /dev/zero
+def _device(path: Path) -> None:
+    os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # /dev/null
 
 
-def _socket(job: Job) -> None:
-    kept = job.save(2)
-    kept.unlink()
+def _socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
-        os.chdir(kept.parent)  # a socket's path is short
-        listener.bind(kept.name)
+        os.chdir(path.parent)  # a socket's path is short
+        listener.bind(path.name)
+
+
+def _leads_out(path: str) -> Callable[[Job], None]:
+    """A path that the copy would follow too, to where the attempt's own files lie."""
+
+    def do(job: Job) -> None:
+        (job.directory / "state").mkdir()
+        (job.directory / "state" / "a").write_text("secret")
+        kept = saving.save(job.directory / "state", job.output(2))
+        (kept / path).write_text("secret")
+        digest = hashlib.sha256(b"secret").hexdigest()
+        job.describe(2, files=[["a", 6, digest], [path, 6, digest]])
+
+    return do
 
 
 def _directory(job: Job) -> None:
@@ -193,16 +210,14 @@ def _manifest_is_a_pipe(job: Job) -> None:
     os.mkfifo(path)
 
 
-NOTHING = hashlib.sha256().hexdigest()
-
 ATTACKS: dict[str, Callable[[Job], None]] = {
     "truncated": _truncated,
     "link": _link_to_the_same,
     "directory of checkpoints is a link": _checkpoints_are_a_link,
     "inner directory is a link": _inner_directory_is_a_link,
-    "pipe": _pipe,
-    "device": _device,
-    "socket": _socket,
+    "pipe": _in_place_of_an_empty_file(os.mkfifo),
+    "device": _in_place_of_an_empty_file(_device),
+    "socket": _in_place_of_an_empty_file(_socket),
     "directory": _directory,
     "manifest is a link": _manifest_is_a_link,
     "manifest is a pipe": _manifest_is_a_pipe,
@@ -219,7 +234,8 @@ ATTACKS: dict[str, Callable[[Job], None]] = {
     "name is long": _described(name="a" * 256),
     "name is half a character": _described(name="\ud800"),
     "draft leads out": _described(draft="../../secret"),
-    "file leads out": _described(directories=[""], files=[["../secret", 6, NOTHING]]),
+    "file leads out of the checkpoint": _leads_out("../out"),
+    "file leads out of the directory": _leads_out("../../out"),
     "file is absolute": _described(directories=[""], files=[["/etc/passwd", 6, NOTHING]]),
     "file in no directory": _described(directories=[""], files=[["a/b", 0, NOTHING]]),
     "file in a file": _described(directories=[""], files=[["a", 0, NOTHING], ["a/b", 0, NOTHING]]),
@@ -253,6 +269,7 @@ def test_what_is_not_what_was_saved_is_left_alone_and_said(
     search = job.look()
 
     assert read(search) == "of attempt 1"
+    assert not (job.directory / "out").exists()
     assert len(search.damaged) == 1
     assert search.damaged[0].startswith("a checkpoint of attempt 2 is not what was saved: ")
     assert len(search.damaged[0]) < 1000
