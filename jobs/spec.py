@@ -389,7 +389,7 @@ def _recipe_errors(spec: JobSpec, program: RecipeProgram) -> list[FieldError]:
                 message = 'training needs one; name it, or set program.mode to "forward"'
                 wrong.append(FieldError(f"program.{field}", message))
     else:
-        for field in ("loss", "optimizer", "scheduler", "clip_grad_norm", "evaluate"):
+        for field in ("loss", "optimizer", "scheduler", "clip_grad_norm", "evaluate", "checkpoint"):
             if getattr(program, field) is not None:
                 message = 'not used when program.mode is "forward"; leave it out'
                 wrong.append(FieldError(f"program.{field}", message))

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from jobs import layout, storage
+from jobs import checkpoints, layout, storage
 from jobs.state import State
-from tests.integration.workers import reachable
+from tests.integration.workers import reachable, test_checkpoints
 from tests.integration.workers.service import MODULE, NODE, Service, eventually, is_dead, running_service
 from tests.integration.workers.test_script_children import FORK, TRAIN
 
@@ -283,6 +283,30 @@ def test_recipes_run_under_it_too(confined: Service, strategy: str, devices: int
     record = confined.ended(job)
     assert record.state is State.SUCCEEDED, (record, confined.text(job, stream="stderr"))
     assert confined.report(job)["prediction"]["matches"]
+
+
+@pytest.mark.slow
+def test_a_recipe_goes_on_under_another_account_from_what_it_has_saved(confined: Service) -> None:
+    blocker = confined.long()  # on the first device
+    job = test_checkpoints.submit(confined, "ddp", 2, seconds=0.1)
+    test_checkpoints.commits(confined, job, test_checkpoints.EVERY)
+    confined.cancel(blocker)
+    confined.ended(blocker)
+    os.kill(confined.supervisor(confined.attempt(job)), signal.SIGKILL)
+    record = confined.ended(job, 60)
+    assert record.state is State.SUCCEEDED, (record, confined.text(job, stream="stderr", number=2))
+    first, second = confined.attempts(job)
+    assert (min(first.leased), min(second.leased)) == (1, 0)  # each device has an account of its own
+    assert second.resumed is not None
+    assert second.resumed["attempt"] == 1
+    newest, *_ = saved = checkpoints.kept(layout.checkpoints_dir(confined.settings.storage, "default", job))
+    for one in saved:
+        checkpoints.verify(one.directory)
+        assert {path.stat().st_uid for path in (one.directory, *one.directory.iterdir())} == {os.geteuid()}
+    weights = layout.artifacts_dir(confined.files(job, 2)) / checkpoints.WEIGHTS
+    assert weights.read_bytes() == (newest.directory / checkpoints.WEIGHTS).read_bytes()
+    left = {path.name for number in (1, 2) for path in confined.files(job, number).iterdir()}
+    assert left == {"artifacts", "logs", "metrics.bin", "report.json"}
 
 
 def test_processes_that_a_script_starts_are_seen(confined: Service) -> None:

@@ -117,6 +117,7 @@ def slow(strategy: str, program: dict[str, Any] = TRAIN, **who: Any) -> dict[str
         ({"program": FORWARD | {"scheduler": {"ref": "step_lr"}}}, "program.scheduler"),
         ({"program": FORWARD | {"clip_grad_norm": 1.0}}, "program.clip_grad_norm"),
         ({"program": FORWARD | {"accumulate_steps": 2}}, "program.accumulate_steps"),
+        ({"program": FORWARD | {"checkpoint": {"every_steps": 1}}}, "program.checkpoint"),
         ({"parallelism": {"strategy": "fsdp", "module": "block"}}, "parallelism.module"),
         (slow("single"), "program.straggler"),
         (slow("fsdp"), "program.straggler"),
