@@ -13,13 +13,14 @@ import pytest
 
 from jobs import store, tokens
 from jobs.redis_store import RedisStore
-from jobs.state import Reason
+from jobs.state import Reason, State
+from jobs.store import JobFilter
 from jobs.tokens import Scope
 from tests.integration.api.conftest import ADMIN, bearer
 from tests.integration.api.streams import Attempt, Event, Reader, finding, lines_of, pattern, points_of
 from tests.integration.api.test_process import Process, api_process, until
 from tests.integration.redis_server import RedisServer, redis_server
-from tests.unit.api.records import a_spec_body, node_info
+from tests.unit.api.records import a_spec, a_spec_body, node_info
 
 pytestmark = pytest.mark.integration
 
@@ -432,3 +433,86 @@ def test_a_process_that_is_told_to_stop_ends_its_streams_at_once(place: Place, t
             reader.to_end()
         assert not [event for event in process.events() if event["event"] in ("request_failed", "feed_failed")]
     attempt.end()
+
+
+# -- the whole service -----------------------------------------------------------------------------
+
+
+def test_a_tenant_is_told_of_its_own_jobs_alone_and_resumes_behind_what_it_was_told(place: Place) -> None:
+    text, record = tokens.issue("rival", [Scope.SUBMIT], "t", created=1)
+    place.control.run(tokens.put(record))
+    with Reader(place.port, "/v1/events", token=text) as theirs, Reader(place.port, "/v1/events") as ours:
+        for reader in (theirs, ours):
+            reader.until(lambda r: r.named("fleet"))
+        submitted = [place.submit() for _ in range(3)]
+        other = place.client.post("/v1/jobs", json=a_spec_body(), headers=bearer(text)).json()["id"]
+        seen = ours.until(lambda r: set(submitted) <= {job["id"] for job in r.named("job")} and r.named("job"))
+        assert other not in {job["id"] for job in seen}
+        theirs.until(lambda r: {job["id"] for job in r.named("job")} == {other})
+        cut = ours.events[-1].id
+    for job in submitted:
+        place.client.post(f"/v1/jobs/{job}/cancel")
+    with Reader(place.port, "/v1/events", cut) as again:
+        again.until(lambda r: {job["id"] for job in r.named("job") if job["state"] == "cancelled"} == set(submitted))
+        assert not again.named("resync")
+        told = [(job["id"], job["state"], job["reason"]["code"]) for job in again.named("job")]
+        assert len(told) == len(set(told))
+
+
+def test_a_reader_of_all_jobs_is_told_when_nodes_change(place: Place) -> None:
+    with Reader(place.port, "/v1/events") as reader:
+        reader.until(lambda r: r.named("fleet"))
+        place.control.run(store.register_node("host-b", "i", "other", "127.0.0.1", node_info(1), home="elsewhere"))
+        reader.until(lambda r: len(r.named("fleet")) == 2)
+        for _ in range(3):
+            place.control.run(store.beat_node("host-b", "i"))
+        etag = reader.named("fleet")[-1]["etag"]
+        known = reader.events[-1].id
+    with Reader(place.port, "/v1/events", known) as again:
+        job = place.submit()
+        again.until(lambda r: job in {seen["id"] for seen in r.named("job")})
+        assert etag not in {fleet["etag"] for fleet in again.named("fleet")}
+    place.client.post(f"/v1/jobs/{job}/cancel")
+
+
+def test_who_comes_with_an_id_from_before_redis_began_anew_is_told_to_begin_anew(place: Place) -> None:
+    with Reader(place.port, "/v1/events") as reader:
+        reader.until(lambda r: r.named("fleet"))
+        place.submit()
+        known = reader.until(lambda r: r.named("job") and r.events[-1].id)
+        place.control.client.delete("sy:changes")
+        job = place.submit()
+        with Reader(place.port, "/v1/events", known) as again:
+            assert again.until(lambda r: r.named("resync"))[0]["reason"] == "unknown_id"
+            place.client.post(f"/v1/jobs/{job}/cancel")
+            again.until(lambda r: [seen for seen in r.named("job") if seen["id"] == job])
+        reader.until(lambda r: r.named("resync"))
+
+
+def test_a_hundred_readers_of_a_thousand_jobs_cost_no_more_than_one(place: Place) -> None:
+    spec = a_spec(4)
+    for number in range(1000):
+        place.control.run(store.submit("default", f"01a1ffff-0000-7000-8000-{number:012x}", spec))
+
+    def calls() -> int:
+        return sum(int(stat["calls"]) for stat in place.control.client.info("commandstats").values())
+
+    def rate() -> float:
+        first, began = calls(), time.monotonic()
+        time.sleep(1.5)
+        return (calls() - first) / (time.monotonic() - began)
+
+    with ExitStack() as stack:
+        readers = [stack.enter_context(Reader(place.port, "/v1/events"))]
+        readers[0].until(lambda r: r.named("fleet"))
+        one = rate()
+        readers += [stack.enter_context(Reader(place.port, "/v1/events")) for _ in range(99)]
+        for reader in readers:
+            reader.until(lambda r: r.named("fleet"))
+        many = rate()
+        assert many < 1.5 * one + 20, f"{one} commands a second for one reader, {many} for a hundred"
+        job = f"01a1ffff-0000-7000-8000-{7:012x}"
+        place.client.post(f"/v1/jobs/{job}/cancel")
+        for reader in readers:
+            assert reader.until(lambda r: r.named("job"))[0]["id"] == job
+    place.control.run(store.cancel_many("default", JobFilter(State.QUEUED), after="02"))
