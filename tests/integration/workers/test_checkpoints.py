@@ -8,7 +8,7 @@ import signal
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -183,7 +183,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     assert_as_if_undisturbed(service, job, 2, undisturbed(strategy, devices))
     assert kept(service, job)[0] == (60, 2)
     client = service.store.client
-    (end, _), *_ = client.xrevrange(wire.metric_stream(TENANT, job, 2), count=1)
+    (end, _), *_ = cast(Any, client.xrevrange(wire.metric_stream(TENANT, job, 2), count=1))
     points = sum(len(one.points) for one in metrics.read(layout.metrics_file(service.files(job, 2))))
     assert end == f"{points}-1".encode()
 

@@ -35,6 +35,9 @@ class World:
         self.cuts.heed(rank, record, self.now)
         return self.said()
 
+    def gathers(self) -> bool:
+        return self.cuts.is_gathering
+
     def saved(self, rank: int, step: int, *names: str, error: str = "", epoch: int = 0) -> dict[int, bytes]:
         files = tuple(SavedFile(name, 1, "0" * 64) for name in names or (f"rank-{rank}.pt",))
         return self.heed(rank, Saved(rank, step, epoch, files, error))
@@ -73,7 +76,7 @@ def test_ranks_wait_while_the_disk_is_busy_with_an_older_checkpoint() -> None:
     world.keeper.has_room = False
     world.saved(0, 10)
     assert world.saved(1, 10) == world.passes(5) == {}
-    assert world.cuts.is_gathering
+    assert world.gathers()
     world.keeper.has_room = True
     assert world.passes(0.1) == everybody(words.CONTINUE)
     assert world.keeper.taken == [10]
@@ -113,7 +116,7 @@ def test_a_rank_that_does_not_save_holds_the_others_for_a_while_only() -> None:
     assert world.passes(SAVE_SECONDS - 1) == {}
     assert world.passes(2) == {0: words.CONTINUE}
     assert world.keeper.missed == [(10, f"rank 1 did not save within {SAVE_SECONDS:g} s; training goes on")]
-    assert not world.cuts.is_gathering
+    assert not world.gathers()
     assert world.saved(1, 10) == {1: words.CONTINUE}  # too late, and told at once
     world.saved(0, 20)
     assert world.saved(1, 20) == everybody(words.CONTINUE)
@@ -125,13 +128,13 @@ def test_silence_has_its_reason_from_the_step_that_is_due_to_the_last_part() -> 
     world.heed(0, Outline(epochs=1, steps_per_epoch=15, total_steps=15, batch_size=1, dataset_rows=15))
     for step, due in ((7, False), (8, False), (9, True)):
         world.heed(0, _step(step))
-        assert world.cuts.is_gathering is due
+        assert world.gathers() is due
     world.saved(0, 10)
-    assert not world.cuts.is_gathering
+    assert not world.gathers()
     world.heed(0, _step(14))  # the last of all
-    assert world.cuts.is_gathering
+    assert world.gathers()
     world.passes(SAVE_SECONDS + 1)
-    assert not world.cuts.is_gathering  # a rank that hangs is the watchdog's again
+    assert not world.gathers()  # a rank that hangs is the watchdog's again
     assert world.keeper.missed == []
 
 
