@@ -195,10 +195,10 @@ class LiveView(QuietView):
         width = BAR_WIDTH if self.console.width >= WIDE else NARROW_BAR_WIDTH
         bar = ProgressBar(100, fraction * 100, width=width, complete_style=style, finished_style=style)
         words = progress_text(self._progress) if self._progress else ""
-        row = Table.grid(padding=(0, 1))
+        row = Table.grid(padding=(0, 1), expand=True)
         row.add_column(width=width)
         row.add_column(width=4)
-        row.add_column(no_wrap=True, overflow="ellipsis")
+        row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         row.add_row(bar, f"{fraction:4.0%}", Text(words))
         return row
 

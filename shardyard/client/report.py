@@ -122,8 +122,10 @@ class SplitReport:
     def svg(self) -> str:
         """The heat map: devices across, ways to divide a batch down."""
         from jobs.pictures.heat_map import heat_map
+        from jobs.pictures.svg import Frame
 
-        return str(heat_map(self.data))
+        frame = Frame(ids=f"sy-{self.job_id[-12:]}-{self.attempt}")  # a notebook shows several on one page
+        return str(heat_map(self.data, frame=frame))
 
     def to_pandas(self) -> "pandas.DataFrame":
         """A row for each device, indexed by `device`; of times the columns end in `_total`, `_p50` and `_p95`.

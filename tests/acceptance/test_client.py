@@ -1,12 +1,20 @@
 """The Python client against the whole service: blocking, awaiting, over restarts, in a notebook, as documented."""
 
 import asyncio
+import contextlib
 import doctest
+import fcntl
+import json
 import os
+import pty
 import signal
+import struct
+import subprocess
+import sys
+import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -293,4 +301,72 @@ def test_a_notebook_shows_a_job_and_a_report_as_the_picture(client: Client) -> N
     assert "succeeded" in of_job["text/html"]
     assert "<script>" not in of_job["text/html"]
     assert "<svg" in of_report["text/html"]
+    assert job.report().html().lower().startswith("<!doctype html>")
     assert "SplitReport of job" in of_report["text/plain"]
+
+
+# -- in a terminal ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def in_a_terminal(columns: int, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[str], str]]]:
+    """A command that writes to a terminal; and what waits until words have been written, and gives all that was."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    command = [sys.executable, "-m", "shardyard", *arguments]
+    environment = os.environ | {"TERM": "xterm"}
+    process = subprocess.Popen(
+        command, stdin=follower, stdout=follower, stderr=follower, env=environment, start_new_session=True
+    )
+    os.close(follower)
+    os.set_blocking(leader, False)
+    written = bytearray()
+
+    def read(words: str) -> str:
+        def said() -> bool:
+            with contextlib.suppress(BlockingIOError, OSError):  # nothing yet, or the terminal is closed
+                while part := os.read(leader, 65536):
+                    written.extend(part)
+            return words in written.decode(errors="replace")
+
+        wait_until(said, 60, lambda: written.decode(errors="replace")[-4000:])
+        return written.decode(errors="replace")
+
+    try:
+        yield process, read
+    finally:
+        process.kill()
+        process.wait(10)
+        os.close(leader)
+
+
+def idle_spec(tmp_path: Path, epochs: int) -> str:
+    spec = digits(epochs) | {"name": "watched", "resources": {"devices": 8}}
+    spec["program"] |= {"data": {"ref": "digits", "batch_size": 10}}
+    file = tmp_path / "spec.json"
+    file.write_text(json.dumps(spec))
+    return str(file)
+
+
+def test_a_watched_job_marks_idle_devices_and_goes_on_after_ctrl_c(client: Client, tmp_path: Path) -> None:
+    with in_a_terminal(80, "submit", idle_spec(tmp_path, 100_000), "--watch", "--no-color") as (process, read):
+        text = read("idle in")
+        assert "3 of 8 devices get nothing" in read("warning:")
+        assert "watched" in text
+        assert "\x1b[33m" not in text, "--no-color"
+        process.send_signal(signal.SIGINT)
+        assert "shardyard watch" in read("follows it again")
+        assert process.wait(20) == 130
+    (job,) = client.jobs(name="watched", state="running")
+    job.cancel().wait(timeout=30)
+
+
+def test_top_shows_a_job_come_and_the_terminal_is_given_back(client: Client, tmp_path: Path) -> None:
+    with in_a_terminal(80, "top") as (process, read):
+        read("0/8 leased")
+        job = client.submit(idle_spec(tmp_path, 100_000))
+        assert "watched" in read("8/8 leased")
+        job.cancel()
+        os.kill(process.pid, 0)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0

@@ -589,3 +589,26 @@ def test_what_a_user_should_know_before_the_run_is_said(
     said = capsys.readouterr().err
     assert "requirements.txt" not in said
     assert "--strategy" not in said
+
+
+def test_top_in_a_pipe_prints_once_what_there_is(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    devices = [{"device": i, "label": f"cpu:{i}", "state": "leased" if i < 2 else "free", "job": JOB} for i in range(4)]
+    service.on("GET", "/v1/jobs", (200, {"jobs": [STATUS], "next": None}))
+    service.on("GET", f"/v1/jobs/{JOB}", (200, STATUS))
+    service.on("GET", "/v1/nodes", (200, {"nodes": [{"id": "host-a", "alive": True, "devices": devices}]}))
+    service.on("GET", "/v1/pools", (200, {"pools": [{"name": "default", "devices": 4, "free": 2, "leased": 2}]}))
+    assert run("top") == 0
+    out = capsys.readouterr().out
+    assert "2/4 leased, 2 free" in out
+    assert "host-a AA··" in out
+    assert "33% 8123 rows/s" in out
+    assert len(service.seen) == 6
+
+
+def test_top_asks_for_what_was_chosen(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    service.on("GET", "/v1/jobs", (200, {"jobs": [], "next": None}))
+    service.on("GET", "/v1/nodes", (200, {"nodes": []}))
+    service.on("GET", "/v1/pools", (200, {"pools": []}))
+    assert run("top", "--state", "queued", "--label", "team=vision") == 0
+    asked = [request.path for request in service.seen if request.path.startswith("/v1/jobs")]
+    assert asked == ["/v1/jobs?state=queued&limit=200&label=team%3Dvision"]
