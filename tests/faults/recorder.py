@@ -52,7 +52,9 @@ class Caller:
         self._note(Exchange(time.time(), method, path, key, answer.status_code, job, state))
         return answer
 
-    def insist(self, method: str, path: str, *, key: str = "", seconds: float = 60.0, **request: Any) -> httpx.Response:
+    def insist(
+        self, method: str, path: str, *, key: str = "", seconds: float = 180.0, **request: Any
+    ) -> httpx.Response:
         """Ask until an answer comes that is not about the service being away.
 
         Raises:
@@ -71,7 +73,7 @@ class Caller:
             time.sleep(RETRY_SECONDS)
         raise AssertionError(f"no answer to {method} {path} within {seconds:g} s: {last}")
 
-    def submit(self, spec: Mapping[str, Any], *, key: str = "", seconds: float = 60.0) -> str:
+    def submit(self, spec: Mapping[str, Any], *, key: str = "", seconds: float = 180.0) -> str:
         """The id of a job that was accepted, however often that took."""
         answer = self.insist("POST", "/v1/jobs", key=key or uuid.uuid4().hex, seconds=seconds, json=spec)
         assert answer.status_code in (200, 201), answer.text
