@@ -28,11 +28,42 @@ Mode = Callable[[], AbstractContextManager[object]]
 def replicate(network: nn.Module, device_ids: Sequence[int], detach: bool = False) -> list[nn.Module]:
     """One copy of the module tree per device. As in torch, parameters of a copy are plain tensors that lead
     back to the originals (here: views of them), and every copy but the first has buffers of its own."""
-    return [_replica(network, own_buffers=position > 0, detach=detach) for position in range(len(device_ids))]
+    parameters = list(network.parameters())
+    learning = [] if detach else [parameter for parameter in parameters if parameter.requires_grad]
+    copied = iter(_Broadcast.apply(len(device_ids), *learning) if learning else ())  # type: ignore[no-untyped-call]
+    replicas = []
+    for position in range(len(device_ids)):
+        copies = {parameter: parameter.detach() for parameter in parameters}
+        copies.update((parameter, next(copied)) for parameter in learning)
+        replicas.append(_replica(network, copies, own_buffers=position > 0))
+    return replicas
 
 
-def _replica(network: nn.Module, *, own_buffers: bool, detach: bool) -> nn.Module:
-    parameters = {p: p.detach() if detach else p.view_as(p) for p in network.parameters()}
+class _Broadcast(torch.autograd.Function):
+    """Each parameter for each replica, replica by replica.
+
+    Its backward adds up the gradients of replicas in their order, as torch's own does. Left to the engine, the order
+    would hang on how many operations each thread has recorded before, and so would the last bits of the sum: a run
+    that goes on from a checkpoint in new threads would not repeat one that was never stopped.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, replicas: int, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.parameters = len(parameters)
+        ctx.set_materialize_grads(False)
+        return tuple(parameter.detach() for _ in range(replicas) for parameter in parameters)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return (None, *(_sum(gradients[place :: ctx.parameters]) for place in range(ctx.parameters)))
+
+
+def _sum(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    given = [gradient for gradient in gradients if gradient is not None]
+    return functools.reduce(torch.add, given) if given else None
+
+
+def _replica(network: nn.Module, parameters: dict[nn.Parameter, torch.Tensor], *, own_buffers: bool) -> nn.Module:
     buffers = {b: b.clone() if own_buffers else b for b in network.buffers()}
     copies: dict[nn.Module, Any] = {module: _copy(module) for module in network.modules()}
     for module, copy in copies.items():
