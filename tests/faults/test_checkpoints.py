@@ -113,7 +113,7 @@ def test_row_12_a_checkpoint_is_committed_and_gone_on_from_once_when_replies_are
     [
         pytest.param("written", EVERY, marks=pytest.mark.slow),
         pytest.param("synced", EVERY, marks=pytest.mark.slow),
-        ("renamed", EVERY),
+        pytest.param("renamed", EVERY, marks=pytest.mark.slow),
         pytest.param("committed", 2 * EVERY, marks=pytest.mark.slow),
     ],
 )

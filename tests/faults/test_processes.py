@@ -21,7 +21,7 @@ from tests.integration.workers.service import eventually, is_dead
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 
-@pytest.mark.parametrize(("strategy", "devices"), [("dp", 2), ("ddp", 2)])
+@pytest.mark.parametrize(("strategy", "devices"), [pytest.param("dp", 2, marks=pytest.mark.slow), ("ddp", 2)])
 def test_row_01_a_killed_supervisor_takes_its_ranks_along_and_the_job_ends_as_if_nothing_had_been(
     site: Site, strategy: str, devices: int
 ) -> None:

@@ -56,6 +56,7 @@ def test_row_04_a_stopped_rank_is_noticed_and_the_job_is_tried_again_and_ends(si
     assert "rank 1 is stopped (SIGSTOP) and could show no stack" in site.text(job, 0, "service")
 
 
+@pytest.mark.slow
 def test_row_04_a_script_that_hangs_in_a_collective_shows_every_stack_and_is_retried_within_bounds(site: Site) -> None:
     limits = {"stall_seconds": STALL_SECONDS, "max_retries": 1}
     job = site.run_script({"train.py": SLEEPS_IN_A_COLLECTIVE}, strategy="ddp", devices=2, limits=limits)
