@@ -17,13 +17,14 @@ def attempts(job: JobId, url: Url = None, token: Token = None, as_json: AsJson =
         if as_json:
             return print_json(client.json(calls.attempts(job)))
         found = client.call(calls.attempts(job)).attempts
-    listing = table("#ATTEMPT", "WHERE", "STARTED", "TOOK", "ENDED", "WHY")
+    listing = table("#ATTEMPT", "WHERE", "FROM", "STARTED", "TOOK", "ENDED", "WHY")
     for attempt in found:
         where = ", ".join(f"{place.node} {text.device_names(place.devices)}" for place in attempt.placement)
         took = text.duration(text.between(attempt.started_at, attempt.ended_at))
         started = text.local_time(attempt.started_at)
         ended = attempt.reason.code if attempt.reason is not None else attempt.state
-        listing.add_row(str(attempt.attempt), where or "-", started, took, ended, _why(attempt))
+        begins = f"step {attempt.resumed_from.step}" if attempt.resumed_from is not None else "-"
+        listing.add_row(str(attempt.attempt), where or "-", begins, started, took, ended, _why(attempt))
     return console().print(listing if found else "no attempts yet: it has not been given any devices")
 
 

@@ -51,8 +51,10 @@ def test_the_demo_trains_both_models_shows_both_reports_and_ends_cleanly(up: Up)
 
 def test_a_stop_puts_the_job_back_in_the_queue_and_the_next_start_goes_on_with_it(up: Up) -> None:
     client = up.start()
-    job = client.submit(digits(epochs=100_000)).id
-    wait_for_state(client, job, "running")
+    spec = digits(epochs=100_000)
+    spec["program"]["checkpoint"] = {"every_steps": 1_000_000}  # none but that of the stop
+    job = client.submit(spec).id
+    wait_until(partial(is_past, client, job, 0), 30, partial(client.job, job))
     assert up.stop(signal.SIGINT) == 0
     assert up.pids() == {}
 
@@ -62,7 +64,13 @@ def test_a_stop_puts_the_job_back_in_the_queue_and_the_next_start_goes_on_with_i
     assert first.reason is not None
     assert first.reason.code == "service_stopped"
     assert second.reason is None
-    assert client.job(job).status.retries == 0
+    status = client.job(job).status
+    assert status.retries == 0
+    assert status.checkpoint is not None
+    assert second.resumed_from is not None
+    assert (second.resumed_from.step, second.resumed_from.attempt) == (status.checkpoint.step, 1)
+    saved = [file.path for file in client.job(job).artifacts() if file.path.startswith("checkpoints/")]
+    assert f"checkpoints/step-{status.checkpoint.step}/model.safetensors" in saved
 
     client.job(job).cancel()
     assert wait_for_state(client, job, "cancelled").reason.code == "cancelled_by_user"

@@ -370,13 +370,20 @@ def test_attempts_show_where_each_ran_and_why_it_ended(service: Stub, capsys: py
             "ended_at": "2026-01-01T00:01:01+00:00",
             "reason": {"code": "node_lost", "message": "node host-a is lost [again]"},
         },
-        {"attempt": 2, "state": "claimed", "placement": place, "reason": None},
+        {
+            "attempt": 2,
+            "state": "claimed",
+            "placement": place,
+            "reason": None,
+            "resumed_from": {"step": 200, "attempt": 1},
+        },
     ]
     service.on("GET", f"/v1/jobs/{JOB}/attempts", (200, {"attempts": [times | attempt for attempt in found]}))
     assert run("attempts", JOB) == 0
     first, second = capsys.readouterr().out.splitlines()[1:]
     assert first.split()[:3] == ["1", "host-a", "cuda:0-1"]
     assert first.endswith("1 min 00 s  node_lost  node host-a is lost [again]")
+    assert second.split()[:5] == ["2", "host-a", "cuda:0-1", "step", "200"]
     assert second.split()[-2:] == ["claimed", "-"]
     assert run("attempts", JOB, "--json") == 0
     assert len(json.loads(capsys.readouterr().out)["attempts"]) == 2

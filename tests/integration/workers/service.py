@@ -342,7 +342,7 @@ class Service:
         assert self.node().held == {}
         assert self.node().quarantine == {}
         directories = self.directory / "state" / NODE / "attempts"
-        eventually(lambda: not list(directories.iterdir()), f"no directory is left in {directories}", 5)
+        eventually(lambda: not list(directories.glob("*")), f"no directory is left in {directories}", 5)
         assert violations(self.store.client) == []
 
     def end_all(self) -> None:

@@ -5,8 +5,11 @@ import json
 import os
 import re
 import signal
+import subprocess
+import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,12 +19,15 @@ from jobs import checkpoints, layout, metrics, spec, store, wire
 from jobs.record import JobRecord
 from jobs.state import Reason, State
 from tests.integration.workers.service import MODULE, TENANT, Service, eventually, running_service
+from workers.launch import Marks
 
 pytestmark = pytest.mark.integration
 
 EVERY, STEPS = 20, 60
 #: Of a report: what no two runs have in common.
-TIMES = re.compile(r"_ms|^ms_|seconds|_at$|per_second|memory|attempt|job|resumed|hardware|slow|straggl|balance|load")
+TIMES = re.compile(
+    r"^node$|_ms|^ms_|seconds|_at$|per_second|memory|attempt|job|resumed|hardware|slow|straggl|balance|load"
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +43,7 @@ def submit(
     *,
     seconds: float = 0.02,
     limits: dict[str, Any] | None = None,
+    pool: str = "default",
     **changes: Any,
 ) -> str:
     """A run of `STEPS` steps over two epochs that saves every `EVERY`, each of which takes `seconds` at least."""
@@ -58,6 +65,7 @@ def submit(
         "parallelism": {"strategy": strategy},
         "resources": {"devices": devices},
         "limits": limits or {},
+        "pool": pool,
     }
     job = service.run(store.submit(TENANT, uuid.uuid4().hex, spec.parse(json.dumps(body)))).job
     service.deliver()
@@ -269,3 +277,69 @@ def test_a_cancel_is_heeded_at_once_by_a_run_that_saves(service: Service) -> Non
     assert record.state is State.CANCELLED
     assert record.checkpoint is not None  # what was committed stays, for whoever wants its weights
     assert len(kept(service, job)) <= 2
+
+
+# -- workers with something the matter ---------------------------------------------------------------
+
+
+@contextmanager
+def odd_worker(service: Service, *options: str, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A second node, with settings of its own, in the pool `odd`."""
+    settings |= {"SHARDYARD_NODE": "n2", "SHARDYARD_POOL": "odd", "SHARDYARD_DEVICES": "cpu:2"}
+    with service.another_worker([*MODULE, *options], **settings) as worker:
+        eventually(lambda: _nodes(service).get("n2"), "the node registers", 60)
+        try:
+            yield worker
+        finally:
+            worker.terminate()
+            worker.wait(60)
+            service.run(store.forget_node("n2"))
+
+
+def _nodes(service: Service) -> dict[str, bool]:
+    return {node.id: node.takes_work for node in service.run(store.fleet()).nodes}
+
+
+@pytest.mark.slow
+def test_a_run_that_waits_for_a_slow_disk_is_not_taken_for_stalled(service: Service) -> None:
+    with odd_worker(service, SHARDYARD_FAILPOINT="checkpoint.written:stall=2"):
+        wanted = {"every_steps": 5, "keep": 4}
+        job = submit(service, pool="odd", max_steps=20, limits={"stall_seconds": 1}, checkpoint=wanted)
+        record = service.finished(job, 60)
+    assert record.state is State.SUCCEEDED, record
+    assert [step for step, _ in kept(service, job)] == [20, 15, 10, 5]
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_with_all_its_work_done_and_saved_ends_as_if_it_had_not_been(
+    service: Service, undisturbed: Callable[[str, int], str]
+) -> None:
+    with odd_worker(service, SHARDYARD_FAILPOINT="checkpoint.committed:kill@3"):
+        job = submit(service, pool="odd")
+        record = service.finished(job, 60)
+    assert (record.state, record.attempt) == (State.SUCCEEDED, 2), record
+    assert service.attempts(job)[-1].resumed == {"step": STEPS, "attempt": 1}
+    assert_as_if_undisturbed(service, job, 2, undisturbed("single", 1))
+    weights = layout.artifacts_dir(service.files(job, 2)) / checkpoints.WEIGHTS
+    assert weights.read_bytes() == (directory(service, job) / "000000000060-1" / checkpoints.WEIGHTS).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_stop_does_not_wait_for_a_rank_that_cannot_save(service: Service) -> None:
+    with odd_worker(service, "--stop-attempts-on-exit", SHARDYARD_CHECKPOINT_SECONDS="2") as worker:
+        job = submit(service, "ddp", 2, pool="odd", seconds=0.1)
+        commits(service, job, EVERY)
+        attempt = service.attempt(job)
+        marks = Marks.of(service.directory / "state" / "n2", attempt)
+        leader = int(marks.session.read_text().split()[0])
+        frozen = max(pid for pid in service.living() if os.getsid(pid) == leader and pid != leader)
+        os.kill(frozen, signal.SIGSTOP)
+        began = time.monotonic()
+        worker.terminate()
+        worker.wait(30)
+        assert 2 < time.monotonic() - began < 25
+    record = service.job(job)
+    assert (record.state, record.reason) == (State.QUEUED, Reason.SERVICE_STOPPED)
+    assert pointed(record) == EVERY
+    assert "the ranks could not save within 2 s; they are ended" in said(service, job, 1)
+    service.cancel(job)
