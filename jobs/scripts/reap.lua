@@ -14,6 +14,10 @@ if ARGV[3] ~= '' then
   local node = redis.call('HMGET', node_key(attempt[3]), 'alive', 'beat')
   if node[1] ~= '1' or node[2] == ARGV[8] then
     reason, message = 'node_lost', ARGV[9]
+    if node[1] == '1' then  -- nothing more goes there until it beats again
+      redis.call('HSET', node_key(attempt[3]), 'alive', '')
+      refresh_node(attempt[3])
+    end
   elseif unclaimed then
     message = 'no supervisor took it on node ' .. attempt[3] .. ' in time'
   end

@@ -723,6 +723,9 @@ def test_a_lease_that_expires_on_a_node_that_is_silent_too_says_that_the_node_is
     (ended,), record = world.history(attempt.job), world.job(attempt.job)
     assert (ended.reason, ended.message) == (Reason.NODE_LOST, "node n1 is lost")
     assert (record.state, record.losses) == (State.QUEUED, 1)
+    assert world.dispatch() == [], "nothing more goes there until it beats again"
+    world.run(store.beat_node("n1", "i1"))
+    assert world.dispatch() == [attempt.job]
 
 
 def test_a_lease_that_expires_on_a_node_that_beat_since_or_is_alive_is_only_a_lease(world: World) -> None:

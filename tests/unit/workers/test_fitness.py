@@ -3,6 +3,7 @@
 import pytest
 
 from jobs.record import DeviceRecord
+from workers.devices import discover
 from workers.fitness import Fitness
 
 CPU = DeviceRecord(0, "cpu", 0, "cpu:0", "virtual device")
@@ -24,3 +25,10 @@ def test_a_device_that_cannot_compute_says_why_in_one_line() -> None:
 def test_a_computation_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.fitness.PROGRAM", "import signal; signal.pause()")
     assert Fitness(seconds=0.1).found_wrong(CPU) == "a small computation on it did not end within 0.1 s"
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_computes_has_nothing_wrong() -> None:
+    for device in discover("auto"):
+        assert device.kind == "cuda"
+        assert Fitness().found_wrong(device) == ""
