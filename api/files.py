@@ -23,7 +23,8 @@ MAX_PAGE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """Which lines. Bounds on steps are inclusive. `tail` asks for the newest lines instead of those after a cursor."""
+    """Which lines. Bounds on steps are inclusive. `tail` asks for the newest lines instead of those after a cursor,
+    `from_line` for the first line of each device where there is no cursor."""
 
     device: int | None = None
     rank: int | None = None
@@ -32,6 +33,8 @@ class LogQuery:
     to_step: int | None = None
     limit: int = 1000
     tail: int | None = None
+    from_line: int | None = None
+    search: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,9 @@ def read_logs(attempt: Path, devices: Sequence[int], seen: Mapping[int, int], qu
 
     Lines of one device keep their order whatever the clock did.
     """
-    pages = {device: _read_device(attempt, device, seen.get(device, 0), len(devices), query) for device in devices}
+    before = 0 if query.from_line is None else query.from_line - 1
+    seen = {device: seen.get(device, before) for device in devices}
+    pages = {device: _read_device(attempt, device, seen[device], len(devices), query) for device in devices}
     merged = heapq.merge(
         *([_line(device, line) for line in page.lines] for device, page in pages.items()), key=lambda line: line.at
     )
@@ -68,7 +73,7 @@ def read_logs(attempt: Path, devices: Sequence[int], seen: Mapping[int, int], qu
     lines = lines[:wanted] if query.tail is None else lines[-wanted:]
     reached = {device: page.next for device, page in pages.items()}
     if query.tail is None:
-        reached = {device: _reached(device, page, lines, seen.get(device, 0)) for device, page in pages.items()}
+        reached = {device: _reached(device, page, lines, seen[device]) for device, page in pages.items()}
     return Lines(
         lines=lines,
         dropped=[
@@ -92,6 +97,7 @@ def _read_device(attempt: Path, device: int, after: int, devices: int, query: Lo
         rank=query.rank,
         from_step=query.from_step,
         to_step=query.to_step,
+        search=query.search,
         tail=query.tail,
         max_bytes=max(MAX_PAGE_BYTES // devices, logs.MAX_LINE_BYTES),
     )

@@ -55,6 +55,13 @@ class JobSummary(msgspec.Struct, kw_only=True):
     links: dict[str, str]
 
 
+class ListedJob(JobSummary, kw_only=True):
+    """A job of a list. Both are `None` where they are not known; of those that wait, the first 25 have a place."""
+
+    progress: Json | None
+    queue_position: int | None
+
+
 class CheckpointView(msgspec.Struct):
     """The newest state of the run that a new attempt would go on from."""
 
@@ -86,7 +93,7 @@ class JobStatus(JobSummary, kw_only=True):
 
 
 class JobList(msgspec.Struct):
-    jobs: list[JobSummary]
+    jobs: list[ListedJob]
     next: str | None
 
 

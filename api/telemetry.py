@@ -53,6 +53,18 @@ class Telemetry:
         except (Unavailable, msgspec.MsgspecError):
             return None
 
+    async def progress_of(self, attempts: Sequence[tuple[str, str, int]]) -> list[dict[str, Any] | None]:
+        """As `progress`, of several attempts, each given as (tenant, job, number), in one exchange."""
+        unknown: list[dict[str, Any] | None] = [None] * len(attempts)
+        if not attempts or self._clock() < self._silent_until:
+            return unknown
+        keys = [wire.progress_key(*attempt) for attempt in attempts]
+        try:
+            bodies = await self._within(PROGRESS_SECONDS, self.client.mget(keys))
+            return [None if body is None else msgspec.json.decode(body, type=dict[str, Any]) for body in bodies]
+        except (Unavailable, msgspec.MsgspecError):
+            return unknown
+
     async def report(self, tenant: str, job: str, attempt: int) -> bytes | None:
         """The split report of an attempt as it stands.
 

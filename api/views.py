@@ -11,6 +11,7 @@ from api.schemas import (
     DeviceView,
     JobStatus,
     JobSummary,
+    ListedJob,
     NodeView,
     PlacementView,
     PoolView,
@@ -43,12 +44,22 @@ def summary(job: JobRecord, labels: Labels) -> JobSummary:
     return JobSummary(**_common(job, reason(job, None), labels))
 
 
+def listed(job: JobRecord, queue: QueueView | None, progress: dict[str, Any] | None, labels: Labels) -> ListedJob:
+    return ListedJob(
+        **_common(job, reason(job, queue), labels), progress=progress, queue_position=queue_position(job, queue)
+    )
+
+
+def queue_position(job: JobRecord, queue: QueueView | None) -> int | None:
+    return None if queue is None or job.reason is Reason.BACKING_OFF else queue.ahead + 1
+
+
 def status(view: JobView, progress: dict[str, Any] | None, labels: Labels) -> JobStatus:
     job, spec = view.record, view.spec
     return JobStatus(
         **_common(job, reason(job, view.queue), labels),
         version=job.version,
-        queue_position=None if view.queue is None or job.reason is Reason.BACKING_OFF else view.queue.ahead + 1,
+        queue_position=queue_position(job, view.queue),
         retries=job.retries,
         max_retries=job.max_retries,
         losses=job.losses,

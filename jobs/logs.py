@@ -243,12 +243,14 @@ class LogWriter:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which lines a page is to hold. Bounds on steps are inclusive, and leave out lines that belong to no step."""
+    """Which lines a page is to hold. Bounds on steps are inclusive, and leave out lines that belong to no step.
+    `search`, without case, is looked for in a line as people see it."""
 
     stream: StreamName | None = None
     rank: int | None = None
     from_step: int | None = None
     to_step: int | None = None
+    search: str = ""
 
     def may_hold(self, frame: Frame) -> bool:
         """Whether a frame can have lines that pass, by its header."""
@@ -264,6 +266,9 @@ class Filter:
             return True
         low, high = self._steps()
         return run.step is not None and low <= run.step <= high
+
+    def has(self, text: bytes) -> bool:
+        return not self.search or self.search in clean_for_display(text).casefold()
 
     def _steps(self) -> tuple[float, float]:
         return (
@@ -313,7 +318,7 @@ class _Collector:
     def _add(self, run: Run, first: int) -> bool:
         lines = self.page.lines
         for seq, text in enumerate(run.texts, first):
-            if seq <= self.after:
+            if seq <= self.after or not self._wanted.has(text):
                 continue
             if len(lines) >= self._limit or (lines and len(text) > self._room):
                 return False
@@ -333,6 +338,7 @@ def read_page(
     from_step: int | None = None,
     to_step: int | None = None,
     tail: int | None = None,
+    search: str = "",
     max_bytes: int = _MAX_PAGE_BYTES,
 ) -> Page:
     """Read lines from a device's file: those after `after`, or the newest `tail` of them.
@@ -346,7 +352,7 @@ def read_page(
         ValueError: `after` is negative, or `limit`, `tail` or `max_bytes` is not positive.
     """
     _check_bounds(after, limit=limit, tail=tail, max_bytes=max_bytes)
-    wanted = Filter(stream, rank, from_step, to_step)
+    wanted = Filter(stream, rank, from_step, to_step, search.casefold())
     try:
         with FrameReader(path) as reader:
             if tail is None:

@@ -34,12 +34,13 @@ async def list_jobs(
     pool: Annotated[str, Query(max_length=63)] = "",
     label: Annotated[str, Query(max_length=320, description="key=value")] = "",
     name: Annotated[str, Query(max_length=200)] = "",
+    search: Annotated[str, Query(max_length=200, description="in the id, the name or a label")] = "",
     archived: Annotated[bool, Query(description="jobs that ended long ago, instead of the others")] = False,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: str = "",
 ) -> Response:
     chosen = JobFilter(state, pool, parse_label(label), name)
-    return answers.json(await jobs.listing(who, chosen, cursor, limit, archived=archived))
+    return answers.json(await jobs.listing(who, chosen, cursor, limit, archived=archived, search=search))
 
 
 @router.post("/v1/jobs/cancel")

@@ -33,10 +33,12 @@ async def logs(
     tail: Annotated[int | None, Query(ge=1, le=10_000)] = None,
     from_step: Step = None,
     to_step: Step = None,
+    from_line: Annotated[int | None, Query(ge=1, lt=2**63, description="number of the first line wanted")] = None,
+    search: Annotated[str, Query(max_length=200, description="text that a line must have; case does not matter")] = "",
     attempt: Attempt = None,
 ) -> Response:
     """Lines of all devices by time, or of one. As text, `Link` has the address of what follows."""
-    query = LogQuery(device, rank, stream, from_step, to_step, limit, tail)
+    query = LogQuery(device, rank, stream, from_step, to_step, limit, tail, from_line, search)
     page = await results.logs(who, job, attempt, after, query)
     if not as_text:
         return answers.json(page)

@@ -1,11 +1,12 @@
 """Jobs: submit, look, wait, cancel, delete."""
 
+import asyncio
 import hashlib
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 import uuid_utils
@@ -21,12 +22,12 @@ from api.storage import Storage
 from api.telemetry import Telemetry
 from api.waiting import Changes
 from jobs import failpoints, store
-from jobs.errors import JobFinished, JobNotFinished, NotFound, Unavailable
-from jobs.record import AttemptRecord
+from jobs.errors import JobFinished, JobNotFinished, NotFound, Unavailable, UnreadableSpec
+from jobs.record import AttemptRecord, JobRecord, QueueView
 from jobs.redis_store import AsyncRedisStore
 from jobs.spec import JobSpec
 from jobs.state import TERMINAL, State
-from jobs.store import JobFilter
+from jobs.store import JobFilter, JobPage
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +37,10 @@ MAX_WAIT_SECONDS = 60.0
 CANCEL_SECONDS = 20.0
 #: Jobs move between states while they are cancelled, so the states are gone through again until none is found.
 CANCEL_ROUNDS = 3
+#: Jobs of a page whose place in the queue is told.
+QUEUE_LOOKS = 25
+#: A search goes through so many pages of the store, of so many jobs, before it answers with what it has.
+SEARCH_PAGES, SEARCH_JOBS = 25, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +129,40 @@ class Jobs:
         return views.status(view, progress, await self._fleet.labels())
 
     async def listing(
-        self, who: Principal, chosen: JobFilter, cursor: str, limit: int, *, archived: bool = False
+        self, who: Principal, chosen: JobFilter, cursor: str, limit: int, *, archived: bool = False, search: str = ""
     ) -> JobList:
         """A page, newest first, of the jobs in Redis or of archived ones; `cursor` is the `next` of the page before,
-        or empty.
+        or empty. `search` is for jobs that have it in their id, their name or a label.
 
         Raises:
             MalformedCursor: the cursor is not one of ours.
         """
         after = cursors.decode_job(cursor) if cursor else ""
-        page = await self._records.page(who.tenant, chosen, after=after, limit=limit, archived=archived)
+        read = partial(self._records.page, who.tenant, chosen, archived=archived)
+        page = await (_search(read, search.casefold(), after, limit) if search else read(after=after, limit=limit))
         labels = await self._fleet.labels()
         following = None if page.next_id is None else cursors.encode_job(page.next_id)
-        return JobList([views.summary(job, labels) for job in page.jobs], following)
+        queues, progress = await asyncio.gather(self._queues(who, page.jobs), self._progress(who, page.jobs))
+        return JobList(
+            [views.listed(job, queues.get(job.id), progress.get(job.id), labels) for job in page.jobs], following
+        )
+
+    async def _queues(self, who: Principal, jobs: Sequence[JobRecord]) -> dict[str, QueueView]:
+        """What the first jobs that wait do wait behind."""
+        waiting = [job.id for job in jobs if job.state is State.QUEUED][:QUEUE_LOOKS]
+        found = await asyncio.gather(*(self._queue(who, job) for job in waiting))
+        return {job: queue for job, queue in zip(waiting, found, strict=True) if queue is not None}
+
+    async def _queue(self, who: Principal, job: str) -> QueueView | None:
+        try:
+            return (await self._store.run(store.read_job(who.tenant, job))).queue
+        except (NotFound, UnreadableSpec):  # it was deleted since, or only its status can say what is wrong
+            return None
+
+    async def _progress(self, who: Principal, jobs: Sequence[JobRecord]) -> dict[str, dict[str, Any] | None]:
+        running = [job for job in jobs if job.state in (State.STARTING, State.RUNNING)]
+        found = await self._telemetry.progress_of([(who.tenant, job.id, job.attempt) for job in running])
+        return {job.id: progress for job, progress in zip(running, found, strict=True)}
 
     async def cancel(self, who: Principal, job: str) -> JobStatus:
         """Raises JobFinished."""
@@ -229,6 +255,26 @@ class Jobs:
         records = await self._records.attempts(who.tenant, job)
         labels = await self._fleet.labels()
         return AttemptList([views.attempt(record, labels) for record in records])
+
+
+async def _search(read: Callable[..., Awaitable[JobPage]], words: str, after: str, limit: int) -> JobPage:
+    """The next jobs that have `words` in their id, their name or a label; perhaps none yet, while there are more."""
+    found: list[JobRecord] = []
+    following: str | None = after
+    for _ in range(SEARCH_PAGES):
+        page = await read(after=following, limit=SEARCH_JOBS)
+        found += [job for job in page.jobs if _has(job, words)]
+        if len(found) > limit:
+            return JobPage(tuple(found[:limit]), found[limit - 1].id)
+        following = page.next_id
+        if following is None or len(found) == limit:
+            break
+    return JobPage(tuple(found), following)
+
+
+def _has(job: JobRecord, words: str) -> bool:
+    labels = (f"{name}={value}" for name, value in job.labels.items())
+    return any(words in text.casefold() for text in (job.id, job.name, *labels))
 
 
 def _named(chosen: JobFilter) -> dict[str, str]:
