@@ -99,7 +99,7 @@ def _queues(keys: Keys) -> Iterator[str]:
                 yield f"job {ref} waits in {places} and says {job[b'reason'].decode()}"
             due = keys.zsets["sy:backoff"][ref.encode()] if places == ["sy:backoff"] else None
             if (int(job[b"retry_at"]) if job.get(b"retry_at") else None) != due:
-                yield f"job {ref} may start again at {due}, and says {job.get(b'retry_at')}"
+                yield f"job {ref} may start again at {due}, and says {job.get(b'retry_at', b'').decode()}"
         elif job.get(b"retry_at"):
             yield f"job {ref} does not wait, and says {job[b'retry_at'].decode()}"
         elif places:

@@ -95,7 +95,7 @@ def test_a_device_in_quarantine_is_never_leased_again_not_even_after_a_restart(w
     world.finish(attempt)
     assert [world.release(attempt, {1: "pid 7 would not die"}), world.release(attempt)] == [2, 0]
     (node,) = world.run(store.fleet()).nodes
-    assert (node.quarantine.keys(), node.held, node.free) == ({1}, {}, 1)
+    assert (list(node.quarantine), node.held, node.free) == ([1], {}, 1)
     why = node.quarantine[1]
     assert (why.reason, why.by, why.attempt, why.checked) == ("pid 7 would not die", "sweep", str(attempt), None)
     assert why.since is not None
