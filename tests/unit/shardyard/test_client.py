@@ -2,11 +2,14 @@
 
 import asyncio
 import inspect
+import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import httpx
@@ -311,6 +314,33 @@ MODELS = {
 @pytest.mark.parametrize("shape", MODELS, ids=lambda shape: shape.__name__)
 def test_a_model_has_every_field_that_the_service_sends(shape: Any) -> None:
     assert set(shape.__struct_fields__) == set(MODELS[shape].__struct_fields__)
+
+
+#: Routes for others than programs: monitoring, browsers, the document of the API itself.
+NOT_FOR_PROGRAMS = ("/metrics", "/openapi.json", "/docs", "/healthz", "/v1/me", "/v1/sign-")
+
+
+def test_every_route_of_the_api_has_a_call() -> None:
+    table = (Path(__file__).parents[3] / "docs" / "api.md").read_text().split("## Routes", 1)[1].split("\n## ", 1)[0]
+    documented = {tuple(route.split(" ")) for route in re.findall(r"^\| `(\w+ /\S*)` \|", table, re.MULTILINE)}
+    routes = {(method, path) for method, path in documented if not path.startswith(NOT_FOR_PROGRAMS)}
+    made = [
+        calls.submit({}), calls.plan({}), calls.jobs(), calls.job("a"), calls.cancel("a"), calls.cancel_many(),
+        calls.resubmit("a"), calls.delete("a"), calls.attempts("a"), calls.splits("a"), calls.splits_diff("a", "b"),
+        calls.logs("a"), calls.metrics("a"), calls.artifacts("a"), calls.artifact("a", "b/c"), calls.job_events("a"),
+        calls.service_events(), calls.upload_bundle(io.BytesIO()), calls.bundle("a"), calls.recipes(), calls.pools(),
+        calls.nodes(), calls.drain("a"), calls.undrain("a"), calls.quarantine("a", 0, "b"), calls.unquarantine("a", 0),
+        calls.forget("a"), calls.tokens(), calls.create_token("a", scopes=[]), calls.revoke_token("a"),
+        calls.readiness(),
+    ]  # fmt: skip
+
+    def called(method: str, path: str) -> bool:
+        pattern = re.sub(r"\{\w+:path\}", ".+", path)
+        pattern = re.sub(r"\{\w+\}", "[^/]+", pattern)
+        return any(call.method == method and re.fullmatch(pattern, call.path) for call in made)
+
+    assert len(routes) > 20
+    assert sorted(route for route in routes if not called(*route)) == []
 
 
 def test_times_are_times_and_unknown_fields_do_not_matter() -> None:
