@@ -322,34 +322,37 @@ class Reader:
         if self._drained_at is not now:
             self._drained_at = now
             self._drained.clear()
-        for device in [POINTS, *self._devices]:
-            if self._size >= READY_BYTES:
-                return
-            if device not in self._drained:
-                await self._tell_next(here, device, live=live)
+        moved = True
+        while moved and self._size < READY_BYTES:
+            moved = False
+            for device in [POINTS, *self._devices]:
+                if device not in self._drained and self._size < READY_BYTES:
+                    moved = await self._tell_next(here, device, live=live) or moved
 
-    async def _tell_next(self, here: Position, device: int, *, live: bool) -> None:
+    async def _tell_next(self, here: Position, device: int, *, live: bool) -> bool:
+        """The next batch of a device, or a part of its file; False when there is nothing new."""
         name, at = (EventName.METRIC, here.points) if device == POINTS else (EventName.LOG, here.lines[device])
         window = self._feed.windows.get(device) if live else None
         if window is not None and at >= window.last:
             self._met.add(device)
-            return
+            return False
         batch = None if window is None else window.after(at)
         if batch is not None:
             self._met.add(device)
             self._move(here, device, batch.last)
             self._add(name, batch.data)
-            return
+            return True
         if window is not None and device in self._met and window.last - at > LAG_ITEMS:
             await self._catch_up(here)
-            return
+            return True
         part = await self._read(here.attempt, device, at)
         for batch in part.batches:
             self._move(here, device, batch.last)
             self._add(name, batch.data)
         self._move(here, device, part.next)
-        if part.at_end and not part.batches and not live:
+        if part.at_end and part.next == at and not live:
             self._drained.add(device)
+        return part.next != at
 
     async def _read(self, attempt: int, device: int, after: int) -> Part:
         if not attempt:
