@@ -1,6 +1,7 @@
 """`python -m api`: one API process, from the settings in its environment. Its only output is its log."""
 
 import os
+import resource
 import signal
 import socket
 import sys
@@ -24,6 +25,8 @@ log = structlog.get_logger("api")
 DRAIN_SECONDS = 10
 KEEP_ALIVE_SECONDS = 15
 BACKLOG = 1024
+#: Descriptors for all streams and other connections, where the system lets us have them; many systems begin with 1024.
+WANTED_FILES = 8192
 
 
 class Server(uvicorn.Server):
@@ -68,6 +71,7 @@ def main() -> int:
             timeout_graceful_shutdown=DRAIN_SECONDS,
         )
     )
+    allow_files()
     log.info("listening", host=settings.host, port=listener.getsockname()[1])
     # uvicorn raises the signal that ended it once more, when it has drained: that must not look like a crash.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -75,6 +79,14 @@ def main() -> int:
     server.run(sockets=[listener])
     log.info("stopped")
     return 0 if server.started else 3
+
+
+def allow_files() -> None:
+    """Have as many descriptors as may be needed, or as the system's own limit for this account allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def listen(host: str, port: int) -> socket.socket:
