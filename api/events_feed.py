@@ -124,9 +124,9 @@ class Feed:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow_state())
                 group.create_task(self._follow_attempt())
-        except* Exception as errors:
+        except* Exception as errors:  # its readers come again, and find another feed
             log.error("feed_failed", job=self.job, tenant=self.tenant, exc_info=errors.exceptions[0])
-            self.gone = True
+            self.closed = True
             self._tell()
 
     def _tell(self) -> None:
@@ -422,7 +422,7 @@ class Feeds:
         """The feed of a job, for as long as it is read."""
         key = (tenant, job)
         feed = self._feeds.get(key)
-        if feed is None or feed.gone:
+        if feed is None or feed.gone or feed.closed:
             feed = self._feeds[key] = self._make(tenant, job)
         feed.readers.count += 1
         try:

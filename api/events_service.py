@@ -148,13 +148,12 @@ class ServiceFeed:
     async def _run(self) -> None:
         while True:
             try:
-                async with asyncio.TaskGroup() as both:
-                    both.create_task(self._follow_jobs())
-                    both.create_task(self._follow_fleet())
-            except Exception:
-                log.exception("service_feed_failed")
-                self._begun = False  # readers are told of what is missed, or to list the jobs anew
-                await asyncio.sleep(RETRY_SECONDS)
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._follow_jobs())
+                    group.create_task(self._follow_fleet())
+            except* Exception as errors:
+                log.error("service_feed_failed", exc_info=errors.exceptions[0])
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _follow_jobs(self) -> None:
         while True:
