@@ -27,6 +27,8 @@ PROGRESS_SECONDS = 0.25
 REPORT_SECONDS = 1.0
 #: Snapshots in the telemetry Redis; the files in storage are kept.
 SNAPSHOT_TTL = 86_400
+#: The same for a report whose file is written: readers turn to that.
+WRITTEN_TTL = 3600
 #: How long the end of an attempt waits for the telemetry Redis, and how long its supervisor does afterwards.
 SEAL_SECONDS = 1.0
 SHIP_SECONDS = 10.0
@@ -144,6 +146,7 @@ class Publisher:
                 self._final = report.encode(self._snapshot(final=True))
                 self._shipper.put(self._report_key, self._final, SNAPSHOT_TTL)
             write_atomically(layout.report_file(self._directory), self._final)
+            self._shipper.put(self._report_key, self._final, WRITTEN_TTL)
         except OSError as error:
             if "disk" not in self._failures:
                 self._failures.add("disk")

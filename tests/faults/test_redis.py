@@ -5,6 +5,7 @@ import threading
 import uuid
 import zipfile
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -150,6 +151,28 @@ def test_row_12_the_commands_of_losses_refusals_and_cancels_are_repeated_harmles
     assert site.finished(lost).state is State.CANCELLED
     eventually(lambda: [rule.hits for rule in rules] == [1] * len(rules), "every reply was lost once", 20)
     assert len(site.attempts(lost)) == 2
+
+
+def test_jobs_that_are_gone_leave_no_key_in_either_redis(site: Site) -> None:
+    def live_and_go() -> list[str]:
+        jobs = [site.post("ddp", 2, talks=True), site.post_script("print('hello')"), site.post("single", 1, every=2)]
+        for job in jobs:
+            assert site.ended(job, 60).state is State.SUCCEEDED
+            eventually(partial(expire, job), f"what is in the telemetry Redis of {job} expires")
+            assert site.caller.insist("DELETE", f"/v1/jobs/{job}").status_code == 204
+        return jobs
+
+    def expire(job: str) -> bool:
+        keys = list(telemetry.scan_iter(f"sy:*{job}*", count=1000))
+        report = telemetry.ttl(f"sy:report:{TENANT}/{job}/1")
+        return bool(keys) and all(telemetry.ttl(key) > 0 for key in keys) and 0 < report <= 3600
+
+    with site.server.client() as control, site.telemetry.client() as telemetry:
+        live_and_go()
+        keys = set(control.keys("*"))
+        jobs = live_and_go()
+        assert set(control.keys("*")) == keys
+        assert [key for key in telemetry.keys("*") if any(job in key.decode() for job in jobs)] == []
 
 
 def test_row_12_a_cancel_of_a_waiting_job_whose_reply_is_lost_is_a_cancel(site: Site) -> None:
