@@ -1,6 +1,7 @@
 """The stream of one job, from a real API process with real servers, read over raw sockets."""
 
 import random
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from api.__main__ import WANTED_FILES
 from jobs import store, tokens
 from jobs.redis_store import RedisStore
 from jobs.state import Reason, State
@@ -506,6 +508,7 @@ def test_who_comes_with_an_id_from_before_redis_began_anew_is_told_to_begin_anew
         reader.until(lambda r: r.named("resync"))
 
 
+@pytest.mark.slow
 def test_a_hundred_readers_of_a_thousand_jobs_cost_no_more_than_one(place: Place) -> None:
     spec = a_spec(4)
     for number in range(1000):
@@ -533,3 +536,16 @@ def test_a_hundred_readers_of_a_thousand_jobs_cost_no_more_than_one(place: Place
         for reader in readers:
             assert reader.until(lambda r: r.named("job"))[0]["id"] == job
     place.control.run(store.cancel_many("default", JobFilter(State.QUEUED), after="02"))
+
+
+def test_a_process_takes_more_descriptors_where_it_began_with_few(place: Place, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < WANTED_FILES:
+        pytest.skip(f"this account may have {hard} descriptors only")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        with api_process(tmp_path, place.control_server.url, STORAGE=str(place.storage)) as process:
+            process.port()
+            assert resource.prlimit(process.child.pid, resource.RLIMIT_NOFILE) == (WANTED_FILES, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
