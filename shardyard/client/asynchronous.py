@@ -1,7 +1,7 @@
 """`AsyncClient` and `AsyncJob`: `Client` and `Job` to be awaited. What they do is in `calls` and `flows`."""
 
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar, Unpack
 
@@ -74,7 +74,7 @@ class AsyncClient:
         """One of the flows of `shardyard.client.flows`, which may take several requests."""
         return await self._wire.run(flow)
 
-    def items(self, items: Items[T]) -> AsyncIterator[T]:
+    def items(self, items: Items[T]) -> AsyncGenerator[T, None]:
         """What one of the paged or endless flows of `shardyard.client.flows` gives, one by one."""
         return self._wire.items(items)
 
@@ -151,11 +151,11 @@ class AsyncClient:
         """
         return await self.run(flows.cancel_many(chosen))
 
-    def log_pages(self, job: str, **chosen: Any) -> AsyncIterator[models.LogPage]:
+    def log_pages(self, job: str, **chosen: Any) -> AsyncGenerator[models.LogPage, None]:
         """Lines of a job in pages, with what was dropped. `follow`, `tail`, `after`, and the filters of `Job.logs`."""
         return self.items(flows.log_pages(job, **chosen))
 
-    def events(self, *, after: str | None = None) -> AsyncIterator["Event"]:
+    def events(self, *, after: str | None = None) -> AsyncGenerator["Event", None]:
         """What happens in the service: `JobChanged`, `JobGone`, `FleetChanged`, `Resync`; it does not end by itself."""
         return self.items(flows.service_events(after))
 
@@ -278,7 +278,7 @@ class AsyncJob(JobHandle):
 
     def follow(
         self, *, logs: Sequence[int] | str | None = None, tail: int | None = None, after: str | None = None
-    ) -> AsyncIterator["Event"]:
+    ) -> AsyncGenerator["Event", None]:
         """What happens to the job, event by event, until it has ended; also over a restart of the service.
 
         `logs="all"`, or the numbers of devices, brings their lines too: all from the start, or the last `tail` of
@@ -346,7 +346,7 @@ class AsyncJob(JobHandle):
                 file.write(part)
         return target
 
-    def read(self, path: str, *, attempt: int | None = None) -> AsyncIterator[bytes]:
+    def read(self, path: str, *, attempt: int | None = None) -> AsyncGenerator[bytes, None]:
         """The bytes of one of these files, part by part, as they come."""
         return self._client.items(flows.download(self.id, path, attempt))
 

@@ -1,7 +1,7 @@
 """`Client` and `Job`: they block until the service has answered. What they do is in `calls` and `flows`."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar, Unpack
 
@@ -73,7 +73,7 @@ class Client:
         """One of the flows of `shardyard.client.flows`, which may take several requests."""
         return self._wire.run(flow)
 
-    def items(self, items: Items[T]) -> Iterator[T]:
+    def items(self, items: Items[T]) -> Generator[T, None, None]:
         """What one of the paged or endless flows of `shardyard.client.flows` gives, one by one."""
         return self._wire.items(items)
 
@@ -150,11 +150,11 @@ class Client:
         """
         return self.run(flows.cancel_many(chosen))
 
-    def log_pages(self, job: str, **chosen: Any) -> Iterator[models.LogPage]:
+    def log_pages(self, job: str, **chosen: Any) -> Generator[models.LogPage, None, None]:
         """Lines of a job in pages, with what was dropped. `follow`, `tail`, `after`, and the filters of `Job.logs`."""
         return self.items(flows.log_pages(job, **chosen))
 
-    def events(self, *, after: str | None = None) -> Iterator["Event"]:
+    def events(self, *, after: str | None = None) -> Generator["Event", None, None]:
         """What happens in the service: `JobChanged`, `JobGone`, `FleetChanged`, `Resync`; it does not end by itself."""
         return self.items(flows.service_events(after))
 
@@ -267,7 +267,7 @@ class Job(JobHandle):
 
     def follow(
         self, *, logs: Sequence[int] | str | None = None, tail: int | None = None, after: str | None = None
-    ) -> Iterator["Event"]:
+    ) -> Generator["Event", None, None]:
         """What happens to the job, event by event, until it has ended; also over a restart of the service.
 
         `logs="all"`, or the numbers of devices, brings their lines too: all from the start, or the last `tail` of
@@ -333,7 +333,7 @@ class Job(JobHandle):
                 file.write(part)
         return target
 
-    def read(self, path: str, *, attempt: int | None = None) -> Iterator[bytes]:
+    def read(self, path: str, *, attempt: int | None = None) -> Generator[bytes, None, None]:
         """The bytes of one of these files, part by part, as they come."""
         return self._client.items(flows.download(self.id, path, attempt))
 

@@ -6,11 +6,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from jobs.errors import InvalidRequest
+
 
 def place(path: str, to: str | os.PathLike[str] | None) -> Path:
-    """Where a download goes: `to`, or the artifact's own name in the directory `to`; here by default."""
-    target = Path("." if to is None else to)
-    return target / Path(path).name if target.is_dir() else target
+    """Where a download goes: `to`, or the artifact's own name in the directory `to`; here by default.
+
+    Raises:
+        InvalidRequest: the artifact's path does not end in the name of a file.
+    """
+    target, name = Path("." if to is None else to), Path(path).name
+    if not target.is_dir():
+        return target
+    if name in ("", ".."):
+        raise InvalidRequest(f"{path!r} does not end in the name of a file")
+    return target / name
 
 
 @contextlib.contextmanager

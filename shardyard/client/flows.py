@@ -37,6 +37,8 @@ PATIENCE_SECONDS = 120.0
 #: How long the service is asked to hold a request, and how often logs are asked for.
 HELD_SECONDS = 25.0
 POLL_SECONDS = 0.4
+#: A service that is about to stop holds nothing: it is asked again after this.
+HASTE_SECONDS = 0.1
 LINES_PER_PAGE = 1000
 JOBS_PER_PAGE = 200
 #: How long a job that has ended may take to give up its devices.
@@ -56,9 +58,9 @@ class Patience:
         self._pause = FIRST_PAUSE_SECONDS
 
     def pause(self, error: Unavailable) -> Pause:
-        """What to do before the next attempt. Raises `error` when there should be none."""
+        """What to do before the next attempt. Raises `error` when the service has been away for too long."""
         now = time.monotonic()
-        if now - self._last > PATIENCE_SECONDS or (self._deadline is not None and now >= self._deadline):
+        if now - self._last > PATIENCE_SECONDS:
             raise error
         pause = spread(self._pause)
         self._pause = min(self._pause * 2, 2.0)
@@ -163,19 +165,19 @@ def wait(job: str, timeout: float | None) -> Flow[JobStatus]:
             answer: Answer = yield Send(call)
             if answer.is_error:
                 raise error_of(answer)
+            patience.heard()
+            if answer.status == 200:
+                status, tag = parsed(call, answer), answer.headers.get("etag")
+            pause = Pause(HASTE_SECONDS if answer.status != 200 and time.monotonic() - asked < HASTE_SECONDS else 0.0)
         except Unavailable as error:
-            yield patience.pause(error)
-            continue
-        patience.heard()
-        if answer.status == 200:
-            status, tag = parsed(call, answer), answer.headers.get("etag")
+            pause = patience.pause(error)
         if status is not None and status.ended:
             return status
         if deadline is not None and time.monotonic() >= deadline:
             state = "unknown" if status is None else f"{status.state}: {status.reason.message}"
             raise TimeoutError(f"job {job} has not ended within {timeout:g} seconds; it is {state}")
-        if answer.status != 200 and time.monotonic() - asked < 0.1:
-            yield Pause(0.1)  # a service that is about to stop holds nothing
+        if pause.seconds:
+            yield pause
 
 
 def delete(job: str) -> Flow[None]:

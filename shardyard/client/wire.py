@@ -6,7 +6,7 @@ value; an `Items` also yields values for the caller. `Wire` and `AsyncWire` run 
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -122,7 +122,7 @@ class Wire:
             found: T = end.value
             return found
 
-    def items(self, flow: Items[T]) -> Iterator[T]:
+    def items(self, flow: Items[T]) -> Generator[T, None, None]:
         """The flow's values. Whatever is open is closed with this iterator."""
         outcome: Any = None
         opened: list[tuple[httpx.Response, Iterator[bytes]]] = []
@@ -184,7 +184,7 @@ class AsyncWire:
             found: T = end.value
             return found
 
-    async def items(self, flow: Items[T]) -> AsyncIterator[T]:
+    async def items(self, flow: Items[T]) -> AsyncGenerator[T, None]:
         """The flow's values. Whatever is open is closed with this iterator."""
         outcome: Any = None
         opened: list[tuple[httpx.Response, AsyncIterator[bytes]]] = []

@@ -226,7 +226,7 @@ def test_a_cancelled_follower_leaves_nothing_open(client: Client) -> None:
     for _ in range(20):
         stream = job.follow()
         assert isinstance(next(stream), events.StateChanged)
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
     pool: Any = client._wire._http._transport
     assert len(pool._pool.connections) <= 2
     job.cancel()

@@ -203,6 +203,35 @@ def test_waiting_gives_up_when_the_service_stays_away(
         service(ok(STATUS, ETag="x"), REFUSED).client().run(flows.wait(JOB, None))
 
 
+def test_waiting_is_over_in_time_also_while_the_service_is_away(service: Callable[..., Service]) -> None:
+    away = service(ok(STATUS, ETag="x"), REFUSED)
+    with pytest.raises(TimeoutError, match=r"within 0\.05 seconds; it is running"):
+        away.client().run(flows.wait(JOB, 0.05))
+    assert all(0 <= seconds <= 0.05 for seconds in away.pauses)
+
+
+@pytest.mark.parametrize("path", ["", "..", "a/.."])
+def test_a_download_without_a_name_writes_nothing(
+    service: Callable[..., Service], path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    unused = service(LOST)
+    with pytest.raises(errors.InvalidRequest, match="does not end in the name of a file"):
+        Job(unused.client(), msgspec.convert(STATUS, models.JobStatus)).download(path)
+    assert (list(tmp_path.iterdir()), unused.seen) == ([], [])
+
+
+def test_a_download_that_breaks_leaves_no_half_of_it(service: Callable[..., Service], tmp_path: Path) -> None:
+    def broken() -> Iterator[bytes]:
+        yield b"half"
+        raise LOST
+
+    job = Job(service(httpx.Response(200, content=broken())).client(), msgspec.convert(STATUS, models.JobStatus))
+    with pytest.raises(errors.Unavailable):
+        job.download("a/file", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_waiting_for_a_job_that_is_not_there_ends_at_once(service: Callable[..., Service]) -> None:
     with pytest.raises(errors.NotFound):
         service(no(404, "not_found")).client().run(flows.wait(JOB, 5))
