@@ -265,6 +265,7 @@ def test_the_same_is_done_with_await(client: Client, project: Path) -> None:
     asyncio.run(all_of_it())
 
 
+@pytest.mark.slow
 def test_an_awaiting_follower_bears_a_restart_too(up: Up, client: Client, project: Path) -> None:
     async def followed() -> list[int]:
         async with AsyncClient() as own:
