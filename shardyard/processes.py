@@ -32,7 +32,8 @@ from typing import BinaryIO, ClassVar, Literal
 import shardyard
 from jobs.errors import Unavailable
 
-#: More deaths than this within the window end the service: a restart does not help any more.
+#: More deaths than this within the window end the service: a restart does not help any more. A process that was
+#: killed by SIGKILL has nothing wrong with itself, so it is started again however often that happens.
 MAX_DEATHS = 5
 DEATH_WINDOW_SECONDS = 60.0
 FIRST_BACK_OFF_SECONDS = 0.5
@@ -87,13 +88,21 @@ class _Running:
     pidfd: int
     child: subprocess.Popen[bytes] | None  # None: adopted, so its exit code is not ours to read
 
-    def exit_text(self) -> str:
-        """Reap the process, which has ended, and say how."""
+    def reap(self) -> "_Death":
+        """How the process, which has ended, did so."""
         os.close(self.pidfd)
         if self.child is None:
-            return "ended"
+            return _Death("ended", by_itself=True)
         code = self.child.wait(timeout=KILL_SECONDS)
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        text = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return _Death(text, by_itself=code != -signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Death:
+    how: str
+    by_itself: bool  # nobody killed it from outside, as far as that can be told
+    at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True)
@@ -113,7 +122,7 @@ class Processes:
     say: Callable[[str], None]
     hurried: Callable[[], bool] = lambda: False
     _running: dict[str, _Running] = field(default_factory=dict)
-    _deaths: dict[str, deque[float]] = field(default_factory=dict)
+    _deaths: dict[str, deque[_Death]] = field(default_factory=dict)
     _restarts: dict[str, _Restart] = field(default_factory=dict)
 
     def start(self, service: Service) -> How:
@@ -177,21 +186,23 @@ class Processes:
                 if not _wait_for_end([running], KILL_SECONDS):
                     raise ServiceError(f"{service.name} (pid {running.pid}) does not end, not even when killed")
                 break
-        running.exit_text()
+        running.reap()
 
     def _note_death(self, running: _Running, allowed: int) -> None:
-        service, now = running.service, time.monotonic()
+        service, death = running.service, running.reap()
         del self._running[service.name]
-        how = running.exit_text()
         deaths = self._deaths.setdefault(service.name, deque(maxlen=MAX_DEATHS + 1))
-        deaths.append(now)
-        recent = sum(1 for at in deaths if now - at <= DEATH_WINDOW_SECONDS)
-        if recent > allowed:
-            often = f", {recent} times within {DEATH_WINDOW_SECONDS:.0f} s" if recent > 1 else ""
-            raise ServiceError(f"{service.name} {how}{often}. The end of {service.log_path}:\n{tail(service.log_path)}")
-        pause = min(FIRST_BACK_OFF_SECONDS * 2 ** (recent - 1), MAX_BACK_OFF_SECONDS)
-        self._restarts[service.name] = _Restart(service, now + pause)
-        self.say(f"{service.name} (pid {running.pid}) {how}; starting it again in {pause:g} s, see {service.log_path}")
+        deaths.append(death)
+        recent = [one for one in deaths if death.at - one.at <= DEATH_WINDOW_SECONDS]
+        fatal = len(recent) if not allowed else sum(one.by_itself for one in recent)
+        if fatal > allowed:
+            often = f", {len(recent)} times within {DEATH_WINDOW_SECONDS:.0f} s" if len(recent) > 1 else ""
+            log = f"The end of {service.log_path}:\n{tail(service.log_path)}"
+            raise ServiceError(f"{service.name} {death.how}{often}. {log}")
+        pause = min(FIRST_BACK_OFF_SECONDS * 2 ** (len(recent) - 1), MAX_BACK_OFF_SECONDS)
+        self._restarts[service.name] = _Restart(service, death.at + pause)
+        again = f"starting it again in {pause:g} s, see {service.log_path}"
+        self.say(f"{service.name} (pid {running.pid}) {death.how}; {again}")
 
 
 def is_alive(service: Service) -> bool:

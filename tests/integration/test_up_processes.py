@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,23 @@ def test_too_many_deaths_end_in_an_error_that_shows_the_log(harness: Harness, mo
     harness.manager.start(harness.service(("sh", "-c", "echo no room left for me; exit 3")))
     with pytest.raises(ServiceError, match=r"it ended with exit code 3, 6 times(.|\n)*no room left for me"):
         harness.watch_until(lambda: False)
+
+
+def _says_two_more(harness: Harness, than: int) -> bool:
+    return len(harness.said) == than + 2
+
+
+def test_a_process_that_somebody_kills_is_started_again_however_often(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "FIRST_BACK_OFF_SECONDS", 0.01)
+    monkeypatch.setattr(processes, "MAX_BACK_OFF_SECONDS", 0.02)
+    harness.manager.start(harness.service())
+    for _ in range(processes.MAX_DEATHS + 2):
+        said = len(harness.said)
+        os.kill(harness.manager.pid("it"), signal.SIGKILL)
+        harness.watch_until(partial(_says_two_more, harness, said))
+    assert is_running(harness.manager.pid("it"))
 
 
 def test_a_process_that_ignores_sigterm_is_killed_at_its_deadline(harness: Harness) -> None:
