@@ -47,7 +47,7 @@ class Scale(nn.Module):
 
 
 class Normed(nn.Module):
-    """Three layers over digits with dropout and BatchNorm, the last of which is made first: gradients come in another
+    """Layers over 64 numbers with dropout and BatchNorm, the last of which is made first: gradients come in another
     order than that of the parameters."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs a recipe under ddp in real rank processes, forked from a warm forkserver as the service does."""
+"""Runs a recipe in real rank processes, forked from a warm forkserver as the service does."""
 
 import multiprocessing
 import os
@@ -132,14 +132,15 @@ def _rank(
     }
     sink = _Mortal(channel.fileno(), saving.dies_after if saving is not None else None)
     checkpoints = Checkpoints(saving.drafts, saving.resume, lambda: CONTINUE) if saving is not None else None
-    device = Device(rank, "cpu", f"cpu:{rank}")
+    lease = [Device(index, "cpu", f"cpu:{index}") for index in range(spec.resources.devices)]
+    own = tuple(lease) if spec.world_size == 1 else (lease[rank],)
     code, trace = 0, ""
     try:
         context = RankContext(
             rank,
             spec.world_size,
-            (device,),
-            spec.resources.devices,
+            own,
+            len(lease),
             1,
             sink,
             data_root=data_root,

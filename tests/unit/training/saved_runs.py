@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,10 @@ class Attempts:
         checkpoints = Checkpoints(self.drafts, resume, ask)
         context = context_of(self.spec.resources.devices, sink, checkpoints=checkpoints, **options)
         try:
-            self.result = entry.run(self.spec, context)
+            # In a thread, where autograd counts its operations from 0, as it does in a new process: the order in which
+            # it adds up gradients may hang on these counts.
+            with ThreadPoolExecutor(1) as process:
+                self.result = process.submit(entry.run, self.spec, context).result()
             cut = len(sink.records)
         except (Killed, Stopped):
             pass
