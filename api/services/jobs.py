@@ -169,9 +169,12 @@ class Jobs:
         try:
             outcome: Literal["cancelled", "cancelling"] = await self._store.run(store.cancel(who.tenant, job))
         except NotFound:
-            if await self._records.archived(who.tenant, job) is None:
+            found = await self._records.archived(who.tenant, job)
+            if found is None:
                 raise
-            raise JobFinished(f"job {job} has ended, and is archived; there is nothing to cancel") from None
+            if found.record.state is not State.CANCELLED:
+                raise JobFinished(f"job {job} has ended, and is archived; there is nothing to cancel") from None
+            outcome = "cancelled"
         audit.note(who, "job_cancelled", job=job, outcome=outcome)
         return await self.status(who, job)
 

@@ -104,6 +104,17 @@ async def test_an_archived_job_cannot_be_cancelled(api: Api) -> None:
     assert (answer.status_code, answer.json()["code"]) == (409, "job_finished")
 
 
+async def test_a_cancel_is_answered_the_same_again_also_when_the_job_is_archived_meanwhile(api: Api) -> None:
+    api.node()
+    job = await api.submit(devices=4)
+    for is_archived in (False, False, True):
+        if is_archived:
+            archive(api)
+        answer = await api.client.post(f"/v1/jobs/{job}/cancel")
+        assert (answer.status_code, answer.json()["state"]) == (202, "cancelled")
+        assert answer.json()["archived"] is is_archived
+
+
 async def test_an_archived_job_is_submitted_again(api: Api) -> None:
     api.node()
     job = await a_finished_job(api)

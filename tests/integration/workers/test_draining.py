@@ -1,17 +1,19 @@
 """Nodes that drain, by the operator's command or because their worker leaves. Each test leaves a worker running."""
 
+import json
 import os
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 
 import pytest
 
-from jobs import store
+from jobs import spec, store
 from jobs.record import NodeRecord
 from jobs.state import Reason, State
-from tests.integration.workers.service import MODULE, NODE, Service, eventually, running_service
+from tests.integration.workers.service import MODULE, NODE, TENANT, Service, eventually, running_service
 
 pytestmark = pytest.mark.integration
 
@@ -59,6 +61,28 @@ def test_at_the_deadline_of_a_drain_what_still_runs_goes_to_another_node(service
         service.run(store.node_down("n2", None))
     assert service.node().takes_work
     assert service.ended(service.submit("single")).node == NODE
+
+
+def test_a_job_that_is_moved_saves_a_checkpoint_first_and_goes_on_from_there(service: Service) -> None:
+    body = service.spec("ddp", 2, steps=5_000, rows=2, seconds=0.02).model_dump(mode="json")
+    body["program"]["checkpoint"] = {"every_steps": 4_000}  # so that the only one is that of the stop
+    job = service.run(store.submit(TENANT, uuid.uuid4().hex, spec.parse(json.dumps(body)))).job
+    service.deliver()
+    eventually(lambda: service.job(job).first_step, "first step", 30)
+    service.run(store.drain_node(NODE, deadline_seconds=0))
+    eventually(lambda: is_sent_back(service, job), "the job is sent back", 30)
+    saved = service.job(job).checkpoint
+    assert saved is not None
+    assert saved["step"] > 0
+    service.deliver()
+    assert service.job(job).state is State.QUEUED, "not to the same node while it drains"
+    service.run(store.undrain_node(NODE))
+    eventually(lambda: not service.held_by(job), "its devices are free")
+    service.deliver()
+    service.reaches(job, State.RUNNING, attempt=2)
+    assert service.attempts(job)[1].resumed == {"step": saved["step"], "attempt": 1}
+    service.cancel(job)
+    service.ended(job)
 
 
 def test_a_worker_that_comes_back_goes_on_with_what_was_left_of_the_deadline(service: Service) -> None:
