@@ -224,7 +224,8 @@ def watch_job(
     with contextlib.closing(kind(console, prints_lines=prints_lines)) as view:
         status = _follow(client, job, view)
     print_end(status, console, with_traceback=not prints_lines)
-    print_afterwards(client, job, console, view.said)
+    if status.attempt:
+        print_afterwards(client, job, console, view.said)
     return status
 
 

@@ -237,6 +237,13 @@ def test_watching_a_job_that_fails_exits_1_and_shows_the_traceback(
     assert "Traceback ..." in out
 
 
+def test_a_job_that_never_began_has_no_report_to_point_to(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = {"state": "cancelled", "reason": {"code": "cancelled_by_user", "message": "cancelled while queued"}}
+    service.on("GET", f"/v1/jobs/{JOB}", (200, STATUS | gone | {"attempt": 0, "started_at": None, "progress": None}))
+    assert run("watch", JOB) == 1
+    assert "shardyard splits" not in capsys.readouterr().out
+
+
 def test_json_output_is_the_answer_itself(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     service.on("GET", f"/v1/jobs/{JOB}", (200, DONE))
     for command in ("show", "watch"):
