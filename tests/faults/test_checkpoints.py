@@ -9,13 +9,14 @@ import pytest
 
 from jobs import checkpoints, layout
 from jobs.state import Reason, State
+from tests.faults.conftest import LEASE
 from tests.faults.inject import processes
 from tests.faults.inject.disk import fill, small_disk
 from tests.faults.inject.proxy import Act, Rule
 from tests.faults.inject.trace import failing_calls
 from tests.faults.machine import need
 from tests.faults.site import Site, running_site
-from tests.integration.workers.service import TENANT, eventually
+from tests.integration.workers.service import TENANT, eventually, is_dead
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
@@ -91,6 +92,26 @@ def test_row_01_a_run_whose_supervisor_is_killed_goes_on_from_its_last_checkpoin
     assert last is not None
     assert last["step"] in range(EVERY, STEPS, EVERY)
     ends_as_if_nothing_had_been(site, job, last["step"])
+
+
+@pytest.mark.slow
+def test_row_07_a_supervisor_that_wakes_after_its_lease_moves_no_pointer_of_the_next_attempt(
+    site: Site, undisturbed: Callable[..., None]
+) -> None:
+    undisturbed("ddp", 2)
+    site.allow(losses={Reason.LEASE_EXPIRED})
+    job = post(site, "ddp", 2)
+    saves(site, job, EVERY)
+    supervisor = site.supervisor(site.attempt(job))
+    with processes.frozen(supervisor):
+        site.reaches(job, State.RUNNING, attempt=2, seconds=6 * LEASE)
+    eventually(lambda: is_dead(supervisor), "it leaves when it wakes", 40)
+    last = site.attempts(job)[1].resumed
+    assert last is not None
+    ends_as_if_nothing_had_been(site, job, last["step"])
+    newest = site.job(job).checkpoint
+    assert newest is not None
+    assert newest["attempt"] == 2
 
 
 def test_row_12_a_checkpoint_is_committed_and_gone_on_from_once_when_replies_are_lost(

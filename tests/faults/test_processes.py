@@ -118,9 +118,8 @@ def test_row_06_a_process_that_survives_sigkill_keeps_its_device_from_others_and
             assert other.finished(after, 40).state is State.SUCCEEDED
             assert set(other.attempts(after)[0].leased) == set(range(2, 8))
         eventually(lambda: is_dead(ranks[1]), "it dies when it can")
-        other.stop_worker()
-        other.start_worker()  # clears away what the attempt has left
-        other.allow(may_quarantine=True)
+        eventually(lambda: not other.node().quarantine, "its devices are given out again", 120)
+        assert other.finished(other.post("ddp", 8, steps=2), 40).state is State.SUCCEEDED
         other.is_sound()
 
 

@@ -4,7 +4,8 @@ from everything, its own death too, as it does with a process that hangs in a dr
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from tests.faults.machine import FREEZER
 
@@ -27,6 +28,18 @@ def undying(pid: int) -> Iterator[None]:
         yield
     finally:
         state.write_text("THAWED")
-        for left in (group / "cgroup.procs").read_text().split():
-            (FREEZER / "cgroup.procs").write_text(left)
-        group.rmdir()
+        _remove(group)
+
+
+def _remove(group: Path) -> None:
+    """Give back what is in a group, and remove it. A process that is just dying is in it to its end."""
+    deadline = time.monotonic() + FREEZE_SECONDS
+    while True:
+        with suppress(OSError):
+            for left in (group / "cgroup.procs").read_text().split():
+                (FREEZER / "cgroup.procs").write_text(left)
+            group.rmdir()
+            return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes do not leave {group}")
+        time.sleep(0.05)
