@@ -114,7 +114,8 @@ class Order(StrEnum):
 
 
 class Cause(StrEnum):
-    """Whose failure ended an attempt: it decides which budget a retry is taken from."""
+    """Whose failure ended an attempt: it decides which budget a retry is taken from. An attempt that no supervisor took
+    costs nothing, whatever its reason: `reap.lua` sees to that."""
 
     NONE = "none"  # the end is final: completed, cancelled, wall limit, rejected
     USER = "user"  # counted against `limits.max_retries`
