@@ -163,11 +163,12 @@ def candidates(found: Sequence[Kept], pointer: Pointer | None) -> list[Kept]:
 
 
 def obsolete(found: Sequence[Kept], attempt: int, step: int, keep: int, pointed: int | None) -> list[Kept]:
-    """What may go when `attempt` has put its checkpoint of `step` on disk: what other attempts saved at that step or
-    beyond, and all but the newest `keep`. `pointed` is the step that the control Redis points to, which stays."""
-    overtaken = [one for one in found if one.step >= step and one.attempt != attempt]
+    """What may go when `attempt` has committed its checkpoint of `step`: what earlier attempts saved at that step or
+    beyond, and all but the newest `keep`. `pointed` is the step that the control Redis points to, which stays; so does
+    what later attempts have saved, whose number is a proof that this one's supervisor was taken for dead."""
+    overtaken = [one for one in found if one.step >= step and one.attempt < attempt]
     rest = [one for one in found if one not in overtaken and one.step <= step]
-    return [one for one in overtaken + rest[keep:] if one.step != pointed]
+    return [one for one in overtaken + rest[keep:] if one.step != pointed and one.attempt <= attempt]
 
 
 # -- verification ------------------------------------------------------------------------------------

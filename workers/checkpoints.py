@@ -332,7 +332,7 @@ class Keeper:
                 self._pending = self._make_durable(item, draft)
                 self._newest = self._pending.directory
                 self._told_away = False
-                self._prune(item.step)
+                self._prune(item.step, committed=False)
         except (OSError, Refused) as error:
             why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
             log.warning("checkpoint_not_saved", step=item.step, error=str(error))
@@ -404,16 +404,18 @@ class Keeper:
             failpoints.reach("checkpoint.committed")
             self._pointed = step
             self._say(f"checkpoint of step {step} saved in {monotonic() - kept.at:.2f} s")
-            self._prune(step)
+            self._prune(step, committed=True)
         else:
             log.warning("checkpoint_not_committed", step=step, why=said)
             self._lost = self._lost or said == "lost"
 
-    def _prune(self, step: int) -> None:
-        """Remove what is not to be kept. What cannot be removed is tried again after the next checkpoint."""
-        found = checkpoints.kept(self._place.kept)
-        for old in checkpoints.obsolete(found, self._launch.attempt.number, step, self._keep, self._pointed):
-            _remove(old.directory)
+    def _prune(self, step: int, *, committed: bool) -> None:
+        """Remove what is not to be kept; before the commit, of this attempt's own only, since another one may have its
+        place by now. What cannot be removed is tried again after the next checkpoint."""
+        mine = self._launch.attempt.number
+        for old in checkpoints.obsolete(checkpoints.kept(self._place.kept), mine, step, self._keep, self._pointed):
+            if committed or old.attempt == mine:
+                _remove(old.directory)
 
 
 def _take_over(saves: Sequence[Saved], draft: Path, part: Path, account: Account | None) -> dict[str, File]:

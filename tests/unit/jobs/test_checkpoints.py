@@ -188,6 +188,11 @@ def test_the_newest_are_kept_and_the_one_that_counts(
     assert _names(checkpoints.obsolete(_kept(*found), newest, 300, keep, pointed)) == gone
 
 
+def test_a_supervisor_that_was_taken_for_dead_removes_nothing_of_later_attempts() -> None:
+    found = _kept((100, 1), (200, 1), (300, 1), (250, 2), (400, 2))
+    assert _names(checkpoints.obsolete(found, 1, 300, 1, 300)) == [(200, 1), (100, 1)]
+
+
 def test_what_an_earlier_attempt_saved_beyond_this_ones_step_goes() -> None:
     found = _kept((200, 1), (300, 2), (400, 1), (500, 1))
     assert _names(checkpoints.obsolete(found, 2, 300, 2, 300)) == [(500, 1), (400, 1)]
