@@ -113,7 +113,7 @@ class PlainView(QuietView):
             self.remark(words)
 
     def line(self, device: int, stream: str, line: str) -> None:
-        self.console.out(f"{device}| {line}", highlight=False)
+        print(f"{device}| {line}", file=self.console.file)  # rich is slow, and there may be a million
 
     def remark(self, words: str) -> None:
         self.console.print(words, markup=False, soft_wrap=True)

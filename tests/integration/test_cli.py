@@ -539,6 +539,29 @@ def test_a_script_is_followed_line_by_line_to_its_end(
     assert f"digits is running: {JOB}" in captured.err
 
 
+def test_lines_that_the_stream_passed_over_are_fetched_and_none_is_printed_twice(
+    service: Stub, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def line(seq: int, text: str = "") -> dict[str, Any]:
+        return {"seq": seq, "stream": "stdout", "rank": 0, "device": 0, "text": text or f"line {seq}"}
+
+    def log(*numbers: int) -> tuple[str, dict[str, Any]]:
+        return "log", {"attempt": 1, "device": 0, "lines": [line(number) for number in numbers]}
+
+    resync = ("resync", {"reason": "too_slow", "message": "", "logs_after": "behind-2"})
+    service.on("POST", "/v1/jobs", (201, STATUS))
+    service.on("GET", f"/v1/jobs/{JOB}", (200, STATUS), (200, STATUS), (200, DONE))
+    service.on("GET", f"/v1/jobs/{JOB}/events", stream(log(1, 2), resync, log(4, 5, 6), END))
+    page = {"attempt": 1, "lines": [line(number) for number in (2, 3, 4)], "next": "behind-4"}
+    service.on("GET", f"/v1/jobs/{JOB}/logs", (200, page), (200, page | {"lines": []}))
+
+    assert run("submit", "--script", "train.py") == 0
+
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("0| ")]
+    assert printed == [f"0| line {number}" for number in range(1, 7)]
+    assert [request.path for request in service.seen if "after=behind-2" in request.path]
+
+
 def test_a_script_that_misses_what_was_not_sent_is_told_so(
     service: Stub, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
