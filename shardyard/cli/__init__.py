@@ -46,6 +46,26 @@ EXAMPLES = "\n\n".join(
         "Exit codes: 0 done, 1 the watched job did not succeed, 2 bad input, 3 service unavailable, 4 refused.",
     )
 )
+MORE_EXAMPLES = {
+    "watch": "\n\n".join(
+        (
+            "[bold]Examples[/]",
+            "shardyard watch JOB                     a bar for each device, until the job ends",
+            "shardyard watch JOB --no-color          the same without colours",
+            "shardyard watch JOB | tee progress.txt  a line for each change",
+            "shardyard watch JOB --json              wait for it, then print its status",
+        )
+    ),
+    "top": "\n\n".join(
+        (
+            "[bold]Examples[/]",
+            "shardyard top                           jobs and devices, live",
+            "shardyard top --sort devices            the largest jobs first",
+            "shardyard top --label team=vision       one team's jobs",
+            "shardyard top | head                    once, in a pipe",
+        )
+    ),
+}
 
 app = typer.Typer(
     name="shardyard",
@@ -68,7 +88,7 @@ for panel, commands in COMMANDS:
         elif command is service.worker:
             app.command(name, rich_help_panel=panel, cls=service.WorkerCommand)(command)
         else:
-            app.command(name, rich_help_panel=panel)(command)
+            app.command(name, rich_help_panel=panel, epilog=MORE_EXAMPLES.get(name))(command)
 app.add_typer(tokens.app, name="token", rich_help_panel="Machines and access")
 
 
