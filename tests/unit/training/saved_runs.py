@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ class Attempts:
         scramble()
         resume = self.drafts / str(self.saved[-1].step) if self.saved else None
         checkpoints = Checkpoints(self.drafts, resume, ask)
-        context = context_of(self.spec.resources.devices, sink, checkpoints=checkpoints, **options)
+        context = replace(context_of(self.spec.resources.devices, sink, checkpoints=checkpoints), **options)
         try:
             # In a thread, where autograd counts its operations from 0, as it does in a new process: the order in which
             # it adds up gradients may hang on these counts.
