@@ -81,7 +81,7 @@ class War:
     began: float = field(default_factory=time.monotonic)
     over: threading.Event = field(default_factory=threading.Event)
     locks: Mapping[str, threading.Lock] = field(
-        default_factory=lambda: {part: threading.Lock() for part in ("worker", "api", "redis", "attempts", "proxy")}
+        default_factory=lambda: {part: threading.Lock() for part in sorted({deed.part for deed in DEEDS})}
     )
 
     def say(self, *words: object) -> None:
@@ -239,6 +239,24 @@ def _fill_redis(war: War, chance: random.Random) -> str:
     return f"for {seconds:.1f} s"
 
 
+def _kill_telemetry(war: War, chance: random.Random) -> str:
+    seconds = chance.uniform(0.1, OUTAGE_SECONDS)
+    war.site.telemetry.kill()
+    war.pause(seconds)
+    war.site.telemetry.start()
+    return f"for {seconds:.1f} s"
+
+
+def _drain(war: War, chance: random.Random) -> str:
+    """Send what runs to other nodes, of which there is none: it goes on here, when the node takes work again."""
+    war.losses.add(Reason.DRAINED)
+    path, deadline = f"/v1/nodes/{war.site.settings.node}/drain", chance.uniform(0, 4)
+    answer = war.site.caller.insist("POST", path, json={"deadline_seconds": deadline})
+    war.pause(chance.uniform(0, 8))
+    back = war.site.caller.insist("DELETE", path)
+    return f"with a deadline of {deadline:.1f} s: {answer.status_code}, and back: {back.status_code}"
+
+
 def _cut(war: War, chance: random.Random) -> str:
     reset = chance.random() < 0.5
     war.site.proxy.cut(reset=reset)
@@ -288,7 +306,7 @@ class Deed:
     do: Callable[[War, random.Random], str]
 
 
-DEEDS = (
+DEEDS: tuple[Deed, ...] = (
     Deed("kill a supervisor", "attempts", 3, _kill_supervisor),
     Deed("kill rank", "attempts", 2, _kill_rank),
     Deed("freeze a supervisor", "attempts", 2, _freeze_supervisor),
@@ -300,6 +318,8 @@ DEEDS = (
     Deed("kill Redis", "redis", 2, _kill_redis),
     Deed("freeze Redis", "redis", 2, _freeze_redis),
     Deed("fill Redis", "redis", 1, _fill_redis),
+    Deed("kill the telemetry Redis", "telemetry", 2, _kill_telemetry),
+    Deed("drain the node", "drain", 2, _drain),
     Deed("cut all connections", "proxy", 3, _cut),
     Deed("stall all connections", "proxy", 1, _stall),
     Deed("meddle", "proxy", 5, _meddle),
@@ -373,6 +393,7 @@ def _rebuild(war: War) -> None:
         return all(war.site.job(job).state in TERMINAL for job in war.jobs)
 
     while not ended():
+        war.site.caller.insist("DELETE", f"/v1/nodes/{war.site.settings.node}/drain")  # of a drain that was cut off
         left = {job: war.site.job(job) for job in war.jobs if war.site.job(job).state not in TERMINAL}
         assert time.monotonic() < deadline, f"they do not end: {left}"
         war.pause(1)

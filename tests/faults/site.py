@@ -205,8 +205,9 @@ class Site(Service):
 
     def heal(self) -> None:
         """Have everything run again, whatever has been done to it."""
-        if not self.server.alive:
-            self.server.start()
+        for server in (self.server, self.telemetry):
+            if not server.alive:
+                server.start()
         if self._proxy is not None:
             self._proxy.clear()
             self._proxy.flow()
