@@ -260,8 +260,10 @@ def _total(values: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def _bare(model: nn.Module, path: str | None, inner: nn.Module, wrapped: nn.Module) -> Iterator[nn.Module]:
     """The model without the wrapper."""
-    yield _put_back(model, path, inner)
-    _put_back(model, path, wrapped)
+    try:
+        yield _put_back(model, path, inner)
+    finally:
+        _put_back(model, path, wrapped)
 
 
 @contextlib.contextmanager

@@ -123,6 +123,22 @@ class Secretive(nn.Module):
         return outputs
 
 
+class Failing(nn.Module):
+    """A model with two parts, that cannot tell its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 5)
+        self.head = nn.Linear(5, 2)
+
+    def get_extra_state(self) -> Any:
+        raise RuntimeError("no state today")
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.head(self.layer(rows))
+        return outputs
+
+
 class Stateless:
     """An optimizer that is none of torch's, and cannot tell its state."""
 

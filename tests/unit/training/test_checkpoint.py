@@ -512,6 +512,16 @@ def test_a_state_that_only_pickle_could_write_is_an_error_of_each_checkpoint(tmp
     assert run.result is not None
 
 
+def test_a_model_that_raises_when_it_is_saved_stays_on_its_devices(tmp_path: Path) -> None:
+    program = vectors(model={"ref": f"{PARTS}:Failing"})
+    parallelism: dict[str, Any] = {"devices": 2, "strategy": "dp", "module": "layer"}
+    _, plain = run_here(program, **parallelism)
+    run = attempts(tmp_path, program, 3, **parallelism).go()
+    assert {saved.error for saved in run.records if isinstance(saved, Saved)} == {"RuntimeError: no state today"}
+    assert seen(run.records) == seen(list(plain.records))
+    assert splits(run.records) == splits(list(plain.records))
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
