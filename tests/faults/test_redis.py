@@ -202,8 +202,13 @@ def test_row_12_a_delete_whose_reply_is_lost_removes_the_job_with_its_files(site
 
 
 def test_row_12_what_the_operator_says_of_nodes_is_repeated_harmlessly_when_replies_are_lost(site: Site) -> None:
-    rules = [site.proxy.add(Rule(name, Act.DROP_REPLY)) for name in ("drain_node", "forget_node", "register_node")]
+    commands = ("drain_node", "quarantine_device", "unquarantine", "forget_node", "register_node")
+    rules = [site.proxy.add(Rule(name, Act.DROP_REPLY)) for name in commands]
     node = site.settings.node
+    device = f"/v1/nodes/{node}/devices/3/quarantine"
+    apart = site.caller.insist("POST", device, json={"reason": "it is flaky"}).json()["devices"][3]
+    assert (apart["state"], apart["quarantine"]) == ("quarantined", "it is flaky")
+    assert site.caller.insist("DELETE", device).json()["devices"][3]["state"] == "free"
     drained = site.caller.insist("POST", f"/v1/nodes/{node}/drain")
     assert (drained.status_code, drained.json()["draining"]) == (200, True)
     taken_back = site.caller.insist("DELETE", f"/v1/nodes/{node}/drain")
