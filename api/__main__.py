@@ -52,6 +52,8 @@ def main() -> int:
         app = create_app(settings)
         refuse_cluster(settings.control_url(), "SHARDYARD_REDIS_URL")
         refuse_cluster(settings.telemetry(), "SHARDYARD_TELEMETRY_URL")
+        for doubt in doubts_about(settings.control_url()):
+            log.warning("control_redis_may_lose_jobs", why=doubt)
         listener = listen(settings.host, settings.port)
     except (UnsafeToStart, ClusterRefused, ValidationError, ValueError, OSError) as error:
         log.error("cannot_start", error=str(error))
@@ -122,6 +124,24 @@ def refuse_cluster(url: str, setting: str) -> None:
         client.close()
     if enabled:
         raise ClusterRefused(f"{setting} is a Redis Cluster; Shardyard needs a single server, or one with replicas")
+
+
+def doubts_about(url: str) -> list[str]:
+    """What a server says of itself that speaks against keeping accepted jobs there. Nothing of one that is away."""
+    client: redis.Redis = connect(url)
+    try:
+        kept, memory = client.info("persistence"), client.info("memory")
+    except RedisError:
+        return []
+    finally:
+        client.close()
+    doubts = []
+    if not kept.get("aof_enabled"):
+        doubts.append("it has no append-only file: set `appendonly yes` and `appendfsync always`")
+    policy = memory.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        doubts.append(f"it drops keys when memory is short ({policy}): set `maxmemory-policy noeviction`")
+    return doubts
 
 
 if __name__ == "__main__":

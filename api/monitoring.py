@@ -39,6 +39,7 @@ class Monitoring:
         )
         self._jobs = Gauge("shardyard_jobs", "Jobs by state", ("state",), registry=self._registry)
         self._devices = Gauge("shardyard_devices", "Devices by state", ("pool", "state"), registry=self._registry)
+        self._nodes = Gauge("shardyard_nodes", "Nodes by state", ("pool", "state"), registry=self._registry)
         self._waiting = Gauge(
             "shardyard_waiting_requests", "Requests held until a status changes", registry=self._registry
         )
@@ -56,10 +57,13 @@ class Monitoring:
         self._waiting.set(counts.waiting)
         self._streams.set(counts.streams)
         self._devices.clear()
+        self._nodes.clear()
         self._queued.clear()
         for pool in counts.pools:
             for state in ("free", "leased", "quarantined"):
                 self._devices.labels(pool.name, state).set(getattr(pool, state))
+            self._nodes.labels(pool.name, "live").set(pool.live_nodes)
+            self._nodes.labels(pool.name, "down").set(pool.nodes - pool.live_nodes)
             self._queued.labels(pool.name).set(pool.queued)
         return generate_latest(self._registry)
 

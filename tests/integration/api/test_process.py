@@ -215,6 +215,14 @@ def test_a_redis_cluster_is_refused(tmp_path: Path) -> None:
         assert "Cluster" in process.events()[-1]["error"]
 
 
+def test_a_control_redis_that_may_lose_jobs_is_said_to(tmp_path: Path) -> None:
+    careless = {"appendonly": "no", "maxmemory-policy": "allkeys-lru"}
+    with redis_server(tmp_path / "careless", **careless) as server, api_process(tmp_path, server.url) as process:
+        process.port()
+        doubts = [event["why"] for event in process.events() if event["event"] == "control_redis_may_lose_jobs"]
+    assert ["appendonly" in doubts[0], "allkeys-lru" in doubts[1], len(doubts)] == [True, True, 2]
+
+
 def test_a_port_that_is_taken_is_refused(tmp_path: Path, redis: RedisServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

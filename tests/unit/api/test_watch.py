@@ -24,6 +24,7 @@ def test_a_pool_that_is_gone_leaves_the_metrics() -> None:
     text = monitoring.render(Counts({"queued": 3}, [pool], 0)).decode()
     assert 'shardyard_devices{pool="a100",state="free"} 5.0' in text
     assert 'shardyard_queued_jobs{pool="a100"} 3.0' in text
+    assert 'shardyard_nodes{pool="a100",state="live"} 1.0' in text
     assert 'shardyard_jobs{state="queued"} 3.0' in text
     assert "a100" not in monitoring.render(Counts({}, [], 0)).decode()
 
