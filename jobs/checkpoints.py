@@ -16,7 +16,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,22 +153,22 @@ def kept(directory: Path) -> list[Kept]:
 
 def candidates(found: Sequence[Kept], pointer: Pointer | None) -> list[Kept]:
     """In which order a new attempt tries them: the one that is pointed to, then older ones, and at last those above
-    it, which are whole but were never committed. Without a pointer nothing was committed: none."""
+    it, which are whole but were never committed; newest first. Without a pointer nothing was committed: none."""
     if pointer is None:
         return []
     pointed = [one for one in found if (one.step, one.attempt) == (pointer.step, pointer.attempt)]
     older = [one for one in found if one.step < pointer.step]
-    newer = [one for one in reversed(found) if one.step >= pointer.step and one not in pointed]
+    newer = [one for one in found if one.step >= pointer.step and one not in pointed]
     return pointed + older + newer
 
 
-def obsolete(found: Sequence[Kept], attempt: int, step: int, keep: int, pointed: int | None) -> list[Kept]:
+def obsolete(found: Sequence[Kept], attempt: int, step: int, keep: int, pointed: Collection[int]) -> list[Kept]:
     """What may go when `attempt` has committed its checkpoint of `step`: what earlier attempts saved at that step or
-    beyond, and all but the newest `keep`. `pointed` is the step that the control Redis points to, which stays; so does
-    what later attempts have saved, whose number is a proof that this one's supervisor was taken for dead."""
+    beyond, and all but the newest `keep`. The control Redis points to one of the steps in `pointed`, which stay; so
+    does what later attempts have saved, whose number is a proof that this one's supervisor was taken for dead."""
     overtaken = [one for one in found if one.step >= step and one.attempt < attempt]
     rest = [one for one in found if one not in overtaken and one.step <= step]
-    return [one for one in overtaken + rest[keep:] if one.step != pointed and one.attempt <= attempt]
+    return [one for one in overtaken + rest[keep:] if one.step not in pointed and one.attempt <= attempt]
 
 
 # -- verification ------------------------------------------------------------------------------------

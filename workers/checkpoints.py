@@ -245,7 +245,9 @@ class Keeper:
         self._keep = keep
         self._lifeline = lifeline
         self._cut = cut
-        self._pointed: int | None = resumed.manifest.step if resumed is not None else None
+        #: Steps to one of which the job points: the last that is known, and the first whose reply was lost since.
+        self._pointed: list[int] = [resumed.manifest.step] if resumed is not None else []
+        self._reply_lost = False
         self._newest: Path | None = resumed.directory if resumed is not None else None
         self._told_away = False
         self._waiting: deque[Cut | _Missed] = deque()
@@ -395,6 +397,9 @@ class Keeper:
             )
         except Unavailable as error:
             log.warning("control_redis_unavailable", error=str(error), checkpoint=step)
+            if not self._reply_lost:
+                self._reply_lost = True
+                self._pointed.append(step)
             if not self._told_away:
                 self._told_away = True
                 self._say(f"checkpoint of step {step} is on disk; it counts when the control Redis answers again")
@@ -402,7 +407,7 @@ class Keeper:
         self._pending = None
         if said == "ok":
             failpoints.reach("checkpoint.committed")
-            self._pointed = step
+            self._pointed, self._reply_lost = [step], False
             self._say(f"checkpoint of step {step} saved in {monotonic() - kept.at:.2f} s")
             self._prune(step, committed=True)
         else:

@@ -165,7 +165,7 @@ def test_what_is_kept_is_listed_newest_first_and_nothing_else_is(tmp_path: Path)
 def test_the_one_that_is_pointed_to_is_tried_first_then_older_ones_then_those_that_were_never_committed() -> None:
     found = _kept((100, 1), (200, 1), (300, 1), (300, 2), (400, 2), (500, 2))
     assert _names(checkpoints.candidates(found, Pointer(300, 1, ""))) == [
-        (300, 1), (200, 1), (100, 1), (300, 2), (400, 2), (500, 2)
+        (300, 1), (200, 1), (100, 1), (500, 2), (400, 2), (300, 2)
     ]  # fmt: skip
     assert _names(checkpoints.candidates(_kept((400, 1)), Pointer(300, 1, ""))) == [(400, 1)]
     assert checkpoints.candidates(found, None) == []
@@ -185,14 +185,14 @@ def test_the_newest_are_kept_and_the_one_that_counts(
     found: list[tuple[int, int]], keep: int, pointed: int, gone: list[tuple[int, int]]
 ) -> None:
     newest = max(attempt for _, attempt in found)
-    assert _names(checkpoints.obsolete(_kept(*found), newest, 300, keep, pointed)) == gone
+    assert _names(checkpoints.obsolete(_kept(*found), newest, 300, keep, [pointed])) == gone
 
 
 def test_a_supervisor_that_was_taken_for_dead_removes_nothing_of_later_attempts() -> None:
     found = _kept((100, 1), (200, 1), (300, 1), (250, 2), (400, 2))
-    assert _names(checkpoints.obsolete(found, 1, 300, 1, 300)) == [(200, 1), (100, 1)]
+    assert _names(checkpoints.obsolete(found, 1, 300, 1, [300])) == [(200, 1), (100, 1)]
 
 
 def test_what_an_earlier_attempt_saved_beyond_this_ones_step_goes() -> None:
     found = _kept((200, 1), (300, 2), (400, 1), (500, 1))
-    assert _names(checkpoints.obsolete(found, 2, 300, 2, 300)) == [(500, 1), (400, 1)]
+    assert _names(checkpoints.obsolete(found, 2, 300, 2, [300])) == [(500, 1), (400, 1)]
