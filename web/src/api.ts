@@ -35,6 +35,12 @@ export interface JobSummary {
   archived: boolean;
 }
 
+/** A job of a list; events leave out what the list alone knows. */
+export interface ListedJob extends JobSummary {
+  progress?: Progress | null;
+  queue_position?: number | null;
+}
+
 export interface Progress {
   fraction?: number | null;
   step?: number | null;
@@ -198,6 +204,27 @@ export interface LogLine {
   continued: boolean;
 }
 
+export interface LogPage {
+  attempt: number;
+  lines: LogLine[];
+  next: string | null;
+  ended: boolean;
+}
+
+export interface LogEvent {
+  attempt: number;
+  device: number;
+  lines: LogLine[];
+}
+
+export interface MetricEvent {
+  attempt: number;
+  device: number;
+  name: string;
+  first: number;
+  points: [number, number | null, string][];
+}
+
 export interface Device {
   device: number;
   label: string;
@@ -209,6 +236,7 @@ export interface Device {
   job: string | null;
   attempt: number | null;
   quarantine: string | null;
+  quarantined_at: string | null;
 }
 
 export interface NodeView {
@@ -220,6 +248,8 @@ export interface NodeView {
   alive: boolean;
   draining: boolean;
   stopping: boolean;
+  drain_deadline_at: string | null;
+  attempts: number;
   devices: Device[];
   queued: number;
 }
@@ -244,8 +274,7 @@ export interface Me {
 
 export interface FieldError {
   field: string;
-  problem?: string;
-  message?: string;
+  message: string;
 }
 
 /** An answer that says what went wrong: RFC 9457, with our stable `code`. */
@@ -288,12 +317,16 @@ export async function call<T>(method: string, path: string, body?: unknown, head
   if (answer.status === 401) me.value = null;
   const text = await answer.text();
   if (!answer.ok) throw problemOf(answer.status, text);
-  return (text ? JSON.parse(text) : undefined) as T;
+  return (text ? read(text) : undefined) as T;
 }
+
+/** JSON, without the marks that turn the direction of writing: names and lines are other people's, and could look like
+ * something else than they are. */
+export const read = (text: string): unknown => JSON.parse(text.replace(/[\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, ""));
 
 function problemOf(status: number, text: string): Problem {
   try {
-    const found = JSON.parse(text) as { code?: string; detail?: string; title?: string; errors?: FieldError[] };
+    const found = read(text) as { code?: string; detail?: string; title?: string; errors?: FieldError[] };
     return new Problem(status, found.code ?? "", found.detail ?? found.title ?? `status ${status}`, found.errors);
   } catch {
     return new Problem(status, "", `the service answered with status ${status}`);
@@ -313,40 +346,3 @@ export async function whoAmI(): Promise<void> {
 }
 
 export const ENDED: ReadonlySet<State> = new Set(["succeeded", "failed", "cancelled"]);
-
-/** How long after an answer that was no stream (a restart, a proxy) it is asked for again. */
-const AGAIN_MS = 3000;
-
-/** A stream of events that comes back by itself after a cut, where it was, until it is left or has ended.
- * `handlers` take the JSON of each event. */
-export function follow(
-  path: string,
-  handlers: Record<string, (data: any) => void>,
-  onLive?: (live: boolean) => void,
-): () => void {
-  let source: EventSource;
-  let timer: ReturnType<typeof setTimeout> | undefined;
-  let over = false;
-  const open = () => {
-    source = new EventSource(path);
-    source.onopen = () => onLive?.(true);
-    source.onerror = () => {
-      if (over) return;
-      onLive?.(false);
-      if (source.readyState === EventSource.CLOSED) timer = setTimeout(open, AGAIN_MS);
-    };
-    for (const [name, handle] of Object.entries<(data: any) => void>({ end: () => {}, ...handlers })) {
-      source.addEventListener(name, (event) => {
-        if (name === "end") leave();
-        handle(JSON.parse((event as MessageEvent<string>).data || "null"));
-      });
-    }
-  };
-  const leave = () => {
-    over = true;
-    clearTimeout(timer);
-    source.close();
-  };
-  open();
-  return leave;
-}

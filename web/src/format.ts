@@ -9,7 +9,7 @@ export function count(value: number | null | undefined): string {
 /** A number to about four digits. */
 export function number(value: number | null | undefined): string {
   if (value == null || !Number.isFinite(value)) return NONE;
-  if (Number.isInteger(value) && Math.abs(value) < 1e6) return count(value);
+  if (Number.isInteger(value) && Math.abs(value) < 1e9) return count(value);
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
   return String(Number(value.toPrecision(4)));
@@ -66,6 +66,6 @@ export function shape(dims: number[] | null | undefined): string {
   return dims == null ? NONE : `[${dims.join(", ")}]`;
 }
 
-export function plural(amount: number, noun: string): string {
-  return `${count(amount)} ${noun}${amount === 1 ? "" : "s"}`;
+export function plural(amount: number, noun: string, several = `${noun}s`): string {
+  return `${count(amount)} ${amount === 1 ? noun : several}`;
 }

@@ -1,4 +1,4 @@
-// What went wrong with something that a person asked for, until they have read it.
+// What came of something that a person asked for, where the page does not show it, until they have read it.
 
 import { signal } from "@preact/signals";
 
@@ -7,10 +7,14 @@ const words = signal("");
 export function Toast() {
   if (!words.value) return null;
   return (
-    <div class="toast" role="alert">
+    <div class="toast" role="alert" dir="auto">
       {words.value} <button class="plain" onClick={() => (words.value = "")}>Close</button>
     </div>
   );
+}
+
+export function say(what: string): void {
+  words.value = what;
 }
 
 /** Do something, and say so if it fails. */

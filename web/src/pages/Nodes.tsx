@@ -1,30 +1,44 @@
-import { useEffect, useState } from "preact/hooks";
+import type { ComponentChildren } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
 
-import { type Device, type NodeView, type Pool, Problem, call, follow, get, may, me } from "../api";
-import { bytes, plural } from "../format";
+import { type Device, type ListedJob, type NodeView, type Pool, Problem, call, get, may, me } from "../api";
+import { bytes, clock, plural } from "../format";
+import { follow } from "../live";
 import { Link } from "../router";
+import { throttled } from "../throttle";
 import { attempt } from "../toast";
 
 const LOOK_MS = 5000;
+/** Jobs whose names are known to the page, and jobs that wait that a pool shows. */
+const NAMED = 200;
+const WAITING = 10;
+const QUARANTINE_WORDS = "set apart in the dashboard";
+
+interface Sight {
+  pools: Pool[];
+  nodes: NodeView[];
+  running: Map<string, ListedJob>;
+  waiting: ListedJob[];
+}
 
 export function NodesPage() {
-  const [pools, setPools] = useState<Pool[] | null>(null);
-  const [nodes, setNodes] = useState<NodeView[]>([]);
+  const [sight, setSight] = useState<Sight | null>(null);
   const [problem, setProblem] = useState("");
-  const look = async () => {
-    try {
-      const [found, fleet] = await Promise.all([get<{ pools: Pool[] }>("/v1/pools"), get<{ nodes: NodeView[] }>("/v1/nodes")]);
-      setPools(found.pools);
-      setNodes(fleet.nodes);
-      setProblem("");
-    } catch (error) {
-      setProblem(error instanceof Problem ? error.message : String(error));
-    }
-  };
+  const look = useRef(
+    throttled(async () => {
+      try {
+        setSight(await all());
+        setProblem("");
+      } catch (error) {
+        setProblem(error instanceof Problem ? error.message : String(error));
+      }
+    }),
+  ).current;
   useEffect(() => {
+    document.title = "Devices: Shardyard";
     void look();
-    const timer = setInterval(() => document.visibilityState === "visible" && void look(), LOOK_MS);
-    const stop = follow("/v1/events", { fleet: () => void look() });
+    const timer = setInterval(() => !document.hidden && void look(), LOOK_MS);
+    const stop = follow("/v1/events", { fleet: () => void look(), job: () => void look() });
     return () => {
       clearInterval(timer);
       stop();
@@ -34,53 +48,120 @@ export function NodesPage() {
     <>
       <div class="row head"><h1>Devices</h1></div>
       {problem && <div class="notice bad" role="alert">{problem}</div>}
-      {pools?.length === 0 && <div class="notice">No node has registered yet. On the machine with the devices: <code>shardyard worker</code></div>}
-      {pools?.map((pool) => (
-        <section key={pool.name} class="panel pool">
-          <div class="row">
-            <h2>{pool.name}</h2>
-            <span class="muted">
-              {pool.free} of {plural(pool.devices, "device")} free{pool.quarantined ? ` · ${pool.quarantined} in quarantine` : ""} · {pool.live_nodes} of {plural(pool.nodes, "node")} alive · {pool.queued ? `${plural(pool.queued, "job")} wait` : "nothing waits"}
-            </span>
-          </div>
-          <progress max={Math.max(pool.devices, 1)} value={pool.leased} aria-label={`${pool.leased} of ${pool.devices} devices leased`} />
-          {nodes.filter((node) => node.pool === pool.name).map((node) => <NodePart key={node.id} node={node} look={look} />)}
-        </section>
-      ))}
+      {sight?.pools.length === 0 && <div class="notice">No node has registered yet. On the machine with the devices: <code>shardyard worker</code></div>}
+      {sight?.pools.map((pool) => <PoolPart key={pool.name} pool={pool} sight={sight} look={look} />)}
     </>
   );
 }
 
-function NodePart(props: { node: NodeView; look: () => Promise<void> }) {
+async function all(): Promise<Sight> {
+  const [pools, nodes, running, queued] = await Promise.all([
+    get<{ pools: Pool[] }>("/v1/pools"),
+    get<{ nodes: NodeView[] }>("/v1/nodes"),
+    get<{ jobs: ListedJob[] }>(`/v1/jobs?state=running&limit=${NAMED}`),
+    get<{ jobs: ListedJob[] }>(`/v1/jobs?state=queued&limit=${NAMED}`),
+  ]);
+  const waiting = queued.jobs.sort((a, b) => (a.queue_position ?? Infinity) - (b.queue_position ?? Infinity) || a.id.localeCompare(b.id));
+  return { pools: pools.pools, nodes: nodes.nodes, running: new Map(running.jobs.map((job) => [job.id, job])), waiting };
+}
+
+function PoolPart(props: { pool: Pool; sight: Sight; look: () => Promise<void> }) {
+  const { pool, sight } = props;
+  const waiting = sight.waiting.filter((job) => job.pool === pool.name);
+  return (
+    <section class="panel pool">
+      <div class="row">
+        <h2><bdi>{pool.name}</bdi></h2>
+        <span class="muted">
+          {pool.leased} of {plural(pool.devices, "device")} in use, {pool.free} free{pool.quarantined ? `, ${pool.quarantined} in quarantine` : ""} · {pool.live_nodes} of {plural(pool.nodes, "node")} alive
+        </span>
+      </div>
+      <progress max={Math.max(pool.devices, 1)} value={pool.leased} aria-label={`${pool.leased} of ${pool.devices} devices in use`} />
+      {sight.nodes.filter((node) => node.pool === pool.name).map((node) => <NodePart key={node.id} node={node} sight={sight} look={props.look} />)}
+      <h3>{pool.queued ? `${plural(pool.queued, "job")} wait${pool.queued === 1 ? "s" : ""}` : "Nothing waits"}{waiting.length < pool.queued && <small> of which {waiting.length} are known here</small>}</h3>
+      {waiting.length > 0 && (
+        <ol class="queue">
+          {waiting.slice(0, WAITING).map((job) => (
+            <li key={job.id} value={job.queue_position ?? undefined}>
+              <Link to={`/jobs/${job.id}`} class="name"><bdi>{job.name}</bdi></Link> <span class="muted" dir="auto">{job.reason.message || job.reason.code.replaceAll("_", " ")}</span>
+            </li>
+          ))}
+        </ol>
+      )}
+      {waiting.length > WAITING && <Link to={`/?state=queued&pool=${pool.name}`}>all that wait</Link>}
+    </section>
+  );
+}
+
+function NodePart(props: { node: NodeView; sight: Sight; look: () => Promise<void> }) {
   const { node } = props;
-  const standing = !node.alive ? "down" : node.stopping ? "stopping" : node.draining ? "draining: no new work" : "takes work";
-  const operator = may("admin") && me.value?.operator;
-  const drain = (method: "POST" | "DELETE") => () =>
+  const operator = may("admin") && (me.value?.operator ?? false);
+  const path = `/v1/nodes/${encodeURIComponent(node.id)}`;
+  const act = (method: "POST" | "DELETE", path: string, body?: unknown) =>
     attempt(async () => {
-      await call(method, `/v1/nodes/${encodeURIComponent(node.id)}/drain`);
+      await call(method, path, body);
       await props.look();
     });
   return (
     <div class="node">
       <div class="row">
-        <b><bdi>{node.id}</bdi></b><span class="muted">{standing} · {plural(node.cores, "core")} · version {node.version}</span>
-        {operator && (node.draining ? <button onClick={drain("DELETE")}>Take work again</button> : <button onClick={drain("POST")}>Drain</button>)}
+        <b><bdi>{node.id}</bdi></b>
+        <span class={node.alive && !node.draining ? "state running still" : "state cancelled"}>{standing(node)}</span>
+        <span class="muted">{plural(node.cores, "core")} · version {node.version}{node.attempts ? ` · ${plural(node.attempts, "attempt")} here` : ""}</span>
+        {operator && (node.draining ? <button onClick={() => act("DELETE", `${path}/drain`)}>Take work again</button> : <Drain drain={(body) => act("POST", `${path}/drain`, body)} />)}
+        {operator && !node.alive && <button class="risky" onClick={() => window.confirm(`Forget ${node.id}? For a node that is down for good.`) && act("DELETE", path)}>Forget</button>}
       </div>
-      <div class="slots">{node.devices.map((device) => <Slot key={device.device} device={device} />)}</div>
+      <ul class={node.devices.length > 16 ? "slots small" : "slots"}>
+        {node.devices.map((device) => (
+          <Slot key={device.device} device={device} job={device.job ? props.sight.running.get(device.job) : undefined}>
+            {operator && (device.quarantine
+              ? <button class="plain" aria-label={`Use ${device.label} again`} onClick={() => act("DELETE", `${path}/devices/${device.device}/quarantine`)}>use again</button>
+              : <button class="plain apart" aria-label={`Set ${device.label} apart`} onClick={() => {
+                  const reason = window.prompt(`Why is ${device.label} of ${node.id} to be given to nobody?`, QUARANTINE_WORDS);
+                  if (reason) void act("POST", `${path}/devices/${device.device}/quarantine`, { reason });
+                }}>set apart</button>)}
+          </Slot>
+        ))}
+      </ul>
     </div>
   );
 }
 
-function Slot(props: { device: Device }) {
-  const { device } = props;
-  const id = device.job?.includes(" ") ? null : device.job;
+function standing(node: NodeView): string {
+  if (!node.alive) return "down";
+  if (node.stopping) return "stopping";
+  if (!node.draining) return "takes work";
+  return node.drain_deadline_at ? `draining, what runs here moves on at ${clock(node.drain_deadline_at)}` : "draining: no new work";
+}
+
+/** With minutes, what still runs there then goes to other nodes; without, it may end. */
+function Drain(props: { drain: (body: { deadline_seconds?: number }) => void }) {
+  const [open, setOpen] = useState(false);
+  const [minutes, setMinutes] = useState("");
+  if (!open) return <button onClick={() => setOpen(true)}>Drain …</button>;
+  const submit = (event: Event) => {
+    event.preventDefault();
+    setOpen(false);
+    props.drain(minutes === "" ? {} : { deadline_seconds: Math.round(Number(minutes) * 60) });
+  };
   return (
-    <div class={`slot ${device.state}`} title={`${device.id}: ${device.name}${device.memory_total_bytes ? `, ${bytes(device.memory_total_bytes)}` : ""}`}>
-      <b>{device.label}</b>
+    <form class="row" onSubmit={submit}>
+      <label>No new work; what runs here moves on after <input type="number" min={0} max={1440} step="any" class="short" placeholder="never" value={minutes} onInput={(event) => setMinutes(event.currentTarget.value)} /> minutes</label>
+      <button>Drain</button><button type="button" class="plain" onClick={() => setOpen(false)}>not now</button>
+    </form>
+  );
+}
+
+function Slot(props: { device: Device; job: ListedJob | undefined; children: ComponentChildren }) {
+  const { device, job } = props;
+  const known = device.job && !device.job.includes(" ");
+  return (
+    <li class={`slot ${device.state}`} title={`${device.id}: ${device.name}${device.memory_total_bytes ? `, ${bytes(device.memory_total_bytes)}` : ""}`}>
+      <div class="row"><b>{device.label}</b>{props.children}</div>
       <div class="what">
-        {device.state === "leased" ? (id ? <Link to={`/jobs/${id}`}>job {id.slice(0, 13)}</Link> : device.job) : device.state}
+        {device.state !== "leased" ? device.state : known ? <Link to={`/jobs/${device.job}`} title={job?.name ?? device.job!}><bdi>{job?.name ?? `job ${device.job!.slice(0, 13)}`}</bdi></Link> : device.job}
       </div>
-      {device.quarantine && <div class="muted" dir="auto">{device.quarantine}</div>}
-    </div>
+      {device.quarantine && <div class="why" dir="auto">{device.quarantine}{device.quarantined_at ? ` (since ${clock(device.quarantined_at)})` : ""}{device.state === "leased" ? "; set apart when it is free" : ""}</div>}
+    </li>
   );
 }

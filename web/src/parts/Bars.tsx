@@ -1,6 +1,6 @@
 // Where the time went: DataParallel's primitives, or what each device spent its time on.
 
-import type { Report, Timing } from "../api";
+import type { DeviceMeasures, Report, Timing } from "../api";
 import { ms } from "../format";
 
 const TIMES = [
@@ -23,35 +23,32 @@ interface Part {
   time: Timing;
 }
 
-export function Bars(props: { report: Report }) {
+/** `scale` is how much a full bar stands for, where several reports are compared. */
+export interface Scale {
+  times: number;
+  primitives: number;
+}
+
+export function Bars(props: { report: Report; scale?: Scale }) {
   const { report } = props;
-  const devices = report.per_device.map((one) => ({
-    name: `device ${one.device}`,
-    parts: TIMES.flatMap(([field, name, kind]): Part[] => {
-      const time = one[field];
-      return time ? [{ name, kind, time }] : [];
-    }),
-  }));
+  const devices = report.per_device.map((one) => ({ name: `device ${one.device}`, parts: partsOf(one) }));
   const shown = [...devices].sort((a, b) => total(b.parts) - total(a.parts)).slice(0, MOST).sort((a, b) => devices.indexOf(a) - devices.indexOf(b));
-  const most = Math.max(...shown.map((one) => total(one.parts)), 0);
-  const primitives = PRIMITIVES.flatMap(([field, name, kind]): Part[] => {
-    const time = report.primitives?.[field];
-    return time ? [{ name, kind, time }] : [];
-  });
+  const { times, primitives: longest } = props.scale ?? scaleOf([report]);
+  const primitives = primitivesOf(report);
   const unmeasured = TIMES.filter(([field]) => report.per_device.every((one) => one[field] == null));
   return (
     <div>
       {primitives.length > 0 && (
         <>
           <h2>DataParallel's primitives <small>in all measured steps</small></h2>
-          <div class="bars"><Bar name="" parts={primitives} most={total(primitives)} /></div>
+          <div class="bars"><Bar name="" parts={primitives} most={longest} /></div>
           <Key parts={PRIMITIVES.map(([field, name, kind]) => [name, kind, report.primitives?.[field]?.p50])} />
         </>
       )}
-      {most > 0 && (
+      {times > 0 && devices.length > 0 && (
         <>
           <h2 class={primitives.length ? "later" : ""}>Where each device's time went <small>{shown.length < devices.length ? `the ${shown.length} busiest of ${devices.length}` : ""}</small></h2>
-          <div class="bars">{shown.map((one) => <Bar key={one.name} name={one.name} parts={one.parts} most={most} />)}</div>
+          <div class="bars">{shown.map((one) => <Bar key={one.name} name={one.name} parts={one.parts} most={times} />)}</div>
           <Key parts={TIMES.filter((part) => !unmeasured.includes(part)).map(([, name, kind]) => [name, kind, undefined])} />
         </>
       )}
@@ -60,6 +57,27 @@ export function Bars(props: { report: Report }) {
       ))}
     </div>
   );
+}
+
+export const hasTimes = (report: Report): boolean => scaleOf([report]).times > 0;
+
+/** One scale for all bars of some reports. */
+export function scaleOf(reports: Report[]): Scale {
+  return {
+    times: Math.max(0, ...reports.flatMap((report) => report.per_device.map((one) => total(partsOf(one))))),
+    primitives: Math.max(0, ...reports.map((report) => total(primitivesOf(report)))),
+  };
+}
+
+function partsOf(one: DeviceMeasures): Part[] {
+  return TIMES.flatMap(([field, name, kind]): Part[] => (one[field] ? [{ name, kind, time: one[field] }] : []));
+}
+
+function primitivesOf(report: Report): Part[] {
+  return PRIMITIVES.flatMap(([field, name, kind]): Part[] => {
+    const time = report.primitives?.[field];
+    return time ? [{ name, kind, time }] : [];
+  });
 }
 
 function Bar(props: { name: string; parts: Part[]; most: number }) {

@@ -1,12 +1,12 @@
 // The split, drawn: devices across, ways of dividing a batch down. An idle device is hatched and says "idle".
+// Many devices stand in rows of sixteen, so that each of them can still be read.
 
 import { useState } from "preact/hooks";
 
-import type { DeviceMeasures, Pattern, Report } from "../api";
-import { NONE, bytes, count, ms, number, percent, plural, shape } from "../format";
-import { IDLE, LEVELS, OUTPUT, SLOW, idleSteps, inOrder, level, slowDevice, typicalMs } from "../marks";
-
-type By = "rows" | "time" | "wait" | "memory";
+import type { Pattern, Report } from "../api";
+import { NONE, count, number, plural } from "../format";
+import { IDLE, LEVELS, OUTPUT, SLOW, idleSteps, inOrder, level, slowDevice } from "../marks";
+import { type By, SHOW, aboutDevice, aboutShard, measured, titleOf, whyNot } from "./measures";
 
 const SWITCH: [By, string][] = [
   ["rows", "Rows"],
@@ -14,158 +14,207 @@ const SWITCH: [By, string][] = [
   ["wait", "Waiting"],
   ["memory", "Memory"],
 ];
-/** Patterns that are shown at first: those with most steps. */
+const ACROSS = 16;
+/** Rows of cells that are shown at first: of the patterns with most steps. */
 const SHOWN = 12;
-const DENSE_FROM = 17;
-/** From so many devices on, numbers are only in the tooltips. */
-const WORDLESS_FROM = 49;
+const HINT = "Point at a cell for its shapes and times.";
 
-const VALUES: Record<Exclude<By, "rows">, (one: DeviceMeasures) => number | null> = {
-  time: typicalMs,
-  wait: (one) => one.data_wait_ms?.p50 ?? null,
-  memory: (one) => one.memory_peak_bytes,
-};
-const SHOW: Record<Exclude<By, "rows">, (value: number) => string> = { time: ms, wait: ms, memory: bytes };
-const NOTES: Record<Exclude<By, "rows">, string[]> = {
-  time: ["per_device.forward_ms", "per_device.backward_ms"],
-  wait: ["per_device.data_wait_ms"],
-  memory: ["per_device.memory_peak_bytes"],
-};
+interface Cell {
+  device: number;
+  value: number | null;
+  text: string;
+  about: string;
+}
 
-export function SplitMap(props: { report: Report; outputDevice: number | null }) {
+interface Line {
+  key: string;
+  title: string;
+  note: string;
+  most: number;
+  cells: Cell[];
+}
+
+interface Props {
+  report: Report;
+  outputDevice: number | null;
+  /** What the cells show, where something else than the map's own switch decides it; and the largest value of all maps
+   * that are compared. */
+  by?: By;
+  most?: number | null;
+}
+
+export function SplitMap(props: Props) {
   const { report } = props;
-  const [by, setBy] = useState<By>("rows");
+  const [own, setBy] = useState<By>("rows");
   const [all, setAll] = useState(false);
-  const devices = report.devices;
-  const dense = devices.length >= DENSE_FROM;
-  const slow = slowDevice(report);
-  const idle = idleSteps(report);
-  const rows = inOrder(report.patterns);
-  const shown = all ? rows : shortened(rows);
+  const [about, setAbout] = useState("");
+  const by = props.by ?? own;
+  const banks = Math.ceil(report.devices.length / ACROSS);
+  const patterns = inOrder(report.patterns);
+  const shown = all ? patterns : mostFrequent(patterns, Math.max(2, Math.floor(SHOWN / banks)));
+  const lines = by === "rows" ? shown.map((pattern) => patternLine(pattern, report)) : measureLine(by, report, props.most ?? null);
+  const look = (event: Event) => {
+    const words = (event.target as HTMLElement).closest<HTMLElement>("[data-about]")?.dataset["about"];
+    if (words) setAbout(words);
+  };
   return (
     <div>
       <div class="row">
-        <h2 class="grow" id="split">
+        <h2 class="grow">
           What each device got <small>{report.final ? "" : "so far"}{report.rehearsal ? " · rehearsal: splits of GPUs, times of the CPU" : ""}</small>
         </h2>
-        <div class="switch" role="group" aria-label="What the cells show">
-          {SWITCH.map(([name, title]) => (
-            <button key={name} aria-pressed={by === name} onClick={() => setBy(name)}>{title}</button>
-          ))}
-        </div>
+        {!props.by && <BySwitch by={by} setBy={setBy} />}
       </div>
-      <div class="scroll">
-        <table class={dense ? "map dense" : "map"} aria-labelledby="split">
-          <thead>
-            <tr>
-              <th class="head" scope="col">{by === "rows" ? "batch" : "typical step"}</th>
-              {devices.map((device) => (
-                <th key={device.device} scope="col" title={`${device.id} on ${device.node}: ${device.name}, rank ${device.rank}`}>
-                  <span class="dev">{dense ? device.device : device.id.length <= 8 ? device.id : `gpu ${device.device}`}</span>
-                  {slow === device.device && <span class="mark slow">{SLOW}</span>}
-                  {props.outputDevice === device.device && <span class="mark output">{dense ? "out" : OUTPUT}</span>}
-                  {idle.has(device.device) && <span class="mark idles" title={`idle in ${plural(idle.get(device.device)!, "step")}`}>{IDLE}</span>}
-                </th>
-              ))}
-            </tr>
-          </thead>
-          <tbody>
-            {by === "rows"
-              ? shown.map((pattern) => <PatternRow key={keyOf(pattern)} pattern={pattern} report={report} slow={slow} />)
-              : <MeasureRow by={by} report={report} slow={slow} />}
-          </tbody>
-        </table>
+      <div class="scroll" tabIndex={0} role="group" aria-label="The split" onMouseOver={look} onClick={look}>
+        {lines === null ? <p class="muted">Not measured{whyNot(by, report)}</p> : lines.length === 0 ? <p class="muted">No batch has been seen{whyNot(by, report)}</p> : banks > 1 ? <Banks lines={lines} report={report} /> : <Table lines={lines} {...props} by={by} />}
       </div>
-      {by === "rows" && rows.length > shown.length && (
+      {banks > 1 && <MarkedInWords report={report} outputDevice={props.outputDevice} />}
+      {lines && lines.length > 0 && <p class="about" dir="auto">{about || HINT}</p>}
+      {by === "rows" && patterns.length > shown.length && (
         <button class="plain" onClick={() => setAll(true)}>
-          Show all {count(rows.length)} ways of dividing a batch; these are the {shown.length} most frequent
+          Show all {count(patterns.length)} ways of dividing a batch; these are the {shown.length} most frequent
         </button>
       )}
-      <Legend by={by} report={report} anyIdle={idle.size > 0 || report.patterns.some((one) => one.rows?.includes(0))} />
+      {lines && lines.length > 0 && <Legend by={by} report={report} />}
     </div>
   );
 }
 
-function PatternRow(props: { pattern: Pattern; report: Report; slow: number | null }) {
-  const { pattern, report } = props;
-  const known = (pattern.rows ?? []).filter((rows): rows is number => rows != null);
-  const most = Math.max(...known, 0);
-  const wordless = report.devices.length >= WORDLESS_FROM;
-  const steps = pattern.steps == null ? NONE : plural(pattern.steps, pattern.phase === "train" ? "step" : "batch");
+export function BySwitch(props: { by: By; setBy: (by: By) => void }) {
   return (
-    <tr>
-      <th class="head" scope="row" title={rangeOf(pattern)}>
-        {pattern.phase} {pattern.batch_rows == null ? "" : `of ${count(pattern.batch_rows)}`}
-        {pattern.module && <span class="muted" dir="auto"> {pattern.module}</span>}
-        <span class="muted"> · {steps.replace("batchs", "batches")}</span>
-      </th>
-      {report.devices.map(({ device }) => {
-        const rows = pattern.rows?.[device];
-        const title = [
-          `device ${device}: ${rows == null ? "rows not known" : rows === 0 ? "idle" : plural(rows, "row")}`,
-          `in ${shape(pattern.input_shapes?.[device])}`,
-          `out ${shape(pattern.output_shapes?.[device])}`,
-          timesOf(report.per_device[device]),
-        ].join("\n");
-        if (rows == null) return <td key={device} class="cell none" title={title}>{NONE}</td>;
-        if (rows === 0) {
-          return <td key={device} class="cell idle" title={title} aria-label={`device ${device} idle`}><span>{wordless ? "" : IDLE}</span></td>;
-        }
-        const kind = `cell l${level(rows, most)}${props.slow === device ? " is-slow" : ""}`;
-        return <td key={device} class={kind} title={title}>{wordless ? "" : count(rows)}</td>;
-      })}
-    </tr>
+    <div class="switch" role="group" aria-label="What the cells show">
+      {SWITCH.map(([name, title]) => (
+        <button key={name} aria-pressed={props.by === name} onClick={() => props.setBy(name)}>{title}</button>
+      ))}
+    </div>
   );
 }
 
-function MeasureRow(props: { by: Exclude<By, "rows">; report: Report; slow: number | null }) {
-  const { by, report } = props;
-  const values = report.devices.map(({ device }) => {
-    const one = report.per_device.find((found) => found.device === device);
-    return one ? VALUES[by](one) : null;
-  });
-  if (values.every((value) => value == null)) {
-    const why = NOTES[by].map((field) => report.notes[field]).find((note) => note);
-    return <tr><td colSpan={report.devices.length + 1} class="muted">Not measured{why ? `: ${why}` : "."}</td></tr>;
-  }
-  const most = Math.max(...values.map((value) => value ?? 0));
+function Table(props: Props & { lines: Line[]; by: By }) {
+  const { report, lines } = props;
+  const slow = slowDevice(report);
+  const idle = idleSteps(report);
   return (
-    <tr>
-      <th class="head" scope="row">{by === "memory" ? "peak" : "median"}</th>
-      {values.map((value, device) =>
-        value == null
-          ? <td key={device} class="cell none" title="not measured">{NONE}</td>
-          : <td key={device} class={`cell l${level(value, most)}${props.slow === device ? " is-slow" : ""}`} title={timesOf(report.per_device[device])}>{SHOW[by](value)}</td>,
-      )}
-    </tr>
+    <table class={report.devices.length > 8 ? "map dense" : "map"}>
+      <thead>
+        <tr>
+          <th class="head" scope="col">{props.by === "rows" ? "batch" : "typical step"}</th>
+          {report.devices.map((device) => (
+            <th key={device.device} scope="col" title={`${device.id} on ${device.node}: ${device.name}, rank ${device.rank}`}>
+              <span class="dev">{device.id.length <= 8 ? device.id : `gpu ${device.device}`}</span>
+              {slow === device.device && <span class="mark slow">{SLOW}</span>}
+              {props.outputDevice === device.device && <span class="mark output">{OUTPUT}</span>}
+              {idle.has(device.device) && <span class="mark idles" title={`idle in ${plural(idle.get(device.device)!, "step")}`}>{IDLE}</span>}
+            </th>
+          ))}
+        </tr>
+      </thead>
+      <tbody>
+        {lines.map((line) => (
+          <tr key={line.key}>
+            <th class="head" scope="row">{line.title}<span class="muted" dir="auto"> · {line.note}</span></th>
+            {line.cells.map((cell) => <CellOf key={cell.device} cell={cell} most={line.most} slow={slow === cell.device} numbered={false} />)}
+          </tr>
+        ))}
+      </tbody>
+    </table>
   );
 }
 
-function Legend(props: { by: By; report: Report; anyIdle: boolean }) {
-  const what = { rows: "rows of one batch", time: "data wait + forward + backward", wait: "waiting for data", memory: "peak memory" }[props.by];
-  const { balance } = props.report;
+function Banks(props: { lines: Line[]; report: Report }) {
+  const slow = slowDevice(props.report);
+  const banks = Array.from({ length: Math.ceil(props.report.devices.length / ACROSS) }, (_, n) => n * ACROSS);
+  return (
+    <table class="map banks">
+      {props.lines.map((line) => (
+        <tbody key={line.key}>
+          <tr><th colSpan={ACROSS} scope="colgroup">{line.title}<span class="muted" dir="auto"> · {line.note}</span></th></tr>
+          {banks.map((from) => (
+            <tr key={from}>
+              {line.cells.slice(from, from + ACROSS).map((cell) => <CellOf key={cell.device} cell={cell} most={line.most} slow={slow === cell.device} numbered />)}
+            </tr>
+          ))}
+        </tbody>
+      ))}
+    </table>
+  );
+}
+
+function CellOf(props: { cell: Cell; most: number; slow: boolean; numbered: boolean }) {
+  const { cell } = props;
+  const kind = cell.value == null ? "none" : cell.text === IDLE ? "idle" : `l${level(cell.value, props.most)}`;
+  return (
+    <td class={`cell ${kind}${props.slow && kind !== "idle" ? " is-slow" : ""}`} data-about={cell.about}>
+      {props.numbered && <i>{cell.device}{props.slow ? ` ${SLOW}` : ""}</i>}
+      <span>{cell.text}</span>
+    </td>
+  );
+}
+
+function MarkedInWords(props: { report: Report; outputDevice: number | null }) {
+  const slow = slowDevice(props.report);
+  const idle = [...idleSteps(props.report).keys()];
+  return (
+    <p class="row marked-in-words">
+      {slow != null && <span><span class="mark slow">{SLOW}</span> device {slow}</span>}
+      {props.outputDevice != null && <span><span class="mark output">{OUTPUT}</span> device {props.outputDevice}</span>}
+      {idle.length > 0 && <span><span class="mark idles">{IDLE}</span> in some steps: {ranges(idle)}</span>}
+    </p>
+  );
+}
+
+function Legend(props: { by: By; report: Report }) {
+  const { balance, patterns, per_device, notes } = props.report;
+  const idle = per_device.some((one) => one.idle_steps > 0) || patterns.some((one) => one.rows?.includes(0));
   return (
     <div class="legend">
-      <span class="row">less <span class="scale" aria-hidden="true">{Array.from({ length: LEVELS }, (_, n) => <i key={n} class={`l${n}`} />)}</span> more {what}</span>
-      {props.anyIdle && <span><i class="idle" aria-hidden="true" /> idle: it got nothing of that batch</span>}
+      <span class="row">less <span class="scale" aria-hidden="true">{Array.from({ length: LEVELS }, (_, n) => <i key={n} class={`l${n}`} />)}</span> more {titleOf(props.by)}</span>
+      {idle && <span><i class="idle" aria-hidden="true" /> idle: it got nothing of that batch</span>}
       {balance.idle_device_steps ? <span>{plural(balance.idle_device_steps, "idle device-step")}</span> : null}
-      {balance.wasted_device_seconds ? <span title={props.report.notes["balance.wasted_device_seconds"]}>{number(balance.wasted_device_seconds)} device-seconds waited for the slowest</span> : null}
+      {balance.wasted_device_seconds ? <span title={notes["balance.wasted_device_seconds"]}>{number(balance.wasted_device_seconds)} device-seconds waited for the slowest</span> : null}
     </div>
   );
 }
 
-function shortened(patterns: Pattern[]): Pattern[] {
-  if (patterns.length <= SHOWN) return patterns;
-  const most = new Set([...patterns].sort((a, b) => (b.steps ?? 0) - (a.steps ?? 0)).slice(0, SHOWN));
+function patternLine(pattern: Pattern, report: Report): Line {
+  const steps = pattern.steps == null ? NONE : plural(pattern.steps, pattern.phase === "train" ? "step" : "batch", pattern.phase === "train" ? "steps" : "batches");
+  const cells = report.devices.map(({ device }) => {
+    const rows = pattern.rows?.[device] ?? null;
+    return { device, value: rows, text: rows == null ? NONE : rows === 0 ? IDLE : count(rows), about: aboutShard(pattern, device, report) };
+  });
+  return {
+    key: `${pattern.phase} ${pattern.module} ${pattern.batch_rows} ${pattern.rows?.join()} ${pattern.first_step}`,
+    title: `${pattern.phase}${pattern.batch_rows == null ? "" : ` of ${count(pattern.batch_rows)}`}`,
+    note: `${pattern.module ? `${pattern.module} · ` : ""}${steps}`,
+    most: Math.max(0, ...cells.map((cell) => cell.value ?? 0)),
+    cells,
+  };
+}
+
+/** One line of what each device cost; null where nothing of it was measured. */
+function measureLine(by: Exclude<By, "rows">, report: Report, most: number | null): Line[] | null {
+  const cells = report.devices.map(({ device }) => {
+    const value = measured(by, report, device);
+    return { device, value, text: value == null ? NONE : SHOW[by](value), about: aboutDevice(device, report) };
+  });
+  if (cells.every((cell) => cell.value == null)) return null;
+  const largestHere = Math.max(...cells.map((cell) => cell.value ?? 0));
+  return [{ key: by, title: by === "memory" ? "peak" : "median", note: "main phase", most: most ?? largestHere, cells }];
+}
+
+function mostFrequent(patterns: Pattern[], enough: number): Pattern[] {
+  if (patterns.length <= enough) return patterns;
+  const most = new Set([...patterns].sort((a, b) => (b.steps ?? 0) - (a.steps ?? 0)).slice(0, enough));
   return patterns.filter((pattern) => most.has(pattern));
 }
 
-function timesOf(one: DeviceMeasures | undefined): string {
-  if (!one) return "";
-  return `share ${percent(one.share)} · forward ${ms(one.forward_ms?.p50)} · backward ${ms(one.backward_ms?.p50)} · wait ${ms(one.data_wait_ms?.p50)}`;
+/** 3, 5 to 8 */
+function ranges(numbers: number[]): string {
+  const found: [number, number][] = [];
+  for (const one of [...numbers].sort((a, b) => a - b)) {
+    const last = found.at(-1);
+    if (last && last[1] === one - 1) last[1] = one;
+    else found.push([one, one]);
+  }
+  return found.map(([from, to]) => (from === to ? `${from}` : `${from} to ${to}`)).join(", ");
 }
-
-const keyOf = (pattern: Pattern) => `${pattern.phase} ${pattern.module} ${pattern.batch_rows} ${pattern.rows?.join()}`;
-
-const rangeOf = (pattern: Pattern) =>
-  pattern.first_step == null ? "" : `steps ${count(pattern.first_step)} to ${count(pattern.last_step)}${pattern.shapes_vary ? "; shapes vary" : ""}`;

@@ -1,0 +1,46 @@
+// What each device got and cost in numbers, and its peak memory as a bar: the output device's is longer.
+
+import type { Report } from "../api";
+import { bytes, count, number, percent } from "../format";
+import { IDLE, OUTPUT, SLOW, slowDevice } from "../marks";
+
+export function DeviceTable(props: { report: Report; outputDevice: number | null }) {
+  const { report } = props;
+  const slow = slowDevice(report);
+  const skew = report.balance.output_device_memory_skew;
+  const peaks = report.per_device.map((one) => one.memory_peak_bytes);
+  const most = Math.max(...peaks.map((peak) => peak ?? 0), ...report.devices.map((one) => one.memory_total_bytes ?? 0));
+  const measured = peaks.some((peak) => peak != null);
+  return (
+    <>
+      <h2>Devices {skew != null && <small>the output device has {number(skew)} times the peak memory of the others</small>}</h2>
+      <div class="scroll devices" tabIndex={0} role="group" aria-label="Devices in numbers"><table>
+        <thead><tr><th scope="col">Device</th><th class="n" scope="col">Rows</th><th class="n" scope="col">Share</th><th class="n" scope="col">Steps</th><th class="n" scope="col">Idle</th><th class="n" scope="col">ms a row</th>{measured && <th scope="col">Peak memory</th>}</tr></thead>
+        <tbody>
+          {report.per_device.map((one) => {
+            const device = report.devices.find((found) => found.device === one.device);
+            return (
+              <tr key={one.device}>
+                <td title={device?.name}>
+                  {one.device} <span class="muted">{device && device.id.length <= 8 ? device.id : device?.name}{device ? `, rank ${device.rank}` : ""}</span>
+                  {slow === one.device && <> <span class="mark slow">{SLOW}</span></>}
+                  {props.outputDevice === one.device && <> <span class="mark output">{OUTPUT}</span></>}
+                  {one.idle_steps > 0 && <> <span class="mark idles">{IDLE}</span></>}
+                </td>
+                <td class="n">{count(one.rows)}</td><td class="n">{percent(one.share)}</td><td class="n">{count(one.steps)}</td>
+                <td class="n">{one.idle_steps ? <b>{count(one.idle_steps)}</b> : 0}</td><td class="n">{number(one.ms_per_row)}</td>
+                {measured && (
+                  <td>
+                    <progress max={most} value={one.memory_peak_bytes ?? 0} aria-label={`peak memory of device ${one.device}: ${bytes(one.memory_peak_bytes)}`} />
+                    <span class="small">{bytes(one.memory_peak_bytes)}{device?.memory_total_bytes ? <span class="muted"> of {bytes(device.memory_total_bytes)}</span> : null}</span>
+                  </td>
+                )}
+              </tr>
+            );
+          })}
+        </tbody>
+      </table></div>
+      {!measured && report.per_device.length > 0 && <p class="muted small">Peak memory: {report.notes["per_device.memory_peak_bytes"] ?? "not measured"}.</p>}
+    </>
+  );
+}

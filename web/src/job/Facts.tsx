@@ -1,0 +1,48 @@
+import type { JobStatus } from "../api";
+import { between, clock, count, duration } from "../format";
+import { Link } from "../router";
+
+export function Facts(props: { job: JobStatus }) {
+  const { job } = props;
+  const facts: [string, string][] = [
+    ["id", job.id],
+    ["batch", job.batch_size == null ? "the script decides" : `${count(job.batch_size)} from one DataLoader, ${count(job.global_batch_size)} in one step`],
+    ["submitted", clock(job.created_at)],
+    ["first step", job.first_step_at ? `${clock(job.first_step_at)}, ${duration(between(job.created_at, job.first_step_at, 0))} after it was submitted` : "–"],
+    ["start", job.start],
+    ["retries", `${job.retries} of ${job.max_retries}${job.losses ? `; ${job.losses} lost to failures of the service` : ""}`],
+    ["labels", Object.entries(job.labels).map(([name, value]) => `${name}=${value}`).join(", ") || "–"],
+  ];
+  return (
+    <>
+      <h2>Job</h2>
+      <dl class="facts">
+        {facts.map(([name, value]) => <><dt key={name}>{name}</dt><dd dir="auto">{value}</dd></>)}
+        {job.parent_id && <><dt>submitted again from</dt><dd><Link to={`/jobs/${job.parent_id}`}>{job.parent_id}</Link></dd></>}
+      </dl>
+    </>
+  );
+}
+
+export function Failure(props: { job: JobStatus }) {
+  const { error } = props.job;
+  if (!error) return null;
+  return (
+    <div class="notice bad">
+      <b>{props.job.reason.code.replaceAll("_", " ")}</b>{error.rank != null && ` in rank ${error.rank}`}: <span dir="auto">{error.message ?? props.job.reason.message}</span>
+      {error.advice && <p dir="auto">→ {error.advice}</p>}
+      {error.traceback && <details><summary>Traceback</summary><pre tabIndex={0}>{error.traceback}</pre></details>}
+    </div>
+  );
+}
+
+export function Notes(props: { notes: Record<string, string> }) {
+  const notes = Object.entries(props.notes);
+  if (!notes.length) return null;
+  return (
+    <details>
+      <summary>What could not be measured, and why</summary>
+      <dl class="facts notes">{notes.map(([field, why]) => <><dt key={field} class="mono">{field}</dt><dd dir="auto">{why}</dd></>)}</dl>
+    </details>
+  );
+}

@@ -1,0 +1,166 @@
+import { Component } from "preact";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+
+import type { LogLine } from "../api";
+import { clock, count, plural } from "../format";
+import { type Lines, type Source, around, earlier, grown, later, newest, read } from "./lines";
+import { useMatches } from "./matches";
+import type { Feed } from "./watch";
+
+/** Where to go: to the end of all logs, or to a step or line of all of them or of one. */
+export type Target = { to: "end" } | { to: "step" | "line"; number: number; device?: number };
+
+/** So near to its top or end, a list reads on. */
+const NEAR = 200;
+const AT_END = 30;
+
+interface Props {
+  source: Source;
+  search: string;
+  target: Target;
+  feed: Feed;
+  running: boolean;
+  show: (seq: number) => void;
+}
+
+export function LogPane(props: Props) {
+  const { source, search, target, feed } = props;
+  const [held, setHeld] = useState<Lines>({ lines: [], atEnd: false });
+  const [marked, setMarked] = useState(0);
+  const [words, setWords] = useState("");
+  const list = useRef<HTMLOListElement>(null);
+  const follows = useRef(true);
+  const busy = useRef(false);
+  const known = useRef(held);
+  known.current = held;
+
+  /** One read at a time: what a scroll asks for while another is on its way is asked for by the next scroll. */
+  const put = async (found: Promise<Lines>, after?: () => void) => {
+    if (busy.current) return;
+    busy.current = true;
+    try {
+      setHeld(await found);
+      after?.();
+    } catch (error) {
+      setWords(error instanceof Error ? error.message : String(error));
+    } finally {
+      busy.current = false;
+    }
+  };
+  const visit = async (wanted: Target) => {
+    setWords("");
+    busy.current = false;
+    if (wanted.to === "end") {
+      follows.current = true;
+      setMarked(0);
+      return put(newest(source));
+    }
+    if (wanted.device != null && wanted.device !== source.device) return;
+    follows.current = false;
+    let seq = wanted.number;
+    if (wanted.to === "step") {
+      const found = await read(source, { from_step: wanted.number, limit: 1 }).catch(() => null);
+      if (!found?.lines[0]) return setWords(`no line of step ${count(wanted.number)} or later`);
+      seq = found.lines[0].seq;
+    }
+    await put(around(source, seq), () => setMarked(seq));
+  };
+  useEffect(() => void visit(target), [target, source.id, source.attempt, source.device]);
+  useEffect(
+    () =>
+      feed.onLog((event) => {
+        if (event.device !== source.device || event.attempt !== source.attempt || !known.current.atEnd) return;
+        const more = grown(known.current, event.lines);
+        if (more == null) void put(newest(source));
+        else if (follows.current) setHeld((known.current = more));
+        else setHeld((known.current = { ...known.current, atEnd: false }));
+      }),
+    [source.attempt, source.device],
+  );
+  useEffect(() => feed.onResync(() => void (follows.current && put(newest(source)))), [source.attempt, source.device]);
+
+  // The lines that are in sight stay where they are when others are put before them.
+  const anchor = useRef<{ seq: number; top: number } | null>(null);
+  useLayoutEffect(() => {
+    const node = list.current;
+    if (!node || search) return;
+    if (marked && !anchor.current) node.querySelector(`[data-seq="${marked}"]`)?.scrollIntoView({ block: "nearest" });
+    const kept = anchor.current;
+    const line = kept && node.querySelector<HTMLElement>(`[data-seq="${kept.seq}"]`);
+    if (line) node.scrollTop += line.getBoundingClientRect().top - kept.top;
+    else if (follows.current) node.scrollTop = node.scrollHeight;
+    anchor.current = null;
+  }, [held, search]);
+  useLayoutEffect(() => {
+    const node = list.current;
+    const line = marked ? node?.querySelector<HTMLElement>(`[data-seq="${marked}"]`) : null;
+    if (node && line) node.scrollTop += line.getBoundingClientRect().top - node.getBoundingClientRect().top - node.clientHeight / 3;
+  }, [marked, search]);
+
+  const scrolled = () => {
+    const node = list.current!;
+    if (search || busy.current) return;
+    follows.current = held.atEnd && node.scrollTop + node.clientHeight > node.scrollHeight - AT_END;
+    const keep = (line: LogLine | undefined) => {
+      const shown = line && node.querySelector(`[data-seq="${line.seq}"]`);
+      anchor.current = shown && line ? { seq: line.seq, top: shown.getBoundingClientRect().top } : null;
+    };
+    if (node.scrollTop < NEAR && (held.lines[0]?.seq ?? 1) > 1) {
+      void put(earlier(source, held).then((found) => (keep(held.lines[0]), found)));
+    } else if (!held.atEnd && node.scrollTop + node.clientHeight > node.scrollHeight - NEAR) {
+      void put(later(source, held).then((found) => (keep(held.lines.at(-1)), found)));
+    }
+  };
+
+  const found = useMatches(source, search, feed);
+  const shown = search ? found.lines : held.lines;
+  const last = held.lines.at(-1)?.seq;
+  return (
+    <section class="log" aria-label={`Log of device ${source.device}`}>
+      <header>
+        device {source.device}
+        <span class="muted" role="status">
+          {words || (search ? `${plural(found.lines.length, "line")}${found.more ? " so far" : ""}${found.busy ? ", searching …" : ""}`
+            : last ? `lines ${count(held.lines[0]!.seq)} to ${count(last)}${held.atEnd && props.running ? ", live" : ""}` : props.running ? "nothing yet" : "no lines")}
+        </span>
+        {search && found.more && !found.busy && <button class="plain" onClick={found.goOn}>search on</button>}
+      </header>
+      <ol ref={list} class="mono" tabIndex={0} aria-label={`lines of device ${source.device}`} onScroll={scrolled}>
+        {shown.map((line) => (
+          <Line key={line.seq} line={line} wanted={search.toLowerCase()} marked={line.seq === marked} show={search ? props.show : undefined} />
+        ))}
+      </ol>
+    </section>
+  );
+}
+
+interface LineProps {
+  line: LogLine;
+  wanted: string;
+  marked: boolean;
+  show: ((seq: number) => void) | undefined;
+}
+
+/** Drawn again only when it looks different: there are thousands of them. */
+class Line extends Component<LineProps> {
+  override shouldComponentUpdate(next: LineProps): boolean {
+    const { line, wanted, marked, show } = this.props;
+    return line !== next.line || wanted !== next.wanted || marked !== next.marked || !show !== !next.show;
+  }
+
+  override render({ line, wanted, marked, show }: LineProps) {
+    const title = `line ${line.seq}, ${line.stream}, rank ${line.rank}${line.step == null ? "" : `, step ${line.step}`}`;
+    return (
+      <li class={`${line.stream}${marked ? " marked" : ""}`} data-seq={line.seq} title={title}>
+        {show ? <button class="plain at" title="show it among its neighbours" onClick={() => show(line.seq)}>{count(line.seq)}</button> : <span class="at">{clock(line.at).slice(-8)}</span>}
+        {(line.stream === "stderr" || line.stream === "service") && <span class="src">{line.stream}</span>}
+        <bdi>{wanted ? highlighted(line.text, wanted) : line.text}</bdi>
+      </li>
+    );
+  }
+}
+
+function highlighted(text: string, wanted: string) {
+  const at = text.toLowerCase().indexOf(wanted);
+  return at < 0 ? text : <>{text.slice(0, at)}<mark>{text.slice(at, at + wanted.length)}</mark>{text.slice(at + wanted.length)}</>;
+}

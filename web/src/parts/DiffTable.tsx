@@ -1,0 +1,86 @@
+// Two reports in numbers: what each device got and cost in both, and how many times as much.
+
+import type { Finding, Timing } from "../api";
+import { NONE, bytes, count, ms, number, percent } from "../format";
+import { Findings } from "./Findings";
+
+interface Pair {
+  this: number | string | Timing | null;
+  against: number | string | Timing | null;
+  ratio: number | null;
+}
+
+export interface Diff {
+  per_device: (Record<string, Pair> & { device: number & Pair })[];
+  primitives: Record<string, Pair> | null;
+  balance: Record<string, Pair>;
+  findings: { this_only: Finding[]; against_only: Finding[]; both: string[] };
+}
+
+const COLUMNS: [string, string, (value: number) => string][] = [
+  ["rows", "rows", count],
+  ["share", "share", percent],
+  ["idle_steps", "idle steps", count],
+  ["forward_ms", "forward", ms],
+  ["backward_ms", "backward", ms],
+  ["data_wait_ms", "data wait", ms],
+  ["comm_ms", "communication", ms],
+  ["ms_per_row", "a row", ms],
+  ["memory_peak_bytes", "peak memory", bytes],
+];
+/** A ratio is noted from so much more, or less, on. */
+const NOTED = 1.1;
+
+export function DiffTable(props: { diff: Diff }) {
+  const { diff } = props;
+  const columns = COLUMNS.filter(([field]) => diff.per_device.some((one) => one[field]!.this != null || one[field]!.against != null));
+  const others = [...Object.entries(diff.primitives ?? {}), ...Object.entries(diff.balance)].filter(([, pair]) => pair.this != null || pair.against != null);
+  return (
+    <>
+      <h2>Device by device <small>this run, then the other, and this one over the other; times are those of a typical step</small></h2>
+      <div class="scroll" tabIndex={0} role="group" aria-label="Device by device"><table class="diff">
+        <thead><tr><th scope="col">Device</th>{columns.map(([field, title]) => <th key={field} class="n" scope="col">{title}</th>)}</tr></thead>
+        <tbody>
+          {diff.per_device.map((one) => (
+            <tr key={Number(one.device)}>
+              <td>{Number(one.device)}</td>
+              {columns.map(([field, , show]) => <td key={field} class="n"><PairOf pair={one[field]!} show={show} /></td>)}
+            </tr>
+          ))}
+        </tbody>
+      </table></div>
+      <div class="columns even below">
+        <div>
+          <h2>As a whole</h2>
+          <table class="diff"><tbody>
+            {others.map(([field, pair]) => (
+              <tr key={field}><th scope="row">{field.replace(/_ms$/, "").replaceAll("_", " ")}</th><td class="n"><PairOf pair={pair} show={field.endsWith("_ms") ? ms : number} /></td></tr>
+            ))}
+          </tbody></table>
+        </div>
+        <div>
+          {diff.findings.this_only.length > 0 && <><h2>Found in this run alone</h2><Findings findings={diff.findings.this_only} running={false} /></>}
+          {diff.findings.against_only.length > 0 && <><h2>Found in the other alone</h2><Findings findings={diff.findings.against_only} running={false} /></>}
+          {diff.findings.both.length > 0 && <p class="muted">Found in both: {diff.findings.both.join(", ")}</p>}
+        </div>
+      </div>
+    </>
+  );
+}
+
+function PairOf(props: { pair: Pair; show: (value: number) => string }) {
+  const { pair } = props;
+  const noted = pair.ratio != null && (pair.ratio >= NOTED || pair.ratio <= 1 / NOTED);
+  return (
+    <>
+      {words(pair.this, props.show)} <span class="muted">· {words(pair.against, props.show)}</span>
+      {noted && <b class="ratio"> {number(Number(pair.ratio!.toPrecision(3)))}×</b>}
+    </>
+  );
+}
+
+function words(value: Pair["this"], show: (value: number) => string): string {
+  if (value == null) return NONE;
+  if (typeof value === "string") return value;
+  return show(typeof value === "number" ? value : value.p50);
+}
