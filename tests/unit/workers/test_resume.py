@@ -1,0 +1,85 @@
+"""Waiting for a storage from which a checkpoint is read."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from jobs.checkpoints import Damaged, Progress
+from jobs.state import Order
+from workers import resume
+from workers.lifeline import Lifeline
+from workers.publisher import Publisher
+from workers.resume import Interrupted, NoAnswer
+
+
+@dataclass
+class World:
+    """A lifeline and a publisher, as far as they are needed."""
+
+    order: Order = Order.GO
+    lines: list[str] = field(default_factory=list)
+    told: threading.Event = field(default_factory=threading.Event)
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+        self.told.set()
+
+    def on_time(self, now: float) -> None:
+        return
+
+    def read(self, work: Callable[[Progress], str]) -> str:
+        return resume._patiently(work, "verifying", cast(Lifeline, self), cast(Publisher, self))
+
+
+def test_what_the_thread_has_made_or_raised_comes_back() -> None:
+    assert World().read(lambda read: "done") == "done"
+    for error in (Damaged("a bit"), OSError(5, "Input/output error")):
+        with pytest.raises(type(error), match=str(error.args[-1])):
+            World().read(_raise(error))
+    with pytest.raises(Damaged, match="ZeroDivisionError"):  # a fault of ours costs one checkpoint, not the job
+        World().read(_raise(ZeroDivisionError("x")))
+
+
+def _raise(error: Exception) -> Callable[[Progress], str]:
+    def work(read: Progress) -> str:
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize("order", [Order.CANCEL, Order.STOP, Order.LOST])
+def test_an_order_ends_the_reading_at_once(order: Order) -> None:
+    release = threading.Event()
+    try:
+        with pytest.raises(Interrupted) as caught:
+            World(order).read(lambda read: str(release.wait(10)))
+    finally:
+        release.set()
+    assert caught.value.order is order
+
+
+def test_a_storage_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "SILENT_SECONDS", 0.1)
+    release = threading.Event()
+    try:
+        with pytest.raises(NoAnswer):
+            World().read(lambda read: str(release.wait(10)))
+    finally:
+        release.set()
+
+
+def test_one_that_is_slow_is_not_and_the_log_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "SILENT_SECONDS", 5.0)
+    monkeypatch.setattr(resume, "TELL_SECONDS", 0.0)
+    world = World()
+
+    def work(read: Progress) -> str:
+        read(2_500_000_000)
+        assert world.told.wait(10)
+        return "done"
+
+    assert world.read(work) == "done"
+    assert world.lines[0] == "verifying: 2.5 GB so far"
