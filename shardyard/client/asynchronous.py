@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar, Unpack
 
@@ -276,15 +277,19 @@ class AsyncJob(JobHandle):
         self._known = await self._client.run(flows.wait(self.id, timeout))
         return self
 
-    def follow(
+    async def follow(
         self, *, logs: Sequence[int] | str | None = None, tail: int | None = None, after: str | None = None
     ) -> AsyncGenerator["Event", None]:
         """What happens to the job, event by event, until it has ended; also over a restart of the service.
 
         `logs="all"`, or the numbers of devices, brings their lines too: all from the start, or the last `tail` of
-        each. `after`: an `event_id` to go on from.
+        each. `after`: an `event_id` to go on from. Behind the last event, `status` is that of the end.
         """
-        return self._client.items(flows.follow(self.id, logs, after, tail))
+        async with aclosing(self._client.items(flows.follow(self.id, logs, after, tail))) as events:
+            async for event in events:
+                yield event
+        with suppress(NotFound):  # deleted meanwhile, as the last event has said
+            await self.refresh()
 
     def logs(
         self,

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar, Unpack
 
@@ -271,9 +272,11 @@ class Job(JobHandle):
         """What happens to the job, event by event, until it has ended; also over a restart of the service.
 
         `logs="all"`, or the numbers of devices, brings their lines too: all from the start, or the last `tail` of
-        each. `after`: an `event_id` to go on from.
+        each. `after`: an `event_id` to go on from. Behind the last event, `status` is that of the end.
         """
-        return self._client.items(flows.follow(self.id, logs, after, tail))
+        yield from self._client.items(flows.follow(self.id, logs, after, tail))
+        with suppress(NotFound):  # deleted meanwhile, as the last event has said
+            self.refresh()
 
     def logs(
         self,

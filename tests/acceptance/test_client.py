@@ -162,6 +162,7 @@ def test_following_and_waiting_bear_a_restart_without_a_gap_or_a_repeat(up: Up, 
             kill_api(up)
     waiting.join(60)
 
+    assert job.status.state == "succeeded"  # without asking for it
     assert killed == 2
     assert lines == [f"line {number}" for number in range(500)]
     assert waited == ["succeeded"]

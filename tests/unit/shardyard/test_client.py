@@ -262,7 +262,7 @@ def test_a_stream_that_breaks_goes_on_behind_its_last_event_and_says_nothing_twi
         no(503, "unavailable"),
         stream(sse(("c", "state", STATE), ("d", "from_the_future", {}), ("e", "end", END))),
     )
-    followed = list(Job(broken.client(), msgspec.convert(STATUS, models.JobStatus)).follow(logs=[0, 3]))
+    followed = list(broken.client().items(flows.follow(JOB, [0, 3])))
     assert [type(event).__name__ for event in followed] == ["StateChanged", "Progressed", "Ended"]
     assert [event.event_id for event in followed] == ["a", "b", "e"]
     assert [request.headers.get("Last-Event-ID") for request in broken.seen] == [None, "b", "b", "b"]
@@ -393,7 +393,7 @@ def test_both_clients_have_the_same_methods_with_the_same_arguments(blocking: ty
 def test_an_awaiting_client_repeats_and_follows_as_the_other_does() -> None:
     seen: list[httpx.Request] = []
     answers: Iterator[httpx.Response] = iter(
-        [no(503), ok(STATUS, 201), stream(sse(("a", "state", STATE))), stream(sse(("b", "end", END)))]
+        [no(503), ok(STATUS, 201), stream(sse(("a", "state", STATE))), stream(sse(("b", "end", END))), ok(STATUS)]
     )
 
     async def answer(request: httpx.Request) -> httpx.Response:
@@ -406,7 +406,8 @@ def test_an_awaiting_client_repeats_and_follows_as_the_other_does() -> None:
             return [event.event_id async for event in job.follow()]
 
     assert asyncio.run(run()) == ["a", "b"]
-    assert [request.headers.get("Last-Event-ID") for request in seen] == [None, None, None, "a"]
+    assert [request.headers.get("Last-Event-ID") for request in seen] == [None, None, None, "a", None]
+    assert seen[-1].url.path == f"/v1/jobs/{JOB}"  # its status at the end
 
 
 # -- what it costs to import -----------------------------------------------------------------------
