@@ -18,7 +18,7 @@ import pytest
 from jobs import checkpoints, layout, metrics, spec, store, wire
 from jobs.record import JobRecord
 from jobs.state import Reason, State
-from tests.integration.workers.service import MODULE, TENANT, Service, eventually, running_service
+from tests.integration.workers.service import MODULE, NODE, TENANT, Service, eventually, running_service
 from workers.launch import Marks
 
 pytestmark = pytest.mark.integration
@@ -199,34 +199,49 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
 def stop_and_start(service: Service) -> None:
     service.stop_worker(60)
     service.start_worker([*MODULE, "--stop-attempts-on-exit"])
+    service.deliver()
 
 
-@pytest.mark.parametrize(("strategy", "devices"), [("ddp", 2), pytest.param("single", 1, marks=pytest.mark.slow)])
+def drain_and_undrain(service: Service) -> None:
+    service.run(store.drain_node(NODE, deadline_seconds=0))
+    eventually(lambda: service.node().held == {}, "what runs there has ended", 30)
+    service.run(store.undrain_node(NODE))
+    service.deliver()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "interrupt", "reason"),
+    [
+        ("ddp", 2, drain_and_undrain, Reason.DRAINED),
+        pytest.param("single", 1, stop_and_start, Reason.SERVICE_STOPPED, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_is_stopped_twice_loses_no_step(
-    service: Service, undisturbed: Callable[[str, int], str], strategy: str, devices: int
+    service: Service,
+    undisturbed: Callable[[str, int], str],
+    strategy: str,
+    devices: int,
+    interrupt: Callable[[Service], None],
+    reason: Reason,
 ) -> None:
     job = submit(service, strategy, devices, seconds=0.1, checkpoint={"every_steps": 1000, "keep": 1})
     saved = []
     for attempt in (1, 2):
         takes_steps_after(service, job, 0, attempt)
-        stop_and_start(service)
+        interrupt(service)
         assert f"checkpoint of step {pointed(service.job(job))} saved" in said(service, job, attempt)
         saved.append(pointed(service.job(job)))
-        service.deliver()
     record = service.ended(job, 60)
     assert (record.state, record.attempt, record.retries, record.losses) == (State.SUCCEEDED, 3, 0, 0), record
-    assert [one.reason for one in service.attempts(job)[:2]] == [Reason.SERVICE_STOPPED] * 2
+    assert [one.reason for one in service.attempts(job)[:2]] == [reason] * 2
     assert [one.resumed for one in service.attempts(job)] == [
         None,
         {"step": saved[0], "attempt": 1},
         {"step": saved[1], "attempt": 2},
     ]
-    steps = [
-        line.text for number in (1, 2, 3) for line in service.lines(job, number=number) if line.text[:5] == b"step "
-    ]
-    assert len(steps) == STEPS  # each was taken once
-    reference = undisturbed(strategy, devices)
-    assert_as_if_undisturbed(service, job, 3, reference)
+    lines = [line.text for number in (1, 2, 3) for line in service.lines(job, number=number)]
+    assert sum(text.startswith(b"step ") for text in lines) == STEPS  # each was taken once
+    assert_as_if_undisturbed(service, job, 3, undisturbed(strategy, devices))
     assert kept(service, job) == [(STEPS, 3)]
 
 
