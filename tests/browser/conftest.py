@@ -2,10 +2,11 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, StorageState, expect, sync_playwright
 
 from api.routes import dashboard
 from shardyard.client import Client
@@ -26,6 +27,7 @@ def browser() -> Iterator[Browser]:
         if os.environ.get("CI"):
             pytest.fail(why)
         pytest.skip(why)
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield browser
@@ -40,10 +42,16 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     up.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def client(service: Up) -> Client:
     assert service.client is not None
     return service.client
+
+
+@pytest.fixture(scope="session")
+def signed_in(browser: Browser, client: Client, service: Up) -> StorageState:
+    """The cookie of one session of the operator, for all windows that do not sign in by hand."""
+    return cookie_of(browser, client.url, token_of(service))
 
 
 class Pages:
@@ -77,24 +85,43 @@ class Pages:
         return page
 
 
-def pages_of(browser: Browser, client: Client, token: str, **window: object) -> Iterator[Pages]:
+@contextmanager
+def pages_of(browser: Browser, url: str, token: str, **window: object) -> Iterator[Pages]:
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **window})  # type: ignore[arg-type]
-    pages = Pages(context.new_page(), client.url, token)
+    pages = Pages(context.new_page(), url, token)
     yield pages
     context.close()
     assert pages.wrong == []
 
 
 @pytest.fixture
-def pages(browser: Browser, service: Up, client: Client) -> Iterator[Pages]:
-    """A window of 1280 by 800. Nothing may go wrong in it: no error of a script, no request to elsewhere."""
-    yield from pages_of(browser, client, token_of(service))
+def pages(browser: Browser, service: Up, client: Client, signed_in: StorageState) -> Iterator[Pages]:
+    """A window of 1280 by 800, signed in. Nothing may go wrong in it: no error of a script, no request to elsewhere."""
+    with pages_of(browser, client.url, token_of(service), storage_state=signed_in) as pages:
+        yield pages
 
 
 @pytest.fixture
-def phone(browser: Browser, service: Up, client: Client) -> Iterator[Pages]:
+def stranger(browser: Browser, service: Up, client: Client) -> Iterator[Pages]:
+    """A window that has not signed in."""
+    with pages_of(browser, client.url, token_of(service)) as pages:
+        yield pages
+
+
+@pytest.fixture
+def phone(browser: Browser, service: Up, client: Client, signed_in: StorageState) -> Iterator[Pages]:
     window = {"viewport": {"width": 375, "height": 740}, "color_scheme": "dark", "has_touch": True}
-    yield from pages_of(browser, client, token_of(service), **window)
+    with pages_of(browser, client.url, token_of(service), storage_state=signed_in, **window) as pages:
+        yield pages
+
+
+def cookie_of(browser: Browser, url: str, token: str) -> StorageState:
+    context = browser.new_context()
+    answer = context.request.post(f"{url}/v1/sign-in", data={"token": token}, headers={"Origin": url})
+    assert answer.status == 204, answer.text()
+    state = context.storage_state()
+    context.close()
+    return state
 
 
 def token_of(service: Up) -> str:
