@@ -378,7 +378,7 @@ class Watch:
         elif self._phase is _Phase.WORKING:
             if order is Order.CANCEL:
                 self._end(Ending(Reason.CANCELLED_BY_USER, "cancelled while running"))
-            elif order is Order.STOP:
+            elif order is Order.STOP or self._stopped is not None:  # ranks that heard of a stop cannot take it back
                 self._stop(now, Ending(Reason.SERVICE_STOPPED, "the service was stopped"))
             elif self._wall_ends is not None and now > self._wall_ends:
                 limit = self._spec.limits.wall_seconds

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,6 +17,7 @@ from jobs.logs import StreamName
 from jobs.state import Order, Reason
 from jobs.telemetry import AnyRecord, Began, Hello, Note, Outcome, RankUp, Result, Returned, Step, pack
 from tests.unit.workers.made import a_launch
+from workers.checkpoints import Place, Saving
 from workers.children import listen
 from workers.ranks import Output, Rank
 from workers.watch import Ending, Watch
@@ -132,11 +134,12 @@ def watch(
     limits: spec.Limits | None = None,
     program: spec.JobSpec = SPEC,
     listener: socket.socket | None = None,
+    saving: Saving | None = None,
 ) -> Ending:
     """Run the loop over ranks that do what `programs` say, and check that it leaves none alive."""
     ranks = start(list(programs))
     chosen = program.model_copy(update={"limits": limits or program.limits})
-    launch = a_launch(Path("state"), devices=len(ranks))
+    launch = replace(a_launch(Path("state"), devices=len(ranks)), checkpoint_seconds=0.5)
     ending = Watch(
         launch,
         chosen,
@@ -144,6 +147,7 @@ def watch(
         lifeline or Lifeline(),  # type: ignore[arg-type]
         published or Published(),  # type: ignore[arg-type]
         listener=listener,
+        saving=saving,
     ).run()
     assert not any(rank.alive for rank in ranks)
     for rank in ranks:
@@ -378,6 +382,36 @@ def test_an_order_ends_the_ranks(order: Order, reason: Reason) -> None:
     lifeline = Lifeline()
     lifeline.order = order
     assert watch(works, works, lifeline=lifeline).reason is reason
+
+
+class NoKeeper:
+    """Nothing is ever saved."""
+
+    def lines(self) -> list[str]:
+        return []
+
+
+def test_a_stop_that_is_taken_back_when_ranks_have_heard_of_it_keeps_its_deadline() -> None:
+    lifeline = Lifeline()
+
+    def hears_and_hangs(pipes: Pipes) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: pipes.send(Note("heard", "")))
+        pipes.send(RankUp(0, os.getpid(), 1, "2"), Step(0, 0, "train", (0,), 0.0, 1.0))
+        while True:
+            signal.pause()
+
+    def stop_until_it_is_heard() -> None:
+        stepped = any(isinstance(record, Step) for _, record in published.records)
+        heard = any(isinstance(record, Note) for _, record in published.records)
+        lifeline.order = Order.STOP if stepped and not heard else Order.GO
+
+    published = Published(stop_until_it_is_heard)
+    nowhere = Place(Path("drafts"), Path("kept"), Path("attempt"))
+    saving = Saving(spec.Checkpoint(every_steps=10), nowhere, NoKeeper(), None, None)  # type: ignore[arg-type]
+    limits = spec.Limits(wall_seconds=20)
+    ending = watch(hears_and_hangs, lifeline=lifeline, published=published, limits=limits, saving=saving)
+    assert ending.reason is Reason.SERVICE_STOPPED
+    assert published.said == ["the ranks could not save within 0.5 s; they are ended"]
 
 
 def test_three_quarters_of_a_lease_without_a_beat_end_the_ranks() -> None:
