@@ -42,6 +42,10 @@ MAX_LOG_BYTES = 16 * 1024 * 1024
 LOG_TAIL_LINES = 15
 KILL_SECONDS = 5.0
 
+#: With less room on its disk than this a service that dies is started again however often: Redis ends rather than
+#: promise what it cannot write down, and is well when there is room.
+LEAST_ROOM_BYTES = 1024 * 1024
+
 #: Variables of the command line that mean nothing to a service, and must not make it look changed.
 CLIENT_VARIABLES = ("SHARDYARD_URL", "SHARDYARD_TOKEN")
 
@@ -195,13 +199,16 @@ class Processes:
         deaths.append(death)
         recent = [one for one in deaths if death.at - one.at <= DEATH_WINDOW_SECONDS]
         fatal = len(recent) if not allowed else sum(one.by_itself for one in recent)
-        if fatal > allowed:
+        full = bool(allowed) and not _has_room(service.lock_path.parent)
+        if fatal > allowed and not full:
             often = f", {len(recent)} times within {DEATH_WINDOW_SECONDS:.0f} s" if len(recent) > 1 else ""
             log = f"The end of {service.log_path}:\n{tail(service.log_path)}"
             raise ServiceError(f"{service.name} {death.how}{often}. {log}")
         pause = min(FIRST_BACK_OFF_SECONDS * 2 ** (len(recent) - 1), MAX_BACK_OFF_SECONDS)
         self._restarts[service.name] = _Restart(service, death.at + pause)
         again = f"starting it again in {pause:g} s, see {service.log_path}"
+        if full:
+            again = f"there is no room left in {service.lock_path.parent}; " + again
         self.say(f"{service.name} (pid {running.pid}) {death.how}; {again}")
 
 
@@ -261,8 +268,7 @@ def _open_lock(path: Path) -> int | None:
 
 def _spawn(service: Service, lock: int) -> _Running:
     # Written before the child exists: a record that comes too late would make a survivor a stranger.
-    os.ftruncate(lock, 0)
-    os.write(lock, json.dumps({"fingerprint": service.fingerprint(), "argv": service.argv}).encode())
+    _record(lock, json.dumps({"fingerprint": service.fingerprint(), "argv": service.argv}).encode())
     try:
         with _open_log(service.log_path) as log:
             child = subprocess.Popen(
@@ -279,6 +285,19 @@ def _spawn(service: Service, lock: int) -> _Running:
     finally:
         os.close(lock)
     return _Running(service, child.pid, os.pidfd_open(child.pid), child)
+
+
+def _record(lock: int, body: bytes) -> None:
+    """Have a lock file hold `body`. One that does is left alone: a disk that is full would not take it back."""
+    if os.pread(lock, len(body) + 1, 0) == body:
+        return
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, body, 0)
+
+
+def _has_room(directory: Path) -> bool:
+    disk = os.statvfs(directory)
+    return disk.f_bavail * disk.f_frsize >= LEAST_ROOM_BYTES
 
 
 def _open_log(path: Path) -> BinaryIO:

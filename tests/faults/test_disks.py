@@ -1,5 +1,6 @@
 """Rows 18 and 19: disks that are full or fail, and writers that are killed in the middle."""
 
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.faults.inject.disk import fill, small_disk
 from tests.faults.inject.trace import failing_calls
 from tests.faults.machine import need
 from tests.faults.site import Site, running_site
+from tests.faults.test_tree import Tree
 from tests.integration.workers.service import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
@@ -51,6 +53,29 @@ def test_row_18_a_job_that_starts_on_a_full_disk_fails_typed_and_the_next_one_ru
     filler.unlink()
     assert cramped.finished(job, 90).state is State.SUCCEEDED
     cramped.is_sound()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_row_18_a_service_whose_own_disk_is_full_waits_for_room_and_goes_on(tmp_path: Path) -> None:
+    need("mounts")
+    with small_disk(tmp_path / "data", "64m") as disk:
+        tree = Tree(disk)
+        try:
+            job = tree.submit("ddp", steps=400)
+            eventually(lambda: tree.job(job)["checkpoint"], "a checkpoint", 60)
+            filler = fill(disk)
+            eventually(lambda: "no room left" in tree.up.output.read_text(), "its Redis dies of it", 60)
+            for _ in range(20):  # longer than it is tried again where the fault is another
+                assert tree.up.process is not None
+                assert tree.up.process.poll() is None
+                assert tree.caller.call("GET", "/healthz").status_code == 200
+                assert tree.caller.call("GET", f"/v1/jobs/{job}").status_code in (200, 503)
+                threading.Event().wait(1)
+            filler.unlink()
+            eventually(lambda: tree.job(job)["state"] == "succeeded", "the job's end", 200)
+        finally:
+            tree.close()
 
 
 @pytest.mark.parametrize("calls", ["fsync", "rename"])
@@ -96,7 +121,7 @@ def test_row_18_a_run_whose_report_cannot_be_written_has_failed_typed_and_its_ne
 
 @pytest.mark.parametrize(
     "place",
-    [pytest.param("written", marks=pytest.mark.slow), "synced", pytest.param("renamed", marks=pytest.mark.slow)],
+    [pytest.param(place, marks=pytest.mark.slow) for place in ("written", "synced", "renamed")],
 )
 def test_row_19_a_supervisor_killed_while_it_writes_the_report_leaves_a_whole_one_or_none(
     site: Site, place: str

@@ -35,14 +35,14 @@ ENDED = ("succeeded", "failed", "cancelled")
 LOSSES = {"supervisor": Reason.SUPERVISOR_LOST, "forkserver": Reason.START_FAILED}
 
 
-def spec(strategy: str) -> dict[str, Any]:
+def spec(strategy: str, steps: int = STEPS) -> dict[str, Any]:
     """A run of a few seconds that saves."""
     found = demo.spec("digits-dp3" if strategy == "dp" else "digits-ddp2")
     slow = {"device": 1} if strategy == "dp" else {"rank": 1}
     program = found["program"] | {
         "checkpoint": {"every_steps": EVERY},
         "straggler": slow | {"where": "input", "milliseconds": 40.0},
-        "max_steps": STEPS,
+        "max_steps": steps,
         "epochs": 100,
     }
     program.pop("evaluate", None)
@@ -63,8 +63,8 @@ class Tree:
         self.control = redis.Redis.from_url(server.url)
         self.redis_directory, self.storage, self.state_dir = server.directory, directory / "storage", directory / "node"
 
-    def submit(self, strategy: str) -> str:
-        return self.caller.submit(spec(strategy), key=uuid.uuid4().hex)
+    def submit(self, strategy: str, steps: int = STEPS) -> str:
+        return self.caller.submit(spec(strategy, steps), key=uuid.uuid4().hex)
 
     def job(self, job: str) -> dict[str, Any]:
         return self.caller.job(job)
