@@ -1,5 +1,6 @@
 """Removal of directories that users' programs have filled."""
 
+import os
 import shutil
 import subprocess
 from contextlib import suppress
@@ -16,7 +17,8 @@ def remove(directory: Path) -> None:
     with suppress(OSError, RecursionError):
         shutil.rmtree(directory)  # a call and an open file for each level, of which there may be too many
         return
-    _run("chmod", "-R", "u+rwX", "--", directory)
+    if os.geteuid() != 0:  # to whom nothing is closed, and whom a link that takes a name's place would lead astray
+        _run("chmod", "-R", "u+rwX", "--", directory)
     done = _run("rm", "-rf", "--", directory)
     if done.returncode:
         raise OSError(f"{directory} cannot be removed: {done.stderr[-1000:].strip()}")

@@ -66,6 +66,22 @@ def _fork_as_nobody(place: Path) -> int:
     return child
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="others remove only what is of their own account")
+def test_a_link_that_takes_the_place_of_a_directory_leads_root_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kept").mkdir(mode=0o500)
+
+    def swap(directory: Path) -> None:
+        directory.symlink_to(tmp_path / "kept")
+        raise OSError("somebody is faster")
+
+    monkeypatch.setattr("shutil.rmtree", swap)
+    trees.remove(tmp_path / "top")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert (tmp_path / "kept").stat().st_mode & 0o777 == 0o500
+
+
 def test_a_directory_that_is_gone_is_no_error(tmp_path: Path) -> None:
     trees.remove(tmp_path / "gone")
 
