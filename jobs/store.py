@@ -67,6 +67,7 @@ class Call(Generic[T]):
 _READING = (
     "attempts",
     "bundle_nonces",
+    "changes",
     "count_jobs",
     "dump",
     "finished",
@@ -76,6 +77,7 @@ _READING = (
     "page",
     "quarantine",
     "read_job",
+    "records",
     "session_read",
     "snapshot",
     "token_list",

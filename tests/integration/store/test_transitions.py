@@ -103,6 +103,22 @@ def test_a_server_without_memory_refuses_new_jobs_and_lets_running_ones_go_on(wo
     assert len(world.run(store.page(TENANT, store.JobFilter())).jobs) == 2
 
 
+def test_a_server_that_takes_no_writes_can_be_read(world: World) -> None:
+    world.node()
+    job = world.submit()
+    world.redis.config_set("min-replicas-to-write", "1")  # as with a disk that is full
+    try:
+        with pytest.raises(Unavailable):
+            world.submit()
+        assert len(world.run(store.page(TENANT, store.JobFilter())).jobs) == 1
+        assert world.run(store.read_job(TENANT, job)).record.id == job
+        assert world.run(store.records([(TENANT, job)]))[0] is not None
+        assert world.run(store.changes("0-0", 10)).entries
+        assert world.run(store.attempts(TENANT, job)) == ()
+    finally:
+        world.redis.config_set("min-replicas-to-write", "0")
+
+
 # -- b: dispatch and claim -------------------------------------------------------------------------
 
 
