@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+WEB    := $(VENV)/.web
 # For example: make test ARGS="-k split -x"
 ARGS   ?=
 
@@ -16,20 +17,20 @@ help: ## Show this list
 
 install: $(STAMP) ## Install shardyard and its tools into .venv
 
-web: $(STAMP) ## Build the dashboard anew from web/
+web: $(STAMP) ## Build the dashboard anew from web/, and say so if that fails
 	$(PYTHON) -c 'import shutil; shutil.rmtree("api/web", ignore_errors=True)'
 	SHARDYARD_REQUIRE_WEB=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 
-up: $(STAMP) ## Start the whole service here (Ctrl-C stops it); ARGS="--devices cpu:4"
+up: $(WEB) ## Start the whole service here (Ctrl-C stops it); ARGS="--devices cpu:4"
 	@$(BIN)/shardyard up $(ARGS)
 
 demo: $(STAMP) ## Train on digits under dp and ddp, show what each device got, and stop
 	@$(BIN)/shardyard demo $(ARGS)
 
-test: $(STAMP) ## Unit, integration and quick acceptance tests
+test: $(WEB) ## Unit, integration and quick acceptance tests
 	$(BIN)/pytest -m "not slow and not gpu" $(ARGS)
 
-test-full: $(STAMP) ## All tests, slow ones and those on a GPU included
+test-full: $(WEB) ## All tests, slow ones and those on a GPU included
 	$(BIN)/pytest $(ARGS)
 
 faults: $(STAMP) ## Every fault of tests/faults, slow ones included, and the nemesis (as root, all of them can run)
@@ -65,4 +66,9 @@ $(STAMP): pyproject.toml hatch_build.py web/package-lock.json
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV); the first time brings torch and takes a few minutes"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ $(WEB)
+
+# The dashboard is a part of the package: an installation builds it where its sources have changed.
+$(WEB): $(STAMP) $(shell find web -name node_modules -prune -o -type f -print) $(wildcard examples/jobs/*.json)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@

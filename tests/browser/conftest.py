@@ -14,16 +14,18 @@ from tests.acceptance.harness import Up
 
 DEVICES = 8
 EXAMPLES = Path(__file__).parents[2] / "examples" / "jobs"
+#: Programs that Playwright can drive, which brings none of its own.
+BROWSERS = ("chromium", "google-chrome")
 #: What a page may take to show what it should; nothing waits this long when all is well.
 PATIENCE_MS = 20_000
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium")
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
     built = dashboard._built() is not None
     if program is None or not built:
-        why = "there is no chromium here" if program is None else "the dashboard is not built: make web"
+        why = f"there is none of {BROWSERS} here" if program is None else "the dashboard is not built: make web"
         if os.environ.get("CI"):
             pytest.fail(why)
         pytest.skip(why)
