@@ -249,6 +249,7 @@ class Keeper:
         self._pointed: list[int] = [resumed.manifest.step] if resumed is not None else []
         self._reply_lost = False
         self._newest: Path | None = resumed.directory if resumed is not None else None
+        self._last = resumed.manifest.step if resumed is not None else 0  # step that was to be kept
         self._told_away = False
         self._waiting: deque[Cut | _Missed] = deque()
         self._pending: _Kept | None = None  # on disk, and not pointed to yet
@@ -265,10 +266,12 @@ class Keeper:
         return len(self._waiting) < MAX_WAITING
 
     def take(self, saves: Sequence[Saved]) -> None:
+        self._last = saves[0].step
         report, metrics = self._cut()
         self._put(Cut(tuple(saves), report, metrics, monotonic()))
 
     def miss(self, step: int, why: str) -> None:
+        self._last = step
         self._missed(step, why)
         self._put(_Missed(step))
 
@@ -277,9 +280,12 @@ class Keeper:
         return [self._lines.popleft() for _ in range(len(self._lines))]
 
     @property
-    def newest(self) -> Path | None:
-        """The newest checkpoint of this run that is on disk, the one that it began with if it has none of its own."""
-        return self._newest
+    def final(self) -> Path | None:
+        """The checkpoint of the last step that was to be kept, which may be the one that the attempt began with; None
+        where it is not on disk."""
+        newest = self._newest
+        named = checkpoints.parse_name(newest.name) if newest is not None else None
+        return newest if named is not None and named[0] == self._last else None
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Wait until all that was taken is on disk, and the newest is pointed to. Ranks may be dead by now.

@@ -294,10 +294,10 @@ def _finish_saving(saving: Saving, publisher: Publisher) -> None:
 
 
 def _publish_weights(saving: Saving) -> None:
-    newest = saving.keeper.newest
-    if newest is not None:
+    final = saving.keeper.final  # weights of an earlier step would be taken for the last ones
+    if final is not None:
         try:
-            checkpoints.publish_weights(saving.place, newest)
+            checkpoints.publish_weights(saving.place, final)
         except OSError as error:
             log.warning("weights_not_published", error=str(error))
 

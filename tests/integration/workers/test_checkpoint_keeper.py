@@ -160,7 +160,7 @@ def test_a_checkpoint_has_what_the_ranks_and_the_supervisor_know_at_the_cut_and_
         f"checkpoint of step {n}" for n in (10, 20, 30)
     ]
     assert os.listdir(attempt.place.drafts) == []
-    assert keeper.newest == found.directory
+    assert keeper.final == found.directory
 
 
 @pytest.mark.parametrize("place", ["written", "synced", "renamed", "committed"])
@@ -214,6 +214,20 @@ def test_a_disk_that_refuses_costs_one_checkpoint_and_says_so(
     assert (saved.text.startswith("checkpoint of step 20 saved in"), saved.failed) == (True, False)
     assert attempt.pointer is not None
     assert attempt.pointer.step == 20
+
+
+def test_weights_of_an_earlier_step_are_not_taken_for_those_of_the_last(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = attempt.keeper()
+    keeper.take([attempt.save(10)])
+    eventually(lambda: keeper.final, "the checkpoint")
+    monkeypatch.setattr(failpoints, "_armed", failpoints.parse("checkpoint.written:error"))
+    keeper.take([attempt.save(20)])
+    keeper.close()
+    assert keeper.final is None
+    keeper.miss(30, "the ranks' disk is full")
+    assert keeper.final is None
 
 
 def test_a_redis_that_is_away_delays_the_pointer_and_nothing_else(attempt: Attempt, server: RedisServer) -> None:
