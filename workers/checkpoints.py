@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from time import monotonic
 from typing import Final, Protocol
@@ -154,6 +155,7 @@ def prepare(launch: Launch, place: Place) -> None:
     """
     place.kept.mkdir(parents=True, exist_ok=True)
     place.kept.chmod(0o700)  # no rank's account may pass, whatever the modes of the files in it
+    sync_way(launch.storage.absolute(), place.kept)
     for name in os.listdir(place.kept):
         if name.startswith("."):
             trees.remove(place.kept / name)
@@ -164,6 +166,16 @@ def prepare(launch: Launch, place: Place) -> None:
     if launch.account is not None:
         confinement.open_way(launch.storage.absolute(), place.attempt)
         confinement.give(place.drafts, launch.account)
+
+
+def sync_way(storage: Path, directory: Path) -> None:
+    """Have the names on disk that lead from the storage to a directory: what is synced in it is to survive a power cut.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    for above in takewhile(lambda above: above != storage.parent, directory.parents):
+        _sync(above)
 
 
 def clear(attempt: Path) -> None:

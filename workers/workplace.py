@@ -10,7 +10,6 @@ whoever sweeps the attempt removes it too.
 import os
 import tempfile
 from dataclasses import asdict, dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from jobs import bundles, layout
 from jobs.errors import BadBundle
 from jobs.spec import JobSpec
 from jobs.store import AttemptId
-from shardyard.saving import sync
 from workers import checkpoints, confinement
 from workers.launch import Launch, Marks
 
@@ -78,8 +76,7 @@ def prepare(launch: Launch, spec: JobSpec) -> Workplace | None:
     storage = launch.storage.absolute()
     output = layout.artifacts_dir(layout.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number))
     output.mkdir(parents=True, exist_ok=True)
-    for directory in takewhile(lambda above: above != storage.parent, output.parents):
-        sync(directory)  # what the script saves there is to survive a power cut
+    checkpoints.sync_way(storage, output)  # for what a script saves there
     return Workplace(
         Path(os.path.realpath(marks.work)), temporary, output, requirements=(marks.work / REQUIREMENTS).exists()
     )

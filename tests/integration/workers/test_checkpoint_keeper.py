@@ -163,6 +163,26 @@ def test_a_checkpoint_has_what_the_ranks_and_the_supervisor_know_at_the_cut_and_
     assert keeper.final == found.directory
 
 
+def test_names_are_on_disk_from_the_storage_down_to_the_checkpoint(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def record(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", record)
+    keeping.prepare(attempt.launch, attempt.place)
+    keeper = attempt.keeper()
+    keeper.take([attempt.save(10)])
+    keeper.close()
+    kept = attempt.place.kept
+    way = [str(path) for path in (kept, kept.parent, kept.parent.parent, attempt.storage / "jobs", attempt.storage)]
+    assert set(way) <= set(synced)
+
+
 @pytest.mark.parametrize("place", ["written", "synced", "renamed", "committed"])
 def test_a_supervisor_that_is_killed_anywhere_leaves_a_checkpoint_to_go_on_from(attempt: Attempt, place: str) -> None:
     first = attempt.keeper()
