@@ -118,7 +118,7 @@ def decode(body: bytes) -> Manifest:
     if not 0 <= found.step <= MAX_STEP or found.attempt < 1 or found.epoch < 0:
         raise Damaged(f"{MANIFEST} is of step {found.step}, epoch {found.epoch} and attempt {found.attempt}")
     for name, file in found.files.items():
-        if name == MANIFEST or not _PLAIN.fullmatch(name) or file.bytes < 0 or not _SHA256.fullmatch(file.sha256):
+        if name == MANIFEST or not _PLAIN.fullmatch(name) or file.bytes < 0 or not is_sha256(file.sha256):
             raise Damaged(f"{MANIFEST} names {name!r}, which no file of a checkpoint is called")
     return found
 
@@ -126,6 +126,11 @@ def decode(body: bytes) -> Manifest:
 def is_rank_file(name: str) -> bool:
     """Whether a rank may give a file this name."""
     return bool(_PLAIN.fullmatch(name)) and name not in RESERVED
+
+
+def is_sha256(text: str) -> bool:
+    """Whether this is a SHA-256 in hex, as a manifest must have it."""
+    return bool(_SHA256.fullmatch(text))
 
 
 # -- what there is -----------------------------------------------------------------------------------

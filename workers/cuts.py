@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from jobs.checkpoints import MAX_FILES_OF_A_RANK, MAX_STEP, is_rank_file
+from jobs.checkpoints import MAX_FILES_OF_A_RANK, MAX_STEP, is_rank_file, is_sha256
 from jobs.telemetry import AnyRecord, Outline, Paused, Saved, Step
 from workers import words
 
@@ -223,6 +223,8 @@ def _why_not(saves: Sequence[Saved]) -> str | None:
             return _printable(saved.error)
     if len({(saved.step, saved.epoch) for saved in saves}) > 1:
         return "the ranks saved different steps"
+    if saves[0].epoch < 0:
+        return f"the ranks say that they are in epoch {saves[0].epoch}"
     names = [file.name for saved in saves for file in saved.files]
     for saved in saves:
         if len(saved.files) > MAX_FILES_OF_A_RANK:
@@ -230,6 +232,8 @@ def _why_not(saves: Sequence[Saved]) -> str | None:
     odd = next((name for name in names if not is_rank_file(name)), None)
     if odd is not None:
         return f"a rank called a file {_printable(odd)!r}, which it may not"
+    if not all(is_sha256(file.sha256) for saved in saves for file in saved.files):
+        return "a rank gave something else than the SHA-256 of a file"
     if len(set(names)) < len(names):
         return "two ranks gave the same name to a file"
     return None

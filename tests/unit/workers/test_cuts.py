@@ -38,8 +38,10 @@ class World:
     def gathers(self) -> bool:
         return self.cuts.is_gathering
 
-    def saved(self, rank: int, step: int, *names: str, error: str = "", epoch: int = 0) -> dict[int, bytes]:
-        files = tuple(SavedFile(name, 1, "0" * 64) for name in names or (f"rank-{rank}.pt",))
+    def saved(
+        self, rank: int, step: int, *names: str, error: str = "", epoch: int = 0, sha256: str = "0" * 64
+    ) -> dict[int, bytes]:
+        files = tuple(SavedFile(name, 1, sha256) for name in names or (f"rank-{rank}.pt",))
         return self.heed(rank, Saved(rank, step, epoch, files, error))
 
     def paused(self, rank: int, step: int) -> dict[int, bytes]:
@@ -94,6 +96,8 @@ def test_ranks_wait_while_the_disk_is_busy_with_an_older_checkpoint() -> None:
         ({"names": [".x"]}, {}, "may not"),
         ({"names": ["x" * 101]}, {}, "may not"),
         ({"names": [f"x{number}" for number in range(65)]}, {}, "65 files"),
+        ({"sha256": "0" * 65}, {}, "SHA-256"),
+        ({"epoch": -1}, {"epoch": -1}, "epoch -1"),
     ],
 )
 def test_what_is_no_checkpoint_is_missed_and_training_goes_on(
