@@ -13,7 +13,19 @@ from pathlib import Path
 
 import msgspec
 
-from jobs.frames import NO_STEP, CorruptFrame, Draft, Frame, FrameReader, FrameWriter, Kind, pack, parse, step_range, unpack
+from jobs.frames import (
+    NO_STEP,
+    CorruptFrame,
+    Draft,
+    Frame,
+    FrameReader,
+    FrameWriter,
+    Kind,
+    pack,
+    parse,
+    step_range,
+    unpack,
+)
 from jobs.telemetry import Metric
 
 #: An attempt cannot fill memory with names.
@@ -237,7 +249,7 @@ def read_chunk(raw: bytes) -> list[Segment]:
 
 
 def read_frame(raw: bytes) -> tuple[Frame, list[Segment]]:
-    """The same with the frame, whose items are the points of the segments in their order. Raises as `read_chunk` does."""
+    """The same with the frame, whose items are the points of its segments, in order. Raises as `read_chunk` does."""
     frame, payload = parse(raw)
     return frame, unpack(_decoder, payload) if frame.kind == Kind.DATA else []
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from api.auth import PUBLIC, Principal, is_public, UnsafeToStart, load_operator_token
+from api.auth import PUBLIC, Principal, UnsafeToStart, is_public, load_operator_token
 from jobs import tokens
 from jobs.errors import Forbidden
 from jobs.settings import Settings
