@@ -22,7 +22,8 @@ async def sign_in(request: Request, sessions: SessionsService, body: Body) -> Re
         await sessions.begin(body),
         max_age=SESSION_SECONDS,
         path="/",
-        secure=request.url.scheme == "https",
+        # TLS may end at a proxy, whose word is not taken; the browser knows how it came here.
+        secure="https" in (request.url.scheme, request.headers.get("origin", "").partition("://")[0]),
         httponly=True,
         samesite="strict",
     )

@@ -42,6 +42,17 @@ async def test_a_session_may_read_and_its_cookie_is_kept_from_scripts_and_other_
     assert (me.status_code, me.json()["scopes"]) == (200, ["read"])
 
 
+@pytest.mark.parametrize(("scheme", "secure"), [("http", False), ("https", True)])
+async def test_a_browser_that_came_over_tls_sends_the_cookie_over_tls_alone(
+    api: Api, scheme: str, secure: bool
+) -> None:
+    """Also where a proxy ends TLS: the service itself is spoken to in plain HTTP."""
+    token = api.token(Scope.READ)["Authorization"].removeprefix("Bearer ")
+    origin = {"Origin": f"{scheme}://localhost", "Host": "localhost"}
+    answer = await api.client.post("/v1/sign-in", json={"token": token}, headers=origin)
+    assert ("Secure" in cookie_of(answer)) == secure
+
+
 @pytest.mark.parametrize(
     "headers",
     [{}, {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://localhost:9999"}],
