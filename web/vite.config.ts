@@ -14,6 +14,6 @@ export default defineConfig({
   },
   server: {
     port: 5173,
-    proxy: { "/v1": "http://127.0.0.1:8000" },
+    proxy: { "/v1": { target: "http://127.0.0.1:8000", changeOrigin: false } }, // the session checks where it is used
   },
 });
