@@ -40,7 +40,7 @@ CANCEL_ROUNDS = 3
 #: Jobs of a page whose place in the queue is told.
 QUEUE_LOOKS = 25
 #: A search goes through so many pages of the store, of so many jobs, before it answers with what it has.
-SEARCH_PAGES, SEARCH_JOBS = 25, 200
+SEARCH_PAGES, SEARCH_JOBS = 10, 200
 
 
 @dataclass(frozen=True, slots=True)
