@@ -66,6 +66,7 @@ class Pages:
         page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
         page.on("console", lambda message: self._heard(message.type, message.text))
         page.on("request", lambda request: self._asked(request.url))
+        page.on("response", lambda response: self._answered(response.status, response.url))
 
     def _heard(self, kind: str, text: str) -> None:
         if "Content Security Policy" in text or (kind == "error" and "Failed to load resource" not in text):
@@ -74,6 +75,10 @@ class Pages:
     def _asked(self, url: str) -> None:
         if not url.startswith((self.url, "data:", "blob:")):
             self.wrong.append(f"asked another host: {url}")
+
+    def _answered(self, status: int, url: str) -> None:
+        if status >= 400 and "/v1/" not in url:
+            self.wrong.append(f"{status}: {url}")
 
     def open(self, path: str) -> Page:
         self.page.goto(self.url + path)

@@ -180,6 +180,7 @@ function useList(wanted: URLSearchParams) {
   const load = async (from: string | null) => {
     const page = new URLSearchParams(wanted);
     page.set("limit", String(PAGE));
+    const before = from ? known.current : [];
     const found: ListedJob[] = [];
     let cursor = from;
     setBusy(true);
@@ -190,10 +191,11 @@ function useList(wanted: URLSearchParams) {
         if (newest.current !== key) return;
         found.push(...answer.jobs);
         cursor = answer.next;
-        if (!cursor || found.length >= PAGE) break;
+        const enough = !cursor || found.length >= PAGE;
+        if (enough || found.length) setJobs([...before, ...found]); // a search shows what it has, and goes on
+        setNext(cursor);
+        if (enough) break;
       }
-      setJobs((before) => (from && before ? [...before, ...found] : found));
-      setNext(cursor);
       setProblem("");
       if (!from) setFresh(0);
     } catch (error) {
