@@ -1,12 +1,13 @@
-"""From the files that ranks have written to a checkpoint that survives a power cut, in a thread of its own.
+"""From the files that ranks have written to a checkpoint that survives a power cut, in threads of its own.
 
     ranks       write <attempt>/drafts/<step>/, wait at the cut, and train on
     the keeper  takes the files over; writes the state of the report, the metrics and the manifest; syncs all of it;
                 renames the directory to its final name, syncs that; points the job to it in the control Redis; and
                 removes what is older than the spec keeps
 
-A Redis that is away delays the pointer, and nothing else: checkpoints go on being kept, and the newest is pointed to
-when it is back. A disk that refuses costs this checkpoint, and a line in the log.
+A Redis that is away, or does not answer, delays the pointer, which has a thread to itself, and nothing else:
+checkpoints go on being kept, and the newest is pointed to when it is back. A disk that refuses costs this checkpoint,
+and a line in the log.
 
 What ranks write is hostile. No directory of theirs is renamed, only files out of it, whose names were checked, into a
 directory that is the service's alone; there each must be a plain file of the ranks' account with no other name. From
@@ -49,6 +50,8 @@ FIELD = "program.checkpoint"
 RETRY_SECONDS = 0.5
 #: Checkpoints that may wait while one is brought to the disk; the ranks wait when there are more.
 MAX_WAITING = 1
+#: Lines for people that may wait.
+MAX_LINES = 100
 #: How long the end of an attempt waits for the disk.
 CLOSE_SECONDS = 60.0
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -240,7 +243,8 @@ def _link(source: Path, target: Path) -> None:
 class Keeper:
     """Keeps the checkpoints of one attempt. `cut` is asked for what the supervisor knows when the ranks stand at a cut.
 
-    Used by the supervisor's loop; a thread does what takes time. Lines for people wait in `lines`.
+    Used by the supervisor's loop. One thread does what the disk takes time for, and another what Redis does. Lines for
+    people wait in `lines`.
     """
 
     def __init__(
@@ -257,19 +261,24 @@ class Keeper:
         self._keep = keep
         self._lifeline = lifeline
         self._cut = cut
-        #: Steps to one of which the job points: the last that is known, and the first whose reply was lost since.
-        self._pointed: list[int] = [resumed.manifest.step] if resumed is not None else []
-        self._reply_lost = False
         self._newest: Path | None = resumed.directory if resumed is not None else None
         self._last = resumed.manifest.step if resumed is not None else 0  # step that was to be kept
-        self._told_away = False
         self._waiting: deque[Cut | _Missed] = deque()
-        self._pending: _Kept | None = None  # on disk, and not pointed to yet
-        self._handling = self._closing = self._lost = False
+        self._pending: deque[_Kept] = deque(maxlen=MAX_LINES)  # on disk, and not pointed to yet
+        self._closing = self._all_filed = self._lost = False
         self._changed = threading.Condition()
-        self._lines: deque[Line] = deque(maxlen=100)
+        #: Steps to one of which the job points: the last that is known, the first of those asked for since then, and
+        #: the last of them. Whoever removes checkpoints, or asks for another pointer, holds the lock.
+        self._known = resumed.manifest.step if resumed is not None else None
+        self._first_asked: int | None = None
+        self._asked: int | None = None
+        self._files = threading.Lock()
+        self._told: int | None = None  # the step of which it was said that Redis is away
+        self._lines: deque[Line] = deque(maxlen=MAX_LINES)
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
+        self._pointing = threading.Thread(target=self._run_pointing, name="pointer", daemon=True)
         self._thread.start()
+        self._pointing.start()
 
     # -- the supervisor's side -----------------------------------------------------------------------
 
@@ -308,10 +317,10 @@ class Keeper:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(seconds)
-        if self._pending is not None and not self._handling:
-            self._thread.join(FINISH_SECONDS)  # the control Redis is away, and could not be told of the end either
-        if self._thread.is_alive():
-            log.warning("checkpoint_not_kept", waiting=len(self._waiting), pointer=self._pending is not None)
+        if not self._thread.is_alive():
+            self._pointing.join(FINISH_SECONDS)  # where Redis is away, it could not be told of the end either
+        if self._thread.is_alive() or self._pointing.is_alive():
+            log.warning("checkpoint_not_kept", waiting=len(self._waiting), pending=len(self._pending))
 
     def _missed(self, step: int, why: str) -> None:
         self._lines.append(Line(f"checkpoint of step {step} could not be saved: {why}", failed=True))
@@ -324,34 +333,33 @@ class Keeper:
             self._waiting.append(item)
             self._changed.notify_all()
 
-    # -- the thread's --------------------------------------------------------------------------------
+    # -- the disk's thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                retry = RETRY_SECONDS if self._pending is not None else None
-                self._changed.wait_for(lambda: self._waiting or self._closing, retry)
-                item = self._waiting.popleft() if self._waiting else None
-                if item is None and self._closing and self._pending is None:
-                    return
+        while (item := self._next_item()) is not None:
             try:
-                if item is not None:
-                    self._handle(item)
-                if self._pending is not None:
-                    self._point(self._pending)
+                self._handle(item)
             except Exception:
                 log.exception("checkpoints_failed")
-                self._pending = None
-            if item is None and self._pending is not None and self._closing:
-                threading.Event().wait(RETRY_SECONDS)
+        with self._changed:
+            self._all_filed = True
+            self._changed.notify_all()
+
+    def _next_item(self) -> Cut | _Missed | None:
+        """What is to be done next, once there is something; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            return self._waiting.popleft() if self._waiting else None
 
     def _handle(self, item: Cut | _Missed) -> None:
-        draft, self._handling = self._place.drafts / str(item.step), True
+        draft = self._place.drafts / str(item.step)
         try:
             if isinstance(item, Cut) and not self._lost:
-                self._pending = self._make_durable(item, draft)
-                self._newest = self._pending.directory
-                self._told_away = False
+                kept = self._make_durable(item, draft)
+                with self._changed:
+                    self._newest = kept.directory
+                    self._pending.append(kept)
+                    self._changed.notify_all()
                 self._prune(item.step, committed=False)
         except (OSError, Refused) as error:
             why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
@@ -360,7 +368,6 @@ class Keeper:
         finally:
             _remove(draft)
             _remove(self._part(item.step))
-            self._handling = False
 
     def _part(self, step: int) -> Path:
         return self._place.kept / f".{checkpoints.directory_name(step, self._launch.attempt.number)}.part"
@@ -406,6 +413,37 @@ class Keeper:
         _sync(self._place.kept)
         return _Kept(manifest, hashlib.sha256(body).hexdigest(), final, cut.at)
 
+    def _prune(self, step: int, *, committed: bool) -> None:
+        """Remove what is not to be kept; before the commit, of this attempt's own only, since another one may have its
+        place by now. What cannot be removed is tried again after the next checkpoint."""
+        mine = self._launch.attempt.number
+        with self._files:
+            pointed = [one for one in (self._known, self._first_asked, self._asked) if one is not None]
+            for old in checkpoints.obsolete(checkpoints.kept(self._place.kept), mine, step, self._keep, pointed):
+                if committed or old.attempt == mine:
+                    _remove(old.directory)
+
+    # -- the pointer's thread ------------------------------------------------------------------------
+
+    def _run_pointing(self) -> None:
+        while (kept := self._next_to_point()) is not None:
+            try:
+                self._point(kept)
+            except Exception:
+                log.exception("checkpoint_not_committed")
+                self._settled(kept)
+
+    def _next_to_point(self) -> _Kept | None:
+        """The newest checkpoint that is not pointed to, once there is one; None at the end. It stays on disk."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending or self._all_filed)
+        with self._files:
+            kept = self._pending[-1] if self._pending else None
+            if kept is not None:
+                self._asked = kept.manifest.step
+                self._first_asked = self._asked if self._first_asked is None else self._first_asked
+            return kept
+
     def _point(self, kept: _Kept) -> None:
         """Commit a checkpoint that is on disk. It stays pending while Redis is away."""
         step, epoch = kept.manifest.step, kept.manifest.epoch
@@ -415,30 +453,29 @@ class Keeper:
             )
         except Unavailable as error:
             log.warning("control_redis_unavailable", error=str(error), checkpoint=step)
-            if not self._reply_lost:
-                self._reply_lost = True
-                self._pointed.append(step)
-            if not self._told_away:
-                self._told_away = True
+            if self._told != step:
+                self._told = step
                 self._say(f"checkpoint of step {step} is on disk; it counts when the control Redis answers again")
+                self._prune(step, committed=False)
+            threading.Event().wait(RETRY_SECONDS)
             return
-        self._pending = None
         if said == "ok":
             failpoints.reach("checkpoint.committed")
-            self._pointed, self._reply_lost = [step], False
-            self._say(f"checkpoint of step {step} saved in {monotonic() - kept.at:.2f} s")
+            with self._files:
+                self._known, self._first_asked, self._asked = step, None, None
+            for one in self._settled(kept):
+                self._say(f"checkpoint of step {one.manifest.step} saved in {monotonic() - one.at:.2f} s")
             self._prune(step, committed=True)
         else:
             log.warning("checkpoint_not_committed", step=step, why=said)
             self._lost = self._lost or said == "lost"
+            self._settled(kept)
 
-    def _prune(self, step: int, *, committed: bool) -> None:
-        """Remove what is not to be kept; before the commit, of this attempt's own only, since another one may have its
-        place by now. What cannot be removed is tried again after the next checkpoint."""
-        mine = self._launch.attempt.number
-        for old in checkpoints.obsolete(checkpoints.kept(self._place.kept), mine, step, self._keep, self._pointed):
-            if committed or old.attempt == mine:
-                _remove(old.directory)
+    def _settled(self, kept: _Kept) -> list[_Kept]:
+        """Those for which nothing more is to be asked: this one, and those before it."""
+        with self._changed:
+            count = sum(one.manifest.step <= kept.manifest.step for one in self._pending)
+            return [self._pending.popleft() for _ in range(count)]
 
 
 def _take_over(saves: Sequence[Saved], draft: Path, part: Path, account: Account | None) -> dict[str, File]:

@@ -255,8 +255,11 @@ def test_a_redis_that_is_away_delays_the_pointer_and_nothing_else(attempt: Attem
     keeper.take([attempt.save(10)])
     eventually(lambda: keeper._lines, "the first pointer")
     server.kill()
-    for step in (20, 30, 40, 50):
-        eventually(lambda: keeper.has_room, "room while Redis is away", 30)
+    keeper.take([attempt.save(20)])
+    on_disk = "checkpoint of step 20 is on disk; it counts when the control Redis answers again"
+    eventually(lambda: on_disk in [line.text for line in keeper.lines()], "a line that says so", 30)
+    for step in (30, 40, 50):
+        eventually(lambda: keeper.has_room, "room while Redis is away")
         keeper.take([attempt.save(step)])
     newest_and_what_may_count = [50, 40, 20, 10]  # the commit of 20 may have taken effect, for all that is known
     eventually(lambda: attempt.kept() == newest_and_what_may_count, "the last one is on disk", 30)
@@ -264,9 +267,22 @@ def test_a_redis_that_is_away_delays_the_pointer_and_nothing_else(attempt: Attem
     keeper.close()
     assert attempt.pointed == (50, 1)
     assert attempt.kept() == [50, 40]
-    texts = [line.text for line in keeper.lines()]
-    assert "checkpoint of step 20 is on disk; it counts when the control Redis answers again" in texts
-    assert texts[-1].startswith("checkpoint of step 50 saved in")
+    assert [line.text.split(" saved")[0] for line in keeper.lines()][-1] == "checkpoint of step 50"
+
+
+def test_a_redis_that_does_not_answer_holds_up_no_rank(attempt: Attempt, server: RedisServer) -> None:
+    keeper = attempt.keeper()
+    server.signal(signal.SIGSTOP)
+    try:
+        for step in (10, 20, 30, 40):
+            eventually(lambda: keeper.has_room, "room, long before a call on Redis is given up", 5)
+            keeper.take([attempt.save(step)])
+        eventually(lambda: attempt.kept()[:2] == [40, 30], "the last one is on disk", 5)
+    finally:
+        server.signal(signal.SIGCONT)
+    keeper.close()
+    assert attempt.pointed == (40, 1)
+    assert attempt.kept() == [40, 30]
 
 
 def test_a_supervisor_that_has_lost_its_lease_points_to_nothing_and_removes_nothing(attempt: Attempt) -> None:
