@@ -188,3 +188,14 @@ def test_a_run_is_watched_across_a_restart_of_the_api(pages: Pages, client: Clie
     assert seen == list(range(seen[0], seen[0] + len(seen)))  # no gap, no repeat
     job.cancel()
     expect(page.locator(".job-head .state")).to_have_text("cancelled")
+
+
+def test_more_windows_than_a_browser_has_connections_all_show_what_happens(pages: Pages, client: Client) -> None:
+    windows = [pages.page, *(pages.page.context.new_page() for _ in range(6))]
+    for window in windows:
+        window.goto(f"{pages.url}/?label=windows%3Dyes")
+    for window in windows:
+        expect(window.get_by_text("No job matches")).to_be_visible()
+    client.submit(example("rows-on-3-devices") | {"labels": {"windows": "yes"}, "name": "seen by all"})
+    for window in windows:
+        expect(window.get_by_role("link", name="seen by all")).to_be_visible()

@@ -8,11 +8,15 @@ const SILENT_MS = 40_000;
 const AGAIN_MS = [500, 1000, 2000, 4000, 8000];
 /** A page that nobody looks at gives its connection back: browsers have six for all tabs together. */
 const LINGER_MS = 15_000;
+/** So many pages of a browser may hold a stream; others look every so often. */
+const STREAMS = 4;
+const LOOK_MS = 4000;
 
 export type Handlers = Record<string, (data: any) => void>;
 
 /** Follow a stream: from where it was cut when it is cut, not at all while the page is hidden. `handlers` take the JSON
- * of each event; `end` is also called where there is nothing to follow any more. Call what is returned to leave. */
+ * of each event; `end` is also called where there is nothing to follow any more, and `resync`, every so often, where
+ * other pages hold all the streams. Call what is returned to leave. */
 export function follow(path: string, handlers: Handlers, tell?: (live: boolean) => void): () => void {
   let lastId = "";
   let over = false;
@@ -36,7 +40,14 @@ export function follow(path: string, handlers: Handlers, tell?: (live: boolean) 
   const read = async () => {
     if (over || reading || document.hidden) return;
     const mine = (reading = new AbortController());
+    let again: number | undefined;
     try {
+      if (!(await granted(mine))) {
+        tell?.(true);
+        handlers["resync"]?.(null);
+        again = LOOK_MS;
+        return;
+      }
       const headers: HeadersInit = { Accept: "text/event-stream", ...(lastId && { "Last-Event-ID": lastId }) };
       const answer = await fetch(path, { headers, signal: mine.signal, cache: "no-store" });
       if (answer.status === 401) me.value = null;
@@ -50,12 +61,15 @@ export function follow(path: string, handlers: Handlers, tell?: (live: boolean) 
       await events(answer.body, mine, take);
     } catch {
       // It was cut, or left on purpose; either way it goes on below, or it does not.
+    } finally {
+      mine.abort();
+      if (reading === mine) reading = null;
+      if (!over && !document.hidden) {
+        if (again == null) tell?.(false);
+        clearTimeout(timer);
+        timer = setTimeout(() => void read(), again ?? AGAIN_MS[Math.min(failures++, AGAIN_MS.length - 1)]);
+      }
     }
-    if (reading === mine) reading = null;
-    if (over || document.hidden) return;
-    tell?.(false);
-    clearTimeout(timer);
-    timer = setTimeout(() => void read(), AGAIN_MS[Math.min(failures++, AGAIN_MS.length - 1)]);
   };
   const hurry = () => {
     clearTimeout(timer);
@@ -70,6 +84,22 @@ export function follow(path: string, handlers: Handlers, tell?: (live: boolean) 
   window.addEventListener("online", hurry);
   void read();
   return leave;
+}
+
+/** Whether this page may hold a stream, which it then does until `held` is aborted. Only browsers that trust the
+ * connection (TLS, or this machine) can tell; elsewhere every page may. */
+async function granted(held: AbortController): Promise<boolean> {
+  if (!("locks" in navigator)) return true;
+  for (let n = 0; n < STREAMS; n += 1) {
+    const got = await new Promise<boolean>((answer) => {
+      void navigator.locks.request(`shardyard stream ${n}`, { ifAvailable: true }, (lock) => {
+        answer(lock !== null);
+        return lock && new Promise<void>((free) => (held.signal.aborted ? free() : held.signal.addEventListener("abort", () => free())));
+      });
+    });
+    if (got) return true;
+  }
+  return false;
 }
 
 async function events(

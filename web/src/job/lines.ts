@@ -5,6 +5,8 @@ import { type LogLine, type LogPage, get } from "../api";
 /** Lines that are held; those farther away are read again when somebody goes there. */
 export const HELD = 1500;
 export const PAGE = 300;
+/** Lines that are held of a log that is followed at its end. */
+const FOLLOWED = 500;
 /** Pages that one wish may take: a page may be short where lines are long. */
 const PAGES = 6;
 
@@ -56,7 +58,7 @@ export function grown(held: Lines, fresh: LogLine[]): Lines | null {
   const lines = fresh.filter((line) => line.seq > last);
   if (!lines.length) return held;
   if (last && lines[0]!.seq > last + 1) return null;
-  return { lines: [...held.lines, ...lines].slice(-HELD), atEnd: true };
+  return { lines: [...held.lines, ...lines].slice(-FOLLOWED), atEnd: true };
 }
 
 async function upTo(source: Source, from: number, end: number): Promise<Lines> {

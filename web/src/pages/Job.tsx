@@ -1,4 +1,4 @@
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 
 import { ENDED, type JobStatus } from "../api";
 import { Curves } from "../job/Curves";
@@ -27,9 +27,31 @@ export function JobPage(props: { id: string }) {
     document.title = job ? `${job.name}: ${job.state}` : "Shardyard";
   }, [job?.name, job?.state]);
 
+  // Progress comes four times a second: what it does not concern is not drawn again.
+  const running = job != null && !ENDED.has(job.state);
+  const output = job && outputDevice(job);
+  const split = useMemo(() => report && <><Findings findings={report.findings} running={running} /><SplitMap report={report} outputDevice={output} /></>, [report, running, output]);
+  const costs = useMemo(
+    () => report && (
+      <>
+        {hasTimes(report) && <section class="panel"><Bars report={report} /></section>}
+        {report.per_device.length > 0 && <section class="panel"><DeviceTable report={report} outputDevice={output} /></section>}
+      </>
+    ),
+    [report, output],
+  );
+  const attempt = job?.attempt ?? 0;
+  const curves = useMemo(() => <section class="panel"><Curves id={props.id} attempt={attempt} feed={feed} running={running} /></section>, [props.id, attempt, running]);
+  const devices = job?.devices ?? 0;
+  const logs = useMemo(
+    () => attempt > 0 && chosen && (
+      <section class="panel below"><Logs key={attempt} id={props.id} attempt={attempt} devices={devices} chosen={chosen} choose={setChosen} feed={feed} running={running} /></section>
+    ),
+    [props.id, attempt, devices, chosen, running],
+  );
+
   if (problem) return <div class="notice bad" role="alert"><h1>No such job here</h1>{problem.message}. <Link to="/">All jobs</Link></div>;
   if (!job) return <p class="muted">Loading …</p>;
-  const running = !ENDED.has(job.state);
   return (
     <>
       {deleted && <div class="notice warning" role="alert">This job has been deleted; this is the last that was known of it. <Link to="/">All jobs</Link></div>}
@@ -38,25 +60,17 @@ export function JobPage(props: { id: string }) {
       <div class="columns">
         <div>
           <section class="panel" aria-label="Findings and split">
-            {report ? (
-              <>
-                <Findings findings={report.findings} running={running} />
-                <SplitMap report={report} outputDevice={outputDevice(job)} />
-              </>
-            ) : <p class="muted">{job.state === "queued" ? "The report begins with the first step; the job waits." : running ? "The report begins with the first step." : "There is no report."}</p>}
+            {split ?? <p class="muted">{job.state === "queued" ? "The report begins with the first step; the job waits." : running ? "The report begins with the first step." : "There is no report."}</p>}
           </section>
-          {report && hasTimes(report) && <section class="panel"><Bars report={report} /></section>}
-          {report && report.per_device.length > 0 && <section class="panel"><DeviceTable report={report} outputDevice={outputDevice(job)} /></section>}
+          {costs}
         </div>
         <div>
-          <section class="panel"><Curves id={props.id} attempt={job.attempt} feed={feed} running={running} /></section>
+          {curves}
           <section class="panel"><Timeline attempts={attempts} job={job} /></section>
           <section class="panel"><Facts job={job} /></section>
         </div>
       </div>
-      {job.attempt > 0 && chosen && (
-        <section class="panel below"><Logs key={job.attempt} id={props.id} attempt={job.attempt} devices={job.devices} chosen={chosen} choose={setChosen} feed={feed} running={running} /></section>
-      )}
+      {logs}
       <div class="columns below">
         <div><section class="panel"><Files id={props.id} state={job.state} /></section></div>
         <div><section class="panel"><details><summary>Spec</summary><pre tabIndex={0}>{JSON.stringify(job.spec, null, 2)}</pre></details>{report && <Notes notes={report.notes} />}</section></div>

@@ -227,7 +227,7 @@ function useList(wanted: URLSearchParams) {
           } else if (changed.created_at >= (listed[0]?.created_at ?? "")) setFresh((count) => count + 1);
         },
         gone: (gone: { job_id: string }) => setJobs((before) => before && before.filter((job) => job.id !== gone.job_id)),
-        resync: () => void load(null),
+        resync: () => void (known.current.length > PAGE ? refresh() : load(null)),
       },
       setLive,
     );

@@ -78,7 +78,7 @@ function PoolPart(props: { pool: Pool; sight: Sight; look: () => Promise<void> }
       </div>
       <progress max={Math.max(pool.devices, 1)} value={pool.leased} aria-label={`${pool.leased} of ${pool.devices} devices in use`} />
       {sight.nodes.filter((node) => node.pool === pool.name).map((node) => <NodePart key={node.id} node={node} sight={sight} look={props.look} />)}
-      <h3>{pool.queued ? `${plural(pool.queued, "job")} wait${pool.queued === 1 ? "s" : ""}` : "Nothing waits"}{waiting.length < pool.queued && <small> of which {waiting.length} are known here</small>}</h3>
+      <h3>{pool.queued ? `${plural(pool.queued, "job")} wait${pool.queued === 1 ? "s" : ""}` : "Nothing waits"}{waiting.length < pool.queued && <small>; of the newest {waiting.length}, those that come first</small>}</h3>
       {waiting.length > 0 && (
         <ol class="queue">
           {waiting.slice(0, WAITING).map((job) => (

@@ -17,6 +17,8 @@ const SWITCH: [By, string][] = [
 const ACROSS = 16;
 /** Rows of cells that are shown at first: of the patterns with most steps. */
 const SHOWN = 12;
+/** Rows of cells that come with each wish for more. */
+const MORE = 128;
 const HINT = "Point at a cell for its shapes and times.";
 
 interface Cell {
@@ -46,12 +48,12 @@ interface Props {
 export function SplitMap(props: Props) {
   const { report } = props;
   const [own, setBy] = useState<By>("rows");
-  const [all, setAll] = useState(false);
+  const [more, setMore] = useState(0);
   const [about, setAbout] = useState("");
   const by = props.by ?? own;
   const banks = Math.ceil(report.devices.length / ACROSS);
   const patterns = inOrder(report.patterns);
-  const shown = all ? patterns : mostFrequent(patterns, Math.max(2, Math.floor(SHOWN / banks)));
+  const shown = mostFrequent(patterns, Math.max(2, Math.floor((SHOWN + more * MORE) / banks)));
   const lines = by === "rows" ? shown.map((pattern) => patternLine(pattern, report)) : measureLine(by, report, props.most ?? null);
   const look = (event: Event) => {
     const words = (event.target as HTMLElement).closest<HTMLElement>("[data-about]")?.dataset["about"];
@@ -71,8 +73,8 @@ export function SplitMap(props: Props) {
       {banks > 1 && <MarkedInWords report={report} outputDevice={props.outputDevice} />}
       {lines && lines.length > 0 && <p class="about" dir="auto">{about || HINT}</p>}
       {by === "rows" && patterns.length > shown.length && (
-        <button class="plain" onClick={() => setAll(true)}>
-          Show all {count(patterns.length)} ways of dividing a batch; these are the {shown.length} most frequent
+        <button class="plain" onClick={() => setMore(more + 1)}>
+          Show more of the {count(patterns.length)} ways of dividing a batch; these are the {shown.length} most frequent
         </button>
       )}
       {lines && lines.length > 0 && <Legend by={by} report={report} />}
