@@ -197,6 +197,26 @@ def test_pages_are_accessible(pages: Pages, uneven: str, path: str, scheme: Any)
     assert found.violations_count == 0, found.generate_report()
 
 
+def test_the_page_to_sign_in_is_accessible(stranger: Pages) -> None:
+    page = stranger.open("/")
+    expect(page.get_by_label("Access token")).to_be_focused()
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+
+
+def test_curves_can_be_drawn_by_their_logarithm_and_tell_their_values(pages: Pages, client: Client) -> None:
+    page = pages.open(f"/jobs/{run(client, example('digits-dp3'))}")
+    loss = page.locator("figure", has_text="loss").first
+    expect(loss.locator("figcaption")).to_contain_text("at step")
+    last = loss.locator("figcaption").inner_text()
+    page.get_by_label("log scale").check()
+    expect(loss.locator("canvas")).to_be_visible()
+    box = loss.locator("canvas").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + box["height"] / 2)
+    expect(loss.locator("figcaption")).not_to_have_text(last)
+
+
 def test_a_phone_shows_the_same_without_scrolling_sideways(phone: Pages, uneven: str) -> None:
     page = phone.page
     for path in ("/", f"/jobs/{uneven}", "/submit", "/nodes", f"/compare?a={uneven}&b={uneven}"):

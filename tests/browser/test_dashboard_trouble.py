@@ -83,7 +83,7 @@ for step in range(3):
 """
     job = script(client, tmp_path, text)
     asked: list[str] = []
-    pages.page.on("request", lambda request: asked.append(request.url) if "/metrics?name=" in request.url else None)
+    pages.page.on("request", lambda request: asked.append(request.url) if "metrics?name=" in request.url else None)
     page = pages.open(f"/jobs/{job}")
     expect(page.get_by_text("1,000 series")).to_be_visible()
     page.get_by_role("searchbox", name="Find").fill("layer.777")
@@ -128,8 +128,21 @@ def test_a_job_that_is_deleted_while_it_is_watched_says_so(pages: Pages, client:
     expect(row).to_have_count(1)
     job.delete()
     expect(row).to_have_count(0)
+    expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
     pages.open(f"/jobs/{job.id}")
     expect(page.get_by_role("alert")).to_contain_text("there is no job")
+
+
+def test_a_page_of_a_job_that_is_gone_says_so_when_somebody_comes_back_to_it(pages: Pages, client: Client) -> None:
+    job = client.submit(example("rows-on-3-devices"))
+    page = pages.open(f"/jobs/{job.id}")
+    expect(page.locator(".job-head .state")).to_have_text("succeeded")
+    expect(page.locator("table.map")).to_be_visible()
+    job.delete()
+    page.wait_for_timeout(1200)  # the page looks at most once a second
+    page.evaluate("() => { window.dispatchEvent(new Event('focus')) }")
+    expect(page.get_by_role("alert")).to_contain_text("This job has been deleted")
+    expect(page.locator("table.map")).to_be_visible()
 
 
 def test_a_session_that_ends_is_begun_again_on_the_same_page(stranger: Pages, client: Client) -> None:

@@ -12,7 +12,7 @@ const AXIS = 46;
 /** Devices whose values are told in words where the pointer is. */
 const TOLD = 4;
 
-export function Curve(props: { id: string; attempt: number; name: string; log: boolean; feed: Feed }) {
+export function Curve(props: { id: string; attempt: number; name: string; few: boolean; log: boolean; feed: Feed }) {
   const { id, attempt, name, log } = props;
   const figure = useRef<HTMLElement>(null);
   const [seen, setSeen] = useState(false);
@@ -30,7 +30,7 @@ export function Curve(props: { id: string; attempt: number; name: string; log: b
     if (!seen) return;
     let over = false;
     const look = throttled(async () => {
-      const found = await fetched(id, attempt, name);
+      const found = await fetched(id, attempt, name, props.few);
       if (!over) setLines((known.current = found));
     });
     void look();

@@ -11,6 +11,8 @@ const FIRST = ["loss", "eval_loss", "accuracy", "learning_rate", "rows_per_secon
 /** Charts that are there at first, and that come with each wish for more. */
 const SHOWN = 6;
 const MORE = 24;
+/** So few series are read with one request. */
+const FEW = 12;
 
 export function Curves(props: { id: string; attempt: number; feed: Feed; running: boolean }) {
   const [names, setNames] = useState<string[] | null>(null);
@@ -52,7 +54,7 @@ export function Curves(props: { id: string; attempt: number; feed: Feed; running
       </div>
       {names?.length === 0 && <p class="muted">No series{props.running ? " yet" : ""}. Recipes send their loss; a script sends its own with <code>job.log(name, value)</code>.</p>}
       <div class="curves">
-        {wanted.slice(0, shown).map((name) => <Curve key={name} id={props.id} attempt={props.attempt} name={name} log={log} feed={props.feed} />)}
+        {wanted.slice(0, shown).map((name) => <Curve key={name} id={props.id} attempt={props.attempt} name={name} few={names!.length <= FEW} log={log} feed={props.feed} />)}
       </div>
       {wanted.length > shown && <button class="plain" onClick={() => setShown(shown + MORE)}>Show {count(Math.min(MORE, wanted.length - shown))} more</button>}
     </>

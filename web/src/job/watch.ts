@@ -40,9 +40,13 @@ export function useJob(id: string, logs: number[] | null): Watched {
 
   const look = useRef({
     job: throttled(async () => {
-      const [found, tried] = await Promise.all([get<JobStatus>(base), get<{ attempts: Attempt[] }>(`${base}/attempts`)]);
-      setJob(found);
-      setAttempts(tried.attempts);
+      try {
+        const [found, tried] = await Promise.all([get<JobStatus>(base), get<{ attempts: Attempt[] }>(`${base}/attempts`)]);
+        setJob(found);
+        setAttempts(tried.attempts);
+      } catch (error) {
+        if (error instanceof Problem && error.status === 404) setDeleted(true);
+      }
     }),
     report: throttled(async () => {
       try {
@@ -64,6 +68,16 @@ export function useJob(id: string, logs: number[] | null): Watched {
       void look.job();
       void look.report();
     }, setProblem);
+  }, [id]);
+
+  useEffect(() => {
+    const looked = () => !document.hidden && void look.job(); // no stream tells of a job that has ended
+    document.addEventListener("visibilitychange", looked);
+    window.addEventListener("focus", looked);
+    return () => {
+      document.removeEventListener("visibilitychange", looked);
+      window.removeEventListener("focus", looked);
+    };
   }, [id]);
 
   const ended = job != null && ENDED.has(job.state);
