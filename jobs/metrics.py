@@ -5,7 +5,9 @@ One file (`jobs.layout`) holds all series of an attempt, in frames of `jobs.fram
 series, counted over the whole file.
 """
 
+import errno
 import math
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -112,9 +114,15 @@ class MetricWriter:
         """Begin the file, of which there is nothing yet, with the points of another one; numbers go on from there.
 
         Raises:
-            OSError: one of the two cannot be read or written.
+            OSError: one of the two cannot be read or written. Nothing is begun, and it may be called again.
         """
-        shutil.copyfile(earlier, self.path)
+        if earlier.stat().st_size > shutil.disk_usage(self.path.parent).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        try:
+            shutil.copyfile(earlier, self.path)
+        except OSError:
+            self.path.unlink(missing_ok=True)  # a part of it would pass for all
+            raise
         self._open()
 
     def append(self, records: Sequence[Metric]) -> bytes:

@@ -288,7 +288,11 @@ class Keeper:
 
     def take(self, saves: Sequence[Saved]) -> None:
         self._last = saves[0].step
-        report, metrics = self._cut()
+        try:
+            report, metrics = self._cut()
+        except OSError as error:
+            self.miss(saves[0].step, f"{error.strerror}; training goes on")
+            return
         self._put(Cut(tuple(saves), report, metrics, monotonic()))
 
     def miss(self, step: int, why: str) -> None:

@@ -5,6 +5,8 @@ device's file first; then the shipper hears that the file has grown. Only the di
 disk refuses, the relay goes on and says in the log which lines are missing.
 """
 
+import errno
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,6 +35,9 @@ PIECE_BYTES = MAX_LINE_BYTES // 2
 REDRAW_SECONDS = 1.0
 METRIC_SECONDS = 0.2
 METRIC_POINTS = 1000
+#: How many points wait for those of an earlier attempt, for which the disk has no room; more are dropped.
+MAX_WAITING_POINTS = 100_000
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 A_DAY = 86_400.0
 
 _log = structlog.get_logger(__name__)
@@ -77,6 +82,7 @@ class Relay:
         self._metric_writer = MetricWriter(layout.metrics_file(attempt))
         self._points: list[Metric] = []
         self._points_since = 0.0
+        self._earlier: Path | None = None  # whose points come first, once there is room for them
         self._metrics_failing = False
         self._shipper = shipper
         self._clock = clock
@@ -109,20 +115,30 @@ class Relay:
         now = self._clock()
         if not 0 <= record.at <= now + A_DAY:
             record = msgspec.structs.replace(record, at=now)
+        if self._earlier is not None and len(self._points) >= MAX_WAITING_POINTS:
+            self._metric_writer.dropped += 1
+            return
         if not self._points:
             self._points_since = now
         self._points.append(record)
-        if len(self._points) >= METRIC_POINTS:
+        if self._earlier is None and len(self._points) >= METRIC_POINTS:
             self._write_points()
 
     def begin_metrics_with(self, earlier: Path) -> None:
-        """Begin the metrics with the points of an earlier attempt. Raises OSError."""
-        self._metric_writer.begin_with(earlier)
-        self._ship_metrics()
+        """Begin the metrics with the points of an earlier attempt; on a disk that is full, as soon as there is room for
+        them, and new points wait for that. Raises OSError: they cannot be had."""
+        self._earlier = earlier
+        self._bring_earlier()
 
     def cut_metrics(self) -> tuple[Path, int]:
-        """The file of metrics, and how much of it holds every point up to now."""
+        """The file of metrics, and how much of it holds every point up to now.
+
+        Raises:
+            OSError: the disk has no room yet for the points of the earlier attempt.
+        """
         self._write_points()
+        if self._earlier is not None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return self._metric_writer.path, self._metric_writer.end
 
     def deadline(self) -> float | None:
@@ -159,6 +175,7 @@ class Relay:
             self._write(index)
             self._seal_log(index)
         self._write_points()
+        self._metric_writer.dropped += len(self._points)  # there was no room for them until the end
         self._seal_metrics()
 
     def _source(self, device: int, stream: StreamName, rank: int) -> _Source:
@@ -214,7 +231,26 @@ class Relay:
         if self._shipper is not None:
             self._shipper.log(index, writer.path, writer.end)
 
+    def _bring_earlier(self) -> None:
+        """Begin with the points of an earlier attempt if there is room for them. Raises OSError: they cannot be had."""
+        assert self._earlier is not None
+        try:
+            self._metric_writer.begin_with(self._earlier)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                self._earlier = None
+                raise
+            return
+        self._earlier = None
+        self._ship_metrics()
+
     def _write_points(self) -> None:
+        if self._earlier is not None:
+            with suppress(OSError):  # new points are no worse for it
+                self._bring_earlier()
+        if self._earlier is not None:
+            self._points_since = self._clock()  # tried again after a while
+            return
         points, self._points = self._points, []
         if not points:
             return

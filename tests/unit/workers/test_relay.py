@@ -11,7 +11,7 @@ from jobs import layout, metrics
 from jobs.frames import FrameReader, Kind
 from jobs.logs import REDRAWN, UNENDED, Page, clean_for_display, read_page, read_seal
 from jobs.telemetry import Metric
-from workers.relay import CHUNK_LINES, CHUNK_SECONDS, MAX_CHUNK_LINES, REDRAW_SECONDS, Relay
+from workers.relay import CHUNK_LINES, CHUNK_SECONDS, MAX_CHUNK_LINES, METRIC_SECONDS, REDRAW_SECONDS, Relay
 
 
 class Clock:
@@ -175,6 +175,26 @@ def test_a_full_disk_stops_nothing_and_the_log_says_what_is_missing(tmp_path: Pa
     assert [(line.seq, line.text) for line in found.lines] == [(1, b"before"), (202, b"after")]
     assert [(lost.first, lost.last, lost.bytes) for lost in found.dropped] == [(2, 201, 1600)]
     assert found.sealed
+
+
+def test_points_of_an_earlier_attempt_come_first_also_where_the_disk_has_no_room_for_them_yet(
+    tmp_path: Path, relay: Relay, clock: Clock
+) -> None:
+    earlier = Relay(tmp_path / "earlier", 1, None, clock)
+    earlier.metric(Metric(-1, "loss", 1, 0.5, 999.0))
+    earlier.cut_metrics()
+    file = layout.metrics_file(tmp_path)
+    file.symlink_to("/dev/full")
+    relay.begin_metrics_with(layout.metrics_file(tmp_path / "earlier"))
+    relay.metric(Metric(-1, "loss", 2, 0.25, 1000.0))
+    file.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        relay.cut_metrics()  # a checkpoint without them would lose them
+    assert not file.is_symlink()
+    clock.now += METRIC_SECONDS
+    relay.flush(clock.now)
+    (series,) = metrics.read(file)
+    assert ([point.step for point in series.points], relay.dropped) == ([1, 2], 0)
 
 
 def test_a_disk_that_is_full_until_the_end_leaves_the_log_unsealed(tmp_path: Path, relay: Relay) -> None:
