@@ -72,6 +72,11 @@ def test_the_image_of_the_api_has_no_torch(composed: Composed) -> None:
     assert composed.run_in("api", "python", "-c", find).strip() == "[]"
 
 
+def test_the_image_of_the_api_has_the_dashboard(composed: Composed) -> None:
+    find = "from api.routes import dashboard; print(dashboard._built() is not None, len(dashboard._assets()))"
+    assert composed.run_in("api", "python", "-c", find).strip() == "True 3"
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_no_process_is_root_or_can_gain_rights(composed: Composed, service: str) -> None:
     status = dict(line.split(":\t", 1) for line in composed.run_in(service, "cat", "/proc/1/status").splitlines())
