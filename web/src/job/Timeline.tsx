@@ -78,4 +78,6 @@ function partsOf(one: Attempt, before: number, over: number): Part[] {
   return parts.filter((part) => part.to > part.from);
 }
 
-const outcome = (one: Attempt) => (one.reason == null || one.reason.code === "completed" ? "" : one.reason.code === "cancelled_by_user" ? "muted" : "bad");
+/** Ends that somebody wanted. */
+const WANTED: ReadonlySet<string> = new Set(["cancelled_by_user", "drained", "service_stopped"]);
+const outcome = (one: Attempt) => (one.reason == null || one.reason.code === "completed" ? "" : WANTED.has(one.reason.code) ? "muted" : "bad");
