@@ -25,8 +25,10 @@ COPY shardyard shardyard
 # A link inside `shardyard` leads here, and the dashboard has them.
 COPY examples examples
 COPY web web
-# The dashboard is built here, with npm from PyPI and packages from the npm registry; an image without it is an error.
-RUN SHARDYARD_REQUIRE_WEB=1 pip wheel --no-deps --wheel-dir /dist .
+# The dashboard is built here, with npm from PyPI and packages from the npm registry. Where those cannot be had the image
+# has none, and its start page says so; SHARDYARD_REQUIRE_WEB=1 makes that an error.
+ARG SHARDYARD_REQUIRE_WEB
+RUN NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt pip wheel --no-deps --wheel-dir /dist .
 
 # What every process needs. Sources come last, so that a change of them installs no dependency again.
 FROM base AS service
