@@ -131,23 +131,19 @@ class MetricWriter:
         Points of a series beyond the first `MAX_SERIES` count in `dropped`.
 
         Raises:
-            OSError: nothing was written; the points count in `dropped` and take no numbers.
+            OSError: nothing was written; the points take no numbers, and may be given again.
             ValueError: the file is sealed.
         """
-        try:
-            self._open()
-            segments = self._segments(records)
-            kept = sum(len(segment.steps) for segment in segments)
-            if not kept:
-                self.dropped += len(records)
-                return b""
-            steps = [step for segment in segments for step in segment.steps]
-            first = self._frames.last + 1
-            draft = Draft(Kind.DATA, first, first + kept - 1, *step_range(steps), pack(segments))
-            written = self._frames.append(draft)
-        except OSError:
+        self._open()
+        segments = self._segments(records)
+        kept = sum(len(segment.steps) for segment in segments)
+        if not kept:
             self.dropped += len(records)
-            raise
+            return b""
+        steps = [step for segment in segments for step in segment.steps]
+        first = self._frames.last + 1
+        draft = Draft(Kind.DATA, first, first + kept - 1, *step_range(steps), pack(segments))
+        written = self._frames.append(draft)
         self.dropped += len(records) - kept
         self._count(segments)
         return written

@@ -35,7 +35,7 @@ PIECE_BYTES = MAX_LINE_BYTES // 2
 REDRAW_SECONDS = 1.0
 METRIC_SECONDS = 0.2
 METRIC_POINTS = 1000
-#: How many points wait for those of an earlier attempt, for which the disk has no room; more are dropped.
+#: How many points wait while the disk has no room for them; more are dropped.
 MAX_WAITING_POINTS = 100_000
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 A_DAY = 86_400.0
@@ -115,13 +115,14 @@ class Relay:
         now = self._clock()
         if not 0 <= record.at <= now + A_DAY:
             record = msgspec.structs.replace(record, at=now)
-        if self._earlier is not None and len(self._points) >= MAX_WAITING_POINTS:
+        waits = self._earlier is not None or self._metrics_failing
+        if waits and len(self._points) >= MAX_WAITING_POINTS:
             self._metric_writer.dropped += 1
             return
         if not self._points:
             self._points_since = now
         self._points.append(record)
-        if self._earlier is None and len(self._points) >= METRIC_POINTS:
+        if not waits and len(self._points) >= METRIC_POINTS:
             self._write_points()
 
     def begin_metrics_with(self, earlier: Path) -> None:
@@ -134,10 +135,10 @@ class Relay:
         """The file of metrics, and how much of it holds every point up to now.
 
         Raises:
-            OSError: the disk has no room yet for the points of the earlier attempt.
+            OSError: the disk has no room for all of them yet.
         """
         self._write_points()
-        if self._earlier is not None:
+        if self._earlier is not None or self._points:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return self._metric_writer.path, self._metric_writer.end
 
@@ -251,17 +252,22 @@ class Relay:
         if self._earlier is not None:
             self._points_since = self._clock()  # tried again after a while
             return
-        points, self._points = self._points, []
-        if not points:
+        if not self._points:
             return
-        try:
-            self._metric_writer.append(points)
-        except OSError as error:
-            if not self._metrics_failing:
-                _say(_log.error, "metrics_not_written", error=str(error))
-            self._metrics_failing = True
-            return
-        self._metrics_failing = False
+        while points := self._points[:METRIC_POINTS]:
+            try:
+                self._metric_writer.append(points)
+            except OSError as error:
+                if not self._metrics_failing:
+                    _say(_log.error, "metrics_not_written", error=str(error))
+                self._metrics_failing = True
+                if error.errno in NO_ROOM:
+                    self._points_since = self._clock()
+                    return
+                self._metric_writer.dropped += len(points)
+            else:
+                self._metrics_failing = False
+            del self._points[:METRIC_POINTS]
         self._ship_metrics()
 
     def _seal_metrics(self) -> None:

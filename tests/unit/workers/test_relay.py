@@ -197,6 +197,29 @@ def test_points_of_an_earlier_attempt_come_first_also_where_the_disk_has_no_room
     assert ([point.step for point in series.points], relay.dropped) == ([1, 2], 0)
 
 
+def test_points_wait_for_a_disk_that_is_full_and_only_so_many(
+    tmp_path: Path, relay: Relay, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.relay.MAX_WAITING_POINTS", 3)
+    file = layout.metrics_file(tmp_path)
+    file.symlink_to("/dev/full")
+    for step in (1, 2):
+        relay.metric(Metric(-1, "loss", step, 0.5, 1000.0))
+    clock.now += METRIC_SECONDS
+    relay.flush(clock.now)
+    with pytest.raises(OSError, match="No space left on device"):
+        relay.cut_metrics()
+    assert relay.deadline() == clock.now + METRIC_SECONDS
+    for step in (3, 4, 5):
+        relay.metric(Metric(-1, "loss", step, 0.5, 1000.0))
+    assert relay.dropped == 2
+    relay._metric_writer.close()  # its file is another one now
+    file.unlink()
+    relay.close()
+    (series,) = metrics.read(file)
+    assert ([point.step for point in series.points], relay.dropped) == ([1, 2, 3], 2)
+
+
 def test_a_disk_that_is_full_until_the_end_leaves_the_log_unsealed(tmp_path: Path, relay: Relay) -> None:
     relay.output(0, "stdout", 0, b"before\n", None)
     with largest_file(0):
