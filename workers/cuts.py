@@ -19,6 +19,8 @@ from workers import words
 #: From the step that is due, or the first rank's part, to the last rank's. Then the checkpoint is given up, and a rank
 #: that hangs is the watchdog's again.
 SAVE_SECONDS = 600.0
+#: That much even where the job says that a shorter pause is a stall: a large model may take long to write.
+LEAST_SAVE_SECONDS = 60.0
 #: So long after the last pause a rank that has not paused is taken to wait for those that have.
 APART_SECONDS = 0.2
 MAX_ERROR = 300
@@ -49,9 +51,18 @@ class _Gathering:
 
 
 class Cuts:
-    """`say` gives a rank a word, and must not wait. Steps count those that are done."""
+    """`say` gives a rank a word, and must not wait. Steps count those that are done. `stall_seconds` is the job's own."""
 
-    def __init__(self, world_size: int, every_steps: int, keeper: Keeper, say: Say, resumed: int = 0) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        every_steps: int,
+        keeper: Keeper,
+        say: Say,
+        resumed: int = 0,
+        stall_seconds: float | None = None,
+    ) -> None:
+        self._patience = min(SAVE_SECONDS, max(LEAST_SAVE_SECONDS, stall_seconds or SAVE_SECONDS))
         self._world_size = world_size
         self._every_steps = every_steps
         self._keeper = keeper
@@ -131,7 +142,7 @@ class Cuts:
     def on_time(self, now: float) -> None:
         if self._gathering is not None:
             self._look_for_cut()
-        if self._gathering is not None and now - self._gathering.since > SAVE_SECONDS:
+        if self._gathering is not None and now - self._gathering.since > self._patience:
             self._give_up()
         if self._stopping and not self._leaving:
             self._look_for_stop(now)
@@ -157,7 +168,7 @@ class Cuts:
         if parts:
             who = f"rank {', '.join(silent)} did not save" if silent else "the storage was busy with an older one"
             step = max(saved.step for saved in parts.values())
-            self._miss(step, f"{who} within {SAVE_SECONDS:g} s")
+            self._miss(step, f"{who} within {self._patience:g} s")
             self._end_gathering(step)
         else:
             self._gathering = None

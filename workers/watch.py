@@ -22,6 +22,7 @@ from typing import Any
 
 import structlog
 
+from jobs.logs import clean_for_display
 from jobs.spec import JobSpec, ScriptProgram
 from jobs.state import Order, Reason
 from jobs.telemetry import (
@@ -149,7 +150,8 @@ class Watch:
 
     def _cuts_of(self, saving: Saving) -> Cuts:
         say = lambda rank, word: self._ranks[rank].tell(word)  # noqa: E731
-        return Cuts(len(self._ranks), saving.wanted.every_steps, saving.keeper, say, saving.step)
+        stall = self._spec.limits.stall_seconds
+        return Cuts(len(self._ranks), saving.wanted.every_steps, saving.keeper, say, saving.step, stall)
 
     def _listen_to_children(self, listener: socket.socket) -> Children:
         return Children(
@@ -571,7 +573,8 @@ def _failure(rank: Rank, outcome: Outcome | None) -> Ending:
         message = outcome.message
         if outcome.exit_code == EXIT_USAGE and not outcome.traceback and (line := _last_line(rank)):
             message += f": {line}"
-        error |= {"exit_code": outcome.exit_code, "message": message, "traceback": outcome.traceback or None}
+        message, trace = _for_people(message), _for_people(outcome.traceback)
+        error |= {"exit_code": outcome.exit_code, "message": message, "traceback": trace or None}
         return Ending(reason, f"rank {rank.number}: {message}", error)
     assert rank.status is not None
     if rank.status < 0:
@@ -582,3 +585,8 @@ def _failure(rank: Rank, outcome: Outcome | None) -> Ending:
         message = f"rank {rank.number} left with exit code {rank.status} before it reported its outcome"
         error |= {"exit_code": rank.status, "message": message}
     return Ending(Reason.RANK_FAILED, message, error)
+
+
+def _for_people(text: str) -> str:
+    """What a program raised, without what a terminal would obey: reasons are printed wherever jobs are listed."""
+    return "\n".join(clean_for_display(line.encode(errors="replace")) for line in text.split("\n"))

@@ -25,11 +25,12 @@ class Keeper:
 class World:
     """Some ranks, what they were told, and a clock."""
 
-    def __init__(self, ranks: int, every: int = 10, resumed: int = 0) -> None:
+    def __init__(self, ranks: int, every: int = 10, resumed: int = 0, stall_seconds: float | None = None) -> None:
         self.keeper = Keeper()
         self.now = 1000.0
         self._said: list[tuple[int, bytes]] = []
-        self.cuts = Cuts(ranks, every, self.keeper, lambda rank, word: self._said.append((rank, word)), resumed)
+        say = lambda rank, word: self._said.append((rank, word))  # noqa: E731
+        self.cuts = Cuts(ranks, every, self.keeper, say, resumed, stall_seconds)
 
     def heed(self, rank: int, record: AnyRecord) -> dict[int, bytes]:
         self.cuts.heed(rank, record, self.now)
@@ -112,6 +113,16 @@ def test_what_is_no_checkpoint_is_missed_and_training_goes_on(
     assert world.keeper.taken == []
     ((_, told),) = world.keeper.missed
     assert why in told
+
+
+@pytest.mark.parametrize(("stall_seconds", "waits"), [(None, 600), (5, 60), (120, 120), (5000, 600)])
+def test_a_rank_that_does_not_save_is_waited_for_as_long_as_the_job_calls_no_stall(
+    stall_seconds: float | None, waits: float
+) -> None:
+    world = World(2, stall_seconds=stall_seconds)
+    world.saved(0, 10)
+    assert world.passes(waits - 1) == {}
+    assert world.passes(2) == {0: words.CONTINUE}
 
 
 def test_a_rank_that_does_not_save_holds_the_others_for_a_while_only() -> None:
