@@ -51,7 +51,7 @@ class _Gathering:
 
 
 class Cuts:
-    """`say` gives a rank a word, and must not wait. Steps count those that are done. `stall_seconds` is the job's own."""
+    """`say` gives a rank a word, and must not wait. Steps count those that are done. `stall_seconds` is the job's."""
 
     def __init__(
         self,
