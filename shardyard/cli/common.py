@@ -3,12 +3,13 @@
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -67,10 +68,29 @@ def connect(url: str | None, token: str | None) -> "Client":
     return Client(url, token)
 
 
+#: Characters that a terminal obeys, and marks that turn the writing direction of what follows.
+_OBEYED = {
+    code: None
+    for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+    if chr(code) not in "\t\n"
+}
+
+
+class _Console(Console):
+    """Prints other people's words as words, whatever they are."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(segment.text.translate(_OBEYED), segment.style)
+
+
 def console(*, markup: bool = False) -> Console:
     """Standard output. Without `markup`, brackets are brackets: names and messages are other people's."""
     width = None if sys.stdout.isatty() else PIPE_WIDTH
-    return Console(width=width, highlight=False, markup=markup, emoji=False)
+    return _Console(width=width, highlight=False, markup=markup, emoji=False)
 
 
 def _no_color(chosen: bool) -> bool:

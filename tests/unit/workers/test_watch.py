@@ -558,3 +558,10 @@ def test_work_that_was_seen_is_not_noted(place: Path, monkeypatch: pytest.Monkey
     published = Published()
     watch(has_a_child(child), published=published, listener=listen(place))
     assert not any(isinstance(record, Note) for _, record in published.records)
+
+
+def test_what_a_program_raised_tells_no_terminal_what_to_do() -> None:
+    ending = watch(fails("RuntimeError: \x1b]0;mine\x07a\x1b[31m red\u202e thing"))
+    assert ending.message == "rank 0: RuntimeError: a red thing"
+    assert ending.error is not None
+    assert ending.error["message"] == "RuntimeError: a red thing"
