@@ -315,9 +315,12 @@ class Token(Model, frozen=True, kw_only=True):
 
 
 class NewToken(Token, frozen=True, kw_only=True):
-    """`token` is the secret, shown this once."""
+    """`token` is the secret, shown this once; not by `repr`, which ends in logs and notebooks."""
 
     token: str
+
+    def __repr__(self) -> str:
+        return f"NewToken(id={self.id!r}, name={self.name!r}, tenant={self.tenant!r}, scopes={self.scopes!r})"
 
 
 class TokenList(Model, frozen=True, kw_only=True):
