@@ -46,6 +46,19 @@ def prove(control: RedisStore, storage: Path) -> None:
     )
 
 
+def check(storage: Path) -> None:
+    """Look again whether a directory that was proven is still there: what was mounted may be so no longer.
+
+    Raises:
+        StorageMismatch: it has lost its mark.
+        OSError: it does not answer.
+    """
+    try:
+        (storage / NONCE_FILE).stat()
+    except FileNotFoundError:
+        raise StorageMismatch(f"{storage} is no longer what the service keeps its files in; is it mounted?") from None
+
+
 def _prove_user(storage: Path) -> None:
     """Check that who marked the directory is who we are to it: files are kept so that no other user can read them."""
     with tempfile.TemporaryFile(dir=storage) as draft:  # on a network file system, root may be somebody else

@@ -249,6 +249,7 @@ class Agent:
 
     def _beat(self) -> bool:
         """Beat, and learn which attempts hold devices here. False: register again."""
+        storage.check(self._storage)  # before: without it this node must take no work
         beat = self._store.run(store.beat_node(self._node, self._instance, self._deadline()))
         if beat.standing is store.NodeStanding.REPLACED:
             raise NodeTaken(f"another worker registered as node {self._node!r}")
@@ -294,6 +295,13 @@ class Agent:
             return
         record = attempts[attempt.number - 1]
         if record.state is not AttemptState.LEASED or record.node != self._node:
+            return
+        try:
+            storage.check(self._storage)
+        except (storage.StorageMismatch, OSError) as error:
+            # The attempt would find no checkpoint, and leave its files where nobody looks. The agent ends of this, too.
+            self._store.run(store.node_down(self._node, None))
+            self._refuse(attempt, Reason.START_FAILED, str(error))
             return
         if max(record.leased) >= len(self._devices):
             why = f"device {max(record.leased)} is gone from node {self._node}"

@@ -6,8 +6,9 @@ import pytest
 
 from jobs import layout
 from jobs.state import Reason, State
+from jobs.storage import NONCE_FILE
 from jobs.store import AttemptId
-from tests.integration.workers.service import TENANT, Service
+from tests.integration.workers.service import TENANT, Service, running_service
 
 pytestmark = pytest.mark.integration
 
@@ -41,3 +42,18 @@ def test_storage_that_cannot_be_written_is_named_and_the_job_runs_when_it_can(se
     assert first.reason is Reason.START_FAILED
     assert str(blocked) in first.message
     assert service.ended(job).state is State.SUCCEEDED
+
+
+def test_a_node_whose_storage_is_no_longer_mounted_takes_no_work_until_it_is(tmp_path: Path) -> None:
+    with running_service(tmp_path) as service:
+        worker = service.worker
+        assert worker is not None
+        mark = service.settings.storage / NONCE_FILE
+        mark.rename(mark.with_name("elsewhere"))
+        assert worker.wait(15) == 2
+        assert "is it mounted?" in service.events("node_refused")[0]["why"]
+        job = service.submit("single")
+        mark.with_name("elsewhere").rename(mark)
+        service.start_worker()
+        assert service.ended(job).state is State.SUCCEEDED
+        assert len(service.attempts(job)) == 1
