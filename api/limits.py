@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import problems
@@ -73,7 +74,7 @@ class Bodies:
 
 
 class Limits:
-    """Refuses a request that breaks a limit; the body is counted and timed while it is read."""
+    """Refuses a request that breaks a limit; the body is counted and timed while it is read. Answers are private."""
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str], bodies: Bodies) -> None:
         self._app = app
@@ -88,9 +89,9 @@ class Limits:
         try:
             self._check(scope["headers"], body)
         except ShardyardError as error:
-            await problems.of_error(error, scope["path"])(scope, receive, send)
+            await problems.of_error(error, scope["path"])(scope, receive, _private(send))
             return
-        await self._app(scope, _limited(receive, body), send)
+        await self._app(scope, _limited(receive, body), _private(send))
 
     def _check(self, headers: list[tuple[bytes, bytes]], body: BodyLimits) -> None:
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
@@ -104,6 +105,20 @@ class Limits:
         for name, value in headers:
             if name == b"content-length" and value.isdigit() and int(value[:20]) > body.max_bytes:
                 raise _too_large(body)
+
+
+def _private(send: Send) -> Send:
+    """Whatever does not say otherwise is for whoever asked: kept by no cache between, by no browser unasked, and taken
+    for nothing but what it is."""
+
+    async def private(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers.setdefault("Cache-Control", "private, no-cache")
+            headers.setdefault("X-Content-Type-Options", "nosniff")
+        await send(message)
+
+    return private
 
 
 def _limited(receive: Receive, limits: BodyLimits) -> Receive:

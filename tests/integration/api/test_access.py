@@ -259,3 +259,16 @@ async def test_what_was_done_is_written_down_with_the_token_that_did_it(api: Api
     ]
     assert all(entry["tenant"] == "default" for entry in done)
     assert token["token"] not in str(logs)
+
+
+async def test_no_cache_keeps_an_answer_for_others_and_no_browser_guesses_what_it_is(api: Api) -> None:
+    api.node()
+    job = await api.submit()
+    paths = ("/v1/jobs", f"/v1/jobs/{job}", f"/v1/jobs/{job}/logs", "/v1/nodes", "/v1/tokens", "/v1/jobs/none")
+    answers = [await api.client.get(path) for path in paths]
+    answers.append(await api.client.get(paths[1], headers={"If-None-Match": answers[1].headers["etag"]}))
+    answers.append(await api.client.get("/v1/jobs", headers={"Host": "elsewhere.example"}))
+    assert [answer.status_code for answer in answers] == [200] * 5 + [404, 304, 400]
+    for answer in answers:
+        assert answer.headers["cache-control"] == "private, no-cache"
+        assert answer.headers["x-content-type-options"] == "nosniff"
