@@ -33,6 +33,22 @@ def discover(wanted: str) -> tuple[DeviceRecord, ...]:
     raise ValueError(f"{wanted!r} names no devices; use auto, cuda:0-3, cuda:0,2 or cpu:8")
 
 
+def users_of(gpu: str) -> list[int]:
+    """Processes that compute on a GPU now, by its UUID; of a container, as the host numbers them. None where the driver
+    does not tell."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(gpu)
+        return [int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def _virtual(count: int) -> tuple[DeviceRecord, ...]:
     return tuple(DeviceRecord(i, "cpu", i, f"cpu:{i}", "virtual device") for i in range(count))
 

@@ -1,4 +1,5 @@
-"""Whether a device can compute, by a small computation on it in a process of its own."""
+"""Whether a device can be given out again: nobody uses it, and a small computation on it in a process of its own ends
+well."""
 
 import os
 import subprocess
@@ -7,6 +8,7 @@ import tempfile
 from typing import IO
 
 from jobs.record import DeviceRecord
+from workers.devices import users_of
 
 #: Torch is imported first, perhaps from a cold disk.
 SECONDS = 60.0
@@ -33,11 +35,14 @@ class Fitness:
         self._stuck: dict[int, subprocess.Popen[bytes]] = {}
 
     def found_wrong(self, device: DeviceRecord) -> str:
-        """Why a device cannot compute; "" when it can. Takes so many seconds at most."""
+        """Why a device cannot be given out; "" when it can. Takes so many seconds at most. Nothing may hold a lease on
+        it: whatever computes there has no business to."""
         before = self._stuck.get(device.index)
         if before is not None and before.poll() is None:
             return f"process {before.pid}, which was to compute on it, does not die"
         self._stuck.pop(device.index, None)
+        if users := users_of(device.id) if device.kind == "cuda" else []:
+            return f"in use by process {', '.join(map(str, users[:5]))}, which no lease explains"
         with tempfile.TemporaryFile() as said:
             process = _start(device, said)
             try:

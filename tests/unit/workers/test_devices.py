@@ -1,7 +1,7 @@
 import pynvml
 import pytest
 
-from workers.devices import discover
+from workers.devices import discover, users_of
 
 
 class Nvml:
@@ -34,9 +34,30 @@ class Nvml:
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> "Memory":  # noqa: N802
         return Memory()
 
+    def nvmlDeviceGetHandleByUUID(self, gpu: str) -> int:  # noqa: N802
+        if gpu not in {f"GPU-{ordinal}" for ordinal in range(self._count)}:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return int(gpu.removeprefix("GPU-"))
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list["Process"]:  # noqa: N802
+        return [Process()] if handle == 1 else []
+
 
 class Memory:
     total = 80 << 30
+
+
+class Process:
+    pid = 4711
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_who_computes_on_a_gpu_is_known_by_its_uuid() -> None:
+    assert [users_of(gpu) for gpu in ("GPU-0", "GPU-1", "GPU-of another host")] == [[], [4711], []]
+
+
+def test_nobody_is_known_to_compute_where_there_is_no_driver(no_gpu: None) -> None:
+    assert users_of("GPU-1") == []
 
 
 @pytest.fixture

@@ -27,6 +27,12 @@ def test_a_computation_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> N
     assert Fitness(seconds=0.1).found_wrong(CPU) == "a small computation on it did not end within 0.1 s"
 
 
+def test_a_gpu_that_somebody_uses_is_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    users = {GONE.id: [41, 42]}
+    monkeypatch.setattr("workers.fitness.users_of", lambda gpu: users[gpu])
+    assert Fitness().found_wrong(GONE) == "in use by process 41, 42, which no lease explains"
+
+
 @pytest.mark.gpu
 def test_a_gpu_that_computes_has_nothing_wrong() -> None:
     for device in discover("auto"):
