@@ -207,7 +207,11 @@ Program = Annotated[
 
 class Limits(Strict):
     wall_seconds: float = Field(
-        86_400, gt=0, le=31_536_000, strict=True, description="from the first rank up to the last rank out"
+        86_400,
+        gt=0,
+        le=31_536_000,
+        strict=True,
+        description="of each attempt, from the first rank up to the last rank out",
     )
     max_retries: int = Field(0, ge=0, le=100, strict=True, description="new attempts after a failure of the program")
     stall_seconds: float | None = Field(

@@ -38,6 +38,8 @@ MAX_DEATHS = 5
 DEATH_WINDOW_SECONDS = 60.0
 FIRST_BACK_OFF_SECONDS = 0.5
 MAX_BACK_OFF_SECONDS = 8.0
+#: Of a server that runs wait for: without it no lease is renewed.
+MAX_BACK_OFF_SECONDS_OF_REDIS = 2.0
 MAX_LOG_BYTES = 16 * 1024 * 1024
 LOG_TAIL_LINES = 15
 KILL_SECONDS = 5.0
@@ -204,7 +206,8 @@ class Processes:
             often = f", {len(recent)} times within {DEATH_WINDOW_SECONDS:.0f} s" if len(recent) > 1 else ""
             log = f"The end of {service.log_path}:\n{tail(service.log_path)}"
             raise ServiceError(f"{service.name} {death.how}{often}. {log}")
-        pause = min(FIRST_BACK_OFF_SECONDS * 2 ** (len(recent) - 1), MAX_BACK_OFF_SECONDS)
+        longest = MAX_BACK_OFF_SECONDS_OF_REDIS if service.keep else MAX_BACK_OFF_SECONDS
+        pause = min(FIRST_BACK_OFF_SECONDS * 2 ** (len(recent) - 1), longest)
         self._restarts[service.name] = _Restart(service, death.at + pause)
         again = f"starting it again in {pause:g} s, see {service.log_path}"
         if full:

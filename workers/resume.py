@@ -64,7 +64,10 @@ def choose(place: Place, lifeline: Lifeline, publisher: Publisher) -> Verified |
     if pointer is None:
         return None  # nothing was ever committed, or an earlier attempt could use nothing
     found, refused = None, None
-    for one in checkpoints.candidates(checkpoints.kept(place.kept), pointer):
+    there = checkpoints.kept(place.kept)
+    if not any((one.step, one.attempt) == (pointer.step, pointer.attempt) for one in there):
+        publisher.say(f"the checkpoint of step {pointer.step} of attempt {pointer.attempt} is not there any more")
+    for one in checkpoints.candidates(there, pointer):
         try:
             found = _verify(one, pointer, lifeline, publisher)
         except OSError as error:

@@ -4,6 +4,7 @@ of it. A run that was interrupted must be told from one that was not by its atte
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -267,6 +268,18 @@ def test_a_checkpoint_with_a_flipped_bit_is_passed_over_for_the_one_before(
     assert "resumed at step 20 of attempt 1" in lines
     assert_as_if_undisturbed(service, job, 2, undisturbed("single", 1))
     assert kept(service, job) == [(60, 2), (40, 2)]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_was_taken_away_is_missed_in_words(service: Service) -> None:
+    job = submit(service, seconds=0.1)
+    commits(service, job, 2 * EVERY)
+    shutil.rmtree(directory(service, job) / "000000000040-1")
+    kill(service, job)
+    assert service.ended(job, 60).state is State.SUCCEEDED
+    lines = said(service, job, 2)
+    assert "the checkpoint of step 40 of attempt 1 is not there any more" in lines
+    assert "resumed at step 20 of attempt 1" in lines
 
 
 @pytest.mark.slow
