@@ -46,6 +46,8 @@ class ShardyardError(Exception):
         super().__init__(message)
         self.message = message
         self.fields = fields
+        for wrong in fields:
+            self.add_note(f"{wrong.field}: {wrong.message}")  # a traceback, as in a notebook, tells it too
 
 
 class InvalidRequest(ShardyardError):

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -88,6 +89,13 @@ def test_a_submit_whose_answer_got_lost_is_sent_again_under_its_key(service: Cal
     assert away.client().submit({"name": "a"}).id == JOB
     assert len({request.headers["Idempotency-Key"] for request in away.seen}) == 1
     assert len(away.seen) == 4
+
+
+def test_the_traceback_of_a_refused_spec_names_what_is_wrong(service: Callable[..., Service]) -> None:
+    problem = {"code": "invalid_spec", "detail": "no", "errors": [{"field": "resorces", "message": "unknown field"}]}
+    with pytest.raises(errors.InvalidSpec) as refused:
+        service(httpx.Response(422, json=problem)).client().submit({"resorces": 1})
+    assert "resorces: unknown field" in "".join(traceback.format_exception(refused.value))
 
 
 def test_a_token_is_not_made_twice_unless_nothing_was_sent(service: Callable[..., Service]) -> None:
@@ -418,6 +426,7 @@ def test_an_awaiting_client_repeats_and_follows_as_the_other_does() -> None:
 def test_importing_the_package_loads_nothing_and_the_client_no_torch() -> None:
     program = """
 import sys
+import traceback
 before = {name.partition(".")[0] for name in sys.modules}
 import shardyard
 from shardyard import job
