@@ -24,7 +24,7 @@ export function Files(props: { id: string; state: string }) {
         <div class="scroll" tabIndex={0} role="group" aria-label="Files"><table><tbody>
           {files.slice(0, SHOWN).map((file) => (
             <tr key={file.path}>
-              <td><a href={`/v1/jobs/${props.id}/artifacts/${file.path.split("/").map(encodeURIComponent).join("/")}`} download><bdi>{file.path}</bdi></a></td>
+              <td class="name"><a href={`/v1/jobs/${props.id}/artifacts/${file.path.split("/").map(encodeURIComponent).join("/")}`} download><bdi>{file.path}</bdi></a></td>
               <td class="n">{bytes(file.bytes)}</td><td class="muted">{clock(file.modified_at)}</td>
             </tr>
           ))}

@@ -9,6 +9,9 @@ const SHOWN = 12;
 /** Parts shorter than this share of the whole are drawn so long all the same. */
 const LEAST = 0.004;
 
+/** What a script goes on from has no step: its log and report say it, its attempts do not. */
+const ofScript = (job: JobStatus) => (job.spec as { program?: { kind?: string } } | null)?.program?.kind === "script";
+
 interface Part {
   kind: "waited" | "starting" | "running";
   from: number;
@@ -36,7 +39,7 @@ export function Timeline(props: { attempts: Attempt[]; job: JobStatus }) {
                 <span class={outcome(one)}>{one.reason ? one.reason.code.replaceAll("_", " ") : "now"}</span>
                 <span class="muted">
                   {one.placement[0]?.node} · {one.started_at ? `ran ${duration(between(one.started_at, one.ended_at, now))}` : "did not start"}
-                  {one.resumed_from ? ` · from step ${count(one.resumed_from.step)} of attempt ${one.resumed_from.attempt}` : n || one.attempt > 1 ? " · from the beginning" : ""}
+                  {one.resumed_from ? ` · from step ${count(one.resumed_from.step)} of attempt ${one.resumed_from.attempt}` : (n || one.attempt > 1) && !ofScript(job) ? " · from the beginning" : ""}
                 </span>
               </div>
               <div class="track" role="img" aria-label={parts.map((part) => `${part.kind} ${duration((part.to - part.from) / 1000)}`).join(", ")}>

@@ -70,7 +70,7 @@ export function SubmitPage() {
           </select>
         </label>
         <label>or a file <input type="file" accept=".json,application/json" onChange={(event) => void open(event.currentTarget.files?.[0])} /></label>
-        <span class="muted">For code of your own: <code>shardyard submit train.py</code></span>
+        <span class="muted">For code of your own: <code>shardyard submit --script train.py</code></span>
       </div>
       <div class="columns even">
         <div>

@@ -40,7 +40,7 @@ export function Bars(props: { report: Report; scale?: Scale }) {
     <div>
       {primitives.length > 0 && (
         <>
-          <h2>DataParallel's primitives <small>in all measured steps</small></h2>
+          <h2>DataParallel's primitives <small>in all measured steps; below, in a typical one</small></h2>
           <div class="bars"><Bar name="" parts={primitives} most={longest} /></div>
           <Key parts={PRIMITIVES.map(([field, name, kind]) => [name, kind, report.primitives?.[field]?.p50])} />
         </>
