@@ -63,10 +63,16 @@ export function useJob(id: string, logs: number[] | null): Watched {
   };
 
   useEffect(() => {
-    get<JobStatus>(base).then((found) => {
+    // Shown together when all are there, so that nothing on the page moves while it loads.
+    const none = { attempts: [] };
+    Promise.all([
+      get<JobStatus>(base),
+      get<Report>(`${base}/splits`).catch(() => null),
+      get<{ attempts: Attempt[] }>(`${base}/attempts`).catch(() => none),
+    ]).then(([found, split, tried]) => {
+      setAttempts(tried.attempts);
+      setReport(split);
       setJob(found);
-      void look.job();
-      void look.report();
     }, setProblem);
   }, [id]);
 

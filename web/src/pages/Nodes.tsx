@@ -157,12 +157,12 @@ function Slot(props: { device: Device; job: ListedJob | undefined; children: Com
   const known = device.job && !device.job.includes(" ");
   return (
     <li class={`slot ${device.state}`} title={`${device.id}: ${device.name}${device.memory_total_bytes ? `, ${bytes(device.memory_total_bytes)}` : ""}`}>
-      <b>{device.label}</b>
       <div class="row">
-        <span class="what">
-          {device.state !== "leased" ? device.state : known ? <Link to={`/jobs/${device.job}`} title={job?.name ?? device.job!}><bdi>{job?.name ?? `job ${device.job!.slice(0, 13)}`}</bdi></Link> : device.job}
-        </span>
+        <b>{device.label}</b>
         {props.children}
+      </div>
+      <div class="what">
+        {device.state !== "leased" ? device.state : known ? <Link to={`/jobs/${device.job}`} title={job?.name ?? device.job!}><bdi>{job?.name ?? `job ${device.job!.slice(0, 13)}`}</bdi></Link> : device.job}
       </div>
       {device.quarantine && <div class="why" dir="auto">{device.quarantine}{device.quarantined_at ? ` (since ${clock(device.quarantined_at)})` : ""}{device.state === "leased" ? "; set apart when it is free" : ""}</div>}
     </li>

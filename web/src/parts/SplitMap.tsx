@@ -173,7 +173,7 @@ function Legend(props: { by: By; report: Report }) {
       <span class="row">less <span class="scale" aria-hidden="true">{Array.from({ length: LEVELS }, (_, n) => <i key={n} class={`l${n}`} />)}</span> more {titleOf(props.by)}</span>
       {idle && <span><i class="idle" aria-hidden="true" /> idle: it got nothing of that batch</span>}
       {balance.idle_device_steps ? <span>{plural(balance.idle_device_steps, "idle device-step")}</span> : null}
-      {balance.wasted_device_seconds ? <span title={notes["balance.wasted_device_seconds"]}>{number(balance.wasted_device_seconds)} device-seconds waited for the slowest</span> : null}
+      {balance.wasted_device_seconds ? <span title={notes["balance.wasted_device_seconds"]}>{number(Number(balance.wasted_device_seconds.toPrecision(3)))} device-seconds waited for the slowest</span> : null}
     </div>
   );
 }
