@@ -28,7 +28,7 @@ demo: $(STAMP) ## Train on digits under dp and ddp, show what each device got, a
 	@$(BIN)/shardyard demo $(ARGS)
 
 test: $(WEB) ## Unit, integration and quick acceptance tests
-	$(BIN)/pytest -m "not slow and not gpu" $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not gpu" $(ARGS)
 
 test-full: $(WEB) ## All tests, slow ones and those on a GPU included
 	$(BIN)/pytest $(ARGS)
