@@ -20,7 +20,7 @@ BROWSERS = ("chromium", "google-chrome")
 PATIENCE_MS = 20_000
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     built = dashboard._built() is not None
@@ -36,7 +36,7 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     up = Up(tmp_path_factory.mktemp("browser"), "--devices", f"cpu:{DEVICES}")
     up.start()
@@ -44,13 +44,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     up.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client(service: Up) -> Client:
     assert service.client is not None
     return service.client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def signed_in(browser: Browser, client: Client, service: Up) -> StorageState:
     """The cookie of one session of the operator, for all windows that do not sign in by hand."""
     return cookie_of(browser, client.url, token_of(service))
