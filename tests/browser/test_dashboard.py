@@ -140,6 +140,7 @@ def test_the_list_changes_by_itself_and_its_filters_are_in_the_address(pages: Pa
     expect(page).to_have_url(re.compile(r"state=failed"))
     expect(page.get_by_text("No job matches")).to_be_visible()
     pages.open("/")
+    expect(page.get_by_role("searchbox", name="Search")).to_be_visible()
     page.keyboard.press("/")
     page.keyboard.type("omes lat")
     expect(page).to_have_url(re.compile(r"search=omes"))

@@ -21,6 +21,7 @@ export function follow(path: string, handlers: Handlers, tell?: (live: boolean) 
   let lastId = "";
   let over = false;
   let failures = 0;
+  let tried = false;
   let reading: AbortController | null = null;
   let timer: ReturnType<typeof setTimeout> | undefined;
 
@@ -41,6 +42,8 @@ export function follow(path: string, handlers: Handlers, tell?: (live: boolean) 
     if (over || reading || document.hidden) return;
     const mine = (reading = new AbortController());
     let again: number | undefined;
+    const before = tried;
+    tried = true;
     try {
       if (!(await granted(mine))) {
         tell?.(true);
@@ -58,6 +61,8 @@ export function follow(path: string, handlers: Handlers, tell?: (live: boolean) 
       if (!answer.ok || !answer.body) throw new Error(`status ${answer.status}`);
       tell?.(true);
       failures = 0;
+      // A stream that was cut before its first event begins anew: what happened meanwhile is in none of its events.
+      if (before && !lastId) handlers["resync"]?.(null);
       await events(answer.body, mine, take);
     } catch {
       // It was cut, or left on purpose; either way it goes on below, or it does not.
