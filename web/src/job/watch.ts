@@ -52,7 +52,9 @@ export function useJob(id: string, logs: number[] | null): Watched {
       try {
         setReport(await get<Report>(`${base}/splits`));
       } catch (error) {
-        if (error instanceof Problem && error.status === 404) setReport(null); // a new attempt has none yet
+        if (!(error instanceof Problem && error.status === 404)) return;
+        // A new attempt has none yet. Of a job that was deleted, the last one stays in sight.
+        if (await get(base).then(() => true, () => false)) setReport(null);
       }
     }),
   }).current;
