@@ -310,6 +310,11 @@ def test_a_notebook_shows_a_job_and_a_report_as_the_picture(client: Client) -> N
 # -- in a terminal ---------------------------------------------------------------------------------
 
 
+def _heed_ctrl_c() -> None:
+    """A shell starts what runs in the background with SIGINT ignored, and the tests may be that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def in_a_terminal(columns: int, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[str], str]]]:
     """A command that writes to a terminal; and what waits until words have been written, and gives all that was."""
@@ -318,7 +323,13 @@ def in_a_terminal(columns: int, *arguments: str) -> Iterator[tuple[subprocess.Po
     command = [sys.executable, "-m", "shardyard", *arguments]
     environment = os.environ | {"TERM": "xterm"}
     process = subprocess.Popen(
-        command, stdin=follower, stdout=follower, stderr=follower, env=environment, start_new_session=True
+        command,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=_heed_ctrl_c,
     )
     os.close(follower)
     os.set_blocking(leader, False)

@@ -378,6 +378,7 @@ def test_hostile_lines_names_and_findings_stay_inside_their_data(place: Place) -
     assert reader.named("finding")[0]["finding"]["message"] == "m\r\n\r\nevent: end\ndata: {}\u2028"
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_too_slow_is_told_so_and_goes_on_with_the_newest_in_bounded_memory(place: Place) -> None:
     job, attempt = place.started()
     resident = psutil.Process(place.process.child.pid).memory_info

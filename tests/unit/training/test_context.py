@@ -85,8 +85,11 @@ def test_flush_gives_up_on_a_reader_that_does_not_read(pipe: Pipe) -> None:
     for number in range(10_000):
         sink.emit(Note("x" * 20, str(number)))
     assert not sink.flush(timeout=0.05)
-    Reader(pipe[0]).start()
+    reader = Reader(pipe[0])
+    reader.start()
     assert sink.close()  # or its thread would write to the next test's pipe, which gets the same number
+    os.close(pipe[1])
+    reader.join(10)  # nor may this one read from it
 
 
 def test_a_full_buffer_makes_the_trainer_wait_and_loses_nothing(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
