@@ -10,7 +10,7 @@ WEB    := $(VENV)/.web
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install web up demo test test-full faults compose-test bench-start lint format clean
+.PHONY: help install web up demo test test-full faults compose-test bench bench-quick lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,8 +40,13 @@ faults: $(STAMP) ## Every fault of tests/faults, slow ones included, and the nem
 compose-test: $(STAMP) ## Build the images, run the service in containers and test it (needs Docker)
 	SHARDYARD_REQUIRE_DOCKER=1 $(BIN)/pytest tests/compose $(ARGS)
 
-bench-start: $(STAMP) ## Time from POST to the first DDP step, against torchrun
-	$(BIN)/python benchmarks/start.py $(ARGS)
+bench: $(STAMP) ## All side-by-side measurements, about 15 minutes (peers are installed into .venv-peers the first time)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
+	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-quick: $(STAMP) ## The same with few rounds and without Ray, about 2 minutes; results are not kept
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
+	$(BIN)/python -m benchmarks --quick --into $(VENV)/bench-quick $(ARGS)
 
 lint: $(STAMP) ## Style, types, import rules, generated files
 	$(BIN)/ruff check

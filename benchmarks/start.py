@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ddp_program import BATCH_SIZE, CLASSES, FEATURES, ROWS, STEPS
+from benchmarks.programs.ddp_linear import BATCH_SIZE, CLASSES, FEATURES, ROWS, STEPS
 from rich.console import Console
 from rich.table import Table
 
@@ -134,7 +134,7 @@ def of_torchrun() -> dict[str, float]:
         first_step = Path(directory) / "first_step"
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),
-            *(str(HERE / "ddp_program.py"), str(first_step)),
+            *(str(HERE / "programs" / "ddp_linear.py"), str(first_step)),
         ]
         began = time.time()
         subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE_SECONDS)

@@ -62,7 +62,7 @@ def test_pages_show_every_job_once_newest_first_under_any_filter(world: World) -
 def test_a_rare_filter_gives_short_pages_that_still_make_progress(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "MAX_SCANNED", 250)
+    monkeypatch.setattr(store.jobs, "MAX_SCANNED", 250)
     ids = fill(world)
     world.run(store.submit(TENANT, "000000-rare", a_spec(pool="a", name="rare")))
     first = world.run(store.page(TENANT, JobFilter(name="rare"), limit=10))

@@ -16,6 +16,7 @@ from jobs.errors import IdempotencyConflict, NotFound
 from jobs.redis_store import RedisStore
 from jobs.state import Reason, State
 from jobs.store import Archived, JobFilter
+from jobs.store.call import Call, T
 from tests.integration.store.world import NEVER, TENANT, World, a_spec, bundle_id, script
 
 pytestmark = pytest.mark.integration
@@ -166,7 +167,7 @@ def test_redis_forgets_only_what_was_written(world: World, tmp_path: Path) -> No
 class DeletesFirst(RedisStore):
     """A user deletes each job between its way to disk and its way out of Redis."""
 
-    def run(self, call: store.Call[store.T]) -> store.T:
+    def run(self, call: Call[T]) -> T:
         if call.script == "archive":
             tenant, _, job = str(call.args[0]).partition("/")
             super().run(store.delete(tenant, job))

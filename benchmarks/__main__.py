@@ -1,0 +1,98 @@
+"""Run benchmarks: `python -m benchmarks [NAME ...]`, each in a process of its own.
+
+python -m benchmarks --list          what there is
+python -m benchmarks start --rounds 9
+python -m benchmarks --quick         all of them in about two minutes, with few rounds and without Ray
+python -m benchmarks                 all of them, about a quarter of an hour
+python -m benchmarks --table         write the tables anew from the files in results/
+"""
+
+import argparse
+import importlib
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import results
+from benchmarks.comparing import Scale
+from benchmarks.results import DIRECTORY
+
+#: In the order of a job's life. Each module has TITLE and `run(scale, say)`, which returns its figures.
+NAMES: tuple[str, ...] = ()
+README = Path(__file__).parent / "README.md"
+DEADLINE_SECONDS = 1200.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Side-by-side measurements; README.md has the method."
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which; default all (--list)")
+    parser.add_argument("--quick", action="store_true", help="few rounds and small sizes: about two minutes for all")
+    parser.add_argument("--rounds", type=int, help="of each side, in place of what the benchmark has")
+    parser.add_argument(
+        "--into", type=Path, default=DIRECTORY, help="directory for results; default benchmarks/results"
+    )
+    parser.add_argument("--list", action="store_true", help="names and titles, and nothing is run")
+    parser.add_argument("--table", action="store_true", help="nothing is run: the tables, from the results there are")
+    chosen = parser.parse_args(arguments)
+    unknown = set(chosen.names) - set(NAMES)
+    if unknown:
+        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    if chosen.rounds is not None and chosen.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    if chosen.list:
+        for name in NAMES:
+            print(f"{name:<14} {importlib.import_module(f'benchmarks.{name}').TITLE}")
+        return 0
+    if chosen.table:
+        _write_tables(chosen.into)
+        return 0
+    names = chosen.names or NAMES
+    if len(names) == 1:
+        return _one(names[0], Scale(chosen.quick, chosen.rounds), chosen.into)
+    failed = [name for name in names if not _child(name, chosen)]
+    _write_tables(chosen.into)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _one(name: str, scale: Scale, into: Path) -> int:
+    module = importlib.import_module(f"benchmarks.{name}")
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{name:<14} {time.monotonic() - began:6.1f} s  {text}", flush=True)
+
+    figures = module.run(scale, say)
+    path = results.write(name, module.TITLE, figures, quick=scale.quick, seconds=time.monotonic() - began, into=into)
+    print("\n".join(results.table(figures)))
+    say(f"written to {path}")
+    return 0
+
+
+def _child(name: str, chosen: argparse.Namespace) -> bool:
+    """One benchmark in a process of its own: no thread and no memory of one is in the way of the next."""
+    command = [sys.executable, "-m", "benchmarks", name, "--into", str(chosen.into)]
+    command += ["--quick"] if chosen.quick else []
+    command += ["--rounds", str(chosen.rounds)] if chosen.rounds else []
+    try:
+        return subprocess.run(command, timeout=DEADLINE_SECONDS).returncode == 0
+    except subprocess.TimeoutExpired:
+        print(f"{name}: not done within {DEADLINE_SECONDS:g} s", file=sys.stderr)
+        return False
+
+
+def _write_tables(directory: Path) -> None:
+    table = results.summary(directory)
+    if directory == DIRECTORY:
+        README.write_text(results.insert(README.read_text(), table))
+    else:
+        (directory / "README.md").write_text(table)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

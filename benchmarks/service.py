@@ -1,0 +1,91 @@
+"""A service of the benchmark's own: `shardyard up` with the product's defaults, in a temporary directory."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from shardyard.client import Client
+from shardyard.connection import LocalService
+from shardyard.demo import running_service
+
+END_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    url: str
+    token: str
+    data_dir: Path
+    pid: int  # of `up`; the others are its children
+    client: Client
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1].rstrip("/"))
+
+    def pid_of(self, word: str) -> int:
+        """The one process of the service whose command line has `word` in it: `api`, `worker`, `control`, `telemetry`.
+
+        Raises:
+            LookupError: none has, or more than one.
+        """
+        own = psutil.Process(self.pid).children()
+        found = [each.pid for each in own if any(word in part for part in each.cmdline())]
+        if len(found) != 1:
+            raise LookupError(f"{len(found)} processes of the service have {word!r} in their command line")
+        return int(found[0])
+
+
+@contextmanager
+def service(devices: str = "cpu:2", *options: str) -> Iterator[Service]:
+    """Ready to take jobs, and ended in order afterwards.
+
+    Raises:
+        ServiceError: it did not get ready, or its end was not a clean one.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="shardyard-bench-") as directory,
+        running_service(Path(directory), devices, *options) as local,
+        Client(local.url, _token(local)) as client,
+    ):
+        yield Service(local.url, _token(local), Path(directory), local.pid, client)
+
+
+def finish(client: Client, spec: dict[str, Any]) -> Any:
+    """Submit, wait for the end, and return the last status.
+
+    Raises:
+        RuntimeError: the job did not succeed.
+    """
+    job = client.submit(spec).wait(timeout=END_SECONDS)
+    status = job.status
+    if status.state != "succeeded":
+        raise RuntimeError(f"job {job.id} is {status.state}: {status.reason.message}")
+    return status
+
+
+def linear_spec(strategy: str = "ddp", devices: int = 2, **program: Any) -> dict[str, Any]:
+    """The smallest job that trains at all: a layer from 5 to 2 on 100 random vectors, four batches of 15 a rank."""
+    return {
+        "name": f"bench-{strategy}-{devices}",
+        "resources": {"devices": devices},
+        "parallelism": {"strategy": strategy},
+        "program": {
+            "kind": "recipe",
+            "model": {"ref": "linear", "args": {"in_features": 5, "out_features": 2}},
+            "data": {"ref": "random_vectors", "args": {"rows": 100, "features": 5}, "batch_size": 15},
+            "loss": {"ref": "cross_entropy"},
+            "optimizer": {"ref": "sgd", "args": {"lr": 0.01}},
+            "max_steps": 4,
+        }
+        | program,
+    }
+
+
+def _token(local: LocalService) -> str:
+    return local.token_file.read_text().strip()

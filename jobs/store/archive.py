@@ -1,0 +1,90 @@
+"""Jobs that are old enough leave Redis for files, and whole stores come back from a back-up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from jobs.record import Fields
+from jobs.store.call import Call, fields_of
+from jobs.store.specs import _unpacked
+from jobs.wire import job_ref
+
+#: How long it is remembered that a job was archived just now: longer than a call is repeated whose reply was lost.
+ARCHIVED_SECONDS = 120
+
+
+def finished(age_seconds: float, limit: int) -> Call[tuple[tuple[str, str], ...]]:
+    """Jobs, as (tenant, id), that ended so long ago; those that ended first come first."""
+
+    def parse(reply: Sequence[bytes]) -> tuple[tuple[str, str], ...]:
+        refs = (ref.decode().partition("/") for ref in reply)
+        return tuple((tenant, job) for tenant, _, job in refs)
+
+    return Call("finished", (int(age_seconds * 1e6), limit), parse)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that the store has about a finished job, as it has it."""
+
+    job: Fields
+    spec: bytes  # JSON
+    attempts: tuple[Fields, ...]
+
+    @property
+    def version(self) -> int:
+        return int(self.job[b"version"])
+
+
+def snapshot(tenant: str, job: str) -> Call[Snapshot | None]:
+    """A finished job; None when it has not ended, or is not there."""
+
+    def parse(reply: Sequence[Any]) -> Snapshot | None:
+        if not reply:
+            return None
+        job, spec, *attempts = reply
+        return Snapshot(fields_of(job), _unpacked(spec), tuple(fields_of(attempt) for attempt in attempts))
+
+    return Call("snapshot", (job_ref(tenant, job),), parse)
+
+
+class Archived(StrEnum):
+    DONE = "archived"
+    MISSING = "missing"  # it was deleted meanwhile
+    CHANGED = "changed"  # it is not what was written
+
+
+def archive(tenant: str, job: str, version: int) -> Call[Archived]:
+    """Forget a finished job that is on disk now, if it is still of that version."""
+    return Call("archive", (job_ref(tenant, job), version, ARCHIVED_SECONDS), lambda reply: Archived(reply.decode()))
+
+
+def free_key(tenant: str, key: str, job: str) -> Call[None]:
+    """Free the Idempotency-Key that made an archived job which is gone for good."""
+    return Call("free_key", (tenant, key, job), lambda _: None)
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One key as it was: its values in the order in which Redis lists those of its kind."""
+
+    key: bytes
+    kind: str  # string | hash | set | zset
+    milliseconds: int  # left to live; -1: for ever
+    values: tuple[bytes, ...]
+
+
+def dump() -> Call[tuple[Entry, ...]]:
+    """Everything that a back-up holds, at one moment. Redis answers nobody else meanwhile: 0.3 s for 10,000 jobs."""
+
+    def parse(reply: Sequence[Any]) -> tuple[Entry, ...]:
+        return tuple(Entry(key, kind.decode(), left, tuple(values)) for key, kind, left, values in reply)
+
+    return Call("dump", (), parse)
+
+
+def restored() -> Call[int]:
+    """End the attempts that were live in a back-up; their jobs are queued again. Returns how many there were."""
+    return Call("restored", (), int)

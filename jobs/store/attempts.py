@@ -1,0 +1,195 @@
+"""Attempts: dispatched, claimed, renewed, finished or reaped, and their devices given back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jobs.spec import JobSpec
+from jobs.state import CAUSE_OF, Cause, Order, Reason
+from jobs.store.call import Call, is_ok, packed_json
+from jobs.store.specs import unpack_spec
+from jobs.wire import attempt_ref, job_ref
+
+#: Attempts that a job may lose to failures of the service without progress; the next loss parks it as failed.
+MAX_LOSSES = 5
+MAX_DISPATCHED = 32
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptId:
+    """Names one attempt everywhere. `number` is the fencing token."""
+
+    tenant: str
+    job: str
+    number: int
+
+    @classmethod
+    def parse(cls, ref: str) -> "AttemptId":
+        tenant, job, number = ref.split("/")
+        return cls(tenant, job, int(number))
+
+    def __str__(self) -> str:
+        return attempt_ref(self.tenant, self.job, self.number)
+
+    @property
+    def job_ref(self) -> str:
+        return job_ref(self.tenant, self.job)
+
+
+def dispatch(hold_seconds: float) -> Call[tuple[AttemptId, ...]]:
+    """Lease free devices to queued jobs; the attempts that were created."""
+    return Call("dispatch", (MAX_DISPATCHED, int(hold_seconds * 1e6)), attempt_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Tells `node` that an attempt waits there for a supervisor. Harmless however often it is sent."""
+
+    node: str
+    attempt: AttemptId
+
+
+def hints(resend_seconds: float, limit: int = 128) -> Call[tuple[Hint, ...]]:
+    """Take the hints that are due; each is due again after `resend_seconds` unless it is claimed."""
+
+    def parse(reply: Sequence[bytes]) -> tuple[Hint, ...]:
+        pairs = (member.decode().split(" ", 1) for member in reply)
+        return tuple(Hint(node, AttemptId.parse(ref)) for node, ref in pairs)
+
+    return Call("hints", (limit, int(resend_seconds * 1e6)), parse)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    spec: JobSpec | None
+    refused: str = ""
+
+
+def claim(attempt: AttemptId, claimant: str, node: str) -> Call[Claim]:
+    """Take an attempt for a supervisor. `claimant` is a nonce that every later call must show."""
+
+    def parse(reply: Sequence[bytes]) -> Claim:
+        if reply[0] != b"claimed":
+            return Claim(None, reply[1].decode())
+        return Claim(unpack_spec(reply[1]))
+
+    return Call("claim", (attempt.job_ref, attempt.number, claimant, node), parse)
+
+
+def mark(attempt: AttemptId, claimant: str, what: Literal["running", "first_step"]) -> Call[bool]:
+    """Note that the first rank is up, or has made its first step. False: the lease is lost."""
+    return Call("mark", (attempt.job_ref, attempt.number, claimant, what), is_ok)
+
+
+def renew(attempt: AttemptId, claimant: str) -> Call[bool]:
+    """Beat the lease. False: it is lost."""
+    return Call("renew", (attempt.job_ref, attempt.number, claimant), is_ok)
+
+
+def orders(attempt: AttemptId, claimant: str) -> Call[Order]:
+    """What the supervisor should do now."""
+    return Call("orders", (attempt.job_ref, attempt.number, claimant), lambda reply: Order(reply.decode()))
+
+
+def commit_checkpoint(
+    attempt: AttemptId, claimant: str, *, step: int, epoch: int, sha256: str
+) -> Call[Literal["ok", "stale", "lost"]]:
+    """Point the job to a checkpoint that is whole and on disk, if it is of a higher step than the one before.
+    `sha256` is its manifest's. lost: the lease is."""
+    answers: dict[bytes, Literal["ok", "stale", "lost"]] = {b"ok": "ok", b"stale": "stale", b"lost": "lost"}
+    return Call("checkpoint", (attempt.job_ref, attempt.number, claimant, step, epoch, sha256), answers.__getitem__)
+
+
+def resume_from(
+    attempt: AttemptId, claimant: str, *, step: int | None, epoch: int = 0, saved_by: int = 0, sha256: str = ""
+) -> Call[bool]:
+    """Note which checkpoint an attempt goes on from, saved by attempt `saved_by`; `step` is None where it begins at the
+    first step, since none could be used. False: the lease is lost."""
+    args = ("" if step is None else step, epoch, saved_by, sha256)
+    return Call("resume_from", (attempt.job_ref, attempt.number, claimant, *args), is_ok)
+
+
+def script_resumes(attempt: AttemptId, claimant: str, *, saved_by: int) -> Call[bool]:
+    """Note that a script goes on from what attempt `saved_by` has saved, which makes up for the losses before that.
+    False: the lease is lost."""
+    return Call("script_resumes", (attempt.job_ref, attempt.number, claimant, saved_by), is_ok)
+
+
+def finish(
+    attempt: AttemptId,
+    claimant: str,
+    reason: Reason,
+    message: str,
+    *,
+    error: Mapping[str, Any] | None = None,
+    result: Mapping[str, Any] | None = None,
+    backoff_seconds: float = 0,
+) -> Call[bool]:
+    """Write the end of an attempt. False: the lease was lost, and what happened there does not count."""
+    return Call(
+        "finish",
+        (
+            attempt.job_ref,
+            attempt.number,
+            claimant,
+            reason,
+            message,
+            CAUSE_OF[reason],
+            packed_json(error),
+            packed_json(result),
+            int(backoff_seconds * 1e6),
+            MAX_LOSSES,
+        ),
+        is_ok,
+    )
+
+
+def reap(
+    attempt: AttemptId,
+    reason: Reason,
+    message: str,
+    *,
+    beat: int | None,
+    backoff_seconds: float,
+    node_beat: int | None = None,
+    node_message: str = "",
+) -> Call[Reason | None]:
+    """End an attempt whose supervisor is gone. `beat` is the value that stood still; None with proof of death.
+    `node_beat` is that of its node, where that stood still too: the attempt then ends as `node_lost`, with
+    `node_message`; so it does on a node that is down, unless there is proof. Returns the reason that it ended with;
+    None: it is alive after all, or has ended already."""
+    args = (
+        attempt.job_ref,
+        attempt.number,
+        "" if beat is None else beat,
+        reason,
+        message,
+        int(backoff_seconds * 1e6),
+        MAX_LOSSES,
+        "" if node_beat is None else node_beat,
+        node_message,
+    )
+
+    def parse(reply: Sequence[bytes]) -> Reason | None:
+        status, ended = (part.decode() for part in reply)
+        return Reason(ended) if status == "ok" else None
+
+    return Call("reap", args, parse)
+
+
+def refuse(attempt: AttemptId, node: str, reason: Reason, message: str, *, backoff_seconds: float = 0) -> Call[bool]:
+    """Say that a node cannot start an attempt that nobody has claimed yet."""
+    cause: Cause = CAUSE_OF[reason]
+    args = (attempt.job_ref, attempt.number, node, reason, message, cause, int(backoff_seconds * 1e6), MAX_LOSSES)
+    return Call("refuse", args, is_ok)
+
+
+def release(node: str, attempt: AttemptId, quarantine: Mapping[int, str]) -> Call[int]:
+    """Give back the devices of an ended attempt; those in `quarantine` stay unused for that reason.
+    Returns how many changed hands, -1 while the attempt is live."""
+    bad = [part for device, reason in quarantine.items() for part in (device, reason)]
+    return Call("release", (node, str(attempt), *bad), int)
+
+
+def attempt_ids(reply: Sequence[bytes]) -> tuple[AttemptId, ...]:
+    return tuple(AttemptId.parse(ref.decode()) for ref in reply)

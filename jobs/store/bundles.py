@@ -1,0 +1,101 @@
+"""Uploaded code: what a tenant has, and what nobody needs any more."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jobs.errors import (
+    BundleQuota,
+    FieldError,
+    UnknownBundle,
+)
+from jobs.store.call import Call, fields_of
+from jobs.wire import bundle_ref
+
+
+@dataclass(frozen=True, slots=True)
+class BundleRecord:
+    """A bundle of a tenant; sizes in bytes, times in microseconds since the epoch."""
+
+    id: str
+    nonce: str  # names its file: layout.bundle_file
+    bytes: int
+    files: int
+    unpacked: int
+    created: int
+    used: int
+    jobs: int  # that need it, also those that have ended and could be submitted again
+
+
+@dataclass(frozen=True, slots=True)
+class BundlePut:
+    created: bool
+    nonce: str  # of the file that is kept: another one than the caller's when that came second
+
+
+def put_bundle(
+    tenant: str, bundle: str, nonce: str, *, size: int, files: int, unpacked: int, gone: str = "", quota: int
+) -> Call[BundlePut]:
+    """Note an upload whose file is in place. `gone` is the nonce of a record whose file was found missing. `quota` is
+    how many bytes all bundles of the tenant may have.
+
+    Raises (on execution):
+        BundleQuota: they would have more.
+    """
+
+    def parse(reply: Sequence[bytes]) -> BundlePut:
+        status, *detail = (part.decode() for part in reply)
+        if status == "full":
+            raise BundleQuota(
+                f"your bundles have {detail[0]} bytes, and with this one of {size} they would have more than {quota}; "
+                "delete finished jobs that you do not need, and their bundles go when they have rested"
+            )
+        kept = detail[0] if detail else nonce
+        return BundlePut(kept == nonce, kept)  # so the repeat of a call whose reply was lost is no other answer
+
+    return Call("put_bundle", (bundle_ref(tenant, bundle), nonce, size, files, unpacked, gone, quota), parse)
+
+
+def read_bundle(tenant: str, bundle: str) -> Call[BundleRecord | None]:
+    """A bundle, which counts as used now; None when the tenant has no such one."""
+
+    def parse(reply: Sequence[bytes]) -> BundleRecord | None:
+        if not reply:
+            return None
+        fields = {name.decode(): value.decode() for name, value in fields_of(reply).items()}
+        nonce = fields.pop("nonce")
+        return BundleRecord(id=bundle, nonce=nonce, **{name: int(value) for name, value in fields.items()})
+
+    return Call("read_bundle", (bundle_ref(tenant, bundle),), parse)
+
+
+def unknown_bundle(bundle: str | None) -> UnknownBundle:
+    problem = "there is no such bundle; upload it with POST /v1/bundles, and submit again"
+    return UnknownBundle(f"there is no bundle {bundle}", fields=(FieldError("program.bundle", problem),))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBundle:
+    """Which file a bundle has, or had."""
+
+    tenant: str
+    id: str
+    nonce: str
+
+
+def collect_bundles(rested_seconds: float, limit: int = 100) -> Call[tuple[StoredBundle, ...]]:
+    """Forget bundles that no job needs and nobody has used for so long; their files are the caller's."""
+
+    def parse(reply: Sequence[Sequence[bytes]]) -> tuple[StoredBundle, ...]:
+        rows = ((*ref.decode().split("/"), nonce.decode()) for ref, nonce in reply)
+        return tuple(StoredBundle(tenant, f"sha256:{digest}", nonce) for tenant, digest, nonce in rows)
+
+    return Call("collect_bundles", (int(rested_seconds * 1e6), limit), parse)
+
+
+def are_kept(stored: Sequence[StoredBundle]) -> Call[tuple[bool, ...]]:
+    """Whether each of these files is the one that its bundle has."""
+
+    def parse(reply: Sequence[bytes]) -> tuple[bool, ...]:
+        return tuple(nonce.decode() == one.nonce for nonce, one in zip(reply, stored, strict=True))
+
+    return Call("bundle_nonces", tuple(bundle_ref(one.tenant, one.id) for one in stored), parse)

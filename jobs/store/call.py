@@ -1,0 +1,71 @@
+"""A call on the control Redis, as a value: which script, with what arguments, and how to read the reply."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from jobs.record import Fields
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One script call: `parse` turns the raw reply into `T`, or raises an error of `jobs.errors`."""
+
+    script: str
+    args: tuple[str | bytes | int, ...]
+    parse: Callable[[Any], T]
+
+
+#: What a server that is short of memory, or cannot write, should still do. Reading needs no flag but the promise; a
+#: new job is refused cleanly; everything else must go on, or running jobs could neither beat nor end.
+_READING = (
+    "attempts",
+    "bundle_nonces",
+    "changes",
+    "count_jobs",
+    "dump",
+    "finished",
+    "leases",
+    "nodes",
+    "orders",
+    "page",
+    "quarantine",
+    "read_job",
+    "records",
+    "session_read",
+    "snapshot",
+    "token_list",
+    "token_read",
+    "versions",
+)
+_FLAGS = dict.fromkeys(_READING, " flags=no-writes") | {"submit": "", "put_bundle": ""}
+
+
+@cache
+def source(script: str) -> str:
+    """Lua source of a script, with its flags and the shared library before it."""
+    scripts = files("jobs") / "scripts"
+    flags = _FLAGS.get(script, " flags=allow-oom")
+    return f"#!lua{flags}\n" + (scripts / "_lib.lua").read_text() + (scripts / f"{script}.lua").read_text()
+
+
+def fields_of(flat: Iterable[bytes] | Fields) -> Fields:
+    """A hash reply: RESP2 lists it flat, RESP3 as a mapping."""
+    if isinstance(flat, Mapping):
+        return flat
+    items = list(flat)
+    return dict(zip(items[::2], items[1::2], strict=True))
+
+
+def is_ok(reply: bytes) -> bool:
+    return reply == b"ok"
+
+
+def packed_json(value: Mapping[str, Any] | None) -> bytes:
+    return b"" if value is None else msgspec.json.encode(value)

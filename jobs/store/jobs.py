@@ -1,0 +1,260 @@
+"""Jobs: submit, read, list, cancel, delete."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from jobs.errors import (
+    IdempotencyConflict,
+    JobFinished,
+    JobNotFinished,
+    NotFound,
+    TooLargeForPool,
+    UnknownPool,
+)
+from jobs.record import AttemptRecord, JobRecord, QueueView
+from jobs.spec import JobSpec
+from jobs.state import State
+from jobs.store.bundles import unknown_bundle
+from jobs.store.call import Call, fields_of
+from jobs.store.specs import pack_spec, unpack_spec
+from jobs.wire import job_ref
+
+MAX_CANCEL_SCANNED = 1_000
+#: Jobs that one call cancels, and looks at: Redis answers nobody else meanwhile.
+MAX_CANCELLED = 50
+MAX_SCANNED = 5_000
+IDEMPOTENCY_SECONDS = 7 * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    job: str
+    created: bool  # False: the idempotency key was used before, for the same body
+
+
+def submit(
+    tenant: str,
+    job: str,
+    spec: JobSpec,
+    *,
+    idempotency_key: str = "",
+    digest: str = "",
+    parent: str = "",
+    token: str = "",
+) -> Call[Submitted]:
+    """Store and queue a job.
+
+    Raises (on execution):
+        IdempotencyConflict: the key was used for another body.
+        UnknownBundle: the tenant has no such bundle, or has none any more.
+        UnknownPool, TooLargeForPool: it could never run.
+    """
+    bundle = spec.program.bundle
+
+    def parse(reply: Sequence[bytes]) -> Submitted:
+        status, *detail = (part.decode() for part in reply)
+        if status == "conflict":
+            raise IdempotencyConflict(
+                f"this Idempotency-Key was used for job {detail[0]} with another body; send a new key"
+            )
+        if status == "unknown_bundle":
+            raise unknown_bundle(bundle)
+        if status == "unknown_pool":
+            known = ", ".join(sorted(detail)) or "none: no worker has registered yet"
+            raise UnknownPool(f"there is no pool {spec.pool!r}; pools: {known}")
+        if status == "too_large":
+            raise TooLargeForPool(
+                f"the job needs {spec.resources.devices} devices on one node, but the largest node of pool "
+                f"{spec.pool!r} has {detail[0]}; lower resources.devices or choose another pool"
+            )
+        return Submitted(detail[0], detail[0] == job)  # so the repeat of a call whose reply was lost is no other answer
+
+    return Call(
+        "submit",
+        (
+            tenant,
+            job,
+            spec.pool,
+            spec.resources.devices,
+            spec.priority,
+            spec.name or "",
+            spec.parallelism.strategy,
+            msgspec.json.encode(spec.labels),
+            pack_spec(spec),
+            spec.limits.max_retries,
+            idempotency_key,
+            digest,
+            IDEMPOTENCY_SECONDS,
+            parent,
+            token,
+            (bundle or "").removeprefix("sha256:"),
+        ),
+        parse,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    record: JobRecord
+    spec: JobSpec
+    queue: QueueView | None  # only while queued
+
+
+def read_job(tenant: str, job: str) -> Call[JobView]:
+    """One job.
+
+    Raises (on execution):
+        NotFound: no such job of this tenant.
+    """
+
+    def parse(reply: Sequence[Any]) -> JobView:
+        if not reply:
+            raise NotFound(f"there is no job {job!r}")
+        record = JobRecord.read(tenant, job, fields_of(reply[0]))
+        queue = QueueView(*(int(number) for number in reply[2:7])) if len(reply) > 2 else None
+        return JobView(record, unpack_spec(reply[1]), queue)
+
+    return Call("read_job", (job_ref(tenant, job),), parse)
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    state: State | None = None
+    pool: str = ""
+    label: tuple[str, str] | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    jobs: tuple[JobRecord, ...]
+    next_id: str | None  # pass it as `after` for the next page; None at the end
+
+
+def page(tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50) -> Call[JobPage]:
+    """A page of jobs, newest first. A page may be short, even empty, while `next_id` is set: a filter
+    that matches rarely looks at `MAX_SCANNED` jobs a call."""
+
+    def parse(reply: Sequence[Any]) -> JobPage:
+        next_id, *rows = reply
+        jobs = tuple(JobRecord.read(tenant, row[0].decode(), fields_of(row[1])) for row in rows)
+        return JobPage(jobs, next_id.decode() or None)
+
+    key, value = chosen.label or ("", "")
+    return Call(
+        "page", (tenant, chosen.state or "", after, limit, chosen.pool, key, value, chosen.name, MAX_SCANNED), parse
+    )
+
+
+def attempts(tenant: str, job: str) -> Call[tuple[AttemptRecord, ...]]:
+    """All attempts of a job, oldest first. Raises NotFound on execution."""
+
+    def parse(reply: Sequence[Any] | None) -> tuple[AttemptRecord, ...]:
+        if reply is None:
+            raise NotFound(f"there is no job {job!r}")
+        return tuple(AttemptRecord.read(i, fields_of(fields)) for i, fields in enumerate(reply, start=1))
+
+    return Call("attempts", (job_ref(tenant, job),), parse)
+
+
+def cancel(tenant: str, job: str) -> Call[Literal["cancelled", "cancelling"]]:
+    """Cancel a job. One that is cancelled already stays so: the caller may not have heard the first answer.
+
+    Raises (on execution):
+        NotFound: no such job of this tenant.
+        JobFinished: it has ended otherwise.
+    """
+
+    def parse(reply: bytes) -> Literal["cancelled", "cancelling"]:
+        if reply == b"missing":
+            raise NotFound(f"there is no job {job!r}")
+        if reply == b"finished":
+            raise JobFinished(f"job {job} has ended; there is nothing to cancel")
+        return "cancelled" if reply == b"cancelled" else "cancelling"
+
+    return Call("cancel", (job_ref(tenant, job),), parse)
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    next_id: str | None  # pass it as `after` to go on; None at the end
+    cancelled: int
+    cancelling: int  # told to end
+
+
+def cancel_many(tenant: str, chosen: JobFilter, *, after: str) -> Call[Cancelled]:
+    """Cancel a chunk of the jobs that match, newest first, with ids below `after`. The filter must name a state."""
+
+    def parse(reply: Sequence[Any]) -> Cancelled:
+        next_id, cancelled, cancelling = reply
+        return Cancelled(next_id.decode() or None, cancelled, cancelling)
+
+    key, value = chosen.label or ("", "")
+    args = (tenant, chosen.state or "", after, chosen.pool, key, value, chosen.name, MAX_CANCELLED, MAX_CANCEL_SCANNED)
+    return Call("cancel_many", args, parse)
+
+
+def count_jobs(tenant: str) -> Call[dict[State, int]]:
+    """Jobs of a tenant in every state."""
+
+    def parse(reply: Sequence[int]) -> dict[State, int]:
+        return dict(zip(State, reply, strict=True))
+
+    return Call("count_jobs", (tenant, *State), parse)
+
+
+def versions(jobs: Sequence[tuple[str, str]]) -> Call[tuple[int | None, ...]]:
+    """Versions of jobs that are given as (tenant, id); None for one that is gone."""
+
+    def parse(reply: Sequence[bytes]) -> tuple[int | None, ...]:
+        return tuple(int(version) if version else None for version in reply)
+
+    return Call("versions", tuple(job_ref(tenant, job) for tenant, job in jobs), parse)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Part of the list of changes: (id of the entry, tenant, job), oldest first. `newest` is the id of the last entry
+    there is; `known` is whether the entry that was asked for is still there, so that nothing after it was trimmed."""
+
+    newest: str
+    known: bool
+    entries: tuple[tuple[str, str, str], ...]
+
+
+def changes(after: str, most: int) -> Call[Changes]:
+    """Which jobs, of all tenants, changed after an entry, at most so many."""
+
+    def parse(reply: Sequence[Any]) -> Changes:
+        newest, known, entries = reply
+        found = ((name.decode(), *fields[1].decode().split("/", 1)) for name, fields in entries)
+        return Changes(newest.decode(), known == b"1", tuple(found))
+
+    return Call("changes", (after, most), parse)
+
+
+def records(jobs: Sequence[tuple[str, str]]) -> Call[tuple[JobRecord | None, ...]]:
+    """Jobs that are given as (tenant, id); None for one that is gone."""
+
+    def parse(reply: Sequence[Sequence[bytes]]) -> tuple[JobRecord | None, ...]:
+        return tuple(
+            JobRecord.read(tenant, job, fields_of(fields)) if fields else None
+            for (tenant, job), fields in zip(jobs, reply, strict=True)
+        )
+
+    return Call("records", tuple(job_ref(tenant, job) for tenant, job in jobs), parse)
+
+
+def delete(tenant: str, job: str) -> Call[None]:
+    """Forget a finished job. Raises NotFound, or JobNotFinished, on execution. Files are the caller's."""
+
+    def parse(reply: bytes) -> None:
+        if reply == b"missing":
+            raise NotFound(f"there is no job {job!r}")
+        if reply == b"not_finished":
+            raise JobNotFinished(f"job {job} has not ended; cancel it first")
+
+    return Call("delete", (tenant, job), parse)

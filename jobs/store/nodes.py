@@ -1,0 +1,199 @@
+"""Nodes: registered, alive, drained, gone."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from jobs.errors import (
+    FormatMismatch,
+    NodeInUse,
+    NotFound,
+)
+from jobs.record import NodeInfo, NodeRecord
+from jobs.state import AttemptState
+from jobs.store.attempts import AttemptId
+from jobs.store.call import Call, fields_of, is_ok
+
+#: Of the keys as a whole. It changes when a version of the service could not work beside the one before it; what is
+#: added, keys and fields of hashes, changes nothing here: whoever does not know it leaves it alone.
+FORMAT = "1"
+
+
+class Registered(StrEnum):
+    OK = "ok"
+    TAKEN = "taken"  # another worker, with another state directory, serves this node now
+    STRANDED = "stranded"  # the node holds devices of attempts whose traces are in another state directory
+
+
+def register_node(node: str, instance: str, pool: str, address: str, info: NodeInfo, *, home: str) -> Call[Registered]:
+    """Announce a node. `home` is the nonce of the state directory that keeps the traces of its attempts."""
+    args = (node, instance, pool, address, msgspec.json.encode(info), len(info.devices), home)
+    return Call("register_node", args, lambda reply: Registered(reply.decode()))
+
+
+def forget_node(node: str) -> Call[None]:
+    """Drop a node that is gone for good, and what it held.
+
+    Raises (on execution):
+        NotFound: there is no such node.
+        NodeInUse: it is alive, or a lease on it has not expired yet.
+    """
+
+    def parse(reply: bytes) -> None:
+        if reply == b"missing":
+            raise NotFound(f"there is no node {node!r}")
+        if reply == b"alive":
+            raise NodeInUse(f"node {node} is alive; stop its worker first")
+        if reply == b"leased":
+            raise NodeInUse(f"an attempt on node {node} still holds its lease; try again when it has expired")
+
+    return Call("forget_node", (node,), parse)
+
+
+class NodeStanding(StrEnum):
+    OK = "ok"
+    REPLACED = "replaced"  # another worker registered under the same node id
+    UNKNOWN = "unknown"  # the control Redis has lost this node; register again
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """When what runs on a node that drains is to move. `drain` is the number of the drain that set it."""
+
+    drain: int
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBeat:
+    standing: NodeStanding
+    holding: dict[AttemptId, AttemptState]
+    deadline: Deadline | None = None  # None: there is none, or it is over and told
+
+
+def beat_node(node: str, instance: str, deadline: Deadline | None = None) -> Call[NodeBeat]:
+    """Beat as a node; learns which attempts hold devices here, in which state they are, and how long they may stay.
+    `deadline` is what the node knows of that; the rest of it is kept for a worker that comes back."""
+
+    def parse(reply: Sequence[bytes]) -> NodeBeat:
+        status, *rest = (part.decode() for part in reply)
+        if not rest:
+            return NodeBeat(NodeStanding(status), {})
+        drain, left, *attempts = rest
+        pairs = zip(attempts[::2], attempts[1::2], strict=True)
+        holding = {AttemptId.parse(ref): AttemptState(state) for ref, state in pairs}
+        return NodeBeat(NodeStanding(status), holding, Deadline(int(drain), float(left)) if left else None)
+
+    known = (deadline.drain, f"{deadline.seconds_left:.3f}") if deadline is not None else ("", "")
+    return Call("beat_node", (node, instance, *known), parse)
+
+
+def node_down(node: str, beat: int | None) -> Call[bool]:
+    """Take a node out of scheduling: its beat stood still, or (`beat` None) it says so itself."""
+    return Call("node_down", (node, "" if beat is None else beat), is_ok)
+
+
+def stop_node(node: str) -> Call[int]:
+    """Tell the supervisors of a node to end their attempts, which go back to queued. Returns how many are live;
+    those that nobody had claimed have ended with this call."""
+    return Call("stop_node", (node,), int)
+
+
+def drain_node(node: str, *, deadline_seconds: float | None = None) -> Call[None]:
+    """Give a node no new work. After the deadline, where there is one, what still runs there goes to other nodes.
+    Asking again replaces the deadline. Raises NotFound on execution."""
+    seconds = "" if deadline_seconds is None else f"{deadline_seconds:.3f}"
+    return Call("drain_node", (node, "draining", "1", seconds), _node_found(node))
+
+
+def undrain_node(node: str) -> Call[None]:
+    """Give a node work again. Raises NotFound on execution."""
+    return Call("drain_node", (node, "draining", "", ""), _node_found(node))
+
+
+def leave_node(node: str, *, deadline_seconds: float | None = None) -> Call[None]:
+    """A drain that the node's own worker asks for, before it leaves; it ends when another worker registers the node.
+    Raises NotFound on execution."""
+    seconds = "" if deadline_seconds is None else f"{deadline_seconds:.3f}"
+    return Call("drain_node", (node, "leaving", "1", seconds), _node_found(node))
+
+
+def move_attempts(node: str, drain: int) -> Call[bool]:
+    """Send what runs on a node to other nodes: the deadline of its drain, the one of that number, is over. False: it
+    drains no longer, or has another deadline by now."""
+    return Call("move_attempts", (node, drain), is_ok)
+
+
+def _node_found(node: str) -> Callable[[bytes], None]:
+    def parse(reply: bytes) -> None:
+        if reply == b"missing":
+            raise NotFound(f"there is no node {node!r}")
+
+    return parse
+
+
+@dataclass(frozen=True, slots=True)
+class Beats:
+    """Everything that the reaper watches."""
+
+    leases: dict[AttemptId, int]
+    nodes: dict[str, int]  # those that count as alive
+    node_of: dict[AttemptId, str]
+
+
+def beats() -> Call[Beats]:
+    def parse(reply: Sequence[Any]) -> Beats:
+        leases, nodes = reply
+        return Beats(
+            {AttemptId.parse(ref.decode()): int(beat) for ref, beat, _ in leases},
+            {node.decode(): int(beat) for node, beat in nodes},
+            {AttemptId.parse(ref.decode()): node.decode() for ref, _, node in leases},
+        )
+
+    return Call("leases", (), parse)
+
+
+def storage_nonce(proposed: str) -> Call[str]:
+    """The nonce of the service's storage directory; `proposed` becomes it when there is none yet.
+
+    Raises (on execution):
+        FormatMismatch: another version of the service keeps its keys in another way there.
+    """
+
+    def parse(reply: Sequence[bytes]) -> str:
+        nonce, found = (part.decode() for part in reply)
+        if found != FORMAT:
+            raise FormatMismatch(
+                f"the control Redis has keys of format {found}, and this version of the service knows {FORMAT}; "
+                "install the version that the rest of the service has"
+            )
+        return nonce
+
+    return Call("storage", (proposed, FORMAT), parse)
+
+
+def lead(candidate: str, ttl_seconds: float) -> Call[bool]:
+    """True while `candidate` is the one that reaps; it must ask again within `ttl_seconds`."""
+    return Call("lead", (candidate, int(ttl_seconds * 1000)), bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    nodes: tuple[NodeRecord, ...]
+    queued: dict[str, int]  # pool -> jobs that wait in it
+
+
+def fleet() -> Call[Fleet]:
+    """Every node and pool."""
+
+    def parse(reply: Sequence[Any]) -> Fleet:
+        nodes, pools = reply
+        records = (NodeRecord.read(n.decode(), fields_of(f), fields_of(h), fields_of(q)) for n, f, h, q in nodes)
+        return Fleet(
+            tuple(sorted(records, key=lambda node: node.id)), {pool.decode(): int(n) for pool, n in sorted(pools)}
+        )
+
+    return Call("nodes", (), parse)
