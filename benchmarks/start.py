@@ -23,10 +23,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.programs.ddp_linear import BATCH_SIZE, CLASSES, FEATURES, ROWS, STEPS
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.programs.ddp_linear import BATCH_SIZE, CLASSES, FEATURES, ROWS, STEPS
 from shardyard.client import Client
 from shardyard.client.models import JobStatus
 from shardyard.demo import running_service
