@@ -8,37 +8,28 @@
 A Redis that is away, or does not answer, delays the pointer, which has a thread to itself, and nothing else:
 checkpoints go on being kept, and the newest is pointed to when it is back. A disk that refuses costs this checkpoint,
 and a line in the log.
-
-What ranks write is hostile. No directory of theirs is renamed, only files out of it, whose names were checked, into a
-directory that is the service's alone; there each must be a plain file of the ranks' account with no other name. From
-then on it is the service's, and read-only. A rank that has kept it open can still write to it, and spoils what its own
-job may resume from: whoever resumes verifies every byte, when all processes of that rank are dead.
 """
 
-import contextlib
 import hashlib
 import os
-import shutil
-import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from time import monotonic
-from typing import Final, Protocol
+from typing import Protocol
 
 import structlog
 
-from jobs import checkpoints, failpoints, layout, store, trees
-from jobs.checkpoints import FORMAT, MANIFEST, METRICS, REPORT, WEIGHTS, File, Manifest, Verified
+from jobs import checkpoints, failpoints, store, trees
+from jobs.checkpoints import FORMAT, MANIFEST, METRICS, REPORT, Manifest, Verified
 from jobs.errors import Unavailable
 from jobs.spec import Checkpoint, JobSpec, RecipeProgram
 from jobs.telemetry import AnyRecord, Note, Saved
-from workers import confinement
-from workers.confinement import Account
+from workers.checkpoint_files import Refused, copy_start, remove, sync, take_over, write
+from workers.checkpoint_places import Place
 from workers.launch import Launch
 from workers.lifeline import FINISH_SECONDS, Lifeline
 
@@ -54,16 +45,6 @@ MAX_WAITING = 1
 MAX_LINES = 100
 #: How long the end of an attempt waits for the disk.
 CLOSE_SECONDS = 60.0
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Directories of one attempt, of which the ranks know those that they need."""
-
-    drafts: Path
-    kept: Path  # of the job: all its checkpoints
-    attempt: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,112 +113,10 @@ class Audience(Protocol):
     def record(self, rank: int, record: AnyRecord) -> None: ...
 
 
-class Refused(Exception):
-    """The ranks left something else than the files that they told of."""
-
-
 def asked_for(spec: JobSpec) -> Checkpoint | None:
     """What a spec says of checkpoints, if it is of a program that has any."""
     program = spec.program
     return program.checkpoint if isinstance(program, RecipeProgram) and program.mode == "train" else None
-
-
-def place_of(launch: Launch) -> Place:
-    """Where the checkpoints of an attempt go."""
-    attempt = launch.attempt
-    directory = layout.attempt_dir(launch.storage, attempt.tenant, attempt.job, attempt.number).absolute()
-    kept = layout.checkpoints_dir(launch.storage, attempt.tenant, attempt.job).absolute()
-    return Place(layout.drafts_dir(directory), kept, directory)
-
-
-def prepare(launch: Launch, place: Place) -> None:
-    """Make the directories, and sweep what earlier attempts have left unfinished.
-
-    Raises:
-        OSError: the disk refuses.
-    """
-    place.kept.mkdir(parents=True, exist_ok=True)
-    place.kept.chmod(0o700)  # no rank's account may pass, whatever the modes of the files in it
-    sync_way(launch.storage.absolute(), place.kept)
-    for name in os.listdir(place.kept):
-        if name.startswith("."):
-            trees.remove(place.kept / name)
-    for number in range(1, launch.attempt.number):
-        clear(place.attempt.with_name(str(number)))
-    clear(place.attempt)
-    place.drafts.mkdir(parents=True, mode=0o700)
-    if launch.account is not None:
-        confinement.open_way(launch.storage.absolute(), place.attempt)
-        confinement.give(place.drafts, launch.account)
-
-
-def sync_way(storage: Path, directory: Path) -> None:
-    """Have the names on disk that lead from the storage to a directory: what is synced in it is to survive a power cut.
-
-    Raises:
-        OSError: the disk refuses.
-    """
-    for above in takewhile(lambda above: above != storage.parent, directory.parents):
-        _sync(above)
-
-
-def clear(attempt: Path) -> None:
-    """Remove what only a living attempt needs of its checkpoints. Says in the log what stays."""
-    for directory in (layout.drafts_dir(attempt), layout.resume_dir(attempt)):
-        if directory.exists():
-            try:
-                trees.remove(directory)
-            except OSError as error:
-                log.warning("not_removed", directory=str(directory), error=str(error))
-
-
-def readable(launch: Launch, place: Place, found: Verified) -> Path:
-    """A directory from which the ranks can read a checkpoint: its own, or one with links to the ranks' files in it,
-    which their account alone can enter. The files are the service's, and nobody can write to them.
-
-    Raises:
-        OSError: the disk refuses.
-    """
-    if launch.account is None:
-        return found.directory
-    directory = layout.resume_dir(place.attempt)
-    directory.mkdir(mode=0o700)
-    for name in found.manifest.files:
-        if name not in checkpoints.RESERVED:
-            _link(found.directory / name, directory / name)
-            (directory / name).chmod(0o444)
-    os.chown(directory, launch.account.uid, launch.account.gid)
-    directory.chmod(0o500)
-    return directory
-
-
-def publish_weights(place: Place, directory: Path) -> bool:
-    """Make the weights of a checkpoint an artifact of the attempt, all of whose processes are dead. False: it has no
-    such file, or the attempt left one of its own.
-
-    Raises:
-        OSError: the disk refuses.
-    """
-    source, target = directory / WEIGHTS, layout.artifacts_dir(place.attempt) / WEIGHTS
-    if not source.exists():
-        return False
-    target.parent.mkdir(exist_ok=True)
-    try:
-        _link(source, target)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _link(source: Path, target: Path) -> None:
-    """Another name for a file, or a copy where the file system has no such names."""
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except FileExistsError:
-        raise
-    except OSError:
-        with source.open("rb") as reader, target.open("xb") as writer:
-            shutil.copyfileobj(reader, writer, checkpoints.CHUNK_BYTES)
 
 
 class Keeper:
@@ -370,8 +249,8 @@ class Keeper:
             log.warning("checkpoint_not_saved", step=item.step, error=str(error))
             self._missed(item.step, why if self._closing else f"{why}; training goes on")
         finally:
-            _remove(draft)
-            _remove(self._part(item.step))
+            remove(draft)
+            remove(self._part(item.step))
 
     def _part(self, step: int) -> Path:
         return self._place.kept / f".{checkpoints.directory_name(step, self._launch.attempt.number)}.part"
@@ -386,14 +265,14 @@ class Keeper:
         first, launch = cut.saves[0], self._launch
         part = self._part(cut.step)
         final = self._place.kept / checkpoints.directory_name(cut.step, launch.attempt.number)
-        _remove(part)
+        remove(part)
         part.mkdir(mode=0o700)
-        files = _take_over(cut.saves, draft, part, launch.account)
-        own = {METRICS: partial(_copy_start, *cut.metrics)}
+        files = take_over(cut.saves, draft, part, launch.account)
+        own = {METRICS: partial(copy_start, *cut.metrics)}
         if cut.report is not None:
-            own[REPORT] = partial(_write, cut.report)
-        for name, write in own.items():
-            files[name] = write(part / name)
+            own[REPORT] = partial(write, cut.report)
+        for name, put in own.items():
+            files[name] = put(part / name)
         manifest = Manifest(
             format=FORMAT,
             step=first.step,
@@ -404,17 +283,17 @@ class Keeper:
             files=dict(sorted(files.items())),
         )
         body = manifest.encode()
-        _write(body, part / MANIFEST)
+        write(body, part / MANIFEST)
         failpoints.reach("checkpoint.written")
         for name in (*own, MANIFEST):
-            _sync(part / name)
-        _sync(part)
+            sync(part / name)
+        sync(part)
         failpoints.reach("checkpoint.synced")
         if final.exists():  # a directory of that name is none of this run's
             trees.remove(final)
         part.rename(final)
         failpoints.reach("checkpoint.renamed")
-        _sync(self._place.kept)
+        sync(self._place.kept)
         return _Kept(manifest, hashlib.sha256(body).hexdigest(), final, cut.at)
 
     def _prune(self, step: int, *, committed: bool) -> None:
@@ -425,7 +304,7 @@ class Keeper:
             pointed = [one for one in (self._known, self._first_asked, self._asked) if one is not None]
             for old in checkpoints.obsolete(checkpoints.kept(self._place.kept), mine, step, self._keep, pointed):
                 if committed or old.attempt == mine:
-                    _remove(old.directory)
+                    remove(old.directory)
 
     # -- the pointer's thread ------------------------------------------------------------------------
 
@@ -480,97 +359,3 @@ class Keeper:
         with self._changed:
             count = sum(one.manifest.step <= kept.manifest.step for one in self._pending)
             return [self._pending.popleft() for _ in range(count)]
-
-
-def _take_over(saves: Sequence[Saved], draft: Path, part: Path, account: Account | None) -> dict[str, File]:
-    """Move the ranks' files into a directory of ours, and make them ours.
-
-    Raises as `Keeper._make_durable` does.
-    """
-    drafts = os.open(draft.parent, _DIRECTORY)  # ours, so no link; what is in it is the ranks'
-    try:
-        source = _open_draft(drafts, draft.name)
-    finally:
-        os.close(drafts)
-    target = os.open(part, _DIRECTORY)
-    try:
-        files = {}
-        for saved in saves:
-            for file in saved.files:
-                try:
-                    os.rename(file.name, file.name, src_dir_fd=source, dst_dir_fd=target)
-                except FileNotFoundError as error:
-                    raise Refused(f"rank {saved.rank} has not written {file.name}") from error
-                _make_ours(target, file.name, file.bytes, account)
-                files[file.name] = File(file.bytes, file.sha256)
-        return files
-    finally:
-        os.close(source)
-        os.close(target)
-
-
-def _open_draft(drafts: int, name: str) -> int:
-    try:
-        return os.open(name, _DIRECTORY, dir_fd=drafts)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise Refused("the ranks have not made a directory for it") from error
-
-
-def _make_ours(directory: int, name: str, size: int, account: Account | None) -> None:
-    """Make a file that was just moved into a directory of ours our own. Nothing here follows a link or waits."""
-    fd = -1
-    try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-            raise Refused(f"{name} is no plain file, or has other names too")
-        if account is not None and found.st_uid != account.uid:
-            raise Refused(f"{name} does not belong to the job's account")
-        if found.st_size != size:
-            raise Refused(f"{name} has {found.st_size} bytes instead of {size}")
-        if account is not None:
-            os.fchown(fd, os.geteuid(), os.getegid())
-        os.fchmod(fd, 0o444 if account is not None else 0o640)
-    except OSError as error:
-        raise Refused(f"{name} cannot be opened: {error.strerror}") from error
-    finally:
-        if fd >= 0:
-            os.close(fd)
-
-
-def _write(body: bytes, path: Path) -> File:
-    path.write_bytes(body)
-    return File(len(body), hashlib.sha256(body).hexdigest())
-
-
-def _copy_start(source: Path, length: int, path: Path) -> File:
-    """The first bytes of a file that grows."""
-    digest, left = hashlib.sha256(), length
-    with path.open("xb") as writer, contextlib.ExitStack() as stack:
-        reader = stack.enter_context(source.open("rb")) if length else None
-        while left and reader is not None and (part := reader.read(min(left, checkpoints.CHUNK_BYTES))):
-            digest.update(part)
-            writer.write(part)
-            left -= len(part)
-    return File(length - left, digest.hexdigest())
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _remove(directory: Path) -> None:
-    """Remove a directory that may be gone; what stays is swept with the attempt's rest."""
-    if not os.path.lexists(directory):
-        return
-    try:
-        if directory.is_symlink() or not directory.is_dir():
-            directory.unlink()
-        else:
-            trees.remove(directory)
-    except OSError as error:
-        log.warning("not_removed", directory=str(directory), error=str(error))

@@ -21,7 +21,7 @@ from jobs.spec import JobSpec, ScriptProgram
 from jobs.state import Order
 from jobs.telemetry import Note
 from workers import script_checkpoints
-from workers.checkpoints import Place
+from workers.checkpoint_places import Place
 from workers.launch import Launch, Marks
 from workers.lifeline import CLAIM_SECONDS, Lifeline
 from workers.publisher import Publisher

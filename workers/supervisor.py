@@ -40,7 +40,7 @@ from jobs.service_log import configure
 from jobs.spec import JobSpec
 from jobs.state import Order, Reason
 from jobs.telemetry import Note
-from workers import checkpoints, children, resume, workplace
+from workers import checkpoint_places, checkpoints, children, resume, workplace
 from workers import ranks as rank_processes
 from workers.checkpoints import Keeper, Saving
 from workers.launch import Launch, Marks
@@ -278,13 +278,13 @@ def _prepare_saving(launch: Launch, spec: JobSpec, lifeline: Lifeline, publisher
     wanted = checkpoints.asked_for(spec)
     if wanted is None:
         return None
-    place = checkpoints.place_of(launch)
-    checkpoints.prepare(launch, place)
+    place = checkpoint_places.place_of(launch)
+    checkpoint_places.prepare(launch, place)
     found = resume.choose(place, lifeline, publisher)
     if found is not None:
         publisher.resume(found)
     keeper = Keeper(launch, place, wanted.keep, lifeline, publisher.cut, found)
-    readable = checkpoints.readable(launch, place, found) if found is not None else None
+    readable = checkpoint_places.readable(launch, place, found) if found is not None else None
     return Saving(wanted, place, keeper, found, readable)
 
 
@@ -297,7 +297,7 @@ def _publish_weights(saving: Saving) -> None:
     final = saving.keeper.final  # weights of an earlier step would be taken for the last ones
     if final is not None:
         try:
-            checkpoints.publish_weights(saving.place, final)
+            checkpoint_places.publish_weights(saving.place, final)
         except OSError as error:
             log.warning("weights_not_published", error=str(error))
 

@@ -17,7 +17,7 @@ from jobs import bundles, layout
 from jobs.errors import BadBundle
 from jobs.spec import JobSpec
 from jobs.store import AttemptId
-from workers import checkpoints, confinement
+from workers import checkpoint_places, confinement
 from workers.launch import Launch, Marks
 
 #: A bundle that has one of these expects packages which the worker may not have.
@@ -76,7 +76,7 @@ def prepare(launch: Launch, spec: JobSpec) -> Workplace | None:
     storage = launch.storage.absolute()
     output = layout.artifacts_dir(layout.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number))
     output.mkdir(parents=True, exist_ok=True)
-    checkpoints.sync_way(storage, output)  # for what a script saves there
+    checkpoint_places.sync_way(storage, output)  # for what a script saves there
     return Workplace(
         Path(os.path.realpath(marks.work)), temporary, output, requirements=(marks.work / REQUIREMENTS).exists()
     )
@@ -105,5 +105,5 @@ def hand_over(launch: Launch, place: Workplace) -> None:
 def close(storage: Path, attempt: AttemptId) -> None:
     """Take back what an attempt has left in the storage; its processes must be dead."""
     directory = layout.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number).absolute()
-    checkpoints.clear(directory)
+    checkpoint_places.clear(directory)
     confinement.close(directory, layout.artifacts_dir(directory))

@@ -18,8 +18,9 @@ from jobs.telemetry import Saved, SavedFile
 from tests.integration.redis_server import RedisServer, redis_server
 from tests.integration.store.world import TENANT, World
 from tests.integration.workers.service import eventually
-from workers import checkpoints as keeping
-from workers.checkpoints import Keeper, Place
+from workers import checkpoint_places
+from workers.checkpoint_places import Place
+from workers.checkpoints import Keeper
 from workers.confinement import Account
 from workers.launch import Launch
 from workers.lifeline import Lifeline
@@ -65,8 +66,8 @@ class Attempt:
         self.lifeline = Lifeline(RedisStore.from_url(self.url), attempt, "n1", 5)
         _beating.append(self.lifeline)
         assert self.lifeline.claim().spec is not None
-        self.place = keeping.place_of(self.launch)
-        keeping.prepare(self.launch, self.place)
+        self.place = checkpoint_places.place_of(self.launch)
+        checkpoint_places.prepare(self.launch, self.place)
         self.metrics = layout.metrics_file(self.place.attempt)
 
     def next(self) -> None:
@@ -174,7 +175,7 @@ def test_names_are_on_disk_from_the_storage_down_to_the_checkpoint(
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", record)
-    keeping.prepare(attempt.launch, attempt.place)
+    checkpoint_places.prepare(attempt.launch, attempt.place)
     keeper = attempt.keeper()
     keeper.take([attempt.save(10)])
     keeper.close()
@@ -401,7 +402,7 @@ def test_what_is_taken_over_is_the_services_and_the_next_attempts_account_can_re
             assert not path.stat().st_mode & 0o022
         attempt.next()
         attempt.account = NOBODY
-        readable = keeping.readable(attempt.launch, attempt.place, found)
+        readable = checkpoint_places.readable(attempt.launch, attempt.place, found)
         reached = as_account(
             NOBODY,
             [
@@ -416,7 +417,7 @@ def test_what_is_taken_over_is_the_services_and_the_next_attempts_account_can_re
         assert reached == [True, False, False, False, False, True]
         other = as_account(replace(NOBODY, uid=20_001), [lambda: (readable / "rank-0.pt").read_bytes()])
         assert other == [False]
-        keeping.clear(attempt.place.attempt)
+        checkpoint_places.clear(attempt.place.attempt)
         assert checkpoints.verify(found.directory) == found  # its own names are there still
         opened.write(b"WEIGHTS")
         opened.close()
