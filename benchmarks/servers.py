@@ -1,0 +1,37 @@
+"""Redis servers of the benchmark's own, as `shardyard up` starts them, for figures of a part of the service."""
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardyard import embedded
+
+END_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    url: str
+    pid: int
+
+
+@contextmanager
+def redis_server(name: str = "control") -> Iterator[Server]:
+    """An empty server with the product's configuration: `control` syncs every write, `telemetry` once a second.
+
+    Raises:
+        ServiceError: there is no program to start, or it does not answer.
+    """
+    with tempfile.TemporaryDirectory(prefix="shardyard-bench-") as directory, ExitStack() as stack:
+        server = embedded.prepare(name, Path(directory), embedded.find_server())
+        log = stack.enter_context((Path(directory) / "redis.log").open("wb"))
+        process = subprocess.Popen(server.service.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            embedded.wait_until_it_answers(server)
+            yield Server(server.url, process.pid)
+        finally:
+            process.kill()  # what it holds goes with its directory
+            process.wait(END_SECONDS)
