@@ -29,3 +29,18 @@ def test_the_context_of_a_rank_needs_no_torch() -> None:
     code = "import sys, workers.training.context; print('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert ran.stdout.strip() == "False"
+
+
+TEARDOWN = """
+import weakref
+import workers.training.preload
+class Own: pass
+own = Own()
+weakref.finalize(own, print, "own")
+print([each.peek()[1] for each in weakref.finalize._registry if each.atexit] == [print])
+"""
+
+
+def test_a_rank_ends_what_its_program_made_and_not_what_the_imports_made() -> None:
+    ran = subprocess.run([sys.executable, "-c", TEARDOWN], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.split() == ["True", "own"]
