@@ -65,13 +65,16 @@ def check_origin(request: Request) -> None:
         raise Forbidden("a session is good for the pages of this service alone; send a token instead")
 
 
-def _principal(request: Request) -> Principal:
+# All of them are `async`, though they wait for nothing: the framework calls any other dependency in a thread.
+
+
+async def _principal(request: Request) -> Principal:
     principal: Principal = request.state.principal
     return principal
 
 
-def _admin(request: Request) -> Principal:
-    principal = _principal(request)
+async def _admin(request: Request) -> Principal:
+    principal = await _principal(request)
     principal.need(Scope.ADMIN)
     return principal
 
@@ -81,43 +84,43 @@ def _services(request: Request) -> Services:
     return services
 
 
-def _jobs(request: Request) -> Jobs:
+async def _jobs(request: Request) -> Jobs:
     return _services(request).jobs
 
 
-def _results(request: Request) -> Results:
+async def _results(request: Request) -> Results:
     return _services(request).results
 
 
-def _events(request: Request) -> Events:
+async def _events(request: Request) -> Events:
     return _services(request).events
 
 
-def _bundles(request: Request) -> Bundles:
+async def _bundles(request: Request) -> Bundles:
     return _services(request).bundles
 
 
-def _fleet(request: Request) -> Fleet:
+async def _fleet(request: Request) -> Fleet:
     return _services(request).fleet
 
 
-def _tokens(request: Request) -> Tokens:
+async def _tokens(request: Request) -> Tokens:
     return _services(request).tokens
 
 
-def _sessions(request: Request) -> Sessions:
+async def _sessions(request: Request) -> Sessions:
     return _services(request).sessions
 
 
-def _system(request: Request) -> System:
+async def _system(request: Request) -> System:
     return _services(request).system
 
 
-def _job_id(job: Annotated[str, Path(description="id of a job")]) -> str:
+async def _job_id(job: Annotated[str, Path(description="id of a job")]) -> str:
     return _checked_id(job)
 
 
-def _other_job_id(against: Annotated[str, Query(description="id of the other job")]) -> str:
+async def _other_job_id(against: Annotated[str, Query(description="id of the other job")]) -> str:
     return _checked_id(against)
 
 
@@ -132,7 +135,7 @@ def _checked_id(job: str) -> str:
     return job
 
 
-def _bundle_id(bundle: Annotated[str, Path(description="id of a bundle")]) -> str:
+async def _bundle_id(bundle: Annotated[str, Path(description="id of a bundle")]) -> str:
     """As `_checked_id`: what is not of the form of an id reaches no key and no path."""
     if re.fullmatch(r"sha256:[0-9a-f]{64}", bundle) is None:
         raise NotFound(f"there is no bundle {bundle[:80]!r}")
@@ -143,7 +146,7 @@ async def _body(request: Request) -> bytes:
     return await request.body()
 
 
-def _idempotency_key(key: Annotated[str, Header(alias="Idempotency-Key", max_length=255)] = "") -> str:
+async def _idempotency_key(key: Annotated[str, Header(alias="Idempotency-Key", max_length=255)] = "") -> str:
     if not (key.isascii() and key.isprintable()):
         raise InvalidRequest(
             "the Idempotency-Key cannot be used",
@@ -152,7 +155,7 @@ def _idempotency_key(key: Annotated[str, Header(alias="Idempotency-Key", max_len
     return key
 
 
-def wants_text(request: Request) -> bool:
+async def wants_text(request: Request) -> bool:
     """Whether the Accept header puts text/plain before JSON."""
     accept = request.headers.get("accept", "")
     kinds = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
