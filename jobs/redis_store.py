@@ -1,5 +1,7 @@
 """Executes store calls on Redis: one class for threads, one for asyncio, and nothing else in them."""
 
+import hashlib
+from functools import cache
 from typing import TypeVar
 
 import redis
@@ -19,6 +21,7 @@ from redis.retry import Retry
 
 from jobs import store
 from jobs.errors import Unavailable
+from jobs.exchange import Exchange
 
 T = TypeVar("T")
 
@@ -76,23 +79,33 @@ class RedisStore:
 
 
 class AsyncRedisStore:
-    """Runs calls from asyncio. Raises as `RedisStore` does."""
+    """Runs calls from asyncio, all of them on one connection. Raises as `RedisStore` does.
+
+    `client` is for what would hold up the others: it has connections of its own.
+    """
 
     def __init__(self, client: "redis.asyncio.Redis") -> None:
         self.client = client
-        self._scripts: dict[str, redis.commands.core.AsyncScript] = {}
+        self._exchange = Exchange(client)
 
     async def run(self, call: store.Call[T]) -> T:
-        script = self._scripts.get(call.script)
-        if script is None:
-            script = self._scripts[call.script] = self.client.register_script(store.source(call.script))
+        source, digest = _script(call.script)
         try:
-            return call.parse(await script(args=call.args))
+            reply = await self._exchange.script(source, digest, call.args)
         except RedisError as error:
             raise _translate(error) from error
+        return call.parse(reply)
 
     async def close(self) -> None:
+        await self._exchange.close()
         await self.client.aclose()
+
+
+@cache
+def _script(name: str) -> tuple[str, str]:
+    """Source of a script, and the digest under which a server keeps it."""
+    source = store.source(name)
+    return source, hashlib.sha1(source.encode()).hexdigest()  # noqa: S324  (Redis's own way to name it)
 
 
 def _translate(error: RedisError) -> Exception:

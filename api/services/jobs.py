@@ -27,7 +27,7 @@ from jobs.record import AttemptRecord, JobRecord, QueueView
 from jobs.redis_store import AsyncRedisStore
 from jobs.spec import JobSpec
 from jobs.state import TERMINAL, State
-from jobs.store import JobFilter, JobPage
+from jobs.store import JobFilter, JobPage, JobView
 
 log = structlog.get_logger(__name__)
 
@@ -104,7 +104,7 @@ class Jobs:
         if submitted.created:
             parents = {"parent": parent} if parent else {}
             audit.note(who, "job_submitted", job=submitted.job, pool=wanted.pool, **parents)
-        status = await self.status(who, submitted.job)
+        status = await (self._shown(who, submitted.view) if submitted.view else self.status(who, submitted.job))
         failpoints.reach("submit.before_reply")
         return Submitted(status, submitted.created)
 
@@ -122,10 +122,12 @@ class Jobs:
         if wait and view.record.state not in TERMINAL and (known is None or version in known):
             await self._changes.wait(who.tenant, job, version, min(wait, MAX_WAIT_SECONDS))
             view = await self._records.view(who.tenant, job)
-        record = view.record
-        progress = None
+        return await self._shown(who, view)
+
+    async def _shown(self, who: Principal, view: JobView) -> JobStatus:
+        record, progress = view.record, None
         if record.attempt and record.state is not State.QUEUED:
-            progress = await self._telemetry.progress(who.tenant, job, record.attempt)
+            progress = await self._telemetry.progress(who.tenant, record.id, record.attempt)
         return views.status(view, progress, await self._fleet.labels())
 
     async def listing(

@@ -3,6 +3,7 @@
 
 local function job_key(ref) return 'sy:job:' .. ref end
 local function spec_key(ref) return 'sy:spec:' .. ref end
+local function packed_key(ref) return 'sy:packed:' .. ref end
 local function attempt_key(ref, n) return 'sy:attempt:' .. ref .. '/' .. n end
 local function node_key(node) return 'sy:node:' .. node end
 local function queue_key(pool, devices) return 'sy:queue:' .. pool .. ':' .. devices end
@@ -48,6 +49,37 @@ end
 
 local TERMINAL = {succeeded = true, failed = true, cancelled = true}
 
+-- What scripts must know of a job that has ended and is packed (jobs/store/packed.py), and the string that it is; nothing
+-- when there is none.
+local function unpack_job(ref)
+  local packed = redis.call('GET', packed_key(ref))
+  if not packed then return nil end
+  local head = cmsgpack.unpack(packed)
+  return {version = head[2], state = head[3], attempt = head[4], pool = head[5], name = head[6], labels = head[7],
+    bundle = head[8], idem = head[9]}, packed
+end
+
+-- Some fields of a job, packed or not, in their order.
+local function job_fields(ref, ...)
+  local head = unpack_job(ref)
+  if not head then return redis.call('HMGET', job_key(ref), ...) end
+  local found = {}
+  for i, name in ipairs({...}) do found[i] = head[name] end
+  return found
+end
+
+-- All that is kept of a finished job: {packed}, or {job fields, spec, attempt fields...}; {} when there is no such job, or
+-- it has not ended.
+local function snapshot(ref)
+  local packed = redis.call('GET', packed_key(ref))
+  if packed then return {packed} end
+  local job = redis.call('HMGET', job_key(ref), 'state', 'attempt')
+  if not TERMINAL[job[1]] then return {} end
+  local reply = {redis.call('HGETALL', job_key(ref)), redis.call('GET', spec_key(ref)) or ''}
+  for n = 1, tonumber(job[2]) do reply[n + 2] = redis.call('HGETALL', attempt_key(ref, n)) end
+  return reply
+end
+
 -- Tells whoever follows all jobs that one has changed, or is gone. Nothing depends on it: it may be trimmed, or lost.
 local function tell(ref) redis.call('XADD', CHANGES, 'MAXLEN', '~', 10000, '*', 'job', ref) end
 
@@ -79,7 +111,9 @@ local function enqueue(ref)
   local fields = redis.call('HMGET', job_key(ref), 'pool', 'devices', 'score')
   redis.call('ZADD', queue_key(fields[1], fields[2]), fields[3], ref)
   redis.call('SADD', classes_key(fields[1]), fields[2])
-  wake()
+  -- While no node has room, only what frees devices can make a dispatch worth its while, and that wakes by itself.
+  local room = redis.call('ZREVRANGE', 'sy:pool:' .. fields[1] .. ':free', 0, 0, 'WITHSCORES')
+  if tonumber(room[2] or 0) >= tonumber(fields[2]) then wake() end
 end
 
 local function dequeue(ref)
@@ -241,18 +275,39 @@ local function move_attempts(node)
   send_back_unclaimed(node, 'drained', 'node ' .. node .. ' was drained before it started')
 end
 
+-- A job with what its queue looks like if it waits there: {fields} or {fields, ahead, free, largest gap, live nodes, total}.
+-- {} when there is none.
+local function job_view(ref)
+  local fields = redis.call('HGETALL', job_key(ref))
+  if #fields == 0 then return {} end
+  local job = redis.call('HMGET', job_key(ref), 'state', 'pool', 'score')
+  if job[1] ~= 'queued' then return {fields} end
+  local ahead = 0
+  for _, devices in ipairs(redis.call('SMEMBERS', classes_key(job[2]))) do
+    ahead = ahead + redis.call('ZCOUNT', queue_key(job[2], devices), '-inf', '(' .. job[3])
+  end
+  local nodes = redis.call('ZREVRANGE', 'sy:pool:' .. job[2] .. ':free', 0, -1, 'WITHSCORES')
+  local free, total = 0, 0
+  for i = 1, #nodes, 2 do
+    free = free + tonumber(nodes[i + 1])
+    total = total + tonumber(redis.call('ZSCORE', 'sy:pool:' .. job[2] .. ':size', nodes[i]) or 0)
+  end
+  return {fields, ahead, free, tonumber(nodes[2] or 0), #nodes / 2, total}
+end
+
 -- Whether a job is one of those that were asked for; '' asks for nothing.
 local function matches(ref, pool, label, value, name)
-  local key = job_key(ref)
-  if pool ~= '' and get(key, 'pool') ~= pool then return false end
-  if name ~= '' and get(key, 'name') ~= name then return false end
-  return label == '' or cjson.decode(get(key, 'labels'))[label] == value
+  if pool == '' and name == '' and label == '' then return true end
+  local job = job_fields(ref, 'pool', 'name', 'labels')
+  if pool ~= '' and job[1] ~= pool or name ~= '' and job[2] ~= name then return false end
+  return label == '' or cjson.decode(job[3])[label] == value
 end
 
 -- f: a user cancels. Queued, or leased but claimed by nobody: cancelled at once. Otherwise the supervisor is told.
 -- Returns 'cancelled' | 'cancelling' | 'again' (it was cancelling already) | 'finished' | 'missing'
 local function cancel(ref)
   local job = redis.call('HMGET', job_key(ref), 'state', 'attempt', 'cancel')
+  if not job[1] then job = job_fields(ref, 'state') end
   if not job[1] then return 'missing' end
   if job[1] == 'cancelled' then return 'cancelled' end  -- by a cancel whose reply was lost, perhaps
   if TERMINAL[job[1]] then return 'finished' end
@@ -291,12 +346,12 @@ end
 -- them: an attempt that is unknown counts as ended. What becomes of its Idempotency-Key is the caller's to say.
 local function forget_job(ref)
   local tenant, id = tenant_and_id(ref)
-  local job = redis.call('HMGET', job_key(ref), 'state', 'attempt', 'bundle')
+  local job = job_fields(ref, 'state', 'attempt', 'bundle')
   for n = 1, tonumber(job[2]) do redis.call('DEL', attempt_key(ref, n)) end
   redis.call('ZREM', 'sy:jobs:' .. tenant, id)
   redis.call('ZREM', 'sy:jobs:' .. tenant .. ':' .. job[1], id)
   redis.call('ZREM', FINISHED, ref)
-  redis.call('DEL', job_key(ref), spec_key(ref))
+  redis.call('DEL', job_key(ref), spec_key(ref), packed_key(ref))
   tell(ref)
   if job[3] and job[3] ~= '' then use_bundle(tenant .. '/' .. job[3], -1) end  -- it was there while the job was
 end

@@ -1,6 +1,7 @@
 -- a: a new job, stored and queued. The same idempotency key gives the same job again.
 -- ARGV: tenant id pool devices priority name strategy labels spec max_retries idem_key digest idem_ttl parent token bundle
--- Returns {status, detail...}: created id | exists id | conflict id | unknown_pool name... | too_large n | unknown_bundle
+-- Returns {status, detail...}: created id view... (see `job_view`) | exists id | conflict id | unknown_pool name...
+--   | too_large n | unknown_bundle
 local tenant, id, pool, devices, priority = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local ref = tenant .. '/' .. id
 local idem = ARGV[11] ~= '' and idem_key(tenant, ARGV[11])
@@ -33,4 +34,4 @@ if bundle then use_bundle(bundle, 1) end
 move(ref, 'queued', 'waiting_for_devices', '')
 enqueue(ref)
 if idem then redis.call('SET', idem, id .. ' ' .. ARGV[12], 'EX', ARGV[13]) end
-return {'created', id}
+return {'created', id, unpack(job_view(ref))}

@@ -30,9 +30,19 @@ IDEMPOTENCY_SECONDS = 7 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
+class JobView:
+    record: JobRecord
+    spec: JobSpec
+    queue: QueueView | None  # only while queued
+
+
+@dataclass(frozen=True, slots=True)
 class Submitted:
+    """`view` is the new job as it was stored; None where it is not new, and has to be looked at."""
+
     job: str
     created: bool  # False: the idempotency key was used before, for the same body
+    view: JobView | None = None
 
 
 def submit(
@@ -54,7 +64,9 @@ def submit(
     """
     bundle = spec.program.bundle
 
-    def parse(reply: Sequence[bytes]) -> Submitted:
+    def parse(reply: Sequence[Any]) -> Submitted:
+        if reply[0] == b"created":
+            return Submitted(job, True, _view(tenant, job, reply[2:], spec))
         status, *detail = (part.decode() for part in reply)
         if status == "conflict":
             raise IdempotencyConflict(
@@ -96,13 +108,6 @@ def submit(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class JobView:
-    record: JobRecord
-    spec: JobSpec
-    queue: QueueView | None  # only while queued
-
-
 def read_job(tenant: str, job: str) -> Call[JobView]:
     """One job.
 
@@ -113,11 +118,16 @@ def read_job(tenant: str, job: str) -> Call[JobView]:
     def parse(reply: Sequence[Any]) -> JobView:
         if not reply:
             raise NotFound(f"there is no job {job!r}")
-        record = JobRecord.read(tenant, job, fields_of(reply[0]))
-        queue = QueueView(*(int(number) for number in reply[2:7])) if len(reply) > 2 else None
-        return JobView(record, unpack_spec(reply[1]), queue)
+        return _view(tenant, job, reply[1:], unpack_spec(reply[0]))
 
     return Call("read_job", (job_ref(tenant, job),), parse)
+
+
+def _view(tenant: str, job: str, reply: Sequence[Any], spec: JobSpec) -> JobView:
+    """Of what `job_view` of the scripts returns."""
+    fields, *queue = reply
+    record = JobRecord.read(tenant, job, fields_of(fields))
+    return JobView(record, spec, QueueView(*(int(number) for number in queue)) if queue else None)
 
 
 @dataclass(frozen=True, slots=True)
