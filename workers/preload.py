@@ -8,6 +8,7 @@ import gc
 
 import torch._dynamo  # noqa: F401  (the first optimizer or DDP constructor imports it otherwise, which takes a second)
 
+import jobs.lean_log  # noqa: F401
 import workers.supervisor
 import workers.training.preload  # noqa: F401
 

