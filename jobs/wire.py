@@ -10,6 +10,8 @@ DEFAULT_TENANT = "default"
 
 #: Pub/sub channel: something was queued or freed, so a dispatch may find work.
 WAKE_CHANNEL = PREFIX + "wake"
+#: Stream: which jobs changed, in order.
+CHANGES = PREFIX + "changes"
 
 CELERY_TASK = "shardyard.start_attempt"
 CELERY_KEY_PREFIX = PREFIX + "celery:"

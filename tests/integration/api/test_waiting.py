@@ -44,6 +44,36 @@ async def test_an_answer_is_held_until_the_status_changes(api: Api) -> None:
     assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
 
 
+async def test_a_change_is_told_at_once_and_not_at_the_next_look(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.waiting.LOOK_SECONDS", 4.0)
+    job = await a_waiting_job(api)
+    others = [asyncio.create_task(api.client.get(f"/v1/jobs/{job}?wait=30")) for _ in range(2)]
+    await until_waiting(api, 2)
+    await asyncio.sleep(0.1)  # the task listens now
+    held = asyncio.create_task(api.client.get(f"/v1/jobs/{job}?wait=30"))  # and this one comes while it does
+    await until_waiting(api, 3)
+    begun = time.monotonic()
+    await api.client.post(f"/v1/jobs/{job}/cancel")
+    answers = await asyncio.gather(held, *others)
+    assert time.monotonic() - begun < 2
+    assert {answer.json()["state"] for answer in answers} == {"cancelled"}
+
+
+async def test_who_comes_while_others_wait_and_knows_an_older_version_is_answered_at_once(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.waiting.LOOK_SECONDS", 4.0)
+    job = await a_waiting_job(api)
+    held = asyncio.create_task(api.client.get(f"/v1/jobs/{job}?wait=30"))
+    await until_waiting(api, 1)
+    await asyncio.sleep(0.1)  # the task listens now
+    begun = time.monotonic()
+    await changes(api).wait("default", job, 0, 30)
+    assert time.monotonic() - begun < 2
+    await api.client.post(f"/v1/jobs/{job}/cancel")
+    await held
+
+
 async def test_a_client_that_knows_an_older_version_is_answered_at_once(api: Api) -> None:
     job = await a_waiting_job(api)
     tag = (await api.client.get(f"/v1/jobs/{job}")).headers["etag"]
