@@ -131,7 +131,8 @@ class Changes:
         if not jobs:
             return
         listed = list(jobs)
-        for job, current in zip(listed, await self._store.run(store.versions(listed)), strict=True):
+        versions = await self._store.run(store.versions(listed))
+        for job, current in zip(listed, versions, strict=True):
             others = self._waiting.get(job, {})
             _tell([changed for changed, version in others.items() if version != current])
 
