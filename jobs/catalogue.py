@@ -8,10 +8,13 @@ import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobs.errors import FieldError
 from jobs.spec import Component, JobSpec, RecipeProgram
+
+if TYPE_CHECKING:
+    import jsonschema_rs
 
 Catalogue = dict[str, dict[str, dict[str, Any]]]
 
@@ -92,6 +95,8 @@ def _component_errors(field: str, group: str, component: Component, known: Catal
         hint = _did_you_mean(component.ref, list(known[group]), "known")
         yield FieldError(f"{field}.ref", f"unknown {_NOUNS[group]} {component.ref!r}; {hint}")
         return
+    if known is load() and _is_accepted(group, component):
+        return
     properties = entry["args"].get("properties", {})
     for name, value in component.args.items():
         if name in properties:
@@ -104,12 +109,32 @@ def _component_errors(field: str, group: str, component: Component, known: Catal
             yield FieldError(f"{field}.args.{name}", f"required by {component.ref!r}, but missing")
 
 
-def _value_errors(field: str, schema: dict[str, Any], value: Any) -> Iterator[FieldError]:
-    from jsonschema import Draft202012Validator  # imported where it is needed: it takes a tenth of a second
+def _is_accepted(group: str, component: Component) -> bool:
+    """Whether all arguments are as their schema says: one look in place of one for each of them."""
+    try:
+        return _of_arguments(group, component.ref).is_valid(component.args)
+    except ValueError:
+        return False
 
-    for error in Draft202012Validator(schema).iter_errors(value):
-        path = "".join(f".{part}" for part in error.absolute_path)
-        yield FieldError(field + path, error.message[:300])
+
+@functools.cache
+def _of_arguments(group: str, ref: str) -> "jsonschema_rs.Validator":
+    return _validator(load()[group][ref]["args"])
+
+
+def _validator(schema: dict[str, Any]) -> "jsonschema_rs.Validator":
+    import jsonschema_rs  # imported where it is needed: nodes read the catalogue too, and check nothing
+
+    return jsonschema_rs.validator_for(schema)
+
+
+def _value_errors(field: str, schema: dict[str, Any], value: Any) -> Iterator[FieldError]:
+    try:
+        for error in _validator(schema).iter_errors(value):
+            path = "".join(f".{part}" for part in error.instance_path)
+            yield FieldError(field + path, error.message[:300])
+    except ValueError:  # it is nested too deep, or has text that is none
+        yield FieldError(field, "cannot be read: it is nested too deep, or has half a surrogate pair in it")
 
 
 def _did_you_mean(given: str, known: list[str], otherwise: str) -> str:
