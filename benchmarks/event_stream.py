@@ -1,0 +1,217 @@
+"""One job, many clients of its events: the service's streams, against an application with one XREAD for each client.
+
+Side A is a service of its own and a job under it (`programs/talker.py`) that prints 50 lines twenty times a second and
+logs a point of a metric with them; clients follow `GET /v1/jobs/{id}/events?logs=all`. Side B is FastAPI with one XREAD
+a client (`programs/xread_api.py`), on a Redis of the same configuration, to which this process adds the same lines and
+points, each batch as one entry that is ready to be sent. On both sides a line begins with the moment at which it was
+printed. The clients are one process with raw sockets (`programs/stream_readers.py`), which takes its part of the same
+cores; CPU time is that of the server and of its Redis, from before the first line until every client has the last.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import redis
+
+from benchmarks.comparing import Figure, Say, Scale, at_most, in_turns, times_better
+from benchmarks.machine import thread_cpu_seconds
+from benchmarks.programs import stream_readers, talker, xread_api
+from benchmarks.programs.stream_readers import Found, Wanted
+from benchmarks.servers import Server, redis_server
+from benchmarks.service import Service, service
+from jobs import events
+
+TITLE = "Many clients follow one job"
+
+OURS, XREAD = "shardyard", "one XREAD a client"
+CLIENTS = (50, 200, 500)
+STATE_SECONDS = 60.0
+#: How long the slowest client may take for all lines.
+READ_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    cores: float  # CPU time of server and Redis for each second of events
+    found: Found
+    connections: int  # to Redis, because of the clients
+
+
+def run(scale: Scale, say: Say) -> list[Figure]:
+    seconds, sizes = scale.pick(6.0, 1.5), scale.pick(CLIENTS, (10, 20, 50))
+    samples: dict[int, dict[str, list[Sample]]] = {}
+    with service("cpu:1") as ours, redis_server("telemetry") as server, xread_service(server) as theirs:
+        for clients in sizes:
+            say(f"{clients} clients")
+            sides: dict[str, Callable[[], Sample]] = {
+                OURS: partial(followed, ours, clients, seconds),
+                XREAD: partial(read, theirs, server, clients, seconds),
+            }
+            rounds = scale.rounds_of(2 if clients == max(sizes) else 1, 1)
+            samples[clients] = in_turns(sides, rounds, say=say, warm_up=int(clients == min(sizes)))
+    most = samples[max(sizes)]
+    return [
+        *(
+            Figure(
+                "cores of server and Redis for 1,000 lines a second",
+                "",
+                {side: [each.cores for each in found] for side, found in sides_of.items()},
+                [times_better(XREAD, 5)],
+                size=clients,
+                size_of="clients",
+            )
+            for clients, sides_of in samples.items()
+        ),
+        *(
+            Figure(
+                "delay from print to receipt, p99",
+                "s",
+                {side: [each.found.p99 for each in found] for side, found in sides_of.items()},
+                [at_most(0.25)],
+                size=clients,
+                size_of="clients",
+            )
+            for clients, sides_of in samples.items()
+        ),
+        Figure(
+            f"connections to Redis for {max(sizes)} clients",
+            "",
+            {side: [each.connections for each in found] for side, found in most.items()},
+            [at_most(2)],
+            note="how many more there are while the clients read than before they came",
+        ),
+        Figure(
+            "bytes that one client gets, for a line",
+            "bytes",
+            {
+                side: [each.found.received / (seconds * talker.BATCHES_A_SECOND * talker.BATCH_LINES) for each in found]
+                for side, found in most.items()
+            },
+        ),
+    ]
+
+
+# -- ours ------------------------------------------------------------------------------------------
+
+
+def followed(ours: Service, clients: int, seconds: float) -> Sample:
+    """A job of its own, from its first line to its last."""
+    with tempfile.TemporaryDirectory(prefix="bench-events-") as directory:
+        go = Path(directory) / "go"
+        job = ours.client.submit_script(talker.__file__, [str(go), str(seconds)])
+        deadline = time.monotonic() + STATE_SECONDS
+        while job.refresh().state != "running":
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"job {job.id} is {job.status.state}")
+            time.sleep(0.05)
+        servers = [_embedded(ours, name) for name in ("control", "telemetry")]
+        pids = [ours.pid_of(name) for name in ("api", "control", "telemetry")]
+        port, path = ours.port, f"/v1/jobs/{job.id}/events?logs=all"
+        sample = _measured(
+            Wanted(port, path, ours.token, clients, _lines(seconds), READ_SECONDS), pids, servers, go.touch
+        )
+        job.wait(timeout=STATE_SECONDS)
+        return sample(seconds)
+
+
+def _embedded(ours: Service, name: str) -> "redis.Redis":
+    from shardyard import embedded
+
+    return redis.Redis.from_url(embedded.prepare(name, ours.data_dir, embedded.find_server()).url)
+
+
+# -- theirs ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    port: int
+    pid: int
+
+
+@contextmanager
+def xread_service(server: Server) -> Iterator[Peer]:
+    command = [sys.executable, xread_api.__file__, server.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield Peer(int(process.stdout.readline()), process.pid)
+        finally:
+            process.kill()
+
+
+def read(theirs: Peer, server: Server, clients: int, seconds: float) -> Sample:
+    client: redis.Redis = redis.Redis.from_url(server.url)
+    client.delete(xread_api.STREAM)
+    wanted = Wanted(theirs.port, "/events", "", clients, _lines(seconds), READ_SECONDS)
+    sample = _measured(wanted, [theirs.pid, server.pid], [client], partial(_write, client, seconds))
+    return sample(seconds)
+
+
+def _write(client: "redis.Redis", seconds: float) -> None:
+    """What the job of the other side prints and logs, as the events that the service makes of it."""
+    number = 0
+    for count, lines in enumerate(talker.paced(seconds)):
+        at = "2026-11-21T22:00:00.000000Z"
+        told = [
+            events.Line(seq, at, "stdout", 0, None, line, continued=False) for seq, line in enumerate(lines, number + 1)
+        ]
+        number += len(lines)
+        pipe = client.pipeline(transaction=False)
+        pipe.xadd(xread_api.STREAM, {"event": "log", "data": events.data(events.Log(1, 0, told, []))})
+        point = events.Metric(1, -1, "loss", count, [(count, 1 / (count + 1), at)])
+        pipe.xadd(xread_api.STREAM, {"event": "metric", "data": events.data(point)})
+        pipe.execute()
+
+
+# -- both ------------------------------------------------------------------------------------------
+
+
+def _lines(seconds: float) -> int:
+    return int(seconds * talker.BATCHES_A_SECOND) * talker.BATCH_LINES
+
+
+def _measured(
+    wanted: Wanted, pids: list[int], servers: list["redis.Redis"], begin: Callable[[], object]
+) -> Callable[[float], Sample]:
+    """Let the clients read while `begin` has lines written.
+
+    Raises:
+        RuntimeError: a client lacks lines, or has them in another order.
+    """
+    pipe = subprocess.PIPE
+    before = _connections(servers)
+    with subprocess.Popen(
+        [sys.executable, "-m", stream_readers.__name__], stdin=pipe, stdout=pipe, stderr=pipe
+    ) as readers:
+        try:
+            assert readers.stdin is not None
+            assert readers.stdout is not None
+            readers.stdin.write(msgspec.json.encode(wanted) + b"\n")
+            readers.stdin.flush()
+            if readers.stdout.readline() != b"ready\n":
+                raise RuntimeError(f"the clients have no streams: {readers.communicate()[1].decode()[-2000:]}")
+            used = sum(map(thread_cpu_seconds, pids))
+            begin()
+            after = _connections(servers)
+            found, errors = readers.communicate(timeout=READ_SECONDS + 30)
+            used = sum(map(thread_cpu_seconds, pids)) - used
+        finally:
+            readers.kill()
+    if readers.returncode:
+        raise RuntimeError(f"the clients failed: {errors.decode()[-2000:]}")
+    result = Found(**json.loads(found))
+    return lambda seconds: Sample(used / seconds, result, after - before)
+
+
+def _connections(servers: list["redis.Redis"]) -> int:
+    return sum(len(server.client_list()) for server in servers)
