@@ -62,8 +62,22 @@ def torchrun(ranks: int, *program: str, deadline_seconds: float = DEADLINE_SECON
     Raises:
         subprocess.CalledProcessError, subprocess.TimeoutExpired: it failed, or hung.
     """
-    command = [str(PYTHON), "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", *program]
-    _run(command, deadline_seconds)
+    _run([*torchrun_command(ranks), *program], deadline_seconds)
+
+
+def torchrun_command(ranks: int) -> list[str]:
+    return [str(PYTHON), "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+
+
+def accelerate_launch(ranks: int, *program: str, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+    """`accelerate launch` of a program on several ranks, to its end; errors as of `torchrun`.
+
+    `--multi_gpu` is its way to torch's launcher, also where the program takes the CPU: with `--cpu` it starts one
+    process, which has no rank.
+    """
+    options = ["--multi_gpu", f"--num_processes={ranks}", "--num_machines=1", "--mixed_precision=no"]
+    launch = [str(PYTHON), "-m", "accelerate.commands.accelerate_cli", "launch"]
+    _run([*launch, *options, "--dynamo_backend=no", "--main_process_port=0", *program], deadline_seconds)
 
 
 def python(*program: str, deadline_seconds: float = DEADLINE_SECONDS) -> None:

@@ -1,198 +1,298 @@
-"""How long a user waits for the first optimizer step of a DDP job on two ranks: Shardyard against torchrun.
+"""How long a user waits for the first optimizer step: one process, DDP on 2 ranks, DDP on 4 ranks.
 
-    .venv/bin/python benchmarks/start.py             five rounds, a table, and a file in benchmarks/results/
-    .venv/bin/python benchmarks/start.py --rounds 9
+All sides train a linear layer from 5 to 2 on 100 random vectors, batches of 15 a rank, cross entropy, SGD, one thread a
+process, and meet in the same round:
 
-A: from the client's clock just before the POST to `first_step_at` of the job's status, on a service whose worker is
-warm. B: from just before `torchrun --standalone --nproc_per_node=2` is started to the end of its first optimizer
-step. Rounds go A B A B, so that both see the same machine. README.md has the method and its caveats.
+shardyard     from the client's clock just before the POST to `first_step_at` of the job's status: by then the control
+              Redis has it on disk, and any GET tells it. A warm service with the defaults; the job is a recipe.
+its script    the same, with the program of the other sides as the job's own code
+torchrun      from just before `torchrun --standalone` (one process: `python`) of `programs/ddp_linear.py` is started to
+              the program's clock after rank 0's first optimizer step
+accelerate    the same with `accelerate launch` (DDP only, and not in quick runs)
+warm fork     the floor: `programs/warm_fork.py`, from the line that asks for ranks to the same moment
+Ray Jobs      from the POST to its job server to the same moment; its job runs torchrun or python. In rounds of their
+              own, beside which the service is measured again, since a Ray head takes part of the machine; not in quick
+              runs, which leave out 4 ranks as well
+
+Where the time of the service went is a figure of its own for each; README.md says what its stages are.
 """
 
-import argparse
+import http.client
+import io
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+import torch
 
-from benchmarks.programs.ddp_linear import BATCH_SIZE, CLASSES, FEATURES, ROWS, STEPS
-from shardyard.client import Client
+from benchmarks import peers
+from benchmarks.comparing import Figure, Say, Scale, at_most_times, in_turns, times_better
+from benchmarks.service import END_SECONDS, Service, linear_spec, service
 from shardyard.client.models import JobStatus
-from shardyard.demo import running_service
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"
-ROUNDS = 5
-DEADLINE_SECONDS = 120.0
+TITLE = "POST to first optimizer step"
+
+PROGRAMS = Path(__file__).parent / "programs"
 #: Between two looks at a job: rare, since looking takes time from what is measured.
-POLL_SECONDS = 0.25
-#: Rest before each measurement, so that the end of one is not part of the next.
-REST_SECONDS = 1.0
+POLL_SECONDS = 0.1
 
-SPEC: dict[str, Any] = {
-    "name": "benchmark-start",
-    "resources": {"devices": 2},
-    "parallelism": {"strategy": "ddp"},
-    "program": {
-        "kind": "recipe",
-        "model": {"ref": "linear", "args": {"in_features": FEATURES, "out_features": CLASSES}},
-        "data": {"ref": "random_vectors", "args": {"rows": ROWS, "features": FEATURES}, "batch_size": BATCH_SIZE},
-        "loss": {"ref": "cross_entropy"},
-        "optimizer": {"ref": "sgd", "args": {"lr": 0.01}},
-        "max_steps": STEPS,
-    },
-}
+Once = Callable[[], float]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="POST to first DDP step, against torchrun.")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of A and B each; default {ROUNDS}")
-    rounds = parser.parse_args().rounds
-    if rounds < 1:
-        parser.error("--rounds must be at least 1")
-    console = Console()
-    with (
-        tempfile.TemporaryDirectory(prefix="shardyard-benchmark-") as directory,
-        running_service(Path(directory), "cpu:2") as service,
-        Client(service.url, service.token_file.read_text().strip()) as client,
-    ):
-        samples = measure(rounds, {"shardyard": lambda: of_shardyard(client), "torchrun": of_torchrun}, console)
-    result = summary(samples)
-    show(result, console)
-    console.print(f"written to {write(result)}", highlight=False)
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A job that all sides run. `ranks` is 0 for a program that torchrun's variables are not set for."""
+
+    name: str
+    strategy: str
+    devices: int
+    ranks: int
+    device: str  # cpu or cuda
 
 
-def measure(
-    rounds: int, sides: dict[str, Callable[[], dict[str, float]]], console: Console
-) -> dict[str, list[dict[str, float]]]:
-    """Seconds of each side in each round. A round before the first one warms the caches and is thrown away."""
-    samples: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
-    for number in range(rounds + 1):
-        for name, once in sides.items():
-            time.sleep(REST_SECONDS)
-            sample = once() | {"load_1m": os.getloadavg()[0]}
-            remark = "" if number else "  (warm-up, not counted)"
-            console.print(f"round {number}  {name:<10} {sample['first_step_s']:.3f} s{remark}", highlight=False)
-            if number:
-                samples[name].append(sample)
-    return samples
+def run(scale: Scale, say: Say) -> list[Figure]:
+    kinds = [kind for kind in _kinds() if not scale.quick or kind.devices < 4]
+    peers.install()
+    figures = []
+    for device in dict.fromkeys(kind.device for kind in kinds):
+        own = [kind for kind in kinds if kind.device == device]
+        devices = f"cpu:{max(kind.devices for kind in own)}" if device == "cpu" else "auto"
+        with service(devices) as ours, _floor() as floor, tempfile.TemporaryDirectory() as directory:
+            asked = Asked(ours, Path(directory) / "first_step", _upload(ours), {})
+            for kind in own:
+                figures += _against_cold_starts(kind, asked, floor, scale, say)
+            if not scale.quick:
+                with peers.ray_head() as ray:
+                    for kind in own:
+                        figures.append(_against_ray(kind, asked, ray, scale, say))
+    return figures
 
 
-def of_shardyard(client: Client) -> dict[str, float]:
-    """One job. `by_rank_s` is the same moment as the rank saw it, read from the first point of its loss; the others
-    say where the time went: the POST was answered, a supervisor had the attempt, the ranks were up, all was over.
-
-    Raises:
-        RuntimeError: the job did not succeed.
-    """
-    began = time.time()
-    job = client.submit(SPEC).id
-    answered = time.time()
-    status = _wait_for_end(client, job)
-    attempt = client.job(job).attempts()[-1]
-    loss = client.job(job).metrics("loss", device=-1)[0].points
-    return {
-        "post_s": answered - began,
-        "claimed_s": _moment(attempt.claimed_at) - began,
-        "up_s": _moment(status.started_at) - began,
-        "by_rank_s": _moment(loss[0].at) - began,
-        "first_step_s": _moment(status.first_step_at) - began,
-        "end_s": _moment(status.finished_at) - began,
-    }
-
-
-def _wait_for_end(client: Client, job: str) -> JobStatus:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-        status = client.job(job).status
-        if status.state == "succeeded":
-            return status
-        if status.finished_at is not None:
-            raise RuntimeError(f"job {job} is {status.state}: {status.reason.message}")
-    raise RuntimeError(f"job {job} did not end within {DEADLINE_SECONDS:g} s")
-
-
-def of_torchrun() -> dict[str, float]:
-    """One run of the same program.
-
-    Raises:
-        subprocess.CalledProcessError, subprocess.TimeoutExpired: it failed.
-    """
-    with tempfile.TemporaryDirectory() as directory:
-        first_step = Path(directory) / "first_step"
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),
-            *(str(HERE / "programs" / "ddp_linear.py"), str(first_step)),
+def _kinds() -> list[Kind]:
+    """Virtual devices everywhere; where there are GPUs, these as well."""
+    kinds = [
+        Kind("one process", "single", 1, 0, "cpu"),
+        Kind("DDP, 2 ranks", "ddp", 2, 2, "cpu"),
+        Kind("DDP, 4 ranks", "ddp", 4, 4, "cpu"),
+    ]
+    gpus = torch.cuda.device_count()
+    if gpus:
+        kinds += [
+            Kind("one process on a GPU", "single", 1, 0, "cuda"),
+            Kind("DDP, 1 rank on a GPU", "ddp", 1, 1, "cuda"),
         ]
+    if gpus > 1:
+        kinds.append(Kind(f"DDP, {gpus} ranks on GPUs", "ddp", gpus, gpus, "cuda"))
+    return kinds
+
+
+def _against_cold_starts(kind: Kind, asked: "Asked", floor: "Floor", scale: Scale, say: Say) -> list[Figure]:
+    cold = "torchrun" if kind.ranks else "python"
+    sides: dict[str, Once] = {
+        "shardyard": partial(asked.recipe, kind),
+        cold: partial(asked.by, partial(_torchrun, kind)),
+        "warm fork": partial(asked.by, partial(floor.fork, kind)),
+        "shardyard, its script": partial(asked.script, kind),
+    }
+    if kind.ranks > 1 and not scale.quick:
+        sides["accelerate launch"] = partial(asked.by, partial(_accelerate, kind))
+    for own in (asked.recipe, asked.script):  # what the first job of a service finds cold
+        own(kind)
+    warm_up = scale.pick(1, 0)
+    samples = in_turns(sides, scale.rounds_of(4, 1), warm_up=warm_up, say=lambda text: say(f"{kind.name}: {text}"))
+    goals = [times_better(cold, 30), at_most_times("warm fork", 2.5)]
+    rounds = len(samples["shardyard"])
+    stages = {stage: seconds[-rounds:] for stage, seconds in asked.stages.items()}
+    asked.stages.clear()
+    return [
+        Figure(f"POST to first step, {kind.name}", "s", samples, goals),
+        Figure(f"where that time goes, {kind.name}", "s", stages, note="from the POST to each, in the same rounds"),
+    ]
+
+
+def _against_ray(kind: Kind, asked: "Asked", ray: peers.Ray, scale: Scale, say: Say) -> Figure:
+    sides: dict[str, Once] = {
+        "shardyard": partial(asked.recipe, kind),
+        "Ray Jobs": partial(asked.by, partial(_ray, ray, kind)),
+    }
+    warm_up = 1 if kind.ranks == 0 else 0  # of Ray's own processes, once
+    samples = in_turns(sides, scale.rounds_of(2, 1), warm_up=warm_up, say=lambda text: say(f"Ray, {kind.name}: {text}"))
+    return Figure(f"POST to first step beside Ray, {kind.name}", "s", samples, [times_better("Ray Jobs", 40)])
+
+
+# -- the service ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Asks for one start after another, and keeps the stages of those that the service ran as recipes."""
+
+    service: Service
+    first_step_file: Path
+    bundle: str
+    stages: dict[str, list[float]]
+
+    def by(self, start: Callable[[Path], object]) -> float:
+        """Seconds until the program that `start` runs to its end has done its first step."""
+        self.first_step_file.unlink(missing_ok=True)
         began = time.time()
-        subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE_SECONDS)
-        ended = time.time()
-        return {"first_step_s": float(first_step.read_text()) - began, "end_s": ended - began}
+        start(self.first_step_file)
+        return float(self.first_step_file.read_text()) - began
+
+    def recipe(self, kind: Kind) -> float:
+        began = time.time()
+        job = self.service.client.submit(linear_spec(kind.strategy, kind.devices)).id
+        answered = time.time()
+        status = self._ended(job)
+        found = self._stages(job, status)
+        seen = self._seen_by_a_client_that_waits(kind)
+        stages = {"first step can be seen": _at(status.first_step_at), "POST answered": answered} | found
+        for stage, moment in stages.items():
+            self.stages.setdefault(stage, []).append(moment - began)
+        self.stages.setdefault("first step was seen by a client that waits", []).append(seen)
+        return _at(status.first_step_at) - began
+
+    def script(self, kind: Kind) -> float:
+        program = {"kind": "script", "bundle": self.bundle, "entrypoint": "ddp_linear.py"}
+        arguments = [str(self.first_step_file), kind.device]
+        spec = linear_spec(kind.strategy, kind.devices) | {"program": program | {"args": arguments}}
+        began = time.time()
+        job = self.service.client.submit(spec).id
+        return _at(self._ended(job).first_step_at) - began
+
+    def _stages(self, job: str, status: JobStatus) -> dict[str, float]:
+        attempt = self.service.client.job(job).attempts()[-1]
+        loss = self.service.client.job(job).metrics("loss", device=-1)[0].points
+        return {
+            "devices leased": _at(attempt.created_at),
+            "claimed by a supervisor": _at(attempt.claimed_at),
+            "ranks up": _at(status.started_at),
+            "first step as the rank saw it": _at(loss[0].at),
+        }
+
+    def _seen_by_a_client_that_waits(self, kind: Kind) -> float:
+        """Of another job, since waiting takes time from what is measured: a request is held until the job changes.
+
+        Raises:
+            RuntimeError: it ended without a step.
+        """
+        connection = http.client.HTTPConnection("127.0.0.1", self.service.port, timeout=END_SECONDS)
+        headers = {"Authorization": f"Bearer {self.service.token}"}
+        began = time.time()
+        job = self.service.client.submit(linear_spec(kind.strategy, kind.devices)).id
+        while True:
+            connection.request("GET", f"/v1/jobs/{job}?wait=10", headers=headers)
+            answer = connection.getresponse()
+            status = json.loads(answer.read() or b"{}")
+            if status.get("first_step_at"):
+                seen = time.time() - began
+                break
+            if status.get("finished_at"):
+                raise RuntimeError(f"job {job} is {status['state']}: {status['reason']['message']}")
+            headers["If-None-Match"] = answer.headers["ETag"] or headers.get("If-None-Match", "")
+        connection.close()
+        self._ended(job)
+        return seen
+
+    def _ended(self, job: str) -> JobStatus:
+        """Its last status.
+
+        Raises:
+            RuntimeError: it did not succeed.
+        """
+        deadline = time.monotonic() + END_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            status = self.service.client.job(job).status
+            if status.state == "succeeded":
+                return status
+            if status.finished_at is not None:
+                raise RuntimeError(f"job {job} is {status.state}: {status.reason.message}")
+        raise RuntimeError(f"job {job} did not end within {END_SECONDS:g} s")
 
 
-def _moment(when: datetime | None) -> float:
+def _at(when: datetime | None) -> float:
     assert when is not None
     return when.timestamp()
 
 
-def summary(samples: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Everything that the file keeps: the raw seconds, their medians and spread, the ratio, and the machine."""
-    spreads = {name: _spread([run["first_step_s"] for run in runs]) for name, runs in samples.items()}
-    return {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "processor": _processor(),
-            "cores": len(os.sched_getaffinity(0)),
-            "python": platform.python_version(),
-            "torch": version("torch"),
-        },
-        "spec": SPEC,
-        "seconds_to_first_step": spreads,
-        "times_faster": round(spreads["torchrun"]["median"] / spreads["shardyard"]["median"], 1),
-        "runs": samples,
-    }
+def _upload(ours: Service) -> str:
+    """The program as a bundle of the service's; its id."""
+    zipped = io.BytesIO()
+    with zipfile.ZipFile(zipped, "w") as archive:
+        archive.write(PROGRAMS / "ddp_linear.py", "ddp_linear.py")
+    zipped.seek(0)
+    return ours.client.upload_bundle(zipped).id
 
 
-def _spread(seconds: Sequence[float]) -> dict[str, float]:
-    return {"median": median(seconds), "lowest": min(seconds), "highest": max(seconds)}
+# -- the other sides -----------------------------------------------------------------------------------
 
 
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
+def _torchrun(kind: Kind, first_step_file: Path) -> None:
+    program = (str(PROGRAMS / "ddp_linear.py"), str(first_step_file), kind.device)
+    if kind.ranks:
+        peers.torchrun(kind.ranks, *program)
+    else:
+        peers.python(*program)
 
 
-def show(result: dict[str, Any], console: Console) -> None:
-    table = Table(box=None, pad_edge=False, title="seconds to the first optimizer step, DDP on 2 ranks")
-    for column in ("", "median", "lowest", "highest"):
-        table.add_column(column, justify="right" if column else "left")
-    for name, side in result["seconds_to_first_step"].items():
-        table.add_row(name, *(f"{side[column]:.3f}" for column in ("median", "lowest", "highest")))
-    console.print()
-    console.print(table)
-    console.print(f"shardyard starts {result['times_faster']} times faster (by the medians)", highlight=False)
+def _accelerate(kind: Kind, first_step_file: Path) -> None:
+    peers.accelerate_launch(kind.ranks, str(PROGRAMS / "ddp_linear.py"), str(first_step_file), kind.device)
 
 
-def write(result: dict[str, Any]) -> Path:
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"start-{result['at'][:10]}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+def _ray(ray: peers.Ray, kind: Kind, first_step_file: Path) -> None:
+    launcher = peers.torchrun_command(kind.ranks) if kind.ranks else [str(peers.PYTHON)]
+    program = [str(PROGRAMS / "ddp_linear.py"), str(first_step_file), kind.device]
+    ray.wait(ray.submit(" ".join(["OMP_NUM_THREADS=1", *launcher, *program])))
 
 
-if __name__ == "__main__":
-    main()
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """`programs/warm_fork.py` in a process of its own."""
+
+    process: "subprocess.Popen[str]"
+
+    def fork(self, kind: Kind, first_step_file: Path) -> None:
+        """
+        Raises:
+            RuntimeError: its ranks failed.
+        """
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{kind.ranks} {kind.device} {first_step_file}\n")
+        self.process.stdin.flush()
+        self.expect("done")
+
+    def expect(self, word: str) -> None:
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline().strip()
+        if said != word:
+            raise RuntimeError(f"the warm fork said {said!r}, not {word!r}")
+
+
+@contextmanager
+def _floor() -> Iterator[Floor]:
+    # OpenBLAS starts threads at import, and what forks must have one.
+    environment = peers.plain_environment(OPENBLAS_NUM_THREADS="1")
+    process = subprocess.Popen(
+        [sys.executable, str(PROGRAMS / "warm_fork.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        floor = Floor(process)
+        floor.expect("ready")
+        yield floor
+    finally:
+        process.kill()
+        process.communicate()
