@@ -5,6 +5,7 @@ The environment lies in `.venv-peers`, has the torch of this one, and is made at
 
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -91,12 +92,27 @@ def _run(command: list[str], deadline_seconds: float) -> None:
             command, stdout=output, stderr=output, env=plain_environment(), start_new_session=True
         )
         try:
-            code = process.wait(deadline_seconds)
+            _wait(process, deadline_seconds)
+            code = process.wait()
         finally:
             _end_session(process)
         if code:
             output.seek(0)
             raise subprocess.CalledProcessError(code, command, output.read()[-2000:])
+
+
+def _wait(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+    """Until the process has ended, to the moment: `Popen.wait` with a timeout looks every 50 ms.
+
+    Raises:
+        subprocess.TimeoutExpired: it has not.
+    """
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        if not select.select([pidfd], [], [], seconds)[0]:
+            raise subprocess.TimeoutExpired(process.args, seconds)
+    finally:
+        os.close(pidfd)
 
 
 def _end_session(process: "subprocess.Popen[bytes]") -> None:

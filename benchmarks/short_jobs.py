@@ -1,0 +1,144 @@
+"""Trivial jobs: how many a minute, and how soon the first line of one can be read. The service against Ray Jobs.
+
+Ours are a script of one line, `print("hello")`, and a recipe that calls its model on one batch; Ray's is `echo hello`,
+a shell command without Python. A burst is posted one by one, and is over when the last of it has ended: jobs a minute
+are counted from the first POST to the last job's `finished_at` (Ray: to when a poll says so). The first line is waited
+for by asking for the log every 20 ms, on both sides.
+
+The bursts that grow are taken before Ray is started, since its idle processes take some of the CPU time; those that are
+compared with it take turns with it.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks import peers
+from benchmarks.comparing import Figure, Say, Scale, in_turns, times_better
+from benchmarks.connection import Connection
+from benchmarks.peers import Ray
+from benchmarks.service import Service, linear_spec, service
+
+TITLE = "Trivial jobs: how many a minute, and POST to first log line"
+OURS, ONE_DEVICE, RECIPE, RAY = "shardyard", "shardyard, one device", "shardyard, a recipe", "Ray Jobs"
+RATE, LINE = "trivial jobs a minute", "POST to first log line"
+BURST = 20
+POLL_SECONDS = peers.POLL_SECONDS
+DEADLINE_SECONDS = 120.0
+
+
+def run(scale: Scale, say: Say) -> list[Figure]:
+    sizes = scale.pick((20, 60, 180), (10, 20, 40))
+    with service("cpu:2") as two, Connection(two.url, two.token) as to_two:
+        script, recipe = hello(two), forward(two)
+        with service("cpu:1") as one, Connection(one.url, one.token) as to_one:
+            elsewhere = hello(one)
+            sides = {
+                OURS: lambda count: rate(to_two, script, count),
+                RECIPE: lambda count: rate(to_two, recipe, count),
+                ONE_DEVICE: lambda count: rate(to_one, elsewhere, count),
+            }
+            figures = _growing(sides, sizes, scale, say)
+        if scale.quick:
+            lines = in_turns({OURS: lambda: first_line(to_two, script)}, scale.rounds_of(8, 5), say=say)
+            return [*figures, Figure(LINE, "s", lines)]
+        peers.install()
+        with peers.ray_head() as ray:
+            bursts = in_turns(
+                {OURS: lambda: rate(to_two, script, BURST), RAY: lambda: rate_of_ray(ray, BURST)},
+                scale.rounds or 2,
+                say=say,
+            )
+            lines = in_turns(
+                {OURS: lambda: first_line(to_two, script), RAY: lambda: first_line_of_ray(ray)},
+                scale.rounds_of(8, 5),
+                say=say,
+            )
+    against = Figure(
+        f"{RATE}, a burst of {BURST}", "jobs a minute", bursts, [times_better(RAY, 12)], lower_is_better=False
+    )
+    return [against, Figure(LINE, "s", lines, [times_better(RAY, 12)]), *figures]
+
+
+def _growing(sides: dict[str, Callable[[int], float]], sizes: tuple[int, ...], scale: Scale, say: Say) -> list[Figure]:
+    figures = []
+    for size in sizes:
+        measured = {name: lambda burst=burst, size=size: burst(size) for name, burst in sides.items()}
+        samples = in_turns(measured, scale.rounds_of(3, 1), say=lambda _: None, warm_up=int(size == sizes[0]))
+        say(f"{size} jobs at once: " + ", ".join(f"{name} {max(each):.0f} a minute" for name, each in samples.items()))
+        figures.append(Figure(RATE, "jobs a minute", samples, lower_is_better=False, size=size, size_of="jobs at once"))
+    return figures
+
+
+def hello(running: Service) -> bytes:
+    """The spec of a script that prints a line, whose code the service has: one such job has run."""
+    with tempfile.TemporaryDirectory() as directory:
+        program = Path(directory) / "hello.py"
+        program.write_text('print("hello")\n')
+        job = running.client.submit_script(program, strategy="single", devices=1)
+    return json.dumps(job.wait(timeout=DEADLINE_SECONDS).status.spec).encode()
+
+
+def forward(running: Service) -> bytes:
+    """The spec of a recipe that calls a small model on one batch; one such job has run."""
+    spec = linear_spec("single", 1, mode="forward", max_steps=1)
+    for field in ("loss", "optimizer"):
+        del spec["program"][field]
+    running.client.submit(spec).wait(timeout=DEADLINE_SECONDS)
+    return json.dumps(spec).encode()
+
+
+def rate(to: Connection, spec: bytes, count: int) -> float:
+    """Jobs a minute of a burst.
+
+    Raises:
+        RuntimeError: one of them did not succeed.
+    """
+    began = time.time()
+    ends = [to.end(job) for job in [to.post("/v1/jobs", spec)["id"] for _ in range(count)]]
+    failed = [end for end in ends if end["state"] != "succeeded"]
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {count} jobs did not succeed, one of them: {failed[0]['reason']}")
+    return 60 * count / (max(map(finished, ends)) - began)
+
+
+def finished(status: dict[str, Any]) -> float:
+    """When a job that has ended did so, in seconds since the epoch."""
+    return datetime.fromisoformat(status["finished_at"]).timestamp()
+
+
+def first_line(to: Connection, spec: bytes) -> float:
+    """Seconds from just before the POST until the log has a line. The job is over when this returns."""
+    began = time.monotonic()
+    job = to.post("/v1/jobs", spec)["id"]
+    while not to.get(f"/v1/jobs/{job}/logs")[1]["lines"]:
+        if time.monotonic() - began > DEADLINE_SECONDS:
+            raise RuntimeError(f"job {job} printed nothing")
+        time.sleep(POLL_SECONDS)
+    seconds = time.monotonic() - began
+    to.end(job)
+    return seconds
+
+
+def rate_of_ray(ray: Ray, count: int) -> float:
+    began = time.time()
+    jobs = [ray.submit("echo hello") for _ in range(count)]
+    for job in jobs:
+        ray.wait(job)
+    return 60 * count / (time.time() - began)
+
+
+def first_line_of_ray(ray: Ray) -> float:
+    began = time.monotonic()
+    job = ray.submit("echo hello")
+    while "hello" not in ray.logs(job):
+        if time.monotonic() - began > DEADLINE_SECONDS:
+            raise RuntimeError(f"Ray's job {job} printed nothing")
+        time.sleep(POLL_SECONDS)
+    seconds = time.monotonic() - began
+    ray.wait(job)
+    return seconds
