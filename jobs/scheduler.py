@@ -1,7 +1,8 @@
 """The reconciler: leases devices to queued jobs, sends hints, and ends attempts that have died.
 
 Every API process and every node runs one. All it does is atomic in Redis, so any number may run at
-once; only the reaping is left to one of them at a time, to spare Redis the reading.
+once. To spare Redis, reaping is left to one of them at a time, which leads; and so is the rest where
+no API process is there that hears at once when something was queued or freed.
 """
 
 import random
@@ -67,8 +68,9 @@ def backoff_seconds(base: float = 1.0) -> float:
 
 
 class Scheduler:
-    """Runs `tick` in a thread: at least every `reconcile_seconds`, and at once when something is
-    queued or freed (if `listen`; nodes do not, or a thousand of them would race for every job)."""
+    """Runs `tick` in a thread every `reconcile_seconds`, and `deliver` at once when something is
+    queued or freed (if `listen`; nodes do not, or a thousand of them would race for every job. A node
+    that does not lead has nothing to do until the lead may be free)."""
 
     def __init__(self, control: RedisStore, courier: Courier, settings: Settings, *, listen: bool) -> None:
         self._store = control
@@ -96,13 +98,17 @@ class Scheduler:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def tick(self) -> None:
-        """One round. Raises Unavailable while Redis is away."""
-        self.deliver()
-        if self._store.run(store.lead(self._name, 3 * self._settings.reconcile_seconds)):
+    def tick(self) -> float:
+        """One round; the seconds until the next is due. Raises Unavailable while Redis is away."""
+        seconds = self._settings.reconcile_seconds
+        taken = self._store.run(store.lead(self._name, 3 * seconds))
+        if self._listen or not taken:
+            self.deliver()
+        if not taken:
             self._reap()
-        else:
-            self._forget()
+            return seconds
+        self._forget()
+        return min(seconds, taken) if self._listen else taken
 
     def deliver(self) -> None:
         """Lease what fits, then send every hint that is due."""
@@ -140,18 +146,21 @@ class Scheduler:
 
     def _run(self) -> None:
         ears = self._store.client.pubsub(ignore_subscribe_messages=True) if self._listen else None  # type: ignore[no-untyped-call]
+        due = monotonic()
         while not self._stop.is_set():
             try:
-                self.tick()
+                if monotonic() >= due:
+                    due = monotonic() + self.tick()
                 if ears is None:
-                    self._stop.wait(self._settings.reconcile_seconds)
+                    self._stop.wait(max(0.0, due - monotonic()))
                     continue
                 if not ears.subscribed:
                     ears.subscribe(WAKE_CHANNEL)
-                    continue  # what was published before we listened is found by one more tick
-                if ears.get_message(timeout=self._settings.reconcile_seconds) is not None:
+                    self.deliver()  # what was published before we listened
+                if ears.get_message(timeout=max(0.0, due - monotonic())) is not None:
                     while ears.get_message(timeout=0) is not None:
-                        pass  # one tick serves a burst
+                        pass  # one look serves a burst
+                    self.deliver()
             except (Unavailable, RedisError) as error:
                 log.warning("control_redis_unavailable", error=str(error))
                 self._forget()

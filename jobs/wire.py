@@ -22,6 +22,11 @@ def node_queue(node: str) -> str:
     return f"node.{node}"
 
 
+def orders_channel(node: str) -> str:
+    """Pub/sub channel: there may be new orders for the supervisors on a node."""
+    return f"{PREFIX}orders:{node}"
+
+
 def job_ref(tenant: str, job: str) -> str:
     return f"{tenant}/{job}"
 

@@ -3,9 +3,12 @@
 One thread beats the lease and asks for orders, so that a slow or absent Redis never holds up the loop
 that reads the ranks. A Redis that is away raises nothing here: the thread tries again, and `silence`
 says how long the lease has gone without a beat.
+
+It asks for orders every `ORDERS_SECONDS`. When the attempt is older than `HEAR_SECONDS`, a second thread
+listens for the word that there may be new ones; while that hears, each beat brings the orders along, and
+nothing else is asked: thousands of attempts that rest would take a core of Redis otherwise.
 """
 
-import contextlib
 import queue
 import threading
 import uuid
@@ -15,18 +18,28 @@ from time import monotonic
 from typing import Any, Literal, TypeVar
 
 import structlog
+from redis.exceptions import RedisError
 
 from jobs import store
 from jobs.errors import Unavailable
 from jobs.redis_store import RedisStore
 from jobs.state import Order, Reason
+from jobs.wire import orders_channel
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 Mark = Literal["running", "first_step"]
+_Todo = Mark | Literal["look"] | None  # None ends the thread
+
+#: In the queue of marks: there may be new orders.
+_LOOK: Literal["look"] = "look"
 
 ORDERS_SECONDS = 0.3
+#: Most attempts of seconds have ended by then, and need no second connection.
+HEAR_SECONDS = 2.0
+#: How long the second thread waits for a word at a time.
+LISTEN_SECONDS = 60.0
 CLAIM_SECONDS = 30.0
 #: How long an ended attempt goes on trying to tell its end while Redis is away.
 FINISH_SECONDS = 3600.0
@@ -42,8 +55,11 @@ class Lifeline:
         self._claimant = uuid.uuid4().hex
         self._order = Order.GO
         self._renewed = monotonic()
-        self._marks: queue.SimpleQueue[Mark | None] = queue.SimpleQueue()  # None ends the thread
+        self._marks: queue.SimpleQueue[_Todo] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="lifeline", daemon=True)
+        self._ears = threading.Thread(target=self._listen, name="orders", daemon=True)
+        self._hears = False
+        self._over = threading.Event()
 
     def claim(self) -> store.Claim:
         """Take the attempt, and start beating if that succeeds.
@@ -114,32 +130,62 @@ class Lifeline:
                 threading.Event().wait(RETRY_SECONDS)
 
     def _run(self) -> None:
-        waiting: deque[Mark | None] = deque()
+        began = monotonic()
+        waiting: deque[_Todo] = deque()
         while self._order is not Order.LOST:
+            if self._ears.ident is None and monotonic() - began > HEAR_SECONDS:
+                self._ears.start()
             if not waiting:
-                with contextlib.suppress(queue.Empty):
-                    waiting.append(self._marks.get(timeout=ORDERS_SECONDS))
+                try:
+                    waiting.append(self._marks.get(timeout=self._patience()))
+                except queue.Empty:
+                    waiting.append(_LOOK)
             try:
-                if not waiting:
-                    self._look()
-                elif waiting[0] is None:
-                    return
-                else:
-                    self._obey(self._store.run(store.mark(self._attempt, self._claimant, waiting[0])))
-                    waiting.popleft()
+                match waiting[0]:
+                    case None:
+                        break
+                    case "look":
+                        self._look()
+                    case mark:
+                        self._obey(self._store.run(store.mark(self._attempt, self._claimant, mark)))
+                waiting.popleft()
             except Unavailable as error:
                 log.warning("control_redis_unavailable", error=str(error), silence=round(self.silence, 1))
                 threading.Event().wait(RETRY_SECONDS)
             except Exception:
                 log.exception("lifeline_failed")  # it goes on: without a beat the fence ends a healthy run
                 threading.Event().wait(RETRY_SECONDS)
+        self._over.set()
+
+    def _patience(self) -> float:
+        """How long to wait for something to do before the next look."""
+        until_beat = max(0.0, self._beat_seconds - self.silence)
+        return until_beat if self._hears else min(until_beat, ORDERS_SECONDS)
 
     def _look(self) -> None:
-        if self.silence >= self._beat_seconds:
-            before = monotonic()  # the beat counts from when it was sent, not from its answer
-            self._obey(self._store.run(store.renew(self._attempt, self._claimant)))
-            self._renewed = before
-        self._order = self._store.run(store.orders(self._attempt, self._claimant))
+        if self.silence < self._beat_seconds:
+            self._order = self._store.run(store.orders(self._attempt, self._claimant))
+            return
+        before = monotonic()  # the beat counts from when it was sent, not from its answer
+        self._order = self._store.run(store.renew(self._attempt, self._claimant))
+        self._renewed = before
+
+    def _listen(self) -> None:
+        """Have the first thread look at once when it is told of orders, and each time that this has begun to hear:
+        what was told before that is lost."""
+        ears = self._store.client.pubsub()  # type: ignore[no-untyped-call]
+        while not self._over.is_set():
+            try:
+                if not ears.subscribed:
+                    ears.subscribe(orders_channel(self._node))
+                if ears.get_message(timeout=LISTEN_SECONDS) is not None:
+                    self._hears = True
+                    self._marks.put(_LOOK)
+            except (RedisError, OSError) as error:
+                self._hears = False
+                log.warning("orders_not_heard", error=str(error))
+                self._over.wait(RETRY_SECONDS)
+        ears.close()
 
     def _obey(self, kept: bool) -> None:
         if not kept:

@@ -107,6 +107,18 @@ end
 -- Tells whoever listens (the API processes) that a dispatch may find something to do.
 local function wake() redis.call('PUBLISH', 'sy:wake', '') end
 
+-- Tells the supervisors on a node that there may be new orders for them. It may be lost: they ask with every beat, too.
+local function tell_supervisors(node) redis.call('PUBLISH', 'sy:orders:' .. node, '') end
+
+-- What a supervisor should do now: 'go' | 'cancel' | 'stop' | 'lost', where the attempt is not the claimant's any more.
+local function orders(ref, n, claimant)
+  local attempt = redis.call('HMGET', attempt_key(ref, n), 'state', 'claimant', 'node')
+  if attempt[1] ~= 'claimed' or attempt[2] ~= claimant then return 'lost' end
+  if get(job_key(ref), 'cancel') == '1' then return 'cancel' end
+  local node = redis.call('HMGET', node_key(attempt[3]), 'stopping', 'moving')
+  return (node[1] == '1' or node[2] == '1') and 'stop' or 'go'
+end
+
 local function enqueue(ref)
   local fields = redis.call('HMGET', job_key(ref), 'pool', 'devices', 'score')
   redis.call('ZADD', queue_key(fields[1], fields[2]), fields[3], ref)
@@ -272,6 +284,7 @@ end
 -- What runs on a node goes to other nodes: supervisors see it when they ask for orders.
 local function move_attempts(node)
   redis.call('HSET', node_key(node), 'moving', '1')
+  tell_supervisors(node)
   send_back_unclaimed(node, 'drained', 'node ' .. node .. ' was drained before it started')
 end
 
@@ -326,6 +339,7 @@ local function cancel(ref)
   if job[3] == '1' then return 'again' end
   local reason = job[1] == 'running' and 'cancelling' or 'starting'
   move(ref, job[1], reason, 'cancel was asked for; the ranks are being ended')
+  tell_supervisors(attempt[2])
   return 'cancelling'
 end
 

@@ -1,8 +1,8 @@
--- Who reaps: one process at a time, so that a fleet does not read every beat a thousand times.
--- Only an economy; every decision of the reaper is a compare-and-set anyway.
+-- Who reaps, and dispatches where nobody listens: one process at a time, so that a fleet does not ask a thousand times.
+-- Only an economy; every decision is a compare-and-set anyway.
 -- ARGV: candidate ttl_ms
--- Returns 1 for the leader, 0 for the others.
+-- Returns 0 for the leader, for the others the milliseconds until the lead may be free.
 local leader = redis.call('GET', 'sy:leader')
-if leader and leader ~= ARGV[1] then return 0 end
+if leader and leader ~= ARGV[1] then return math.max(1, redis.call('PTTL', 'sy:leader')) end
 redis.call('SET', 'sy:leader', ARGV[1], 'PX', ARGV[2])
-return 1
+return 0

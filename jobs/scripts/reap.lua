@@ -23,5 +23,5 @@ if ARGV[3] ~= '' then
   end
 end
 settle(ref, n, reason, message, unclaimed and 'unclaimed' or 'service', '', '', tonumber(ARGV[6]), tonumber(ARGV[7]))
-if unclaimed then free_devices(attempt[3], ref .. '/' .. n, {}) end
+if unclaimed then free_devices(attempt[3], ref .. '/' .. n, {}) else tell_supervisors(attempt[3]) end
 return {'ok', reason}

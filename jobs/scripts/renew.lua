@@ -1,8 +1,6 @@
--- The beat of a lease.
+-- The beat of a lease, which is answered with what the supervisor should do now.
 -- ARGV: ref n claimant
--- Returns 'ok' | 'lost'
-local key = attempt_key(ARGV[1], ARGV[2])
-local attempt = redis.call('HMGET', key, 'state', 'claimant')
-if attempt[1] ~= 'claimed' or attempt[2] ~= ARGV[3] then return 'lost' end
-redis.call('HINCRBY', key, 'beat', 1)
-return 'ok'
+-- Returns 'go' | 'cancel' | 'stop' | 'lost'
+local order = orders(ARGV[1], ARGV[2], ARGV[3])
+if order ~= 'lost' then redis.call('HINCRBY', attempt_key(ARGV[1], ARGV[2]), 'beat', 1) end
+return order

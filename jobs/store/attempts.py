@@ -81,9 +81,9 @@ def mark(attempt: AttemptId, claimant: str, what: Literal["running", "first_step
     return Call("mark", (attempt.job_ref, attempt.number, claimant, what), is_ok)
 
 
-def renew(attempt: AttemptId, claimant: str) -> Call[bool]:
-    """Beat the lease. False: it is lost."""
-    return Call("renew", (attempt.job_ref, attempt.number, claimant), is_ok)
+def renew(attempt: AttemptId, claimant: str) -> Call[Order]:
+    """Beat the lease, unless it is lost; what the supervisor should do now."""
+    return Call("renew", (attempt.job_ref, attempt.number, claimant), lambda reply: Order(reply.decode()))
 
 
 def orders(attempt: AttemptId, claimant: str) -> Call[Order]:

@@ -175,9 +175,10 @@ def storage_nonce(proposed: str) -> Call[str]:
     return Call("storage", (proposed, FORMAT), parse)
 
 
-def lead(candidate: str, ttl_seconds: float) -> Call[bool]:
-    """True while `candidate` is the one that reaps; it must ask again within `ttl_seconds`."""
-    return Call("lead", (candidate, int(ttl_seconds * 1000)), bool)
+def lead(candidate: str, ttl_seconds: float) -> Call[float]:
+    """0 while `candidate` leads; it must ask again within `ttl_seconds`. Otherwise the seconds until the lead may be
+    free."""
+    return Call("lead", (candidate, int(ttl_seconds * 1000)), lambda milliseconds: milliseconds / 1000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from jobs import archive, retention, store, tokens
 from jobs import storage as storage_proof
 from jobs.errors import InvalidRequest
 from jobs.redis_store import RedisStore
-from jobs.state import Reason, State
+from jobs.state import Order, Reason, State
 from jobs.store import JobFilter
 from shardyard import backup
 from shardyard.backup import BackupError, Service
@@ -127,7 +127,7 @@ def test_what_ran_is_queued_again_and_what_was_cancelled_is_not(place: Place, ot
         assert (record.state, record.reason, record.retries) == (State.QUEUED, Reason.SERVICE_STOPPED, 0)
         assert other.world.history(job)[0].reason is Reason.SERVICE_STOPPED
     assert other.world.state(doomed.job) is State.CANCELLED
-    assert not other.world.run(store.renew(running, "c")), "a supervisor of the old service has no say here"
+    assert other.world.run(store.renew(running, "c")) is Order.LOST, "a supervisor of the old service has no say here"
     other.world.node("elsewhere")
     assert set(other.world.dispatch()) == {running.job, claimed.job, leased}
     assert other.world.job(running.job).attempt == 2

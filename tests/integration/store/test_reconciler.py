@@ -11,7 +11,7 @@ from jobs.errors import Unavailable
 from jobs.redis_store import RedisStore
 from jobs.scheduler import Scheduler
 from jobs.settings import Settings
-from jobs.state import State
+from jobs.state import Order, State
 from jobs.store import Hint
 from tests.integration.redis_server import redis_server
 from tests.integration.store.world import World
@@ -70,7 +70,7 @@ def test_an_attempt_that_does_not_beat_is_reaped_and_one_that_beats_is_not(world
     silent, alive = world.running(), world.running()
     reconciler = scheduler(world, MemoryCourier())
     for _ in range(TICKS):
-        assert world.run(store.renew(alive, "c"))
+        assert world.run(store.renew(alive, "c")) is Order.GO
         world.run(store.beat_node("n1", "i1"))
         reconciler.tick()
         if world.state(silent.job) is not State.RUNNING:
@@ -92,11 +92,33 @@ def test_a_node_that_does_not_beat_takes_no_more_work(world: World) -> None:
 def test_who_does_not_lead_reaps_nothing(world: World) -> None:
     world.node()
     attempt = world.running()
-    assert world.run(store.lead("somebody else", 600))
+    assert world.run(store.lead("somebody else", 600)) == 0
     reconciler = scheduler(world, MemoryCourier())
     for _ in range(300):
         reconciler.tick()
     assert world.state(attempt.job) is State.RUNNING
+
+
+def test_a_node_that_does_not_lead_asks_once_and_comes_back_when_the_lead_may_be_free(world: World) -> None:
+    world.node()
+    job = world.submit()
+    assert world.run(store.lead("somebody else", 600)) == 0
+    world.redis.config_resetstat()
+    assert 590 < scheduler(world, MemoryCourier()).tick() <= 600
+    assert world.redis.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
+    assert world.state(job) is State.QUEUED
+
+
+def test_a_scheduler_that_listens_starts_jobs_also_while_another_one_leads(world: World) -> None:
+    world.node()
+    assert world.run(store.lead("somebody else", 600)) == 0
+    courier = QueueCourier()
+    reconciler = Scheduler(world.store, courier, CALM, listen=True)
+    reconciler.start()
+    try:
+        courier.wait_for(world.submit())
+    finally:
+        reconciler.stop()
 
 
 @pytest.mark.parametrize("listen", [False, True])

@@ -92,7 +92,7 @@ def test_a_server_without_memory_refuses_new_jobs_and_lets_running_ones_go_on(wo
     try:
         with pytest.raises(Unavailable):
             world.submit()
-        assert world.run(store.renew(attempt, "c"))
+        assert world.run(store.renew(attempt, "c")) is not Order.LOST
         assert world.run(store.beat_node("n1", "i1")).standing is NodeStanding.OK
         assert world.dispatch() == [waiting]
         assert world.finish(attempt)
@@ -180,7 +180,7 @@ def test_only_the_claimant_beats_marks_and_finishes(world: World) -> None:
     world.node()
     attempt = world.claimed()
     for stranger in ("thief", ""):
-        assert not world.run(store.renew(attempt, stranger))
+        assert world.run(store.renew(attempt, stranger)) is Order.LOST
         assert not world.mark(attempt, by=stranger)
         assert not world.finish(attempt, by=stranger)
         assert world.run(store.orders(attempt, stranger)) is Order.LOST
@@ -222,7 +222,7 @@ def test_another_end_after_the_end_is_refused(world: World) -> None:
     assert not world.finish(attempt, Reason.RANK_FAILED)
     assert not world.reap(attempt, beat=None)
     assert not world.mark(attempt)
-    assert not world.run(store.renew(attempt, "c"))
+    assert world.run(store.renew(attempt, "c")) is Order.LOST
     assert world.run(store.orders(attempt, "c")) is Order.LOST
     assert world.job(attempt.job) == before
 
@@ -505,12 +505,12 @@ def test_only_a_beat_that_stands_still_is_reaped(world: World) -> None:
     world.node()
     attempt = world.running(retries=0)
     beat = world.run(store.beats()).leases[attempt]
-    assert world.run(store.renew(attempt, "c"))
+    assert world.run(store.renew(attempt, "c")) is not Order.LOST
     assert not world.reap(attempt, beat=beat)
     assert world.state(attempt.job) is State.RUNNING
     assert [world.reap(attempt, beat=beat + 1), world.reap(attempt, beat=beat + 1)] == [True, False]
     assert (world.state(attempt.job), world.job(attempt.job).reason) == (State.QUEUED, Reason.BACKING_OFF)
-    assert not world.run(store.renew(attempt, "c"))
+    assert world.run(store.renew(attempt, "c")) is Order.LOST
     assert not world.finish(attempt)
 
 
