@@ -11,11 +11,11 @@ import structlog
 LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
 
 
-def configure(level: str) -> None:
+def configure(level: str, libraries: str = "") -> None:
     """Send everything that is logged in this process to standard error as JSON lines.
 
     Our events are written without passing through `logging`, which takes twice the time; what libraries log there comes
-    out in the same form.
+    out in the same form, from the level `libraries` on where they have one of their own.
     """
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -41,9 +41,16 @@ def configure(level: str) -> None:
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(level)
-    for chatty in ("kombu", "celery", "amqp", "asyncio"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    _set_level(root, LEVELS[libraries or level])
+    if root.level < logging.WARNING:
+        for chatty in ("kombu", "celery", "amqp", "asyncio"):
+            _set_level(logging.getLogger(chatty), logging.WARNING)
+
+
+def _set_level(logger: logging.Logger, level: int) -> None:
+    """Where it is another: `setLevel` has all loggers forget what they know, one by one."""
+    if logger.level != level:
+        logger.setLevel(level)
 
 
 class _Lines:

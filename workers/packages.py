@@ -24,6 +24,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 #: Our modules, while they are out of `sys.modules`.
 _hidden: dict[str, ModuleType] = {}
+#: Names of ours that were imported when ranks could be forked, and of the last module then that is not ours.
+_known: tuple[str, ...] = ()
+_newest = ""
 
 
 class Finder:
@@ -85,7 +88,27 @@ def hide() -> None:
         sys.meta_path.append(Finder(dict.fromkeys(PUBLIC, ROOT)))
 
 
+def remember() -> None:
+    """Spare what is forked from here the looking through two thousand names: it would copy the memory they lie in."""
+    global _known, _newest
+    _known = tuple(name for name in sys.modules if _package(name) in NAMES)
+    _newest = next(name for name in reversed(sys.modules) if _package(name) not in NAMES)
+
+
 def _take_out(names: Iterable[str]) -> dict[str, ModuleType]:
     """Remove the modules of these packages, and say which they were."""
-    found = [name for name in sys.modules if name.partition(".")[0] in names]
-    return {name: sys.modules.pop(name) for name in found}
+    found = [name for name in _imported() if _package(name) in names]
+    return {name: sys.modules.pop(name) for name in found if name in sys.modules}
+
+
+def _imported() -> Iterator[str]:
+    """Names of modules, newest first: all that may be ours are among them, some of them twice."""
+    for name in reversed(sys.modules):
+        if name == _newest:
+            yield from _known
+            return
+        yield name
+
+
+def _package(name: str) -> str:
+    return name.partition(".")[0]

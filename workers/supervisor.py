@@ -172,7 +172,7 @@ def _become_leader(marks: Marks, launch: Launch, *, keep: int) -> None:
         os.dup2(source, target)
     os.close(null)
     os.close(output)
-    configure("INFO")
+    configure("INFO", libraries="WARNING")  # which is what ranks begin with
     structlog.contextvars.bind_contextvars(attempt=str(launch.attempt))
     lock = os.open(marks.supervisor_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by this process alone, until it dies

@@ -23,6 +23,8 @@ HOME = Path(packages.ROOT)
 ONCE = frozenset({"torch", "numpy"})
 
 _plain_path: tuple[str, ...] | None = None
+#: What was found on the path before. Nothing looks there; to free it would copy the server's memory.
+_found_before: object = None
 
 
 class Hidden:
@@ -41,6 +43,7 @@ class Hidden:
 
 def set_path(first: Path) -> None:
     """Give `sys.path` and `sys.modules` what a new Python would have whose first entry of the path is `first`."""
+    global _found_before
     packages.hide()
     others = plain_path()
     if HOME.name.endswith("-packages"):
@@ -48,7 +51,7 @@ def set_path(first: Path) -> None:
     else:
         others = tuple(entry for entry in others if not _is_home(entry))
     sys.path[:] = [str(first), *others]
-    sys.path_importer_cache.clear()
+    _found_before, sys.path_importer_cache = sys.path_importer_cache, {}
     _forget_shadowed(first)
 
 

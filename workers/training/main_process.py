@@ -39,7 +39,8 @@ def become() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.root.handlers.clear()  # the service's own, with which `logging.basicConfig` would do nothing
-    logging.root.setLevel(logging.WARNING)
+    if logging.root.level != logging.WARNING:
+        logging.root.setLevel(logging.WARNING)
     tempfile.tempdir = None  # looked up once: TMPDIR is another now
     _draw_seeds()
     cast(Any, sys).__stdin__ = sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  (open until the end)

@@ -7,6 +7,7 @@ start no thread: children of a process in which a multi-threaded operation ran c
 import importlib
 import weakref
 
+from workers import packages
 from workers.training import isolation
 
 #: `torch._dynamo` takes a second, which the first optimizer or DDP constructor would spend otherwise.
@@ -29,4 +30,6 @@ isolation.plain_path()  # found once, and known to all that is forked
 # What the imports made is not a rank's to tear down: torch would take its operators out of its tables one by one at the
 # end of every rank, which takes 30 ms.
 for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-    finalizer.atexit = False
+    finalizer.detach()
+
+packages.remember()

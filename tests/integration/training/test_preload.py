@@ -37,7 +37,7 @@ import workers.training.preload
 class Own: pass
 own = Own()
 weakref.finalize(own, print, "own")
-print([each.peek()[1] for each in weakref.finalize._registry if each.atexit] == [print])
+print([each.peek()[1] for each in weakref.finalize._registry] == [print])
 """
 
 

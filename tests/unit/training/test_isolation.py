@@ -13,7 +13,10 @@ BEGIN = """
 import queue, sys
 import workers.training.script
 from pathlib import Path
+from workers import packages
 from workers.training import isolation
+packages.remember()
+import jobs.zips
 isolation.set_path(Path({first!r}))
 """
 
@@ -42,6 +45,11 @@ from shardyard import job
 print(job.__name__)
 """
     assert run(tmp_path, program).split() == ["api", "jobs", "workers", "shardyard.job"]
+
+
+def test_none_of_our_modules_is_left_whenever_it_was_imported(tmp_path: Path) -> None:
+    program = "print([name for name in sys.modules if name.partition('.')[0] in ('api', 'jobs', 'workers')])"
+    assert run(tmp_path, program) == "[]"
 
 
 def test_a_module_of_the_program_comes_before_one_of_its_name_that_is_loaded(tmp_path: Path) -> None:
