@@ -40,6 +40,7 @@ from jobs import retention as retention_of_jobs
 from jobs import storage as storage_proof
 from jobs.errors import FormatMismatch, Unavailable
 from jobs.redis_store import AsyncRedisStore, RedisStore
+from jobs.packing import Packing
 from jobs.scheduler import Scheduler
 from jobs.settings import Settings
 from jobs.storage import StorageMismatch
@@ -51,6 +52,8 @@ WATCH_SECONDS = 1.0
 SWEEP_SECONDS = 600.0
 SHORTEST_SWEEP_SECONDS = 1.0
 #: When Celery is imported for the first hint: not while the process is not even ready.
+#: How often jobs are packed that have ended.
+PACKING_SECONDS = 2.0
 PREPARE_SECONDS = 0.5
 
 
@@ -196,6 +199,7 @@ def _sweeps(control: RedisStore, storage: Path, settings: Settings) -> tuple[Swe
         Sweep("bundles", partial(bundle_keeper.sweep, control, storage, rested), _pause(rested)),
         Sweep("jobs", partial(retention_of_jobs.sweep, control, storage, retention, archived), _pause(retention)),
     )
+        Sweep("finished", Packing(control).sweep, PACKING_SECONDS),
 
 
 def _pause(rests: float) -> float:

@@ -29,6 +29,7 @@ import zstandard
 import shardyard
 from jobs import checkpoints, layout, store
 from jobs.errors import InvalidRequest, ShardyardError
+from jobs.record import Fields
 from jobs.redis_store import CONNECT_SECONDS, RedisStore
 from jobs.state import TERMINAL
 from jobs.storage import NONCE_FILE
@@ -174,16 +175,21 @@ def _refuse_another_storage(entries: Iterable[Entry], storage: Path) -> None:
 
 def _attempts(entries: Iterable[Entry]) -> dict[str, int]:
     """How many attempts each job has had."""
-    jobs = (entry for entry in entries if entry.key.startswith(b"sy:job:"))
-    return {entry.key.removeprefix(b"sy:job:").decode(): int(_hash(entry)[b"attempt"]) for entry in jobs}
+    return {ref: int(fields[b"attempt"]) for ref, fields in _jobs(entries)}
 
 
 def _states(entries: Iterable[Entry]) -> dict[str, int]:
-    return dict(Counter(_hash(entry)[b"state"].decode() for entry in entries if entry.key.startswith(b"sy:job:")))
+    return dict(Counter(fields[b"state"].decode() for _, fields in _jobs(entries)))
 
 
-def _hash(entry: Entry) -> dict[bytes, bytes]:
-    return dict(zip(entry.values[::2], entry.values[1::2], strict=True))
+def _jobs(entries: Iterable[Entry]) -> Iterator[tuple[str, Fields]]:
+    """Refs and fields of all jobs."""
+    for entry in entries:
+        kind, _, ref = entry.key.decode().removeprefix("sy:").partition(":")
+        if kind == "job":
+            yield ref, store.fields_of(entry.values)
+        elif kind == "packed":
+            yield ref, store.unpack(entry.values[0]).job
 
 
 def _stored(storage: Path, attempts: Mapping[str, int]) -> Iterator[PurePosixPath]:

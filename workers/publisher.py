@@ -27,8 +27,8 @@ PROGRESS_SECONDS = 0.25
 REPORT_SECONDS = 1.0
 #: Snapshots in the telemetry Redis; the files in storage are kept.
 SNAPSHOT_TTL = 86_400
-#: The same for a report whose file is written: readers turn to that.
-WRITTEN_TTL = 3600
+#: The same for a report whose file is written: readers turn to that, but for those that are about to look here.
+WRITTEN_TTL = 5
 #: How long the end of an attempt waits for the telemetry Redis, and how long its supervisor does afterwards.
 SEAL_SECONDS = 1.0
 SHIP_SECONDS = 10.0

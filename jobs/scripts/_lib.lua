@@ -54,10 +54,12 @@ local TERMINAL = {succeeded = true, failed = true, cancelled = true}
 local function unpack_job(ref)
   local packed = redis.call('GET', packed_key(ref))
   if not packed then return nil end
-  local head = cmsgpack.unpack(packed)
+  local head = cmsgpack.unpack((struct.unpack('>Hc0', packed)))
   return {version = head[2], state = head[3], attempt = head[4], pool = head[5], name = head[6], labels = head[7],
     bundle = head[8], idem = head[9]}, packed
 end
+
+local function job_exists(ref) return redis.call('EXISTS', job_key(ref), packed_key(ref)) == 1 end
 
 -- Some fields of a job, packed or not, in their order.
 local function job_fields(ref, ...)

@@ -6,7 +6,7 @@
 local ref = ARGV[1]
 local done = 'sy:archived:' .. ref
 local tenant, id = tenant_and_id(ref)
-local job = redis.call('HMGET', job_key(ref), 'state', 'version', 'idem')
+local job = job_fields(ref, 'state', 'version', 'idem')
 if not job[1] then return redis.call('GET', done) == ARGV[2] and 'archived' or 'missing' end
 if not TERMINAL[job[1]] or job[2] ~= ARGV[2] then return 'changed' end
 forget_job(ref)

@@ -3,7 +3,7 @@
 -- Returns 'deleted' | 'missing' | 'not_finished'
 local tenant, id = ARGV[1], ARGV[2]
 local ref = tenant .. '/' .. id
-local job = redis.call('HMGET', job_key(ref), 'state', 'idem')
+local job = job_fields(ref, 'state', 'idem')
 if not job[1] then return 'missing' end
 if not TERMINAL[job[1]] then return 'not_finished' end
 forget_job(ref)

@@ -8,11 +8,11 @@ local idem = ARGV[11] ~= '' and idem_key(tenant, ARGV[11])
 if idem then
   local earlier, digest, archived = string.match(redis.call('GET', idem) or '', '^(%S+) (%S*) ?(%S*)$')
   -- A key names its job until that is deleted; in an archive it is there as well.
-  if earlier and (archived ~= '' or redis.call('EXISTS', job_key(tenant .. '/' .. earlier)) == 1) then
+  if earlier and (archived ~= '' or job_exists(tenant .. '/' .. earlier)) then
     return {digest == ARGV[12] and 'exists' or 'conflict', earlier}
   end
 end
-if redis.call('EXISTS', job_key(ref)) == 1 then return {'exists', id} end
+if job_exists(ref) then return {'exists', id} end
 local bundle = ARGV[16] ~= '' and tenant .. '/' .. ARGV[16]
 if redis.call('SISMEMBER', 'sy:pools', pool) == 0 then
   return {'unknown_pool', unpack(redis.call('SMEMBERS', 'sy:pools'))}

@@ -9,13 +9,11 @@ from jobs.store.archive import (
     ARCHIVED_SECONDS,
     Archived,
     Entry,
-    Snapshot,
     archive,
     dump,
     finished,
     free_key,
     restored,
-    snapshot,
 )
 from jobs.store.attempts import (
     MAX_DISPATCHED,
@@ -93,6 +91,16 @@ from jobs.store.nodes import (
     storage_nonce,
     undrain_node,
 )
+from jobs.store.packed import (
+    PACKED_AT_ONCE,
+    Snapshot,
+    Unpacked,
+    find_unpacked,
+    pack,
+    put_packed,
+    snapshot,
+    unpack,
+)
 from jobs.store.quarantine import Quarantined, keep_quarantine, prove_fit, quarantine_device, quarantined, unquarantine
 from jobs.store.specs import MAX_SPEC_BYTES, pack_spec, read_spec, unpack_spec
 
@@ -124,11 +132,13 @@ __all__ = [
     "MAX_SPEC_BYTES",
     "NodeBeat",
     "NodeStanding",
+    "PACKED_AT_ONCE",
     "Quarantined",
     "Registered",
     "Snapshot",
     "StoredBundle",
     "Submitted",
+    "Unpacked",
     "archive",
     "are_kept",
     "attempts",
@@ -146,6 +156,7 @@ __all__ = [
     "drain_node",
     "dump",
     "fields_of",
+    "find_unpacked",
     "finish",
     "finished",
     "fleet",
@@ -159,10 +170,12 @@ __all__ = [
     "move_attempts",
     "node_down",
     "orders",
+    "pack",
     "pack_spec",
     "page",
     "prove_fit",
     "put_bundle",
+    "put_packed",
     "quarantine_device",
     "quarantined",
     "read_bundle",
@@ -184,6 +197,7 @@ __all__ = [
     "submit",
     "undrain_node",
     "unknown_bundle",
+    "unpack",
     "unpack_spec",
     "unquarantine",
     "versions",

@@ -1,15 +1,12 @@
 """Jobs that are old enough leave Redis for files, and whole stores come back from a back-up."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-from jobs.record import Fields
-from jobs.store.call import Call, fields_of
-from jobs.store.specs import _unpacked
+from jobs.store.call import Call
 from jobs.wire import job_ref
 
 #: How long it is remembered that a job was archived just now: longer than a call is repeated whose reply was lost.
@@ -24,31 +21,6 @@ def finished(age_seconds: float, limit: int) -> Call[tuple[tuple[str, str], ...]
         return tuple((tenant, job) for tenant, _, job in refs)
 
     return Call("finished", (int(age_seconds * 1e6), limit), parse)
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All that the store has about a finished job, as it has it."""
-
-    job: Fields
-    spec: bytes  # JSON
-    attempts: tuple[Fields, ...]
-
-    @property
-    def version(self) -> int:
-        return int(self.job[b"version"])
-
-
-def snapshot(tenant: str, job: str) -> Call[Snapshot | None]:
-    """A finished job; None when it has not ended, or is not there."""
-
-    def parse(reply: Sequence[Any]) -> Snapshot | None:
-        if not reply:
-            return None
-        job, spec, *attempts = reply
-        return Snapshot(fields_of(job), _unpacked(spec), tuple(fields_of(attempt) for attempt in attempts))
-
-    return Call("snapshot", (job_ref(tenant, job),), parse)
 
 
 class Archived(StrEnum):

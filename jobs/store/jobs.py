@@ -19,7 +19,8 @@ from jobs.spec import JobSpec
 from jobs.state import State
 from jobs.store.bundles import unknown_bundle
 from jobs.store.call import Call, fields_of
-from jobs.store.specs import pack_spec, unpack_spec
+from jobs.store.packed import job_fields, unpack
+from jobs.store.specs import pack_spec, read_spec, unpack_spec
 from jobs.wire import job_ref
 
 MAX_CANCEL_SCANNED = 1_000
@@ -118,6 +119,9 @@ def read_job(tenant: str, job: str) -> Call[JobView]:
     def parse(reply: Sequence[Any]) -> JobView:
         if not reply:
             raise NotFound(f"there is no job {job!r}")
+        if len(reply) == 1:
+            packed = unpack(reply[0])
+            return JobView(JobRecord.read(tenant, job, packed.job), read_spec(packed.spec), None)
         return _view(tenant, job, reply[1:], unpack_spec(reply[0]))
 
     return Call("read_job", (job_ref(tenant, job),), parse)
@@ -150,7 +154,8 @@ def page(tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50) ->
 
     def parse(reply: Sequence[Any]) -> JobPage:
         next_id, *rows = reply
-        jobs = tuple(JobRecord.read(tenant, row[0].decode(), fields_of(row[1])) for row in rows)
+        pairs = zip(rows[::2], rows[1::2], strict=True)
+        jobs = tuple(JobRecord.read(tenant, name.decode(), job_fields(kept)) for name, kept in pairs)
         return JobPage(jobs, next_id.decode() or None)
 
     key, value = chosen.label or ("", "")
@@ -162,10 +167,11 @@ def page(tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50) ->
 def attempts(tenant: str, job: str) -> Call[tuple[AttemptRecord, ...]]:
     """All attempts of a job, oldest first. Raises NotFound on execution."""
 
-    def parse(reply: Sequence[Any] | None) -> tuple[AttemptRecord, ...]:
+    def parse(reply: Sequence[Any] | bytes | None) -> tuple[AttemptRecord, ...]:
         if reply is None:
             raise NotFound(f"there is no job {job!r}")
-        return tuple(AttemptRecord.read(i, fields_of(fields)) for i, fields in enumerate(reply, start=1))
+        found = unpack(reply).attempts if isinstance(reply, bytes) else map(fields_of, reply)
+        return tuple(AttemptRecord.read(i, fields) for i, fields in enumerate(found, start=1))
 
     return Call("attempts", (job_ref(tenant, job),), parse)
 
@@ -249,9 +255,9 @@ def changes(after: str, most: int) -> Call[Changes]:
 def records(jobs: Sequence[tuple[str, str]]) -> Call[tuple[JobRecord | None, ...]]:
     """Jobs that are given as (tenant, id); None for one that is gone."""
 
-    def parse(reply: Sequence[Sequence[bytes]]) -> tuple[JobRecord | None, ...]:
+    def parse(reply: Sequence[Any]) -> tuple[JobRecord | None, ...]:
         return tuple(
-            JobRecord.read(tenant, job, fields_of(fields)) if fields else None
+            JobRecord.read(tenant, job, job_fields(fields)) if fields else None
             for (tenant, job), fields in zip(jobs, reply, strict=True)
         )
 

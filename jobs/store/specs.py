@@ -19,12 +19,13 @@ def pack_spec(spec: JobSpec) -> bytes:
 
 def unpack_spec(data: bytes) -> JobSpec:
     """Raises UnreadableSpec: another version of the service wrote it, with fields that this one does not know."""
-    return read_spec(_unpacked(data))
+    return read_spec(unpacked(data))
 
 
-def _unpacked(spec: bytes) -> bytes:
-    unpacked: bytes = zstandard.decompress(spec, max_output_size=MAX_SPEC_BYTES)
-    return unpacked
+def unpacked(spec: bytes) -> bytes:
+    """The JSON of a stored spec."""
+    found: bytes = zstandard.decompress(spec, max_output_size=MAX_SPEC_BYTES)
+    return found
 
 
 def read_spec(data: bytes) -> JobSpec:

@@ -6,11 +6,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 
 from api.__main__ import listen
+from jobs import store
 from jobs.state import TERMINAL
 from tests.faults.checker import Evidence, essence, violations
 from tests.faults.inject.proxy import Proxy, proxied
@@ -156,8 +157,9 @@ class Site(Service):
 
     def essence(self, job: str) -> Any:
         """What of a job's report and result must be the same for every job of its spec."""
-        fields = cast("dict[bytes, bytes]", self.store.client.hgetall(f"sy:job:{TENANT}/{job}"))
-        return essence(self.files(job, self.job(job).attempt), fields)
+        found = self.store.run(store.snapshot(TENANT, job))
+        assert found is not None
+        return essence(self.files(job, self.job(job).attempt), found.job)
 
     # -- the verdict -----------------------------------------------------------------------------------
 

@@ -16,7 +16,8 @@ import psutil
 import pytest
 import redis
 
-from jobs import layout
+from jobs import layout, store
+from jobs.redis_store import RedisStore
 from jobs.state import Reason
 from jobs.wire import DEFAULT_TENANT
 from shardyard import demo, embedded
@@ -75,9 +76,10 @@ class Tree:
         return processes.supervisors(self.state_dir)[attempt]
 
     def essence(self, job: str) -> Any:
-        fields = self.control.hgetall(f"sy:job:{DEFAULT_TENANT}/{job}")
-        number = int(fields[b"attempt"])
-        return essence(layout.attempt_dir(self.storage, DEFAULT_TENANT, job, number), fields)  # type: ignore[arg-type]
+        found = RedisStore(self.control).run(store.snapshot(DEFAULT_TENANT, job))
+        assert found is not None
+        number = int(found.job[b"attempt"])
+        return essence(layout.attempt_dir(self.storage, DEFAULT_TENANT, job, number), found.job)
 
     def kill(self, part: str, job: str) -> None:
         """Kill -9 one process, and have what does not come back by itself started again."""

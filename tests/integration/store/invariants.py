@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 
 import redis
 
+from jobs import store
 from jobs.record import Quarantine
 from jobs.state import TERMINAL, State
 
 LIVE = (b"leased", b"claimed")
+PACKED = "sy:packed:"
 
 
 @dataclass
@@ -26,7 +28,15 @@ class Keys:
 
 
 def read_keys(client: "redis.Redis") -> Keys:
-    names = sorted(client.scan_iter(match="sy:*", count=10_000))
+    """Once more where a job was packed meanwhile."""
+    while True:
+        names = sorted(client.scan_iter(match="sy:*", count=10_000))
+        keys = _read(client, names)
+        if names == sorted(client.scan_iter(match="sy:*", count=10_000)):
+            return keys
+
+
+def _read(client: "redis.Redis", names: list[bytes]) -> Keys:
     with client.pipeline(transaction=True) as pipe:
         for name in names:
             pipe.type(name)
@@ -48,11 +58,22 @@ def read_keys(client: "redis.Redis") -> Keys:
                 keys.hashes[name] = value
             case b"set":
                 keys.sets[name] = value
+            case b"string" if name.startswith(PACKED):
+                _unpack(keys, name.removeprefix(PACKED), value)
             case b"string":
                 keys.strings[name] = value
             case _:
                 keys.zsets[name] = dict(value)
     return keys
+
+
+def _unpack(keys: Keys, ref: str, packed: bytes) -> None:
+    """As if it lay there in its own keys, of which there must be none."""
+    assert f"sy:job:{ref}" not in keys.hashes, f"job {ref} is packed, and is there besides"
+    found = store.unpack(packed)
+    keys.hashes[f"sy:job:{ref}"] = dict(found.job)
+    for number, attempt in enumerate(found.attempts, start=1):
+        keys.hashes[f"sy:attempt:{ref}/{number}"] = dict(attempt)
 
 
 def violations(client: "redis.Redis") -> list[str]:
