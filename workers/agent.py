@@ -176,6 +176,7 @@ class Agent:
             self._store.run(store.node_down(self._node, None))
         except Unavailable as error:
             log.warning("left_without_telling", error=str(error))
+        self._forkserver.close()
 
     def _stop_attempts(self) -> None:
         deadline = monotonic() + self._settings.checkpoint_seconds + STOP_ATTEMPTS_SECONDS

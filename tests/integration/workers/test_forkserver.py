@@ -1,13 +1,13 @@
 """The forkserver by itself, and what torchrun sets."""
 
 import json
-import multiprocessing
 import os
+import pickle
 import signal
+import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -15,54 +15,61 @@ import pytest
 
 from tests.integration.workers.service import eventually
 from tests.unit.workers.made import ATTEMPT, a_launch
-from workers.forkserver import ForkFailed, ForkServer
+from workers import forkserver
+from workers.forkserver import ForkServer, _receive, _send
 from workers.launch import Marks
 from workers.ranks import KEPT_VARIABLES, environment
 from workers.sweep import sweep
 
 pytestmark = pytest.mark.integration
 
-#: A server with a second thread forks a stub, which is to refuse.
+#: A server whose imports have started a second thread.
 TWO_THREADS = """
-import os, threading, workers.forkserver
-from multiprocessing import Pipe
+import sys, threading, types
+from workers import forkserver
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-reply, answer = Pipe(duplex=False)
-if os.fork() == 0:
-    workers.forkserver.{stub}(answer{arguments})
-    os._exit(0)
-print(reply.recv_bytes().decode())
+forkserver.serve(int(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize(("stub", "arguments"), [("_report_server", ""), ("_fork_supervisor", ", None, None")])
-def test_a_server_with_a_second_thread_is_refused(stub: str, arguments: str) -> None:
-    imports = "import workers.preload\n" if stub == "_report_server" else ""
-    program = imports + TWO_THREADS.format(stub=stub, arguments=arguments)
-    answer = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60).stdout
-    assert json.loads(answer) == ["failed", "the forkserver has 2 threads; restart the worker"]
+def test_a_server_with_a_second_thread_says_so_and_forks_nothing(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-c", TWO_THREADS, str(theirs.fileno())]
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    server = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+    theirs.close()
+    ours.settimeout(60)
+    reader, writer = os.pipe()
+    try:
+        refusal = ["failed", "the forkserver has 2 threads; restart the worker"]
+        assert json.loads(_receive(ours)[0]) == refusal
+        _send(ours, pickle.dumps(a_launch(tmp_path)), [reader])
+        assert json.loads(_receive(ours)[0]) == refusal
+        assert psutil.Process(server.pid).children() == []
+    finally:
+        server.kill()
+        server.wait()
+        for end in (reader, writer, ours.detach()):
+            os.close(end)
 
 
-def in_a_process_of_its_own(run: Callable[..., None], *args: object) -> None:
-    """A process has one forkserver, which tests of other things use as well."""
-    process = multiprocessing.get_context("spawn").Process(target=run, args=args)
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0, "see its traceback in the captured output"
-
-
-def test_a_server_is_warm_in_one_thread_with_a_scrubbed_environment_and_again_after_a_kill() -> None:
-    in_a_process_of_its_own(_warm_kill_warm)
-
-
-def _warm_kill_warm() -> None:
-    os.environ["SHARDYARD_REDIS_URL"] = "unix:///secret"
+@pytest.fixture
+def server() -> Iterator[ForkServer]:
     server = ForkServer()
+    yield server
+    server.close()
+
+
+def test_a_server_is_warm_in_one_thread_with_a_scrubbed_environment_and_again_after_a_kill(
+    server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDYARD_REDIS_URL", "unix:///secret")
     warm = [server.alive]
     server.warm()
     warm.append(server.alive)
     assert os.environ["SHARDYARD_REDIS_URL"] == "unix:///secret"
-    process = _server()
+    assert server.pid is not None
+    process = psutil.Process(server.pid)
     assert process.num_threads() == 1
     assert "SHARDYARD_REDIS_URL" not in process.environ()
     assert process.environ()["OPENBLAS_NUM_THREADS"] == "1"
@@ -73,44 +80,34 @@ def _warm_kill_warm() -> None:
     assert warm == [False, True, True]
 
 
-def test_a_stub_that_dies_is_a_failed_launch_and_the_next_one_works(tmp_path: Path) -> None:
-    in_a_process_of_its_own(_launch_while_stubs_are_killed, tmp_path)
-
-
-def _launch_while_stubs_are_killed(directory: Path) -> None:
-    server = ForkServer()
+def test_a_server_that_does_not_answer_is_killed_and_the_next_one_works(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.warm()
-    stop = threading.Event()
-    killer = threading.Thread(target=_kill_children, args=(_server(), stop))
-    killer.start()
-    try:
-        with pytest.raises(ForkFailed, match="the forkserver's child died"):
-            _launch_often(server, directory)
-    finally:
-        stop.set()
-        killer.join()
-    assert server.launch(a_launch(directory / "next"), "unix:///none", "unix:///none") > 0
-    for path in directory.iterdir():
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    monkeypatch.setattr(forkserver, "REPLY_SECONDS", 0.5)
+    monkeypatch.setattr(forkserver, "LATE_SECONDS", 0.0)
+    first = server.pid
+    assert server.launch(a_launch(tmp_path), "unix:///none", "unix:///none") > 0
+    assert server.pid != first
+    assert sweep(Marks.of(tmp_path, ATTEMPT), ATTEMPT) == {}
+
+
+def test_a_supervisor_outlives_its_server_and_is_nobodys_zombie(server: ForkServer, tmp_path: Path) -> None:
+    server.warm()
+    assert server.pid is not None
+    supervisor = psutil.Process(server.launch(a_launch(tmp_path), "unix:///none", "unix:///none"))
+    supervisor.suspend()
+    os.kill(server.pid, signal.SIGKILL)
+    eventually(lambda: not server.alive, "its death shows")
+    assert supervisor.status() == psutil.STATUS_STOPPED
+    second = psutil.Process(server.launch(a_launch(tmp_path / "second"), "unix:///none", "unix:///none"))
+    second.kill()
+    eventually(lambda: not second.is_running(), "it is reaped")
+    supervisor.kill()
+    for path in (tmp_path, tmp_path / "second"):
         assert sweep(Marks.of(path, ATTEMPT), ATTEMPT) == {}
-
-
-def _launch_often(server: ForkServer, directory: Path) -> None:
-    for turn in range(50):
-        server.launch(a_launch(directory / str(turn)), "unix:///none", "unix:///none")
-
-
-def _server() -> psutil.Process:
-    return next(
-        child
-        for child in psutil.Process().children()
-        if any("multiprocessing.forkserver" in part for part in child.cmdline())
-    )
-
-
-def _kill_children(server: psutil.Process, stop: threading.Event) -> None:
-    while not stop.is_set():
-        for child in server.children():
-            child.send_signal(signal.SIGKILL)
 
 
 @pytest.mark.slow
