@@ -12,8 +12,8 @@ an order tells:
 """
 
 import heapq
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from jobs.telemetry import Step
@@ -64,20 +64,13 @@ def by_round() -> Order:
     return key
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Joined(Generic[T]):
     """One step: what each rank sent about it. A rank that had nothing to add is absent."""
 
     phase: str
     step: int
     parts: dict[int, T]
-
-
-@dataclass(slots=True)
-class _Pending(Generic[T]):
-    phase: str
-    step: int
-    parts: dict[int, T] = field(default_factory=dict)
 
 
 class Joiner(Generic[T]):
@@ -92,7 +85,7 @@ class Joiner(Generic[T]):
         self._order_of = order
         self._loose = loose
         self._positions: dict[int, Key] = dict.fromkeys(range(ranks), _NOTHING_YET)
-        self._pending: dict[Key, _Pending[T]] = {}
+        self._pending: dict[Key, Joined[T]] = {}
         self._order: list[Key] = []
         self._gone = _NOTHING_YET
 
@@ -100,20 +93,26 @@ class Joiner(Generic[T]):
         """Wait for a rank that has been heard of and may send steps."""
         self._positions.setdefault(rank, _NOTHING_YET)
 
-    def feed(self, rank: int, step: Step, part: T) -> list[Joined[T]]:
-        """Add one rank's part; the answer has the steps that this completes, oldest first."""
-        key = self._order_of(rank, step)
-        self._positions[rank] = max(self._positions.get(rank, _NOTHING_YET), key)
-        if key <= self._gone:
-            self.late += 1
-            return [Joined(step.phase, step.step, {rank: part})] if self._loose else []
-        pending = self._pending.get(key)
-        if pending is None:
-            pending = self._pending[key] = _Pending(step.phase, step.step)
-            heapq.heappush(self._order, key)
-        pending.parts[rank] = part
-        pending.step = max(pending.step, step.step)
-        return self._complete()
+    def feed(self, rank: int, steps: Iterable[tuple[Step, T]]) -> list[Joined[T]]:
+        """Add one rank's part of each of its next steps; the answer has the steps that these complete, oldest first."""
+        done: list[Joined[T]] = []
+        position = self._positions.get(rank, _NOTHING_YET)
+        for step, part in steps:
+            key = self._order_of(rank, step)
+            position = max(position, key)
+            if key <= self._gone:
+                self.late += 1
+                if self._loose:
+                    done.append(Joined(step.phase, step.step, {rank: part}))
+                continue
+            pending = self._pending.get(key)
+            if pending is None:
+                pending = self._pending[key] = Joined(step.phase, step.step, {})
+                heapq.heappush(self._order, key)
+            pending.parts[rank] = part
+            pending.step = max(pending.step, step.step)
+        self._positions[rank] = position
+        return done + self._complete()
 
     def rank_ended(self, rank: int) -> list[Joined[T]]:
         """Stop waiting for a rank: it has sent its last record, or the last for now."""
@@ -152,5 +151,4 @@ class Joiner(Generic[T]):
     def _pop(self) -> Joined[T]:
         key = heapq.heappop(self._order)
         self._gone = max(self._gone, key)
-        pending = self._pending.pop(key)
-        return Joined(pending.phase, pending.step, pending.parts)
+        return self._pending.pop(key)

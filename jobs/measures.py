@@ -13,14 +13,18 @@ so a device that got more rows is told apart from one that is slow.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import add
 from statistics import median
 
 import msgspec
 
 from jobs.sketch import Sketch
 from jobs.telemetry import Primitives, Step
+
+#: Of one device, step by step.
+Column = list[float | None]
 
 #: A cause is named when it costs at least this share of the time of the steps.
 NOTABLE = 0.10
@@ -83,22 +87,44 @@ class Balance(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one device got and did in one step; `step` is `None` when its rank sent nothing."""
+    """What one device got and did in each of several steps that were divided alike; `steps` is `None` when its rank
+    sent nothing. Values that are no measurements are `None` in the columns."""
 
     rows: int | None
-    step: Step | None
-    place: int  # of the device within the step's per-device fields
+    steps: Sequence[Step] | None
+    place: int = 0  # of the device within the steps' per-device fields
 
-    @property
-    def wait_ms(self) -> float | None:
+    def waits_ms(self) -> Column:
         """How long this device waited for its rows: for the batch, and then for its own shard."""
-        batch = measured(self.step.data_wait_ms) if self.step is not None else None
-        shard = self.of(self.step.arrival_ms) if self.step is not None else None
-        return batch if shard is None else (batch or 0.0) + shard
+        batches = [measured(step.data_wait_ms) for step in self.steps or ()]
+        shards = self.column([step.arrival_ms for step in self.steps or ()])
+        if not any(shards):
+            return batches
+        return [
+            batch if shard is None else (batch or 0.0) + shard for batch, shard in zip(batches, shards, strict=True)
+        ]
 
-    def of(self, values: Sequence[float | None]) -> float | None:
-        """This device's entry of a per-device field; `None` when it was not measured."""
-        return measured(values[self.place]) if self.place < len(values) else None
+    def compute_ms(self) -> tuple[Column, Column]:
+        """Forward and backward; nothing to do takes no time."""
+        if self.rows == 0:
+            return [0.0] * len(self.steps or ()), [0.0] * len(self.steps or ())
+        return self.forward_ms(), self.backward_ms()
+
+    def forward_ms(self) -> Column:
+        return self.column([step.forward_ms for step in self.steps or ()])
+
+    def backward_ms(self) -> Column:
+        return self.column([step.backward_ms for step in self.steps or ()])
+
+    def column(self, values: Sequence[Sequence[float | None]]) -> Column:
+        """This device's entries of a per-device field; `None` where it was not measured."""
+        place = self.place
+        return [measured(each[place]) if place < len(each) else None for each in values]
+
+    def of_steps(self, chosen: Sequence[int]) -> "Share":
+        """Of some of the steps."""
+        steps = self.steps
+        return self if steps is None else Share(self.rows, [steps[index] for index in chosen], self.place)
 
 
 class _Device(msgspec.Struct, array_like=True):
@@ -168,43 +194,58 @@ class Measures:
         """Steps in which the time of every device that got rows was measured."""
         return self.sums.totals.steps
 
-    def add(self, shares: Sequence[Share]) -> None:
-        """Count one step; `shares` has one entry for each leased device."""
-        self.sums.steps += 1
+    def add(self, shares: Sequence[Share], count: int) -> None:
+        """Add up `count` steps that were divided alike; `shares` has one entry for each leased device."""
+        self.sums.steps += count
         for device, share in zip(self.sums.devices, shares, strict=True):
-            _add(device, share)
-        self._add_balance(shares)
-        primitives = next((s.step.primitives for s in shares if s.step is not None and s.step.primitives), None)
-        if primitives is not None:
-            for sketch, value in zip(self.sums.primitives, msgspec.structs.astuple(primitives), strict=True):
-                _sketch(sketch, measured(value))
+            _add(device, share, count)
+        self._add_balance(shares, count)
+        self._add_primitives(shares)
 
-    def _add_balance(self, shares: Sequence[Share]) -> None:
-        """Count a step whose devices can be compared: with their backward once that is measured at all."""
-        steps = [share.step for share in shares if share.step is not None]
-        if not self.comparable or len(steps) < len(shares) or any(share.rows is None for share in shares):
+    def _add_primitives(self, shares: Sequence[Share]) -> None:
+        """All devices of a step were served by the same four calls."""
+        timed = ([step.primitives for step in share.steps or () if step.primitives] for share in shares)
+        for primitives in next(filter(None, timed), ()):
+            for sketch, value in zip(self.sums.primitives, msgspec.structs.astuple(primitives), strict=True):
+                sketch.add_all(_known([measured(value)]))
+
+    def _add_balance(self, shares: Sequence[Share], count: int) -> None:
+        """Add up the steps whose devices can be compared: with their backward once that is measured at all."""
+        if not self.comparable or any(share.rows is None or share.steps is None for share in shares):
             return
-        forward, backward = zip(*(_compute_ms(share) for share in shares), strict=True)
-        if None in forward or (None in backward and self.sums.with_backward):
-            return
-        if None not in backward and not self.sums.with_backward:
+        computed = [share.compute_ms() for share in shares]
+        chosen = [index for index in range(count) if all(forward[index] is not None for forward, _ in computed)]
+        whole = [index for index in chosen if all(backward[index] is not None for _, backward in computed)]
+        if whole and not self.sums.with_backward:
             self.sums.with_backward = True
             self._forget_balance()
-        times = [one + (other or 0.0) for one, other in zip(forward, backward, strict=True)]
-        waits = [share.wait_ms or 0.0 for share in shares]
-        busy = [time + wait for time, wait in zip(times, waits, strict=True)]
-        elapsed = max(measured(step.step_ms) or 0.0 for step in steps)
-        if self._in_turn and all(step is steps[0] for step in steps):
-            elapsed = max(max(times), elapsed - sum(times) + max(times))
-        self.sums.totals.steps += 1
-        self.sums.totals.elapsed_ms += elapsed
-        self.sums.totals.wasted_ms += sum(max(busy) - time for time in busy)
-        self.sums.totals.input_ms += max(waits)
-        self.sums.totals.comm_ms += min(measured(step.comm_ms) or 0.0 for step in steps)
+        if self.sums.with_backward:
+            chosen = whole
+        if chosen:
+            self._add_covered([share if len(chosen) == count else share.of_steps(chosen) for share in shares])
+
+    def _add_covered(self, shares: Sequence[Share]) -> None:
+        """Sums go step by step and column by column: floats add up to the same however many steps come at once."""
+        totals = self.sums.totals
+        columns = [share.steps or () for share in shares]
+        times, waits = [_together(*share.compute_ms()) for share in shares], [_filled(s.waits_ms()) for s in shares]
+        busy = [list(map(add, *each)) for each in zip(times, waits, strict=True)]
+        elapsed = _across(max, [_filled([measured(step.step_ms) for step in steps]) for steps in columns])
+        if self._in_turn and all(steps[0] is columns[0][0] for steps in columns):
+            longest, all_times = _across(max, times), map(sum, zip(*times, strict=True))
+            elapsed = [max(top, each - sum_ + top) for top, each, sum_ in zip(longest, elapsed, all_times, strict=True)]
+        slowest = _across(max, busy)
+        totals.steps += len(slowest)
+        totals.elapsed_ms = sum(elapsed, totals.elapsed_ms)
+        for each in zip(slowest, *busy, strict=True):
+            totals.wasted_ms += sum([each[0] - time for time in each[1:]])
+        totals.input_ms = sum(_across(max, waits), totals.input_ms)
+        comm = [_filled([measured(step.comm_ms) for step in steps]) for steps in columns]
+        totals.comm_ms = sum(_across(min, comm), totals.comm_ms)
         for device, time, wait, share in zip(self.sums.devices, times, waits, shares, strict=True):
-            device.covered_ms += time
-            device.covered_wait_ms += wait
-            device.covered_rows += share.rows or 0
+            device.covered_ms = sum(time, device.covered_ms)
+            device.covered_wait_ms = sum(wait, device.covered_wait_ms)
+            device.covered_rows += (share.rows or 0) * len(time)
 
     def _forget_balance(self) -> None:
         self.sums.totals = _Totals()
@@ -311,47 +352,50 @@ def timing(sketch: Sketch) -> Timing | None:
     return Timing(round(sketch.total, 4), round(p50, 4), round(p95, 4))
 
 
-def _add(device: _Device, share: Share) -> None:
-    device.steps += 1
+def _add(device: _Device, share: Share, count: int) -> None:
+    device.steps += count
     if share.rows is None:
-        device.uncounted_steps += 1
+        device.uncounted_steps += count
     elif share.rows == 0:
-        device.idle_steps += 1
-    device.rows += share.rows or 0
-    if share.step is None:
+        device.idle_steps += count
+    device.rows += (share.rows or 0) * count
+    if share.steps is None:
         return
-    peak = share.of(share.step.memory_peak_bytes)
-    if peak is not None:
-        device.memory_peak_bytes = max(device.memory_peak_bytes or 0, int(peak))
-    _sketch(device.data_wait, share.wait_ms)
-    _sketch(device.comm, measured(share.step.comm_ms))
+    peaks = _known(share.column([step.memory_peak_bytes for step in share.steps]))
+    if peaks:
+        device.memory_peak_bytes = max(device.memory_peak_bytes or 0, *map(int, peaks))
+    device.data_wait.add_all(_known(share.waits_ms()))
+    device.comm.add_all(_known([measured(step.comm_ms) for step in share.steps]))
     if share.rows == 0:
         return
-    forward, backward = share.of(share.step.forward_ms), share.of(share.step.backward_ms)
-    _sketch(device.forward, forward)
-    _sketch(device.backward, backward)
-    device.forward_rows += (share.rows or 0) if forward is not None else 0
-    device.backward_rows += (share.rows or 0) if backward is not None else 0
+    forward, backward = _known(share.forward_ms()), _known(share.backward_ms())
+    device.forward.add_all(forward)
+    device.backward.add_all(backward)
+    device.forward_rows += (share.rows or 0) * len(forward)
+    device.backward_rows += (share.rows or 0) * len(backward)
 
 
-def _sketch(sketch: Sketch, value: float | None) -> None:
-    if value is not None:
-        sketch.add(value)
+def _known(column: Column) -> list[float]:
+    return [value for value in column if value is not None]
+
+
+def _filled(column: Column) -> list[float]:
+    return [value or 0.0 for value in column]
+
+
+def _together(column: Column, other: Column) -> list[float]:
+    return list(map(add, _filled(column), _filled(other)))
+
+
+def _across(take: Callable[[Iterable[float]], float], columns: Sequence[Sequence[float]]) -> list[float]:
+    """The greatest or least of all devices, step by step."""
+    return list(map(take, zip(*columns, strict=True)))
 
 
 def _ms_per_row(device: _Device) -> float | None:
     forward = _ratio(device.forward.total, device.forward_rows)
     backward = _ratio(device.backward.total, device.backward_rows)
     return None if forward is None else round(forward + (backward or 0.0), 6)
-
-
-def _compute_ms(share: Share) -> tuple[float | None, float | None]:
-    """Forward and backward time of one device in one step; nothing to do takes no time."""
-    if share.step is None:
-        return None, None
-    if share.rows == 0:
-        return 0.0, 0.0
-    return share.of(share.step.forward_ms), share.of(share.step.backward_ms)
 
 
 def _max_over_mean(values: Sequence[float] | None) -> float | None:

@@ -1,5 +1,6 @@
 """The different ways in which batches were divided, and how many steps each of them had. Memory is bounded."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -37,10 +38,11 @@ class Count(msgspec.Struct, array_like=True):
     first_step: int | None = None
     last_step: int | None = None
 
-    def add(self, step: int) -> None:
-        self.steps += 1
-        self.first_step = step if self.first_step is None else min(self.first_step, step)
-        self.last_step = step if self.last_step is None else max(self.last_step, step)
+    def add(self, steps: Sequence[int]) -> None:
+        lowest, highest = min(steps), max(steps)
+        self.steps += len(steps)
+        self.first_step = lowest if self.first_step is None else min(self.first_step, lowest)
+        self.last_step = highest if self.last_step is None else max(self.last_step, highest)
 
 
 def _none() -> Count:
@@ -54,8 +56,8 @@ class Patterns:
     kept: dict[PatternKey, Count] = field(default_factory=dict)
     other: Count = field(default_factory=_none)
 
-    def add(self, step: int, whole: Whole) -> None:
-        """Count one step in one module."""
+    def add(self, steps: Sequence[int], whole: Whole) -> None:
+        """Count steps that were divided alike in one module."""
         key = whole.key
         count = self.kept.get(key)
         if count is None and len(self.kept) < MAX_PATTERNS:
@@ -65,7 +67,7 @@ class Patterns:
         first = count.first
         if first is not None and first is not whole and not count.shapes_vary:
             count.shapes_vary = (first.input_shapes, first.output_shapes) != (whole.input_shapes, whole.output_shapes)
-        count.add(step)
+        count.add(steps)
 
     @property
     def overflowed(self) -> bool:

@@ -35,21 +35,21 @@ class Printer:
         self._dim = dim
         self._last: dict[tuple[int, str], list[_Look]] = {}
 
-    def lines(self, rank: int, step: Step, splits: Sequence[Split]) -> list[ShardLine]:
-        """The lines of one rank's step; `splits` has one entry for each forward in it."""
-        if self._observe == "off" or (self._observe == "auto" and not self._is_due(rank, step, splits)):
+    def lines(self, rank: int, steps: Sequence[Step], splits: Sequence[Split]) -> list[ShardLine]:
+        """The lines of one rank's steps, one or several of one phase that were divided alike; `splits` has one entry
+        for each forward in such a step."""
+        due = steps if self._observe == "every" else self._due(rank, steps, splits) if self._observe == "auto" else ()
+        if not due:
             return []
-        return [
-            ShardLine(device, step.step, step.phase, text)
-            for split in splits
-            for device, text in lines_of(split, self._dim)
-        ]
+        texts = [line for split in splits for line in lines_of(split, self._dim)]
+        return [ShardLine(device, step.step, step.phase, text) for step in due for device, text in texts]
 
-    def _is_due(self, rank: int, step: Step, splits: Sequence[Split]) -> bool:
+    def _due(self, rank: int, steps: Sequence[Step], splits: Sequence[Split]) -> list[Step]:
+        first = steps[0]
         now = [(split.devices, split.rows, split.input_shapes, split.output_shapes) for split in splits]
-        before = self._last.get((rank, step.phase))
-        self._last[rank, step.phase] = now
-        return step.step < ALWAYS_PRINTED or now != before
+        changed = now != self._last.get((rank, first.phase))
+        self._last[rank, first.phase] = now
+        return [step for step in steps if step.step < ALWAYS_PRINTED or (changed and step is first)]
 
 
 def lines_of(split: Split, dim: int) -> Lines:

@@ -1,6 +1,7 @@
 """How far a job is, from its outline and its steps: what `progress` in the status shows."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from jobs.telemetry import MAX_INTERNED, AnyRecord, Metric, Outline, Split, Step
@@ -8,6 +9,8 @@ from jobs.telemetry import MAX_INTERNED, AnyRecord, Metric, Outline, Split, Step
 #: Speed is that of the last few seconds, so that a slow start does not spoil the estimate.
 WINDOW_SECONDS = 10.0
 MAX_POINTS = 4096
+#: Whose steps are the job's.
+MAIN_PHASES = ("train", "forward")
 
 
 class Pace:
@@ -44,10 +47,10 @@ class RowCount:
         kept = self._kept if len(self._kept) < MAX_INTERNED else self._passing
         kept[split.id] = sum(rows or 0 for rows in split.rows)
 
-    def step(self, step: Step) -> int:
+    def steps(self, steps: Sequence[Step]) -> int:
         known = self._kept | self._passing if self._passing else self._kept
         self._passing.clear()
-        return sum(known.get(split, 0) for split in step.splits)
+        return sum([known.get(split, 0) for step in steps for split in step.splits])
 
 
 class Progress:
@@ -76,16 +79,21 @@ class Progress:
                 self._counts[rank].split(record)
             case Metric(name="loss", device=-1):
                 self._loss = record.value
-            case Step(phase="train" | "forward"):
-                self._step(rank, record)
-                return True
+            case Step():
+                return self.feed_steps(rank, (record,))
         return False
 
-    def _step(self, rank: int, step: Step) -> None:
-        self._done[rank] = step.step + 1
-        self._epoch = max(self._epoch, step.epoch + 1)
-        self._rows += self._counts[rank].step(step)
-        self._pace.add(step.at, self.steps, self._rows)
+    def feed_steps(self, rank: int, steps: Sequence[Step], source: int = 0) -> bool:
+        """Take steps that a rank sent one after another; as `feed`."""
+        main = [step for step in steps if step.phase in MAIN_PHASES]
+        if not main:
+            return False
+        last = main[-1]
+        self._done[rank] = last.step + 1
+        self._epoch = max(self._epoch, last.epoch + 1)
+        self._rows += self._counts[rank].steps(main)
+        self._pace.add(last.at, self.steps, self._rows)
+        return True
 
     @property
     def steps(self) -> int:

@@ -14,7 +14,7 @@ from jobs.checkpoints import METRICS, REPORT, Verified
 from jobs.logs import StreamName
 from jobs.spec import JobSpec, RecipeProgram
 from jobs.store import AttemptId
-from jobs.telemetry import AnyRecord, Metric
+from jobs.telemetry import AnyRecord, Metric, Step
 from workers.progress import Progress
 from workers.relay import Relay
 from workers.script_progress import ScriptProgress
@@ -25,6 +25,8 @@ log = structlog.get_logger(__name__)
 
 PROGRESS_SECONDS = 0.25
 REPORT_SECONDS = 1.0
+#: Steps of one process that are added to the report at once.
+MAX_STEPS_TOGETHER = 1024
 #: Snapshots in the telemetry Redis; the files in storage are kept.
 SNAPSHOT_TTL = 86_400
 #: The same for a report whose file is written: readers turn to that, but for those that are about to look here.
@@ -59,6 +61,8 @@ class Publisher:
         self._stepped = self._changed = False  # since progress, and since the report, were last published
         self._progress_after = self._report_after = 0.0
         self._published: bytes | None = None
+        self._sender = 0, 0  # rank and source of the steps that wait
+        self._steps: list[Step] = []
         self._failures: set[str] = set()
         self._final: bytes | None = None  # the report as it is in the end
 
@@ -73,9 +77,22 @@ class Publisher:
         self._relay.line(0, "service", 0, text, None)
 
     def record(self, rank: int, record: AnyRecord, source: int = 0) -> None:
-        """A record of a rank's own process, or of one that descends from it: each of these has a `source` number."""
+        """A record of a rank's own process, or of one that descends from it: each of these has a `source` number.
+
+        Steps, which are most of the records, wait until `on_time` or another kind of record, and are taken together.
+        """
+        self._changed = True
+        if isinstance(record, Step):
+            if self._sender != (rank, source) or len(self._steps) >= MAX_STEPS_TOGETHER:
+                self._take_steps()
+                self._sender = rank, source
+            self._steps.append(record)
+            return
         if isinstance(record, Metric):
             self._relay.metric(record)
+            self._stepped = self._progress.feed(rank, record, source) or self._stepped
+            return
+        self._take_steps()
         stepped = self._progress.feed(rank, record, source)
         try:
             for line in self._report.feed(rank, record, source):
@@ -83,9 +100,21 @@ class Publisher:
         except Exception:  # noqa: BLE001  (logged there, once)
             self._report_failed(type(record).__name__)
         self._stepped = self._stepped or stepped
-        self._changed = True
+
+    def _take_steps(self) -> None:
+        steps, self._steps = self._steps, []
+        if not steps:
+            return
+        rank, source = self._sender
+        self._stepped = self._progress.feed_steps(rank, steps, source) or self._stepped
+        try:
+            for line in self._report.feed_steps(rank, steps, source):
+                self._relay.line(line.device, "shard", rank, line.text, line.step)
+        except Exception:  # noqa: BLE001  (logged there, once)
+            self._report_failed("Step")
 
     def rank_ended(self, rank: int) -> None:
+        self._take_steps()
         try:
             self._report.rank_ended(rank)
         except Exception:  # noqa: BLE001  (logged there, once)
@@ -93,6 +122,7 @@ class Publisher:
 
     def source_ended(self, rank: int, source: int) -> None:
         """A process that descends from a rank has ended, and everything it sent was recorded."""
+        self._take_steps()
         try:
             self._report.source_ended(rank, source)
         except Exception:  # noqa: BLE001  (logged there, once)
@@ -101,6 +131,7 @@ class Publisher:
     def cut(self) -> tuple[bytes | None, tuple[Path, int]]:
         """The state of the report, None where a fault in it forbids that, and the metrics' file with its length: all
         that was recorded up to now."""
+        self._take_steps()
         try:
             state = self._report.dump()
         except Exception:  # noqa: BLE001  (logged there, once)
@@ -127,6 +158,7 @@ class Publisher:
 
     def on_time(self, now: float) -> None:
         """Write what is due; `now` is the wall clock, which decides only about log chunks."""
+        self._take_steps()
         self._relay.flush(now)
         tick = monotonic()
         if self._stepped and tick >= self._progress_after:
@@ -169,6 +201,7 @@ class Publisher:
             log.warning("not_shipped", what=left)
 
     def _snapshot(self, *, final: bool) -> report.Report:
+        self._take_steps()
         last_line = self._tails.last_line() if final and self._tails is not None else ""
         return self._report.snapshot(final, last_line, time.time())
 

@@ -1,7 +1,9 @@
 """How far a script is. Nobody knows what it will do, so its own word counts first (`shardyard.job.progress`), then the
 progress bar that it draws, then what an earlier pass over its DataLoader took; its steps are counted in any case."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from time import monotonic
 from typing import Any
 
@@ -13,6 +15,7 @@ from workers.progress import Pace, RowCount
 MAX_PROCESSES = 512
 #: Who is believed, the first that has spoken.
 SOURCES = ("job", "tqdm", "loader")
+PHASES = ("train", "forward", "eval")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,8 @@ class ScriptProgress:
         match record:
             case Split():
                 self._counts.setdefault(process, RowCount()).split(record)
-            case Step(phase="train" | "forward" | "eval"):
-                self._step(process, record)
+            case Step():
+                return self.feed_steps(rank, (record,), source)
             case Group():
                 self._ranks[process] = record.rank if record.world_size > 1 else rank
                 return False
@@ -74,6 +77,16 @@ class ScriptProgress:
                 self._passed(self._rank(process), record)
             case _:
                 return False
+        return True
+
+    def feed_steps(self, rank: int, steps: Sequence[Step], source: int = 0) -> bool:
+        """Take steps that a process sent one after another; as `feed`."""
+        process = rank, source
+        if process not in self._counts and len(self._counts) >= MAX_PROCESSES:
+            return False
+        for phase, alike in groupby(steps, key=lambda step: step.phase):
+            if phase in PHASES:
+                self._steps(process, phase, list(alike))
         return True
 
     def draw(self, bars: tuple[Bar, ...]) -> None:
@@ -92,15 +105,15 @@ class ScriptProgress:
     def _rank(self, process: tuple[int, int]) -> int:
         return self._ranks.get(process, process[0])
 
-    def _step(self, process: tuple[int, int], step: Step) -> None:
-        rank, phase = self._rank(process), step.phase
+    def _steps(self, process: tuple[int, int], phase: str, steps: Sequence[Step]) -> None:
+        rank = self._rank(process)
         done = self._done.setdefault(phase, {})
         if rank not in done and len(done) >= MAX_PROCESSES:
             return
-        done[rank] = done.get(rank, 0) + 1
-        rows = self._counts.setdefault(process, RowCount()).step(step)
+        done[rank] = done.get(rank, 0) + len(steps)
+        rows = self._counts.setdefault(process, RowCount()).steps(steps)
         self._rows[phase] = self._rows.get(phase, 0) + rows
-        self._paces.setdefault(phase, Pace()).add(step.at, min(done.values()), self._rows[phase])
+        self._paces.setdefault(phase, Pace()).add(steps[-1].at, min(done.values()), self._rows[phase])
         if phase == "train" and self._loader is not None and self._loader[0] == rank:
             self._within(done[rank] - self._steps_before, self._passes + 1)
 
