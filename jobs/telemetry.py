@@ -26,7 +26,7 @@ MAX_INTERNED = 4_096
 _LENGTH = struct.Struct(">I")
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Record(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Base of all records: the first element on the wire is the class's name."""
 
 
@@ -84,7 +84,7 @@ class Primitives(msgspec.Struct, frozen=True, array_like=True):
     gather_ms: float
 
 
-class Step(Record, frozen=True):
+class Step(Record, frozen=True, gc=False):
     """One optimizer step (phase train), or one batch (phases eval and forward).
 
     `step` counts from 0 within its phase, over all epochs. `splits` has one id per forward of the
@@ -108,7 +108,7 @@ class Step(Record, frozen=True):
     arrival_ms: tuple[float | None, ...] = ()
 
 
-class Metric(Record, frozen=True):
+class Metric(Record, frozen=True, gc=False):
     """One point of a series. `device` is the logical device, or -1 for the job as a whole."""
 
     device: int

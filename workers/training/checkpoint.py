@@ -174,7 +174,7 @@ def _state(run: Run, buckets: list[list[int]] | None) -> State:
         evaluation=None if run.evaluation is None else run.evaluation.generator.get_state(),
         optimizer=None if as_on_rank_0 else run.optimizer.state_dict(),
         scheduler=None if run.scheduler is None else run.scheduler.state_dict(),
-        scaler=run.scaler.state_dict(),
+        scaler={} if run.scaler is None else run.scaler.state_dict(),
         loss=run.loss.state_dict() if _has_state(run.loss) else None,  # type: ignore[union-attr]
         extra=extra,
         buffers=buffers,
@@ -271,7 +271,8 @@ def restore(run: Run, state: State) -> None:
         _restore_optimizer(run.optimizer, _joined(optimizer, mesh))
         if run.scheduler is not None:
             run.scheduler.load_state_dict(state.scheduler or {})
-        run.scaler.load_state_dict(state.scaler)
+        if run.scaler is not None:
+            run.scaler.load_state_dict(state.scaler)
         if state.loss is not None:
             run.loss.load_state_dict(state.loss)  # type: ignore[union-attr]
         if run.evaluation is not None and state.evaluation is not None:

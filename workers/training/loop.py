@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Sized
-from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any, cast
 
@@ -38,10 +37,12 @@ def train(run: Run) -> Result:
         for batches, waited in _groups(run, run.epoch):
             run.last_loss = train_step(run, run.epoch, batches, waited)
             _report_loss(run, run.last_loss)
-            _move_learning_rate(run, "step", run.steps_done)
+            if run.moves_rate_every_step:
+                _move_learning_rate(run, run.steps_done)
             _after_step(run, rate, batches)
             saving.after_step(run, total_steps)
-        _move_learning_rate(run, "epoch", run.steps_done - 1)
+        if not run.moves_rate_every_step and run.steps_done:
+            _move_learning_rate(run, run.steps_done - 1)
         if run.evaluation is not None and (run.epoch + 1) % cast(Any, run.program.evaluate).every_epochs == 0:
             evaluate(run, run.epoch)
         run.over = _is_over(run) or run.epoch + 1 == run.program.epochs
@@ -51,35 +52,48 @@ def train(run: Run) -> Result:
     return Result(None if run.last_loss is None else _mean_over_ranks(run, run.last_loss), run.metrics)
 
 
-def train_step(run: Run, epoch: int, batches: list[Batch], waited: float) -> torch.Tensor:
+def train_step(run: Run, epoch: int, batches: list[Any], waited: float) -> torch.Tensor:
     """One optimizer step over one batch, or over several whose gradients add up to those of all their rows at once."""
-    assert run.optimizer is not None
-    *others, last = zip(batches, _weights(run, batches), strict=True)
-    with run.strategy.recorder.step("train", epoch, waited):
-        run.optimizer.zero_grad()
-        losses = []
-        for batch, weight in others:
-            with run.strategy.alone():
-                losses.append(_add_gradients(run, batch, weight, alone=True))
-        losses.append(_add_gradients(run, *last, alone=False))
+    optimizer, strategy, scaler = run.optimizer, run.strategy, run.scaler
+    assert optimizer is not None
+    with strategy.recorder.step("train", epoch, waited):
+        optimizer.zero_grad()
+        loss = _add_gradients(run, batches[0]) if len(batches) == 1 else _add_all_gradients(run, batches)
         if run.program.clip_grad_norm is not None:
-            run.scaler.unscale_(run.optimizer)
-            clip_grad_norm_(run.strategy.model.parameters(), run.program.clip_grad_norm)
-        run.scaler.step(run.optimizer)
-        run.scaler.update()
-    return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            clip_grad_norm_(strategy.model.parameters(), run.program.clip_grad_norm)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+    return loss
 
 
-def _add_gradients(run: Run, batch: Batch, weight: float, *, alone: bool) -> torch.Tensor:
-    assert run.loss is not None
-    inputs, target = batch
-    with _precision(run):
-        outputs = run.strategy.model(moved(inputs, run.strategy.device))
-        loss = run.loss(outputs, moved(target, _device_of(outputs)))
-        if weight != 1:
-            loss = loss * weight
-    with run.strategy.recorder.backward(alone=alone):
-        run.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+def _add_all_gradients(run: Run, batches: list[Any]) -> torch.Tensor:
+    *others, last = zip(batches, _weights(run, batches), strict=True)
+    losses = []
+    for batch, weight in others:
+        with run.strategy.alone():
+            losses.append(_add_gradients(run, batch, weight, alone=True))
+    losses.append(_add_gradients(run, *last))
+    return torch.stack(losses).sum()
+
+
+def _add_gradients(run: Run, batch: Any, weight: float = 1.0, *, alone: bool = False) -> torch.Tensor:
+    strategy, measure = run.strategy, run.loss
+    assert measure is not None
+    inputs, target = pair(batch)
+    if target is None:
+        _require_no_target(run)
+    with run.autocast:
+        outputs = strategy.model(moved(inputs, strategy.device))
+        loss = measure(outputs, moved(target, _device_of(outputs)))
+    if weight != 1.0:
+        loss = loss * weight
+    with strategy.recorder.backward(alone=alone):
+        (loss if run.scaler is None else run.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
     return loss.detach()
 
 
@@ -90,8 +104,8 @@ def forward(run: Run) -> Result:
     rate = _Rate(run)
     for epoch in range(run.program.epochs):
         for batches, waited in _groups(run, epoch):
-            inputs, _ = batches[0]
-            with run.strategy.recorder.step("forward", epoch, waited), _precision(run):
+            inputs, _ = pair(batches[0])
+            with run.strategy.recorder.step("forward", epoch, waited), run.autocast:
                 run.strategy.model(moved(inputs, run.strategy.device))
             _after_step(run, rate, batches)
             if run.context.stopping():
@@ -116,11 +130,11 @@ def evaluate(run: Run, epoch: int) -> None:
         model.eval()
         for batch in run.evaluation:
             inputs, target = pair(moved(batch, run.strategy.device))
-            with run.strategy.recorder.step("eval", epoch, None), _precision(run):
+            with run.strategy.recorder.step("eval", epoch, None), run.autocast:
                 outputs = model(inputs)
             rows = rows_of(shape_of(inputs), 0) or 0
             target = moved(target, _device_of(outputs))
-            with _precision(run):
+            with run.autocast:
                 loss = float(run.loss(outputs, target))
             sums += torch.tensor([rows, loss * rows, _correct(outputs, target)], dtype=torch.float64)
             classifies = classifies and _is_classification(outputs, target)
@@ -132,44 +146,29 @@ def evaluate(run: Run, epoch: int) -> None:
 # -- parts -----------------------------------------------------------------------------------------
 
 
-def _groups(run: Run, epoch: int) -> Iterator[tuple[list[Batch], float]]:
+def _groups(run: Run, epoch: int) -> Iterator[tuple[list[Any], float]]:
     """The batches of one step after another, and the milliseconds that were spent waiting for them, until the steps
-    run out. What is left at the end of the epoch makes a step too."""
+    run out. What is left at the end of the epoch makes a step too. A rank that is slow in its input is so here."""
     if isinstance(run.loader.sampler, DistributedSampler):
         run.loader.sampler.set_epoch(epoch)
-    batches = position.batches(run)
+    batches, count, straggler = position.batches(run), run.program.accumulate_steps, run.strategy.straggler
     while not _is_over(run):
         began = time.perf_counter()
-        group = [_checked(run, batch) for batch in islice(batches, run.program.accumulate_steps)]
+        group = list(islice(batches, count))
         if not group:
             return
+        if straggler is not None:
+            for _ in group:
+                straggler.hold_input(straggler.device)
         yield group, (time.perf_counter() - began) * 1000.0
 
 
-def _checked(run: Run, batch: Any) -> Batch:
-    """One batch that has come. A rank that is slow in its input, on purpose, is so here."""
-    straggler = run.strategy.straggler
-    if straggler is not None:
-        straggler.hold_input(straggler.device)
-    inputs, target = pair(batch)
-    if run.program.mode == "train":
-        _require_target(run, target)
-    return inputs, target
-
-
-def _weights(run: Run, batches: list[Batch]) -> list[float]:
+def _weights(run: Run, batches: list[Any]) -> list[float]:
     """What each batch's loss counts in that of the step: its share of the rows where losses are means, else all."""
-    rows = [rows_of(shape_of(inputs), 0) or 1 for inputs, _ in batches]
-    if len(batches) == 1 or getattr(run.loss, "reduction", "mean") == "sum":
+    if getattr(run.loss, "reduction", "mean") == "sum":
         return [1.0] * len(batches)
+    rows = [_rows(batch) or 1 for batch in batches]
     return [count / sum(rows) for count in rows]
-
-
-def _precision(run: Run) -> AbstractContextManager[object]:
-    """Autocast in the precision that the spec asks for."""
-    if run.program.precision == "float32":
-        return nullcontext()
-    return torch.autocast(run.context.kind, dtype=getattr(torch, run.program.precision))
 
 
 def pair(batch: Any) -> Batch:
@@ -179,19 +178,20 @@ def pair(batch: Any) -> Batch:
     return batch, None
 
 
-def _require_target(run: Run, target: Any) -> None:
+def _require_no_target(run: Run) -> None:
+    """Losses of the user's own may do without one."""
     loss = cast(Component, run.program.loss)
-    if target is None and ":" not in loss.ref:
+    if ":" not in loss.ref:
         raise RejectedByWorker(
             f"program.data.ref: {run.program.data.ref!r} yields no target, which loss {loss.ref!r} needs; "
             "yield (input, target) pairs"
         )
 
 
-def _after_step(run: Run, rate: "_Rate", batches: list[Batch]) -> None:
+def _after_step(run: Run, rate: "_Rate", batches: list[Any]) -> None:
     run.steps_done += 1
     run.batches_done += len(batches)
-    rate.count(sum(rows_of(shape_of(inputs), 0) or 0 for inputs, _ in batches))
+    rate.count(batches)
 
 
 def _is_over(run: Run) -> bool:
@@ -200,27 +200,26 @@ def _is_over(run: Run) -> bool:
 
 def _report_loss(run: Run, loss: torch.Tensor) -> None:
     """On cuda and under ddp only on the steps chosen beforehand: reading it there waits for device or ranks."""
-    costly = run.context.kind == "cuda" or run.context.world_size > 1
-    if costly and not sampled(run.steps_done):
+    context, step = run.context, run.steps_done
+    if (context.world_size > 1 or context.kind == "cuda") and not sampled(step):
         return
-    if run.context.world_size > 1:
-        run.strategy.recorder.metric("loss", run.steps_done, loss.item(), run.context.devices[0].logical)
+    if context.world_size > 1:
+        run.strategy.recorder.metric("loss", step, loss.item(), context.devices[0].logical)
     mean = _mean_over_ranks(run, loss)
-    if run.context.rank == 0:
-        run.strategy.recorder.metric("loss", run.steps_done, mean)
+    if context.rank == 0:
+        run.strategy.recorder.metric("loss", step, mean)
 
 
 def _mean_over_ranks(run: Run, loss: torch.Tensor) -> float:
+    if run.context.world_size == 1:
+        return loss.item()
     return float(run.strategy.total(loss.clone()).item()) / run.context.world_size
 
 
-def _move_learning_rate(run: Run, every: str, step: int) -> None:
-    """Say at what rate `step` was taken, and move on, if it is every step, or every epoch, that the rate moves."""
+def _move_learning_rate(run: Run, step: int) -> None:
+    """Say at what rate `step` was taken, and move on."""
     assert run.optimizer is not None
-    moves = run.program.scheduler.every if run.program.scheduler is not None else "epoch"
-    if moves != every or step < 0:
-        return
-    if run.context.rank == 0 and (every == "epoch" or sampled(step)):
+    if run.context.rank == 0 and (not run.moves_rate_every_step or sampled(step)):
         run.strategy.recorder.metric("learning_rate", step, float(run.optimizer.param_groups[0]["lr"]))
     if run.scheduler is not None:
         run.scheduler.step()
@@ -256,19 +255,28 @@ def _device_of(outputs: Any) -> torch.device:
     return outputs.device if isinstance(outputs, torch.Tensor) else torch.device("cpu")
 
 
+def _rows(batch: Any) -> int:
+    inputs = pair(batch)[0]
+    if type(inputs) is torch.Tensor and inputs.dim():
+        return len(inputs)
+    return rows_of(shape_of(inputs), 0) or 0
+
+
 class _Rate:
     """Rows per second over all ranks, sent by rank 0 about once a second."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._rows = 0
+        self._rows = 0  # of this rank
         self._since = time.perf_counter()
 
-    def count(self, rows: int) -> None:
-        self._rows += rows * self._run.context.world_size
+    def count(self, batches: list[Any]) -> None:
+        for batch in batches:
+            self._rows += _rows(batch)
         passed = time.perf_counter() - self._since
         if passed >= RATE_SECONDS and self._run.context.rank == 0 and self._rows:
-            self._run.strategy.recorder.metric("rows_per_second", self._run.steps_done - 1, self._rows / passed)
+            rate = self._rows * self._run.context.world_size / passed
+            self._run.strategy.recorder.metric("rows_per_second", self._run.steps_done - 1, rate)
             self._rows, self._since = 0, time.perf_counter()
 
 

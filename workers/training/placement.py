@@ -48,7 +48,8 @@ def move(model: nn.Module, parts: Mapping[str, Place], devices: Mapping[Place, t
     for path, place in parts.items():
         part, device = model.get_submodule(path), devices[place]
         part.to(device)
-        part.register_forward_pre_hook(_mover(device), with_kwargs=True)
+        if path:  # what goes into the whole model is there already
+            part.register_forward_pre_hook(_mover(device), with_kwargs=True)
         around -= set(part.modules())
     for module in around:
         for parameter in module.parameters(recurse=False):
@@ -67,7 +68,7 @@ def _mover(device: torch.device) -> Any:
 def moved(value: Any, device: torch.device) -> Any:
     """`value` with every tensor in nested tuples, lists and dicts on `device`."""
     if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
+        return value if value.device == device else value.to(device, non_blocking=True)
     if isinstance(value, dict):
         return type(value)((key, moved(part, device)) for key, part in value.items())
     if isinstance(value, (tuple, list)):

@@ -1,6 +1,7 @@
 """One run of a recipe on one rank: the parts that were built, and where it is."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +47,7 @@ class Run:
     optimizer: Optimizer | None = None
     evaluation: DataLoader[Any] | None = None
     scheduler: LRScheduler | None = None
-    scaler: GradScaler = field(default_factory=lambda: GradScaler("cpu", enabled=False))
+    scaler: GradScaler | None = None  # where gradients may be too small for their precision
     # -- where it is
     steps_done: int = 0
     epoch: int = 0
@@ -58,6 +59,18 @@ class Run:
     # -- checkpoints
     saved_step: int = 0  # the last one that was saved, or tried to be
     resumed: Resumed | None = None  # until the loader is back where it was
+    # -- what every step asks for
+    autocast: AbstractContextManager[object] = field(init=False)  # in the precision that the spec asks for
+    moves_rate_every_step: bool = field(init=False)  # the learning rate; else it moves every epoch
+
+    def __post_init__(self) -> None:
+        precision, scheduler = self.program.precision, self.program.scheduler
+        self.autocast = (
+            nullcontext()
+            if precision == "float32"
+            else torch.autocast(self.context.kind, dtype=getattr(torch, precision))
+        )
+        self.moves_rate_every_step = scheduler is not None and scheduler.every == "step"
 
     @property
     def checkpoints(self) -> Checkpoints | None:

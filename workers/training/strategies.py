@@ -17,6 +17,7 @@ from jobs.spec import JobSpec
 from workers.training import groups, placement
 from workers.training.context import RankContext, RejectedByWorker
 from workers.training.data_parallel import TracedDataParallel
+from workers.training.probe.one_device import OneDevice
 from workers.training.probe.recorder import DdpTimes, Recorder
 from workers.training.straggler import Straggler
 from workers.training.straggler import of as straggler_of
@@ -30,6 +31,10 @@ _WHEN_BACKWARD = {
 }
 Buckets = list[list[int]]
 DDP_UNMEASURED = "DistributedDataParallel of this torch does not tell its own times"
+#: DistributedDataParallel is asked for its times in so many steps from the first on, and then in every tenth: the
+#: question costs it more than all else that is observed of a step.
+DDP_ASKED = 100
+DDP_SAMPLED = f"read from DistributedDataParallel in the first {DDP_ASKED} steps and every tenth after them"
 
 
 def _identity(values: torch.Tensor) -> torch.Tensor:
@@ -99,7 +104,7 @@ def dp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     how, virtual = spec.parallelism, context.kind == "cpu"
     device = _torch_device(context, 0)
     model.to(device)
-    recorder = _recorder(spec, context, dim=how.dim)
+    recorder = Recorder(context, module=how.module or "", dim=how.dim)
     streams = context.streams
     inner = _submodule(model, how.module)
     wrapped = TracedDataParallel(
@@ -141,8 +146,8 @@ def ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     inner = _submodule(model, path)
     recorder = _recorder(spec, context)
     straggler = _straggler(spec, context)
-    if straggler is not None:
-        _slow(inner, straggler)
+    if straggler is not None and straggler.where != "input":
+        inner.forward = straggler.slow(straggler.device, inner.forward)
     recorder.watch(inner, 0, is_whole=True)  # after what makes it slow, which belongs to its time
     if any(parameter.requires_grad for parameter in inner.parameters()):
         wrapped = DistributedDataParallel(inner, device_ids=[device] if device.type == "cuda" else None)
@@ -201,8 +206,9 @@ STRATEGIES: dict[str, Callable[[JobSpec, RankContext, nn.Module], Strategy]] = {
 }
 
 
-def _recorder(spec: JobSpec, context: RankContext, *, dim: int = 0, times_whole_backward: bool = False) -> Recorder:
-    return Recorder(context, module=spec.parallelism.module or "", dim=dim, times_whole_backward=times_whole_backward)
+def _recorder(spec: JobSpec, context: RankContext, *, times_whole_backward: bool = False) -> Recorder:
+    kind = OneDevice if context.kind == "cpu" and len(context.devices) == 1 else Recorder
+    return kind(context, module=spec.parallelism.module or "", times_whole_backward=times_whole_backward)
 
 
 def _torch_device(context: RankContext, logical: int) -> torch.device:
@@ -222,11 +228,6 @@ def _straggler(spec: JobSpec, context: RankContext) -> Straggler | None:
             'program.straggler.where: on cuda, DataParallel sends the shards to all devices at once; take "forward"'
         )
     return found
-
-
-def _slow(module: nn.Module, straggler: Straggler) -> None:
-    if straggler.where != "input":
-        module.register_forward_hook(lambda _, __, outputs: straggler.slow_outputs(outputs))
 
 
 def _submodule(model: nn.Module, path: str | None) -> nn.Module:
@@ -368,6 +369,7 @@ def _ddp_times(wrapped: DistributedDataParallel, recorder: Recorder) -> Callable
     forward begins, and so they are asked for by hand. All of it is private to torch: when any is
     missing, the numbers are null and a note says so.
     """
+    steps = 0
     try:
         private: Any = wrapped
         private._set_ddp_runtime_logging_sample_rate(1)
@@ -378,6 +380,14 @@ def _ddp_times(wrapped: DistributedDataParallel, recorder: Recorder) -> Callable
         return lambda: None
 
     def ask() -> DdpTimes | None:
+        nonlocal steps
+        steps += 1
+        if steps > DDP_ASKED and steps % 10:
+            return None
+        if steps == DDP_ASKED:
+            private._set_ddp_runtime_logging_sample_rate(10)
+            for field in ("per_device.backward_ms", "per_device.comm_ms"):
+                recorder.note(field, DDP_SAMPLED)
         publish()
         data = read()
         compute, comm = data.get("backward_compute_time"), data.get("backward_comm_time")
