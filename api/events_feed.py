@@ -21,6 +21,7 @@ from api import events_batches as batches_of
 from api import files, views
 from api.events_batches import Batch, Part, Window
 from api.events_position import checksum
+from api.events_steps import Steps
 from api.records import Records
 from api.storage import Storage
 from api.telemetry import Look, Telemetry
@@ -34,7 +35,9 @@ from jobs.store import JobView
 
 log = structlog.get_logger(__name__)
 
-#: How often a running attempt is looked at, and its report, which is larger and changes once a second.
+#: How often a running attempt is looked at: while there is news each time, and while there is none; and how often its
+#: report, which is larger and changes once a second. Every look with news is one write for each reader.
+BUSY_SECONDS = 0.1
 LOOK_SECONDS = 0.2
 REPORT_SECONDS = 1.0
 #: A report that takes long to read is read less often: at most this part of the time.
@@ -42,6 +45,8 @@ REPORT_SHARE = 0.05
 #: A place in the queue changes without the job; otherwise a change is told by `Changes`.
 QUEUE_SECONDS = 2.0
 STATE_SECONDS = 30.0
+#: Readers look up at least so often.
+TICK_SECONDS = 5.0
 #: After Redis or the storage failed.
 RETRY_SECONDS = 1.0
 #: Text of all windows of a job, of one at least, and entries that are read from all streams at once.
@@ -100,6 +105,7 @@ class Feed:
         self.live_data = True  # the telemetry Redis answers
         self.windows: dict[int, Window] = {}
         self.readers = Readers()
+        self.steps = Steps()
         self.news = asyncio.Event()
         self._records = records
         self._telemetry = telemetry
@@ -124,9 +130,15 @@ class Feed:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow_state())
                 group.create_task(self._follow_attempt())
+                group.create_task(self._tick())
         except* Exception as errors:  # its readers come again, and find another feed
             log.error("feed_failed", job=self.job, tenant=self.tenant, exc_info=errors.exceptions[0])
             self.closed = True
+            self._tell()
+
+    async def _tick(self) -> None:
+        while not self.gone:
+            await asyncio.sleep(TICK_SECONDS)
             self._tell()
 
     def _tell(self) -> None:
@@ -201,8 +213,9 @@ class Feed:
             await self._live.wait()
             now = self.now
             assert now is not None
+            before = self.news
             more = await self._look(now.record.attempt)
-            await asyncio.sleep(0 if more else LOOK_SECONDS)
+            await asyncio.sleep(0 if more else LOOK_SECONDS if self.news is before else BUSY_SECONDS)
 
     async def _look(self, attempt: int) -> bool:
         """Read what is new; True when there is more to read at once."""

@@ -12,7 +12,9 @@ import msgspec
 import structlog
 
 from api import views
+from api.events_feed import TICK_SECONDS
 from api.events_position import Event, checksum
+from api.events_steps import encode
 from api.fleet import FleetCache
 from api.views import Labels
 from jobs import events, store
@@ -151,9 +153,15 @@ class ServiceFeed:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._follow_jobs())
                     group.create_task(self._follow_fleet())
+                    group.create_task(self._tick())
             except* Exception as errors:
                 log.error("service_feed_failed", exc_info=errors.exceptions[0])
             await asyncio.sleep(RETRY_SECONDS)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._tell()
 
     async def _follow_jobs(self) -> None:
         while True:
@@ -258,16 +266,16 @@ class ServiceReader:
     def news(self) -> asyncio.Event:
         return self._feed.news
 
-    async def pending(self) -> list[Event]:
+    async def pending(self) -> bytes:
         """The next events; none when there is nothing to tell now, or nobody knows."""
         if self._feed.closed:
             self.over = True
-            return []
+            return b""
         try:
-            return await self._pending()
+            return encode(await self._pending())
         except Unavailable:
             await asyncio.sleep(RETRY_SECONDS)
-            return []
+            return b""
 
     async def _pending(self) -> list[Event]:
         if self._position is None:

@@ -4,29 +4,29 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.responses import StreamingResponse
 
 from api.deps import Caller, EventsService, JobId, authenticate
-from api.events_position import Event
 from api.server import watch_client
 from api.services.events import parse_wanted
 
 router = APIRouter(tags=["events"])
 
-#: How long a client waits before it comes again, in milliseconds.
-RETRY_MS = 1000
+#: Nothing on the way may keep a stream, or hold it back.
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+class EventStream(StreamingResponse):
+    """Bytes that are events already: the framework's own way encodes each event anew for every client."""
+
+    media_type = "text/event-stream"
+
 
 LastEventId = Annotated[str, Header(alias="Last-Event-ID", max_length=8192)]
 LastEventIdInQuery = Annotated[
     str, Query(alias="last_event_id", max_length=8192, description="as the header Last-Event-ID, which counts first")
 ]
-
-
-async def _stream(request: Request, response: Response) -> None:
-    """What every stream needs: nothing on the way may keep it, and a client that vanished is noticed."""
-    response.headers["Cache-Control"] = "no-store"
-    watch_client(request.scope)
 
 
 async def _job_stream(
@@ -40,7 +40,7 @@ async def _job_stream(
     ] = None,
     last_id: LastEventIdInQuery = "",
     last_id_header: LastEventId = "",
-) -> AsyncIterator[AsyncIterator[Event]]:
+) -> AsyncIterator[AsyncIterator[bytes]]:
     wanted = parse_wanted(logs, tail)
     check = partial(authenticate, request)
     async with service.follow(who, job, last_id_header or last_id, wanted, check) as events:
@@ -53,32 +53,27 @@ async def _service_stream(
     service: EventsService,
     last_id: LastEventIdInQuery = "",
     last_id_header: LastEventId = "",
-) -> AsyncIterator[AsyncIterator[Event]]:
+) -> AsyncIterator[AsyncIterator[bytes]]:
     async with service.follow_all(who, last_id_header or last_id, partial(authenticate, request)) as events:
         yield events
 
 
-@router.get("/v1/jobs/{job}/events", response_class=EventSourceResponse, dependencies=[Depends(_stream)])
-async def job_events(
-    events: Annotated[AsyncIterator[Event], Depends(_job_stream)],
-) -> AsyncIterator[ServerSentEvent]:
+@router.get("/v1/jobs/{job}/events", response_class=EventStream)
+async def job_events(request: Request, events: Annotated[AsyncIterator[bytes], Depends(_job_stream)]) -> EventStream:
     """What happens to a job, as it happens; docs/api.md has the events. After the last one the stream ends, and who
     comes again with its id is answered 204."""
-    async for event in _sent(events):
-        yield event
+    return _stream(request, events)
 
 
-@router.get("/v1/events", response_class=EventSourceResponse, dependencies=[Depends(_stream)])
+@router.get("/v1/events", response_class=EventStream)
 async def service_events(
-    events: Annotated[AsyncIterator[Event], Depends(_service_stream)],
-) -> AsyncIterator[ServerSentEvent]:
+    request: Request, events: Annotated[AsyncIterator[bytes], Depends(_service_stream)]
+) -> EventStream:
     """Jobs of your tenant as they change, and word that nodes did."""
-    async for event in _sent(events):
-        yield event
+    return _stream(request, events)
 
 
-async def _sent(events: AsyncIterator[Event]) -> AsyncIterator[ServerSentEvent]:
-    retry: int | None = RETRY_MS
-    async for event in events:
-        yield ServerSentEvent(raw_data=event.data, event=event.name, id=event.id, retry=retry)
-        retry = None
+def _stream(request: Request, events: AsyncIterator[bytes]) -> EventStream:
+    """A client that vanishes is noticed."""
+    watch_client(request.scope)
+    return EventStream(events, headers=HEADERS)

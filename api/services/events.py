@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from api import cursors, events_position
@@ -13,6 +13,7 @@ from api.events_batches import Part
 from api.events_feed import POINTS, Feed, Feeds, Snapshot
 from api.events_position import Event, Position, checksum
 from api.events_service import ServiceFeed, ServiceReader
+from api.events_steps import Place, Step, encode
 from api.problems import NothingMore
 from api.records import Records
 from jobs import events
@@ -27,6 +28,11 @@ MAX_OF_TOKEN = 1_000
 CHECK_SECONDS = 30.0
 #: Then a stream ends, and its reader comes again: readers find other processes too, and nothing is open for ever.
 MAX_STREAM_SECONDS = 3_600.0
+#: How long a client waits before it comes again, in milliseconds.
+RETRY_MS = 1000
+PING_SECONDS = 15.0
+#: What is sent after a while in which there was nothing: no proxy on the way takes the stream for dead.
+PING = b": ping\n\n"
 #: What is made ready for one reader at once; the rest waits until that was sent.
 READY_BYTES = 256 * 1024
 #: A new reader gets so many points from before.
@@ -119,7 +125,7 @@ class Events:
     @asynccontextmanager
     async def follow(
         self, who: Principal, job: str, last_id: str, wanted: Wanted, check: Callable[[], Awaitable[None]]
-    ) -> AsyncIterator[AsyncIterator[Event]]:
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
         """The events of a job from now on, or after the one with `last_id`. `check` raises when the reader may not read
         any more.
 
@@ -143,7 +149,7 @@ class Events:
     @asynccontextmanager
     async def follow_all(
         self, who: Principal, last_id: str, check: Callable[[], Awaitable[None]]
-    ) -> AsyncIterator[AsyncIterator[Event]]:
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Changes of all jobs of the caller's tenant, and of the nodes; as `follow`.
 
         Raises:
@@ -175,35 +181,41 @@ def _counted(feed: Feed, devices: frozenset[int]) -> Iterator[frozenset[int]]:
                 del counts[device]
 
 
-async def _told(reader: "Reader | ServiceReader", check: Callable[[], Awaitable[None]]) -> AsyncIterator[Event]:
-    """What the reader is to be told, as it comes. Ends after the last event, after `MAX_STREAM_SECONDS`, when the token
-    is no longer good, and when the process is about to end."""
+async def _told(reader: "Reader | ServiceReader", check: Callable[[], Awaitable[None]]) -> AsyncIterator[bytes]:
+    """What the reader is to be sent, as it comes. Ends after the last event, after `MAX_STREAM_SECONDS`, when the token
+    is no longer good, and when the process is about to end.
+
+    There is no timer here: feeds have news every `TICK_SECONDS`, if only that there are none.
+    """
     loop = asyncio.get_running_loop()
     end_after = loop.time() + MAX_STREAM_SECONDS
     check_after = loop.time() + CHECK_SECONDS
-    while not reader.over and loop.time() < end_after:
+    silent_since, head = loop.time(), f"retry: {RETRY_MS}\n".encode()
+    while not reader.over and (now := loop.time()) < end_after:
         news = reader.news
-        if loop.time() >= check_after:
-            check_after = loop.time() + CHECK_SECONDS
+        if now >= check_after:
+            check_after = now + CHECK_SECONDS
             try:
                 await check()
             except (Unauthenticated, Forbidden):
                 return
             except Unavailable:
                 pass  # nobody can say; asked again in a while
-        found = await reader.pending()
-        for event in found:
-            yield event
-        if not found and not reader.over:
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(min(check_after, end_after)):
-                    await news.wait()
+        if found := await reader.pending():
+            yield head + found
+            silent_since, head = now, b""
+        elif not reader.over:
+            if now - silent_since >= PING_SECONDS:
+                yield PING
+                silent_since = now
+            await news.wait()
 
 
 class Reader:
     """One reader of a job: what it was told, and what it is to be told next.
 
-    Every event has the position behind it as its id, so the connection may break anywhere.
+    Every event has the position behind it as its id, so the connection may break anywhere, and readers who were told an
+    event with the same id are to be told the same next (`api.events_steps`).
     """
 
     def __init__(
@@ -213,10 +225,12 @@ class Reader:
         self._feed = feed
         self._devices = sorted(devices)
         self._tail = tail
-        self._position = position
+        self._place: Place | None = None  # once it was told something
+        self._position = position  # None: as the place says, and before there is one, as the job stands
         self._resync = "" if known else "unknown_id"
         self._ready: list[Event] = []
         self._size = 0
+        self._shared = True
         self._met: set[int] = set()  # devices (and the points) of which it once had the newest
         self._drained: set[int] = set()  # of which its attempt has no more, as of `_drained_at`
         self._drained_at: Snapshot | None = None
@@ -226,17 +240,39 @@ class Reader:
     def news(self) -> asyncio.Event:
         return self._feed.news
 
-    async def pending(self) -> list[Event]:
+    async def pending(self) -> bytes:
         """The next events, up to about `READY_BYTES`; none when there is nothing to tell now."""
-        self._ready, self._size = [], 0
-        now = self._feed.now
         if self._feed.closed:
             self.over = True
-        elif self._feed.gone:
+            return b""
+        place = self._place
+        step = await (self._make() if place is None else self._feed.steps.after(place, self._make))
+        if step is None:
+            return b""
+        if step.place is not self._place:
+            self._follow(step)
+        return step.data
+
+    def _follow(self, step: Step) -> None:
+        """Be where a step leads that another reader has made."""
+        self._place, self._position, self.over = step.place, None, step.over
+        self._live_data, self._met = step.place.live_data, set(step.met)
+        self._drained.clear()
+
+    async def _make(self) -> Step | None:
+        """The next step from here; the reader is behind it then."""
+        if self._place is not None and self._position is None:
+            self._position = events_position.decode(self._place.id)
+        self._ready, self._size, self._shared = [], 0, True
+        now = self._feed.now
+        if self._feed.gone:
             self._end(now)
         elif now is not None:
             await self._tell(now)
-        return self._ready
+        if not self._ready:
+            return None
+        self._place = Place(self._ready[-1].id, tuple(self._devices), self._live_data)
+        return Step(encode(self._ready), self._place, frozenset(self._met), self.over, self._shared)
 
     async def _tell(self, now: Snapshot) -> None:
         here = await self._begin(now)
@@ -371,6 +407,7 @@ class Reader:
             window = self._feed.windows.get(device)
             newest = await self._newest(here.attempt, device) if window is None else window.last
             self._move(here, device, newest)
+        self._shared = False  # who has never had the newest is not too slow, though it may be at the same place
         words = events.Resync("too_slow", _RESYNC_WORDS["too_slow"], missed)
         self._add(EventName.RESYNC, events.data(words))
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api import cursors, events_position
+from api import cursors, events_position, events_steps
 from api.events_batches import BATCH_LINES, Batch, Window, of_page
-from api.events_position import Event, Position
+from api.events_position import Position
+from api.events_steps import Place, Step, Steps
 from api.services import events
 from api.services.events import Reader, Slots, TooManyStreams
 from jobs.errors import Unauthenticated, Unavailable
@@ -87,22 +88,29 @@ def test_slots_are_limited_for_the_process_and_for_a_token_and_come_back() -> No
 
 
 class Quiet:
-    """A reader to whom nothing is told."""
+    """A reader to whom `told` is told, and then nothing. Its feed has news all the time."""
 
     over = False
 
-    def __init__(self) -> None:
+    def __init__(self, *told: bytes) -> None:
+        self.told = list(told)
         self.news = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.01, self._tell)
 
-    async def pending(self) -> list[Event]:
-        return []
+    async def pending(self) -> bytes:
+        return self.told.pop(0) if self.told else b""
+
+    def _tell(self) -> None:
+        told, self.news = self.news, asyncio.Event()
+        told.set()
+        asyncio.get_running_loop().call_later(0.001, self._tell)
 
 
-def collect(check: Any) -> list[Event]:
-    async def run() -> list[Event]:
-        told = events._told(cast(Reader, Quiet()), check)
+def collect(check: Any, *told: bytes) -> list[bytes]:
+    async def run() -> list[bytes]:
+        stream = events._told(cast(Reader, Quiet(*told)), check)
         async with asyncio.timeout(5):
-            return [event async for event in told]
+            return [sent async for sent in stream]
 
     return asyncio.run(run())
 
@@ -128,3 +136,99 @@ def test_a_stream_ends_after_its_longest_time(monkeypatch: pytest.MonkeyPatch) -
     async def check() -> None: ...
 
     assert collect(check) == []
+
+
+def test_a_stream_begins_with_when_to_come_again_and_says_now_and_then_that_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(events, "MAX_STREAM_SECONDS", 0.2)
+    monkeypatch.setattr(events, "PING_SECONDS", 0.02)
+
+    async def check() -> None: ...
+
+    first, second, *pings = collect(check, b"event: a\n\n", b"event: b\n\n")
+    assert (first, second) == (b"retry: 1000\nevent: a\n\n", b"event: b\n\n")
+    assert set(pings) == {events.PING}
+    assert 2 <= len(pings) <= 10
+
+
+# -- steps that readers share ----------------------------------------------------------------------
+
+HERE, THERE = Place("a", (0,), live_data=True), Place("b", (0,), live_data=True)
+
+
+def a_step(size: int = 10, *, shared: bool = True, place: Place = THERE) -> Step:
+    return Step(b"x" * size, place, frozenset(), over=False, shared=shared)
+
+
+class Maker:
+    """Makes a step once it may; counts."""
+
+    def __init__(self, step: Step | None) -> None:
+        self.step = step
+        self.made = 0
+        self.may = asyncio.Event()
+
+    async def __call__(self) -> Step | None:
+        self.made += 1
+        await self.may.wait()
+        return self.step
+
+
+def test_readers_at_one_place_are_told_the_same_bytes_which_are_made_once() -> None:
+    async def run() -> None:
+        steps, maker = Steps(), Maker(a_step())
+        readers = [asyncio.create_task(steps.after(HERE, maker)) for _ in range(5)]
+        await asyncio.sleep(0)
+        maker.may.set()
+        told = await asyncio.gather(*readers)
+        assert all(step is told[0] for step in told)
+        assert await steps.after(HERE, maker) is told[0]
+        assert maker.made == 1
+        await steps.after(THERE, maker)
+        assert maker.made == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("first", [None, a_step(shared=False)])
+def test_what_is_not_for_everybody_is_made_by_each_reader_for_itself(first: Step | None) -> None:
+    async def run() -> None:
+        steps, maker, other = Steps(), Maker(first), Maker(a_step())
+        one, two = (asyncio.create_task(steps.after(HERE, each)) for each in (maker, other))
+        await asyncio.sleep(0)
+        maker.may.set()
+        other.may.set()
+        assert await one is first
+        assert await two is other.step
+
+    asyncio.run(run())
+
+
+def test_a_reader_that_leaves_while_it_makes_a_step_leaves_that_to_the_others() -> None:
+    async def run() -> None:
+        steps, maker = Steps(), Maker(a_step())
+        one, two = (asyncio.create_task(steps.after(HERE, maker)) for _ in range(2))
+        await asyncio.sleep(0)
+        one.cancel()
+        maker.may.set()
+        assert await asyncio.wait_for(two, 5) is maker.step
+
+    asyncio.run(run())
+
+
+def test_steps_are_kept_within_bounds_the_newest_first() -> None:
+    async def run() -> None:
+        steps = Steps()
+        places = [Place(str(number), (), live_data=True) for number in range(20)]
+        for place in places:
+            maker = Maker(a_step(events_steps.KEPT_BYTES // 10))
+            maker.may.set()
+            await steps.after(place, maker)
+        again = Maker(a_step())
+        again.may.set()
+        for place in reversed(places):
+            await steps.after(place, again)
+        assert 9 <= again.made <= 11
+
+    asyncio.run(run())
