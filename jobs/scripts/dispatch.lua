@@ -19,14 +19,15 @@ end
 end_backoff('-inf', int(now))
 end_backoff('(' .. int(now + MAX_BACKOFF_US), '+inf')
 
+-- The pool that is looked at, and what is kept there for a job that has waited: {node, score, ref} or {}.
+local pool, kept
+
 -- The node with the fewest free devices that still fits, so that large gaps stay whole. One that did not take the job's
 -- last attempt comes after any other.
-local function find_node(pool, devices, score, avoided)
-  local hold = redis.call('HMGET', 'sy:hold:' .. pool, 'node', 'score')
-  local fitting = redis.call('ZRANGEBYSCORE', 'sy:pool:' .. pool .. ':free', devices, '+inf', 'LIMIT', 0, 3)
+local function find_node(fitting, score, avoided)
   local last
   for _, node in ipairs(fitting) do
-    if hold[1] ~= node or score <= tonumber(hold[2]) then
+    if kept.node ~= node or score <= kept.score then
       if node ~= avoided then return node end
       last = node
     end
@@ -34,20 +35,29 @@ local function find_node(pool, devices, score, avoided)
   return last
 end
 
-local function lease(pool, devices, ref, score)
-  local node = find_node(pool, devices, score, get(job_key(ref), 'avoid'))
+-- `head` is the first job of a class: {ref, score, devices, class}.
+local function lease(head)
+  local ref, devices = head.ref, head.devices
+  local fitting = redis.call('ZRANGEBYSCORE', 'sy:pool:' .. pool .. ':free', devices, '+inf', 'LIMIT', 0, 3)
+  if not fitting[1] then return false end
+  local job = redis.call('HMGET', job_key(ref), 'attempt', 'avoid')
+  local node = find_node(fitting, head.score, job[2])
   if not node then return false end
-  local n = tonumber(get(job_key(ref), 'attempt')) + 1
+  local n = tonumber(job[1]) + 1
   local attempt_ref = ref .. '/' .. n
-  local chosen = redis.call('ZRANGE', 'sy:free:' .. node, 0, devices - 1)
-  for _, device in ipairs(chosen) do
-    redis.call('ZREM', 'sy:free:' .. node, device)
-    redis.call('HSET', 'sy:held:' .. node, device, attempt_ref)
+  local chosen, held = {}, {}
+  local popped = redis.call('ZPOPMIN', 'sy:free:' .. node, devices)
+  for i = 1, #popped, 2 do
+    chosen[#chosen + 1] = popped[i]
+    held[i], held[i + 1] = popped[i], attempt_ref
   end
+  redis.call('HSET', 'sy:held:' .. node, unpack(held))
   refresh_node(node)
   dequeue(ref)
+  if kept.ref == ref then kept = {} end
   local leased = table.concat(chosen, ',')
-  redis.call('HSET', attempt_key(ref, n), 'node', node, 'leased', leased, 'state', 'leased', 'beat', 0, 'created', int(now))
+  redis.call('HSET', attempt_key(ref, n), 'node', node, 'leased', leased, 'state', 'leased', 'beat', 0,
+    'created', int(now))
   redis.call('SADD', LEASES, attempt_ref)
   redis.call('ZADD', OUTBOX, int(now), node .. ' ' .. attempt_ref)
   move(ref, 'starting', 'starting', '', {'attempt', n, 'node', node, 'leased', leased})
@@ -56,7 +66,7 @@ local function lease(pool, devices, ref, score)
 end
 
 -- Whether a node takes work, and has enough devices that are not in quarantine, however many of them are busy.
-local function could_fit(pool, node, devices)
+local function could_fit(node, devices)
   if not redis.call('ZSCORE', 'sy:pool:' .. pool .. ':free', node) then return false end
   local count = tonumber(get(node_key(node), 'count'))
   local usable = count
@@ -66,49 +76,54 @@ local function could_fit(pool, node, devices)
   return usable >= devices
 end
 
--- A node that went away, shrank or lost devices to quarantine is not kept: the job could never start there.
-local function drop_vain_hold(pool)
+-- What is kept in the pool. A node that went away, shrank or lost devices to quarantine is not: the job could never
+-- start there.
+local function read_hold()
   local key = 'sy:hold:' .. pool
-  local kept = redis.call('HMGET', key, 'node', 'devices')
-  if kept[1] and not could_fit(pool, kept[1], tonumber(kept[2])) then redis.call('DEL', key) end
+  local found = redis.call('HMGET', key, 'node', 'score', 'devices', 'ref')
+  if not found[1] then return {} end
+  if not could_fit(found[1], tonumber(found[3])) then
+    redis.call('DEL', key)
+    return {}
+  end
+  return {node = found[1], score = tonumber(found[2]), ref = found[4]}
 end
 
 -- Keeps the node with the most free devices for a job that has waited too long; the first in the queue's order has it.
 -- A job from the future means that the clock was set back: it has waited.
-local function hold(pool, devices, ref, score)
-  local key = 'sy:hold:' .. pool
-  if tonumber(redis.call('HGET', key, 'score') or math.huge) <= score then return end
-  local waited = now - tonumber(get(job_key(ref), 'created'))
+local function hold(head)
+  if kept.score and kept.score <= head.score then return end
+  local waited = now - tonumber(get(job_key(head.ref), 'created'))
   if waited >= 0 and waited < hold_us then return end
   for _, node in ipairs(redis.call('ZREVRANGE', 'sy:pool:' .. pool .. ':free', 0, MAX_NODES_SEEN - 1)) do
-    if could_fit(pool, node, devices) then
-      return redis.call('HSET', key, 'ref', ref, 'node', node, 'devices', devices, 'score', int(score))
+    if could_fit(node, head.devices) then
+      kept = {node = node, score = head.score, ref = head.ref}
+      redis.call('HSET', 'sy:hold:' .. pool, 'ref', head.ref, 'node', node, 'devices', head.devices,
+        'score', int(head.score))
+      return
     end
   end
 end
 
-for _, pool in ipairs(redis.call('SMEMBERS', 'sy:pools')) do
-  local blocked = {}
-  drop_vain_hold(pool)
-  while #created < max_jobs do
-    local heads = {}
-    for _, devices in ipairs(redis.call('SMEMBERS', classes_key(pool))) do
-      if not blocked[devices] then
-        local head = redis.call('ZRANGE', queue_key(pool, devices), 0, 0, 'WITHSCORES')
-        if head[1] then heads[#heads + 1] = {head[1], tonumber(head[2]), tonumber(devices), devices} end
-      end
+local function head_of(class)
+  local head = redis.call('ZRANGE', queue_key(pool, class), 0, 0, 'WITHSCORES')
+  return head[1] and {ref = head[1], score = tonumber(head[2]), devices = tonumber(class), class = class}
+end
+
+for _, name in ipairs(redis.call('SMEMBERS', 'sy:pools')) do
+  pool = name
+  kept = read_hold()
+  local heads = {}
+  for _, class in ipairs(redis.call('SMEMBERS', classes_key(pool))) do heads[#heads + 1] = head_of(class) or nil end
+  while #heads > 0 and #created < max_jobs do
+    local first = 1
+    for i = 2, #heads do
+      if heads[i].score < heads[first].score then first = i end
     end
-    table.sort(heads, function(a, b) return a[2] < b[2] end)
-    local placed = false
-    for _, head in ipairs(heads) do
-      if lease(pool, head[3], head[1], head[2]) then
-        placed = true
-        break
-      end
-      blocked[head[4]] = true
-      hold(pool, head[3], head[1], head[2])
-    end
-    if not placed then break end
+    local head = heads[first]
+    local next_head = false  -- of a class that fits nowhere, nothing more is looked at
+    if lease(head) then next_head = head_of(head.class) else hold(head) end
+    if next_head then heads[first] = next_head else table.remove(heads, first) end
   end
 end
 return created
