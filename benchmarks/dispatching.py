@@ -46,7 +46,7 @@ from jobs.scheduler import Scheduler
 from jobs.settings import Settings
 from jobs.spec import JobSpec
 from jobs.state import Reason
-from workers.lifeline import Lifeline
+from workers.lifeline import HEAR_SECONDS, Lifeline
 
 T = TypeVar("T")
 TITLE = "decisions of the scheduler, and the heartbeats of a fleet"
@@ -291,7 +291,7 @@ def _heartbeats(nodes: int, rounds: int, seconds: float) -> Figure:
     with ExitStack() as stack:
         ours, bare = (stack.enter_context(redis_server("control")) for _ in range(2))
         beats = [stack.enter_context(_fleet(ours.url, nodes)), stack.enter_context(_plain_beats(bare.url, nodes))]
-        time.sleep(1.0)
+        time.sleep(HEAR_SECONDS + 2.0)  # attempts that just began ask more often
         for _ in range(rounds):
             before = thread_cpu_seconds(ours.pid), thread_cpu_seconds(bare.pid)
             sent, began = [beat.sent for beat in beats], time.monotonic()
