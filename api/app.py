@@ -32,6 +32,7 @@ from api.services.results import Results
 from api.services.sessions import Sessions
 from api.services.system import System
 from api.services.tokens import Tokens
+from api.short_ways import ShortWays
 from api.storage import Storage
 from api.telemetry import Telemetry
 from api.waiting import Changes
@@ -39,8 +40,8 @@ from jobs import bundle_keeper
 from jobs import retention as retention_of_jobs
 from jobs import storage as storage_proof
 from jobs.errors import FormatMismatch, Unavailable
-from jobs.redis_store import AsyncRedisStore, RedisStore
 from jobs.packing import Packing
+from jobs.redis_store import AsyncRedisStore, RedisStore
 from jobs.scheduler import Scheduler
 from jobs.settings import Settings
 from jobs.storage import StorageMismatch
@@ -51,9 +52,9 @@ WATCH_SECONDS = 1.0
 #: How often bundles and finished jobs are looked through: short against the hours and days that they rest.
 SWEEP_SECONDS = 600.0
 SHORTEST_SWEEP_SECONDS = 1.0
-#: When Celery is imported for the first hint: not while the process is not even ready.
 #: How often jobs are packed that have ended.
 PACKING_SECONDS = 2.0
+#: When Celery is imported for the first hint: not while the process is not even ready.
 PREPARE_SECONDS = 0.5
 
 
@@ -127,6 +128,7 @@ def create_app(settings: Settings) -> FastAPI:
     for module in (jobs, events, splits, logs, artifacts, bundles, fleet, tokens, sessions, system, docs, dashboard):
         app.include_router(module.router)
     problems.install(app)
+    app.add_middleware(ShortWays)
     app.add_middleware(Limits, hosts=allowed_hosts(settings), bodies=_bodies(settings))
     app.add_middleware(CountRequests, monitoring=monitoring)  # the last one added is the outermost
     return app
@@ -197,9 +199,9 @@ def _sweeps(control: RedisStore, storage: Path, settings: Settings) -> tuple[Swe
     rested = settings.bundle_hours * 3600
     return (
         Sweep("bundles", partial(bundle_keeper.sweep, control, storage, rested), _pause(rested)),
+        Sweep("finished", Packing(control).sweep, PACKING_SECONDS),
         Sweep("jobs", partial(retention_of_jobs.sweep, control, storage, retention, archived), _pause(retention)),
     )
-        Sweep("finished", Packing(control).sweep, PACKING_SECONDS),
 
 
 def _pause(rests: float) -> float:

@@ -19,6 +19,7 @@ from api.services.tokens import Tokens
 from jobs.errors import FieldError, Forbidden, InvalidRequest, NotFound
 from jobs.tokens import Scope
 
+MAX_KEY_LENGTH = 255
 #: Holds the id of a browser's session.
 SESSION_COOKIE = "shardyard_session"
 
@@ -42,8 +43,9 @@ async def authenticate(request: Request) -> None:
     if is_public(request.scope["path"]):
         return
     authenticator: Authenticator = request.app.state.authenticator
-    header, session = request.headers.get("authorization"), request.cookies.get(SESSION_COOKIE)
-    if header is None and session is not None:
+    header = request.headers.get("authorization")
+    session = request.cookies.get(SESSION_COOKIE) if header is None else None
+    if session is not None:
         check_origin(request)
         principal = await authenticator.of_session(session)
     else:
@@ -68,15 +70,15 @@ def check_origin(request: Request) -> None:
 # All of them are `async`, though they wait for nothing: the framework calls any other dependency in a thread.
 
 
-async def _principal(request: Request) -> Principal:
+async def principal(request: Request) -> Principal:
     principal: Principal = request.state.principal
     return principal
 
 
 async def _admin(request: Request) -> Principal:
-    principal = await _principal(request)
-    principal.need(Scope.ADMIN)
-    return principal
+    who = await principal(request)
+    who.need(Scope.ADMIN)
+    return who
 
 
 def _services(request: Request) -> Services:
@@ -84,7 +86,7 @@ def _services(request: Request) -> Services:
     return services
 
 
-async def _jobs(request: Request) -> Jobs:
+async def jobs(request: Request) -> Jobs:
     return _services(request).jobs
 
 
@@ -116,7 +118,7 @@ async def _system(request: Request) -> System:
     return _services(request).system
 
 
-async def _job_id(job: Annotated[str, Path(description="id of a job")]) -> str:
+async def job_id(job: Annotated[str, Path(description="id of a job")]) -> str:
     return _checked_id(job)
 
 
@@ -142,11 +144,11 @@ async def _bundle_id(bundle: Annotated[str, Path(description="id of a bundle")])
     return bundle
 
 
-async def _body(request: Request) -> bytes:
+async def body(request: Request) -> bytes:
     return await request.body()
 
 
-async def _idempotency_key(key: Annotated[str, Header(alias="Idempotency-Key", max_length=255)] = "") -> str:
+async def idempotency_key(key: Annotated[str, Header(alias="Idempotency-Key", max_length=MAX_KEY_LENGTH)] = "") -> str:
     if not (key.isascii() and key.isprintable()):
         raise InvalidRequest(
             "the Idempotency-Key cannot be used",
@@ -162,9 +164,9 @@ async def wants_text(request: Request) -> bool:
     return next((kind == "text/plain" for kind in kinds if kind in ("text/plain", "application/json")), False)
 
 
-Caller = Annotated[Principal, Depends(_principal)]
+Caller = Annotated[Principal, Depends(principal)]
 Admin = Annotated[Principal, Depends(_admin)]
-JobsService = Annotated[Jobs, Depends(_jobs)]
+JobsService = Annotated[Jobs, Depends(jobs)]
 ResultsService = Annotated[Results, Depends(_results)]
 EventsService = Annotated[Events, Depends(_events)]
 BundlesService = Annotated[Bundles, Depends(_bundles)]
@@ -172,9 +174,9 @@ FleetService = Annotated[Fleet, Depends(_fleet)]
 TokensService = Annotated[Tokens, Depends(_tokens)]
 SessionsService = Annotated[Sessions, Depends(_sessions)]
 SystemService = Annotated[System, Depends(_system)]
-JobId = Annotated[str, Depends(_job_id)]
+JobId = Annotated[str, Depends(job_id)]
 BundleId = Annotated[str, Depends(_bundle_id)]
 OtherJobId = Annotated[str, Depends(_other_job_id)]
-Body = Annotated[bytes, Depends(_body)]
-IdempotencyKey = Annotated[str, Depends(_idempotency_key)]
+Body = Annotated[bytes, Depends(body)]
+IdempotencyKey = Annotated[str, Depends(idempotency_key)]
 WantsText = Annotated[bool, Depends(wants_text)]

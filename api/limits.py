@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import problems
@@ -26,6 +25,9 @@ BODY_SECONDS = 60.0
 MIN_UPLOAD_BYTES_PER_SECOND = 64 * 1024
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+#: What an answer says that does not say otherwise.
+_PRIVATE = ((b"cache-control", b"private, no-cache"), (b"x-content-type-options", b"nosniff"))
 
 
 def is_loopback(host: str) -> bool:
@@ -113,9 +115,9 @@ def _private(send: Send) -> Send:
 
     async def private(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            headers.setdefault("Cache-Control", "private, no-cache")
-            headers.setdefault("X-Content-Type-Options", "nosniff")
+            headers = list(message.get("headers", ()))
+            named = {name for name, _ in headers}
+            message["headers"] = headers + [header for header in _PRIVATE if header[0] not in named]
         await send(message)
 
     return private

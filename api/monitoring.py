@@ -44,11 +44,17 @@ class Monitoring:
             "shardyard_waiting_requests", "Requests held until a status changes", registry=self._registry
         )
         self._streams = Gauge("shardyard_event_streams", "Streams of events that are open", registry=self._registry)
+        self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._queued = Gauge("shardyard_queued_jobs", "Jobs that wait in a pool", ("pool",), registry=self._registry)
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
-        self._requests.labels(method, route, str(status)).inc()
-        self._seconds.labels(method, route).observe(seconds)
+        known = self._known.get((method, route, status))
+        if known is None:  # to find them takes longer than to count; there are as many as lines of /metrics
+            known = self._requests.labels(method, route, str(status)), self._seconds.labels(method, route)
+            self._known[method, route, status] = known
+        counter, histogram = known
+        counter.inc()
+        histogram.observe(seconds)
 
     def render(self, counts: Counts) -> bytes:
         """Prometheus's text format."""

@@ -1,6 +1,6 @@
 """Errors as RFC 9457 `application/problem+json`. The one table that knows which error is which HTTP status."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 
 import msgspec
@@ -123,12 +123,17 @@ def of_error(error: ShardyardError, path: str) -> Response:
 
 def install(app: FastAPI) -> None:
     """Answer every error of `app` as a problem."""
-    app.add_exception_handler(ShardyardError, _ours)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _framework)
-    app.add_exception_handler(ClientDisconnect, _gone)
-    app.add_exception_handler(NothingMore, _nothing_more)
+    for kind, handler in _HANDLERS.items():
+        app.add_exception_handler(kind, handler)
     app.add_exception_handler(Exception, _bug)
+
+
+async def answer(request: Request, error: Exception) -> Response:
+    """The answer to an error, as the application gives it. One that is a bug of ours is raised again."""
+    for kind, handler in _HANDLERS.items():
+        if isinstance(error, kind):
+            return await handler(request, error)
+    raise error
 
 
 async def _ours(request: Request, error: Exception) -> Response:
@@ -170,3 +175,12 @@ async def _nothing_more(_request: Request, _error: Exception) -> Response:
 async def _bug(request: Request, error: Exception) -> Response:
     log.error("request_failed", method=request.method, path=request.url.path, exc_info=error)
     return respond("internal_error", "something went wrong here; the service's log has more", request.url.path)
+
+
+_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+    ShardyardError: _ours,
+    RequestValidationError: _invalid,
+    HTTPException: _framework,
+    ClientDisconnect: _gone,
+    NothingMore: _nothing_more,
+}

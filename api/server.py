@@ -36,6 +36,7 @@ class DeadlineProtocol(HttpToolsProtocol):
     """Closes a connection that does not finish a request's head in time (slow loris), or sends a huge one."""
 
     _deadline: TimerHandle | None = None
+    _gives_up = False  # it was said when to drop the connection
     _head_bytes = 0
     _in_head = True  # between requests too
 
@@ -53,6 +54,7 @@ class DeadlineProtocol(HttpToolsProtocol):
 
     def give_up_after(self, seconds: float) -> None:
         """Drop the connection when what was sent is not acknowledged, or not read, for so long; 0: when TCP does."""
+        self._gives_up = seconds > 0
         connection = self.transport.get_extra_info("socket")
         with suppress(OSError):  # it is closed already
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
@@ -60,9 +62,9 @@ class DeadlineProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._in_head:
             self._head_bytes += len(data)
-            if self._deadline is None:
-                self._arm()
         super().data_received(data)
+        if self._in_head and self._head_bytes and self._deadline is None:
+            self._arm()  # most heads come in one piece, and need no timer
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("The request's head is too large.")
 
@@ -79,7 +81,7 @@ class DeadlineProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.transport.is_closing():
+        if self._gives_up and not self.transport.is_closing():
             self.give_up_after(0)
         if not self._in_head and not self.transport.is_closing():
             self._arm()  # answered before the body was read: the rest of it must come soon as well

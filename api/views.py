@@ -73,7 +73,7 @@ def status(view: JobView, progress: dict[str, Any] | None, labels: Labels) -> Jo
         progress=progress,
         result=job.result,
         error=job.error,
-        spec=msgspec.Raw(spec.model_dump_json().encode()),
+        spec=msgspec.Raw(spec.as_json),
     )
 
 

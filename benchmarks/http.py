@@ -75,7 +75,9 @@ def load(plan: Plan) -> Load:
         raise RuntimeError(f"the load failed: {done.stderr.decode(errors='replace')[-2000:]}")
     found = msgspec.json.decode(done.stdout, type=Load)
     if found.own_cpu_seconds > max(found.cpu_seconds[0], 0.5 * found.seconds):
-        raise RuntimeError(f"the load took {found.own_cpu_seconds:.2f} s of CPU, the server {found.cpu_seconds[0]:.2f} s")
+        raise RuntimeError(
+            f"the load took {found.own_cpu_seconds:.2f} s of CPU, the server {found.cpu_seconds[0]:.2f} s"
+        )
     return found
 
 

@@ -64,7 +64,9 @@ def run(scale: Scale, say: Say) -> list[Figure]:
         def plan(side: str, connections: int) -> Plan:
             if side == OURS:
                 requests = [http.request("POST", "/v1/jobs", ours.port, named, body)]
-                return Plan(ours.port, requests, connections, seconds, [ours.pid_of("api"), ours.pid_of("control")], 201)
+                return Plan(
+                    ours.port, requests, connections, seconds, [ours.pid_of("api"), ours.pid_of("control")], 201
+                )
             requests = [http.request("POST", "/jobs", bare.port, key, body)]
             return Plan(bare.port, requests, connections, seconds, [bare.pid, bare.redis_pid], 201)
 

@@ -7,6 +7,7 @@ by the submit script, and `package.module:attribute` references on the worker.
 
 import difflib
 from collections.abc import Sized
+from functools import cached_property
 from math import isfinite
 from typing import Annotated, Any, Literal, Self
 
@@ -273,6 +274,11 @@ class JobSpec(Strict):
         if not isinstance(self.program, RecipeProgram):
             return None
         return self.program.data.batch_size * self.world_size * self.program.accumulate_steps
+
+    @cached_property
+    def as_json(self) -> bytes:
+        """All of it, defaults too."""
+        return self.model_dump_json().encode()
 
     def named(self) -> Self:
         """The same spec with a name: the user's, else one made from what it runs."""

@@ -1,0 +1,71 @@
+"""The two requests that clients make all the time reach their route without the framework, which takes longer than it.
+
+Nothing is decided here. What is asked for, and checked, comes from the functions of `api.deps` that the route names, in
+the order in which the framework calls them, and then the route itself is called. A request that has more to it, such as
+a query, goes the long way, as all others do ([0031](../docs/decisions/0031-short-ways.md)).
+"""
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api import deps, problems
+from api.routes import jobs
+
+Way = Callable[[Request], Awaitable[Response]]
+
+
+async def _submit(request: Request) -> Response:
+    who, service, body = await deps.principal(request), await deps.jobs(request), await deps.body(request)
+    return await jobs.submit(who, service, body, await deps.idempotency_key(_key(request.scope)))
+
+
+async def _show(request: Request) -> Response:
+    who, service = await deps.principal(request), await deps.jobs(request)
+    return await jobs.show(request, who, service, await deps.job_id(request.scope["path"].rpartition("/")[2]))
+
+
+def _route(endpoint: Callable[..., object]) -> APIRoute:
+    return next(route for route in jobs.router.routes if isinstance(route, APIRoute) and route.endpoint is endpoint)
+
+
+_SUBMIT, _SHOW = _route(jobs.submit), _route(jobs.show)
+_SHOWN = _SHOW.path.partition("{")[0]
+
+
+class ShortWays:
+    """Plain ASGI, within the limits that all requests pass."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        way = _way(scope)
+        if way is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"], answer = way
+        request = Request(scope, receive, send)
+        try:
+            await deps.authenticate(request)
+            response = await answer(request)
+        except Exception as error:  # noqa: BLE001  (what is none of ours is raised again there)
+            response = await problems.answer(request, error)
+        await response(scope, receive, send)
+
+
+def _way(scope: Scope) -> tuple[APIRoute, Way] | None:
+    if scope["type"] != "http" or scope["query_string"]:
+        return None
+    method, path = scope["method"], scope["path"]
+    if method == "GET" and path.startswith(_SHOWN) and "/" not in path[len(_SHOWN) :] and len(path) > len(_SHOWN):
+        return _SHOW, _show
+    if method == "POST" and path == _SUBMIT.path and len(_key(scope)) <= deps.MAX_KEY_LENGTH:
+        return _SUBMIT, _submit
+    return None
+
+
+def _key(scope: Scope) -> str:
+    return next((value.decode("latin-1") for name, value in scope["headers"] if name == b"idempotency-key"), "")
