@@ -8,7 +8,6 @@ printed. The clients are one process with raw sockets (`programs/stream_readers.
 cores; CPU time is that of the server and of its Redis, from before the first line until every client has the last.
 """
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -49,12 +48,13 @@ class Sample:
 def run(scale: Scale, say: Say) -> list[Figure]:
     seconds, sizes = scale.pick(6.0, 1.5), scale.pick(CLIENTS, (10, 20, 50))
     samples: dict[int, dict[str, list[Sample]]] = {}
-    with service("cpu:1") as ours, redis_server("telemetry") as server, xread_service(server) as theirs:
+    with service("cpu:1") as ours, redis_server("telemetry") as server:
+        unread = _unread(ours)
         for clients in sizes:
             say(f"{clients} clients")
             sides: dict[str, Callable[[], Sample]] = {
-                OURS: partial(followed, ours, clients, seconds),
-                XREAD: partial(read, theirs, server, clients, seconds),
+                OURS: partial(followed, ours, clients, seconds, unread),
+                XREAD: partial(read, server, clients, seconds),
             }
             rounds = scale.rounds_of(2 if clients == max(sizes) else 1, 1)
             samples[clients] = in_turns(sides, rounds, say=say, warm_up=int(clients == min(sizes)))
@@ -87,7 +87,7 @@ def run(scale: Scale, say: Say) -> list[Figure]:
             "",
             {side: [each.connections for each in found] for side, found in most.items()},
             [at_most(2)],
-            note="how many more there are while the clients read than before they came",
+            note="how many more there are than while nobody reads",
         ),
         Figure(
             "bytes that one client gets, for a line",
@@ -103,8 +103,32 @@ def run(scale: Scale, say: Say) -> list[Figure]:
 # -- ours ------------------------------------------------------------------------------------------
 
 
-def followed(ours: Service, clients: int, seconds: float) -> Sample:
-    """A job of its own, from its first line to its last."""
+def followed(ours: Service, clients: int, seconds: float, unread: int) -> Sample:
+    """A job of its own, from its first line to its last. `unread`: how many connections there are without clients."""
+    with talking(ours, seconds) as (job, go):
+        pids = [ours.pid_of(name) for name in ("api", "control", "telemetry")]
+        path = f"/v1/jobs/{job}/events?logs=all"
+        wanted = Wanted(ours.port, path, ours.token, clients, _lines(seconds), READ_SECONDS)
+        return _measured(wanted, pids, partial(_connections, ours), unread, go, seconds)
+
+
+def _unread(ours: Service) -> int:
+    with talking(ours, 0.1) as (_, go):
+        go()
+        return _connections(ours)
+
+
+def _connections(ours: Service) -> int:
+    return sum(len(_embedded(ours, name).client_list(_type="normal")) for name in ("control", "telemetry"))
+
+
+@contextmanager
+def talking(ours: Service, seconds: float) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The id of a job that is up, and what makes it talk; in the end it has succeeded.
+
+    Raises:
+        TimeoutError: it did not get up, or to its end.
+    """
     with tempfile.TemporaryDirectory(prefix="bench-events-") as directory:
         go = Path(directory) / "go"
         job = ours.client.submit_script(talker.__file__, [str(go), str(seconds)])
@@ -113,14 +137,8 @@ def followed(ours: Service, clients: int, seconds: float) -> Sample:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"job {job.id} is {job.status.state}")
             time.sleep(0.05)
-        servers = [_embedded(ours, name) for name in ("control", "telemetry")]
-        pids = [ours.pid_of(name) for name in ("api", "control", "telemetry")]
-        port, path = ours.port, f"/v1/jobs/{job.id}/events?logs=all"
-        sample = _measured(
-            Wanted(port, path, ours.token, clients, _lines(seconds), READ_SECONDS), pids, servers, go.touch
-        )
+        yield job.id, go.touch
         job.wait(timeout=STATE_SECONDS)
-        return sample(seconds)
 
 
 def _embedded(ours: Service, name: str) -> "redis.Redis":
@@ -149,12 +167,15 @@ def xread_service(server: Server) -> Iterator[Peer]:
             process.kill()
 
 
-def read(theirs: Peer, server: Server, clients: int, seconds: float) -> Sample:
+def read(server: Server, clients: int, seconds: float) -> Sample:
+    """An application of its own, and the same lines."""
     client: redis.Redis = redis.Redis.from_url(server.url)
     client.delete(xread_api.STREAM)
-    wanted = Wanted(theirs.port, "/events", "", clients, _lines(seconds), READ_SECONDS)
-    sample = _measured(wanted, [theirs.pid, server.pid], [client], partial(_write, client, seconds))
-    return sample(seconds)
+    with xread_service(server) as theirs:
+        count = lambda: len(client.client_list(_type="normal"))  # noqa: E731
+        wanted = Wanted(theirs.port, "/events", "", clients, _lines(seconds), READ_SECONDS)
+        begin = partial(_write, client, seconds)
+        return _measured(wanted, [theirs.pid, server.pid], count, count(), begin, seconds)
 
 
 def _write(client: "redis.Redis", seconds: float) -> None:
@@ -181,18 +202,21 @@ def _lines(seconds: float) -> int:
 
 
 def _measured(
-    wanted: Wanted, pids: list[int], servers: list["redis.Redis"], begin: Callable[[], object]
-) -> Callable[[float], Sample]:
+    wanted: Wanted,
+    pids: list[int],
+    connections: Callable[[], int],
+    unread: int,
+    begin: Callable[[], None],
+    seconds: float,
+) -> Sample:
     """Let the clients read while `begin` has lines written.
 
     Raises:
         RuntimeError: a client lacks lines, or has them in another order.
     """
     pipe = subprocess.PIPE
-    before = _connections(servers)
-    with subprocess.Popen(
-        [sys.executable, "-m", stream_readers.__name__], stdin=pipe, stdout=pipe, stderr=pipe
-    ) as readers:
+    command = [sys.executable, "-m", stream_readers.__name__]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as readers:
         try:
             assert readers.stdin is not None
             assert readers.stdout is not None
@@ -202,16 +226,11 @@ def _measured(
                 raise RuntimeError(f"the clients have no streams: {readers.communicate()[1].decode()[-2000:]}")
             used = sum(map(thread_cpu_seconds, pids))
             begin()
-            after = _connections(servers)
+            reading = connections() - unread
             found, errors = readers.communicate(timeout=READ_SECONDS + 30)
             used = sum(map(thread_cpu_seconds, pids)) - used
         finally:
             readers.kill()
     if readers.returncode:
         raise RuntimeError(f"the clients failed: {errors.decode()[-2000:]}")
-    result = Found(**json.loads(found))
-    return lambda seconds: Sample(used / seconds, result, after - before)
-
-
-def _connections(servers: list["redis.Redis"]) -> int:
-    return sum(len(server.client_list()) for server in servers)
+    return Sample(used / seconds, msgspec.json.decode(found, type=Found), reading)
