@@ -96,15 +96,30 @@ class Lifeline:
         return self._insist(make(self._attempt, self._claimant), seconds)
 
     def finish(
-        self, reason: Reason, message: str, error: dict[str, Any] | None, result: dict[str, Any] | None, backoff: float
+        self,
+        reason: Reason,
+        message: str,
+        error: dict[str, Any] | None,
+        result: dict[str, Any] | None,
+        backoff: float,
+        quarantine: dict[int, str] | None = None,
     ) -> bool:
-        """Write the end of the attempt, after all marks. The lease is kept until then. False: it was lost before.
+        """Write the end of the attempt, after all marks, and give the devices back as `release` does. The lease is kept
+        until then. False: it was lost before, and nothing is written.
 
         Raises:
             Unavailable: Redis did not answer for `FINISH_SECONDS`.
         """
         end = store.finish(
-            self._attempt, self._claimant, reason, message, error=error, result=result, backoff_seconds=backoff
+            self._attempt,
+            self._claimant,
+            reason,
+            message,
+            error=error,
+            result=result,
+            backoff_seconds=backoff,
+            node=self._node,
+            quarantine=quarantine,
         )
         self._marks.put(None)
         self._thread.join(FINISH_SECONDS)

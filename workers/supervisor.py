@@ -108,8 +108,7 @@ def supervise(launch: Launch, credentials: Connection) -> None:
         survivors = _discard(ranks, marks, launch)
         if publisher is not None:
             publisher.seal()
-        _tell(lifeline, _unstarted(error))
-        _give_back(lifeline, launch, marks, survivors)
+        _tell(lifeline, launch, marks, _unstarted(error), survivors)
         return
     requirements = place is not None and place.requirements
     watch = Watch(launch, spec, ranks, lifeline, publisher, requirements=requirements, listener=listener, saving=saving)
@@ -128,9 +127,7 @@ def supervise(launch: Launch, credentials: Connection) -> None:
     if saving is not None and ending.reason is Reason.COMPLETED:
         _publish_weights(saving)
     ending = _seal(publisher, lifeline, ending)  # whoever sees the end finds the whole log and the final report
-    _tell(lifeline, ending)
-    log.info("attempt_over", reason=ending.reason, message=ending.message)
-    _give_back(lifeline, launch, marks, survivors)
+    _tell(lifeline, launch, marks, ending, survivors)
     publisher.close()
 
 
@@ -345,14 +342,14 @@ def _seal(publisher: Publisher, lifeline: Lifeline, ending: Ending) -> Ending:
     return Ending(Reason.STORAGE_FAILED, message, result=ending.result)
 
 
-def _tell(lifeline: Lifeline, ending: Ending) -> None:
-    kept = lifeline.finish(ending.reason, ending.message, ending.error, ending.result, backoff_seconds())
-    if not kept:
+def _tell(lifeline: Lifeline, launch: Launch, marks: Marks, ending: Ending, survivors: dict[int, str]) -> None:
+    """Write the end, and give the devices back: but for `survivors`, every process of the attempt is proven dead."""
+    bad = _quarantine(launch, survivors)
+    if lifeline.finish(ending.reason, ending.message, ending.error, ending.result, backoff_seconds(), bad):
+        log.info("attempt_over", reason=ending.reason, message=ending.message)
+    else:
         log.warning("lease_lost", ending=ending.reason, message=ending.message)
-
-
-def _give_back(lifeline: Lifeline, launch: Launch, marks: Marks, survivors: dict[int, str]) -> None:
-    lifeline.release(_quarantine(launch, survivors))
+        lifeline.release(bad)
     if not survivors:
         marks.remove()
 

@@ -50,31 +50,46 @@ def sweep(marks: Marks, attempt: AttemptId, deadline_seconds: float = 5.0) -> di
 
 
 def _members(marks: Marks, attempt: AttemptId) -> Iterator[int]:
-    """Processes that carry the cgroup, session or environment mark. Zombies are dead."""
+    """Processes that carry the cgroup, session or environment mark. Zombies are dead.
+
+    A host may have thousands of processes, so what costs most is asked last: the environment only of those that are not
+    older than the attempt.
+    """
     yield from cgroup.members(marks.cgroup)
-    session = _session(marks)
+    session, since = _session(marks)
     mark = "=".join(environment_mark(attempt)).encode()
     for pid in _processes():
-        state, sid, _ = _stat(pid)
-        if state in ("Z", "X", ""):
+        sid = _session_of(pid)
+        if not sid:
+            continue
+        state, started = _stat(pid)
+        if state in ("Z", "X", "") or (sid != session and started < since):
             continue
         if sid == session or mark in _environment(pid):
             yield pid
 
 
-def _session(marks: Marks) -> int | None:
-    """The session id, unless its number now belongs to somebody else."""
+def _session(marks: Marks) -> tuple[int | None, int]:
+    """The session id, unless its number now belongs to somebody else, and when it began; 0: that is not known."""
     try:
         session, started = (int(part) for part in marks.session.read_text().split())
     except (FileNotFoundError, ValueError):
-        return None
-    _, _, now_started = _stat(session)
-    return session if now_started in (0, started) else None
+        return None, 0
+    return (session if start_time(session) in (0, started) else None), started
+
+
+def _session_of(pid: int) -> int:
+    """0 for a thread of the kernel, for a process whose session is out of sight, which is none that we have started,
+    and for one that is gone."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
 
 
 def start_time(pid: int) -> int:
     """Start time of a process in clock ticks since boot; 0 when there is none."""
-    return _stat(pid)[2]
+    return _stat(pid)[1]
 
 
 def _holders(marks: Marks) -> Iterator[int]:
@@ -118,14 +133,15 @@ def _processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _stat(pid: int) -> tuple[str, int, int]:
-    """(state, session id, start time) of a process; ("", 0, 0) when it is gone."""
+def _stat(pid: int) -> tuple[str, int]:
+    """(state, start time) of a process; ("", 0) when it is gone."""
     try:
-        data = Path(f"/proc/{pid}/stat").read_text()
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            data = file.read()
     except OSError:
-        return "", 0, 0
-    fields = data[data.rindex(")") + 2 :].split()  # the command before may hold spaces and brackets
-    return fields[0], int(fields[3]), int(fields[19])
+        return "", 0
+    fields = data[data.rindex(b")") + 2 :].split()  # the command before may hold spaces and brackets
+    return fields[0].decode(), int(fields[19])
 
 
 def _environment(pid: int) -> list[bytes]:

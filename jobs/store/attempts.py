@@ -124,8 +124,12 @@ def finish(
     error: Mapping[str, Any] | None = None,
     result: Mapping[str, Any] | None = None,
     backoff_seconds: float = 0,
+    node: str = "",
+    quarantine: Mapping[int, str] | None = None,
 ) -> Call[bool]:
-    """Write the end of an attempt. False: the lease was lost, and what happened there does not count."""
+    """Write the end of an attempt. False: the lease was lost, and what happened there does not count.
+    With `node` its devices there are given back as well, as `release` does."""
+    release = (node, *_bad(quarantine or {})) if node else ()
     return Call(
         "finish",
         (
@@ -139,6 +143,7 @@ def finish(
             packed_json(result),
             int(backoff_seconds * 1e6),
             MAX_LOSSES,
+            *release,
         ),
         is_ok,
     )
@@ -187,8 +192,11 @@ def refuse(attempt: AttemptId, node: str, reason: Reason, message: str, *, backo
 def release(node: str, attempt: AttemptId, quarantine: Mapping[int, str]) -> Call[int]:
     """Give back the devices of an ended attempt; those in `quarantine` stay unused for that reason.
     Returns how many changed hands, -1 while the attempt is live."""
-    bad = [part for device, reason in quarantine.items() for part in (device, reason)]
-    return Call("release", (node, str(attempt), *bad), int)
+    return Call("release", (node, str(attempt), *_bad(quarantine)), int)
+
+
+def _bad(quarantine: Mapping[int, str]) -> list[int | str]:
+    return [part for device, reason in quarantine.items() for part in (device, reason)]
 
 
 def attempt_ids(reply: Sequence[bytes]) -> tuple[AttemptId, ...]:

@@ -106,6 +106,19 @@ def test_the_environment_finds_a_program_that_has_left_the_session_and_closed_it
     assert other.poll() is None
 
 
+def test_a_program_that_has_left_the_session_is_found_if_it_is_not_older_than_that(
+    marks: Marks, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    name, value = environment_mark(ATTEMPT)
+    child = start(env={name: value}, start_new_session=True)
+    marks.session.write_text(f"{os.getpid()} {start_time(child.pid) + 1}")
+    assert sweep(marks, ATTEMPT, 0) == {}
+    assert child.poll() is None
+    marks.session.write_text(f"{os.getpid()} {start_time(os.getpid())}")
+    assert sweep(marks, ATTEMPT) == {}
+    assert child.wait(5) in (-9, 0)
+
+
 def test_the_lock_finds_a_forked_process_that_has_left_the_session(marks: Marks) -> None:
     lock = os.open(marks.ranks_lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)

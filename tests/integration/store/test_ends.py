@@ -1,0 +1,52 @@
+"""An end that gives the devices back: one call, for a supervisor whose processes are proven dead."""
+
+import pytest
+
+from jobs import store
+from jobs.state import Reason, State
+from tests.integration.store.world import World
+
+pytestmark = pytest.mark.integration
+
+
+def finish(world: World, attempt: store.AttemptId, claimant: str = "c", **options: dict[int, str]) -> bool:
+    return world.run(store.finish(attempt, claimant, Reason.COMPLETED, "", node="n1", **options))
+
+
+def held(world: World) -> dict[bytes, bytes]:
+    return dict(world.redis.hgetall("sy:held:n1"))
+
+
+def test_devices_are_free_as_soon_as_the_job_has_ended(world: World) -> None:
+    world.node(devices=2)
+    attempt, waiting = world.running(2), world.submit(2)
+    assert finish(world, attempt)
+    assert world.state(attempt.job) is State.SUCCEEDED
+    assert held(world) == {}
+    assert world.dispatch() == [waiting]
+
+
+def test_a_device_whose_process_would_not_die_is_kept_apart(world: World) -> None:
+    world.node(devices=2)
+    attempt = world.running(2)
+    assert finish(world, attempt, quarantine={1: "process 7 would not die"})
+    assert held(world) == {}
+    assert world.redis.zrange("sy:free:n1", 0, -1) == [b"0"]
+    assert world.redis.hkeys("sy:quarantine:n1") == [b"1"]
+
+
+def test_who_has_lost_the_lease_gives_nothing_back(world: World) -> None:
+    world.node(devices=1)
+    attempt = world.running()
+    assert not finish(world, attempt, "a stranger")
+    assert set(held(world)) == {b"0"}
+    assert world.state(attempt.job) is State.RUNNING
+
+
+def test_an_end_that_is_told_twice_takes_no_device_from_the_next_attempt(world: World) -> None:
+    world.node(devices=1)
+    attempt = world.running()
+    assert finish(world, attempt)
+    following = world.running()
+    assert finish(world, attempt)
+    assert held(world) == {b"0": str(following).encode()}
