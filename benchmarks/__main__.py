@@ -20,7 +20,17 @@ from benchmarks.comparing import Scale
 from benchmarks.results import DIRECTORY
 
 #: In the order of a job's life. Each module has TITLE and `run(scale, say)`, which returns its figures.
-NAMES: tuple[str, ...] = ("start", "logs", "event_stream", "ends", "exits", "short_jobs", "dispatching", "idle")
+NAMES: tuple[str, ...] = (
+    "start",
+    "logs",
+    "event_stream",
+    "ends",
+    "exits",
+    "short_jobs",
+    "training",
+    "dispatching",
+    "idle",
+)
 README = Path(__file__).parent / "README.md"
 DEADLINE_SECONDS = 1200.0
 

@@ -1,0 +1,308 @@
+"""Steps a second under the service, which observes every step, against the same loop by plain python or torchrun.
+
+Three models: the tutorials' layer from 5 to 2 (batches of 15: the worst case, since a step is as short as steps get),
+the CNN of the digits (8 x 8, batches of 32) and the CNN of CIFAR-10 (32 x 32, batches of 64, random pictures). Each in
+one process, and under DDP on two ranks; on a machine with a GPU, on that in one process.
+
+plain           `programs/training_loop.py` by python or torchrun, started once and told to train a block in each round,
+                so that its start is no part of the round
+its script      the same file as a job: one job a round, observed by the probe
+recipe          the same model, sizes, loader (DataLoader over a TensorDataset), loss and optimizer as a recipe
+
+All have one thread a process. The plain loop is the tutorials': batches `.to(device)`, `loss.item()` in every step in
+one process and in every tenth under DDP, as the recipe reads it. Counted are the steps after the first ones, in the
+program by its own clock, for a recipe between the times of its points of `loss`. On the service's side its supervisor,
+API, worker and two Redis run on the same cores, and what they take is taken from the ranks. What the supervisor itself
+costs is a figure of its own: its CPU time for 1,000 steps of a rank, read while the steps are counted.
+"""
+
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from benchmarks import peers
+from benchmarks.comparing import Figure, Say, Scale, in_turns, share_of
+from benchmarks.machine import family, thread_cpu_seconds
+from benchmarks.service import Service, service
+from shardyard.client.models import JobStatus
+
+TITLE = "Training throughput under full observation"
+RECIPE, SCRIPT, PLAIN = "recipe", "its script", "plain"
+PROGRAM = Path(__file__).parent / "programs" / "training_loop.py"
+DEADLINE_SECONDS = 60.0
+#: Between two readings of the supervisor's CPU time.
+SAMPLE_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """What is trained. `steps` take about a second and a half on a slow core; `skip` of them are not counted."""
+
+    name: str
+    title: str
+    steps: int
+    skip: int
+    goal: float
+    model: dict[str, Any]
+    data: dict[str, Any]
+    optimizer: dict[str, Any]
+
+
+def _loops(way: "Way", *, quick: bool) -> list[Loop]:
+    factor = (3 if quick else 1) * way.ranks
+    sgd = {"lr": 0.01, "momentum": 0.9}
+    layer = {"ref": "linear", "args": {"in_features": 5, "out_features": 2}}
+    vectors = {"ref": "random_vectors", "args": {"rows": 3000, "features": 5}, "batch_size": 15, "shuffle": True}
+    digits = {"ref": "digits", "args": {"split": "train"}, "batch_size": 32, "shuffle": True}
+    pictures = {"ref": "npz", "args": {"path": "pictures.npz"}, "batch_size": 64, "shuffle": True}
+    return [
+        Loop("linear", "linear 5 -> 2", 8000 // factor, 200, 0.90, layer, vectors, {"lr": 0.01}),
+        Loop("digits", "digits CNN", 900 // factor, 50, 0.99, {"ref": "digits_cnn"}, digits, sgd | {"lr": 0.05}),
+        Loop("cifar", "CIFAR CNN", 240 // factor, 20, 0.99, {"ref": "cifar10_cnn"}, pictures, sgd),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How it is run. `ranks` is 1 for plain python."""
+
+    title: str
+    strategy: str
+    ranks: int
+    device: str
+
+
+def _ways() -> list[Way]:
+    ways = [Way("one process", "single", 1, "cpu"), Way("DDP, 2 ranks", "ddp", 2, "cpu")]
+    return [*ways, Way("one process on a GPU", "single", 1, "cuda")] if torch.cuda.is_available() else ways
+
+
+def run(scale: Scale, say: Say) -> list[Figure]:
+    peers.install()
+    figures: list[Figure] = []
+    ways = _ways()
+    with tempfile.TemporaryDirectory(prefix="shardyard-bench-") as directory:
+        place = Path(directory)
+        _write_pictures(place / "pictures.npz")
+        for device in dict.fromkeys(way.device for way in ways):
+            with _data_root(place), service("cpu:2" if device == "cpu" else "auto") as running:
+                for way in ways:
+                    loops = _loops(way, quick=scale.quick) if way.device == device else []
+                    for loop in loops[: 1 if scale.quick else None]:
+                        figures += _compare(loop, way, Jobs(running, place), place, scale, say)
+    return figures
+
+
+def _compare(loop: Loop, way: Way, jobs: "Jobs", place: Path, scale: Scale, say: Say) -> list[Figure]:
+    supervisor: dict[str, list[float]] = {RECIPE: [], SCRIPT: []}
+
+    def observed(side: str, submit: Callable[[Loop, Way], float]) -> float:
+        with jobs.supervised() as spent:
+            speed = submit(loop, way)
+        supervisor[side].append(spent.seconds_for(loop.steps - loop.skip, speed) / (loop.steps - loop.skip) * 1000)
+        return speed
+
+    with _plain(loop, way, place) as block:
+        sides = {
+            RECIPE: partial(observed, RECIPE, jobs.recipe),
+            PLAIN: block,
+            SCRIPT: partial(observed, SCRIPT, jobs.script),
+        }
+        rounds = scale.rounds_of(5, 2)
+        samples = in_turns(sides, rounds, say=lambda text: say(f"{loop.title}, {way.title}: {text}"))
+    name = f"{loop.title}, {way.title}"
+    scripts = {SCRIPT: samples[SCRIPT], PLAIN: samples[PLAIN]}
+    recipes = {RECIPE: samples[RECIPE], PLAIN: samples[PLAIN]}
+    goals = [share_of(PLAIN, loop.goal)]
+    return [
+        Figure(f"{name}, recipe", "steps/s", recipes, goals, lower_is_better=False),
+        Figure(f"{name}, script", "steps/s", scripts, goals, lower_is_better=False),
+        Figure(f"supervisor's CPU for 1,000 steps, {name}", "s", {s: v[-rounds:] for s, v in supervisor.items()}),
+    ]
+
+
+# -- plain ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _plain(loop: Loop, way: Way, place: Path) -> Iterator[Callable[[], float]]:
+    """A function that has a waiting process train one block, and returns its steps a second."""
+    result = place / "plain"
+    go = result.with_suffix(".go")
+    command = [str(peers.PYTHON)]
+    if way.ranks > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={way.ranks}"]
+    command += [str(PROGRAM), loop.name, str(loop.steps), str(loop.skip), str(result), "--serve"]
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [*command, "--device", way.device],
+            env=peers.plain_environment(),
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+        def block() -> float:
+            result.unlink(missing_ok=True)
+            _write(go, "go")
+            _wait_until(lambda: result.exists() or process.poll() is not None)
+            if not result.exists():
+                output.seek(0)
+                raise RuntimeError(f"plain training ended: {output.read()[-2000:].decode(errors='replace')}")
+            return float(result.read_text())
+
+        try:
+            yield block
+            _write(go, "end")
+            process.wait(DEADLINE_SECONDS)
+        finally:
+            go.unlink(missing_ok=True)
+            if process.poll() is None:
+                for pid in reversed(family(process.pid)):
+                    psutil.Process(pid).kill()
+                process.wait()
+
+
+def _write(path: Path, text: str) -> None:
+    new = path.with_suffix(".writing")
+    new.write_text(text)
+    new.rename(path)
+
+
+def _wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not done():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {DEADLINE_SECONDS:g} s")
+        time.sleep(0.02)
+
+
+# -- the service ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """Each is one job, which is waited for; the answers are its steps a second."""
+
+    service: Service
+    place: Path
+
+    def recipe(self, loop: Loop, way: Way) -> float:
+        program = {
+            "kind": "recipe",
+            "model": loop.model,
+            "data": loop.data,
+            "loss": {"ref": "cross_entropy"},
+            "optimizer": {"ref": "sgd", "args": loop.optimizer},
+            "epochs": loop.steps,
+            "max_steps": loop.steps,
+        }
+        spec = {"name": f"bench-{loop.name}", "program": program, "resources": {"devices": way.ranks}}
+        job = self.service.client.submit(spec | {"parallelism": {"strategy": way.strategy}}).wait(DEADLINE_SECONDS)
+        _require_success(job.status)
+        (loss,) = job.metrics("loss", device=-1)
+        counted = [point for point in loss.points if point.step >= loop.skip]
+        first, last = counted[0], counted[-1]
+        return (last.step - first.step) / (last.at.timestamp() - first.at.timestamp())
+
+    def script(self, loop: Loop, way: Way) -> float:
+        result = self.place / "job"
+        result.unlink(missing_ok=True)
+        job = self.service.client.submit_script(
+            PROGRAM,
+            [loop.name, str(loop.steps), str(loop.skip), str(result), "--device", way.device],
+            strategy=way.strategy,
+            devices=way.ranks,
+        ).wait(DEADLINE_SECONDS)
+        _require_success(job.status)
+        return float(result.read_text())
+
+    @contextmanager
+    def supervised(self) -> Iterator["Spent"]:
+        """Follows the CPU time of the supervisor that appears meanwhile."""
+        spent, over = Spent([]), threading.Event()
+        thread = threading.Thread(target=self._follow, args=(spent, over))
+        thread.start()
+        try:
+            yield spent
+        finally:
+            over.set()
+            thread.join()
+
+    def _follow(self, spent: "Spent", over: threading.Event) -> None:
+        supervisor = None
+        while not over.wait(SAMPLE_SECONDS):
+            try:
+                supervisor = supervisor or _supervisor(self.service.pid)
+                if supervisor is not None:
+                    spent.readings.append((time.perf_counter(), thread_cpu_seconds(supervisor)))
+            except (OSError, psutil.NoSuchProcess):
+                if supervisor is not None:  # it has ended
+                    return
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """CPU seconds of a supervisor up to some moments."""
+
+    readings: list[tuple[float, float]]
+
+    def seconds_for(self, steps: int, speed: float) -> float:
+        """In the time that so many steps take, read in the middle of it, where the job neither begins nor ends.
+
+        Raises:
+            RuntimeError: the job was too short.
+        """
+        begin, end = self.readings[0][0], self.readings[-1][0]
+        middle = [each for each in self.readings if begin + (end - begin) / 4 <= each[0] <= end - (end - begin) / 8]
+        if len(middle) < 2:
+            raise RuntimeError(f"a supervisor was there for {end - begin:.2f} s only")
+        (since, before), (until, after) = middle[0], middle[-1]
+        return (after - before) / (until - since) * steps / speed
+
+
+def _supervisor(pid: int) -> int | None:
+    for child in family(pid):
+        try:
+            if Path(f"/proc/{child}/comm").read_text() == "sy-supervisor\n":
+                return child
+        except OSError:
+            continue
+    return None
+
+
+def _require_success(status: JobStatus) -> None:
+    if status.state != "succeeded":
+        raise RuntimeError(f"job {status.id} is {status.state}: {status.reason.message}")
+
+
+@contextmanager
+def _data_root(place: Path) -> Iterator[None]:
+    """The service that is started in here reads data files below `place`."""
+    before = os.environ.get("SHARDYARD_DATA_ROOT")
+    os.environ["SHARDYARD_DATA_ROOT"] = str(place)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SHARDYARD_DATA_ROOT"]
+        else:
+            os.environ["SHARDYARD_DATA_ROOT"] = before
+
+
+def _write_pictures(path: Path) -> None:
+    numbers = np.random.default_rng(0)
+    pictures = numbers.standard_normal((2048, 3, 32, 32), dtype=np.float32)
+    np.savez(path, input=pictures, target=numbers.integers(0, 10, 2048))
