@@ -35,10 +35,9 @@ from jobs.store import JobView
 
 log = structlog.get_logger(__name__)
 
-#: How often a running attempt is looked at: while there is news each time, and while there is none; and how often its
-#: report, which is larger and changes once a second. Every look with news is one write for each reader.
-BUSY_SECONDS = 0.1
-LOOK_SECONDS = 0.2
+#: How often a running attempt is looked at, and its report, which is larger and changes once a second. A look with news
+#: is one write for each reader.
+LOOK_SECONDS = 0.125
 REPORT_SECONDS = 1.0
 #: A report that takes long to read is read less often: at most this part of the time.
 REPORT_SHARE = 0.05
@@ -213,9 +212,8 @@ class Feed:
             await self._live.wait()
             now = self.now
             assert now is not None
-            before = self.news
             more = await self._look(now.record.attempt)
-            await asyncio.sleep(0 if more else LOOK_SECONDS if self.news is before else BUSY_SECONDS)
+            await asyncio.sleep(0 if more else LOOK_SECONDS)
 
     async def _look(self, attempt: int) -> bool:
         """Read what is new; True when there is more to read at once."""
