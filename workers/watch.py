@@ -49,7 +49,7 @@ from workers.memory import kernel_kills
 from workers.publisher import Publisher
 from workers.ranks import Output, Rank, await_death, has_children
 from workers.training import advice
-from workers.watchdog import STACKS_SIGNAL, Watchdog, is_stopped
+from workers.watchdog import STACKS_SIGNAL, Watchdog, is_dying, is_stopped
 
 log = structlog.get_logger(__name__)
 
@@ -80,8 +80,8 @@ START_SECONDS = 120.0
 SIGNS = (Step, Began, Loaded, Metric, Progress, Saved)
 #: How long the stacks of a run that has stalled may take to arrive.
 STACKS_SECONDS = 1.0
-#: A rank's death may show this much later than the broken connection that it gave its peers.
-DEATH_SECONDS = 0.1
+#: The death of a rank that is dying may show this much later than the broken connection that it gave its peers.
+DEATH_SECONDS = 2.0
 #: Share of the lease without a beat after which the supervisor ends its own ranks.
 FENCE = 0.75
 
@@ -315,7 +315,8 @@ class Watch:
         if self._blamed is None:
             # Peers of a dead rank report broken connections, perhaps before its death shows: look for it first.
             if outcome is not None:
-                await_death([other for other in self._ranks if other is not rank and other.alive], DEATH_SECONDS)
+                others = [other for other in self._ranks if other is not rank and other.alive]
+                await_death([other for other in others if is_dying(other.pid)], DEATH_SECONDS)
             silent = next((r for r in self._ranks if r.reap() and not self._reported(r)), None)
             self._blamed = (rank, outcome) if silent is None else (silent, None)
         return self._blamed

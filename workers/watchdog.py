@@ -21,6 +21,10 @@ LEAST_SECONDS = 1800.0
 #: Pauses that must have been seen before they are a measure.
 LEAST_SIGNS = 10
 
+#: In the flags of a process (PF_EXITING), and what stands for the status of one that is gone.
+_EXITING = 0x4
+_GONE = ["X"] + 6 * ["0"]
+
 
 class Watchdog:
     """Counts silence by a monotonic clock, whose readings it is given. `limit` is in seconds."""
@@ -70,8 +74,19 @@ def show_stacks_on_signal() -> None:
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is held by SIGSTOP or the like."""
+    return _status(pid)[0] in ("T", "t")
+
+
+def is_dying(pid: int) -> bool:
+    """Whether a process has begun to end: the kernel says so before it closes what the process had open, which is when
+    others see their connections break. That it is dead may show much later, for one that held a GPU."""
+    return bool(int(_status(pid)[6]) & _EXITING)
+
+
+def _status(pid: int) -> list[str]:
+    """What the kernel says of a process, from its state on: see proc(5)."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return False
-    return status[status.rindex(")") + 2] in "Tt"
+        return _GONE
+    return status[status.rindex(")") + 2 :].split()

@@ -1,9 +1,12 @@
 """How an attempt ends, seen by its supervisor's loop: real forked ranks, which do nothing but what a test says."""
 
+import ctypes
 import os
+import platform
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,7 +23,7 @@ from tests.unit.workers.made import a_launch
 from workers.checkpoints import Place, Saving
 from workers.children import listen
 from workers.ranks import Output, Rank
-from workers.watch import Ending, Watch
+from workers.watch import DEATH_SECONDS, Ending, Watch
 
 SPEC = spec.parse(
     b'{"program": {"mode": "forward", "model": {"ref": "linear"}, "data": {"ref": "random_vectors"}},'
@@ -172,17 +175,13 @@ def fails(message: str, code: int = 1, kind: str = "code_error", after: float = 
     return run
 
 
-def dies(number: int, after: float = 0.0) -> Program:
-    def run(pipes: Pipes) -> None:
-        time.sleep(after)
-        os.kill(os.getpid(), number)
-
-    return run
-
-
 def works(pipes: Pipes) -> None:
     pipes.send(RankUp(0, os.getpid(), 1, "2"))
     time.sleep(60)
+
+
+#: The number of the system call `exit`, which ends one thread, on this kind of processor.
+EXIT_OF_ONE_THREAD = {"x86_64": 60}.get(platform.machine(), 93)
 
 
 def works_in_spite_of_sigterm(pipes: Pipes) -> None:
@@ -229,10 +228,23 @@ def test_the_first_error_counts() -> None:
     assert ending.message == "rank 1: first"
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.03])
+@pytest.mark.parametrize("delay", [0.0, 0.3])
 def test_a_death_counts_before_the_error_that_it_gave_a_peer_even_when_it_shows_later(delay: float) -> None:
-    ending = watch(fails("RuntimeError: connection closed by peer"), dies(signal.SIGKILL, after=delay))
+    """A process whose first thread has ended is dying, and is dead when the last one has."""
+
+    def dies_slowly(pipes: Pipes) -> None:
+        pipes.send(RankUp(1, os.getpid(), 1, "2"))
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        ctypes.CDLL(None).syscall(EXIT_OF_ONE_THREAD, 0)
+
+    ending = watch(fails("RuntimeError: connection closed by peer", after=0.1), dies_slowly)
     assert ending.message == "rank 1 was killed by SIGKILL"
+
+
+def test_where_nobody_is_dying_a_failure_ends_the_others_at_once() -> None:
+    begun = time.monotonic()
+    assert watch(works, fails("ValueError: no")).message == "rank 1: ValueError: no"
+    assert time.monotonic() - begun < DEATH_SECONDS / 2
 
 
 def test_a_rank_that_reported_before_it_died_is_no_silent_death() -> None:
