@@ -18,7 +18,6 @@ from time import monotonic
 from typing import Any, Literal, TypeVar
 
 import structlog
-from redis.exceptions import RedisError
 
 from jobs import store
 from jobs.errors import Unavailable
@@ -68,7 +67,7 @@ class Lifeline:
             Unavailable: Redis did not answer for `CLAIM_SECONDS`.
         """
         claim = self._insist(store.claim(self._attempt, self._claimant, self._node), CLAIM_SECONDS)
-        if claim.spec is not None:
+        if claim.granted:
             self._renewed = monotonic()
             self._thread.start()
         return claim
@@ -196,10 +195,10 @@ class Lifeline:
                 if ears.get_message(timeout=LISTEN_SECONDS) is not None:
                     self._hears = True
                     self._marks.put(_LOOK)
-            except (RedisError, OSError) as error:
+            except Exception as error:  # noqa: BLE001  (a client that is closed meanwhile raises what it likes)
                 self._hears = False
-                log.warning("orders_not_heard", error=str(error))
-                self._over.wait(RETRY_SECONDS)
+                if not self._over.wait(RETRY_SECONDS):
+                    log.warning("orders_not_heard", error=str(error))
         ears.close()
 
     def _obey(self, kept: bool) -> None:

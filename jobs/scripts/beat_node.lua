@@ -4,22 +4,20 @@
 -- Returns {status, drain, left, attempt ref, state...}: ok with the attempts that hold devices there, and the seconds
 -- until they are to move ('' when they need not, or are moving) | replaced | unknown
 local node = ARGV[1]
-local instance = get(node_key(node), 'instance')
-if instance == '' then return {'unknown'} end
+local instance, alive, drain, left, moving =
+  unpack(redis.call('HMGET', node_key(node), 'instance', 'alive', 'drain', 'drain_left', 'moving'))
+if not instance then return {'unknown'} end
 if instance ~= ARGV[2] then return {'replaced'} end
 redis.call('HINCRBY', node_key(node), 'beat', 1)
-if get(node_key(node), 'alive') ~= '1' then
+if alive ~= '1' then
   redis.call('HSET', node_key(node), 'alive', '1')
   refresh_node(node)
 end
-local drain = redis.call('HMGET', node_key(node), 'drain', 'drain_left', 'moving')
-local left = drain[2] or ''
-if left ~= '' and drain[1] == ARGV[3] then
+if left and drain == ARGV[3] then
   left = ARGV[4]
   redis.call('HSET', node_key(node), 'drain_left', left, 'drain_until', int(now_us() + tonumber(left) * 1000000))
 end
-if drain[3] == '1' then left = '' end
-local seen, reply = {}, {'ok', drain[1] or '0', left}
+local seen, reply = {}, {'ok', drain or '0', moving ~= '1' and left or ''}
 for _, attempt_ref in ipairs(redis.call('HVALS', 'sy:held:' .. node)) do
   if not seen[attempt_ref] then
     seen[attempt_ref] = true
