@@ -1,6 +1,7 @@
 """The shapes of answers. Times are UTC, ISO 8601 with microseconds; `None` where a thing has not happened."""
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -18,8 +19,12 @@ def utc(microseconds: int | None) -> str | None:
 
 def at(microseconds: int) -> str:
     seconds, fraction = divmod(microseconds, 1_000_000)
-    moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=fraction)
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return f"{_second(seconds)}.{fraction:06d}Z"
+
+
+@lru_cache(1024)  # those of one job are in the same few
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 class ReasonView(msgspec.Struct):

@@ -15,8 +15,7 @@ from jobs.state import AttemptState, Reason, State
 Fields = Mapping[bytes, bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class JobRecord:
+class JobRecord(msgspec.Struct, frozen=True):
     tenant: str
     id: str
     name: str

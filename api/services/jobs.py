@@ -15,6 +15,7 @@ from api import audit, cursors, files, views
 from api.auth import Principal
 from api.bodies import parse_cancel, parse_spec, refuse_body
 from api.fleet import FleetCache
+from api.listed import EndedRows
 from api.records import Records
 from api.schemas import AttemptList, CancelledJobs, JobList, JobStatus
 from api.services.bundles import Bundles
@@ -67,6 +68,7 @@ class Jobs:
         self._changes = changes
         self._storage = storage
         self._bundles = bundles
+        self._ended = EndedRows()
 
     async def submit(self, who: Principal, body: bytes, idempotency_key: str) -> Submitted:
         """Store a job.
@@ -144,10 +146,11 @@ class Jobs:
         page = await (_search(read, search.casefold(), after, limit) if search else read(after=after, limit=limit))
         labels = await self._fleet.labels()
         following = None if page.next_id is None else cursors.encode_job(page.next_id)
-        queues, progress = await asyncio.gather(self._queues(who, page.jobs), self._progress(who, page.jobs))
-        return JobList(
-            [views.listed(job, queues.get(job.id), progress.get(job.id), labels) for job in page.jobs], following
-        )
+        live = [job for job in page.jobs if job.state not in TERMINAL]
+        queues, progress = await asyncio.gather(self._queues(who, live), self._progress(who, live))
+        found = {job.id: views.listed(job, queues.get(job.id), progress.get(job.id), labels) for job in live}
+        rows: list[Any] = [found.get(job.id) or self._ended.row(job, labels) for job in page.jobs]
+        return JobList(rows, following)
 
     async def _queues(self, who: Principal, jobs: Sequence[JobRecord]) -> dict[str, QueueView]:
         """What the first jobs that wait do wait behind."""

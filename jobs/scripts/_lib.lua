@@ -49,23 +49,20 @@ end
 
 local TERMINAL = {succeeded = true, failed = true, cancelled = true}
 
--- What scripts must know of a job that has ended and is packed (jobs/store/packed.py), and the string that it is; nothing
--- when there is none.
-local function unpack_job(ref)
-  local packed = redis.call('GET', packed_key(ref))
-  if not packed then return nil end
+-- What scripts must know of a job that has ended and is packed (jobs/store/packed.py).
+local function head_of(packed)
   local head = cmsgpack.unpack((struct.unpack('>Hc0', packed)))
   return {version = head[2], state = head[3], attempt = head[4], pool = head[5], name = head[6], labels = head[7],
-    bundle = head[8], idem = head[9]}, packed
+    bundle = head[8], idem = head[9]}
 end
 
 local function job_exists(ref) return redis.call('EXISTS', job_key(ref), packed_key(ref)) == 1 end
 
 -- Some fields of a job, packed or not, in their order.
 local function job_fields(ref, ...)
-  local head = unpack_job(ref)
-  if not head then return redis.call('HMGET', job_key(ref), ...) end
-  local found = {}
+  local packed = redis.call('GET', packed_key(ref))
+  if not packed then return redis.call('HMGET', job_key(ref), ...) end
+  local head, found = head_of(packed), {}
   for i, name in ipairs({...}) do found[i] = head[name] end
   return found
 end
@@ -310,12 +307,20 @@ local function job_view(ref)
   return {fields, ahead, free, tonumber(nodes[2] or 0), #nodes / 2, total}
 end
 
--- Whether a job is one of those that were asked for; '' asks for nothing.
-local function matches(ref, pool, label, value, name)
-  if pool == '' and name == '' and label == '' then return true end
-  local job = job_fields(ref, 'pool', 'name', 'labels')
-  if pool ~= '' and job[1] ~= pool or name ~= '' and job[2] ~= name then return false end
-  return label == '' or cjson.decode(job[3])[label] == value
+-- What a packed job has in it if it has a label with this value, as its labels are JSON; '' where that is not sure.
+local function label_in(label, value)
+  return label ~= '' and not string.find(value, '["\\]') and '"' .. label .. '":"' .. value .. '"' or ''
+end
+
+-- Whether a job is one of those that were asked for; '' asks for nothing. `packed` is what it is packed into, if it is:
+-- most of those that do not match do not even have the words in it.
+local function matches(ref, packed, pool, label, value, name)
+  local function lacks(words) return not string.find(packed, words, 1, true) end
+  if packed and (lacks(name) or lacks(label_in(label, value))) then return false end
+  local job = packed and head_of(packed)
+  local fields = job and {job.pool, job.name, job.labels} or redis.call('HMGET', job_key(ref), 'pool', 'name', 'labels')
+  if pool ~= '' and fields[1] ~= pool or name ~= '' and fields[2] ~= name then return false end
+  return label == '' or cjson.decode(fields[3])[label] == value
 end
 
 -- f: a user cancels. Queued, or leased but claimed by nobody: cancelled at once. Otherwise the supervisor is told.

@@ -6,10 +6,16 @@ local tenant, limit, scanned = ARGV[1], tonumber(ARGV[4]), 0
 local index = 'sy:jobs:' .. tenant .. (ARGV[2] ~= '' and ':' .. ARGV[2] or '')
 local cursor = ARGV[3] ~= '' and '(' .. ARGV[3] or '+'
 
+local all = ARGV[5] == '' and ARGV[6] == '' and ARGV[8] == ''
+local chunk = all and limit + 1 or 200
+
 local reply = {''}
 while true do
-  local ids = redis.call('ZREVRANGEBYLEX', index, cursor, '-', 'LIMIT', 0, limit + 1)
-  for _, id in ipairs(ids) do
+  local ids, keys = redis.call('ZREVRANGEBYLEX', index, cursor, '-', 'LIMIT', 0, chunk), {}
+  if #ids == 0 then return reply end
+  for i, id in ipairs(ids) do keys[i] = packed_key(tenant .. '/' .. id) end
+  local packed = redis.call('MGET', unpack(keys))
+  for i, id in ipairs(ids) do
     if #reply > 2 * limit or scanned >= tonumber(ARGV[9]) then
       reply[1] = string.sub(cursor, 2)
       return reply
@@ -17,10 +23,10 @@ while true do
     scanned = scanned + 1
     cursor = '(' .. id
     local ref = tenant .. '/' .. id
-    if matches(ref, ARGV[5], ARGV[6], ARGV[7], ARGV[8]) then
+    if all or matches(ref, packed[i], ARGV[5], ARGV[6], ARGV[7], ARGV[8]) then
       reply[#reply + 1] = id
-      reply[#reply + 1] = redis.call('GET', packed_key(ref)) or redis.call('HGETALL', job_key(ref))
+      reply[#reply + 1] = packed[i] or redis.call('HGETALL', job_key(ref))
     end
   end
-  if #ids <= limit then return reply end
+  if #ids < chunk then return reply end
 end

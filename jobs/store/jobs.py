@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -19,14 +20,17 @@ from jobs.spec import JobSpec
 from jobs.state import State
 from jobs.store.bundles import unknown_bundle
 from jobs.store.call import Call, fields_of
-from jobs.store.packed import job_fields, unpack
+from jobs.store.packed import unpack
 from jobs.store.specs import pack_spec, read_spec, unpack_spec
 from jobs.wire import job_ref
 
 MAX_CANCEL_SCANNED = 1_000
 #: Jobs that one call cancels, and looks at: Redis answers nobody else meanwhile.
 MAX_CANCELLED = 50
-MAX_SCANNED = 5_000
+#: Jobs that one page looks at, when a filter matches rarely.
+MAX_SCANNED = 2_000
+#: Finished jobs that are kept as they were read: the first pages are asked for again and again.
+KEPT_RECORDS = 1_024
 IDEMPOTENCY_SECONDS = 7 * 86_400
 
 
@@ -120,8 +124,7 @@ def read_job(tenant: str, job: str) -> Call[JobView]:
         if not reply:
             raise NotFound(f"there is no job {job!r}")
         if len(reply) == 1:
-            packed = unpack(reply[0])
-            return JobView(JobRecord.read(tenant, job, packed.job), read_spec(packed.spec), None)
+            return JobView(_record(tenant, job, reply[0]), read_spec(unpack(reply[0]).spec), None)
         return _view(tenant, job, reply[1:], unpack_spec(reply[0]))
 
     return Call("read_job", (job_ref(tenant, job),), parse)
@@ -132,6 +135,16 @@ def _view(tenant: str, job: str, reply: Sequence[Any], spec: JobSpec) -> JobView
     fields, *queue = reply
     record = JobRecord.read(tenant, job, fields_of(fields))
     return JobView(record, spec, QueueView(*(int(number) for number in queue)) if queue else None)
+
+
+def _record(tenant: str, job: str, found: Any) -> JobRecord:
+    """Of a job that a script returns as its fields, or packed. Others may have the same one: change nothing in it."""
+    return _unpacked(tenant, job, found) if isinstance(found, bytes) else JobRecord.read(tenant, job, fields_of(found))
+
+
+@lru_cache(KEPT_RECORDS)
+def _unpacked(tenant: str, job: str, packed: bytes) -> JobRecord:
+    return JobRecord.read(tenant, job, unpack(packed).job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +168,7 @@ def page(tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50) ->
     def parse(reply: Sequence[Any]) -> JobPage:
         next_id, *rows = reply
         pairs = zip(rows[::2], rows[1::2], strict=True)
-        jobs = tuple(JobRecord.read(tenant, name.decode(), job_fields(kept)) for name, kept in pairs)
+        jobs = tuple(_record(tenant, name.decode(), kept) for name, kept in pairs)
         return JobPage(jobs, next_id.decode() or None)
 
     key, value = chosen.label or ("", "")
@@ -257,8 +270,7 @@ def records(jobs: Sequence[tuple[str, str]]) -> Call[tuple[JobRecord | None, ...
 
     def parse(reply: Sequence[Any]) -> tuple[JobRecord | None, ...]:
         return tuple(
-            JobRecord.read(tenant, job, job_fields(fields)) if fields else None
-            for (tenant, job), fields in zip(jobs, reply, strict=True)
+            _record(tenant, job, found) if found else None for (tenant, job), found in zip(jobs, reply, strict=True)
         )
 
     return Call("records", tuple(job_ref(tenant, job) for tenant, job in jobs), parse)

@@ -97,11 +97,6 @@ _codec = _Codec()
 # -- calls ---------------------------------------------------------------------------------------------
 
 
-def job_fields(reply: Any) -> Fields:
-    """Of a job that a script returns as its fields, or packed. Raises UnreadableSpec."""
-    return unpack(reply).job if isinstance(reply, bytes) else fields_of(reply)
-
-
 def snapshot_of(reply: Sequence[Any]) -> Snapshot | None:
     """Of a reply that has a job packed, or as its fields, its spec and its attempts; None where there is nothing."""
     if not reply:

@@ -66,6 +66,18 @@ def test_a_packed_job_reads_as_it_did_before(world: World, finished: str) -> Non
     assert before[5].jobs[0].checkpoint is not None
 
 
+@pytest.mark.parametrize("value", ["plain", "", 'with "quotes"', "back\\slash", "a/b", "schöne 你好", '","other":"'])
+def test_packed_jobs_are_found_by_any_value_of_a_label(world: World, value: str) -> None:
+    world.node()
+    jobs = [world.submit(labels={"team": text, "other": "x"}) for text in (value, value + "x", "x" + value)]
+    for job in jobs:
+        world.run(store.cancel(TENANT, job))
+    pack(world)
+    assert sorted(packed(world)) == sorted(jobs)
+    found = world.run(store.page(TENANT, JobFilter(label=("team", value))))
+    assert [job.id for job in found.jobs] == jobs[:1]
+
+
 def test_only_jobs_that_have_ended_are_packed_and_the_others_go_on(world: World) -> None:
     world.node()
     ended, running, waiting = world.running(), world.running(), world.submit(4)
@@ -150,7 +162,7 @@ def test_a_late_word_of_a_supervisor_changes_nothing(world: World, finished: str
     assert not world.finish(attempt)
     assert not world.mark(attempt)
     assert not world.reap(attempt, beat=None)
-    assert world.run(store.claim(attempt, "c", "n1")).spec is None
+    assert not world.run(store.claim(attempt, "c", "n1")).granted
     assert world.run(store.commit_checkpoint(attempt, "c", step=9, epoch=1, sha256="6" * 64)) == "lost"
     assert world.job(finished) == before
 
