@@ -316,7 +316,7 @@ class Agent:
             return
         try:
             pid = self._forkserver.launch(
-                self._launch(attempt, job.spec.parallelism.strategy, lease, python),
+                self._launch(attempt, job.spec, lease, python),
                 self._settings.control_url(),
                 self._settings.telemetry(),
             )
@@ -340,15 +340,15 @@ class Agent:
         return environments.choose(self._environments, name)
 
     def _launch(
-        self, attempt: AttemptId, strategy: str, lease: tuple[DeviceRecord, ...], python: Path | None
+        self, attempt: AttemptId, spec: JobSpec, lease: tuple[DeviceRecord, ...], python: Path | None
     ) -> Launch:
-        distributed = strategy in DISTRIBUTED
+        distributed = spec.parallelism.strategy in DISTRIBUTED
         cores = len(os.sched_getaffinity(0))
         return Launch(
             attempt=attempt,
+            spec=spec,
             node=self._node,
             address=self._settings.node_address,
-            strategy=strategy,
             devices=lease,
             threads=1 if distributed else max(1, cores * len(lease) // len(self._devices)),
             state_dir=self._state_dir,

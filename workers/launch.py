@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jobs import trees, wire
 from jobs.record import DeviceRecord
-from jobs.spec import DISTRIBUTED
+from jobs.spec import DISTRIBUTED, JobSpec
 from jobs.store import AttemptId
 from workers.confinement import Account
 
@@ -16,9 +16,9 @@ class Launch:
     """One attempt to be run on this node. `devices` is the lease, in logical order."""
 
     attempt: AttemptId
+    spec: JobSpec
     node: str
     address: str  # the rendezvous listens here
-    strategy: str
     devices: tuple[DeviceRecord, ...]
     threads: int  # per rank
     state_dir: Path  # node-local: locks
@@ -31,6 +31,10 @@ class Launch:
     python: Path | None = None  # ranks start cold, in this Python
     account: Account | None = None  # whom the ranks run as; None: as the worker
     processes: int = 4096  # that the account may have
+
+    @property
+    def strategy(self) -> str:
+        return self.spec.parallelism.strategy
 
     @property
     def distributed(self) -> bool:

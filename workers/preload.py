@@ -10,7 +10,11 @@ import torch._dynamo  # noqa: F401  (the first optimizer or DDP constructor impo
 
 import jobs.lean_log  # noqa: F401
 import workers.supervisor
-import workers.training.preload  # noqa: F401
+import workers.training.preload
+from jobs import store
+
+for script in workers.supervisor.SCRIPTS:
+    store.source(script)  # read once, and known to all that is forked
 
 gc.collect()
 gc.freeze()

@@ -17,9 +17,9 @@ import signal
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from jobs.logs import StreamName
 from jobs.spec import JobSpec, ScriptProgram
@@ -30,6 +30,9 @@ from workers.seat import Seat
 from workers.training.context import Device, RankContext
 from workers.training.script import Script
 from workers.workplace import Workplace
+
+if TYPE_CHECKING:
+    from workers.training.entry import Parts
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -53,7 +56,6 @@ _STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
 class Orders:
     """What a rank is told when it may go."""
 
-    spec: JobSpec
     place: Workplace | None  # where the job brings code of its own
     drafts: Path | None = None  # where it saves its part of checkpoints, if the job asks for them
     resume: Path | None = None  # a checkpoint to begin with
@@ -61,14 +63,14 @@ class Orders:
     def encode(self) -> bytes:
         place = self.place.encode() if self.place is not None else None
         paths = {name: str(path) for name, path in (("drafts", self.drafts), ("resume", self.resume)) if path}
-        return json.dumps({"spec": self.spec.model_dump_json(), "place": place, "paths": paths}).encode()
+        return json.dumps({"place": place, "paths": paths}).encode()
 
     @classmethod
     def decode(cls, body: bytes) -> "Orders":
         found = json.loads(body)
         place = Workplace.decode(found["place"]) if found["place"] is not None else None
         paths = {name: Path(path) for name, path in found["paths"].items()}
-        return cls(JobSpec.model_validate_json(found["spec"]), place, **paths)
+        return cls(place, **paths)
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ class Rank:
     pidfd: int
     channel: int  # records come from here
     command: int  # words go in here
-    spec: int  # a file in memory that all ranks share: what to run, written once the attempt is claimed
+    orders: int  # a file in memory that all ranks share, written once the attempt is claimed
     outputs: list[Output]
     unpacker: Unpacker = field(default_factory=Unpacker)
     up: bool = False
@@ -104,8 +106,8 @@ class Rank:
         return self.status is None
 
     def go(self, orders: "Orders") -> None:
-        """Tell the rank what to run. Never blocks: a pipe might, with a long spec and a rank that does not read."""
-        os.pwrite(self.spec, orders.encode(), 0)
+        """Let the rank run its program. Never blocks: a pipe might, with long paths and a rank that does not read."""
+        os.pwrite(self.orders, orders.encode(), 0)
         self.tell(words.GO)
 
     def leave(self) -> None:
@@ -145,7 +147,7 @@ class _Pipes:
 
 
 def start(launch: Launch, rendezvous_port: int | None) -> list[Rank]:
-    """Fork all ranks. They wait, and touch no device, until they are told to go.
+    """Fork all ranks. They wait, and touch no device and run nobody's code, until they are told to go.
 
     Must be called from the supervisor's main thread: the parent-death signal is bound to the thread
     that forks.
@@ -156,7 +158,7 @@ def start(launch: Launch, rendezvous_port: int | None) -> list[Rank]:
     lock = os.open(marks.ranks_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     group = cgroup.create(marks.cgroup, marks.directory.name)
-    spec = os.memfd_create("spec")
+    orders = os.memfd_create("orders")
     plumbing = [_pipes(launch, number) for number in range(launch.world_size)]
     ranks = []
     for number, pipes in enumerate(plumbing):
@@ -165,13 +167,13 @@ def start(launch: Launch, rendezvous_port: int | None) -> list[Rank]:
             try:
                 if group is not None:
                     cgroup.enter(group)
-                _run(launch, number, pipes, (lock, spec), supervisor, rendezvous_port)
+                _run(launch, number, pipes, (lock, orders), supervisor, rendezvous_port)
             except BaseException:  # noqa: BLE001  (nothing may escape into the supervisor's stack)
                 traceback.print_exc()
             finally:
                 os._exit(EXIT_BROKEN)
         outputs = [Output(ends[0], device, stream) for (device, stream), ends in pipes.outputs.items()]
-        ranks.append(Rank(number, pid, os.pidfd_open(pid), pipes.channel[0], pipes.command[1], spec, outputs))
+        ranks.append(Rank(number, pid, os.pidfd_open(pid), pipes.channel[0], pipes.command[1], orders, outputs))
     for pipes in plumbing:
         os.close(pipes.command[0])
         for _, write_end in (pipes.channel, *pipes.outputs.values()):
@@ -225,7 +227,7 @@ def _pipes(launch: Launch, number: int) -> _Pipes:
 def _run(
     launch: Launch, number: int, pipes: _Pipes, shared: tuple[int, int], supervisor: int, port: int | None
 ) -> NoReturn:
-    """`shared` are the descriptors that all ranks have: the lock, which stays open, and the spec."""
+    """`shared` are the descriptors that all ranks have: the lock, which stays open, and the orders."""
     _die_with(supervisor)
     os.setpgid(0, 0)  # a program that signals its own group does not mean the supervisor
     name_process(f"sy-rank-{number}")
@@ -238,8 +240,7 @@ def _run(
         confinement.confine(launch.account, launch.processes, [fd for pair in streams for fd in pair])
         _die_with(supervisor)  # a change of account forgets it
     os.umask(USUAL_UMASK)
-    orders = _await_go(command, shared[1])
-    _set_environment(launch, number, port, orders)
+    _set_environment(launch, number, port)
     _give_up_rights()
 
     seat = Seat(
@@ -253,35 +254,55 @@ def _run(
         streams=tuple(streams),
     )
     if launch.python is not None:
-        cold.become(launch.python, seat, _script(orders))
+        orders = _await_go(command, shared[1])
+        _add_to_environment(launch, orders)
+        cold.become(launch.python, seat, _script(launch.spec, orders))
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    opened = seat.open(stopping.is_set, launch.data_root, orders.drafts, orders.resume)
-    endings.run(_program(orders, opened.context), opened.context, opened.sink, command)
+    opened = seat.open(stopping.is_set, launch.data_root)
+    parts = _made_ahead(launch.spec, opened.context)
+    orders = _await_go(command, shared[1])
+    _add_to_environment(launch, orders)
+    context = replace(opened.context, checkpoints=seat.checkpoints(orders.drafts, orders.resume))
+    endings.run(_program(launch.spec, orders, context, parts), context, opened.sink, command)
 
 
-def _script(orders: Orders) -> Script:
-    program, place = orders.spec.program, orders.place
+def _made_ahead(spec: JobSpec, context: RankContext) -> "Parts | None":
+    """Say that the rank is up, and build what a recipe of ours needs of its spec alone, while the supervisor claims."""
+    import torch
+
+    from workers.training import entry
+
+    context.sink.emit(RankUp(context.rank, os.getpid(), context.threads, str(torch.__version__)))
+    if not entry.is_ours(spec):
+        return None
+    try:
+        return entry.build_parts(spec, context)
+    except Exception:  # noqa: BLE001  (it fails again after the go, where it is told)
+        return None
+
+
+def _script(spec: JobSpec, orders: Orders) -> Script:
+    program, place = spec.program, orders.place
     assert isinstance(program, ScriptProgram)
     assert place is not None
-    strategy = orders.spec.parallelism.strategy
+    strategy = spec.parallelism.strategy
     start = place.root / program.workdir
     return Script(program.entrypoint, program.args, start, place.output, strategy, program.rehearse)
 
 
-def _program(orders: Orders, context: RankContext) -> endings.Program:
+def _program(spec: JobSpec, orders: Orders, context: RankContext, parts: "Parts | None") -> endings.Program:
     """What the rank is to run, with all that it needs imported."""
     import torch
 
     from workers.training import entry, isolation, script
 
-    context.sink.emit(RankUp(context.rank, os.getpid(), context.threads, str(torch.__version__)))
-    if isinstance(orders.spec.program, ScriptProgram):
+    if isinstance(spec.program, ScriptProgram):
         torch.set_num_threads(context.threads)
-        return script.prepare(_script(orders), context)
+        return script.prepare(_script(spec, orders), context)
     if orders.place is not None:
         isolation.set_path(orders.place.root)
-    return endings.Program(lambda: entry.run(orders.spec, context), strict=True)
+    return endings.Program(lambda: entry.run(spec, context, parts), strict=True)
 
 
 def _give_up_rights() -> None:
@@ -339,20 +360,23 @@ def _out_of_the_way(fd: int) -> int:
     return moved
 
 
-def _await_go(command: int, spec: int) -> Orders:
+def _await_go(command: int, orders: int) -> Orders:
     """Block until the supervisor says go. End of file means that it never will."""
     if not os.read(command, 1):
         os._exit(EXIT_ORPHANED)
-    body = os.pread(spec, os.fstat(spec).st_size, 0)
-    os.close(spec)
+    body = os.pread(orders, os.fstat(orders).st_size, 0)
+    os.close(orders)
     return Orders.decode(body)
 
 
-def _set_environment(launch: Launch, number: int, port: int | None, orders: Orders) -> None:
+def _set_environment(launch: Launch, number: int, port: int | None) -> None:
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     os.environ.clear()
     os.environ.update(kept)
     os.environ.update(environment(launch, number, port))
+
+
+def _add_to_environment(launch: Launch, orders: Orders) -> None:
     if orders.place is not None:
         os.environ.update(
             TMPDIR=str(orders.place.temporary),
@@ -364,8 +388,8 @@ def _set_environment(launch: Launch, number: int, port: int | None, orders: Orde
     if launch.account is not None:
         home = str(orders.place.temporary) if orders.place is not None else "/nonexistent"
         os.environ.update(HOME=home, USER=launch.account.name, LOGNAME=launch.account.name)
-    if isinstance(orders.spec.program, ScriptProgram):
-        os.environ.update(orders.spec.program.env)
+    if isinstance(launch.spec.program, ScriptProgram):
+        os.environ.update(launch.spec.program.env)
 
 
 def environment(launch: Launch, number: int, port: int | None) -> Mapping[str, str]:

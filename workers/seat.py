@@ -34,10 +34,8 @@ class Seat:
         self,
         stopping: Callable[[], bool] | None = None,
         data_root: Path | None = None,
-        drafts: Path | None = None,
-        resume: Path | None = None,
     ) -> "Opened":
-        """Begin to send records, and take over what is printed. `drafts` and `resume` are of `Checkpoints`."""
+        """Begin to send records, and take over what is printed."""
         sink = ChannelSink(self.channel)
         routed = DeviceStreams(self.streams)
         routed.install()
@@ -52,9 +50,12 @@ class Seat:
             streams=routed,
             stopping=stopping or threading.Event().is_set,
             data_root=data_root,
-            checkpoints=Checkpoints(drafts, resume, self._ask) if drafts is not None else None,
         )
         return Opened(context, sink)
+
+    def checkpoints(self, drafts: Path | None, resume: Path | None) -> Checkpoints | None:
+        """None where none are asked for: there are no `drafts`."""
+        return Checkpoints(drafts, resume, self._ask) if drafts is not None else None
 
     def _ask(self) -> bytes:
         """The supervisor's next word; its end is LEAVE. The supervisor has the deadline."""

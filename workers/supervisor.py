@@ -9,7 +9,8 @@ The order of a start is fixed, because each step protects the next:
 
 1. own session, own log, own lock; adopt orphans. No credential, no connection, no thread yet;
 2. bind the rendezvous port, so that no other job can take it;
-3. fork the ranks, which wait. Forking comes before threads and secrets, so ranks inherit neither;
+3. fork the ranks, which make what they can of the spec, and wait. Forking comes before threads and secrets, so ranks
+   inherit neither;
 4. read the credentials, connect, claim. A claim that is refused ends the ranks unstarted;
 5. unpack the job's own code, serve the rendezvous store, start the telemetry, and tell the ranks to go.
 """
@@ -56,6 +57,8 @@ from workers.workplace import Unusable, Workplace
 
 log = structlog.get_logger(__name__)
 
+#: Scripts of the store that a supervisor runs as a rule.
+SCRIPTS = ("claim", "mark", "orders", "renew", "finish", "release")
 PR_SET_CHILD_SUBREAPER = 36
 CREDENTIALS_SECONDS = 10.0
 KILL_SECONDS = 5.0
@@ -86,10 +89,10 @@ def supervise(launch: Launch, credentials: Connection) -> None:
     port = rendezvous.getsockname()[1] if rendezvous is not None else None
     ranks = rank_processes.start(launch, port)
 
+    spec = launch.spec
     secrets = _read(credentials)
     lifeline = Lifeline(RedisStore.from_url(secrets.control_url), launch.attempt, launch.node, launch.beat_seconds)
-    spec = _claim(lifeline)
-    if spec is None:
+    if not _claim(lifeline):
         if not _discard(ranks, marks, launch):
             marks.remove()
         return
@@ -112,9 +115,7 @@ def supervise(launch: Launch, credentials: Connection) -> None:
         return
     requirements = place is not None and place.requirements
     watch = Watch(launch, spec, ranks, lifeline, publisher, requirements=requirements, listener=listener, saving=saving)
-    orders = Orders(spec, place)
-    if saving is not None:
-        orders = Orders(spec, place, saving.place.drafts, saving.resume)
+    orders = Orders(place) if saving is None else Orders(place, saving.place.drafts, saving.resume)
     for rank in ranks:
         rank.go(orders)
     ending = watch.run()
@@ -219,11 +220,11 @@ def _read(credentials: Connection) -> Credentials:
     return secrets
 
 
-def _claim(lifeline: Lifeline) -> JobSpec | None:
+def _claim(lifeline: Lifeline) -> bool:
     claim = lifeline.claim()
-    if claim.spec is None:
+    if not claim.granted:
         log.info("claim_refused", why=claim.refused)
-    return claim.spec
+    return claim.granted
 
 
 def _refuse(launch: Launch, credentials: Connection, error: BaseException) -> None:

@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jobs.spec import JobSpec
 from jobs.state import CAUSE_OF, Cause, Order, Reason
 from jobs.store.call import Call, is_ok, packed_json
-from jobs.store.specs import unpack_spec
 from jobs.wire import attempt_ref, job_ref
 
 #: Attempts that a job may lose to failures of the service without progress; the next loss parks it as failed.
@@ -61,7 +59,7 @@ def hints(resend_seconds: float, limit: int = 128) -> Call[tuple[Hint, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    spec: JobSpec | None
+    granted: bool
     refused: str = ""
 
 
@@ -69,9 +67,7 @@ def claim(attempt: AttemptId, claimant: str, node: str) -> Call[Claim]:
     """Take an attempt for a supervisor. `claimant` is a nonce that every later call must show."""
 
     def parse(reply: Sequence[bytes]) -> Claim:
-        if reply[0] != b"claimed":
-            return Claim(None, reply[1].decode())
-        return Claim(unpack_spec(reply[1]))
+        return Claim(True) if reply[0] == b"claimed" else Claim(False, reply[1].decode())
 
     return Call("claim", (attempt.job_ref, attempt.number, claimant, node), parse)
 

@@ -4,6 +4,7 @@ import copy
 import importlib
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
-from jobs.spec import Component, Data, EvaluationData, JobSpec, Scheduler
+from jobs.spec import Component, Data, EvaluationData, JobSpec, RecipeProgram, Scheduler
 from jobs.telemetry import DeviceInfo, Result
 from workers.training import checkpoint, loop, strategies
 from workers.training.context import RankContext, RejectedByWorker
@@ -26,8 +27,18 @@ from workers.training.recipes.models import MODELS, Recipe
 from workers.training.run import Loss, Run
 
 
-def run(spec: JobSpec, context: RankContext) -> Result:
-    """Run the recipe of `spec` as rank `context.rank` and return its final numbers (rank 0 also emits them).
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a run needs of its spec alone: no device, no other rank, no checkpoint. The model is new."""
+
+    dataset: Dataset[Any]
+    model: nn.Module
+    loss: Loss | None
+
+
+def run(spec: JobSpec, context: RankContext, parts: Parts | None = None) -> Result:
+    """Run the recipe of `spec` as rank `context.rank` and return its final numbers (rank 0 also emits them). `parts`
+    are those of `build_parts`, if they were built ahead.
 
     Raises:
         RejectedByWorker: a reference cannot be imported or built, or model and data do not fit.
@@ -35,8 +46,7 @@ def run(spec: JobSpec, context: RankContext) -> Result:
         Unreadable: the checkpoint that the run is to go on from is damaged, or of another run.
         Exception: whatever the user's code or torch raises, as it is.
     """
-    torch.set_num_threads(context.threads)
-    prepared = prepare(spec, context)
+    prepared = prepare(spec, context, parts)
     recorder = prepared.strategy.recorder
     recorder.emit(loop.outline(prepared))
     try:
@@ -48,15 +58,36 @@ def run(spec: JobSpec, context: RankContext) -> Result:
     return result
 
 
-def prepare(spec: JobSpec, context: RankContext) -> Run:
-    """Build everything that the loop needs. Data and model each begin from the seed, so one does not move the other."""
+def is_ours(spec: JobSpec) -> bool:
+    """Whether building the parts of a recipe runs no code but ours and torch's."""
+    program = spec.program
+    if not isinstance(program, RecipeProgram) or program.bundle is not None:
+        return False
+    named = (program.data, program.model, program.loss)
+    return not any(":" in part.ref for part in named if part is not None)
+
+
+def build_parts(spec: JobSpec, context: RankContext) -> Parts:
+    """Data and model each begin from the seed, so one does not move the other.
+
+    Raises:
+        RejectedByWorker: a reference cannot be imported or built, or model and data do not fit.
+    """
+    torch.set_num_threads(context.threads)
     program = spec.recipe
-    seed_everything(program.seed)
+    seed_everything(program.seed, context)
     dataset = build_data(program.data, "program.data", context)
-    seed_everything(program.seed)
+    seed_everything(program.seed, context)
     model = build_model(program.model)
     loss = build_loss(program.loss) if program.loss is not None else None
     check_fit(spec, model, dataset, loss)
+    return Parts(dataset, model, loss)
+
+
+def prepare(spec: JobSpec, context: RankContext, parts: Parts | None = None) -> Run:
+    """Build everything that the loop needs, but for what was built ahead."""
+    program, parts = spec.recipe, parts or build_parts(spec, context)
+    dataset, model, loss = parts.dataset, parts.model, parts.loss
     check_precision(spec, context)
     saved = checkpoint.read(context) if program.checkpoint is not None and program.mode == "train" else None
     strategy = strategies.build(spec, context, model, saved.buckets if saved is not None else None)
@@ -71,9 +102,9 @@ def prepare(spec: JobSpec, context: RankContext) -> Run:
     if program.precision == "float16":
         prepared.scaler = torch.amp.GradScaler("cuda")
     if program.evaluate is not None:
-        seed_everything(program.seed)
+        seed_everything(program.seed, context)
         prepared.evaluation = build_evaluation(program.evaluate.data, context)
-    seed_everything(program.seed + context.rank)
+    seed_everything(program.seed + context.rank, context)
     if prepared.checkpoints is not None:
         checkpoint.require_states(prepared)
     if saved is not None:
@@ -81,8 +112,11 @@ def prepare(spec: JobSpec, context: RankContext) -> Run:
     return prepared
 
 
-def seed_everything(seed: int) -> None:
-    torch.manual_seed(seed)
+def seed_everything(seed: int, context: RankContext) -> None:
+    # Not torch.manual_seed: for every kind of device that is not there it keeps the stack, with the lines of its files.
+    torch.default_generator.manual_seed(seed)
+    if context.kind == "cuda":
+        torch.cuda.manual_seed_all(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 

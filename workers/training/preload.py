@@ -17,6 +17,7 @@ MODULES = (
     "torch._dynamo",
     "torch.distributed",
     "torch.nn.parallel",
+    "torch.profiler._cupti_monitor",  # the first batch of a data loader would import it
     "torch.utils.data.distributed",
     "workers.training.entry",
     "workers.training.script",

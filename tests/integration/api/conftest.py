@@ -77,7 +77,7 @@ class Api:
     def run_to_end(self, job: str, attempt: int = 1) -> None:
         """Claim, finish and release an attempt, as its node would."""
         name = store.AttemptId("default", job, attempt)
-        assert self.control.run(store.claim(name, "c", "host-a")).spec is not None
+        assert self.control.run(store.claim(name, "c", "host-a")).granted
         assert self.control.run(store.mark(name, "c", "running"))
         assert self.control.run(store.finish(name, "c", Reason.COMPLETED, "", result={"loss": 0.5, "metrics": {}}))
         assert self.control.run(store.release("host-a", name, {})) > 0

@@ -169,7 +169,7 @@ class Attempt:
         self.id = store.AttemptId("default", job, number)
         self.directory = layout.attempt_dir(storage.resolve(), "default", job, number)
         self._control = control
-        assert control.run(store.claim(self.id, "c", "host-a")).spec is not None
+        assert control.run(store.claim(self.id, "c", "host-a")).granted
         record = control.run(store.read_job("default", job)).record
         self.shipper = Shipper(telemetry_url, "default", job, number)
         self.relay = Relay(self.directory, record.devices, self.shipper)

@@ -90,7 +90,7 @@ class Target:
         return job
 
     def _run_to_end(self, attempt: store.AttemptId) -> None:
-        if self._control.run(store.claim(attempt, "c", "host-a")).spec is not None:
+        if self._control.run(store.claim(attempt, "c", "host-a")).granted:
             self._control.run(store.finish(attempt, "c", Reason.COMPLETED, "", result={"loss": 0.5, "metrics": {}}))
             self._control.run(store.release("host-a", attempt, {}))
 

@@ -28,7 +28,7 @@ async def running(api: Api, job: str) -> None:
     while (await api.get(f"/v1/jobs/{job}"))["state"] != "starting":
         await asyncio.sleep(0.01)
     name = store.AttemptId("default", job, 1)
-    assert api.control.run(store.claim(name, "c", "host-a")).spec is not None
+    assert api.control.run(store.claim(name, "c", "host-a")).granted
     assert api.control.run(store.mark(name, "c", "running"))
 
 

@@ -45,7 +45,7 @@ async def test_all_means_waiting_and_running_jobs_of_this_tenant(api: Api) -> No
     running = await api.submit()
     await until_state(api, running, "starting")
     name = store.AttemptId("default", running, 1)
-    assert api.control.run(store.claim(name, "c", "host-a")).spec is not None
+    assert api.control.run(store.claim(name, "c", "host-a")).granted
     api.control.run(store.mark(name, "c", "running"))
     leased = await api.submit()
     await until_state(api, leased, "starting")
@@ -131,7 +131,7 @@ async def test_a_drained_node_keeps_its_work_and_gets_no_more_until_it_is_undrai
     api.node(devices=2)
     running = await api.submit()
     await until_state(api, running, "starting")
-    assert api.control.run(store.claim(store.AttemptId("default", running, 1), "c", "host-a")).spec is not None
+    assert api.control.run(store.claim(store.AttemptId("default", running, 1), "c", "host-a")).granted
     drained = (await api.client.post("/v1/nodes/host-a/drain")).json()
     assert (drained["id"], drained["draining"]) == ("host-a", True)
     waiting = await api.submit()

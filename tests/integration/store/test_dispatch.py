@@ -245,7 +245,7 @@ def dispatch_and_run(url: str, barrier: threading.Barrier, ledger: Ledger, jobs:
         if not mine:
             continue
         attempt, node, slots = mine.pop(dice.randrange(len(mine)))
-        assert control.run(store.claim(attempt, name, node)).spec is not None
+        assert control.run(store.claim(attempt, name, node)).granted
         assert control.run(store.finish(attempt, name, Reason.COMPLETED, ""))
         ledger.give_back(attempt, slots)
         assert control.run(store.release(node, attempt, {})) == len(slots)

@@ -96,7 +96,7 @@ class World:
     def claim(self, job: str, claimant: str = "c") -> AttemptId:
         attempt, node = self.attempt(job), self.job(job).node
         assert node is not None
-        assert self.run(store.claim(attempt, claimant, node)).spec is not None
+        assert self.run(store.claim(attempt, claimant, node)).granted
         return attempt
 
     def running(self, devices: int = 1, *, retries: int = 0) -> AttemptId:

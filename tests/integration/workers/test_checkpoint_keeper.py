@@ -65,7 +65,7 @@ class Attempt:
         )  # fmt: skip
         self.lifeline = Lifeline(RedisStore.from_url(self.url), attempt, "n1", 5)
         _beating.append(self.lifeline)
-        assert self.lifeline.claim().spec is not None
+        assert self.lifeline.claim().granted
         self.place = checkpoint_places.place_of(self.launch)
         checkpoint_places.prepare(self.launch, self.place)
         self.metrics = layout.metrics_file(self.place.attempt)

@@ -59,7 +59,7 @@ def claimed(world: World, server: RedisServer, beat_seconds: float = NEVER) -> t
     assert job in world.dispatch()
     attempt = world.attempt(job)
     line = Lifeline(RedisStore.from_url(server.url), attempt, "n1", beat_seconds)
-    assert line.claim().spec is not None
+    assert line.claim().granted
     until(lambda: line._hears and listeners(world), "it hears")
     if beat_seconds == NEVER:
         until(lambda: rests(world), "it has looked, as it does when it begins to hear")

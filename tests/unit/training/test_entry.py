@@ -180,6 +180,20 @@ def test_drop_last_leaves_the_ragged_batch_out() -> None:
     assert len(sink.of(Step)) == 3
 
 
+def test_parts_that_were_built_ahead_make_the_same_run() -> None:
+    spec = spec_of(changed(VECTORS, data={"shuffle": True}), devices=1)
+    usual, ahead = (context_of(1, Kept()) for _ in range(2))
+    parts = entry.build_parts(spec, ahead)
+    torch.rand(7)  # whatever else is drawn before the go
+    assert entry.run(spec, ahead, parts) == entry.run(spec, usual)
+
+
+@pytest.mark.parametrize("part", ["model", "data", "loss"])
+def test_nobodys_code_is_run_ahead(part: str) -> None:
+    assert entry.is_ours(spec_of(VECTORS))
+    assert not entry.is_ours(spec_of(changed(VECTORS, **{part: {"ref": "some.package:thing"}})))
+
+
 def test_a_stop_ends_the_run_after_the_current_step() -> None:
     sink = Kept()
     with pytest.raises(Stopped, match="after step 1"):

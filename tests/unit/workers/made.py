@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from jobs.record import DeviceRecord
+from jobs.spec import JobSpec
 from jobs.store import AttemptId
 from workers.launch import Launch
 
@@ -18,13 +19,26 @@ def a_launch(
     kind: Literal["cpu", "cuda"] = "cpu",
     grace_seconds: float = 0.2,
 ) -> Launch:
+    spec = JobSpec.model_validate(
+        {
+            "resources": {"devices": devices},
+            "parallelism": {"strategy": strategy},
+            "program": {
+                "kind": "recipe",
+                "model": {"ref": "linear", "args": {"in_features": 5, "out_features": 2}},
+                "data": {"ref": "random_vectors", "args": {"rows": 100, "features": 5}, "batch_size": 15},
+                "loss": {"ref": "cross_entropy"},
+                "optimizer": {"ref": "sgd", "args": {"lr": 0.01}},
+            },
+        }
+    )
     ids = {"cpu": "cpu:", "cuda": "GPU-"}
     lease = tuple(DeviceRecord(n, kind, n, f"{ids[kind]}{n}", "a device") for n in range(devices))
     return Launch(
         attempt=ATTEMPT,
+        spec=spec,
         node="n1",
         address="127.0.0.1",
-        strategy=strategy,
         devices=lease,
         threads=1,
         state_dir=directory,
