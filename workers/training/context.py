@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO, cast
 
 from jobs import telemetry
-from jobs.telemetry import AnyRecord
+from jobs.telemetry import AnyRecord, Step
 
 FLUSH_SECONDS = 0.2
 #: The first packets follow each other closely, twice as far apart each time: news of a start should not wait.
@@ -68,6 +68,7 @@ class ChannelSink:
         self._writing = False
         self._off = False
         self._closed = False
+        self._stepped = False
         self._hurry = threading.Event()
         self._changed = threading.Condition()
         self._idle = False
@@ -81,6 +82,9 @@ class ChannelSink:
         self._pending.append(record)
         if self._idle:
             self._wake.set()
+        if not self._stepped and isinstance(record, Step):
+            self._stepped = True  # of the first step people hear at once
+            self._hurry.set()
         if len(self._pending) >= MAX_PENDING:
             self._wait_for_room()
 

@@ -1,6 +1,7 @@
 """The two ways out of a rank: records, and printed lines."""
 
 import os
+import select
 import sys
 import threading
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from jobs.telemetry import AnyRecord, Note, Unpacker
+from jobs.telemetry import AnyRecord, Note, Step, Unpacker
 from workers.training import context
 from workers.training.context import ChannelSink, DeviceStreams
 
@@ -54,6 +55,20 @@ def test_the_first_record_is_sent_at_once(pipe: Pipe, monkeypatch: pytest.Monkey
     sink = ChannelSink(pipe[1])
     sink.emit(note(1))
     assert list(Unpacker().feed(os.read(pipe[0], 4096))) == [note(1)]
+    sink.close()
+
+
+def test_the_first_step_is_sent_at_once_however_far_apart_packets_are(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "FIRST_FLUSH_SECONDS", 60)
+    sink = ChannelSink(pipe[1])
+    sink.emit(note(1))
+    assert list(Unpacker().feed(os.read(pipe[0], 4096))) == [note(1)]
+    step = Step(0, 0, "train", (0,), at=1.0, step_ms=1.0)
+    sink.emit(step)
+    assert select.select([pipe[0]], [], [], 5)[0], "it waits for the next packet"
+    assert list(Unpacker().feed(os.read(pipe[0], 4096))) == [step]
     sink.close()
 
 
