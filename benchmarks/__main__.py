@@ -28,6 +28,8 @@ NAMES: tuple[str, ...] = (
     "exits",
     "short_jobs",
     "training",
+    "listing",
+    "memory",
     "dispatching",
     "idle",
 )
