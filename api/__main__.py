@@ -1,5 +1,6 @@
 """`python -m api`: one API process, from the settings in its environment. Its only output is its log."""
 
+import gc
 import os
 import resource
 import signal
@@ -74,6 +75,8 @@ def main() -> int:
         )
     )
     allow_files()
+    gc.collect()
+    gc.freeze()  # what is there now stays: collections need not go through it again and again
     log.info("listening", host=settings.host, port=listener.getsockname()[1])
     # uvicorn raises the signal that ended it once more, when it has drained: that must not look like a crash.
     for number in (signal.SIGTERM, signal.SIGINT):

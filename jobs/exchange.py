@@ -10,6 +10,7 @@ import random
 from collections import deque
 from typing import Any
 
+import hiredis
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
@@ -22,15 +23,16 @@ MAX_UNANSWERED = 10_000
 
 
 class Exchange:
-    """Sends commands to the server of `client`, whose settings its one connection has.
+    """Sends commands to the server of `client`, whose settings its one connection has. Each reply has `seconds` to come.
 
     Raises (from both calls):
         redis.exceptions.RedisError: the server's own error; ConnectionError or TimeoutError when it was tried three
             times in vain. Such a command may have taken effect, so all of them must be idempotent.
     """
 
-    def __init__(self, client: Redis) -> None:
+    def __init__(self, client: Redis, seconds: float) -> None:
         self._pool = client.connection_pool
+        self._seconds = seconds
         self._line: _Line | None = None
         self._opening: asyncio.Task[_Line] | None = None
 
@@ -68,22 +70,27 @@ class Exchange:
         return await asyncio.shield(self._opening)
 
     async def _connect(self) -> "_Line":
-        connection = self._pool.make_connection()
+        # Without a deadline of its own, for which it makes a task each time that something is sent.
+        connection = self._pool.connection_class(**self._pool.connection_kwargs | {"socket_timeout": None})
         try:
-            await connection.connect()
+            async with asyncio.timeout(self._seconds):
+                await connection.connect()
+        except TimeoutError as error:
+            raise RedisTimeoutError(f"the server did not greet within {self._seconds:g} s") from error
         except RuntimeError as error:  # uvloop, of a connection that was reset
             raise RedisConnectionError(f"the connection was lost: {error}") from error
-        self._line = _Line(connection)
+        self._line = _Line(connection, self._seconds)
         return self._line
 
 
 class _Line:
     """One connection. It is lost with the first failure, and everybody who waits is told."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, seconds: float) -> None:
         self.lost = False
         self._loop = asyncio.get_running_loop()
         self._connection = connection
+        self._seconds = seconds
         self._unsent: list[bytes] = []
         self._unanswered: deque[asyncio.Future[Any]] = deque()
         self._to_send, self._to_read = asyncio.Event(), asyncio.Event()
@@ -93,7 +100,7 @@ class _Line:
         if len(self._unanswered) >= MAX_UNANSWERED:
             raise RedisConnectionError(f"{MAX_UNANSWERED} commands wait for an answer already")
         reply: asyncio.Future[Any] = self._loop.create_future()
-        self._unsent += self._connection.pack_command(*command)
+        self._unsent.append(hiredis.pack_command(command))
         self._unanswered.append(reply)
         self._to_send.set()
         self._to_read.set()
@@ -104,25 +111,29 @@ class _Line:
             await self._to_send.wait()
             self._to_send.clear()
             packed, self._unsent = self._unsent, []
-            await self._connection.send_packed_command(packed, check_health=False)
+            async with asyncio.timeout(self._seconds):
+                await self._connection.send_packed_command(packed, check_health=False)
 
     async def _read(self) -> None:
-        """A reply has the connection's `socket_timeout` to come."""
         while True:
             await self._to_read.wait()
             self._to_read.clear()
-            while self._unanswered:
-                try:
-                    _give(self._unanswered[0], await self._connection.read_response())
-                except (RedisConnectionError, RedisTimeoutError):
-                    raise
-                except RedisError as error:  # the server's answer to this one command
-                    _refuse(self._unanswered[0], error)
-                self._unanswered.popleft()
+            async with asyncio.timeout(None) as limit:
+                while self._unanswered:
+                    limit.reschedule(self._loop.time() + self._seconds)
+                    try:
+                        _give(self._unanswered[0], await self._connection.read_response())
+                    except (RedisConnectionError, RedisTimeoutError):
+                        raise
+                    except RedisError as error:  # the server's answer to this one command
+                        _refuse(self._unanswered[0], error)
+                    self._unanswered.popleft()
 
     async def _keep(self, work: Any) -> None:
         try:
             await work()
+        except TimeoutError:
+            await self.close(RedisTimeoutError(f"the server did not answer within {self._seconds:g} s"))
         except (RedisConnectionError, RedisTimeoutError) as error:
             await self.close(error)
         except (OSError, RuntimeError) as error:  # RuntimeError: uvloop, of a connection that was reset

@@ -86,7 +86,7 @@ class AsyncRedisStore:
 
     def __init__(self, client: "redis.asyncio.Redis") -> None:
         self.client = client
-        self._exchange = Exchange(client)
+        self._exchange = Exchange(client, REPLY_SECONDS)
 
     async def run(self, call: store.Call[T]) -> T:
         source, digest = _script(call.script)

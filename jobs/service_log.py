@@ -1,5 +1,6 @@
 """The service's own log: one JSON object a line on standard error, for our events and for the libraries'."""
 
+import json
 import logging
 import sys
 import threading
@@ -24,7 +25,8 @@ def configure(level: str, libraries: str = "") -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
         structlog.processors.format_exc_info,
     ]
-    as_json = structlog.processors.JSONRenderer(default=str)
+    encode = json.JSONEncoder(default=str).encode  # one for all lines: `json.dumps` makes one each time
+    as_json = structlog.processors.JSONRenderer(lambda event, **_: encode(event))
     lines = _Lines(sys.stderr.buffer)
     structlog.configure(
         processors=[*shared, as_json],
