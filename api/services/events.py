@@ -31,7 +31,7 @@ MAX_STREAM_SECONDS = 3_600.0
 #: How long a client waits before it comes again, in milliseconds.
 RETRY_MS = 1000
 #: What is sent at the next tick after so long a time without events: no proxy on the way takes the stream for dead.
-PING_SECONDS = 10.0
+PING_SECONDS = 15.0
 PING = b": ping\n\n"
 #: What is made ready for one reader at once; the rest waits until that was sent.
 READY_BYTES = 256 * 1024
