@@ -1,5 +1,6 @@
 """A call on the control Redis, as a value: which script, with what arguments, and how to read the reply."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -49,10 +50,29 @@ _FLAGS = dict.fromkeys(_READING, " flags=no-writes") | {"submit": "", "put_bundl
 
 @cache
 def source(script: str) -> str:
-    """Lua source of a script, with its flags and the shared library before it."""
-    scripts = files("jobs") / "scripts"
-    flags = _FLAGS.get(script, " flags=allow-oom")
-    return f"#!lua{flags}\n" + (scripts / "_lib.lua").read_text() + (scripts / f"{script}.lua").read_text()
+    """Lua source of a script, with its flags and what it needs of the shared library before it."""
+    body = (files("jobs") / "scripts" / f"{script}.lua").read_text()
+    return f"#!lua{_FLAGS.get(script, ' flags=allow-oom')}\n{_library_for(body)}{body}"
+
+
+def _library_for(body: str) -> str:
+    """The parts of `_lib.lua` that a script uses, or that those use: Lua makes every function that it meets anew in
+    each call, which takes longer than many a script. An empty line is between two parts, and none uses a later one."""
+    needed, used = [], _words(body)
+    for part in reversed(_library()):
+        if used & set(re.findall(r"^local (?:function )?(\w+)", part, re.MULTILINE)):
+            needed.append(part)
+            used |= _words(part)
+    return "".join(f"{part}\n\n" for part in reversed(needed))
+
+
+@cache
+def _library() -> tuple[str, ...]:
+    return tuple(re.split(r"\n\n(?=local |--)", (files("jobs") / "scripts" / "_lib.lua").read_text().strip()))
+
+
+def _words(lua: str) -> set[str]:
+    return set(re.findall(r"\w+", re.sub("--.*", "", lua)))
 
 
 def fields_of(flat: Iterable[bytes] | Fields) -> Fields:
