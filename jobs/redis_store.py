@@ -42,6 +42,7 @@ def connect(url: str) -> "redis.Redis":
         socket_connect_timeout=CONNECT_SECONDS,
         health_check_interval=15,
         retry=_retry(),
+        driver_info=None,  # else each connection reads which version this is from disk, and tells it in two more calls
     )
     return client
 
