@@ -120,6 +120,7 @@ class Shipper:
             socket_timeout=_SOCKET_SECONDS,
             socket_connect_timeout=_SOCKET_SECONDS,
             retry=Retry(NoBackoff(), 0),
+            driver_info=None,  # as in `jobs.redis_store:connect`
         )
         self._lock = threading.Lock()
         self._wake = threading.Event()
