@@ -38,10 +38,12 @@ class Records:
                 raise
             return found.attempts
 
-    async def page(self, tenant: str, chosen: JobFilter, *, after: str, limit: int, archived: bool) -> JobPage:
-        """A page of the jobs in Redis, or of those that are archived; newest first."""
+    async def page(
+        self, tenant: str, chosen: JobFilter, *, after: str, limit: int, archived: bool, looks: int
+    ) -> JobPage:
+        """A page of the jobs in Redis, or of those that are archived; newest first. `looks` as for `store.page`."""
         if not archived:
-            return await self._store.run(store.page(tenant, chosen, after=after, limit=limit))
+            return await self._store.run(store.page(tenant, chosen, after=after, limit=limit, looks=looks))
         read = partial(archive.page, self._storage.root, tenant, chosen, after=after, limit=limit)
         return await self._storage.run(read)
 

@@ -57,8 +57,8 @@ class JobRecord(msgspec.Struct, frozen=True):
             priority=int(fields[b"priority"]),
             strategy=_text(fields, b"strategy"),
             labels=_json(fields, b"labels") or {},
-            state=State(_text(fields, b"state")),
-            reason=Reason(_text(fields, b"reason")),
+            state=_STATES[fields[b"state"]],
+            reason=_reason(fields[b"reason"]),
             message=_text(fields, b"message"),
             attempt=int(fields[b"attempt"]),
             retries=int(fields[b"retries"]),
@@ -262,7 +262,16 @@ def _time(fields: Fields, name: bytes) -> int | None:
 
 def _json(fields: Fields, name: bytes) -> dict[str, Any] | None:
     value = fields.get(name, b"")
-    return msgspec.json.decode(value, type=dict[str, Any]) if value else None
+    return _object(value) if value else None
+
+
+_object = msgspec.json.Decoder(dict[str, Any]).decode
+_STATES = {state.encode(): state for state in State}
+_REASONS = {reason.encode(): reason for reason in Reason}
+
+
+def _reason(name: bytes) -> Reason:
+    return _REASONS.get(name) or Reason(name.decode())
 
 
 def _indexes(fields: Fields) -> tuple[int, ...]:

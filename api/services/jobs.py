@@ -142,12 +142,14 @@ class Jobs:
             MalformedCursor: the cursor is not one of ours.
         """
         after = cursors.decode_job(cursor) if cursor else ""
-        read = partial(self._records.page, who.tenant, chosen, archived=archived)
+        looks = 0 if search else QUEUE_LOOKS
+        read = partial(self._records.page, who.tenant, chosen, archived=archived, looks=looks)
         page = await (_search(read, search.casefold(), after, limit) if search else read(after=after, limit=limit))
         labels = await self._fleet.labels()
         following = None if page.next_id is None else cursors.encode_job(page.next_id)
         live = [job for job in page.jobs if job.state not in TERMINAL]
-        queues, progress = await asyncio.gather(self._queues(who, live), self._progress(who, live))
+        queues = await self._queues(who, live) if search else page.queues
+        progress = await self._progress(who, live)
         found = {job.id: views.listed(job, queues.get(job.id), progress.get(job.id), labels) for job in live}
         rows: list[Any] = [found.get(job.id) or self._ended.row(job, labels) for job in page.jobs]
         return JobList(rows, following)

@@ -287,6 +287,26 @@ local function move_attempts(node)
   send_back_unclaimed(node, 'drained', 'node ' .. node .. ' was drained before it started')
 end
 
+-- What room the nodes of a pool have that take work: {free devices, largest gap, nodes, devices in all}
+local function pool_room(pool)
+  local nodes = redis.call('ZREVRANGE', 'sy:pool:' .. pool .. ':free', 0, -1, 'WITHSCORES')
+  local free, total = 0, 0
+  for i = 1, #nodes, 2 do
+    free = free + tonumber(nodes[i + 1])
+    total = total + tonumber(redis.call('ZSCORE', 'sy:pool:' .. pool .. ':size', nodes[i]) or 0)
+  end
+  return {free, tonumber(nodes[2] or 0), #nodes / 2, total}
+end
+
+-- How many jobs of a pool come before the one with a score.
+local function jobs_ahead(pool, score)
+  local ahead = 0
+  for _, devices in ipairs(redis.call('SMEMBERS', classes_key(pool))) do
+    ahead = ahead + redis.call('ZCOUNT', queue_key(pool, devices), '-inf', '(' .. score)
+  end
+  return ahead
+end
+
 -- A job with what its queue looks like if it waits there: {fields} or {fields, ahead, free, largest gap, live nodes, total}.
 -- {} when there is none.
 local function job_view(ref)
@@ -294,17 +314,7 @@ local function job_view(ref)
   if #fields == 0 then return {} end
   local job = redis.call('HMGET', job_key(ref), 'state', 'pool', 'score')
   if job[1] ~= 'queued' then return {fields} end
-  local ahead = 0
-  for _, devices in ipairs(redis.call('SMEMBERS', classes_key(job[2]))) do
-    ahead = ahead + redis.call('ZCOUNT', queue_key(job[2], devices), '-inf', '(' .. job[3])
-  end
-  local nodes = redis.call('ZREVRANGE', 'sy:pool:' .. job[2] .. ':free', 0, -1, 'WITHSCORES')
-  local free, total = 0, 0
-  for i = 1, #nodes, 2 do
-    free = free + tonumber(nodes[i + 1])
-    total = total + tonumber(redis.call('ZSCORE', 'sy:pool:' .. job[2] .. ':size', nodes[i]) or 0)
-  end
-  return {fields, ahead, free, tonumber(nodes[2] or 0), #nodes / 2, total}
+  return {fields, jobs_ahead(job[2], job[3]), unpack(pool_room(job[2]))}
 end
 
 -- What a packed job has in it if it has a label with this value, as its labels are JSON; '' where that is not sure.

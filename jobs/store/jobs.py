@@ -1,7 +1,7 @@
 """Jobs: submit, read, list, cancel, delete."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -159,22 +159,23 @@ class JobFilter:
 class JobPage:
     jobs: tuple[JobRecord, ...]
     next_id: str | None  # pass it as `after` for the next page; None at the end
+    queues: dict[str, QueueView] = field(default_factory=dict)  # by the ids of jobs that wait, as far as was asked for
 
 
-def page(tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50) -> Call[JobPage]:
-    """A page of jobs, newest first. A page may be short, even empty, while `next_id` is set: a filter
-    that matches rarely looks at `MAX_SCANNED` jobs a call."""
+def page(tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50, looks: int = 0) -> Call[JobPage]:
+    """A page of jobs, newest first, with what the first `looks` jobs that wait do wait behind. A page may be short,
+    even empty, while `next_id` is set: a filter that matches rarely looks at `MAX_SCANNED` jobs a call."""
 
     def parse(reply: Sequence[Any]) -> JobPage:
-        next_id, *rows = reply
+        next_id, waiting, *rows = reply
+        queues = {job.decode(): QueueView(*map(int, queue)) for job, *queue in waiting}
         pairs = zip(rows[::2], rows[1::2], strict=True)
         jobs = tuple(_record(tenant, name.decode(), kept) for name, kept in pairs)
-        return JobPage(jobs, next_id.decode() or None)
+        return JobPage(jobs, next_id.decode() or None, queues)
 
     key, value = chosen.label or ("", "")
-    return Call(
-        "page", (tenant, chosen.state or "", after, limit, chosen.pool, key, value, chosen.name, MAX_SCANNED), parse
-    )
+    args = (tenant, chosen.state or "", after, limit, chosen.pool, key, value, chosen.name, MAX_SCANNED, looks)
+    return Call("page", args, parse)
 
 
 def attempts(tenant: str, job: str) -> Call[tuple[AttemptRecord, ...]]:

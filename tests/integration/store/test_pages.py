@@ -88,3 +88,15 @@ def test_a_page_goes_on_where_it_stopped_although_jobs_came_and_went(world: Worl
     rest = world.run(store.page(TENANT, JobFilter(), after=page.next_id, limit=100))
     assert [record.id for record in rest.jobs] == [job for job in old[5::-1] if job != old[4]]
     assert rest.next_id is None
+
+
+def test_a_page_tells_what_the_first_of_its_jobs_that_wait_do_wait_behind(world: World) -> None:
+    world.node("n1", 2)
+    world.node("n2", 1, pool="b")
+    running = world.running(2)
+    waiting = [world.submit(2), world.submit(1), world.submit(1, pool="b"), world.submit(2, priority=5)]
+    found = world.run(store.page(TENANT, JobFilter(), looks=3))
+    assert [job.id for job in found.jobs] == [*reversed(waiting), running.job]
+    assert list(found.queues) == waiting[:0:-1]
+    assert found.queues == {job: world.run(store.read_job(TENANT, job)).queue for job in waiting[1:]}
+    assert world.run(store.page(TENANT, JobFilter())).queues == {}
