@@ -21,7 +21,9 @@ from benchmarks.results import DIRECTORY
 
 #: In the order of a job's life. Each module has TITLE and `run(scale, say)`, which returns its figures.
 NAMES: tuple[str, ...] = (
+    "submit",
     "start",
+    "status",
     "logs",
     "event_stream",
     "ends",

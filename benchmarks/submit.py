@@ -1,10 +1,10 @@
 """What it costs to accept a job: the service's API process against a default FastAPI application.
 
-Both are one process under uvicorn with uvloop and httptools, each with a Redis of its own with `appendfsync always`, on a
-unix socket. Ours is the service with its defaults: a bearer token, limits, the spec's model and cross-field rules, the
-catalogue, an Idempotency-Key that is new each time, the audit log, the scheduler in the same process. Its only node is
-drained, so that every job is accepted and waits: no worker takes the cores. The other has the same model and the writes
-of our script as one transaction, and nothing else (`programs/bare_api.py`).
+Both are one process under uvicorn with uvloop and httptools, each with a Redis of its own with `appendfsync always`, on
+a unix socket. Ours is the service with its defaults: a bearer token, limits, the spec's model and further rules, the
+catalogue, an Idempotency-Key that is new each time, the audit log, the scheduler in the same process. Its only node
+is drained, so that every job is accepted and waits: no worker takes the cores. The other has the same model and the
+writes of our script as one transaction, and nothing else (`programs/bare_api.py`).
 """
 
 import json
@@ -86,5 +86,5 @@ def run(scale: Scale, say: Say) -> list[Figure]:
     figures: list[Figure] = []
     for number in CONNECTIONS:
         sides = {side: loads[f"{side} {number}"] for side in (OURS, BARE)}
-        figures += http.figures("submit", sides, number, [at_most_times(BARE, 0.5)])
+        figures += http.figures("submit", sides, number, cpu_goals=[at_most_times(BARE, 0.5)])
     return figures

@@ -1,7 +1,7 @@
 """Requests over raw keep-alive connections, as fast as they are answered: the load of the HTTP benchmarks.
 
-Reads a plan (`benchmarks.http.Plan`, JSON) from its standard input and prints what it measured. A process of its own, so
-that its time is not that of what is measured; requests are made before the first is sent, and of an answer only the
+Reads a plan (`benchmarks.http.Plan`, JSON) from its standard input and prints what it measured. A process of its own,
+so that its time is not that of what is measured; requests are made before the first is sent, and of an answer only the
 status and the length are looked at.
 """
 
