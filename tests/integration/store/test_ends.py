@@ -1,5 +1,7 @@
 """An end that gives the devices back: one call, for a supervisor whose processes are proven dead."""
 
+from typing import Any
+
 import pytest
 
 from jobs import store
@@ -9,11 +11,13 @@ from tests.integration.store.world import World
 pytestmark = pytest.mark.integration
 
 
-def finish(world: World, attempt: store.AttemptId, claimant: str = "c", **options: dict[int, str]) -> bool:
-    return world.run(store.finish(attempt, claimant, Reason.COMPLETED, "", node="n1", **options))
+def finish(
+    world: World, attempt: store.AttemptId, claimant: str = "c", quarantine: dict[int, str] | None = None
+) -> bool:
+    return world.run(store.finish(attempt, claimant, Reason.COMPLETED, "", node="n1", quarantine=quarantine))
 
 
-def held(world: World) -> dict[bytes, bytes]:
+def held(world: World) -> dict[Any, Any]:
     return dict(world.redis.hgetall("sy:held:n1"))
 
 

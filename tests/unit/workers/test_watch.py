@@ -20,7 +20,8 @@ from jobs.logs import StreamName
 from jobs.state import Order, Reason
 from jobs.telemetry import AnyRecord, Began, Hello, Note, Outcome, RankUp, Result, Returned, Step, pack
 from tests.unit.workers.made import a_launch
-from workers.checkpoints import Place, Saving
+from workers.checkpoint_places import Place
+from workers.checkpoints import Saving
 from workers.children import listen
 from workers.ranks import Output, Rank
 from workers.watch import DEATH_SECONDS, Ending, Watch
