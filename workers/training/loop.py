@@ -48,6 +48,7 @@ def train(run: Run) -> Result:
         run.over = _is_over(run) or run.epoch + 1 == run.program.epochs
         if not run.over:
             run.epoch, run.batches_done = run.epoch + 1, 0
+    run.settle()
     saving.at_end(run)
     return Result(None if run.last_loss is None else _mean_over_ranks(run, run.last_loss), run.metrics)
 
@@ -124,6 +125,7 @@ def evaluate(run: Run, epoch: int) -> None:
     """
     assert run.evaluation is not None
     assert run.loss is not None
+    run.settle()
     sums = torch.zeros(3, dtype=torch.float64)  # rows, loss times rows, correct
     classifies = True
     with run.strategy.evaluated() as model:
@@ -199,15 +201,25 @@ def _is_over(run: Run) -> bool:
 
 
 def _report_loss(run: Run, loss: torch.Tensor) -> None:
-    """On cuda and under ddp only on the steps chosen beforehand: reading it there waits for device or ranks."""
+    """On cuda and under ddp only on the steps chosen beforehand: reading it there waits for device or ranks. The mean
+    over ranks is asked for, and told after the next step: it comes while that one runs."""
     context, step = run.context, run.steps_done
+    run.settle()
     if (context.world_size > 1 or context.kind == "cuda") and not sampled(step):
         return
-    if context.world_size > 1:
-        run.strategy.recorder.metric("loss", step, loss.item(), context.devices[0].logical)
-    mean = _mean_over_ranks(run, loss)
-    if context.rank == 0:
-        run.strategy.recorder.metric("loss", step, mean)
+    if context.world_size == 1:
+        run.strategy.recorder.metric("loss", step, loss.item())
+        return
+    run.strategy.recorder.metric("loss", step, loss.item(), context.devices[0].logical)
+    total = loss.clone()
+    arrived = run.strategy.begin_total(total)
+
+    def tell() -> None:
+        arrived()
+        if context.rank == 0:
+            run.strategy.recorder.metric("loss", step, total.item() / context.world_size)
+
+    run.owed = tell
 
 
 def _mean_over_ranks(run: Run, loss: torch.Tensor) -> float:

@@ -59,6 +59,7 @@ class Run:
     # -- checkpoints
     saved_step: int = 0  # the last one that was saved, or tried to be
     resumed: Resumed | None = None  # until the loader is back where it was
+    owed: Callable[[], None] | None = None  # waits for a loss of all ranks, and tells of it
     # -- what every step asks for
     autocast: AbstractContextManager[object] = field(init=False)  # in the precision that the spec asks for
     moves_rate_every_step: bool = field(init=False)  # the learning rate; else it moves every epoch
@@ -71,6 +72,12 @@ class Run:
             else torch.autocast(self.context.kind, dtype=getattr(torch, precision))
         )
         self.moves_rate_every_step = scheduler is not None and scheduler.every == "step"
+
+    def settle(self) -> None:
+        """Tell what other ranks still owed: before anybody may ask how far this run is."""
+        if self.owed is not None:
+            owed, self.owed = self.owed, None
+            owed()
 
     @property
     def checkpoints(self) -> Checkpoints | None:

@@ -36,6 +36,7 @@ def at_end(run: Run) -> None:
 
 
 def _save(run: Run, *, whole: bool) -> None:
+    run.settle()
     run.strategy.recorder.finish()
     saved = checkpoint.save(run, whole=whole)
     run.saved_step = run.steps_done  # also where it failed: ranks must do the same, and only one may have failed

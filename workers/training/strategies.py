@@ -46,8 +46,9 @@ class Strategy:
     """A model on its devices.
 
     `model` is what the loop calls; `device` is where batches go; `total` adds a tensor up over all
-    ranks; `evaluated` gives the model that evaluation may call on each rank as often as it likes;
-    `alone` is around a forward and backward after which the ranks do not yet add up their gradients.
+    ranks, and `begin_total` does so meanwhile, until what it returns is called; `evaluated` gives the
+    model that evaluation may call on each rank as often as it likes; `alone` is around a forward and
+    backward after which the ranks do not yet add up their gradients.
 
     `bare` gives the model without a wrapper. `holds` says what of it this rank has: all of it and nothing
     to do with other ranks' ("whole"), the same as rank 0 but for buffers ("replica"), or a part ("shard").
@@ -62,6 +63,7 @@ class Strategy:
     evaluated: Callable[[], AbstractContextManager[nn.Module]]
     bare: Callable[[], AbstractContextManager[nn.Module]]
     alone: Callable[[], AbstractContextManager[object]] = nullcontext
+    begin_total: Callable[[torch.Tensor], Callable[[], object]] = lambda values: lambda: values
     straggler: Straggler | None = None
     holds: Literal["whole", "replica", "shard"] = "whole"
     buckets: Callable[[], Buckets | None] = lambda: None
@@ -166,6 +168,7 @@ def ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
         lambda: _unwrapped(model, path, inner, wrapped),
         lambda: _bare(model, path, inner, wrapped),
         wrapped.no_sync,
+        _begin_total,
         straggler,
         "replica" if path is None else "whole",
         lambda: _buckets(wrapped),
@@ -194,6 +197,7 @@ def fsdp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
         lambda: _gathered(model, sharded),
         lambda: nullcontext(model),
         lambda: _unreduced(sharded[-1]),
+        _begin_total,
         holds="shard",
     )
 
@@ -256,6 +260,12 @@ def _backend(wish: str, device: torch.device) -> str:
 def _total(values: torch.Tensor) -> torch.Tensor:
     dist.all_reduce(values)
     return values
+
+
+def _begin_total(values: torch.Tensor) -> Callable[[], object]:
+    work: Any = dist.all_reduce(values, async_op=True)
+    wait: Callable[[], object] = work.wait
+    return wait
 
 
 @contextlib.contextmanager

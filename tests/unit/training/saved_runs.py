@@ -130,7 +130,8 @@ def flat(value: Any, where: str = "") -> dict[str, Any]:
 
 
 def seen(records: list[AnyRecord]) -> list[tuple[Any, ...]]:
-    """What must come out the same in a run that was broken off: all but times, and when it was saved."""
+    """What must come out the same in a run that was broken off: all but times, and when it was saved. A loss of all
+    ranks is told a step later, unless the run is saved before: each kind is in an order of its own."""
     told: list[tuple[Any, ...]] = []
     for record in records:
         match record:
@@ -140,7 +141,7 @@ def seen(records: list[AnyRecord]) -> list[tuple[Any, ...]]:
                 told.append(("metric", record.device, record.name, record.step, record.value))
             case Result():
                 told.append(("result", record.loss, record.metrics))
-    return told
+    return sorted(told, key=lambda each: each[0])
 
 
 def splits(records: list[AnyRecord]) -> set[Split]:
