@@ -21,7 +21,7 @@ from workers.training import checkpoint, loop, strategies
 from workers.training.context import RankContext, RejectedByWorker
 from workers.training.hardware import processor
 from workers.training.recipes import optim
-from workers.training.recipes.data import DATA
+from workers.training.recipes.data import DATA, collate
 from workers.training.recipes.files import DataRoot
 from workers.training.recipes.models import MODELS, Recipe
 from workers.training.run import Loss, Run
@@ -292,6 +292,7 @@ def _loader(
         num_workers=data.num_workers,
         multiprocessing_context="fork" if data.num_workers else None,
         pin_memory=context.kind == "cuda",
+        collate_fn=collate,
         generator=torch.Generator().manual_seed(seed + context.rank),
         **options,
     )

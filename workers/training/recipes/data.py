@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from workers.training.context import RejectedByWorker
 from workers.training.recipes import cifar10 as cifar10_files
@@ -27,6 +27,30 @@ class RandomVectorsArgs(Args):
     classes: Annotated[int, Field(ge=1, le=65_536)] = 2
 
 
+class Rows(TensorDataset):
+    """A data set that lies in whole tensors: the rows of a batch are taken from them at once, not one by one and then
+    stacked, which takes several times as long. A row without target is the input itself, not a tuple of one."""
+
+    def __getitem__(self, index: Any) -> Any:
+        row = super().__getitem__(index)  # type: ignore[no-untyped-call]
+        return row if len(row) > 1 else row[0]
+
+    def __getitems__(self, indices: list[int]) -> "Batch":
+        chosen = torch.tensor(indices)
+        return Batch(tensor.index_select(0, chosen) for tensor in self.tensors)
+
+
+class Batch(tuple[torch.Tensor, ...]):
+    """Rows that were taken together."""
+
+
+def collate(rows: Any) -> Any:
+    """What a DataLoader makes of the rows of a batch."""
+    if not isinstance(rows, Batch):
+        return default_collate(rows)
+    return list(rows) if len(rows) > 1 else rows[0]
+
+
 def random_vectors(args: RandomVectorsArgs) -> TensorDataset:
     """Vectors from a standard normal: (features,) float32 and a label in [0, classes).
 
@@ -35,7 +59,7 @@ def random_vectors(args: RandomVectorsArgs) -> TensorDataset:
     """
     projections = torch.randn(args.features, args.classes)
     vectors = torch.randn(args.rows, args.features)
-    return TensorDataset(vectors, (vectors @ projections).argmax(dim=1))
+    return Rows(vectors, (vectors @ projections).argmax(dim=1))
 
 
 class RandomSequencesArgs(Args):
@@ -53,7 +77,7 @@ def random_sequences(args: RandomSequencesArgs) -> TensorDataset:
     """
     projection = torch.randn(args.features, args.outputs)
     sequences = torch.randn(args.rows, args.length, args.features)
-    return TensorDataset(sequences, sequences @ projection)
+    return Rows(sequences, sequences @ projection)
 
 
 class DigitsArgs(Args):
@@ -71,7 +95,7 @@ def digits(args: DigitsArgs) -> TensorDataset:
     table = np.loadtxt(_digits_file(), delimiter=",", dtype=np.float32)
     images, labels = table[:, :-1] / 16.0, table[:, -1].astype(np.int64)
     chosen = _in_test(labels) == (args.split == "test")
-    return TensorDataset(torch.from_numpy(images[chosen]), torch.from_numpy(labels[chosen]))
+    return Rows(torch.from_numpy(images[chosen]), torch.from_numpy(labels[chosen]))
 
 
 def _in_test(labels: np.ndarray) -> np.ndarray:
@@ -165,7 +189,7 @@ def _rows(args: ArraysArgs, field: str, names: list[str], read: Callable[[str], 
                 f"{field}.args.{which}: {name!r} has {len(tensor)} rows, but {args.input!r} has {len(tensors[0])}"
             )
         tensors.append(tensor)
-    return _Rows(*tensors)
+    return Rows(*tensors)
 
 
 def _numbers(tensor: torch.Tensor, field: str) -> torch.Tensor:
@@ -174,14 +198,6 @@ def _numbers(tensor: torch.Tensor, field: str) -> torch.Tensor:
             f"{field}: a {tensor.dtype} of shape {tuple(tensor.shape)} is no list of rows of numbers"
         )
     return tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
-
-
-class _Rows(TensorDataset):
-    """As TensorDataset, but a row without target is the input itself, not a tuple of one."""
-
-    def __getitem__(self, index: Any) -> Any:
-        row = super().__getitem__(index)  # type: ignore[no-untyped-call]
-        return row if len(row) > 1 else row[0]
 
 
 DATA: dict[str, Recipe] = {
