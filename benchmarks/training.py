@@ -7,7 +7,10 @@ one process, and under DDP on two ranks; on a machine with a GPU, on that in one
 plain           `programs/training_loop.py` by python or torchrun, started once and told to train a block in each round,
                 so that its start is no part of the round
 its script      the same file as a job: one job a round, observed by the probe
-recipe          the same model, sizes, loader (DataLoader over a TensorDataset), loss and optimizer as a recipe
+recipe          the same model, sizes, DataLoader, loss and optimizer as a recipe
+plain, batched  the plain program once more, with the one thing that recipes do better: rows of a batch are taken from
+                the data set at once, where TensorDataset takes them one by one. So the recipe against this side is what
+                observing costs, and against plain what a user gets who had written the tutorials' loop
 
 All have one thread a process. The plain loop is the tutorials': batches `.to(device)`, `loss.item()` in every step in
 one process and in every tenth under DDP, as the recipe reads it. Counted are the steps after the first ones, in the
@@ -39,7 +42,7 @@ from benchmarks.service import Service, service
 from shardyard.client.models import JobStatus
 
 TITLE = "Training throughput under full observation"
-RECIPE, SCRIPT, PLAIN = "recipe", "its script", "plain"
+RECIPE, SCRIPT, PLAIN, BATCHED = "recipe", "its script", "plain", "plain, batched"
 PROGRAM = Path(__file__).parent / "programs" / "training_loop.py"
 DEADLINE_SECONDS = 60.0
 #: Between two readings of the supervisor's CPU time.
@@ -114,17 +117,18 @@ def _compare(loop: Loop, way: Way, jobs: "Jobs", place: Path, scale: Scale, say:
         supervisor[side].append(spent.seconds_for(loop.steps - loop.skip, speed) / (loop.steps - loop.skip) * 1000)
         return speed
 
-    with _plain(loop, way, place) as block:
+    with _plain(loop, way, place / "plain") as plain, _plain(loop, way, place / "batched", "--batched") as batched:
         sides = {
             RECIPE: partial(observed, RECIPE, jobs.recipe),
-            PLAIN: block,
+            PLAIN: plain,
             SCRIPT: partial(observed, SCRIPT, jobs.script),
+            BATCHED: batched,
         }
         rounds = scale.rounds_of(5, 2)
         samples = in_turns(sides, rounds, say=lambda text: say(f"{loop.title}, {way.title}: {text}"))
     name = f"{loop.title}, {way.title}"
     scripts = {SCRIPT: samples[SCRIPT], PLAIN: samples[PLAIN]}
-    recipes = {RECIPE: samples[RECIPE], PLAIN: samples[PLAIN]}
+    recipes = {side: samples[side] for side in (RECIPE, PLAIN, BATCHED)}
     goals = [share_of(PLAIN, loop.goal)]
     return [
         Figure(f"{name}, recipe", "steps/s", recipes, goals, lower_is_better=False),
@@ -137,9 +141,8 @@ def _compare(loop: Loop, way: Way, jobs: "Jobs", place: Path, scale: Scale, say:
 
 
 @contextmanager
-def _plain(loop: Loop, way: Way, place: Path) -> Iterator[Callable[[], float]]:
+def _plain(loop: Loop, way: Way, result: Path, *options: str) -> Iterator[Callable[[], float]]:
     """A function that has a waiting process train one block, and returns its steps a second."""
-    result = place / "plain"
     go = result.with_suffix(".go")
     command = [str(peers.PYTHON)]
     if way.ranks > 1:
@@ -147,7 +150,7 @@ def _plain(loop: Loop, way: Way, place: Path) -> Iterator[Callable[[], float]]:
     command += [str(PROGRAM), loop.name, str(loop.steps), str(loop.skip), str(result), "--serve"]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            [*command, "--device", way.device],
+            [*command, "--device", way.device, *options],
             env=peers.plain_environment(),
             stdout=output,
             stderr=output,

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,6 +55,14 @@ class Cifar10Cnn(nn.Module):
         return logits
 
 
+class Batched(TensorDataset):
+    """The rows of a batch at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        chosen = torch.tensor(indices)
+        return [tensor.index_select(0, chosen) for tensor in self.tensors]
+
+
 #: Model, shape of a row, rows, classes, batch size of a rank, learning rate and momentum.
 LOOPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int, int, float, float]] = {
     "linear": (lambda: nn.Linear(5, 2), (5,), 3000, 2, 15, 0.01, 0.0),
@@ -69,6 +78,7 @@ def main() -> None:
     parser.add_argument("skip", type=int)
     parser.add_argument("result", type=Path)
     parser.add_argument("--serve", action="store_true")
+    parser.add_argument("--batched", action="store_true", help="take the rows of a batch at once, as recipes do")
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
 
@@ -78,9 +88,11 @@ def main() -> None:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     torch.manual_seed(0)
     make, shape, rows, classes, batch_size, rate, momentum = LOOPS[args.loop]
-    data = TensorDataset(torch.randn(rows, *shape), torch.randint(0, classes, (rows,)))
+    kind = Batched if args.batched else TensorDataset
+    data = kind(torch.randn(rows, *shape), torch.randint(0, classes, (rows,)))
     sampler: DistributedSampler[tuple[torch.Tensor, ...]] | None = DistributedSampler(data) if ranks > 1 else None
-    loader = DataLoader(data, batch_size, shuffle=sampler is None, sampler=sampler)
+    own: dict[str, Any] = {"collate_fn": lambda batch: batch} if args.batched else {}
+    loader = DataLoader(data, batch_size, shuffle=sampler is None, sampler=sampler, **own)
     model = make().to(device)
     if ranks > 1:
         model = DistributedDataParallel(model)
