@@ -33,6 +33,23 @@ def test_higher_priority_goes_first_then_age(world: World) -> None:
     assert started == [high, first, second, low]
 
 
+def test_a_job_wakes_a_dispatch_only_where_a_node_has_room_for_it(world: World) -> None:
+    ears = world.redis.pubsub(ignore_subscribe_messages=True)
+    ears.subscribe("sy:wake")
+    world.node(devices=2)
+    woken = lambda: [ears.get_message(timeout=0.05) for _ in range(4)].count(None) < 4  # noqa: E731
+    assert woken()  # by the node
+    job = world.submit(2)
+    assert woken()
+    world.dispatch()
+    attempt = world.claim(job)
+    world.submit(1)
+    assert not woken()
+    world.finish_and_release(attempt)
+    assert woken()
+    ears.close()
+
+
 def test_order_of_arrival_holds_across_classes_and_tenants(world: World) -> None:
     world.node(devices=4)
     big = world.submit(3)
