@@ -1,10 +1,11 @@
-"""The two requests that clients make all the time reach their route without the framework, which takes longer than it.
+"""The three requests that clients make all the time reach their route without the framework, which takes longer than it.
 
 Nothing is decided here. What is asked for, and checked, comes from the functions of `api.deps` that the route names, in
 the order in which the framework calls them, and then the route itself is called. A request that has more to it, such as
-a query, goes the long way, as all others do ([0031](../docs/decisions/0031-short-ways.md)).
+a query that is not plain, goes the long way, as all others do ([0035](../docs/decisions/0035-short-ways.md)).
 """
 
+import re
 from collections.abc import Awaitable, Callable
 
 from fastapi import Request, Response
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import deps, problems
 from api.routes import jobs
+from jobs.state import State
 
 Way = Callable[[Request], Awaitable[Response]]
 
@@ -27,11 +29,24 @@ async def _show(request: Request) -> Response:
     return await jobs.show(request, who, service, await deps.job_id(request.scope["path"].rpartition("/")[2]))
 
 
+async def _list(request: Request) -> Response:
+    who, service, asked = await deps.principal(request), await deps.jobs(request), _plain(request.scope["query_string"])
+    assert asked is not None
+    state = State(asked["state"]) if "state" in asked else None
+    return await jobs.list_jobs(who, service, state, limit=int(asked.get("limit", 50)), cursor=asked.get("cursor", ""))
+
+
 def _route(endpoint: Callable[..., object]) -> APIRoute:
     return next(route for route in jobs.router.routes if isinstance(route, APIRoute) and route.endpoint is endpoint)
 
 
-_SUBMIT, _SHOW = _route(jobs.submit), _route(jobs.show)
+#: What a plain query for a list may have, as it must be written to go the short way.
+_PLAIN = {
+    "limit": re.compile("[1-9][0-9]?|1[0-9][0-9]|200"),
+    "cursor": re.compile("[A-Za-z0-9_-]{1,64}"),
+    "state": re.compile("|".join(State)),
+}
+_SUBMIT, _SHOW, _LIST = _route(jobs.submit), _route(jobs.show), _route(jobs.list_jobs)
 _SHOWN = _SHOW.path.partition("{")[0]
 
 
@@ -57,14 +72,29 @@ class ShortWays:
 
 
 def _way(scope: Scope) -> tuple[APIRoute, Way] | None:
-    if scope["type"] != "http" or scope["query_string"]:
+    if scope["type"] != "http":
         return None
     method, path = scope["method"], scope["path"]
+    if method == "GET" and path == _LIST.path and _plain(scope["query_string"]) is not None:
+        return _LIST, _list
+    if scope["query_string"]:
+        return None
     if method == "GET" and path.startswith(_SHOWN) and "/" not in path[len(_SHOWN) :] and len(path) > len(_SHOWN):
         return _SHOW, _show
     if method == "POST" and path == _SUBMIT.path and len(_key(scope)) <= deps.MAX_KEY_LENGTH:
         return _SUBMIT, _submit
     return None
+
+
+def _plain(query: bytes) -> dict[str, str] | None:
+    """What a query for a list asks for; None where more than that is in it."""
+    asked: dict[str, str] = {}
+    for part in query.decode("latin-1").split("&") if query else ():
+        name, _, value = part.partition("=")
+        if name in asked or name not in _PLAIN or not _PLAIN[name].fullmatch(value):
+            return None
+        asked[name] = value
+    return asked
 
 
 def _key(scope: Scope) -> str:

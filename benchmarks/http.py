@@ -1,5 +1,6 @@
 """What the HTTP benchmarks share: requests as bytes, a load in a process of its own, a bare FastAPI to compare with."""
 
+import socket
 import subprocess
 import sys
 import tempfile
@@ -58,6 +59,26 @@ def request(method: str, path: str, port: int, headers: Mapping[str, str] | None
     named |= {"Content-Type": "application/json", "Content-Length": str(len(body))} if body else {}
     head = "".join(f"{name}: {value}\r\n" for name, value in named.items())
     return f"{method} {path} HTTP/1.1\r\n{head}\r\n" + body.decode("latin-1")
+
+
+def body_of_answer(connection: socket.socket) -> bytes:
+    """The next answer on a connection, to its end.
+
+    Raises:
+        ConnectionError: the server closed it first.
+    """
+    got = b""
+    while True:
+        head, end, body = got.partition(b"\r\n\r\n")
+        length = next(
+            (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
+        )
+        if end and len(body) >= length:
+            return body
+        data = connection.recv(65_536)
+        if not data:
+            raise ConnectionError("the server closed a connection in the middle of an answer")
+        got += data
 
 
 def load(plan: Plan) -> Load:

@@ -134,7 +134,7 @@ def _wake(ours: Service, job: str, waiting: socket.socket) -> float:
         if not select.select([waiting], [], [], ANSWER_SECONDS)[0]:
             raise RuntimeError(f"the long-poll was not answered within {ANSWER_SECONDS:g} s")
         seconds = time.perf_counter() - began
-        status: dict[str, Any] = json.loads(waiting.recv(65_536).partition(b"\r\n\r\n")[2])
+        status: dict[str, Any] = json.loads(http.body_of_answer(waiting))
         if status["state"] != "cancelled":
             raise RuntimeError(f"the long-poll was answered with {status['state']}")
         return seconds
