@@ -13,7 +13,7 @@ from typing import Any
 import hiredis
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 #: Waits before a command whose connection was lost is sent again, in seconds.
@@ -23,7 +23,8 @@ MAX_UNANSWERED = 10_000
 
 
 class Exchange:
-    """Sends commands to the server of `client`, whose settings its one connection has. Each reply has `seconds` to come.
+    """Sends commands to the server of `client`, whose settings its one connection has. It is given up when nothing came
+    for `seconds` while somebody waited.
 
     Raises (from both calls):
         redis.exceptions.RedisError: the server's own error; ConnectionError or TimeoutError when it was tried three
@@ -53,7 +54,9 @@ class Exchange:
         """Run a script that takes no keys, and have the server keep it. `digest` is the SHA-1 of `source`, hex."""
         try:
             return await self.execute("EVALSHA", digest, 0, *args)
-        except NoScriptError:
+        except ResponseError as error:
+            if not str(error).startswith("NOSCRIPT"):
+                raise
             await self.execute("SCRIPT", "LOAD", source)
             return await self.execute("EVALSHA", digest, 0, *args)
 
@@ -61,7 +64,8 @@ class Exchange:
         if self._opening is not None:
             self._opening.cancel()
         if self._line is not None:
-            await self._line.close(RedisConnectionError("the connection was closed"))
+            self._line.close(RedisConnectionError("the connection was closed"))
+            await self._line.closed()
 
     async def _open(self) -> "_Line":
         """The connection, opened once for all who ask meanwhile."""
@@ -83,78 +87,85 @@ class Exchange:
         return self._line
 
 
-class _Line:
+class _Line(asyncio.Protocol):
     """One connection. It is lost with the first failure, and everybody who waits is told."""
 
     def __init__(self, connection: Any, seconds: float) -> None:
         self.lost = False
-        self._loop = asyncio.get_running_loop()
         self._connection = connection
         self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._replies = hiredis.Reader(protocolError=RedisConnectionError, replyError=ResponseError)
         self._unsent: list[bytes] = []
         self._unanswered: deque[asyncio.Future[Any]] = deque()
-        self._to_send, self._to_read = asyncio.Event(), asyncio.Event()
-        self._tasks = [asyncio.create_task(self._keep(work)) for work in (self._send, self._read)]
+        self._answered = 0
+        self._watch: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Task[None] | None = None
+        # redis-py has opened it and proven who we are. Its own way to read, by a stream, takes a task and a turn of the
+        # loop more for each reply.
+        self._transport = connection._writer.transport
+        self._transport.set_protocol(self)
 
     def ask(self, command: tuple[str | bytes | int, ...]) -> "asyncio.Future[Any]":
         if len(self._unanswered) >= MAX_UNANSWERED:
             raise RedisConnectionError(f"{MAX_UNANSWERED} commands wait for an answer already")
+        packed = hiredis.pack_command(command)
+        if not self._unsent:
+            self._loop.call_soon(self._send)
+        self._unsent.append(packed)
         reply: asyncio.Future[Any] = self._loop.create_future()
-        self._unsent.append(hiredis.pack_command(command))
         self._unanswered.append(reply)
-        self._to_send.set()
-        self._to_read.set()
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._seconds, self._look, self._answered)
         return reply
 
-    async def _send(self) -> None:
-        while True:
-            await self._to_send.wait()
-            self._to_send.clear()
-            packed, self._unsent = self._unsent, []
-            async with asyncio.timeout(self._seconds):
-                await self._connection.send_packed_command(packed, check_health=False)
-
-    async def _read(self) -> None:
-        while True:
-            await self._to_read.wait()
-            self._to_read.clear()
-            async with asyncio.timeout(None) as limit:
-                while self._unanswered:
-                    limit.reschedule(self._loop.time() + self._seconds)
-                    try:
-                        _give(self._unanswered[0], await self._connection.read_response())
-                    except (RedisConnectionError, RedisTimeoutError):
-                        raise
-                    except RedisError as error:  # the server's answer to this one command
-                        _refuse(self._unanswered[0], error)
-                    self._unanswered.popleft()
-
-    async def _keep(self, work: Any) -> None:
+    def _send(self) -> None:
+        packed, self._unsent = self._unsent, []
         try:
-            await work()
-        except TimeoutError:
-            await self.close(RedisTimeoutError(f"the server did not answer within {self._seconds:g} s"))
-        except (RedisConnectionError, RedisTimeoutError) as error:
-            await self.close(error)
+            self._transport.writelines(packed)
         except (OSError, RuntimeError) as error:  # RuntimeError: uvloop, of a connection that was reset
-            await self.close(RedisConnectionError(f"the connection was lost: {error}"))
+            self.close(RedisConnectionError(f"the connection was lost: {error}"))
 
-    async def close(self, why: RedisError) -> None:
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._replies.feed(data)
+            while (reply := self._replies.gets()) is not False:
+                if not isinstance(reply, hiredis.PushNotification):
+                    self._answered += 1
+                    _give(self._unanswered.popleft(), reply)
+        except RedisConnectionError as error:
+            self.close(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.close(RedisConnectionError(f"the connection was lost: {error or 'the server closed it'}"))
+
+    def _look(self, answered: int) -> None:
+        """Called every so often while somebody waits: nothing may have come in between."""
+        self._watch = None
+        if self._unanswered and answered == self._answered:
+            self.close(RedisTimeoutError(f"the server did not answer within {self._seconds:g} s"))
+        elif self._unanswered:
+            self._watch = self._loop.call_later(self._seconds, self._look, self._answered)
+
+    def close(self, why: RedisError) -> None:
+        if self.lost:
+            return
         self.lost = True
-        for task in self._tasks:
-            if task is not asyncio.current_task():
-                task.cancel()
-        unanswered, self._unanswered = self._unanswered, deque()
-        for reply in unanswered:
-            _refuse(reply, why)
-        await self._connection.disconnect(nowait=True)
+        if self._watch is not None:
+            self._watch.cancel()
+        while self._unanswered:
+            _give(self._unanswered.popleft(), why)
+        self._closing = self._loop.create_task(self._connection.disconnect(nowait=True))
+
+    async def closed(self) -> None:
+        if self._closing is not None:
+            await self._closing
 
 
 def _give(reply: "asyncio.Future[Any]", value: Any) -> None:
-    if not reply.done():  # who asked may have left
+    if reply.done():  # who asked has left
+        return
+    if isinstance(value, RedisError):
+        reply.set_exception(value)
+    else:
         reply.set_result(value)
-
-
-def _refuse(reply: "asyncio.Future[Any]", error: RedisError) -> None:
-    if not reply.done():
-        reply.set_exception(error)
