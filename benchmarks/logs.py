@@ -40,6 +40,9 @@ TITLE = "Log lines into files and Redis"
 OURS, XADD = "shardyard", "one XADD a line"
 RANKS = (1, 4, 8)
 LINES = (50_000, 200_000, 800_000)
+#: How many lines one rank prints in a tenth of a second, which is what a chunk has then.
+SLOW = (1, 10, 50)
+SLOW_CHUNKS = 1_000
 PIPELINE = 1000
 #: So much that nothing is trimmed before it is counted; the product keeps 4 MiB of each rank's stream.
 WINDOW_BYTES = 1 << 30
@@ -83,6 +86,7 @@ def run(scale: Scale, say: Say) -> list[Figure]:
             return in_turns(sides, rounds, say=say, warm_up=int(count == lines[0]))
 
         by_lines = {count: measure(count, max(ranks)) for count in lines}
+        slow = {each: _slow(texts[0], each, server.url, Path(directory)) for each in SLOW}
         by_ranks = {of: measure(middle, of) if of != max(ranks) else by_lines[middle] for of in ranks}
     most = by_lines[max(lines)]
     return [
@@ -111,6 +115,16 @@ def run(scale: Scale, say: Say) -> list[Figure]:
             [at_most(40)],
             note="the log files; the append-only file of Redis is not counted on either side",
         ),
+        *(
+            Figure(
+                "bytes of a line in Redis, of one rank that prints slowly",
+                "bytes",
+                {side: [each.redis_bytes / each.lines] for side, each in found.items()},
+                size=10 * lines_a_chunk,
+                size_of="lines a second",
+            )
+            for lines_a_chunk, found in slow.items()
+        ),
     ]
 
 
@@ -119,8 +133,27 @@ def _rates(name: str, found: dict[str, list[Sample]], size: int, of: str) -> Fig
     return Figure(name, "", samples, [share_of(XADD, 1.0)], lower_is_better=False, size=size, size_of=of)
 
 
+def _slow(text: bytes, lines_a_chunk: int, url: str, directory: Path) -> dict[str, Sample]:
+    """As chunks of so many lines have it, without waiting for them: only the bytes are of interest."""
+    part = _first_lines(text, min(lines_a_chunk * SLOW_CHUNKS, text.count(b"\n")))
+    client = _empty(url)
+    with tempfile.TemporaryDirectory(dir=directory) as place:
+        before = _used_memory(client)
+        shipper = Shipper(url, wire.DEFAULT_TENANT, JOB, 1, window_bytes=WINDOW_BYTES)
+        relay = Relay(Path(place), 1, shipper)
+        lines = part.split(b"\n")[:-1]
+        for start in range(0, len(lines), lines_a_chunk):
+            relay.output(0, "stdout", 0, b"".join(line + b"\n" for line in lines[start : start + lines_a_chunk]), None)
+            relay.flush(time.time() + 1)
+        relay.close()
+        assert not shipper.close(SECONDS)
+        used = _used_memory(client) - before
+        _check(part, layout.log_file(Path(place), 0), client, 0)
+    return {OURS: Sample(len(lines), 1, 0, used), XADD: added([part], url)}
+
+
 def _first_lines(text: bytes, count: int) -> bytes:
-    """Of a text that is long enough, without building a list of its lines twice."""
+    """Of a text that is long enough."""
     end, rest = 0, text.count(b"\n")
     if rest == count:
         return text
@@ -134,8 +167,7 @@ def _first_lines(text: bytes, count: int) -> bytes:
 
 def relayed(texts: list[bytes], url: str, directory: Path) -> Sample:
     """Raises AssertionError: a line was lost, or is not what was written."""
-    client: redis.Redis = redis.Redis.from_url(url)
-    client.flushall()
+    client = _empty(url)
     with tempfile.TemporaryDirectory(dir=directory) as place, writers(texts, Path(place)) as ranks:
         attempt = Path(place) / "attempt"
         before, cpu = _used_memory(client), time.process_time()
@@ -220,8 +252,7 @@ def _check(text: bytes, file: Path, client: "redis.Redis", rank: int) -> None:
 
 def added(texts: list[bytes], url: str) -> Sample:
     """Raises AssertionError: a line was lost."""
-    client: redis.Redis = redis.Redis.from_url(url)
-    client.flushall()
+    client = _empty(url)
     lines = [text.split(b"\n")[:-1] for text in texts]
     keys = [f"log:{rank}" for rank in range(len(texts))]
     total = sum(map(len, lines))
@@ -237,6 +268,13 @@ def added(texts: list[bytes], url: str) -> Sample:
     used = _used_memory(client) - before
     assert sum(client.xlen(key) for key in keys) == total
     return Sample(total, seconds, cpu, used)
+
+
+def _empty(url: str) -> "redis.Redis":
+    """A client of the server, which holds nothing any more: what it frees in the background would count as gained."""
+    client: redis.Redis = redis.Redis.from_url(url)
+    client.execute_command("FLUSHALL", "SYNC")
+    return client
 
 
 def _used_memory(client: "redis.Redis") -> int:
