@@ -14,7 +14,7 @@ import structlog
 from api import views
 from api.events_feed import TICK_SECONDS
 from api.events_position import Event, checksum
-from api.events_steps import encode
+from api.events_steps import Place, Step, Steps, encode
 from api.fleet import FleetCache
 from api.views import Labels
 from jobs import events, store
@@ -67,6 +67,7 @@ class ServiceFeed:
         self.news = asyncio.Event()
         self.closed = False
         self.fleet = 0  # checksum of the nodes, once they are known
+        self.steps = Steps()
         self._store = control
         self._fleet = fleet
         self._readers: Counter[str] = Counter()  # of each tenant
@@ -141,6 +142,7 @@ class ServiceFeed:
         self._changes.clear()
         self._told.clear()
         self._from.clear()
+        self.steps = Steps()
         self._last = last
 
     def _tell(self) -> None:
@@ -249,7 +251,8 @@ def text_of(position: Id) -> str:
 
 
 class ServiceReader:
-    """One reader of the service: where it is in the list of changes, and which nodes it knows of."""
+    """One reader of the service: where it is in the list of changes, and which nodes it knows of. Readers of a tenant
+    who are at the same place are told the same (`api.events_steps`)."""
 
     def __init__(self, feed: ServiceFeed, tenant: str, last_id: str) -> None:
         self.over = False
@@ -257,10 +260,8 @@ class ServiceReader:
         self._tenant = tenant
         self._fleet = 0
         self._position: Id | None = None
-        found = _ID.fullmatch(last_id)
-        self._resync = "unknown_id" if last_id and found is None else ""
-        if found is not None:
-            self._position, self._fleet = parse_id(found[1]), int(found[2], 16)
+        self._place: Place | None = None  # once it was told something
+        self._resync = "unknown_id" if last_id and not self._go_to(last_id) else ""
 
     @property
     def news(self) -> asyncio.Event:
@@ -272,10 +273,33 @@ class ServiceReader:
             self.over = True
             return b""
         try:
-            return encode(await self._pending())
+            place = self._place
+            step = await (self._make() if place is None else self._feed.steps.after(place, self._make))
         except Unavailable:
             await asyncio.sleep(RETRY_SECONDS)
             return b""
+        if step is None:
+            return b""
+        if step.place is not self._place:  # another reader has made it
+            self._place = step.place
+            self._go_to(step.place.id.rpartition(" ")[2])
+        return step.data
+
+    async def _make(self) -> Step | None:
+        """The next step from here; the reader is behind it then."""
+        ready = await self._pending()
+        if not ready:
+            return None
+        self._place = Place(f"{self._tenant} {ready[-1].id}", (), live_data=True)
+        shared = all(event.name is not EventName.RESYNC for event in ready)
+        return Step(encode(ready), self._place, frozenset(), over=False, shared=shared)
+
+    def _go_to(self, text: str) -> bool:
+        """Be behind the event with this id; False for one that is none of ours."""
+        found = _ID.fullmatch(text)
+        if found is not None:
+            self._position, self._fleet = parse_id(found[1]), int(found[2], 16)
+        return found is not None
 
     async def _pending(self) -> list[Event]:
         if self._position is None:

@@ -264,6 +264,33 @@ def test_a_stream_that_breaks_anywhere_goes_on_without_a_gap_or_a_repeat(place: 
     holds_everything_once(events, driver)
 
 
+def test_readers_who_share_what_they_are_sent_are_each_told_everything_once(place: Place) -> None:
+    job, attempt = place.started(devices=2)
+    with ExitStack() as stack, Driver(attempt) as driver:
+        follow = lambda query: stack.enter_context(place.follow(job, query))  # noqa: E731
+        whole = [follow("?logs=all") for _ in range(12)]
+        halves = [follow("?logs=1") for _ in range(4)]
+        for reader in whole + halves:
+            reader.until(lambda r: len(r.lines(1)) > 50)
+        left, cut = whole.pop(), whole[0].events[-1].id
+        left.close()
+        late = [follow("?logs=all") for _ in range(4)]
+        again = stack.enter_context(place.follow(job, "?logs=all", cut))
+        before = len(whole[0].events)
+        for reader in whole + late:
+            reader.until(lambda r: len(r.lines(1)) > 150)
+        driver.stop()
+        for reader in (*whole, *halves, *late, again):
+            reader.to_end()
+    for reader in whole + late:
+        holds_everything_once(reader.events, driver)
+    for reader in halves:
+        assert [line["seq"] for line in lines_of(reader.events, 1)] == list(range(1, driver.lines + 1))
+        assert not lines_of(reader.events, 0)
+    known = [event.id for event in whole[0].events[:before]].index(cut) + 1
+    holds_everything_once(whole[0].events[:known] + again.events, driver)
+
+
 def test_any_process_goes_on_where_another_one_was_killed(place: Place, tmp_path: Path) -> None:
     job, attempt = place.started(devices=2)
     settings = {"TELEMETRY_URL": place.telemetry.url, "STORAGE": str(place.storage)} | UNHURRIED
