@@ -1,4 +1,4 @@
-"""The three requests that clients make all the time reach their route without the framework, which takes longer than it.
+"""The three requests that clients make all the time reach their route without the framework, which takes longer.
 
 Nothing is decided here. What is asked for, and checked, comes from the functions of `api.deps` that the route names, in
 the order in which the framework calls them, and then the route itself is called. A request that has more to it, such as

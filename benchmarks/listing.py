@@ -7,7 +7,7 @@ list of 52 jobs, all that its job service has on this machine; it has no pages, 
 
 Pages: the first, one in the middle by its cursor, ones anywhere (200 cursors in turn, so that none is asked for twice
 in a row), and those filtered by a state (one job in ten), by a label (one in four) and by a name (one in 64). A
-filter is looked for among the jobs of the list itself, at most 2,000 of them a request.
+filter is looked for among the jobs of the list itself, at most 1,000 of them a request.
 """
 
 import json

@@ -28,7 +28,7 @@ MAX_CANCEL_SCANNED = 1_000
 #: Jobs that one call cancels, and looks at: Redis answers nobody else meanwhile.
 MAX_CANCELLED = 50
 #: Jobs that one page looks at, when a filter matches rarely.
-MAX_SCANNED = 2_000
+MAX_SCANNED = 1_000
 #: Finished jobs that are kept as they were read: the first pages are asked for again and again.
 KEPT_RECORDS = 1_024
 IDEMPOTENCY_SECONDS = 7 * 86_400
