@@ -29,7 +29,7 @@ def create(url: str) -> FastAPI:
 
 
 async def follow(client: "redis.asyncio.Redis") -> AsyncIterator[bytes]:
-    last: bytes | str = "0"
+    last: Any = "0"
     yield b": hello\n\n"
     while True:
         found: Any = await client.xread({STREAM: last}, block=BLOCK_MS, count=100)
