@@ -26,6 +26,8 @@ log = structlog.get_logger("api")
 DRAIN_SECONDS = 10
 KEEP_ALIVE_SECONDS = 15
 BACKLOG = 1024
+#: A request makes some hundreds of objects, and hardly ever a cycle of them.
+GC_THRESHOLD = 10_000
 #: Descriptors for all streams and other connections, where the system lets us have them; many systems begin with 1024.
 WANTED_FILES = 8192
 
@@ -77,6 +79,7 @@ def main() -> int:
     allow_files()
     gc.collect()
     gc.freeze()  # what is there now stays: collections need not go through it again and again
+    gc.set_threshold(GC_THRESHOLD)
     log.info("listening", host=settings.host, port=listener.getsockname()[1])
     # uvicorn raises the signal that ended it once more, when it has drained: that must not look like a crash.
     for number in (signal.SIGTERM, signal.SIGINT):

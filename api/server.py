@@ -1,7 +1,7 @@
 """uvicorn's HTTP protocol, with the deadline that it lacks: a request's head must arrive whole, soon, and small."""
 
 import socket
-from asyncio import BaseTransport, TimerHandle, Transport
+from asyncio import AbstractEventLoop, BaseTransport, TimerHandle, Transport
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
@@ -10,6 +10,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_SECONDS = 10.0
 MAX_HEAD_BYTES = 64 * 1024
+#: So that a download is no larger in memory than it would be otherwise.
+MAX_GATHERED_BYTES = 64 * 1024
 #: A client of a stream that acknowledges nothing for so long, or takes nothing, is gone.
 VANISHED_SECONDS = 10
 #: When a connection on which nothing is sent is asked whether the other side is there, and how often.
@@ -32,6 +34,36 @@ def ask_if_alive(listener: socket.socket) -> None:
         listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
+class OneWrite:
+    """A transport that writes once for each turn of the loop: the head of an answer goes out with its body."""
+
+    def __init__(self, transport: Transport, loop: AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._parts: list[bytes] = []
+        self._bytes = 0
+
+    def write(self, data: bytes) -> None:
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+        self._bytes += len(data)
+        if self._bytes > MAX_GATHERED_BYTES:
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def _flush(self) -> None:
+        parts, self._parts, self._bytes = self._parts, [], 0
+        if parts:
+            self._transport.write(b"".join(parts))
+
+
 class DeadlineProtocol(HttpToolsProtocol):
     """Closes a connection that does not finish a request's head in time (slow loris), or sends a huge one."""
 
@@ -41,7 +73,7 @@ class DeadlineProtocol(HttpToolsProtocol):
     _in_head = True  # between requests too
 
     def connection_made(self, transport: BaseTransport) -> None:
-        super().connection_made(cast(Transport, transport))
+        super().connection_made(cast(Transport, OneWrite(cast(Transport, transport), self.loop)))
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -3,8 +3,8 @@
 Both are one process under uvicorn with uvloop and httptools, each with a Redis of its own with `appendfsync always`, on
 a unix socket. Ours is the service with its defaults: a bearer token, limits, the spec's model and further rules, the
 catalogue, an Idempotency-Key that is new each time, the audit log, the scheduler in the same process. Its only node
-is drained, so that every job is accepted and waits: no worker takes the cores. The other has the same model and the
-writes of our script as one transaction, and nothing else (`programs/bare_api.py`).
+is drained, so that every job is accepted and waits: no worker takes the cores. The other has the same model and
+what our script asks and writes as one transaction, and nothing else (`programs/bare_api.py`).
 """
 
 import json

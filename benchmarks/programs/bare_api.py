@@ -36,9 +36,12 @@ def create_app(url: str) -> FastAPI:
 
     @app.post("/jobs", status_code=201)
     async def submit(spec: JobSpec, idempotency_key: Annotated[str, Header()]) -> dict[str, Any]:
-        """The writes of `jobs/scripts/submit.lua`, as one transaction."""
+        """What `jobs/scripts/submit.lua` asks and writes, as one transaction."""
         job, devices = str(uuid.uuid4()), spec.resources.devices
         async with client.pipeline(transaction=True) as pipe:
+            pipe.get(f"idem:{idempotency_key}")
+            pipe.sismember("pools", spec.pool)
+            pipe.zrevrange(f"pool:{spec.pool}:size", 0, 0, withscores=True)
             pipe.incr("seq")
             pipe.set(f"spec:{job}", spec.model_dump_json())
             pipe.hset(f"job:{job}", mapping=_fields(spec))
