@@ -267,7 +267,10 @@ def test_a_stream_that_breaks_anywhere_goes_on_without_a_gap_or_a_repeat(place: 
 def test_readers_who_share_what_they_are_sent_are_each_told_everything_once(place: Place) -> None:
     job, attempt = place.started(devices=2)
     with ExitStack() as stack, Driver(attempt) as driver:
-        follow = lambda query: stack.enter_context(place.follow(job, query))  # noqa: E731
+
+        def follow(query: str) -> Reader:
+            return stack.enter_context(place.follow(job, query))
+
         whole = [follow("?logs=all") for _ in range(12)]
         halves = [follow("?logs=1") for _ in range(4)]
         for reader in whole + halves:
