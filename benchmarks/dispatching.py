@@ -218,7 +218,7 @@ def _decide(cluster: Cluster, queued: int, rounds: int) -> Times:
 
 
 def _one_by_one(cluster: Cluster) -> list[float]:
-    seconds = []
+    seconds: list[float] = []
     while len(seconds) < ONE_BY_ONE:
         cluster.end(1)
         started, passed = _timed(cluster.dispatch)
@@ -229,7 +229,7 @@ def _one_by_one(cluster: Cluster) -> list[float]:
 
 
 def _of_many(cluster: Cluster) -> list[float]:
-    seconds = []
+    seconds: list[float] = []
     cluster.end(MANY)
     while True:
         started, passed = _timed(cluster.dispatch)
@@ -358,7 +358,7 @@ def _fleet(url: str, nodes: int) -> Iterator[Beats]:
     cluster.all([with_id(whole[number % len(whole)], number) for number in range(2 * nodes)])
     hints: list[store.Hint] = []
     while cluster.dispatch():
-        hints += cluster.control.run(store.hints(60.0))
+        hints.extend(cluster.control.run(store.hints(60.0)))
     stores = [RedisStore.from_url(url) for _ in range(2 * nodes + 2)]
     lifelines = [
         Lifeline(control, hint.attempt, hint.node, settings.beat_seconds)

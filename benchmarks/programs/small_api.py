@@ -20,7 +20,7 @@ class Job(BaseModel):
 
 
 app = FastAPI()
-client = redis.asyncio.Redis.from_url(sys.argv[1])
+client = redis.asyncio.Redis.from_url(sys.argv[1], decode_responses=True)
 
 
 @app.get("/readyz")
@@ -31,14 +31,14 @@ async def ready() -> dict[str, bool]:
 @app.post("/v1/jobs", status_code=201)
 async def submit(job: Job) -> dict[str, str]:
     identity = uuid.uuid4().hex
-    await client.hset(identity, mapping={"spec": job.model_dump_json(), "state": "queued"})  # type: ignore[misc]
+    await client.hset(identity, mapping={"spec": job.model_dump_json(), "state": "queued"})
     return {"id": identity}
 
 
 @app.get("/v1/jobs/{identity}")
 async def read(identity: str) -> dict[str, str]:
-    found = await client.hgetall(identity)  # type: ignore[misc]
-    return {key.decode(): value.decode() for key, value in found.items()}
+    found = await client.hgetall(identity)
+    return {str(key): str(value) for key, value in found.items()}
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def test_while_it_hears_it_asks_for_nothing_but_beats(
     line, attempt = claimed(world, server, beat_seconds=0.1)
 
     def beats() -> int:
-        return int(world.redis.hget(f"sy:attempt:{attempt}", "beat") or 0)  # type: ignore[arg-type]
+        return int(world.redis.hget(f"sy:attempt:{attempt}", "beat") or 0)
 
     before, asked = beats(), calls(world)
     until(lambda: beats() >= before + 5, "five beats")
