@@ -48,15 +48,16 @@ def run(scale: Scale, say: Say) -> list[Figure]:
             return [*figures, Figure(LINE, "s", lines)]
         peers.install()
         with peers.ray_head() as ray:
-            bursts = in_turns(
-                {OURS: lambda: rate(to_two, script, BURST), RAY: lambda: rate_of_ray(ray, BURST)},
-                scale.rounds or 2,
-                say=say,
-            )
             lines = in_turns(
                 {OURS: lambda: first_line(to_two, script), RAY: lambda: first_line_of_ray(ray)},
                 scale.rounds_of(8, 5),
                 say=say,
+            )
+            bursts = in_turns(
+                {OURS: lambda: rate(to_two, script, BURST), RAY: lambda: rate_of_ray(ray, BURST)},
+                scale.rounds or 2,
+                say=say,
+                warm_up=0,
             )
     against = Figure(
         f"{RATE}, a burst of {BURST}", "jobs a minute", bursts, [times_better(RAY, 12)], lower_is_better=False
