@@ -48,6 +48,23 @@ def test_merged_sketches_equal_one_sketch_of_everything(left: list[float], right
     assert [merged.quantile(q) for q in (0.0, 0.5, 1.0)] == [whole.quantile(q) for q in (0.0, 0.5, 1.0)]
 
 
+@given(st.lists(times, max_size=60), st.lists(times, max_size=60))
+def test_values_counted_together_count_as_one_by_one_to_the_last_bit(first: list[float], rest: list[float]) -> None:
+    together = sketch_of(first)
+    together.add_all(rest)
+
+    assert together == sketch_of(first + rest)
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_one_value_that_is_no_time_refuses_all(value: float) -> None:
+    for values in ([1.0, value], [value, 1.0]):
+        sketch = sketch_of([2.0])
+        with pytest.raises(ValueError, match="finite values from 0 on"):
+            sketch.add_all(values)
+        assert sketch == sketch_of([2.0])
+
+
 def test_an_empty_sketch_has_no_quantile() -> None:
     assert Sketch().quantile(0.5) is None
 

@@ -4,6 +4,7 @@ import importlib.util
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from workers.training import catalogue
 from workers.training.context import RejectedByWorker
@@ -81,3 +82,24 @@ def test_models_give_the_shapes_they_promise(
 
 def test_every_built_in_has_a_summary() -> None:
     assert all(recipe.summary.endswith(".") for recipe in (MODELS | DATA).values())
+
+
+@pytest.mark.parametrize("name", ["digits", "vectors"])
+def test_rows_taken_at_once_are_those_taken_one_by_one(name: str) -> None:
+    rows = (
+        data.digits(DigitsArgs()) if name == "digits" else data.random_vectors(RandomVectorsArgs(rows=50, features=3))
+    )
+    options = {"batch_size": 7, "shuffle": True}
+    at_once, one_by_one = (
+        list(DataLoader(each, generator=torch.Generator().manual_seed(1), **options, **more))  # type: ignore[arg-type]
+        for each, more in ((rows, {"collate_fn": data.collate}), (TensorDataset(*rows.tensors), {}))
+    )
+    assert len(at_once) == len(one_by_one) > 1
+    for one, other in zip(at_once, one_by_one, strict=True):
+        assert type(one) is type(other) is list
+        assert all(torch.equal(x, y) and x.is_contiguous() for x, y in zip(one, other, strict=True))
+
+
+def test_rows_without_a_target_make_batches_without_one() -> None:
+    batches = list(DataLoader(data.Rows(torch.arange(6.0)), batch_size=4, collate_fn=data.collate))
+    assert [batch.tolist() for batch in batches] == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0]]
