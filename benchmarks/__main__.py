@@ -30,6 +30,8 @@ NAMES: tuple[str, ...] = (
     "exits",
     "short_jobs",
     "training",
+    "probe",
+    "primitives",
     "listing",
     "memory",
     "dispatching",

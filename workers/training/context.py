@@ -48,6 +48,12 @@ class Sink(Protocol):
         """Take one record. Costs microseconds, and may wait when the reader is far behind."""
 
 
+def innermost(sink: Sink) -> Sink:
+    """The sink that takes what is no concern of those around it."""
+    inner: Sink = getattr(sink, "inner", sink)
+    return inner
+
+
 class NullSink:
     """Nobody listens."""
 
@@ -71,7 +77,8 @@ class ChannelSink:
         self._stepped = False
         self._hurry = threading.Event()
         self._changed = threading.Condition()
-        self._idle = False
+        self.idle = False  # nothing is on its way, and the thread sleeps until something is
+        self.chores: list[Callable[[], object]] = []  # what its thread does before it packs; they may emit
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
@@ -80,7 +87,8 @@ class ChannelSink:
         if self._off:
             return
         self._pending.append(record)
-        if self._idle:
+        if self.idle:
+            self.idle = False  # once is enough: to wake a thread costs more than everything else here
             self._wake.set()
         if not self._stepped and isinstance(record, Step):
             self._stepped = True  # of the first step people hear at once
@@ -110,9 +118,12 @@ class ChannelSink:
         is not there and whose locks may be held by nobody. The pipe is the parent's."""
         self._off = self._closed = True
         self._pending = []
+        self.chores = []
         self._hurry, self._wake, self._changed = threading.Event(), threading.Event(), threading.Condition()
 
     def _wait_for_room(self) -> None:
+        if threading.current_thread() is self._thread:
+            return  # it is the one that makes room
         # No deadline: either the supervisor drains the pipe, or it is dead, which ends the rank too.
         self._hurry.set()
         with self._changed:
@@ -131,10 +142,11 @@ class ChannelSink:
     def _pump(self) -> None:
         pause = FIRST_FLUSH_SECONDS
         while not self._closed:
-            self._idle = True
+            self.idle = True
+            self._do_chores()
             if not self._pending:
                 self._wake.wait()
-            self._idle = False
+            self.idle = False
             self._wake.clear()
             self._send()
             if self._hurry.wait(pause):
@@ -144,6 +156,7 @@ class ChannelSink:
 
     def _send(self) -> None:
         """Write what is pending now, in packets. A record appended meanwhile stays for the next round."""
+        self._do_chores()
         while self._pending and not self._off:
             self._writing = True
             batch = self._pending[:MAX_IN_PACKET]
@@ -154,6 +167,10 @@ class ChannelSink:
                 self._changed.notify_all()
         with self._changed:
             self._changed.notify_all()
+
+    def _do_chores(self) -> None:
+        for chore in self.chores:
+            chore()
 
     def _write(self, packet: bytes) -> None:
         view = memoryview(packet)

@@ -233,6 +233,11 @@ class FamilySink:
         self._sink.emit(record)
 
     @property
+    def inner(self) -> Sink:
+        """What takes every record that is no `Group`."""
+        return self._sink
+
+    @property
     def device(self) -> int:
         """What series of this process belong to: the job as a whole (-1) for the first of a group, else its device."""
         rank, devices = self._family.rank, self._family.devices

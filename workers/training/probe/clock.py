@@ -3,7 +3,9 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +50,7 @@ CLOCKS: dict[str, Clock] = {
 }
 
 
-class Span(NamedTuple):
+class Span(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The time between two marks of one device, read when it is known."""
 
     clock: Clock

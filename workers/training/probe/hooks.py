@@ -15,17 +15,21 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+from workers.training.probe.loaders import OF_ITERATOR
 from workers.training.probe.shapes import shape_of_arguments
 from workers.training.probe.steps import DdpTimes
+from workers.training.probe.usual import BACKWARD, CALLED, LEARNED, RETURNED, STEPPING
 from workers.training.probe.watch import DDP_FIRST, INSIDE, OUTSIDE, SEARCHING
 
 if TYPE_CHECKING:
     from workers.training.probe.script import Probe
-    from workers.training.probe.watch import Watch
+    from workers.training.probe.watch import Watch, Where
     from workers.training.probe.windows import Forward
 
 #: Reductions of fewer numbers are about a loss or a count, not about gradients or parameters.
 MIN_REDUCED = 9
+#: What torch's Module.__call__ consists of, where it does nothing but pass a call on.
+PASSES_ON = ("_compiled_call_impl", "_call_impl")
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced", "reduce")
 
 
@@ -59,7 +63,11 @@ def ask_torch(probe: "Probe", torch: Any) -> None:
             return True
         return modes() > 0 and torch._C._get_dispatch_mode(fake_mode) is not None
 
+    def plain() -> bool:
+        return engine() == -1 and tracing() is None and modes() == 0 and transforms() is None
+
     asked = probe.torch
+    asked.plain, asked.tensor = plain, torch.Tensor
     asked.grad_enabled = torch.is_grad_enabled
     asked.transformed = lambda: transforms() is not None
     asked.elsewhere = elsewhere
@@ -102,23 +110,58 @@ def watch_modules(probe: "Probe", home: Any) -> None:
     import torch
 
     original = home.Module.__call__
-    is_compiling = torch.compiler.is_compiling
+    is_compiling = torch.compiler.is_dynamo_compiling
     here = probe.here
+    only_passes_on = original.__code__.co_names == PASSES_ON
 
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        if is_compiling() or here.depth == INSIDE or not probe.on:
+        if is_compiling():
             return original(self, *args, **kwargs)
-        forward = probe.begin(self, args, kwargs)
-        if forward is None:
-            return original(self, *args, **kwargs)
-        around = here.depth, here.root, here.forward
-        here.depth, here.root = (SEARCHING, forward.root) if forward.root.parts else (INSIDE, None)
-        here.forward = forward
+        now = here.now
+        if now.depth != INSIDE and probe.on:
+            root = now.usual.roots.get(id(self))
+            if root is None or root.counts:
+                return outer_call(now, root, self, args, kwargs)
+        # Every part of a model comes here. What torch's own would do is done here, at the cost of no call.
+        if only_passes_on and self._compiled_call_impl is None:
+            return self._call_impl(*args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    def outer_call(now: "Where", root: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        usual = now.usual
         try:
-            outputs = original(self, *args, **kwargs)
+            is_usual = root is not None and usual.begins(root, args, kwargs)
+        except Exception as error:  # noqa: BLE001
+            probe.failed("a forward", error)
+            is_usual = False
+        if not is_usual:
+            return seen_call(now, module, args, kwargs)
+        now.depth = INSIDE
+        try:
+            outputs = original(module, *args, **kwargs)
         finally:
-            here.depth, here.root, here.forward = around
+            now.depth, now.forward = OUTSIDE, None
+        try:
+            if usual.stage == CALLED:
+                usual.ends(outputs)
+            else:
+                probe.watch.end_of_left(outputs)
+        except Exception as error:  # noqa: BLE001
+            probe.failed("a forward", error)
+        return outputs
+
+    def seen_call(now: "Where", module: Any, args: Any, kwargs: Any) -> Any:
+        forward = probe.begin(module, args, kwargs)
+        if forward is None:
+            return original(module, *args, **kwargs)
+        around = now.depth, now.root, now.forward
+        now.depth, now.root = (SEARCHING, forward.root) if forward.root.parts else (INSIDE, None)
+        now.forward = forward
+        try:
+            outputs = original(module, *args, **kwargs)
+        finally:
+            now.depth, now.root, now.forward = around
         probe.end(forward, outputs)
         return outputs
 
@@ -153,18 +196,34 @@ def hide_from_dynamo(probe: "Probe", home: Any) -> None:
 def watch_backward(probe: "Probe", home: Any) -> None:
     import torch
 
-    original, is_compiling, here = home.backward, torch.compiler.is_compiling, probe.here
+    original, is_compiling, here = home.backward, torch.compiler.is_dynamo_compiling, probe.here
+    engine, clock = torch._C._current_graph_task_id, time.perf_counter
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or here.in_backward or not probe.on or probe.torch.elsewhere():
+        if is_compiling() or not probe.on:
+            return original(*args, **kwargs)
+        now = here.now
+        usual = now.usual
+        if usual.stage != RETURNED or engine() != -1:
+            return seen_backward(now, args, kwargs)
+        usual.stage, usual.backward_began = BACKWARD, clock()
+        result = original(*args, **kwargs)
+        if usual.stage == BACKWARD:
+            usual.backward_ended, usual.stage = clock(), LEARNED
+        elif probe.on:
+            probe.guarded("backward", probe.watch.backward_ended, usual.backward_began)
+        return result
+
+    def seen_backward(now: "Where", args: Any, kwargs: Any) -> Any:
+        if now.in_backward or probe.torch.elsewhere():
             return original(*args, **kwargs)
         mark = probe.guarded("backward", probe.watch.backward_begins)
-        here.in_backward = True  # checkpointing calls backward within backward
+        now.in_backward = True  # checkpointing calls backward within backward
         try:
             result = original(*args, **kwargs)
         finally:
-            here.in_backward = False
+            now.in_backward = False
         if mark is not None:
             probe.guarded("backward", probe.watch.backward_ended, mark)
         return result
@@ -175,15 +234,28 @@ def watch_backward(probe: "Probe", home: Any) -> None:
 def watch_optimizers(probe: "Probe", home: Any) -> None:
     import torch
 
-    is_compiling = torch.compiler.is_compiling
+    is_compiling, here = torch.compiler.is_dynamo_compiling, probe.here
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not is_compiling() and probe.on:
+        if is_compiling() or not probe.on:
+            return
+        usual = here.now.usual
+        if usual.stage == LEARNED and usual.knows(optimizer):
+            usual.stage, usual.optimizer = STEPPING, optimizer
+        else:
             probe.guarded("optimizer", probe.watch.optimizer_begins, optimizer)
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not is_compiling() and probe.on:
-            probe.guarded("optimizer", probe.watch.optimizer_ended, optimizer)
+        if is_compiling() or not probe.on:
+            return
+        usual = here.now.usual
+        try:
+            if usual.stage == STEPPING and usual.optimizer is optimizer:
+                usual.stepped()
+            else:
+                probe.watch.optimizer_ended(optimizer)
+        except Exception as error:  # noqa: BLE001
+            probe.failed("optimizer", error)
 
     home.register_optimizer_step_pre_hook(before)
     home.register_optimizer_step_post_hook(after)
@@ -195,10 +267,10 @@ def watch_scaler(probe: "Probe", home: Any) -> None:
 
     @functools.wraps(original)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = probe.watch.windows.steps
+        before = probe.watch.usual.steps
         result = original(self, *args, **kwargs)
-        if probe.on and probe.watch.windows.steps == before and not probe.here.optimizers:
-            probe.guarded("GradScaler", probe.watch.windows.skipped)
+        if probe.on and probe.watch.usual.steps == before and not probe.here.now.optimizers:
+            probe.guarded("GradScaler", probe.watch.skipped)
         return result
 
     home.GradScaler.step = step
@@ -223,6 +295,7 @@ def _after_init(probe: "Probe", kind: Any, seen: Callable[[Any], None]) -> None:
 def watch_loaders(probe: "Probe", home: Any) -> None:
     base = home._BaseDataLoaderIter
     make, reset, next_index, advance = base.__init__, base._reset, base._next_index, base.__next__
+    here, clock = probe.here, time.perf_counter
 
     @functools.wraps(make)
     def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
@@ -240,30 +313,31 @@ def watch_loaders(probe: "Probe", home: Any) -> None:
     def _next_index(self: Any) -> Any:
         indices = next_index(self)
         if probe.on:
-            probe.guarded("DataLoader", probe.watch.loaders.drew, self, indices)
+            try:
+                probe.watch.loaders.drew(self, indices)
+            except Exception as error:  # noqa: BLE001
+                probe.failed("DataLoader", error)
         return indices
 
     @functools.wraps(advance)
     def __next__(self: Any) -> Any:  # noqa: N807
         if not probe.on:
             return advance(self)
-        asked = time.perf_counter()
+        asked = clock()
         try:
             batch = advance(self)
         except StopIteration:
             probe.guarded("DataLoader", probe.watch.loaders.ended, self)
             raise
-        probe.guarded("DataLoader", _batch_came, probe.watch, self, batch, asked)
+        arrived = clock()
+        try:
+            if not here.now.usual.came(self.__dict__.get(OF_ITERATOR), asked, arrived):
+                probe.watch.batch_came(self, batch, asked, arrived)
+        except Exception as error:  # noqa: BLE001
+            probe.failed("DataLoader", error)
         return batch
 
     base.__init__, base._reset, base._next_index, base.__next__ = __init__, _reset, _next_index, __next__
-
-
-def _batch_came(watch: "Watch", iterator: Any, batch: Any, asked: float) -> None:
-    arrived = time.perf_counter()
-    if watch.is_holding:
-        watch.settle()
-    watch.windows.batch_came(asked, arrived, watch.loaders.came(iterator, batch, arrived))
 
 
 # -- DataParallel and its primitives ----------------------------------------------------------------
@@ -310,14 +384,15 @@ def _timed(name: str) -> Callable[["Probe", Any], Any]:
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not probe.on or here.in_primitive:
+            now = here.now
+            if not probe.on or now.in_primitive:
                 return original(*args, **kwargs)
             begun = probe.guarded(name, probe.watch.primitive_begins)
-            here.in_primitive = True
+            now.in_primitive = True
             try:
                 result = original(*args, **kwargs)
             finally:
-                here.in_primitive = False
+                now.in_primitive = False
             if begun is not None:
                 probe.guarded(name, probe.watch.primitive_ended, name, begun)
             return result
@@ -363,7 +438,7 @@ def _parallel_apply(probe: "Probe", original: Any) -> Any:
         modules: Sequence[Any], inputs: Sequence[Any], kwargs_tup: Any = None, devices: Any = None
     ) -> list[Any]:
         forward = probe.guarded("parallel_apply", probe.watch.applying, modules, devices) if probe.on else None
-        if forward is None and here.depth == OUTSIDE:
+        if forward is None and here.now.depth == OUTSIDE:
             return cast(list[Any], original(modules, inputs, kwargs_tup, devices))
         slots = forward.slots if forward is not None else (0,) * len(modules)
         watched = [_Shard(probe, forward, slot, module) for slot, module in zip(slots, modules, strict=False)]
@@ -383,16 +458,16 @@ class _Shard:
         self._probe, self._forward, self._slot, self._module = probe, forward, slot, module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        probe, here = self._probe, self._probe.here
+        probe, now = self._probe, self._probe.here.now
         begun = None
         if self._forward is not None and probe.on:
             begun = probe.guarded("parallel_apply", self._begin, args, kwargs)
-        around = here.depth, here.root, here.forward
-        here.depth, here.root, here.forward = INSIDE, None, None
+        around = now.depth, now.root, now.forward
+        now.depth, now.root, now.forward = INSIDE, None, None
         try:
             outputs = probe.on_device(self._slot, self._module, args, kwargs)
         finally:
-            here.depth, here.root, here.forward = around
+            now.depth, now.root, now.forward = around
         if begun is not None:
             probe.guarded("parallel_apply", self._end, begun, outputs)
         return outputs

@@ -4,6 +4,7 @@ A pass is one iterator. It has ended when the iterator says so, and was left whe
 when nobody holds it any more.
 """
 
+import functools
 import itertools
 import time
 import weakref
@@ -31,7 +32,8 @@ SHARDS = (("num_replicas", "rank"), ("num_processes", "process_index"), ("num_sh
 
 @dataclass(slots=True)
 class Pass:
-    """One iterator over a loader. `drawn` has what was drawn from the sampler but not delivered yet, a batch each."""
+    """One iterator over a loader. `drawn` has what was drawn from the sampler but not delivered yet, a batch each: its
+    indices, or rows and digest of these where a program's own sampler might change the list."""
 
     loader: int
     number: int
@@ -40,7 +42,7 @@ class Pass:
     batches: int = 0
     rows: int | None = 0
     digest: int | None = 0
-    drawn: deque[tuple[int | None, int | None]] = field(default_factory=deque)
+    drawn: deque[list[Any] | tuple[int | None, int | None]] = field(default_factory=deque)
     told: float = field(default_factory=time.perf_counter)
     over: bool = False
 
@@ -57,15 +59,22 @@ class Facts:
     replica: int | None
     indices: Sequence[int] | None  # of a Subset: two shards have the same numbers within different subsets
     salt: int  # tells data sets apart that hold different rows under the same indices
+    is_plain: bool  # torch's own BatchSampler, which makes a new list for each batch
     collates: bool  # makes batches itself; otherwise an item may be any number of rows
 
 
+def _at_once(act: Callable[[], None]) -> None:
+    act()
+
+
 class Loaders:
-    """Follows every pass. `steps` tells how many optimizer steps there were so far."""
+    """Follows every pass. `steps` tells how many optimizer steps there were so far, as far as they were told, and
+    `steps_now` counts all. `later` does something when all that came before it has been told."""
 
     def __init__(self, emit: Callable[[AnyRecord], None], steps: Callable[[], int]) -> None:
         self._emit = emit
-        self._steps = steps
+        self._steps = self.steps_now = steps
+        self.later: Callable[[Callable[[], None]], None] = _at_once
         self._numbers: weakref.WeakKeyDictionary[Any, tuple[int, Iterator[int]]] = weakref.WeakKeyDictionary()
         self._count = itertools.count()
         self._open: dict[int, Pass] = {}  # by loader
@@ -80,9 +89,9 @@ class Loaders:
             self._numbers[loader] = next(self._count), itertools.count()
         number, passes = self._numbers[loader]
         if number in self._open:
-            self._end(self._open[number], complete=False)
+            self.later(functools.partial(self._end, self._open[number], complete=False))
         facts = facts_of(loader)
-        begun = Pass(number, next(passes), facts, self._steps(), digest=facts.salt)
+        begun = Pass(number, next(passes), facts, self.steps_now(), digest=facts.salt)
         iterator.__dict__[OF_ITERATOR] = self._open[number] = begun
         if known is None:
             weakref.finalize(iterator, self._left.append, begun).atexit = False
@@ -91,6 +100,9 @@ class Loaders:
         """The sampler gave the indices of one batch (or one index, where the program batches by itself)."""
         running: Pass | None = iterator.__dict__.get(OF_ITERATOR)
         if running is not None:
+            if running.facts.is_plain and type(indices) is list and indices and type(indices[0]) is int:
+                running.drawn.append(indices)
+                return
             batch = _listed(indices)
             rows = _count(batch) if running.facts.collates else None
             running.drawn.append((rows, digest(batch, running.facts.indices)))
@@ -102,9 +114,22 @@ class Loaders:
             self.tell_left()
         if running is None:
             return None
-        rows, mixed = running.drawn.popleft() if running.drawn else (None, None)
+        drawn = running.drawn.popleft() if running.drawn else (None, None)
+        if isinstance(drawn, list):
+            return self._add(running, len(drawn), digest(drawn, running.facts.indices), arrived)
+        rows, mixed = drawn
         if rows is None and running.facts.collates:
             rows = _rows(batch)
+        return self._add(running, rows, mixed, arrived)
+
+    def took(self, running: Pass, indices: list[Any], arrived: float) -> int:
+        """What `came` does, some time later, for a batch of which the indices are known; the number of its rows."""
+        if self._left:
+            self.tell_left()
+        self._add(running, len(indices), digest(indices, running.facts.indices), arrived)
+        return len(indices)
+
+    def _add(self, running: Pass, rows: int | None, mixed: int | None, arrived: float) -> int | None:
         running.batches += 1
         running.rows = None if rows is None or running.rows is None else running.rows + rows
         running.digest = None if mixed is None or running.digest is None else (running.digest + mixed) & DIGEST_BITS
@@ -116,7 +141,7 @@ class Loaders:
     def ended(self, iterator: Any) -> None:
         running: Pass | None = iterator.__dict__.get(OF_ITERATOR)
         if running is not None:
-            self._end(running, complete=True)
+            self.later(functools.partial(self._end, running, complete=True))
 
     def tell_left(self) -> None:
         """Send what is owed about passes that the program has dropped."""
@@ -202,6 +227,7 @@ def facts_of(loader: Any) -> Facts:
         replica=replica,
         indices=indices if isinstance(indices, (list, tuple, range)) else None,
         salt=_salt(dataset) if indices is None else 0,
+        is_plain=is_plain and type(batches).__module__ == "torch.utils.data.sampler",
         collates=batches is not None,
     )
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
+    from jobs.telemetry import Shape
+
 #: What the wrappers are called where torch has them, how they divide work, and where they keep their module.
 WRAPPERS = (
     ("torch.nn.parallel", "DataParallel", "dp", "module"),
@@ -47,50 +49,49 @@ class Root:
     """A module as it is called. `parts` are wrapped modules inside a root that is not wrapped itself, by identity."""
 
     ref: "weakref.ref[nn.Module]"
-    generation: int
     model: Model
     kind: str  # "" | dp | ddp | fsdp
+    counts: bool  # it has parameters, or divides work: its calls are forwards
     wrapper: "weakref.ref[nn.Module] | None" = None
     path: str = ""  # of a part, within the root's model
     parts: "dict[int, Root]" = field(default_factory=dict)
     looked: bool = False  # for a method that calls it, below
     around: "weakref.ref[nn.Module] | None" = None  # a module that it is a part of, and whose methods call it
+    known: "tuple[dict[Shape | None, Any], dict[Shape | None, Any]]" = field(default_factory=lambda: ({}, {}))
+    # usual.Known forwards by the shape of their first input, without gradients and with them
 
 
 class Models:
     """Everything learned about modules. It is learned anew when one is wrapped, or an optimizer made."""
 
     def __init__(self) -> None:
-        self._roots: dict[int, Root] = {}
+        self.roots: dict[int, Root] = {}  # by identity of a module that is alive
         self._models: dict[int, Model] = {}
         self._names: dict[str, Model] = {}
         self.has_optimizers = False
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._known_optimizers: dict[int, weakref.ref[Any]] = {}
+        self.known_optimizers: dict[int, weakref.ref[Any]] = {}  # by identity, those that are alive
         self._optimized: tuple[int, set[int]] = (-1, set())
         self._generation = 0
 
     def changed(self) -> None:
-        """A module has been wrapped."""
+        """A module has been wrapped, or an optimizer made."""
         self._generation += 1
+        self.roots.clear()
 
     @property
     def optimizers(self) -> list[Any]:
         return list(self._optimizers)
 
     def optimizer_made(self, optimizer: Any) -> None:
-        known = self._known_optimizers.get(id(optimizer))
-        if known is None or known() is not optimizer:
-            self._known_optimizers[id(optimizer)] = _ref(optimizer, self._known_optimizers)
+        if id(optimizer) not in self.known_optimizers:
+            self.known_optimizers[id(optimizer)] = _ref(optimizer, self.known_optimizers)
             self._optimizers.add(optimizer)
             self.has_optimizers = True
-            self._generation += 1
+            self.changed()
 
     def root(self, module: "nn.Module") -> Root:
-        known = self._roots.get(id(module))
-        if known is not None and known.generation == self._generation and known.ref() is module:
-            return known
-        return self._learn(module)
+        return self.roots.get(id(module)) or self._learn(module)
 
     def of_inner(self, module: "nn.Module") -> Model:
         """The model that consists of `module`, which is no wrapper."""
@@ -143,7 +144,8 @@ class Models:
         root = self._unwrapped(module)
         if not root.kind:
             self._find_parts(root)
-        self._roots[id(module)] = root
+        root.counts = root.model.has_parameters or bool(root.kind)
+        self.roots[id(module)] = root
         return root
 
     def _unwrapped(self, module: "nn.Module") -> Root:
@@ -157,7 +159,7 @@ class Models:
             inner = content
         if not kind and _is(inner, SHARDED):
             kind = "fsdp"
-        return Root(_ref(module, self._roots), self._generation, self.of_inner(inner), kind, wrapper)
+        return Root(_ref(module, self.roots), self.of_inner(inner), kind, True, wrapper)
 
     def _find_parts(self, root: Root) -> None:
         whole = root.model.ref()

@@ -35,11 +35,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobs.telemetry import DeviceInfo, Note
-from workers.training.context import RankContext
+from workers.training.context import ChannelSink, RankContext, innermost
 from workers.training.hardware import processor
 from workers.training.probe import hooks
 from workers.training.probe.imports import Finder, when_imported
-from workers.training.probe.watch import Here, Torch, Watch
+from workers.training.probe.watch import Here, Torch, Watch, Where
 from workers.training.probe.windows import Forward
 
 if TYPE_CHECKING:
@@ -64,11 +64,14 @@ class Probe:
         self.finder: Finder | None = None
         self.context = context
         self.watch = Watch(context, self.torch, self.here, rehearsed=rehearsed)
+        channel = innermost(context.sink)
+        if isinstance(channel, ChannelSink):
+            channel.chores.append(self._tell_of_now)
         self._on_device = _nowhere if context.streams is None else context.streams.on
 
     def begin_anew(self) -> None:
         """Watch a forked child as a process of its own. Its splits have ids that no other process of the rank gives."""
-        vars(self.here).clear()
+        self.here.now = Where()
         optimizers = self.watch.models.optimizers
         self.watch = Watch(self.context, self.torch, self.here, os.getpid() << 32, rehearsed=self.rehearsed)
         for optimizer in optimizers:
@@ -80,6 +83,10 @@ class Probe:
         if self.on:
             self.guarded("finish", self.watch.finish)
         self.on = False
+
+    def _tell_of_now(self) -> None:
+        if self.on:
+            self.guarded("a usual step", self.watch.usual.tell_of_now)
 
     # -- what the wrappers call --------------------------------------------------------------------
 

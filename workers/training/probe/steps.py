@@ -29,8 +29,7 @@ class DdpTimes:
     comm_ms: float
 
 
-@dataclass(slots=True)
-class Shard:
+class Shard(msgspec.Struct, eq=False):
     """What one device got in one forward. A device with several placed modules has a span for each."""
 
     given: Shape | None

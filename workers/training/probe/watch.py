@@ -12,13 +12,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from jobs.telemetry import DeviceInfo, Group, Metric, Shape, Wrapped
-from workers.training.context import RankContext
+from workers.training.context import RankContext, innermost
 from workers.training.probe.backward import leaves_of, time_backward
 from workers.training.probe.clock import Mark, Span
 from workers.training.probe.loaders import Loaders
 from workers.training.probe.models import Models, Root
 from workers.training.probe.shapes import rows_of, shape_of, shape_of_arguments, tensors_in
 from workers.training.probe.steps import DdpTimes, Shard, sampled
+from workers.training.probe.usual import AWAY, NOBODY, Usual, learning_rate
 from workers.training.probe.windows import Forward, Windows
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ OUTSIDE, SEARCHING, INSIDE = range(3)
 MAX_WRAPPED = 64
 #: Between a method and the call of a part there may be a comprehension or a helper.
 MAX_FRAMES = 3
-#: How far above `Watch.begin` the caller of a module is: `Probe.begin` and the wrapper are between them.
-CALLER = 3
+#: How far above `Watch.begin` the caller of a module is: `Probe.begin` and the wrapper's functions are between them.
+CALLER = 5
 #: DistributedDataParallel measures its first ten iterations, and then as often as it is told.
 DDP_FIRST = 10
 
@@ -40,15 +41,26 @@ TRANSFORMED = "inside torch.func transforms (vmap, grad) a module sees no batch,
 FOREIGN_DEVICE = "a module ran on {}, which is no device of this rank; its rows are counted at the rank's own"
 
 
-class Here(threading.local):
-    """Where the current thread is."""
+class Where:
+    """Where a thread is."""
 
-    depth = OUTSIDE
-    root: Root | None = None
-    forward: Forward | None = None
-    in_primitive = False
-    in_backward = False
-    optimizers: tuple[Any, ...] = ()
+    __slots__ = ("depth", "forward", "in_backward", "in_primitive", "optimizers", "root", "usual")
+
+    def __init__(self) -> None:
+        self.depth = OUTSIDE
+        self.root: Root | None = None
+        self.forward: Forward | None = None
+        self.in_primitive = False
+        self.in_backward = False
+        self.optimizers: tuple[Any, ...] = ()
+        self.usual: Usual = NOBODY
+
+
+class Here(threading.local):
+    """Where the current thread is. To look that up costs more than all that is asked of it."""
+
+    def __init__(self) -> None:
+        self.now = Where()
 
 
 class Torch:
@@ -57,6 +69,8 @@ class Torch:
     def __init__(self) -> None:
         self.grad_enabled: Callable[[], bool] = lambda: True
         self.elsewhere: Callable[[], bool] = lambda: False  # in the autograd engine, tracing, on fake tensors
+        self.plain: Callable[[], bool] = lambda: False  # neither elsewhere, nor in a mode or a transform
+        self.tensor: type | None = None
         self.transformed: Callable[[], bool] = lambda: False  # within torch.func
         self.ddp_times: Callable[[Any, int], DdpTimes | None] = lambda wrapper, iteration: None
         self.memory: Callable[[int], int] | None = None  # the most that was used of a device
@@ -87,6 +101,9 @@ class Watch:
         self._targets: tuple[tuple[int, ...], int] | None = None  # of the last scatter: slots, and dimension
         self.reductions_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by ddp wrapper
         self.windows.ddp_times = self._ddp_times
+        self.usual = Usual(self.windows, self.loaders, torch, self.models, innermost(context.sink))
+        self.windows.learned = self._learned
+        self.loaders.later, self.loaders.steps_now = self.usual.later, lambda: self.usual.steps
         self._wrapped = 0
         self._latest = 0  # the slot of the last forward, whose backward comes next
         self._joined: tuple[int, int] | None = None
@@ -98,13 +115,17 @@ class Watch:
 
     def begin(self, module: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward | None:
         """The call of a module begins in this thread; None when it is not one that counts."""
-        here = self.here
+        here = self.here.now
         if here.depth == SEARCHING:
             part = here.root.parts.get(id(module)) if here.root is not None else None
             return None if part is None else self._begin(part, part.model.training, args, kwargs)
         root = self.models.root(module)
-        if not (root.model.has_parameters or root.kind) or self.torch.elsewhere() or self._is_capturing():
+        if not root.counts or self.torch.elsewhere() or self._is_capturing():
             return None
+        self._leave(here)
+        if here.usual is not self.usual and self.usual.owner is not None:
+            self.usual.crowded = True
+            self.usual.tell()
         if not root.looked:
             root.looked = True
             root.around = None if root.kind else _module_around(module, sys._getframe(CALLER))
@@ -168,11 +189,44 @@ class Watch:
             slot = forward.slots[0]
             forward.span = Span(self.windows.clock, forward.mark, self._mark(slot, forward.ended))
             forward.returned = shape_of(outputs)
-        if self.here.forward is not None:
-            self.here.forward.seen_inside = True
+        within = self.here.now.forward
+        if within is not None:
+            within.seen_inside = True
         self._latest = forward.slots[0]
         if not forward.in_method:
             self.windows.forward_ends(forward)
+
+    # -- usual steps -----------------------------------------------------------------------------
+
+    def _leave(self, here: Where) -> None:
+        """Something unusual happens in this thread."""
+        if here.usual.stage != AWAY:
+            here.usual.leave(here, inside=here.depth != OUTSIDE)
+
+    def end_of_left(self, outputs: Any) -> None:
+        """A forward that began as usual is over; something unusual happened within it."""
+        forward, self.usual.forward = self.usual.forward, None
+        if forward is not None:
+            self.end(forward, outputs)
+
+    def batch_came(self, iterator: Any, batch: Any, asked: float, arrived: float) -> None:
+        self._leave(self.here.now)
+        if self._held is not None:
+            self.settle()
+        self.windows.batch_came(asked, arrived, self.loaders.came(iterator, batch, arrived))
+
+    def _learned(self, forward: Forward, phase: str, split: int) -> None:
+        here, root = self.here.now, forward.root
+        if self._held is not None or here.optimizers or here.depth != OUTSIDE:
+            return
+        if self._place is None or self._waits_for_cuda or root.parts or root.around is not None or forward.in_method:
+            return
+        if phase == "train" and not (forward.training and forward.learns):
+            return
+        known = self.windows.known(forward, phase, split)
+        if known is not None:
+            root.known[forward.learns][known.given] = known
+        self.usual.ready(here)
 
     def mark(self, slot: int) -> Mark:
         return self._mark(slot, time.perf_counter())
@@ -220,18 +274,19 @@ class Watch:
 
     def primitive_ended(self, name: str, begin: Mark) -> None:
         span = Span(self.windows.clock, begin, self.mark(0))
-        forward = self.here.forward or (self._held if name in ("parallel_apply", "gather") else None)
+        forward = self.here.now.forward or (self._held if name in ("parallel_apply", "gather") else None)
         spans = self._loose if forward is None else forward.primitives
         spans.setdefault(name, []).append(span)
         if forward is not None and forward is self._held and name == "gather":
             self.settle()
 
     def primitive_begins(self) -> Mark:
+        self._leave(self.here.now)
         return self.mark(0)
 
     def replicated(self, module: "nn.Module", replicas: Sequence[Any]) -> None:
         """Remember whose replicas these are, for a program that applies them by hand."""
-        if self.here.forward is None:
+        if self.here.now.forward is None:
             self._replicated = {id(replica) for replica in replicas}, module
 
     def scattered(self, devices: Sequence[Any], dim: int) -> None:
@@ -240,7 +295,8 @@ class Watch:
 
     def applying(self, modules: Sequence[Any], devices: Sequence[Any] | None) -> Forward | None:
         """Replicas are about to be called, each on its shard. None when they are no part of a forward that counts."""
-        forward = self.here.forward
+        self._leave(self.here.now)
+        forward = self.here.now.forward
         targets, self._targets = self._targets, None
         if targets is None or len(targets[0]) < len(modules):
             targets = self._slots(devices if devices is not None else range(len(modules))), 0
@@ -297,10 +353,6 @@ class Watch:
 
     # -- backward, optimizers, loaders -------------------------------------------------------------
 
-    @property
-    def is_holding(self) -> bool:
-        return self._held is not None
-
     def settle(self) -> None:
         """What was made of primitives, or of parts in a method, ends here at the latest."""
         held, self._held, self._method = self._held, None, None
@@ -313,6 +365,7 @@ class Watch:
     def backward_begins(self) -> Mark | None:
         if self._is_capturing():
             return None
+        self._leave(self.here.now)
         if self._held is not None:
             self.settle()
         self.windows.backward_begins()
@@ -323,7 +376,8 @@ class Watch:
         self.windows.backward_ended(Span(self.windows.clock, begin, self._mark(self._latest, now)), now)
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        here = self.here
+        here = self.here.now
+        self._leave(here)
         self.models.optimizer_made(optimizer)
         if self._is_capturing():
             return
@@ -332,7 +386,8 @@ class Watch:
         here.optimizers = (*here.optimizers, optimizer)
 
     def optimizer_ended(self, optimizer: Any) -> None:
-        here = self.here
+        here = self.here.now
+        self._leave(here)
         if not here.optimizers:
             return
         here.optimizers = here.optimizers[:-1]
@@ -340,13 +395,14 @@ class Watch:
             if self._held is not None:
                 self.settle()
             self._tell_learning_rate(optimizer)
-            self.windows.step_ended()
+            self.usual.steps += 1
+            self.windows.step_ended(time.perf_counter())
 
     def _tell_learning_rate(self, optimizer: Any) -> None:
         step = self.windows.steps
         if sampled(step) and self.windows.rank == 0:
-            rate = optimizer.param_groups[0].get("lr")
-            if isinstance(rate, float):  # a tensor may be on a device, for which we do not wait
+            rate = learning_rate(optimizer)
+            if rate is not None:
                 self.windows.emit(Metric(-1, "learning_rate", step, rate, time.time()))
 
     def _ddp_times(self, wrapper: Any) -> DdpTimes | None:
@@ -368,19 +424,32 @@ class Watch:
         group = self.torch.group()
         if group is not None and group[:2] != self._joined:
             self._joined = group[:2]
+            self._forget_the_usual()
             self.windows.rank, self.windows.world_size = group[:2]
             if self._place is not None:
                 self._place = (group[0] % len(self.context.devices),), 0
             self.windows.emit(Group(*group))
 
-    def wrapped(self, kind: str, module: "nn.Module", devices: Sequence[Any]) -> None:
+    def skipped(self) -> None:
+        """A GradScaler has not let the optimizer take its step."""
+        self._leave(self.here.now)
+        self.usual.steps += 1
+        self.windows.skipped()
+
+    def _forget_the_usual(self) -> None:
+        self._leave(self.here.now)
         self.models.changed()
+
+    def wrapped(self, kind: str, module: "nn.Module", devices: Sequence[Any]) -> None:
+        self._forget_the_usual()
         self._wrapped += 1
         if self._wrapped <= MAX_WRAPPED:
             logical = [self.context.devices[slot].logical for slot in self._slots(devices)]
             self.windows.emit(Wrapped(kind, type(module).__name__, tuple(dict.fromkeys(logical))))
 
     def finish(self) -> None:
+        self.usual.tell()
+        self._leave(self.here.now)
         self.settle()
         self.see_group()
         self.windows.finish()

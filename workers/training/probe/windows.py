@@ -3,15 +3,17 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from jobs.telemetry import MAX_INTERNED, Activity, AnyRecord, Began, Metric, Note, Shape, Step
-from workers.training.context import RankContext
+from workers.training.context import RankContext, innermost
 from workers.training.probe.clock import CLOCKS, Mark, Span
 from workers.training.probe.models import Models, Root
 from workers.training.probe.shapes import rows_of
 from workers.training.probe.steps import DdpTimes, Owed, Shard, Splits, Timed, sampled
+from workers.training.probe.usual import Known, Times
 
 #: Forwards that wait for their optimizer step. A program that has more of them takes no steps that can be seen.
 MAX_WAITING = 2048
@@ -68,8 +70,7 @@ BACKWARD_OF_SHARDS = {
 }
 
 
-@dataclass(slots=True, eq=False)
-class Load:
+class Load(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What the loaders did between two forwards. Moments are those of `time.perf_counter`."""
 
     arrived: float | None = None  # when the first batch was there
@@ -81,8 +82,7 @@ class Load:
 NOTHING_LOADED = Load()
 
 
-@dataclass(slots=True, eq=False)
-class Forward:
+class Forward(msgspec.Struct, eq=False):
     """One call of a model from outside, or of a wrapped part of one.
 
     `slots` are the positions, among the devices of this process, of those that take part; `dim` is the
@@ -104,9 +104,9 @@ class Forward:
     span: Span | None = None
     after: int = 0  # backwards of the window that came before it
     load: Load = NOTHING_LOADED
-    shards: dict[int, Shard] = field(default_factory=dict)  # by slot
-    primitives: dict[str, list[Span]] = field(default_factory=dict)
-    graph_ms: list[float | None] = field(default_factory=list)  # backward of each shard, by slot
+    shards: dict[int, Shard] = {}  # by slot
+    primitives: dict[str, list[Span]] = {}
+    graph_ms: list[float | None] = []  # backward of each shard, by slot
     scattered: bool = False  # its wrapper divided the batch
     seen_inside: bool = False  # a wrapped part of it was a forward of its own
     in_method: bool = False  # made of calls of its parts, since it was not called itself
@@ -123,18 +123,17 @@ class Forward:
         return Shard(self.given, self.returned, []) if slot == self.slots[0] else None
 
 
-class _Backward(NamedTuple):
+class _Backward(msgspec.Struct, frozen=True, eq=False):
     span: Span
     ended: float
     alone: bool  # no gradients were reduced meanwhile
 
 
-@dataclass(slots=True, eq=False)
-class _Window:
+class _Window(msgspec.Struct, eq=False):
     """What has happened since the last step."""
 
-    forwards: list[Forward] = field(default_factory=list)
-    backwards: list[_Backward] = field(default_factory=list)
+    forwards: list[Forward] = []
+    backwards: list[_Backward] = []
     synchronous: bool = False  # gradients of some forward will be reduced
 
 
@@ -150,6 +149,7 @@ class Windows:
         self.rank, self.world_size = context.rank, context.world_size
         self.clock, self.on_host = CLOCKS["cpu"], True
         self._sink = context.sink
+        self._emit = innermost(context.sink).emit
         self._devices = tuple(device.logical for device in context.devices)
         self._splits = Splits(context.sink, first_split)
         self._owed = Owed(context.sink)
@@ -158,9 +158,10 @@ class Windows:
         self._undecided: Forward | None = None  # in eval mode, with gradients: training only if a backward follows
         self._recent: deque[int] = deque(maxlen=RECENT_BATCHES)
         self._still = 0  # steps since the loaders brought something
-        self._load = NOTHING_LOADED
+        self.load = NOTHING_LOADED
         self._known: dict[tuple[Any, ...], int] = {}  # ids of splits
         self._noted: set[tuple[str, str]] = set()
+        self.learned: Callable[[Forward, str, int], None] = lambda forward, phase, split: None  # of a simple step
         self._manual = False  # gradients are made, and no optimizer uses them
         self._blind = False  # there are optimizers, and their steps are not seen
         self._stepless = 0  # times that forwards were sent without a step
@@ -170,14 +171,12 @@ class Windows:
     # -- loaders ---------------------------------------------------------------------------------
 
     def batch_came(self, asked: float, arrived: float, rows: int | None) -> None:
-        load = self._load = Load() if self._load is NOTHING_LOADED else self._load
-        load.waited = (load.waited or 0.0) + arrived - asked
-        if load.arrived is None:
-            load.arrived = arrived
+        load, waited = self.load, arrived - asked
+        if load.waited is None:
+            self.load = Load(arrived, waited, 0.0, rows or 0)
         else:
-            load.late += arrived - asked
+            self.load = Load(load.arrived, load.waited + waited, load.late + waited, load.rows + (rows or 0))
         if rows is not None:
-            load.rows += rows
             self._recent.append(rows)
 
     # -- forwards --------------------------------------------------------------------------------
@@ -192,7 +191,7 @@ class Windows:
     def forward_ends(self, forward: Forward) -> None:
         self.forwards += 1
         forward.after = len(self._window.backwards)
-        forward.load, self._load = self._load, NOTHING_LOADED
+        forward.load, self.load = self.load, NOTHING_LOADED
         if not forward.learns or not (forward.training or self.models.has_optimizers):
             self._send_eval(forward)
         elif not forward.training:
@@ -228,7 +227,7 @@ class Windows:
         if len(window.backwards) < MAX_WAITING:
             window.backwards.append(_Backward(span, ended, not window.synchronous))
 
-    def step_ended(self) -> None:
+    def step_ended(self, ended: float) -> None:
         """An outermost optimizer step is over: everything since the last one was for it."""
         if self._undecided is not None:
             undecided, self._undecided = self._undecided, None
@@ -238,12 +237,14 @@ class Windows:
         window, self._window = self._window, _Window()
         trained = [forward for forward in window.forwards if self._is_trained(forward)]
         seen = trained or window.forwards  # an optimizer may hold copies of the parameters
-        self._send("train", seen, window.backwards, time.perf_counter())
+        self._send("train", seen, window.backwards, ended)
+        if len(window.forwards) == len(window.backwards) == 1:
+            self._learn(window.forwards[0], "train")
 
     def skipped(self) -> None:
         """A GradScaler has not let the optimizer take its step."""
         self.note("patterns", SKIPPED)
-        self.step_ended()
+        self.step_ended(time.perf_counter())
 
     def _is_trained(self, forward: Forward) -> bool:
         root = forward.root
@@ -278,6 +279,85 @@ class Windows:
 
     def _send_eval(self, forward: Forward) -> None:
         self._send("eval", [forward], [], forward.ended)
+        self._learn(forward, "eval")
+
+    # -- usual steps -----------------------------------------------------------------------------
+
+    def _learn(self, forward: Forward, phase: str) -> None:
+        """A forward was all of its step, which is over. Where it will be the same record again, say so."""
+        split = self._known.get(_key(phase, forward, True))
+        clear = not self._window.forwards and not self._window.backwards and self._undecided is None
+        if split is not None and clear and self.load is NOTHING_LOADED and self.on_host and forward.is_simple:
+            self.learned(forward, phase, split)
+
+    def known(self, forward: Forward, phase: str, split: int) -> Known | None:
+        """What a usual step needs of such a forward; None where its rows do not follow from its input."""
+        rows = forward.rows
+        if forward.given is None or rows is None or rows != rows_of(forward.given, forward.dim):
+            return None
+        return Known(
+            root=forward.root,
+            training=forward.training,
+            learns=forward.learns,
+            given=forward.given,
+            returned=forward.returned,
+            rows=rows,
+            slots=forward.slots,
+            dim=forward.dim,
+            phase=phase,
+            splits=(split,),
+            unloaded=self._is_unloaded,
+        )
+
+    def forward_of(self, known: Known, began: float) -> Forward:
+        return Forward(
+            known.root, began, began, known.slots, known.dim, known.given, known.rows, known.training, known.learns
+        )
+
+    def usual_step(self, step: Times) -> bool:
+        """Send a step of which everything but its times is known; False where its rows must be looked at."""
+        known, load = step.known, self.load
+        still = 0 if load.rows else self._still + 1
+        agrees = known.rows in self._recent and still <= STILL_STEPS
+        unloaded = known.unloaded and (not self._recent or still > STILL_STEPS)
+        if not agrees and not unloaded:
+            return False
+        self._still, self.load = still, NOTHING_LOADED
+        self.forwards += 1
+        phase, backward_ms = known.phase, None
+        number = self._numbers[phase]
+        self._numbers[phase] = number + 1
+        if phase == "train":
+            self.steps += 1
+            self.backwards += 1
+            backward_ms = (step.backward_ended - step.backward_began) * 1000.0
+        if step.stepped - self._told > ACTIVITY_SECONDS:
+            self._tell_activity()
+        began = step.began if load.arrived is None else load.arrived
+        self._emit(
+            Step(
+                step=number,
+                epoch=0,
+                phase=phase,
+                splits=known.splits,
+                at=time.time() - time.perf_counter() + step.stepped,
+                step_ms=(step.stepped - began - load.late) * 1000.0,
+                data_wait_ms=None if load.waited is None else load.waited * 1000.0,
+                forward_ms=((step.ended - step.began) * 1000.0,),
+                backward_ms=(backward_ms,),
+            )
+        )
+        if backward_ms is not None:
+            self._rate(known.rows, number, step.stepped)
+        return True
+
+    def number(self, phase: str) -> int:
+        """Of the step that is to come."""
+        return self._numbers[phase]
+
+    @property
+    def _is_unloaded(self) -> bool:
+        return not self._recent or self._still > STILL_STEPS
 
     # -- records ---------------------------------------------------------------------------------
 
@@ -305,7 +385,7 @@ class Windows:
             step.memory = tuple([self.memory(self._devices[slot]) for slot in slots])
         self._owed.add(step)
         if phase == "train":
-            self._rate(max(rows.values(), default=0), number)
+            self._rate(max(rows.values(), default=0), number, time.perf_counter())
 
     def _send_simple(self, number: int, phase: str, forward: Forward, backwards: list[_Backward], ended: float) -> None:
         """What `_send` does, at a third of the cost, for nearly every step: one forward, timed by the CPU's clock."""
@@ -328,11 +408,11 @@ class Windows:
         )
         self._sink.emit(step)
         if phase == "train":
-            self._rate(rows or 0, number)
+            self._rate(rows or 0, number, ended)
 
     def _split(self, phase: str, forward: Forward, trust: bool) -> int:
         """The id of a forward's split; one that is new is sent."""
-        key = phase, forward.root, forward.slots, forward.given, forward.returned, forward.rows, trust
+        key = _key(phase, forward, trust)
         known = None if forward.scattered else self._known.get(key)
         if known is not None:
             return known
@@ -403,7 +483,7 @@ class Windows:
         return self._are_trusted(forwards, rows, loaded)
 
     def _are_trusted(self, forwards: list[Forward], rows: dict[int, int], loaded: int) -> list[bool]:
-        if not self._recent or self._still > STILL_STEPS:
+        if self._is_unloaded:
             return [self._agrees_with_itself(forward) for forward in forwards]
         return [self._agrees(forward, rows[id(forward.root.model)], loaded) for forward in forwards]
 
@@ -439,9 +519,8 @@ class Windows:
         """From now on take the times of these devices."""
         self.clock, self.on_host = CLOCKS[kind], kind == "cpu"
 
-    def _rate(self, rows: int, number: int) -> None:
+    def _rate(self, rows: int, number: int, now: float) -> None:
         self._rows_since += rows
-        now = time.perf_counter()
         passed = now - self._rated
         if passed >= RATE_SECONDS and self.rank == 0 and self._rows_since:
             rate = self._rows_since * self.world_size / passed
@@ -451,6 +530,10 @@ class Windows:
     def _tell_activity(self) -> None:
         self._told = time.perf_counter()
         self._sink.emit(Activity(self.forwards, self.backwards, self.steps, self.reductions))
+
+
+def _key(phase: str, forward: Forward, trust: bool) -> tuple[Any, ...]:
+    return phase, forward.root, forward.slots, forward.given, forward.returned, forward.rows, trust
 
 
 def _none(shape: Shape | None) -> int | None:

@@ -1,0 +1,147 @@
+"""Steps of which only moments are noted are the records that the whole bookkeeping makes of them."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from jobs.telemetry import Activity, Began, Metric, Note, Step
+from tests.unit.training import test_probe_cases as cases
+from tests.unit.training.probe_runs import Seen, learn, watched
+from tests.unit.training.test_probe_loops import network, train_and_evaluate, vectors
+from workers.training.probe.usual import Usual
+
+
+def never_usual(program: Callable[..., None]) -> None:
+    Usual.ready = lambda self, where: None  # type: ignore[method-assign]
+    program()
+
+
+def told(seen: Seen) -> list[Any]:
+    """What was sent, without moments, and without what depends on them."""
+    records: list[Any] = []
+    for record in seen.records:
+        if isinstance(record, Step):
+            records.append(
+                (record.step, record.phase, record.splits, len(record.forward_ms), record.data_wait_ms is None)
+            )
+        elif isinstance(record, Metric):
+            records.append((record.name, record.step, record.value))
+        elif not isinstance(record, Began | Activity):
+            records.append(msgspec.to_builtins(record))
+    notes = [record for record in records if record in [msgspec.to_builtins(note) for note in seen.of(Note)]]
+    return sorted(map(str, notes)) + [record for record in records if record not in notes]
+
+
+class Growing(nn.Module):
+    """Returns another shape from some call on, and has a bad day."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls = nn.Linear(5, 2), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == 9:
+            raise ValueError("the program's own")
+        return self.inner(x) if self.calls % 5 else self.inner(x).sum(1)  # type: ignore[no-any-return]
+
+
+def with_surprises() -> None:
+    net, other = Growing(), network()
+    optimizer = torch.optim.SGD([*net.parameters(), *other.parameters()], 0.1)
+    for number, (x, _) in enumerate(DataLoader(vectors(400), 16)):
+        try:
+            loss = net(x).sum()
+        except ValueError:
+            continue
+        if number == 11:
+            loss = loss + other(x).sum()
+        if number == 13:
+            (loss * 2).backward(retain_graph=True)
+        if number == 15:
+            with torch.no_grad():
+                net(x)
+        learn(optimizer, loss)
+        if number == 17:
+            optimizer.step()
+        if number == 19:
+            optimizer.param_groups[0]["lr"] = 0.05
+
+
+def without_a_loader() -> None:
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for number in range(24):
+        learn(optimizer, net(torch.ones(4 if number % 7 else 5, 5)).sum())
+
+
+def half_without_a_loader() -> None:
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for x, _ in DataLoader(vectors(160), 16, shuffle=True):
+        learn(optimizer, net(x).sum())
+    for _ in range(8):
+        learn(optimizer, net(torch.ones(16, 5)).sum())
+        learn(optimizer, net(torch.ones(3, 5)).sum())
+
+
+PROGRAMS = [
+    train_and_evaluate,
+    with_surprises,
+    without_a_loader,
+    half_without_a_loader,
+    cases.accumulating,
+    cases.generative,
+    cases.with_a_closure,
+    cases.with_nested_optimizers,
+    cases.failing_in_a_step,
+    cases.mixed_precision,
+    cases.evaluating_in_many_ways,
+    cases.training_in_eval_mode,
+    cases.sequence_first,
+    cases.packed,
+    cases.keywords_only,
+    cases.cut_by_hand,
+    cases.by_its_methods,
+    cases.leaving,
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_usual_steps_are_the_same_records(program: Callable[..., None]) -> None:
+    assert told(watched(program)) == told(watched(never_usual, program))
+
+
+def counting() -> int:
+    noted = []
+    note = Usual._note
+
+    def counted(self: Usual, stepped: float, rate: float | None) -> None:
+        noted.append(stepped)
+        note(self, stepped, rate)
+
+    Usual._note = counted  # type: ignore[method-assign]
+    train_and_evaluate()
+    return len(noted)
+
+
+def test_nearly_all_steps_of_a_plain_loop_are_usual() -> None:
+    """Two epochs of four batches and two of evaluation: each kind of batch is looked at once."""
+    assert watched(counting).result >= 12 - 4 - 2
+
+
+def test_times_of_usual_steps_are_those_of_the_clock() -> None:
+    steps = watched(without_a_loader).steps()
+    assert len(steps) == 24
+    for step, later in itertools.pairwise(steps):
+        forward, back = step.forward_ms[0], step.backward_ms[0]
+        assert forward is not None
+        assert back is not None
+        assert step.step_ms >= forward + back > 0
+        assert step.at <= later.at

@@ -1,0 +1,301 @@
+"""The usual step: a batch, one call of a model, one backward, one step of an optimizer, in a way that was seen before.
+
+Nearly every step of nearly every program is one. Of these the program's thread only notes moments and shapes, on a
+tape that the sink's thread reads (`Usual.tell`): there, hundreds of steps are told one after the other, at a small
+part of the cost that each has between two steps of a program, where no cache has anything of ours.
+
+`Watch` and `Windows` find out what a step is; what they found is kept as `Known`. As long as events come in the order
+of a usual step they are noted here. At the first one that does not, all that was noted is told to `Windows`
+(`leave`), which then decides until it has seen a simple step again. `Windows` gets to know the same either way, and
+so the records are the same. Evaluation is usual too: there, a call is a step.
+
+Shapes are looked at in every forward: rows of every batch are what the report is for. No torch here.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from jobs.telemetry import Began, Metric, Shape
+from workers.training.context import Sink
+from workers.training.probe.clock import Span
+from workers.training.probe.loaders import Loaders, Pass
+from workers.training.probe.models import Models, Root
+from workers.training.probe.shapes import shape_of, shape_of_arguments
+from workers.training.probe.steps import sampled
+
+if TYPE_CHECKING:
+    from workers.training.probe.watch import Torch, Where
+    from workers.training.probe.windows import Forward, Windows
+
+#: What was noted last. AWAY: nothing is noted here now. READY: a step may begin.
+AWAY, READY, LOADED, CALLED, RETURNED, BACKWARD, LEARNED, STEPPING = range(8)
+#: Steps on the tape, after which the program's thread tells them itself.
+MAX_TAPE = 16_384
+
+clock = time.perf_counter
+
+
+class Known(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """A forward that was all of its step. It is known by its root, its mode, and the shape of its first input."""
+
+    root: Root
+    training: bool
+    learns: bool
+    given: Shape
+    returned: Shape | None
+    rows: int
+    slots: tuple[int, ...]
+    dim: int
+    phase: str
+    splits: tuple[int, ...]
+    unloaded: bool  # its rows were trusted while no DataLoader was there to compare with
+
+
+class Times(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """A usual step on the tape. Moments are those of `time.perf_counter`."""
+
+    known: Known
+    returned: Shape | None
+    running: Pass | None
+    indices: list[Any]  # of its batch
+    asked: float
+    arrived: float
+    began: float
+    ended: float
+    backward_began: float
+    backward_ended: float
+    stepped: float
+    rate: float | None  # the learning rate, in some steps
+
+
+class Usual:
+    """Notes usual steps of one thread, its owner."""
+
+    def __init__(self, windows: "Windows", loaders: Loaders, torch: "Torch", models: Models, sink: Sink) -> None:
+        self.windows = windows
+        self.loaders = loaders
+        self.torch = torch
+        self.roots = models.roots
+        self.optimizers = models.known_optimizers
+        self.sink = sink
+        self.channel: Any = sink if hasattr(sink, "idle") else Waiting
+        self.stage = AWAY
+        self.owner: Where | None = None
+        self.crowded = False  # another thread calls models, too: nothing is usual any more
+        self.steps = 0  # of optimizers, with those on the tape
+        self.tape: deque[Times | Callable[[], None]] = deque()
+        self.telling = threading.RLock()
+        self.announced = ("", -1)
+        # What was noted of the current step.
+        self.known: Any = None
+        self.returned: Shape | None = None
+        self.running: Pass | None = None
+        self.indices: list[Any] = []
+        self.optimizer: Any = None
+        self.forward: Forward | None = None  # that Windows was told of while it ran
+        self.asked = self.arrived = self.began = self.ended = self.backward_began = self.backward_ended = 0.0
+
+    def ready(self, where: "Where") -> None:
+        """`Windows` has sent a simple step, and holds nothing."""
+        if self.owner is None:
+            self.owner, where.usual = where, self
+        if self.owner is where and not self.crowded:
+            self.steps, self.stage, self.running = self.windows.steps, READY, None
+
+    # -- one step --------------------------------------------------------------------------------
+
+    def came(self, running: Pass | None, asked: float, arrived: float) -> bool:
+        """A loader has delivered; False where that is not what begins a usual step."""
+        if self.stage != READY or running is None or not running.drawn:
+            return False
+        indices = running.drawn[0]
+        if type(indices) is not list:
+            return False
+        running.drawn.popleft()
+        self.stage, self.running, self.indices, self.asked, self.arrived = LOADED, running, indices, asked, arrived
+        return True
+
+    def begins(self, root: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether this call of a root is a usual forward."""
+        torch = self.torch
+        if (self.stage != LOADED and self.stage != READY) or not torch.plain():
+            return False
+        if args and type(args[0]) is torch.tensor:
+            try:
+                given = args[0].shape
+            except RuntimeError:  # nested tensors have none
+                return False
+        elif args and type(args[0]).__name__ == "PackedSequence":
+            return False
+        else:
+            given = shape_of_arguments(args, kwargs)
+        known = root.known[torch.grad_enabled()].get(given)
+        if known is None or root.model.training is not known.training:
+            return False
+        self.known, self.stage = known, CALLED
+        if self.channel.idle:
+            self.tell()
+            self._announce()
+        self.began = clock()
+        return True
+
+    def ends(self, outputs: Any) -> None:
+        """The call is over."""
+        self.ended = clock()
+        self.returned = outputs.shape if type(outputs) is self.torch.tensor else shape_of(outputs)
+        self.stage = RETURNED
+        if self.known.phase != "train":
+            self._note(self.ended, None)
+
+    def knows(self, optimizer: Any) -> bool:
+        return id(optimizer) in self.optimizers
+
+    def stepped(self) -> None:
+        """The optimizer is done."""
+        optimizer, self.optimizer = self.optimizer, None
+        rate = learning_rate(optimizer) if sampled(self.steps) else None
+        self.steps += 1
+        self._note(clock(), rate)
+
+    def _note(self, stepped: float, rate: float | None) -> None:
+        running, self.running = self.running, None
+        self.tape.append(
+            Times(
+                self.known,
+                self.returned,
+                running,
+                self.indices,
+                self.asked,
+                self.arrived,
+                self.began,
+                self.ended,
+                self.backward_began,
+                self.backward_ended,
+                stepped,
+                rate,
+            )
+        )
+        self.stage = READY
+        if self.channel.idle or len(self.tape) > MAX_TAPE:
+            self.tell()
+
+    # -- what Windows is told ----------------------------------------------------------------------
+
+    def tell(self) -> None:
+        """Tell what is on the tape."""
+        with self.telling:
+            while self.tape:
+                told = self.tape.popleft()
+                if isinstance(told, Times):
+                    self._tell(told)
+                else:
+                    told()
+
+    def later(self, act: Callable[[], None]) -> None:
+        """Do something when all that is on the tape has been told."""
+        if self.stage == AWAY:
+            act()
+            return
+        self.tape.append(act)
+        if self.channel.idle:
+            self.tell()
+
+    def _tell(self, step: Times) -> None:
+        windows, known = self.windows, step.known
+        self._tell_load(step)
+        if step.rate is not None and windows.rank == 0:
+            windows.emit(Metric(-1, "learning_rate", windows.steps, step.rate, time.time()))
+        if step.returned == known.returned and windows.usual_step(step):
+            return
+        self._tell_forward(step)
+        if known.phase == "train":
+            windows.backward_begins()
+            self._tell_backward(step)
+            windows.step_ended(step.stepped)
+
+    def _tell_load(self, step: "Times | Usual") -> None:
+        if step.running is not None:
+            rows = self.loaders.took(step.running, step.indices, step.arrived)
+            self.windows.batch_came(step.asked, step.arrived, rows)
+
+    def _tell_forward(self, step: "Times | Usual") -> None:
+        windows = self.windows
+        forward = windows.forward_of(step.known, step.began)
+        forward.ended, forward.returned = step.ended, step.returned
+        forward.span = Span(windows.clock, step.began, step.ended)
+        windows.forward_ends(forward)
+
+    def _tell_backward(self, step: "Times | Usual") -> None:
+        span = Span(self.windows.clock, step.backward_began, step.backward_ended)
+        self.windows.backward_ended(span, step.backward_ended)
+
+    def leave(self, where: "Where", *, inside: bool) -> None:
+        """Tell `Windows` what was noted, since this step goes on otherwise than expected. `inside` its forward: one
+        that was called and is over without a word has raised, and is none."""
+        self.tell()
+        stage, self.stage = self.stage, AWAY
+        optimizer, self.optimizer, self.forward = self.optimizer, None, None
+        with self.telling:
+            self._tell_load(self)
+            self.running = None
+            if stage < CALLED or (stage == CALLED and not inside):
+                return
+            known, windows = self.known, self.windows
+            windows.forward_begins(known.training and known.learns)
+            if stage == CALLED:
+                self.forward = where.forward = windows.forward_of(known, self.began)
+                return
+            self._tell_forward(self)
+            if stage >= BACKWARD:
+                windows.backward_begins()
+            if stage >= LEARNED:
+                self._tell_backward(self)
+            if stage == STEPPING:
+                where.optimizers = (optimizer,)
+
+    # -- the beginning of a step -------------------------------------------------------------------
+
+    def _announce(self) -> None:
+        """Say that this step has begun: a rank that never returns from it can then be named."""
+        phase = self.known.phase
+        self.announced = phase, self.windows.number(phase)
+        self.sink.emit(Began(self.announced[1], phase, time.time()))
+
+    def tell_of_now(self) -> None:
+        """Called from time to time by the sink's thread: quick steps are not announced each by each."""
+        self.tell()
+        with self.telling:
+            if self.stage >= CALLED and self.announced != (self.known.phase, self.windows.number(self.known.phase)):
+                self._announce()
+
+
+def learning_rate(optimizer: Any) -> float | None:
+    rate = optimizer.param_groups[0].get("lr")
+    return rate if isinstance(rate, float) else None  # a tensor may be on a device, for which we do not wait
+
+
+class Waiting:
+    """A sink that does not tell is taken for one that sends nothing at the moment."""
+
+    idle = True
+
+
+class Nobody:
+    """What a thread has that notes nothing."""
+
+    stage = AWAY
+    roots: dict[int, Root] = {}  # noqa: RUF012  (of nobody: it stays empty)
+
+    def begins(self, root: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return False
+
+    def came(self, running: Pass | None, asked: float, arrived: float) -> bool:
+        return False
+
+
+NOBODY: Any = Nobody()
