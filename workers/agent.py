@@ -27,7 +27,7 @@ from jobs.redis_store import RedisStore
 from jobs.scheduler import RESEND_SECONDS, Scheduler, backoff_seconds
 from jobs.settings import Settings
 from jobs.spec import DISTRIBUTED, JobSpec, ScriptProgram
-from jobs.state import AttemptState, Reason
+from jobs.state import AttemptState, Reason, State
 from jobs.store import AttemptId
 from workers import environments, self_test, workplace
 from workers.confinement import Accounts
@@ -285,17 +285,14 @@ class Agent:
     def start_attempt(self, attempt: AttemptId) -> None:
         """Start a supervisor for an attempt that waits for one here. Harmless when repeated, late or wrong."""
         try:
-            attempts = self._store.run(store.attempts(attempt.tenant, attempt.job))
             job = self._store.run(store.read_job(attempt.tenant, attempt.job))
         except NotFound:
             return
         except UnreadableSpec as error:
             self._refuse(attempt, Reason.REJECTED_BY_WORKER, error.message)
             return
-        if len(attempts) < attempt.number:
-            return
-        record = attempts[attempt.number - 1]
-        if record.state is not AttemptState.LEASED or record.node != self._node:
+        record = job.record
+        if (record.attempt, record.state, record.node) != (attempt.number, State.STARTING, self._node):
             return
         try:
             storage.check(self._storage)

@@ -4,8 +4,9 @@ A supervisor with its ranks is up in tens of milliseconds where a cold start tak
 and speaks with it over a socket: a launch goes there, the process id of the supervisor comes back. The server waits for
 nothing else, and for none of its children: a supervisor outlives server and worker.
 
-The standard library has such a server too. Ours forks once for a start, where that one takes another process in between
-and what `multiprocessing` does in it.
+The standard library has such a server too, which takes a process in between with what `multiprocessing` does there.
+Ours has one process waiting, forked ahead, that becomes the next supervisor; until then it knows no credentials and no
+attempt.
 
 Forking is safe only while the server has one thread and no CUDA context: it looks, and refuses.
 """
@@ -14,6 +15,7 @@ import contextlib
 import json
 import os
 import pickle
+import select
 import signal
 import socket
 import struct
@@ -31,7 +33,7 @@ import structlog
 
 from jobs import failpoints
 from workers.launch import Launch
-from workers.ranks import KEPT_VARIABLES
+from workers.ranks import KEPT_VARIABLES, name_process
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +42,8 @@ REPLY_SECONDS = 20.0
 DEATH_SECONDS = 5.0
 #: How much later than a broken connection the server's death may show.
 LATE_SECONDS = 0.5
+#: After a start, before the next supervisor is forked ahead: the ranks have the cores first.
+REST_SECONDS = 0.2
 _LENGTH = struct.Struct("!I")
 
 
@@ -209,15 +213,32 @@ def serve(descriptor: int) -> NoReturn:
         import workers.preload  # noqa: F401
 
         _tell(line, *_ready())
-        while True:
-            body, descriptors = _receive(line)
-            _tell(line, *_fork_supervisor(line, pickle.loads(body), descriptors))  # noqa: S301  (the worker's own)
+        _serve(line)
     except (EOFError, ConnectionError):
         pass  # the worker is gone
     except BaseException:  # noqa: BLE001  (the worker is told by the end of the line)
         traceback.print_exc()
     finally:
         os._exit(0)  # what was imported has exit handlers, which nobody needs here
+
+
+def _serve(line: socket.socket) -> None:
+    """Answer launches. In between, fork a process ahead, which becomes the next supervisor; it ends with the server."""
+    spare: tuple[int, socket.socket] | None = None
+    while True:
+        if spare is None and not _is_readable(line, REST_SECONDS):
+            spare = _fork_spare()
+            continue
+        launch, descriptors = _receive(line)
+        pid = _hand_over(spare, launch, descriptors) if spare is not None else 0
+        _tell(line, *(("ok", str(pid)) if pid else _fork_supervisor(launch, descriptors)))
+        spare = None
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _is_readable(line: socket.socket, seconds: float) -> bool:
+    return bool(select.select([line], [], [], seconds)[0])
 
 
 def _tell(line: socket.socket, status: str, text: str) -> None:
@@ -230,27 +251,68 @@ def _ready() -> tuple[str, str]:
     return ("failed", why_not) if why_not else ("ok", str(os.getpid()))
 
 
-def _fork_supervisor(line: socket.socket, launch: Launch, descriptors: list[int]) -> tuple[str, str]:
-    why_not = _unsafe_to_fork()
-    try:
-        if why_not:
-            return "failed", why_not
-        pid = os.fork()
-        if pid == 0:
-            try:
-                line.close()
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                from workers.supervisor import main
+def _fork_spare() -> tuple[int, socket.socket] | None:
+    """A process that waits to be a supervisor, and the line to it; None where there can be none."""
+    from workers.supervisor import become_leader
 
-                main(launch, Connection(descriptors.pop(), writable=False))
-            finally:
-                os._exit(1)
-        return "ok", str(pid)
+    if _unsafe_to_fork():
+        return None
+    ours, theirs = socket.socketpair()
+    try:
+        pid = os.fork()
+    except OSError:
+        pid = -1
+    if pid == 0:
+        try:
+            name_process("sy-spare")
+            become_leader(theirs.fileno())
+            with contextlib.suppress(EOFError):  # the server is gone
+                message = _receive(theirs)
+                theirs.close()
+                _supervise(*message)
+        finally:
+            os._exit(0)
+    theirs.close()
+    if pid < 0:
+        ours.close()
+        return None
+    return pid, ours
+
+
+def _hand_over(spare: tuple[int, socket.socket], launch: bytes, descriptors: list[int]) -> int:
+    """Have the spare process run a launch; its process id, or 0 where it is dead."""
+    pid, line = spare
+    with line:
+        try:
+            _send(line, launch, descriptors)
+        except OSError:
+            return 0
+    return pid
+
+
+def _fork_supervisor(launch: bytes, descriptors: list[int]) -> tuple[str, str]:
+    from workers.supervisor import become_leader
+
+    if why_not := _unsafe_to_fork():
+        return "failed", why_not
+    try:
+        pid = os.fork()
     except OSError as error:
         return "failed", f"the forkserver cannot fork: {error}"
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+    if pid == 0:
+        try:
+            become_leader(descriptors[0])
+            _supervise(launch, descriptors)
+        finally:
+            os._exit(1)
+    return "ok", str(pid)
+
+
+def _supervise(launch: bytes, descriptors: list[int]) -> None:
+    from workers.supervisor import main
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    main(pickle.loads(launch), Connection(descriptors[0], writable=False))  # noqa: S301  (the worker's own)
 
 
 def _unsafe_to_fork() -> str:

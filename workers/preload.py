@@ -1,7 +1,6 @@
 """What the forkserver imports before it serves: everything that a supervisor and a rank need.
 
-Importing runs no tensor operation and starts no thread. The frozen heap spares every child the
-copying of pages that a garbage collection would touch.
+It starts no thread. The frozen heap spares every child the copying of pages that a garbage collection would touch.
 """
 
 import gc

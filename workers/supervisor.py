@@ -12,7 +12,8 @@ The order of a start is fixed, because each step protects the next:
 3. fork the ranks, which make what they can of the spec, and wait. Forking comes before threads and secrets, so ranks
    inherit neither;
 4. read the credentials, connect, claim. A claim that is refused ends the ranks unstarted;
-5. unpack the job's own code, serve the rendezvous store, start the telemetry, and tell the ranks to go.
+5. unpack the job's own code, serve the rendezvous store, start the telemetry, and tell the ranks to go; before the
+   telemetry where the job brings no code and saves nothing, since there is nothing more to tell them.
 """
 
 import contextlib
@@ -84,7 +85,7 @@ class Credentials:
 def supervise(launch: Launch, credentials: Connection) -> None:
     """Run one attempt to its end. Ranks are dead, and their devices released or quarantined, when it returns."""
     marks = Marks.of(launch.state_dir, launch.attempt)
-    _become_leader(marks, launch, keep=credentials.fileno())
+    _take(marks, launch)
     rendezvous = _listen(launch.address) if launch.distributed else None
     port = rendezvous.getsockname()[1] if rendezvous is not None else None
     ranks = rank_processes.start(launch, port)
@@ -101,6 +102,9 @@ def supervise(launch: Launch, credentials: Connection) -> None:
     try:
         place = workplace.prepare(launch, spec)
         meeting = _serve_store(launch, rendezvous) if rendezvous is not None else None
+        told_more = place is not None or checkpoints.asked_for(spec) is not None
+        if not told_more:  # the ranks need not wait for the files that their records go to
+            _go(ranks, Orders(None))
         publisher = _open_publisher(launch, spec, secrets)
         listener = _listen_to_children(place, publisher) if place is not None else None
         if place is not None:
@@ -115,9 +119,8 @@ def supervise(launch: Launch, credentials: Connection) -> None:
         return
     requirements = place is not None and place.requirements
     watch = Watch(launch, spec, ranks, lifeline, publisher, requirements=requirements, listener=listener, saving=saving)
-    orders = Orders(place) if saving is None else Orders(place, saving.place.drafts, saving.resume)
-    for rank in ranks:
-        rank.go(orders)
+    if told_more:
+        _go(ranks, Orders(place) if saving is None else Orders(place, saving.place.drafts, saving.resume))
     ending = watch.run()
     del meeting
 
@@ -133,7 +136,8 @@ def supervise(launch: Launch, credentials: Connection) -> None:
 
 
 def main(launch: Launch, credentials: Connection) -> None:
-    """Entry point in the forked process. Leaves with `os._exit`: the forkserver's exit handlers are not ours."""
+    """Entry point in the forked process, once that is a leader. Leaves with `os._exit`: the forkserver's exit handlers
+    are not ours."""
     code = 1
     try:
         supervise(launch, credentials)
@@ -155,22 +159,26 @@ def main(launch: Launch, credentials: Connection) -> None:
 # -- 1: becoming a process of its own ----------------------------------------------------------------
 
 
-def _become_leader(marks: Marks, launch: Launch, *, keep: int) -> None:
-    """Own session, orphans adopted, descriptors closed, log and lock opened."""
+def become_leader(keep: int) -> None:
+    """What needs no attempt: own session, orphans adopted, all descriptors closed but `keep` and the usual three."""
     os.setsid()
-    rank_processes.name_process("sy-supervisor")
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # its orders come through Redis; a stray Ctrl-C ends nothing
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     _close_all_but(keep)
+    configure("INFO", libraries="WARNING")  # which is what ranks begin with
+
+
+def _take(marks: Marks, launch: Launch) -> None:
+    """Open the attempt's log and lock."""
+    rank_processes.name_process("sy-supervisor")
     marks.create()
     null, output = os.open(os.devnull, os.O_RDONLY), os.open(marks.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for source, target in ((null, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
     os.close(null)
     os.close(output)
-    configure("INFO", libraries="WARNING")  # which is what ranks begin with
     structlog.contextvars.bind_contextvars(attempt=str(launch.attempt))
     lock = os.open(marks.supervisor_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by this process alone, until it dies
@@ -247,8 +255,13 @@ def _unstarted(error: Exception) -> Ending:
     return Ending(Reason.START_FAILED, f"the supervisor cannot start its ranks: {error}")
 
 
+def _go(ranks: list[Rank], orders: Orders) -> None:
+    for rank in ranks:
+        rank.go(orders)
+
+
 def _discard(ranks: list[Rank], marks: Marks, launch: Launch) -> dict[int, str]:
-    """End ranks that were never told to go. Returns what would not die, as `sweep` does."""
+    """End ranks of an attempt that comes to nothing. Returns what would not die, as `sweep` does."""
     for rank in ranks:
         rank.kill(signal.SIGKILL)
     deadline = monotonic() + KILL_SECONDS

@@ -18,6 +18,7 @@ from jobs.telemetry import Saved, SavedFile
 from tests.integration.redis_server import RedisServer, redis_server
 from tests.integration.store.world import TENANT, World
 from tests.integration.workers.service import eventually
+from tests.unit.workers.made import a_launch
 from workers import checkpoint_places
 from workers.checkpoint_places import Place
 from workers.checkpoints import Keeper
@@ -59,8 +60,9 @@ class Attempt:
 
     def _launch(self, job: str) -> None:
         attempt = self.world.attempt(job)
+        spec = a_launch(strategy="single").spec
         self.launch = Launch(
-            attempt, "n1", "127.0.0.1", "single", (), 1, self.storage / "state", self.storage, 120, 5, 3,
+            attempt, spec, "n1", "127.0.0.1", (), 1, self.storage / "state", self.storage, 120, 5, 3,
             account=self.account,
         )  # fmt: skip
         self.lifeline = Lifeline(RedisStore.from_url(self.url), attempt, "n1", 5)

@@ -110,6 +110,39 @@ def test_a_supervisor_outlives_its_server_and_is_nobodys_zombie(server: ForkServ
         assert sweep(Marks.of(path, ATTEMPT), ATTEMPT) == {}
 
 
+def test_a_process_that_was_forked_ahead_becomes_the_next_supervisor_and_another_takes_its_place(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    server.warm()
+    (spare,) = eventually(lambda: _spares(server), "one is forked ahead")
+    assert server.launch(a_launch(tmp_path), "unix:///none", "unix:///none") == spare.pid
+    eventually(lambda: [each for each in _spares(server) if each.pid != spare.pid], "another is forked ahead")
+    assert sweep(Marks.of(tmp_path, ATTEMPT), ATTEMPT) == {}
+
+
+def test_a_launch_does_without_a_process_forked_ahead_that_was_killed(server: ForkServer, tmp_path: Path) -> None:
+    server.warm()
+    (spare,) = eventually(lambda: _spares(server), "one is forked ahead")
+    spare.kill()
+    eventually(lambda: not spare.is_running(), "it is gone")
+    pid = server.launch(a_launch(tmp_path), "unix:///none", "unix:///none")
+    assert pid != spare.pid
+    assert psutil.pid_exists(pid)
+    assert sweep(Marks.of(tmp_path, ATTEMPT), ATTEMPT) == {}
+
+
+def test_a_process_forked_ahead_ends_with_its_server(server: ForkServer) -> None:
+    server.warm()
+    (spare,) = eventually(lambda: _spares(server), "one is forked ahead")
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    eventually(lambda: not spare.is_running() or spare.status() == psutil.STATUS_ZOMBIE, "it has ended")
+
+
+def _spares(server: ForkServer) -> list[psutil.Process]:
+    return [child for child in psutil.Process(server.pid).children() if child.name() == "sy-spare"]
+
+
 @pytest.mark.slow
 def test_ranks_get_every_variable_that_torchrun_sets(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
