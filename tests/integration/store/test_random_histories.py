@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 
 from jobs import store
 from jobs.errors import JobFinished, JobNotFinished, NotFound, TooLargeForPool, UnknownBundle
+from jobs.packing import Packing
 from jobs.record import AttemptRecord, JobRecord
 from jobs.state import CAUSE_OF, STATE_OF, TERMINAL, TRANSITIONS, AttemptState, Order, Reason, State
 from jobs.store import Archived, AttemptId, NodeStanding
@@ -142,7 +143,7 @@ class History(RuleBasedStateMachine):
         record = self.world.history(attempt.job)[attempt.number - 1]
         reply = self.world.run(store.claim(attempt, claimant, record.node))
         unclaimed = record.state is AttemptState.LEASED
-        assert (reply.spec is not None) == (unclaimed or self.holds(record, claimant))
+        assert reply.granted == (unclaimed or self.holds(record, claimant))
 
     @precondition(lambda self: self.attempts())
     @rule(data=st.data(), claimant=st.sampled_from("xxy"), reason=st.sampled_from(ENDS), times=st.integers(1, 2))
@@ -150,7 +151,8 @@ class History(RuleBasedStateMachine):
         attempt = data.draw(st.sampled_from(self.attempts()))
         record = self.world.history(attempt.job)[attempt.number - 1]
         ended = {reason, Reason.DRAINED} if reason is Reason.SERVICE_STOPPED else {reason}
-        again = record.claimant == claimant and record.reason in ended
+        packed = self.world.redis.exists(f"sy:packed:{attempt.job_ref}")  # a repeat comes long before that
+        again = record.claimant == claimant and record.reason in ended and not packed
         for _ in range(times):
             assert self.world.finish(attempt, reason, by=claimant) == (self.holds(record, claimant) or again)
 
@@ -162,6 +164,12 @@ class History(RuleBasedStateMachine):
         assert (self.world.run(store.renew(attempt, claimant)) is not Order.LOST) == holds
         assert self.world.mark(attempt, by=claimant) == holds
         assert (self.world.run(store.orders(attempt, claimant)) is not Order.LOST) == holds
+
+    # -- the API ------------------------------------------------------------------------------------
+
+    @rule()
+    def what_has_ended_is_packed(self) -> None:
+        assert not Packing(self.world.store, rest_seconds=0, upgrade_seconds=0).sweep()
 
     # -- nodes -------------------------------------------------------------------------------------
 
