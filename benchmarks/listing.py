@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import redis
@@ -74,7 +75,7 @@ def run(scale: Scale, say: Say) -> list[Figure]:
 
 
 def _figures(name: str, size: int, loads: dict[str, list[Load]]) -> list[Figure]:
-    of = {"size": float(size), "size_of": "jobs"}
+    of: dict[str, Any] = {"size": float(size), "size_of": "jobs"}
     goals = [times_better(RAY, 20)] if RAY in loads else [at_least(1_140)]
     return [
         Figure(
@@ -138,7 +139,8 @@ class Template:
 
 def _control(stack: ExitStack, ours: Service) -> "redis.Redis":
     server = embedded.prepare("control", ours.data_dir, embedded.find_server())
-    return stack.enter_context(redis.Redis.from_url(server.url, socket_timeout=60))
+    client: redis.Redis = stack.enter_context(redis.Redis.from_url(server.url, socket_timeout=60))
+    return client
 
 
 class Seeder:

@@ -14,6 +14,7 @@ own, with how long they live.
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import redis
@@ -78,7 +79,7 @@ def _alone(name: str, value: float, note: str = "") -> Figure:
 
 def _growth(size_of: str, size: int, control: float, published: "_Published") -> list[Figure]:
     """What a job takes, and its report, which is a file."""
-    of = {"size": float(size), "size_of": size_of}
+    of: dict[str, Any] = {"size": float(size), "size_of": size_of}
     kept = control + published.kept
     return [
         Figure(f"memory of a finished job by its {size_of}", "bytes", {OURS: [kept]}, **of),

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import redis
 
@@ -30,13 +31,13 @@ class Keys:
 def read_keys(client: "redis.Redis") -> Keys:
     """Once more where a job was packed meanwhile."""
     while True:
-        names = sorted(client.scan_iter(match="sy:*", count=10_000))
+        names: list[Any] = sorted(client.scan_iter(match="sy:*", count=10_000))
         keys = _read(client, names)
         if names == sorted(client.scan_iter(match="sy:*", count=10_000)):
             return keys
 
 
-def _read(client: "redis.Redis", names: list[bytes]) -> Keys:
+def _read(client: "redis.Redis", names: list[Any]) -> Keys:
     with client.pipeline(transaction=True) as pipe:
         for name in names:
             pipe.type(name)

@@ -1,6 +1,7 @@
 """Jobs that have ended are packed, and nobody who reads them notices."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,8 @@ DAY = 86_400.0
 
 
 def packed(world: World) -> list[str]:
-    return sorted(key.decode().rpartition("/")[2] for key in world.redis.keys("sy:packed:*"))
+    names: list[Any] = list(world.redis.keys("sy:packed:*"))
+    return sorted(key.decode().rpartition("/")[2] for key in names)
 
 
 def pack(world: World) -> None:
@@ -39,14 +41,14 @@ def finished(world: World) -> str:
     return attempt.job
 
 
-def _started(world: World, **fields: object) -> str:
+def _started(world: World, **fields: Any) -> str:
     job = world.submit(2, **fields)
     assert world.dispatch() == [job]
     return job
 
 
 def test_a_packed_job_reads_as_it_did_before(world: World, finished: str) -> None:
-    reads = [
+    reads: list[store.Call[Any]] = [
         store.read_job(TENANT, finished),
         store.attempts(TENANT, finished),
         store.records([(TENANT, finished)]),
@@ -211,7 +213,7 @@ def test_a_job_that_another_version_packed_in_another_way_says_so(world: World, 
     pack(world)
     key = f"sy:packed:{TENANT}/{finished}"
     data = world.redis.get(key)
-    assert data is not None
+    assert isinstance(data, bytes)
     other = data.replace(b"\xa11\xa1", b"\xa12\xa1", 1)
     assert other != data
     with pytest.raises(UnreadableSpec, match="layout 2"):

@@ -73,7 +73,7 @@ def test_a_finished_job_goes_to_disk_as_it_was_and_leaves_no_key(world: World, t
     found = read(tmp_path, job)
     assert found.record.archived
     assert not record.archived
-    kept = {name: getattr(found.record, name) for name in record.__slots__ if name != "archived"}
+    kept = {name: getattr(found.record, name) for name in record.__struct_fields__ if name != "archived"}
     assert kept == {name: getattr(record, name) for name in kept}
     assert found.attempts == attempts
     assert found.view().spec == spec
