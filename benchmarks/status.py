@@ -15,6 +15,7 @@ import select
 import socket
 import time
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -68,7 +69,7 @@ def _polls(
         say(f"{which[0]:<22} {which[1]:>2} connections: {http.words(found)}")
         return found
 
-    sides = {f"{side} {number}": lambda which=(side, number): once(which) for side, number in plans}
+    sides = {f"{side} {number}": partial(once, (side, number)) for side, number in plans}
     loads: dict[str, list[Load]] = in_turns(sides, scale.rounds_of(4, 1), say=say, warm_up=scale.pick(1, 0))
     figures: list[Figure] = []
     for number in CONNECTIONS:

@@ -8,6 +8,7 @@ what our script asks and writes as one transaction, and nothing else (`programs/
 """
 
 import json
+from functools import partial
 from typing import Any
 
 from benchmarks import http
@@ -78,7 +79,7 @@ def run(scale: Scale, say: Say) -> list[Figure]:
             return found
 
         loads = in_turns(
-            {f"{side} {number}": lambda which=(side, number): once(which) for side, number in plans},
+            {f"{side} {number}": partial(once, (side, number)) for side, number in plans},
             scale.rounds_of(4, 1),
             say=say,
             warm_up=scale.pick(1, 0),

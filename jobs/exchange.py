@@ -78,7 +78,7 @@ class Exchange:
         connection = self._pool.connection_class(**self._pool.connection_kwargs | {"socket_timeout": None})
         try:
             async with asyncio.timeout(self._seconds):
-                await connection.connect()
+                await connection.connect()  # type: ignore[no-untyped-call]
         except TimeoutError as error:
             raise RedisTimeoutError(f"the server did not greet within {self._seconds:g} s") from error
         except RuntimeError as error:  # uvloop, of a connection that was reset
@@ -109,7 +109,7 @@ class _Line(asyncio.Protocol):
     def ask(self, command: tuple[str | bytes | int, ...]) -> "asyncio.Future[Any]":
         if len(self._unanswered) >= MAX_UNANSWERED:
             raise RedisConnectionError(f"{MAX_UNANSWERED} commands wait for an answer already")
-        packed = hiredis.pack_command(command)
+        packed = hiredis.pack_command(command)  # type: ignore[arg-type]  # its type says a tuple of one
         if not self._unsent:
             self._loop.call_soon(self._send)
         self._unsent.append(packed)

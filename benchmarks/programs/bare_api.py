@@ -66,7 +66,7 @@ def create_app(url: str) -> FastAPI:
     return app
 
 
-def _fields(spec: JobSpec) -> dict[str, str | int]:
+def _fields(spec: JobSpec) -> dict[Any, Any]:
     return {
         "pool": spec.pool,
         "devices": spec.resources.devices,
