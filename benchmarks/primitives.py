@@ -10,7 +10,6 @@ copies, threads and bookkeeping cost, and the four primitives say where. Three m
 modules) and three batch sizes.
 """
 
-import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -59,7 +58,7 @@ def run(scale: Scale, say: Say) -> list[Figure]:
     figures = []
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reader:
         assert reader.stdin is not None
-        sink = ChannelSink(os.dup(reader.stdin.fileno()))
+        sink = ChannelSink(reader.stdin.fileno())
         for layers, width in MODELS:
             figures += compare(layers, width, BATCHES[1], "parameters", sink, scale)
             say(f"{layers} layers of {width}")

@@ -60,6 +60,8 @@ def measure(pipe: int, loop: str, blocks: int, steps: int, redis: str = "") -> d
     if redis:
         ways["xadd"] = (False, and_xadd(step, redis))
     seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    gc.collect()
+    gc.freeze()  # as in a rank, which is forked from a process that has done so
     for number in range(blocks + 1):
         for way, (on, act) in ways.items():
             switch(on)
