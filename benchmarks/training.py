@@ -118,7 +118,7 @@ def _compare(loop: Loop, way: Way, jobs: "Jobs", place: Path, scale: Scale, say:
         return speed
 
     with _plain(loop, way, place / "plain") as plain, _plain(loop, way, place / "batched", "--batched") as batched:
-        sides = {
+        sides: dict[str, Callable[[], float]] = {
             RECIPE: partial(observed, RECIPE, jobs.recipe),
             PLAIN: plain,
             SCRIPT: partial(observed, SCRIPT, jobs.script),
@@ -218,7 +218,9 @@ class Jobs:
         (loss,) = job.metrics("loss", device=-1)
         counted = [point for point in loss.points if point.step >= loop.skip]
         first, last = counted[0], counted[-1]
-        return (last.step - first.step) / (last.at.timestamp() - first.at.timestamp())
+        assert first.at is not None
+        assert last.at is not None
+        return (last.step - first.step) / (last.at - first.at).total_seconds()
 
     def script(self, loop: Loop, way: Way) -> float:
         result = self.place / "job"

@@ -118,7 +118,7 @@ def main() -> None:
                 if step == args.skip:
                     began = time.perf_counter()
                 elif step == args.steps:
-                    return (args.steps - args.skip) / (time.perf_counter() - began)
+                    return float(args.steps - args.skip) / (time.perf_counter() - began)
             epoch += 1
 
     go = args.result.with_suffix(".go")

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,10 @@ from tests.unit.jobs.streams import aggregator, split, step
 STEPS = 60
 
 
+def some(chance: random.Random) -> float | None:
+    return chance.choice([chance.random() * 9, chance.random() * 9, None, math.nan])
+
+
 def made(rank: int, devices: Sequence[int], chance: random.Random) -> list[Step]:
     """Steps of two splits, whose times are measured here and there, and sometimes cannot be; evaluation in between."""
     steps = []
@@ -23,12 +28,14 @@ def made(rank: int, devices: Sequence[int], chance: random.Random) -> list[Step]
     for number in range(STEPS):
         which = number % 5 == 4
         rows = [3 + which] * len(devices)
-        some = lambda: chance.choice([chance.random() * 9, chance.random() * 9, None, math.nan])  # noqa: E731
-        times = {name: tuple(some() for _ in devices) for name in ("forward_ms", "backward_ms", "arrival_ms")}
+        times: dict[str, Any] = {
+            name: tuple(some(chance) for _ in devices) for name in ("forward_ms", "backward_ms", "arrival_ms")
+        }
         if number < 20:
             times["backward_ms"] = (None,) * len(devices)  # nobody has measured it yet
         primitives = Primitives(1.0, 2.0, chance.random(), 4.0) if len(devices) > 1 and number % 3 else None
-        fields = {"comm_ms": some(), "data_wait_ms": some(), "primitives": primitives, "step_ms": 20 + chance.random()}
+        fields: dict[str, Any] = {"comm_ms": some(chance), "data_wait_ms": some(chance), "primitives": primitives}
+        fields["step_ms"] = 20 + chance.random()
         memory = tuple(chance.randrange(10**9) if number % 10 == 0 else None for _ in devices)
         one = step(number, [int(which)], rows, epoch=number // 20, memory_peak_bytes=memory, **times, **fields)
         steps.append(one)
