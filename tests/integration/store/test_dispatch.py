@@ -3,6 +3,7 @@
 import random
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -34,10 +35,13 @@ def test_higher_priority_goes_first_then_age(world: World) -> None:
 
 
 def test_a_job_wakes_a_dispatch_only_where_a_node_has_room_for_it(world: World) -> None:
-    ears = world.redis.pubsub(ignore_subscribe_messages=True)
+    ears: Any = world.redis.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
     ears.subscribe("sy:wake")
+
+    def woken() -> bool:
+        return any([ears.get_message(timeout=0.05) for _ in range(4)])
+
     world.node(devices=2)
-    woken = lambda: [ears.get_message(timeout=0.05) for _ in range(4)].count(None) < 4  # noqa: E731
     assert woken()  # by the node
     job = world.submit(2)
     assert woken()
