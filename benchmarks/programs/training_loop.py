@@ -63,6 +63,9 @@ class Batched(TensorDataset):
         return [tensor.index_select(0, chosen) for tensor in self.tensors]
 
 
+#: Nobody may be there any more who asks for a block.
+WAIT_SECONDS = 120.0
+
 #: Model, shape of a row, rows, classes, batch size of a rank, learning rate and momentum.
 LOOPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int, int, float, float]] = {
     "linear": (lambda: nn.Linear(5, 2), (5,), 3000, 2, 15, 0.01, 0.0),
@@ -123,7 +126,10 @@ def main() -> None:
 
     go = args.result.with_suffix(".go")
     while True:
+        deadline = time.monotonic() + WAIT_SECONDS
         while args.serve and not go.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError("nobody has asked for a block")
             time.sleep(0.005)
         if args.serve and go.read_text() == "end":
             break
