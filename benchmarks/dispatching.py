@@ -358,7 +358,8 @@ def _fleet(url: str, nodes: int) -> Iterator[Beats]:
     cluster.all([with_id(whole[number % len(whole)], number) for number in range(2 * nodes)])
     hints: list[store.Hint] = []
     while cluster.dispatch():
-        hints.extend(cluster.control.run(store.hints(60.0)))
+        due: tuple[store.Hint, ...] = cluster.control.run(store.hints(60.0))
+        hints.extend(due)
     stores = [RedisStore.from_url(url) for _ in range(2 * nodes + 2)]
     lifelines = [
         Lifeline(control, hint.attempt, hint.node, settings.beat_seconds)

@@ -186,7 +186,7 @@ class Maker:
 
     def _nodes_of(self, attempts: Sequence[AttemptId]) -> dict[AttemptId, str]:
         (found,) = self.run([store.records([(each.tenant, each.job) for each in attempts])])
-        return {each: str(record.node) for each, record in zip(attempts, found, strict=True)}
+        return {each: str(record.node) for each, record in zip(attempts, found, strict=True) if record is not None}
 
     def run(self, calls: Sequence[Call[T]]) -> list[T]:
         """In one exchange; what each returned."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 import torch
 from torch import nn
@@ -122,7 +123,7 @@ def step_of(net: nn.Module, batch: int) -> Callable[[], None]:
 
     def step() -> None:
         optimizer.zero_grad()
-        nn.functional.cross_entropy(net(x), y).backward()
+        nn.functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if device.type == "cuda":
             torch.cuda.synchronize()

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import cycle
-from typing import Any
+from typing import Any, Literal
 
 import redis
 import torch
@@ -30,7 +30,7 @@ from workers.training.probe.children import Family, FamilySink
 
 #: Steps after a switch that are not counted: caches of the interpreter, and the first step of a kind.
 WARM_UP = 64
-ENTRY = {"d": b"x" * 100}
+ENTRY: dict[Any, Any] = {"d": b"x" * 100}
 ON_CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_CUDA else "cpu")
 #: What the probe replaces in a process without distribution: an attribute of each of these, or an entry.
@@ -84,7 +84,7 @@ def run(step: Step, feed: Iterator[Any], steps: int) -> tuple[float, float]:
 def install(pipe: int) -> Callable[[bool], None]:
     """Install the probe as a script's rank has it. What comes back puts its wrappers in place, or takes them out."""
     before = [dict(vars(place)) for place in PLACES]
-    kind = "cuda" if ON_CUDA else "cpu"
+    kind: Literal["cpu", "cuda"] = "cuda" if ON_CUDA else "cpu"
     devices = (Device(0, kind, f"{kind}:0"),)
     family = Family(
         address="", rank=0, world_size=1, devices=devices, lease_size=1, threads=1, rehearsed=False, output=""
@@ -142,7 +142,7 @@ class Trivial(nn.Module):
 class Still(torch.optim.SGD):
     """An optimizer that changes nothing."""
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         pass
 
 

@@ -41,7 +41,9 @@ _ERRORS = (
 
 def main() -> None:
     chance = random.Random(1)  # noqa: S311 - no secret
-    samples = [plain(_job(chance, wanted)) for wanted in itertools.islice(_specs(chance), SAMPLES)]
+    samples: list[bytes | bytearray | memoryview] = [
+        plain(_job(chance, wanted)) for wanted in itertools.islice(_specs(chance), SAMPLES)
+    ]
     found = zstandard.train_dictionary(BYTES, samples, dict_id=DICTIONARY_ID)
     Path(sys.argv[1]).write_bytes(found.as_bytes())
 
@@ -73,7 +75,7 @@ def _recipe(chance: random.Random) -> dict[str, Any]:
         args = {name: _value(chance, properties[name]) for name in properties if chance.random() < 0.6}
         return {"ref": ref, "args": args}
 
-    program = {"kind": "recipe", "model": component("models"), "loss": component("losses")}
+    program: dict[str, Any] = {"kind": "recipe", "model": component("models"), "loss": component("losses")}
     program["data"] = component("data") | {"batch_size": 2 ** chance.randrange(3, 10), "shuffle": chance.random() < 0.7}
     program["optimizer"] = component("optimizers")
     program |= {"epochs": chance.randrange(1, 100), "seed": chance.randrange(2**31)}

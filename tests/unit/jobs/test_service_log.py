@@ -23,7 +23,9 @@ def said(code: str, stderr: Any = subprocess.PIPE) -> tuple[int, list[dict[str, 
 
 
 def test_our_events_and_those_of_libraries_are_lines_of_one_form() -> None:
-    _, (ours, theirs) = said('log.info("begun", port=1, path=b"\\xff")\nlogging.getLogger("kombu").warning("lost %s", 3)\n')
+    _, (ours, theirs) = said(
+        'log.info("begun", port=1, path=b"\\xff")\nlogging.getLogger("kombu").warning("lost %s", 3)\n'
+    )
     assert ours.items() >= {"event": "begun", "level": "info", "logger": "api.of-ours", "port": 1}.items()
     assert theirs.items() >= {"event": "lost 3", "level": "warning", "logger": "kombu"}.items()
     assert ours["at"].endswith("Z")

@@ -127,7 +127,7 @@ class Usual:
             return False
         if args and type(args[0]) is torch.tensor:
             try:
-                given = args[0].shape
+                given = args[0].shape  # type: ignore[attr-defined]
             except RuntimeError:  # nested tensors have none
                 return False
         elif args and type(args[0]).__name__ == "PackedSequence":
@@ -147,7 +147,8 @@ class Usual:
     def ends(self, outputs: Any) -> None:
         """The call is over."""
         self.ended = clock()
-        self.returned = outputs.shape if type(outputs) is self.torch.tensor else shape_of(outputs)
+        tensor = type(outputs) is self.torch.tensor
+        self.returned = outputs.shape if tensor else shape_of(outputs)
         self.stage = RETURNED
         if self.known.phase != "train":
             self._note(self.ended, None)
