@@ -127,7 +127,7 @@ class Usual:
             return False
         if args and type(args[0]) is torch.tensor:
             try:
-                given = args[0].shape  # type: ignore[attr-defined]
+                given = args[0].shape
             except RuntimeError:  # nested tensors have none
                 return False
         elif args and type(args[0]).__name__ == "PackedSequence":
