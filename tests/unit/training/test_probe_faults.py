@@ -15,7 +15,6 @@ from tests.unit.training.test_probe_loops import network, vectors
 from workers.training.probe import hooks, watch
 from workers.training.probe.loaders import Loaders
 from workers.training.probe.models import Models
-from workers.training.probe.usual import Usual
 from workers.training.probe.watch import Watch
 from workers.training.probe.windows import Windows
 
@@ -52,7 +51,6 @@ def failing_train(place: str, name: str) -> list[float]:
 PLACES: dict[str, Any] = {
     "Watch": Watch,
     "Windows": Windows,
-    "Usual": Usual,
     "Loaders": Loaders,
     "Models": Models,
     "watch": watch,
@@ -80,12 +78,6 @@ FUNCTIONS = [
     ("Loaders", "begins"),
     ("Loaders", "drew"),
     ("Loaders", "came"),
-    ("Usual", "begins"),
-    ("Usual", "came"),
-    ("Usual", "ends"),
-    ("Usual", "stepped"),
-    ("Usual", "tell"),
-    ("Usual", "leave"),
     ("Loaders", "ended"),
     ("Models", "root"),
     ("Models", "optimizer_made"),

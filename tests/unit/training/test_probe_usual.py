@@ -145,3 +145,33 @@ def test_times_of_usual_steps_are_those_of_the_clock() -> None:
         assert back is not None
         assert step.step_ms >= forward + back > 0
         assert step.at <= later.at
+
+
+def losses() -> list[float]:
+    torch.manual_seed(0)
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    found = []
+    for x, _ in DataLoader(vectors(160), 16):
+        loss: Any = net(x).square().mean()
+        learn(optimizer, loss)
+        found.append(float(loss))
+    net(torch.ones(3, 5))
+    return found
+
+
+def failing_losses(name: str) -> list[float]:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise ZeroDivisionError("the probe's own")
+
+    setattr(Usual, name, fail)
+    return losses()
+
+
+@pytest.mark.parametrize("name", ["begins", "came", "ends", "stepped", "tell", "leave"])
+def test_a_fault_in_a_usual_step_is_a_note_and_nothing_else(name: str) -> None:
+    seen = watched(failing_losses, name)
+    assert seen.result == watched(losses).result
+    notes = [note for note in seen.of(Note) if "turned itself off" in note.reason]
+    assert len(notes) == 1
+    assert "the probe's own" in notes[0].reason

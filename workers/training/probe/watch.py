@@ -70,7 +70,7 @@ class Torch:
         self.grad_enabled: Callable[[], bool] = lambda: True
         self.elsewhere: Callable[[], bool] = lambda: False  # in the autograd engine, tracing, on fake tensors
         self.plain: Callable[[], bool] = lambda: False  # neither elsewhere, nor in a mode or a transform
-        self.tensor: type | None = None
+        self.tensor: type[Any] | None = None
         self.transformed: Callable[[], bool] = lambda: False  # within torch.func
         self.ddp_times: Callable[[Any, int], DdpTimes | None] = lambda wrapper, iteration: None
         self.memory: Callable[[int], int] | None = None  # the most that was used of a device
