@@ -7,6 +7,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 SECONDS = 60.0
+#: A connection that has rested for longer is not used again: services close what nobody uses.
+IDLE_SECONDS = 2.0
 
 
 class Connection:
@@ -16,6 +18,8 @@ class Connection:
         place = urlsplit(url)
         self._http = http.client.HTTPConnection(place.hostname or "", place.port, timeout=SECONDS)
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+
+        self._asked = time.monotonic()
 
     def __enter__(self) -> "Connection":
         return self
@@ -45,9 +49,12 @@ class Connection:
         return status  # type: ignore[no-any-return]
 
     def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[str, Any]:
+        if time.monotonic() - self._asked > IDLE_SECONDS:
+            self._http.close()  # before the service does; the next request opens it again
         self._http.request(method, path, body, self._headers | headers)
         answer = self._http.getresponse()
         content = answer.read()
+        self._asked = time.monotonic()
         if answer.status >= 400:
             raise RuntimeError(f"{method} {path}: {answer.status} {content[:500]!r}")
         return answer.headers.get("ETag", ""), json.loads(content) if content else None
