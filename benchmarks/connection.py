@@ -18,7 +18,6 @@ class Connection:
         place = urlsplit(url)
         self._http = http.client.HTTPConnection(place.hostname or "", place.port, timeout=SECONDS)
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-
         self._asked = time.monotonic()
 
     def __enter__(self) -> "Connection":

@@ -39,6 +39,9 @@ from benchmarks.comparing import Figure, Say, Scale, at_most_times, in_turns, ti
 from benchmarks.service import END_SECONDS, Service, linear_spec, service
 from shardyard.client.models import JobStatus
 
+STAGES_NOTE = (
+    "from the POST to each, in the same rounds; ranks of DDP note their loss a step later, when its mean is there"
+)
 TITLE = "POST to first optimizer step"
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -115,7 +118,7 @@ def _against_cold_starts(kind: Kind, asked: "Asked", floor: "Floor", scale: Scal
     asked.stages.clear()
     return [
         Figure(f"POST to first step, {kind.name}", "s", samples, goals),
-        Figure(f"where that time goes, {kind.name}", "s", stages, note="from the POST to each, in the same rounds"),
+        Figure(f"where that time goes, {kind.name}", "s", stages, note=STAGES_NOTE),
     ]
 
 
@@ -176,7 +179,7 @@ class Asked:
             "devices leased": _at(attempt.created_at),
             "claimed by a supervisor": _at(attempt.claimed_at),
             "ranks up": _at(status.started_at),
-            "first step as the rank saw it": _at(loss[0].at),
+            "first loss, as the rank noted it": _at(loss[0].at),
         }
 
     def _seen_by_a_client_that_waits(self, kind: Kind) -> float:
