@@ -38,6 +38,7 @@ NAMES: tuple[str, ...] = (
     "idle",
 )
 README = Path(__file__).parent / "README.md"
+PROJECT_README = Path(__file__).parents[1] / "README.md"
 DEADLINE_SECONDS = 1200.0
 
 
@@ -105,7 +106,8 @@ def _child(name: str, chosen: argparse.Namespace) -> bool:
 def _write_tables(directory: Path) -> None:
     table = results.summary(directory)
     if directory == DIRECTORY:
-        README.write_text(results.insert(README.read_text(), table))
+        for readme, made in ((README, table), (PROJECT_README, results.headlines(directory))):
+            readme.write_text(results.insert(readme.read_text(), made))
     else:
         (directory / "README.md").write_text(table)
 

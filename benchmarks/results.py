@@ -16,6 +16,19 @@ DIRECTORY = Path(__file__).parent / "results"
 #: What the table of all figures stands between in a Markdown file.
 MARKS = ("<!-- figures: written by `make bench` -->", "<!-- end of figures -->")
 
+#: Of the project's README: benchmark, figure, the side to compare with. Of figures that grow, the largest size.
+HEADLINES = (
+    ("start", "POST to first step, one process", "python"),
+    ("start", "POST to first step, DDP, 2 ranks", "torchrun"),
+    ("start", "POST to first step beside Ray, DDP, 2 ranks", "Ray Jobs"),
+    ("short_jobs", "trivial jobs a minute, a burst of 20", "Ray Jobs"),
+    ("short_jobs", "POST to first log line", "Ray Jobs"),
+    ("exits", "ranks return from the program", "torchrun"),
+    ("training", "digits CNN, DDP on 2, script", "plain"),
+    ("event_stream", "cores of server and Redis for 1,000 lines a second", "one XREAD a client"),
+    ("memory", "memory of a finished job, report included", "hash with JSON"),
+)
+
 
 def write(name: str, title: str, figures: Sequence[Figure], *, quick: bool, seconds: float, into: Path) -> Path:
     """Keep every sample of a benchmark, with the machine that it was taken on, and draw it."""
@@ -65,6 +78,20 @@ def summary(directory: Path) -> str:
         if grown:
             lines += [*_growth_table(grown), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def headlines(directory: Path) -> str:
+    """Markdown: the figures that a newcomer should see, of the benchmarks that have run."""
+    rows = ["| | Shardyard | | |", "|---|---|---|---|"]
+    for name, wanted, side in HEADLINES:
+        path = directory / f"{name}.json"
+        found = [each for each in read(path)[1] if each.name == wanted] if path.exists() else []
+        if found:
+            figure = found[-1]
+            label = wanted if figure.size is None else f"{wanted}, {figure.size:,.0f} {figure.size_of}"
+            ours, theirs = (amount(median(figure.samples[each]), figure.unit) for each in (figure.ours, side))
+            rows.append(f"| {label} | {ours} | {side}: {theirs} | {_ratio(figure, side)} |")
+    return "\n".join(rows) + "\n"
 
 
 def insert(text: str, table: str) -> str:

@@ -431,5 +431,13 @@ def test_the_readme_explains_every_strategy() -> None:
 
 
 def test_the_tables_of_the_benchmarks_are_those_of_their_results() -> None:
-    found = (ROOT / "benchmarks" / "README.md").read_text()
-    assert results.insert(found, results.summary(results.DIRECTORY)) == found, "python -m benchmarks --table"
+    made = {"benchmarks/README.md": results.summary, "README.md": results.headlines}
+    for document, table_of in made.items():
+        found, table = (ROOT / document).read_text(), table_of(results.DIRECTORY)
+        assert results.insert(found, table) == found, "python -m benchmarks --table"
+
+
+def test_the_headlines_are_figures_of_the_results() -> None:
+    for name, wanted, side in results.HEADLINES:
+        _, figures = results.read(results.DIRECTORY / f"{name}.json")
+        assert any(side in figure.samples for figure in figures if figure.name == wanted), (name, wanted)
