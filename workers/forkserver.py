@@ -102,6 +102,8 @@ class ForkServer:
             with Connection(writer, readable=False) as pipe:
                 pipe.send_bytes(json.dumps(secrets).encode())  # waits in the pipe until the ranks are forked
             with self._lock:
+                if self._is_dead(0):  # the line may not tell: a supervisor that was stopped at its birth has it too
+                    self._warm()
                 try:
                     return self._ask(launch, reader)
                 except ForkFailed:
