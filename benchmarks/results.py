@@ -167,7 +167,9 @@ def draw(title: str, figures: Sequence[Figure], path: Path) -> None:
     names = list(dict.fromkeys(figure.name for figure in figures))
     columns = min(2, len(names))
     rows = math.ceil(len(names) / columns)
-    picture, axes = pyplot.subplots(rows, columns, figsize=(5.2 * columns, 2.6 * rows), squeeze=False)
+    picture, axes = pyplot.subplots(
+        rows, columns, figsize=(5.2 * columns, 2.6 * rows), squeeze=False, layout="constrained"
+    )
     for axis, name in zip(axes.flat, names, strict=False):
         own = [figure for figure in figures if figure.name == name]
         if len(own) > 1 and all(figure.size is not None for figure in own):
@@ -178,7 +180,6 @@ def draw(title: str, figures: Sequence[Figure], path: Path) -> None:
     for axis in list(axes.flat)[len(names) :]:
         axis.remove()
     picture.suptitle(title, fontsize=11, x=0.01, ha="left")
-    picture.tight_layout()
     picture.savefig(path, metadata={"Date": None})
     pyplot.close(picture)
 
