@@ -39,7 +39,10 @@ from benchmarks.comparing import Figure, Say, Scale, at_most_times, in_turns, ti
 from benchmarks.service import END_SECONDS, Service, linear_spec, service
 from shardyard.client.models import JobStatus
 
-STAGES_NOTE = "from the POST to each, in the same rounds; ranks of DDP note their loss a step later, when its mean is there; who waits is one more job, right after"
+STAGES_NOTE = (
+    "from the POST to each, in the same rounds; ranks of DDP note their loss a step later, when its mean is there; "
+    "who waits is one more job, right after"
+)
 TITLE = "POST to first optimizer step"
 
 PROGRAMS = Path(__file__).parent / "programs"
