@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from jobs.telemetry import Activity, Began, Metric, Note, Step
+from jobs.telemetry import Activity, Began, Loaded, Metric, Note, Step
 from tests.unit.training import test_probe_cases as cases
 from tests.unit.training.probe_runs import Seen, learn, watched
 from tests.unit.training.test_probe_loops import network, train_and_evaluate, vectors
-from workers.training.probe.usual import Usual
+from workers.training.probe.usual import Usual, Waiting
 
 
 def never_usual(program: Callable[..., None]) -> None:
@@ -145,6 +145,21 @@ def test_times_of_usual_steps_are_those_of_the_clock() -> None:
         assert back is not None
         assert step.step_ms >= forward + back > 0
         assert step.at <= later.at
+
+
+def stopped_early() -> None:
+    Waiting.idle = False  # as a sink that is busy: steps wait on the tape
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for number, (x, _) in enumerate(DataLoader(vectors(160), 16)):
+        learn(optimizer, net(x).sum())
+        if number == 6:
+            break
+
+
+def test_a_pass_that_is_left_has_the_batches_that_were_not_told_yet() -> None:
+    (loaded,) = watched(stopped_early).of(Loaded)
+    assert (loaded.batches, loaded.rows, loaded.complete) == (7, 112, False)
 
 
 def losses() -> list[float]:

@@ -94,7 +94,11 @@ class Loaders:
         begun = Pass(number, next(passes), facts, self.steps_now(), digest=facts.salt)
         iterator.__dict__[OF_ITERATOR] = self._open[number] = begun
         if known is None:
-            weakref.finalize(iterator, self._left.append, begun).atexit = False
+            weakref.finalize(iterator, self._dropped, begun).atexit = False
+
+    def _dropped(self, begun: Pass) -> None:
+        """Nobody holds an iterator any more. Batches that it brought may have to be told yet."""
+        self.later(functools.partial(self._left.append, begun))
 
     def drew(self, iterator: Any, indices: Any) -> None:
         """The sampler gave the indices of one batch (or one index, where the program batches by itself)."""
