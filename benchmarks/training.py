@@ -4,8 +4,8 @@ Three models: the tutorials' layer from 5 to 2 (batches of 15: the worst case, s
 the CNN of the digits (8 x 8, batches of 32) and the CNN of CIFAR-10 (32 x 32, batches of 64, random pictures). Each in
 one process, and under DDP on two ranks; on a machine with a GPU, on that in one process.
 
-plain           `programs/training_loop.py` by python or torchrun, started once and told to train a block in each round,
-                so that its start is no part of the round
+plain           `programs/training_loop.py` by python or torchrun, started once and told to train in each round, so that
+                its start is no part of the round; between rounds it waits on a pipe and takes nothing
 its script      the same file as a job: one job a round, observed by the probe
 recipe          the same model, sizes, DataLoader, loss and optimizer as a recipe
 plain, batched  the plain program once more, with the one thing that recipes do better: rows of a batch are taken from
@@ -17,16 +17,20 @@ one process and in every tenth under DDP, as the recipe reads it. Counted are th
 program by its own clock, for a recipe between the times of its points of `loss`. On the service's side its supervisor,
 API, worker and two Redis run on the same cores, and what they take is taken from the ranks. What the supervisor itself
 costs is a figure of its own: its CPU time for 1,000 steps of a rank, read while the steps are counted.
+
+How many steps are counted is found by the plain loop: about `SECONDS` of them. So most are among the first thousand,
+for each of which the service writes lines into the log.
 """
 
 import os
+import select
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,35 +49,36 @@ TITLE = "Training throughput under full observation"
 RECIPE, SCRIPT, PLAIN, BATCHED = "recipe", "its script", "plain", "plain, batched"
 PROGRAM = Path(__file__).parent / "programs" / "training_loop.py"
 DEADLINE_SECONDS = 60.0
+#: What the counted steps of one sample take.
+SECONDS, QUICK_SECONDS = 0.7, 0.25
 #: Between two readings of the supervisor's CPU time.
 SAMPLE_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """What is trained. `steps` take about a second and a half on a slow core; `skip` of them are not counted."""
+    """What is trained: `steps` of it, of which the first `skip` are not counted."""
 
     name: str
     title: str
-    steps: int
     skip: int
     goal: float
     model: dict[str, Any]
     data: dict[str, Any]
     optimizer: dict[str, Any]
+    steps: int = 0
 
 
-def _loops(way: "Way", *, quick: bool) -> list[Loop]:
-    factor = (3 if quick else 1) * way.ranks
+def _loops() -> list[Loop]:
     sgd = {"lr": 0.01, "momentum": 0.9}
     layer = {"ref": "linear", "args": {"in_features": 5, "out_features": 2}}
     vectors = {"ref": "random_vectors", "args": {"rows": 3000, "features": 5}, "batch_size": 15, "shuffle": True}
     digits = {"ref": "digits", "args": {"split": "train"}, "batch_size": 32, "shuffle": True}
     pictures = {"ref": "npz", "args": {"path": "pictures.npz"}, "batch_size": 64, "shuffle": True}
     return [
-        Loop("linear", "linear 5 -> 2", 8000 // factor, 200, 0.90, layer, vectors, {"lr": 0.01}),
-        Loop("digits", "digits CNN", 900 // factor, 50, 0.99, {"ref": "digits_cnn"}, digits, sgd | {"lr": 0.05}),
-        Loop("cifar", "CIFAR CNN", 240 // factor, 20, 0.99, {"ref": "cifar10_cnn"}, pictures, sgd),
+        Loop("linear", "linear 5 -> 2", 200, 0.90, layer, vectors, {"lr": 0.01}),
+        Loop("digits", "digits CNN", 50, 0.99, {"ref": "digits_cnn"}, digits, sgd | {"lr": 0.05}),
+        Loop("cifar", "CIFAR CNN", 20, 0.99, {"ref": "cifar10_cnn"}, pictures, sgd),
     ]
 
 
@@ -101,15 +106,17 @@ def run(scale: Scale, say: Say) -> list[Figure]:
         _write_pictures(place / "pictures.npz")
         for device in dict.fromkeys(way.device for way in ways):
             with _data_root(place), service("cpu:2" if device == "cpu" else "auto") as running:
-                for way in ways:
-                    loops = _loops(way, quick=scale.quick) if way.device == device else []
-                    for loop in loops[: 1 if scale.quick else None]:
-                        figures += _compare(loop, way, Jobs(running, place), place, scale, say)
+                for way in (each for each in ways if each.device == device):
+                    with _plain(way) as plain:
+                        for loop in _loops()[: 1 if scale.quick else None]:
+                            figures += _compare(loop, way, Jobs(running, place), plain, scale, say)
     return figures
 
 
-def _compare(loop: Loop, way: Way, jobs: "Jobs", place: Path, scale: Scale, say: Say) -> list[Figure]:
+def _compare(loop: Loop, way: Way, jobs: "Jobs", plain: Callable[..., float], scale: Scale, say: Say) -> list[Figure]:
     supervisor: dict[str, list[float]] = {RECIPE: [], SCRIPT: []}
+    trial = plain(replace(loop, steps=2 * loop.skip))
+    loop = replace(loop, steps=loop.skip + round(trial * scale.pick(SECONDS, QUICK_SECONDS)))
 
     def observed(side: str, submit: Callable[[Loop, Way], float]) -> float:
         with jobs.supervised() as spent:
@@ -117,15 +124,15 @@ def _compare(loop: Loop, way: Way, jobs: "Jobs", place: Path, scale: Scale, say:
         supervisor[side].append(spent.seconds_for(loop.steps - loop.skip, speed) / (loop.steps - loop.skip) * 1000)
         return speed
 
-    with _plain(loop, way, place / "plain") as plain, _plain(loop, way, place / "batched", "--batched") as batched:
-        sides: dict[str, Callable[[], float]] = {
-            RECIPE: partial(observed, RECIPE, jobs.recipe),
-            PLAIN: plain,
-            SCRIPT: partial(observed, SCRIPT, jobs.script),
-            BATCHED: batched,
-        }
-        rounds = scale.rounds_of(5, 2)
-        samples = in_turns(sides, rounds, say=lambda text: say(f"{loop.title}, {way.title}: {text}"))
+    sides: dict[str, Callable[[], float]] = {
+        RECIPE: partial(observed, RECIPE, jobs.recipe),
+        PLAIN: partial(plain, loop),
+        SCRIPT: partial(observed, SCRIPT, jobs.script),
+        BATCHED: partial(plain, loop, "--batched"),
+    }
+    rounds = scale.rounds_of(4, 2)
+    say_of = lambda text: say(f"{loop.title}, {way.title}: {text}")  # noqa: E731
+    samples = in_turns(sides, rounds, say=say_of, warm_up=1 if loop.name == "linear" and not scale.quick else 0)
     name = f"{loop.title}, {way.title}"
     scripts = {SCRIPT: samples[SCRIPT], PLAIN: samples[PLAIN]}
     recipes = {side: samples[side] for side in (RECIPE, PLAIN, BATCHED)}
@@ -141,55 +148,44 @@ def _compare(loop: Loop, way: Way, jobs: "Jobs", place: Path, scale: Scale, say:
 
 
 @contextmanager
-def _plain(loop: Loop, way: Way, result: Path, *options: str) -> Iterator[Callable[[], float]]:
-    """A function that has a waiting process train one block, and returns its steps a second."""
-    go = result.with_suffix(".go")
+def _plain(way: Way) -> Iterator[Callable[..., float]]:
+    """A function that has a waiting process train a loop, with options, and returns its steps a second."""
     command = [str(peers.PYTHON)]
     if way.ranks > 1:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={way.ranks}"]
-    command += [str(PROGRAM), loop.name, str(loop.steps), str(loop.skip), str(result), "--serve"]
-    with tempfile.TemporaryFile() as output:
+    with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            [*command, "--device", way.device, *options],
+            [*command, str(PROGRAM), "--serve"],
             env=peers.plain_environment(),
-            stdout=output,
-            stderr=output,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
             start_new_session=True,
         )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        orders, answers = process.stdin, process.stdout
 
-        def block() -> float:
-            result.unlink(missing_ok=True)
-            _write(go, "go")
-            _wait_until(lambda: result.exists() or process.poll() is not None)
-            if not result.exists():
-                output.seek(0)
-                raise RuntimeError(f"plain training ended: {output.read()[-2000:].decode(errors='replace')}")
-            return float(result.read_text())
+        def train(loop: Loop, *options: str) -> float:
+            words = [loop.name, str(loop.steps), str(loop.skip), "--device", way.device, *options]
+            orders.write(" ".join(words).encode() + b"\n")
+            orders.flush()
+            ready, _, _ = select.select([answers], [], [], DEADLINE_SECONDS)
+            answer = answers.readline() if ready else b""
+            if not answer:
+                errors.seek(0)
+                raise RuntimeError(f"plain training gave no answer: {errors.read()[-2000:].decode(errors='replace')}")
+            return float(answer)
 
         try:
-            yield block
-            _write(go, "end")
+            yield train
+            orders.close()
             process.wait(DEADLINE_SECONDS)
         finally:
-            go.unlink(missing_ok=True)
             if process.poll() is None:
                 for pid in reversed(family(process.pid)):
                     psutil.Process(pid).kill()
                 process.wait()
-
-
-def _write(path: Path, text: str) -> None:
-    new = path.with_suffix(".writing")
-    new.write_text(text)
-    new.rename(path)
-
-
-def _wait_until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not done():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {DEADLINE_SECONDS:g} s")
-        time.sleep(0.02)
 
 
 # -- the service ---------------------------------------------------------------------------------------
@@ -227,7 +223,7 @@ class Jobs:
         result.unlink(missing_ok=True)
         job = self.service.client.submit_script(
             PROGRAM,
-            [loop.name, str(loop.steps), str(loop.skip), str(result), "--device", way.device],
+            [loop.name, str(loop.steps), str(loop.skip), "--result", str(result), "--device", way.device],
             strategy=way.strategy,
             devices=way.ranks,
         ).wait(DEADLINE_SECONDS)

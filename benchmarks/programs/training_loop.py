@@ -1,16 +1,17 @@
 """The training loop of PyTorch's tutorials, for one process or for DistributedDataParallel under torchrun.
 
-    python training_loop.py linear 2000 200 RESULT            trains once; 200 steps are not counted
-    python training_loop.py linear 2000 200 RESULT --serve    waits for a file RESULT.go, trains once, and so on, until
-                                                              it reads "end" there
+    python training_loop.py linear 2000 200 --result FILE     trains once; 200 steps are not counted
+    python training_loop.py --serve                           trains once for each line of its input: "linear 2000 200"
 
-RESULT gets the steps a second of rank 0 that were counted, as text. The program knows nothing of who starts it.
+Rank 0 says the steps a second that were counted, as a line, or in FILE. Every time a new model is trained. Between two
+lines the program sleeps: neither it nor a rank of it looks for work. It knows nothing of who starts it.
 """
 
 import argparse
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,6 @@ class Batched(TensorDataset):
         return [tensor.index_select(0, chosen) for tensor in self.tensors]
 
 
-#: Nobody may be there any more who asks for a block.
-WAIT_SECONDS = 120.0
-
 #: Model, shape of a row, rows, classes, batch size of a rank, learning rate and momentum.
 LOOPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int, int, float, float]] = {
     "linear": (lambda: nn.Linear(5, 2), (5,), 3000, 2, 15, 0.01, 0.0),
@@ -75,20 +73,45 @@ LOOPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int, int, 
 
 
 def main() -> None:
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks > 1:
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     parser = argparse.ArgumentParser()
     parser.add_argument("loop", choices=LOOPS)
     parser.add_argument("steps", type=int)
     parser.add_argument("skip", type=int)
-    parser.add_argument("result", type=Path)
-    parser.add_argument("--serve", action="store_true")
+    parser.add_argument("--result", type=Path)
     parser.add_argument("--batched", action="store_true", help="take the rows of a batch at once, as recipes do")
     parser.add_argument("--device", default="cpu")
-    args = parser.parse_args()
-
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    rank, device = int(os.environ.get("RANK", "0")), torch.device(args.device)
+    for words in orders(ranks) if sys.argv[1:] == ["--serve"] else [sys.argv[1:]]:
+        args = parser.parse_args(words)
+        speed = train(args, ranks)
+        if ranks > 1:
+            dist.barrier()
+        if os.environ.get("RANK", "0") != "0":
+            continue
+        if args.result is None:
+            print(speed, flush=True)
+        else:
+            args.result.write_text(str(speed))
     if ranks > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.destroy_process_group()
+
+
+def orders(ranks: int) -> Iterator[list[str]]:
+    """The lines of rank 0's input, on every rank."""
+    while True:
+        line = [sys.stdin.readline() if os.environ.get("RANK", "0") == "0" else ""]
+        if ranks > 1:
+            dist.broadcast_object_list(line)
+        if not line[0]:
+            return
+        yield line[0].split()
+
+
+def train(args: argparse.Namespace, ranks: int) -> float:
+    """The steps a second of this rank."""
+    device = torch.device(args.device)
     torch.manual_seed(0)
     make, shape, rows, classes, batch_size, rate, momentum = LOOPS[args.loop]
     kind = Batched if args.batched else TensorDataset
@@ -104,49 +127,24 @@ def main() -> None:
     # A loss is read in every step where that is cheap; with several ranks, or a GPU, it would make them wait.
     every = 1 if ranks == 1 and device.type == "cpu" else 10
 
-    def train() -> float:
-        step, epoch, total, began = 0, 0, 0.0, 0.0
-        while True:
-            if sampler is not None:
-                sampler.set_epoch(epoch)
-            for inputs, labels in loader:
-                inputs, labels = inputs.to(device), labels.to(device)
-                optimizer.zero_grad()
-                loss = criterion(model(inputs), labels)
-                loss.backward()
-                optimizer.step()
-                if step % every == 0:
-                    total += loss.item()
-                step += 1
-                if step == args.skip:
-                    began = time.perf_counter()
-                elif step == args.steps:
-                    return float(args.steps - args.skip) / (time.perf_counter() - began)
-            epoch += 1
-
-    go = args.result.with_suffix(".go")
+    step, epoch, total, began = 0, 0, 0.0, 0.0
     while True:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while args.serve and not go.exists():
-            if time.monotonic() > deadline:
-                raise TimeoutError("nobody has asked for a block")
-            time.sleep(0.005)
-        if args.serve and go.read_text() == "end":
-            break
-        speed = train()
-        if ranks > 1:
-            dist.barrier()
-        if rank == 0:
-            go.unlink(missing_ok=True)
-            written = args.result.with_suffix(".new")
-            written.write_text(str(speed))
-            written.rename(args.result)
-        if ranks > 1:
-            dist.barrier()
-        if not args.serve:
-            break
-    if ranks > 1:
-        dist.destroy_process_group()
+        if sampler is not None:
+            sampler.set_epoch(epoch)
+        for inputs, labels in loader:
+            inputs, labels = inputs.to(device), labels.to(device)
+            optimizer.zero_grad()
+            loss = criterion(model(inputs), labels)
+            loss.backward()
+            optimizer.step()
+            if step % every == 0:
+                total += loss.item()
+            step += 1
+            if step == args.skip:
+                began = time.perf_counter()
+            elif step == args.steps:
+                return float(args.steps - args.skip) / (time.perf_counter() - began)
+        epoch += 1
 
 
 if __name__ == "__main__":
