@@ -75,7 +75,7 @@ LOOPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int, int, 
 def main() -> None:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1:
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        dist.init_process_group("gloo")
     parser = argparse.ArgumentParser()
     parser.add_argument("loop", choices=LOOPS)
     parser.add_argument("steps", type=int)
