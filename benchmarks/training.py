@@ -4,8 +4,9 @@ Three models: the tutorials' layer from 5 to 2 (batches of 15: the worst case, s
 the CNN of the digits (8 x 8, batches of 32) and the CNN of CIFAR-10 (32 x 32, batches of 64, random pictures). Each in
 one process, and under DDP on two ranks; on a machine with a GPU, on that in one process.
 
-plain           `programs/training_loop.py` by python or torchrun, started once and told to train in each round, so that
-                its start is no part of the round; between rounds it waits on a pipe and takes nothing
+plain           `programs/training_loop.py` by python or torchrun, started once for each model and told to train in each
+                round, so that its start is no part of the round; between rounds it waits on a pipe and takes nothing. A
+                job is a new process each time, which has its memory to get first
 its script      the same file as a job: one job a round, observed by the probe
 recipe          the same model, sizes, DataLoader, loss and optimizer as a recipe
 plain, batched  the plain program once more, with the one thing that recipes do better: rows of a batch are taken from
@@ -107,8 +108,8 @@ def run(scale: Scale, say: Say) -> list[Figure]:
         for device in dict.fromkeys(way.device for way in ways):
             with _data_root(place), service("cpu:2" if device == "cpu" else "auto") as running:
                 for way in (each for each in ways if each.device == device):
-                    with _plain(way) as plain:
-                        for loop in _loops()[: 1 if scale.quick else None]:
+                    for loop in _loops()[: 1 if scale.quick else None]:
+                        with _plain(way) as plain:  # no heap that another model has warmed
                             figures += _compare(loop, way, Jobs(running, place), plain, scale, say)
     return figures
 
