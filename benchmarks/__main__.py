@@ -9,6 +9,7 @@ python -m benchmarks --table         write the tables anew from the files in res
 
 import argparse
 import importlib
+import signal
 import subprocess
 import sys
 import time
@@ -79,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _one(name: str, scale: Scale, into: Path) -> int:
     module = importlib.import_module(f"benchmarks.{name}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what a benchmark has started is ended as after any error
     began = time.monotonic()
 
     def say(text: str) -> None:
