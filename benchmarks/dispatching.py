@@ -67,7 +67,7 @@ OURS, BARE = "shardyard", "bare Redis"
 
 
 def run(scale: Scale, say: Say) -> list[Figure]:
-    rounds = scale.rounds_of(5, 2)
+    rounds = scale.rounds_of(3, 2)
     nodes, few = scale.pick((1_000, (10, 100)), (100, (10,)))
     queued = scale.pick((1_000, 10_000, 100_000), (1_000, 4_000))
     figures = []

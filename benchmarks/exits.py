@@ -54,7 +54,7 @@ def run(scale: Scale, say: Say) -> list[Figure]:
                     OURS: lambda: of_shardyard(to, spec, directory),  # noqa: B023  (called within this round)
                     TORCHRUN: lambda: {TORCHRUN: of_torchrun(how, ranks, directory)},  # noqa: B023
                 },
-                scale.rounds_of(5, 2),
+                scale.rounds_of(3, 2),
                 say=lambda _: None,
                 warm_up=scale.pick(1, 0),
             )

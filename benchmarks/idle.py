@@ -74,7 +74,7 @@ def _api(scale: Scale, say: Say) -> list[Figure]:
             "shardyard": lambda: _start(lambda port: ("-m", "api"), settings, directory),
             "small FastAPI": lambda: _start(lambda port: (str(SMALL), control.url, str(port)), {}, directory),
         }
-        found = in_turns(sides, scale.rounds_of(5, 1), say=say)
+        found = in_turns(sides, scale.rounds_of(3, 1), say=say)
     of = {
         what: {side: [getattr(each, what) for each in samples] for side, samples in found.items()}
         for what in ("seconds", "cpu_seconds", "pss", "rss")
@@ -160,7 +160,7 @@ def _whole(scale: Scale, say: Say) -> list[Figure]:
             if not scale.quick:
                 sides["Ray head"] = stack.enter_context(_parts_of_ray())
             time.sleep(scale.pick(5.0, 2.0))
-            rested = _rest(sides, scale.rounds_of(3, 1), scale.pick(6.0, 3.0), say)
+            rested = _rest(sides, scale.rounds_of(2, 1), scale.pick(6.0, 3.0), say)
         figures += _figures(rested, devices)
     return figures
 

@@ -73,7 +73,7 @@ def _growing(sides: dict[str, Callable[[int], float]], sizes: tuple[int, ...], s
     figures = []
     for size in sizes:
         measured = {name: lambda burst=burst, size=size: burst(size) for name, burst in sides.items()}
-        samples = in_turns(measured, scale.rounds_of(3, 1), say=lambda _: None, warm_up=int(size == sizes[0]))
+        samples = in_turns(measured, scale.rounds_of(2, 1), say=lambda _: None, warm_up=int(size == sizes[0]))
         say(f"{size} jobs at once: " + ", ".join(f"{name} {max(each):.0f} a minute" for name, each in samples.items()))
         figures.append(Figure(RATE, "jobs a minute", samples, lower_is_better=False, size=size, size_of="jobs at once"))
     return figures

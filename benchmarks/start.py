@@ -112,7 +112,7 @@ def _against_cold_starts(kind: Kind, asked: "Asked", floor: "Floor", scale: Scal
     for own in (asked.recipe, asked.script):  # what the first job of a service finds cold
         own(kind)
     warm_up = scale.pick(1, 0)
-    samples = in_turns(sides, scale.rounds_of(4, 1), warm_up=warm_up, say=lambda text: say(f"{kind.name}: {text}"))
+    samples = in_turns(sides, scale.rounds_of(3, 1), warm_up=warm_up, say=lambda text: say(f"{kind.name}: {text}"))
     goals = [times_better(cold, 30), at_most_times("warm fork", 2.5)]
     rounds = len(samples["shardyard"])
     stages = {stage: seconds[-rounds:] for stage, seconds in asked.stages.items()}

@@ -70,7 +70,7 @@ def _polls(
         return found
 
     sides = {f"{side} {number}": partial(once, (side, number)) for side, number in plans}
-    loads: dict[str, list[Load]] = in_turns(sides, scale.rounds_of(4, 1), say=say, warm_up=scale.pick(1, 0))
+    loads: dict[str, list[Load]] = in_turns(sides, scale.rounds_of(3, 1), say=say, warm_up=scale.pick(1, 0))
     figures: list[Figure] = []
     for number in CONNECTIONS:
         for what, side in (("status", OURS), ("status that is known (304)", "304")):
@@ -157,7 +157,7 @@ def _against_ray(scale: Scale, say: Say) -> list[Figure]:
             RAY: Plan(port, [http.request("GET", f"/api/jobs/{theirs}", port)], 4, 2.0, list(ray.pids), 200),
         }
         sides = {side: lambda plan=plan: http.load(plan).rate for side, plan in plans.items()}
-        rates = in_turns(sides, scale.rounds_of(4, 1), say=say)
+        rates = in_turns(sides, scale.rounds_of(3, 1), say=say)
     return [
         Figure(
             "GET of one job, 4 connections: requests a second",

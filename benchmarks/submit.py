@@ -80,7 +80,7 @@ def run(scale: Scale, say: Say) -> list[Figure]:
 
         loads = in_turns(
             {f"{side} {number}": partial(once, (side, number)) for side, number in plans},
-            scale.rounds_of(4, 1),
+            scale.rounds_of(3, 1),
             say=say,
             warm_up=scale.pick(1, 0),
         )
