@@ -3,7 +3,7 @@
 python -m benchmarks --list          what there is
 python -m benchmarks start --rounds 9
 python -m benchmarks --quick         all of them in about two minutes, with few rounds and without Ray
-python -m benchmarks                 all of them, about a quarter of an hour
+python -m benchmarks                 all of them, twenty minutes or so
 python -m benchmarks --table         write the tables anew from the files in results/
 """
 
