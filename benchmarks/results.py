@@ -24,7 +24,7 @@ HEADLINES = (
     ("short_jobs", "trivial jobs a minute, a burst of 20", "Ray Jobs"),
     ("short_jobs", "POST to first log line", "Ray Jobs"),
     ("exits", "ranks return from the program", "torchrun"),
-    ("training", "digits CNN, DDP on 2, script", "plain"),
+    ("training", "CIFAR CNN, DDP, 2 ranks, script", "plain"),
     ("event_stream", "cores of server and Redis for 1,000 lines a second", "one XREAD a client"),
     ("memory", "memory of a finished job, report included", "hash with JSON"),
 )

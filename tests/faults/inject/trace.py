@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ATTACH_SECONDS = 15.0
+DETACH_SECONDS = 3.0
 
 
 @contextmanager
@@ -22,7 +23,11 @@ def failing_calls(pid: int, calls: str, fault: str, *, path: Path | None = None,
         yield
     finally:
         tracer.terminate()  # it detaches
-        tracer.communicate(timeout=ATTACH_SECONDS)
+        try:
+            tracer.communicate(timeout=DETACH_SECONDS)
+        except subprocess.TimeoutExpired:  # it waits for ever now and then where the process has ended meanwhile
+            tracer.kill()
+            tracer.communicate()
 
 
 def _await_tracer(pid: int, tracer: "subprocess.Popen[bytes]") -> None:
