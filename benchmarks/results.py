@@ -160,7 +160,13 @@ def draw(title: str, figures: Sequence[Figure], path: Path) -> None:
 
     mpl.use("svg")
     mpl.rcParams.update(
-        {"svg.hashsalt": "shardyard", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+        {
+            "svg.hashsalt": "shardyard",
+            "svg.fonttype": "none",
+            "font.size": 9,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        }
     )
     from matplotlib import pyplot
 
