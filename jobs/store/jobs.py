@@ -67,26 +67,12 @@ def submit(
         UnknownBundle: the tenant has no such bundle, or has none any more.
         UnknownPool, TooLargeForPool: it could never run.
     """
-    bundle = spec.program.bundle
 
     def parse(reply: Sequence[Any]) -> Submitted:
         if reply[0] == b"created":
             return Submitted(job, True, _view(tenant, job, reply[2:], spec))
         status, *detail = (part.decode() for part in reply)
-        if status == "conflict":
-            raise IdempotencyConflict(
-                f"this Idempotency-Key was used for job {detail[0]} with another body; send a new key"
-            )
-        if status == "unknown_bundle":
-            raise unknown_bundle(bundle)
-        if status == "unknown_pool":
-            known = ", ".join(sorted(detail)) or "none: no worker has registered yet"
-            raise UnknownPool(f"there is no pool {spec.pool!r}; pools: {known}")
-        if status == "too_large":
-            raise TooLargeForPool(
-                f"the job needs {spec.resources.devices} devices on one node, but the largest node of pool "
-                f"{spec.pool!r} has {detail[0]}; lower resources.devices or choose another pool"
-            )
+        _raise_if_refused(status, detail, spec)
         return Submitted(detail[0], detail[0] == job)  # so the repeat of a call whose reply was lost is no other answer
 
     return Call(
@@ -107,10 +93,27 @@ def submit(
             IDEMPOTENCY_SECONDS,
             parent,
             token,
-            (bundle or "").removeprefix("sha256:"),
+            (spec.program.bundle or "").removeprefix("sha256:"),
         ),
         parse,
     )
+
+
+def _raise_if_refused(status: str, detail: Sequence[str], spec: JobSpec) -> None:
+    if status == "conflict":
+        raise IdempotencyConflict(
+            f"this Idempotency-Key was used for job {detail[0]} with another body; send a new key"
+        )
+    if status == "unknown_bundle":
+        raise unknown_bundle(spec.program.bundle)
+    if status == "unknown_pool":
+        known = ", ".join(sorted(detail)) or "none: no worker has registered yet"
+        raise UnknownPool(f"there is no pool {spec.pool!r}; pools: {known}")
+    if status == "too_large":
+        raise TooLargeForPool(
+            f"the job needs {spec.resources.devices} devices on one node, but the largest node of pool "
+            f"{spec.pool!r} has {detail[0]}; lower resources.devices or choose another pool"
+        )
 
 
 def read_job(tenant: str, job: str) -> Call[JobView]:
