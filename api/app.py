@@ -41,6 +41,7 @@ from jobs import retention as retention_of_jobs
 from jobs import storage as storage_proof
 from jobs.errors import FormatMismatch, Unavailable
 from jobs.packing import Packing
+from jobs.record import TokenRecord
 from jobs.redis_store import AsyncRedisStore, RedisStore
 from jobs.scheduler import Scheduler
 from jobs.settings import Settings
@@ -68,58 +69,10 @@ def create_app(settings: Settings) -> FastAPI:
     operator = load_operator_token(settings)
     settings.control_url()
     monitoring = Monitoring()
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        control = AsyncRedisStore(connect(settings.control_url()))
-        telemetry = Telemetry(connect(settings.telemetry()))
-        courier = CeleryCourier(settings)
-        reconciled = RedisStore.from_url(settings.control_url())
-        scheduler = Scheduler(reconciled, courier, settings, listen=True)
-        storage = settings.storage.expanduser()
-        authenticator, changes = Authenticator(control, operator), Changes(control)
-        app.state.authenticator = authenticator
-        app.state.changes = changes
-        app.state.services = _services(
-            control,
-            telemetry,
-            authenticator,
-            changes,
-            Storage(storage),
-            Bundles(control, storage, settings.max_bundles_bytes),
-            lambda: scheduler.alive,
-        )
-        app.state.events = app.state.services.events
-        scheduler.start()
-        prepare = threading.Timer(PREPARE_SECONDS, courier.prepare)
-        prepare.daemon = True
-        prepare.start()
-        watches = (
-            asyncio.create_task(watch_scheduler(lambda: scheduler.alive, _end_process)),
-            asyncio.create_task(
-                look_after_storage(
-                    partial(storage_proof.prove, reconciled, storage),
-                    _sweeps(reconciled, storage, settings),
-                    _end_process,
-                )
-            ),
-        )
-        try:
-            yield
-        finally:
-            for watch in watches:
-                watch.cancel()
-            # The scheduler first: it may be sending. Then what it used, then what the routes used.
-            await asyncio.to_thread(scheduler.stop)
-            courier.close()
-            reconciled.close()
-            await telemetry.close()
-            await control.close()
-
     app = FastAPI(
         title="Shardyard",
         description="PyTorch training on pools of GPUs, with a report of what each device got of every batch.",
-        lifespan=lifespan,
+        lifespan=partial(_serving, settings, operator),
         dependencies=[Depends(authenticate)],
         openapi_url=None,  # its route of the framework would not pass `authenticate`; api.routes.system has one
         redirect_slashes=False,
@@ -132,6 +85,55 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(Limits, hosts=allowed_hosts(settings), bodies=_bodies(settings))
     app.add_middleware(CountRequests, monitoring=monitoring)  # the last one added is the outermost
     return app
+
+
+@asynccontextmanager
+async def _serving(settings: Settings, operator: TokenRecord, app: FastAPI) -> AsyncIterator[None]:
+    """What an application has while it serves: connections, the scheduler, the sweeps."""
+    control = AsyncRedisStore(connect(settings.control_url()))
+    telemetry = Telemetry(connect(settings.telemetry()))
+    courier = CeleryCourier(settings)
+    reconciled = RedisStore.from_url(settings.control_url())
+    scheduler = Scheduler(reconciled, courier, settings, listen=True)
+    storage = settings.storage.expanduser()
+    authenticator, changes = Authenticator(control, operator), Changes(control)
+    app.state.authenticator = authenticator
+    app.state.changes = changes
+    app.state.services = _services(
+        control,
+        telemetry,
+        authenticator,
+        changes,
+        Storage(storage),
+        Bundles(control, storage, settings.max_bundles_bytes),
+        lambda: scheduler.alive,
+    )
+    app.state.events = app.state.services.events
+    scheduler.start()
+    prepare = threading.Timer(PREPARE_SECONDS, courier.prepare)
+    prepare.daemon = True
+    prepare.start()
+    watches = (
+        asyncio.create_task(watch_scheduler(lambda: scheduler.alive, _end_process)),
+        asyncio.create_task(
+            look_after_storage(
+                partial(storage_proof.prove, reconciled, storage),
+                _sweeps(reconciled, storage, settings),
+                _end_process,
+            )
+        ),
+    )
+    try:
+        yield
+    finally:
+        for watch in watches:
+            watch.cancel()
+        # The scheduler first: it may be sending. Then what it used, then what the routes used.
+        await asyncio.to_thread(scheduler.stop)
+        courier.close()
+        reconciled.close()
+        await telemetry.close()
+        await control.close()
 
 
 def _bodies(settings: Settings) -> Bodies:
