@@ -29,7 +29,7 @@ from jobs.settings import Settings
 from jobs.spec import DISTRIBUTED, JobSpec, ScriptProgram
 from jobs.state import AttemptState, Reason, State
 from jobs.store import AttemptId
-from workers import environments, self_test, workplace
+from workers import environments, self_test, untold, workplace
 from workers.confinement import Accounts
 from workers.forkserver import ForkFailed, ForkServer
 from workers.launch import Launch, Marks
@@ -384,6 +384,7 @@ class Agent:
                 continue
             survivors = sweep(marks, attempt)
             workplace.close(self._storage, attempt)
+            untold.tell(self._store, attempt, marks.untold)
             lost = store.reap(
                 attempt,
                 Reason.SUPERVISOR_LOST,

@@ -87,6 +87,11 @@ class Marks:
         return self.directory / "supervisor.log"
 
     @property
+    def untold(self) -> Path:
+        """How the attempt ended, where its supervisor could not tell."""
+        return self.directory / "untold.json"
+
+    @property
     def work(self) -> Path:
         """The working copy of the job's bundle."""
         return self.directory / "work"

@@ -13,7 +13,8 @@ import queue
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, TypeVar
 
@@ -24,6 +25,8 @@ from jobs.errors import Unavailable
 from jobs.redis_store import RedisStore
 from jobs.state import Order, Reason
 from jobs.wire import orders_channel
+from workers import untold
+from workers.untold import Untold
 
 log = structlog.get_logger(__name__)
 
@@ -40,9 +43,11 @@ HEAR_SECONDS = 2.0
 #: How long the second thread waits for a word at a time.
 LISTEN_SECONDS = 60.0
 CLAIM_SECONDS = 30.0
-#: How long an ended attempt goes on trying to tell its end while Redis is away.
-FINISH_SECONDS = 3600.0
-RETRY_SECONDS = 0.5
+#: An end that cannot be told within so long is written down, for others to tell; and how long that is tried then.
+FIRST_SECONDS = 5.0
+FINISH_SECONDS = 300.0
+#: Waits between tries while Redis is away grow from the first to the second, or to the time between two beats.
+RETRY_SECONDS = (0.5, 4.0)
 
 
 class Lifeline:
@@ -102,12 +107,14 @@ class Lifeline:
         result: dict[str, Any] | None,
         backoff: float,
         quarantine: dict[int, str] | None = None,
+        *,
+        keep: Path,
     ) -> bool:
         """Write the end of the attempt, after all marks, and give the devices back as `release` does. The lease is kept
         until then. False: it was lost before, and nothing is written.
 
         Raises:
-            Unavailable: Redis did not answer for `FINISH_SECONDS`.
+            Unavailable: Redis did not answer for `FINISH_SECONDS`. The end is in `keep`, for `workers.untold:tell`.
         """
         end = store.finish(
             self._attempt,
@@ -121,8 +128,27 @@ class Lifeline:
             quarantine=quarantine,
         )
         self._marks.put(None)
-        self._thread.join(FINISH_SECONDS)
-        return self._insist(end, FINISH_SECONDS)
+        try:
+            return self._after_marks(end, FIRST_SECONDS)
+        except Unavailable:
+            self._keep(keep, Untold(self._claimant, reason, message, error, result, backoff))
+        told = self._after_marks(end, FINISH_SECONDS)
+        keep.unlink(missing_ok=True)
+        return told
+
+    def _after_marks(self, end: store.Call[bool], seconds: float) -> bool:
+        deadline = monotonic() + seconds
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            raise Unavailable("the control Redis has not taken what comes before the end")
+        return self._insist(end, deadline - monotonic())
+
+    def _keep(self, path: Path, end: Untold) -> None:
+        try:
+            untold.keep(path, end)
+            log.warning("end_not_told", kept=str(path), reason=end.reason)
+        except OSError as error:
+            log.error("end_neither_told_nor_kept", reason=end.reason, error=str(error))
 
     def release(self, quarantine: dict[int, str]) -> None:
         """Give the devices back: every process of the attempt is proven dead, but for those of `quarantine`."""
@@ -134,6 +160,7 @@ class Lifeline:
 
     def _insist(self, call: store.Call[T], seconds: float) -> T:
         deadline = monotonic() + seconds
+        pauses = self._pauses()
         while True:
             try:
                 return self._store.run(call)
@@ -141,10 +168,18 @@ class Lifeline:
                 if monotonic() > deadline:
                     raise
                 log.warning("control_redis_unavailable", error=str(error))
-                threading.Event().wait(RETRY_SECONDS)
+                threading.Event().wait(next(pauses))
+
+    def _pauses(self) -> Iterator[float]:
+        """Waits between tries: thousands of supervisors may be at it."""
+        pause, longest = RETRY_SECONDS
+        while True:
+            yield min(pause, self._beat_seconds)
+            pause = min(2 * pause, longest)
 
     def _run(self) -> None:
         began = monotonic()
+        pauses = self._pauses()
         waiting: deque[_Todo] = deque()
         while self._order is not Order.LOST:
             if self._ears.ident is None and monotonic() - began > HEAR_SECONDS:
@@ -163,12 +198,13 @@ class Lifeline:
                     case mark:
                         self._obey(self._store.run(store.mark(self._attempt, self._claimant, mark)))
                 waiting.popleft()
+                pauses = self._pauses()
             except Unavailable as error:
                 log.warning("control_redis_unavailable", error=str(error), silence=round(self.silence, 1))
-                threading.Event().wait(RETRY_SECONDS)
+                threading.Event().wait(next(pauses))
             except Exception:
                 log.exception("lifeline_failed")  # it goes on: without a beat the fence ends a healthy run
-                threading.Event().wait(RETRY_SECONDS)
+                threading.Event().wait(next(pauses))
         self._over.set()
 
     def _patience(self) -> float:
@@ -188,16 +224,18 @@ class Lifeline:
         """Have the first thread look at once when it is told of orders, and each time that this has begun to hear:
         what was told before that is lost."""
         ears = self._store.client.pubsub()  # type: ignore[no-untyped-call]
+        pauses = self._pauses()
         while not self._over.is_set():
             try:
                 if not ears.subscribed:
                     ears.subscribe(orders_channel(self._node))
                 if ears.get_message(timeout=LISTEN_SECONDS) is not None:
+                    pauses = self._pauses()
                     self._hears = True
                     self._marks.put(_LOOK)
             except Exception as error:  # noqa: BLE001  (a client that is closed meanwhile raises what it likes)
                 self._hears = False
-                if not self._over.wait(RETRY_SECONDS):
+                if not self._over.wait(next(pauses)):
                     log.warning("orders_not_heard", error=str(error))
         ears.close()
 

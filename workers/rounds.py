@@ -14,7 +14,7 @@ from jobs.errors import Unavailable
 from jobs.record import DeviceRecord
 from jobs.redis_store import RedisStore
 from jobs.store import AttemptId, Quarantined
-from workers import workplace
+from workers import untold, workplace
 from workers.fitness import Fitness
 from workers.launch import Marks
 from workers.sweep import supervisor_is_dead, sweep
@@ -73,6 +73,7 @@ class Rounds:
         held = set(self._holding())
         left = {attempt for attempt in left_behind(self._state_dir) if attempt not in held}
         for attempt in sorted(left & self._left_before, key=str)[:MAX_CLEARED]:
+            untold.tell(self._store, attempt, Marks.of(self._state_dir, attempt).untold)
             clear(self._state_dir, self._storage, attempt, SWEEP_SECONDS)
         self._left_before = left
 
@@ -112,12 +113,12 @@ def left_behind(state_dir: Path) -> Iterator[AttemptId]:
 
 
 def clear(state_dir: Path, storage: Path, attempt: AttemptId, seconds: float = 5.0) -> dict[int, str]:
-    """Sweep what a dead supervisor has left. Its traces go, unless something would not die within `seconds`: that is
-    returned, as `sweep` does."""
+    """Sweep what a dead supervisor has left. Its traces go, unless its end is still to be told, or something would not
+    die within `seconds`: that is returned, as `sweep` does."""
     marks = Marks.of(state_dir, attempt)
     survivors = sweep(marks, attempt, seconds)
     workplace.close(storage, attempt)
-    if not survivors:
+    if not survivors and not marks.untold.exists():
         marks.remove()
     return survivors
 

@@ -26,7 +26,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from jobs import wire
-from jobs.frames import Frame, FrameReader
+from jobs.frames import Frame, FrameReader, Kind
 
 EMPTY = "0-0"
 #: One batch of one stream, and of all streams together.
@@ -36,6 +36,8 @@ _ROUND_BYTES = 2 * 1024 * 1024
 _ROUND_SECONDS = 0.01
 _SOCKET_SECONDS = 2.0
 _BACKOFF_SECONDS = (0.1, 5.0)
+#: A stream lives so long after its seal: its file is whole by then, and readers turn to that when the attempt is over.
+SEALED_SECONDS = 120
 #: A stream's window is trimmed by sixteenths.
 _MARKS = 16
 
@@ -109,7 +111,7 @@ class Shipper:
     ) -> None:
         """Start the thread, which connects by itself.
 
-        A stream keeps about `window_bytes`, and goes after `window_seconds` of rest.
+        A stream keeps about `window_bytes`, and goes after `window_seconds` of rest, or `SEALED_SECONDS` after its end.
         """
         self._log_key: Callable[[int], str] = lambda device: wire.log_stream(tenant, job, attempt, device)
         self._metric_key = wire.metric_stream(tenant, job, attempt)
@@ -276,7 +278,8 @@ class Shipper:
 
     def _arguments(self, batch: _Batch) -> list[str | bytes | int]:
         channel = batch.channel
-        arguments: list[str | bytes | int] = [channel.id, channel.keep_from(self._window_bytes), self._window_seconds]
+        seconds = SEALED_SECONDS if batch.frames[-1].kind == Kind.SEAL else self._window_seconds
+        arguments: list[str | bytes | int] = [channel.id, channel.keep_from(self._window_bytes), seconds]
         for frame, raw in zip(batch.frames, batch.raws, strict=True):
             arguments += (frame.id, raw)
         return arguments

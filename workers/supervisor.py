@@ -359,7 +359,8 @@ def _seal(publisher: Publisher, lifeline: Lifeline, ending: Ending) -> Ending:
 def _tell(lifeline: Lifeline, launch: Launch, marks: Marks, ending: Ending, survivors: dict[int, str]) -> None:
     """Write the end, and give the devices back: but for `survivors`, every process of the attempt is proven dead."""
     bad = _quarantine(launch, survivors)
-    if lifeline.finish(ending.reason, ending.message, ending.error, ending.result, backoff_seconds(), bad):
+    end = ending.reason, ending.message, ending.error, ending.result
+    if lifeline.finish(*end, backoff_seconds(), bad, keep=marks.untold):
         log.info("attempt_over", reason=ending.reason, message=ending.message)
     else:
         log.warning("lease_lost", ending=ending.reason, message=ending.message)

@@ -1,25 +1,31 @@
 """A supervisor's line to a real control Redis: beats, orders as soon as they are told, and a server that goes away."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from jobs import store
+from jobs.errors import Unavailable
 from jobs.redis_store import RedisStore
-from jobs.state import Order, Reason
+from jobs.state import Order, Reason, State
 from jobs.wire import orders_channel
 from tests.integration.redis_server import RedisServer, redis_server
 from tests.integration.store.world import World
-from workers import lifeline
+from workers import lifeline, untold
 from workers.lifeline import Lifeline
+from workers.untold import Untold
 
 pytestmark = pytest.mark.integration
 
 DEADLINE_SECONDS = 10.0
 #: Nothing happens by the clock within a test.
 NEVER = 3600.0
+#: No end of these tests is left untold.
+NOWHERE = Path("/nowhere/untold.json")
 
 
 @pytest.fixture
@@ -93,7 +99,7 @@ def test_an_order_is_heard_long_before_the_next_beat(
     assert line.order is Order.GO
     give(world, attempt)
     until(lambda: line.order is order, f"the order {order}")
-    line.finish(Reason.CANCELLED_BY_USER, "over", None, None, 0.0)
+    line.finish(Reason.CANCELLED_BY_USER, "over", None, None, 0.0, keep=NOWHERE)
 
 
 def test_while_it_hears_it_asks_for_nothing_but_beats(
@@ -108,14 +114,14 @@ def test_while_it_hears_it_asks_for_nothing_but_beats(
     before, asked = beats(), calls(world)
     until(lambda: beats() >= before + 5, "five beats")
     assert calls(world) - asked <= 7
-    assert line.finish(Reason.COMPLETED, "over", None, None, 0.0)
+    assert line.finish(Reason.COMPLETED, "over", None, None, 0.0, keep=NOWHERE)
 
 
 def test_a_beat_brings_an_order_that_nobody_told(world: World, server: RedisServer) -> None:
     line, attempt = claimed(world, server, beat_seconds=0.2)
     world.redis.hset(f"sy:job:{attempt.job_ref}", "cancel", "1")
     until(lambda: line.order is Order.CANCEL, "the order that came with a beat")
-    line.finish(Reason.CANCELLED_BY_USER, "over", None, None, 0.0)
+    line.finish(Reason.CANCELLED_BY_USER, "over", None, None, 0.0, keep=NOWHERE)
 
 
 def test_an_order_that_was_given_while_redis_restarted_is_found(world: World, server: RedisServer) -> None:
@@ -125,4 +131,77 @@ def test_an_order_that_was_given_while_redis_restarted_is_found(world: World, se
     world.run(store.cancel(attempt.tenant, attempt.job))
     until(lambda: line.order is Order.CANCEL, "the order")
     until(lambda: listeners(world), "it hears again")
-    line.finish(Reason.CANCELLED_BY_USER, "over", None, None, 0.0)
+    line.finish(Reason.CANCELLED_BY_USER, "over", None, None, 0.0, keep=NOWHERE)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifeline, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(lifeline, "FINISH_SECONDS", 1.0)
+
+
+def test_an_end_that_nobody_takes_is_kept_and_told_by_another_when_redis_is_back(
+    world: World, server: RedisServer, tmp_path: Path, impatient: None
+) -> None:
+    line, attempt = claimed(world, server)
+    server.kill()
+    kept = tmp_path / "untold.json"
+    error, result = {"kind": "none"}, {"loss": 0.25}
+    with pytest.raises(Unavailable):
+        line.finish(Reason.COMPLETED, "all went well", error, result, 0.0, keep=kept)
+    with pytest.raises(Unavailable):
+        untold.tell(world.store, attempt, kept)
+    server.start()
+    untold.tell(world.store, attempt, kept)
+    record = world.job(attempt.job)
+    assert (record.state, record.message) == (State.SUCCEEDED, "all went well")
+    assert (record.error, record.result) == (error, result)
+    assert not kept.exists()
+    assert world.redis.hlen("sy:held:n1") == 1, "who tells it has not proved that all processes are dead"
+
+
+def test_an_end_is_kept_while_it_is_tried_and_not_longer(
+    world: World, server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifeline, "FIRST_SECONDS", 0.1)
+    line, attempt = claimed(world, server)
+    server.kill()
+    kept, told = tmp_path / "untold.json", []
+    finish = threading.Thread(
+        target=lambda: told.append(line.finish(Reason.COMPLETED, "over", None, None, 0.0, keep=kept))
+    )
+    finish.start()
+    until(kept.exists, "it is kept")
+    server.start()
+    finish.join(DEADLINE_SECONDS)
+    assert told == [True]
+    assert not kept.exists()
+    assert world.job(attempt.job).state is State.SUCCEEDED
+
+
+def test_an_untold_end_of_an_attempt_that_was_reaped_meanwhile_changes_nothing(world: World, tmp_path: Path) -> None:
+    attempt, kept = world.claimed(), tmp_path / "untold.json"
+    untold.keep(kept, Untold("c", Reason.COMPLETED, "too late"))
+    world.reap(attempt, beat=None)
+    before = world.job(attempt.job)
+    untold.tell(world.store, attempt, kept)
+    assert world.job(attempt.job) == before
+    assert not kept.exists()
+
+
+def test_a_file_that_says_nothing_that_can_be_told_is_no_end(world: World, tmp_path: Path) -> None:
+    kept, attempt = tmp_path / "untold.json", store.AttemptId("default", "none", 1)
+    for body in (b"", b"{", b"[1]", b'{"claimant": "c", "reason": "no such reason", "message": ""}', b"\xff"):
+        kept.write_bytes(body)
+        untold.tell(world.store, attempt, kept)
+        assert not kept.exists()
+    untold.tell(world.store, attempt, kept)
+
+
+def test_tries_become_rarer_while_redis_is_away(world: World, server: RedisServer) -> None:
+    line, _ = claimed(world, server)
+    assert list(islice(line._pauses(), 5)) == [0.5, 1.0, 2.0, 4.0, 4.0]
+    assert max(islice(Lifeline(world.store, line._attempt, "n1", 1.0)._pauses(), 5)) == 1.0, (
+        "a beat must not wait longer"
+    )
+    line.finish(Reason.COMPLETED, "over", None, None, 0.0, keep=NOWHERE)
