@@ -107,6 +107,8 @@ class _Line(asyncio.Protocol):
         self._transport.set_protocol(self)
 
     def ask(self, command: tuple[str | bytes | int, ...]) -> "asyncio.Future[Any]":
+        if self.lost:  # since it was opened, and before whoever asked for it has had its turn
+            raise RedisConnectionError("the connection was lost at once")
         if len(self._unanswered) >= MAX_UNANSWERED:
             raise RedisConnectionError(f"{MAX_UNANSWERED} commands wait for an answer already")
         packed = hiredis.pack_command(command)  # type: ignore[arg-type]  # its type says a tuple of one
@@ -129,12 +131,14 @@ class _Line(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._replies.feed(data)
-            while (reply := self._replies.gets()) is not False:
+            while not self.lost and (reply := self._replies.gets()) is not False:
                 if not isinstance(reply, hiredis.PushNotification):
                     self._answered += 1
                     _give(self._unanswered.popleft(), reply)
         except RedisConnectionError as error:
             self.close(error)
+        except IndexError:
+            self.close(RedisConnectionError("the server answered more than it was asked"))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.close(RedisConnectionError(f"the connection was lost: {error or 'the server closed it'}"))
