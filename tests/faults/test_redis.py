@@ -19,6 +19,7 @@ from tests.faults.inject import processes
 from tests.faults.inject.proxy import Act, Rule
 from tests.faults.site import Site
 from tests.integration.workers.service import TENANT, eventually
+from workers.launch import Marks
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
@@ -52,6 +53,29 @@ def test_row_08_a_redis_that_goes_and_comes_back_leaves_runs_alone_and_keeps_wha
     site.all_ended([job, *waits], 90)
     assert [site.job(job).state for job in (job, *waits)] == [State.SUCCEEDED] * 4
     assert site.text(job).splitlines() == [f"step {step}" for step in range(150)]
+
+
+@pytest.mark.parametrize("worker_too", [False, True], ids=["supervisor", "supervisor and worker"])
+def test_row_08_an_end_that_was_reached_while_redis_was_away_is_told_though_its_supervisor_has_died_meanwhile(
+    site: Site, worker_too: bool
+) -> None:
+    job = site.post("ddp", 2, steps=40, seconds=0.03, talks=True)
+    eventually(lambda: site.job(job).first_step, "first step", 40)
+    marks = Marks.of(site.state_dir / site.settings.node, site.attempt(job))
+    supervisor = site.supervisor(site.attempt(job))
+    site.server.kill()
+    eventually(marks.untold.exists, "its end is kept", 60)
+    processes.kill(supervisor)
+    if worker_too:
+        warmed = len(site.events("forkserver_warm"))
+        site.kill_worker()
+        site.spawn_worker()
+        eventually(lambda: len(site.events("forkserver_warm")) > warmed, "another worker is warm", 60)
+    site.server.start()
+    record = site.finished(job, 60)
+    assert (record.state, record.attempt, record.losses) == (State.SUCCEEDED, 1, 0)
+    assert site.text(job).splitlines() == [f"step {step}" for step in range(40)]
+    eventually(lambda: not site.held_by(job) and not marks.directory.exists(), "its devices are free, its marks gone")
 
 
 def test_row_09_a_redis_that_refuses_writes_refuses_jobs_and_lets_those_that_run_beat_and_end(site: Site) -> None:
