@@ -1,4 +1,4 @@
-"""The log of one device: its lines, the file of record (`jobs.layout`), the window in Redis, and how both are read.
+"""The log of one device: its lines, the file of record (`jobs.layout`) and its chunks, and how both are read.
 
 Every line of a device has a number, `seq`, from 1 without a gap. Lines that could not be written keep
 their numbers, and a `Dropped` record says which they were. The bytes of a line are kept as they came;
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal
 
 import msgspec
 
@@ -34,11 +34,7 @@ from jobs.frames import (
     unpack,
 )
 
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
 StreamName = Literal["stdout", "stderr", "shard", "service"]
-STREAMS: tuple[StreamName, ...] = ("stdout", "stderr", "shard", "service")
 
 #: A longer line is split, and all parts but the last are marked `CONTINUED`.
 MAX_LINE_BYTES = 64 * 1024
@@ -52,10 +48,6 @@ REDRAWN = 4  # a progress bar that redraws itself with \r; the source's next lin
 _SCAN_BUDGET = 20_000
 _UNPACK_COST = 40
 _MAX_PAGE_BYTES = 1024 * 1024
-_STREAM_BATCH = 32
-_MAX_STREAM_BATCHES = 16
-
-_Entries = list[tuple[bytes, dict[bytes, bytes]]]
 
 
 class Line(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -283,7 +275,6 @@ class _Collector:
     def __init__(self, after: int, wanted: Filter, limit: int, max_bytes: int) -> None:
         self.page = Page(next=after, last=after)
         self.after = after
-        self.covered = True
         self._wanted = wanted
         self._limit = limit
         self._room = max_bytes
@@ -439,7 +430,7 @@ def _take(reader: FrameReader, frame: Frame, collector: _Collector, *, is_newest
         return True
 
 
-# -- the window in Redis ---------------------------------------------------------------------------
+# -- chunks, which the stream in Redis has as well -----------------------------------------------------
 
 
 def read_chunk(raw: bytes, after: int = 0) -> Page:
@@ -455,61 +446,6 @@ def read_chunk(raw: bytes, after: int = 0) -> Page:
     collector.take(frame, payload)
     collector.page.last = collector.page.next
     return collector.page
-
-
-async def read_stream_page(
-    client: "Redis",
-    key: str,
-    after: int = 0,
-    limit: int = 1000,
-    *,
-    stream: StreamName | None = None,
-    rank: int | None = None,
-    from_step: int | None = None,
-    to_step: int | None = None,
-    max_bytes: int = _MAX_PAGE_BYTES,
-) -> Page | None:
-    """Read lines from the stream of an attempt and device, or `None` where its window lacks line `after` + 1.
-
-    `None` also when there is no stream, or when it is behind `after`: the file then knows. `client` must not
-    decode responses. Errors of Redis are the caller's.
-
-    Raises:
-        ValueError: `after` is negative, or `limit` or `max_bytes` is not positive.
-    """
-    _check_bounds(after, limit=limit, max_bytes=max_bytes)
-    newest = cast(_Entries, await client.xrevrange(key, count=1))
-    if not newest or _entry_seq(newest[0][0]) < after:
-        return None
-    collector = _Collector(after, Filter(stream, rank, from_step, to_step), limit, max_bytes)
-    collector.page.last = _entry_seq(newest[0][0])
-    start = f"{after}-1"  # the seal of a log that ends at `after`, or the first chunk that ends later
-    for _ in range(_MAX_STREAM_BATCHES):
-        entries = cast(_Entries, await client.xrange(key, min=start, count=_STREAM_BATCH))
-        if not _take_entries([fields[b"f"] for _, fields in entries], collector) or len(entries) < _STREAM_BATCH:
-            break
-        start = f"({entries[-1][0].decode()}"
-    return collector.page if collector.covered else None
-
-
-def _take_entries(chunks: Sequence[bytes], collector: _Collector) -> bool:
-    """Add chunks as long as they follow one another; False when the page is done."""
-    for raw in chunks:
-        try:
-            frame, payload = parse(raw)
-            if frame.first > collector.page.next + 1:
-                collector.covered = collector.page.next > collector.after
-                return False
-            if not collector.take(frame, payload):
-                return False
-        except CorruptFrame:
-            collector.covered = False
-            return False
-    return True
-
-
-def _entry_seq(entry_id: bytes) -> int:
-    return int(entry_id.partition(b"-")[0])
 
 
 # -- display ---------------------------------------------------------------------------------------

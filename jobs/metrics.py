@@ -243,17 +243,13 @@ def read(
     return [series[key] for key in sorted(series)]
 
 
-def read_chunk(raw: bytes) -> list[Segment]:
-    """The segments of one entry of a metric stream (its field `f`); a seal has none.
+def read_frame(raw: bytes) -> tuple[Frame, list[Segment]]:
+    """One entry of a metric stream (its field `f`): the frame, whose items are the points of the segments, in order. A
+    seal has none.
 
     Raises:
-        CorruptFrame: the bytes are not a chunk.
+        CorruptFrame: the bytes are not a frame.
     """
-    return read_frame(raw)[1]
-
-
-def read_frame(raw: bytes) -> tuple[Frame, list[Segment]]:
-    """The same with the frame, whose items are the points of its segments, in order. Raises as `read_chunk` does."""
     frame, payload = parse(raw)
     return frame, unpack(_decoder, payload) if frame.kind == Kind.DATA else []
 

@@ -17,7 +17,7 @@ from jobs.metrics import (
     Point,
     _Sampler,
     read,
-    read_chunk,
+    read_frame,
 )
 from jobs.telemetry import Metric
 
@@ -146,11 +146,12 @@ def test_any_step_a_program_claims_can_be_written(tmp_path: Path, step: int) -> 
     assert read(tmp_path / "m")[0].points[0].step == step
 
 
-def test_a_chunk_can_be_read_by_itself(tmp_path: Path) -> None:
+def test_a_frame_can_be_read_by_itself(tmp_path: Path) -> None:
     writer = MetricWriter(tmp_path / "m")
-    (segment,) = read_chunk(writer.append([metric(1, 3), metric(2, 4)]))
+    frame, (segment,) = read_frame(writer.append([metric(1, 3), metric(2, 4)]))
+    assert (frame.first, frame.last) == (1, 2)
     assert (segment.device, segment.name, segment.points()[1]) == (-1, "loss", Point(2, 4, 2.0, 1.5))
-    assert read_chunk(writer.seal()) == []
+    assert read_frame(writer.seal())[1] == []
 
 
 @pytest.mark.parametrize("wrong", [{"after": -1}, {"points": 0}, {"points": MAX_POINTS + 1}])
