@@ -7,6 +7,7 @@ The worker ends first because its attempts must still be able to write how they 
 last because everybody writes to it.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -233,10 +234,15 @@ class _Run:
         self._print("\n  shardyard submit job.json --watch    shardyard list    Ctrl-C here stops the service\n")
 
     def _print(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._say(text)
 
     def _warn(self, text: str) -> None:
-        self._console.print(f"! {text}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+        self._say(f"! {text}", style="yellow", markup=False)
+
+    def _say(self, text: str, **how: Any) -> None:
+        """What nobody can be told, since its output goes to a full disk perhaps, must not end the service."""
+        with contextlib.suppress(OSError):
+            self._console.print(text, highlight=False, soft_wrap=True, **how)
 
 
 def _in_words(missing: Mapping[str, str]) -> str:

@@ -67,7 +67,7 @@ def test_row_18_a_service_whose_own_disk_is_full_waits_for_room_and_goes_on(tmp_
             eventually(lambda: "no room left" in tree.up.output.read_text(), "its Redis dies of it", 60)
             for _ in range(20):  # longer than it is tried again where the fault is another
                 assert tree.up.process is not None
-                assert tree.up.process.poll() is None
+                assert tree.up.process.poll() is None, tree.up.output.read_text()
                 assert tree.caller.call("GET", "/healthz").status_code == 200
                 assert tree.caller.call("GET", f"/v1/jobs/{job}").status_code in (200, 503)
                 threading.Event().wait(1)

@@ -143,7 +143,9 @@ for path in sys.argv[4:]:
     s = socket.create_connection((sys.argv[1], int(sys.argv[2])))
     head = f"GET {path} HTTP/1.1\\r\\nHost: {sys.argv[1]}\\r\\nAuthorization: Bearer {sys.argv[3]}\\r\\n\\r\\n"
     s.sendall(head.encode())
-    assert b"event: state" in s.recv(65536) + s.recv(65536)
+    told = b""
+    while b"event: state" not in told:
+        told += s.recv(65536) or exit("the stream has ended")
     threading.Thread(target=take, args=(s,)).start()
 print("ready", flush=True)
 """
