@@ -34,9 +34,6 @@ class RankUp(Record, frozen=True):
     """The rank has been told to go and is about to run the program."""
 
     rank: int
-    pid: int
-    threads: int
-    torch_version: str
 
 
 class DeviceInfo(Record, frozen=True):

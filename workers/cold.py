@@ -14,7 +14,6 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -72,14 +71,7 @@ def begin(found: dict[str, Any]) -> Callable[[], NoReturn]:
         if fd > 2:
             os.set_inheritable(fd, False)
     opened = seat.open()
-    opened.sink.emit(RankUp(seat.rank, os.getpid(), seat.threads, _torch_version()))
+    opened.sink.emit(RankUp(seat.rank))
     isolation.know_plain_path(sys.path[1:])
     program = prepare(handover.script, opened.context)
     return lambda: endings.run(program, opened.context, opened.sink, seat.command)
-
-
-def _torch_version() -> str:
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return ""

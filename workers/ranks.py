@@ -269,11 +269,9 @@ def _run(
 
 def _made_ahead(spec: JobSpec, context: RankContext) -> "Parts | None":
     """Say that the rank is up, and build what a recipe of ours needs of its spec alone, while the supervisor claims."""
-    import torch
-
     from workers.training import entry
 
-    context.sink.emit(RankUp(context.rank, os.getpid(), context.threads, str(torch.__version__)))
+    context.sink.emit(RankUp(context.rank))
     if not entry.is_ours(spec):
         return None
     try:

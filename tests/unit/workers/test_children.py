@@ -82,7 +82,7 @@ def test_a_killed_child_has_ended() -> None:
         (b"GET / HTTP/1.1\r\n\r\n", "over the limit"),
         (pack([BEGAN]), "its first word was Began"),
         (pack([Hello(1, 1, "forked"), Outcome(0, 0)]), "Outcome is a rank's own to say"),
-        (pack([Hello(1, 1, "forked"), RankUp(0, 1, 1, "2")]), "RankUp is a rank's own to say"),
+        (pack([Hello(1, 1, "forked"), RankUp(0)]), "RankUp is a rank's own to say"),
         (pack([Hello(1, 1, "forked"), Result(0.0, {})]), "Result is a rank's own to say"),
         (pack([Hello(1, 1, "forked"), Hello(1, 1, "forked")]), "Hello is a rank's own to say"),
     ],

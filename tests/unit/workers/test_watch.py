@@ -161,7 +161,7 @@ def watch(
 
 
 def succeeds(pipes: Pipes) -> None:
-    pipes.send(RankUp(0, os.getpid(), 1, "2"), Outcome(0, 0))
+    pipes.send(RankUp(0), Outcome(0, 0))
     pipes.wait()
     os._exit(0)
 
@@ -177,7 +177,7 @@ def fails(message: str, code: int = 1, kind: str = "code_error", after: float = 
 
 
 def works(pipes: Pipes) -> None:
-    pipes.send(RankUp(0, os.getpid(), 1, "2"))
+    pipes.send(RankUp(0))
     time.sleep(60)
 
 
@@ -234,7 +234,7 @@ def test_a_death_counts_before_the_error_that_it_gave_a_peer_even_when_it_shows_
     """A process whose first thread has ended is dying, and is dead when the last one has."""
 
     def dies_slowly(pipes: Pipes) -> None:
-        pipes.send(RankUp(1, os.getpid(), 1, "2"))
+        pipes.send(RankUp(1))
         threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
         ctypes.CDLL(None).syscall(EXIT_OF_ONE_THREAD, 0)
 
@@ -264,7 +264,7 @@ def test_an_exit_without_a_report_is_a_failure_whatever_its_code() -> None:
 
 def leaves(code: int) -> Program:
     def run(pipes: Pipes) -> None:
-        pipes.send(RankUp(0, os.getpid(), 1, "2"))
+        pipes.send(RankUp(0))
         os._exit(code)
 
     return run
@@ -275,7 +275,7 @@ def returns(code: int, stage: str, then: Program) -> Program:
 
     def run(pipes: Pipes) -> None:
         outcome = Outcome(0, code, "code_error" if code else "", "ValueError: no" if code else "")
-        pipes.send(RankUp(0, os.getpid(), 1, "2"), Returned(outcome, stage))
+        pipes.send(RankUp(0), Returned(outcome, stage))
         then(pipes)
 
     return run
@@ -288,7 +288,7 @@ def hangs(pipes: Pipes) -> None:
 def has_a_child_at_work(pipes: Pipes) -> None:
     """Its program has ended while its child goes on; when that has ended too, there is a little left to do."""
     child = subprocess.Popen(["sleep", "0.6"])
-    pipes.send(RankUp(0, os.getpid(), 1, "2"), Returned(Outcome(0, 0), "handlers"))
+    pipes.send(RankUp(0), Returned(Outcome(0, 0), "handlers"))
     child.wait()
     time.sleep(0.15)
     pipes.send(Outcome(0, 0))
@@ -409,7 +409,7 @@ def test_a_stop_that_is_taken_back_when_ranks_have_heard_of_it_keeps_its_deadlin
 
     def hears_and_hangs(pipes: Pipes) -> None:
         signal.signal(signal.SIGTERM, lambda *_: pipes.send(Note("heard", "")))
-        pipes.send(RankUp(0, os.getpid(), 1, "2"), Step(0, 0, "train", (0,), 0.0, 1.0))
+        pipes.send(RankUp(0), Step(0, 0, "train", (0,), 0.0, 1.0))
         while True:
             signal.pause()
 
