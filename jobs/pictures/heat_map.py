@@ -24,7 +24,6 @@ ACROSS = 16
 PAD = 16.0
 ROW = 36.0
 GAP = 3.0
-_LINE = 14.0
 #: A picture with a heading is at least this wide, so that its sentences have room.
 _MIN_WIDTH = 460.0
 
