@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from jobs import failpoints, layout, store
+from jobs.disk import sync_directory
 from jobs.errors import NotFound
 from jobs.record import AttemptRecord, Fields, JobRecord
 from jobs.store import JobFilter, JobPage, JobView, Snapshot
@@ -68,7 +69,7 @@ def write(storage: Path, tenant: str, job: str, found: Snapshot) -> None:
         draft.rename(path)
     finally:
         draft.unlink(missing_ok=True)
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
     if path.read_bytes() != body:
         raise OSError(f"{path} does not hold what was written to it")
 
@@ -196,12 +197,4 @@ def _make_directory(directory: Path, storage: Path) -> None:
     for path in reversed(missing):
         with contextlib.suppress(FileExistsError):
             path.mkdir()
-            _sync_directory(path.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            sync_directory(path.parent)

@@ -28,6 +28,7 @@ import zstandard
 
 import shardyard
 from jobs import checkpoints, layout, store
+from jobs.disk import sync_directory
 from jobs.errors import InvalidRequest, ShardyardError
 from jobs.record import Fields
 from jobs.redis_store import CONNECT_SECONDS, RedisStore
@@ -160,7 +161,7 @@ def make(service: Service, destination: Path) -> Manifest:
         os.sync()
         _written(destination / f".{MANIFEST}", msgspec.json.format(msgspec.json.encode(made)))
         (destination / f".{MANIFEST}").rename(destination / MANIFEST)
-        _sync_directory(destination)
+        sync_directory(destination)
     return made
 
 
@@ -301,7 +302,7 @@ def restore(source: Path, data_dir: Path, say: Say) -> Manifest:
         for name in (STORAGE, TOKEN, "control"):
             if (part / name).exists():
                 (part / name).rename(data_dir / name)
-        _sync_directory(data_dir)
+        sync_directory(data_dir)
     return made
 
 
@@ -322,7 +323,7 @@ def restore_outside(source: Path, control: RedisStore, storage: Path) -> Manifes
         _unpack(source, made, part)
         for path in sorted((part / STORAGE).iterdir()):
             path.rename(storage / path.name)
-        _sync_directory(storage)
+        sync_directory(storage)
         _load(control, part / CONTROL)
     return made
 
@@ -405,11 +406,3 @@ def _disk_errors() -> Iterator[None]:
         yield
     except OSError as error:
         raise BackupError(f"the disk refuses: {error}") from error
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

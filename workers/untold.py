@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from jobs import store
+from jobs.disk import sync_directory
 from jobs.redis_store import RedisStore
 from jobs.state import Reason
 from jobs.store import AttemptId
@@ -42,11 +43,7 @@ def keep(path: Path, end: Untold) -> None:
         file.flush()
         os.fsync(file.fileno())
     draft.rename(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(path.parent)
 
 
 def tell(control: RedisStore, attempt: AttemptId, path: Path) -> None:

@@ -24,6 +24,7 @@ from api.auth import Principal
 from api.schemas import BundleContents, BundleFileView, BundleView, at
 from jobs import bundles, layout, store
 from jobs.bundles import Contents
+from jobs.disk import sync_directory
 from jobs.errors import BundleQuota, FieldError, InvalidSpec, NotFound, ShardyardError
 from jobs.redis_store import AsyncRedisStore
 from jobs.spec import JobSpec, ScriptProgram
@@ -216,11 +217,7 @@ def _write(file: BinaryIO, digest: "hashlib._Hash", part: bytes, *, last: bool =
 def _put_in_place(draft: Path, file: Path) -> int:
     """Rename, so that the name is on disk too before anybody is told of it; the bytes of the file."""
     draft.rename(file)
-    directory = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(file.parent)
     return file.stat().st_size
 
 
