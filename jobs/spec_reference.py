@@ -5,9 +5,7 @@ descriptions that are there. What is added by hand is below: the words of fields
 the code but not to others, and one example for each group.
 """
 
-import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -343,17 +341,5 @@ def _listing(entries: dict[str, Schema]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m jobs.spec_reference", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="exit 1 when the page is stale; write nothing")
-    if not parser.parse_args().check:
-        PATH.write_text(text(), encoding="utf-8")
-        return 0
-    if PATH.is_file() and PATH.read_text(encoding="utf-8") == text():
-        return 0
-    print(f"{PATH} is stale: run `python -m jobs.spec_reference`", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PATH.write_text(text(), encoding="utf-8")
