@@ -1,16 +1,14 @@
 """The file of record of one device: written, read in pages, torn, refused by the disk."""
 
 import hashlib
-import resource
 import tracemalloc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from jobs.frames import CorruptFrame, FrameReader
 from jobs.logs import CONTINUED, Dropped, Line, LogWriter, Page, Run, Seal, StreamName, read_chunk, read_page, read_seal
+from tests.unit.disks import largest_file
 
 
 def run(*texts: bytes, stream: StreamName = "stdout", rank: int = 0, step: int | None = None, flags: int = 0) -> Run:
@@ -38,17 +36,6 @@ def all_pages(path: Path, limit: int) -> list[Page]:
     while not pages[-1].sealed:
         pages.append(read_page(path, after=pages[-1].next, limit=limit))
     return pages
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """The kernel refuses writes beyond `size` bytes of any file, as a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_line_comes_back_as_it_was_written(tmp_path: Path) -> None:

@@ -1,13 +1,11 @@
 """A run that was broken off goes on from its checkpoint, and ends as a run that never was, bit for bit."""
 
-import contextlib
 import errno
 import hashlib
 import os
 import pickle
-import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 from safetensors.torch import load_file, load_model
 
 from jobs.telemetry import AnyRecord, Paused, Saved, Step
+from tests.unit.disks import largest_file
 from tests.unit.training.runs import VECTORS, Kept, context_of, run_here, spec_of
 from tests.unit.training.saved_parts import Tied
 from tests.unit.training.saved_runs import (
@@ -453,21 +452,10 @@ def test_a_link_in_the_place_of_a_file_is_replaced(tmp_path: Path) -> None:
 # -- what cannot be written -------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    """The kernel refuses to write beyond `size` bytes into any file, as it does on a full disk."""
-    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
-
-
 @pytest.mark.parametrize(("size", "left"), [(100, []), (2_000, ["model.safetensors"])])  # in the weights; in the rest
 def test_a_run_that_cannot_save_says_so_and_trains_on(size: int, left: list[str], tmp_path: Path) -> None:
     whole, run = attempts(tmp_path, SMALL, 5).go(), attempts(tmp_path, SMALL, 5)
-    with files_up_to(size):
+    with largest_file(size):
         run.go()
     assert [(saved.step, saved.files, saved.error) for saved in run.records if isinstance(saved, Saved)] == [
         (step, (), f"OSError: [Errno {errno.EFBIG}] File too large") for step in (5, 10, 12)

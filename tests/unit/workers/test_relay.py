@@ -1,8 +1,5 @@
 """The relay without a Redis: when it writes chunks, and what it does when the disk refuses."""
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,6 +8,7 @@ from jobs import layout, metrics
 from jobs.frames import FrameReader, Kind
 from jobs.logs import REDRAWN, UNENDED, Page, clean_for_display, read_page, read_seal
 from jobs.telemetry import Metric
+from tests.unit.disks import largest_file
 from workers.relay import CHUNK_LINES, CHUNK_SECONDS, MAX_CHUNK_LINES, METRIC_SECONDS, REDRAW_SECONDS, Relay
 
 
@@ -42,17 +40,6 @@ def texts(tmp_path: Path, device: int = 0) -> list[bytes]:
 def chunk_sizes(tmp_path: Path) -> list[int]:
     with FrameReader(layout.log_file(tmp_path, 0)) as reader:
         return [f.last - f.first + 1 for f in reader.forward(reader.first()) if f.kind == Kind.DATA]
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """The kernel refuses writes beyond `size` bytes of any file, as a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_the_first_line_of_a_device_is_written_at_once(tmp_path: Path, relay: Relay) -> None:
