@@ -16,12 +16,12 @@ import redis
 import uuid_utils
 
 from jobs import spec, store
+from jobs.aggregator import Aggregator, LeasedDevice
 from jobs.catalogue import rows_of
 from jobs.packing import Packing
 from jobs.plan import predict
 from jobs.record import DeviceRecord, NodeInfo
 from jobs.redis_store import RedisStore
-from jobs.report import Aggregator, LeasedDevice
 from jobs.spec import JobSpec
 from jobs.state import Reason
 from jobs.store import AttemptId, Call

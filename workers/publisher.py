@@ -9,9 +9,11 @@ from time import monotonic
 import msgspec
 import structlog
 
-from jobs import failpoints, layout, report, wire
+from jobs import failpoints, layout, wire
+from jobs.aggregator import Aggregator
 from jobs.checkpoints import METRICS, REPORT, Verified
 from jobs.logs import StreamName
+from jobs.report import Report, encode
 from jobs.spec import JobSpec, RecipeProgram
 from jobs.store import AttemptId
 from jobs.telemetry import AnyRecord, Metric, Step
@@ -46,7 +48,7 @@ class Publisher:
         attempt: AttemptId,
         relay: Relay,
         shipper: Shipper,
-        reporter: report.Aggregator,
+        reporter: Aggregator,
         spec: JobSpec,
     ) -> None:
         self._directory = directory
@@ -175,7 +177,7 @@ class Publisher:
         """
         try:
             if self._final is None:
-                self._final = report.encode(self._snapshot(final=True))
+                self._final = encode(self._snapshot(final=True))
                 self._shipper.put(self._report_key, self._final, SNAPSHOT_TTL)
             write_atomically(layout.report_file(self._directory), self._final)
             self._shipper.put(self._report_key, self._final, WRITTEN_TTL)
@@ -200,14 +202,14 @@ class Publisher:
         for left in self._shipper.close(SHIP_SECONDS):
             log.warning("not_shipped", what=left)
 
-    def _snapshot(self, *, final: bool) -> report.Report:
+    def _snapshot(self, *, final: bool) -> Report:
         self._take_steps()
         last_line = self._tails.last_line() if final and self._tails is not None else ""
         return self._report.snapshot(final, last_line, time.time())
 
     def _publish_report(self) -> None:
         try:
-            self._shipper.put(self._report_key, report.encode(self._snapshot(final=False)), SNAPSHOT_TTL)
+            self._shipper.put(self._report_key, encode(self._snapshot(final=False)), SNAPSHOT_TTL)
         except Exception:  # noqa: BLE001  (logged there, once)
             self._report_failed("snapshot")
 

@@ -32,7 +32,8 @@ from typing import Any
 
 import structlog
 
-from jobs import layout, report, store
+from jobs import layout, store
+from jobs.aggregator import Aggregator, LeasedDevice
 from jobs.catalogue import rows_of
 from jobs.errors import Unavailable
 from jobs.plan import predict
@@ -332,10 +333,10 @@ def _open_publisher(launch: Launch, spec: JobSpec, secrets: Credentials) -> Publ
     relay = Relay(directory, len(launch.devices), shipper)
     prediction = predict(spec, *rows_of(spec))
     lease = [
-        report.LeasedDevice(index, device.id, launch.node, device.kind, device.name, device.memory_total_bytes)
+        LeasedDevice(index, device.id, launch.node, device.kind, device.name, device.memory_total_bytes)
         for index, device in enumerate(launch.devices)
     ]
-    reporter = report.Aggregator(attempt.job, attempt.number, spec, lease, prediction)
+    reporter = Aggregator(attempt.job, attempt.number, spec, lease, prediction)
     return Publisher(directory, attempt, relay, shipper, reporter, spec)
 
 

@@ -14,8 +14,9 @@ from typing import TypeVar
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from jobs.aggregator import Aggregator, LeasedDevice
 from jobs.plan import predict
-from jobs.report import Aggregator, LeasedDevice, Report
+from jobs.report import Report
 from jobs.spec import JobSpec
 from jobs.telemetry import AnyRecord, Outcome, Record, Step, Unpacker
 from workers.training.context import ChannelSink, Checkpoints, Device, RankContext

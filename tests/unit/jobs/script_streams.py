@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from jobs.aggregator import Aggregator
 from jobs.lint import _REMEDIES, Finding
-from jobs.report import Aggregator, Report
+from jobs.report import Report
 from jobs.script_findings import CODES
 from jobs.spec import JobSpec, parse
 from jobs.telemetry import Activity, AnyRecord, Began, Group, Loaded, Outcome, Split, Step, Wrapped

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from jobs.aggregator import Aggregator, LeasedDevice
 from jobs.plan import Run, eval_pass, predict, train_pass
-from jobs.report import Aggregator, LeasedDevice, ShardLine
+from jobs.shard_lines import ShardLine
 from jobs.spec import JobSpec
 from jobs.telemetry import AnyRecord, Outcome, Split, Step
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from jobs.aggregator import Aggregator
 from jobs.patterns import MAX_PATTERNS
 from jobs.plan import Pattern, predict
-from jobs.report import Aggregator, Report, decode, encode
+from jobs.report import Report, decode, encode
 from jobs.telemetry import MAX_INTERNED, DeviceInfo, Note, Outcome, Outline, Split
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.memory import allocated

@@ -2,8 +2,7 @@
 
 import pytest
 
-from jobs.report import ShardLine
-from jobs.shard_lines import ALWAYS_PRINTED, lines_of
+from jobs.shard_lines import ALWAYS_PRINTED, ShardLine, lines_of
 from jobs.telemetry import Shape, Split
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.streams import aggregator, run, split, step

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobs.aggregator import Aggregator, LeasedDevice
 from jobs.patterns import MAX_PATTERNS
 from jobs.plan import Run, batch_pass, eval_pass, predict
-from jobs.report import Aggregator, LeasedDevice, Report, Resumed
+from jobs.report import Report, Resumed
 from jobs.report_state import VERSION
 from jobs.spec import JobSpec
 from jobs.telemetry import (

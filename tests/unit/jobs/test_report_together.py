@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobs.report import Aggregator
+from jobs.aggregator import Aggregator
 from jobs.shard_lines import ShardLine
 from jobs.spec import JobSpec
 from jobs.telemetry import Primitives, Step

@@ -2,7 +2,8 @@
 
 import pytest
 
-from jobs.report import Aggregator, Report
+from jobs.aggregator import Aggregator
+from jobs.report import Report
 from jobs.telemetry import Note, Outcome, Returned, Step, Wrapped
 from tests.unit.jobs.script_streams import (
     DDP,

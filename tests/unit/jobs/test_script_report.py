@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from jobs.aggregator import MAX_RANKS, Aggregator
 from jobs.joining import PATIENCE
-from jobs.report import MAX_RANKS, Aggregator, decode, encode
+from jobs.report import decode, encode
 from jobs.telemetry import Note, Primitives, Split, Wrapped
 from tests.unit.jobs.memory import allocated
 from tests.unit.jobs.script_streams import (

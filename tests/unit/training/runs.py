@@ -4,8 +4,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from jobs.aggregator import Aggregator, LeasedDevice
 from jobs.plan import predict
-from jobs.report import Aggregator, LeasedDevice, Report
+from jobs.report import Report
 from jobs.spec import JobSpec, parse
 from jobs.telemetry import AnyRecord, Outcome, Record, Result
 from workers.training import entry

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from jobs.aggregator import Aggregator, LeasedDevice
 from jobs.plan import predict
-from jobs.report import Aggregator, LeasedDevice, Report
+from jobs.report import Report
 from jobs.spec import JobSpec
 from jobs.telemetry import AnyRecord, Metric, Outcome, Paused, Result, Saved, Split, Step
 from tests.unit.training.runs import Kept, context_of, spec_of
