@@ -120,6 +120,20 @@ def test_a_process_that_was_forked_ahead_becomes_the_next_supervisor_and_another
     assert sweep(Marks.of(tmp_path, ATTEMPT), ATTEMPT) == {}
 
 
+def test_a_process_forked_ahead_has_nothing_of_the_worker_but_its_line(
+    server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDYARD_REDIS_URL", "unix:///secret")
+    monkeypatch.setenv("MY_PASSWORD", "secret")
+    server.warm()
+    (spare,) = eventually(lambda: _spares(server), "one is forked ahead")
+    assert os.getsid(spare.pid) == spare.pid
+    assert spare.num_threads() == 1
+    eventually(lambda: sorted(map(int, os.listdir(f"/proc/{spare.pid}/fd")))[:3] == [0, 1, 2], "it closes the rest")
+    eventually(lambda: spare.num_fds() == 4, "the usual three, and its line")
+    assert "secret" not in Path(f"/proc/{spare.pid}/environ").read_text()
+
+
 def test_a_launch_does_without_a_process_forked_ahead_that_was_killed(server: ForkServer, tmp_path: Path) -> None:
     server.warm()
     (spare,) = eventually(lambda: _spares(server), "one is forked ahead")
@@ -137,6 +151,15 @@ def test_a_process_forked_ahead_ends_with_its_server(server: ForkServer) -> None
     assert server.pid is not None
     os.kill(server.pid, signal.SIGKILL)
     eventually(lambda: not spare.is_running() or spare.status() == psutil.STATUS_ZOMBIE, "it has ended")
+
+
+def test_a_warm_server_keeps_little_of_the_code_that_only_its_imports_ran(server: ForkServer) -> None:
+    server.warm()
+    assert server.pid is not None
+    mappings = psutil.Process(server.pid).memory_maps(grouped=False)
+    code = [mapping for mapping in mappings if mapping.perms == "r-xp" and mapping.path.endswith(".so")]
+    assert any("libtorch_cpu" in mapping.path for mapping in code)
+    assert sum(mapping.rss for mapping in code) < 10e6  # 80 MB otherwise
 
 
 def _spares(server: ForkServer) -> list[psutil.Process]:

@@ -64,6 +64,68 @@ def test_a_job_that_comes_right_after_the_forkserver_was_killed_runs_in_its_firs
     assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
 
 
+def test_a_job_whose_supervisor_was_killed_as_it_was_handed_over_starts_with_the_next_hint(service: Service) -> None:
+    spare = _spare(service)
+    os.kill(spare, signal.SIGSTOP)
+    job = service.submit("ddp", 2)
+    eventually(lambda: _started(service, job) == [spare], "the process that was forked ahead is its supervisor")
+    os.kill(spare, signal.SIGKILL)
+    record = service.ended(job, 40)
+    assert (record.state, record.attempt, record.losses) == (State.SUCCEEDED, 1, 0)
+    assert len(_started(service, job)) > 1
+
+
+def test_a_supervisor_that_slept_when_it_was_handed_a_job_finds_it_taken_and_leaves(service: Service) -> None:
+    spare = _spare(service)
+    os.kill(spare, signal.SIGSTOP)
+    try:
+        job = service.submit("ddp", 2, steps=60, seconds=0.03)
+        service.reaches(job, State.RUNNING, seconds=40)
+        running = service.supervisor(service.attempt(job))
+        assert running != spare
+    finally:
+        os.kill(spare, signal.SIGCONT)
+    eventually(lambda: is_dead(spare), "it leaves")
+    assert not is_dead(running)
+    record = service.ended(job, 40)
+    assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
+
+
+def test_a_supervisor_that_slept_until_its_job_was_over_does_nothing(service: Service) -> None:
+    spare = _spare(service)
+    os.kill(spare, signal.SIGSTOP)
+    try:
+        job = service.submit("single")
+        before = service.ended(job, 40)
+    finally:
+        os.kill(spare, signal.SIGCONT)
+    eventually(lambda: is_dead(spare), "it leaves")
+    assert service.job(job) == before
+
+
+def test_nothing_of_a_worker_that_was_killed_waits_for_work(service: Service) -> None:
+    spare, server = _spare(service), _forkserver(service)
+    service.kill_worker()
+    eventually(lambda: is_dead(spare) and is_dead(server), "its forkserver, and what that forked ahead, have ended")
+    service.start_worker()
+
+
+def _spare(service: Service) -> int:
+    """The process that was forked ahead, to be the next supervisor."""
+
+    def found() -> list[int]:
+        children = psutil.Process(_forkserver(service)).children()
+        return [child.pid for child in children if child.name() == "sy-spare"]
+
+    (pid,) = eventually(found, "one is forked ahead")
+    return pid
+
+
+def _started(service: Service, job: str) -> list[int]:
+    """Supervisors that were started for a job, as far as the worker knows."""
+    return [event["pid"] for event in service.events("supervisor_started") if job in event["attempt"]]
+
+
 def _forkserver(service: Service) -> int:
     assert service.worker is not None
     (found,) = (
