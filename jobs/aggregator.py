@@ -5,14 +5,14 @@ The supervisor feeds an `Aggregator` with the records of all ranks as they come,
 sketches, so neither memory nor a report grows with the number of steps.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
 
-from jobs import report_state
+from jobs import report_notes, report_state
 from jobs.joining import Joined, Joiner, by_epoch, by_round
 from jobs.lint import lint
 from jobs.measures import Measures, Share, Sums
@@ -21,7 +21,8 @@ from jobs.plan import Pattern, Prediction, predict
 from jobs.prediction_check import PredictionCheck, check
 from jobs.processes import MAX_CACHED, SHARDING, Process, Recent, Work, add_up, total, unknown_work
 from jobs.report import Report, ReportDevice, Resumed
-from jobs.script_findings import Sight, find, how_it_ran, names, remarks_on_rows, unfinished
+from jobs.report_notes import Facts
+from jobs.script_findings import Sight, find
 from jobs.shard_lines import Printer, ShardLine
 from jobs.spec import JobSpec, RecipeProgram
 from jobs.telemetry import (
@@ -470,9 +471,8 @@ class Aggregator:
             rehearsal=self._spec.rehearsal,
             resumed=self._resumed,
         )
-        remarks = [*self._remarks(report, measures), *([("prediction", remark)] if remark else [])]
-        remarks += self._script_remarks(report, sight) if sight is not None else []
-        return msgspec.structs.replace(report, notes=self._notes(report, measures, remarks))
+        facts = self._facts(sight, remark)
+        return msgspec.structs.replace(report, notes=report_notes.notes(report, measures, facts))
 
     @property
     def _complete(self) -> bool:
@@ -508,133 +508,21 @@ class Aggregator:
             memory_total_bytes=found.memory_total_bytes if found is not None else leased.memory_total_bytes,
         )
 
-    def _notes(self, report: Report, measures: Measures, remarks: Iterable[tuple[str, str]]) -> dict[str, str]:
-        """Remarks, what the ranks said, and a reason for every `None` that nobody has explained yet."""
-        notes: dict[str, str] = {}
-        for field, text in remarks:
-            notes[field] = f"{notes[field]}; {text}" if field in notes else text
-        for field, texts in self._rank_notes.items():
-            notes[field] = "; ".join([*texts, notes[field]] if field in notes else texts)
-        for field in _nulls(report):
-            notes.setdefault(field, self._reason(field, report, measures))
-        return notes
-
-    def _remarks(self, report: Report, measures: Measures) -> Iterator[tuple[str, str]]:
-        for rank, step in sorted(self._absent_from.items()):
-            yield "patterns.rows", f"rank {rank} sent nothing for step {step}; where it is absent it counts 0 rows"
-        if self._patterns.overflowed:
-            yield "patterns", f'only {MAX_PATTERNS} splits are kept apart; the rest counts in the phase "other"'
-        if self._malformed:
-            yield "patterns", f"{self._malformed} records did not fit together, so their rows are not counted"
-        if self._uncounted:
-            yield "patterns", f"{self._uncounted} steps came from more processes than a report takes in"
-        if self._joiner.forced or self._joiner.late:
-            forced, late = self._joiner.forced, self._joiner.late
-            then = ", and count as steps of their own" if self._script and late else ""
-            yield (
-                "patterns",
-                f"{forced} steps were counted before every rank had sent them; {late} records came too late{then}",
-            )
-        for field, (count, steps) in measures.partly_measured().items():
-            yield f"per_device.{field}", f"measured in {count:,} of {steps:,} steps, which the numbers are about"
-        yield from self._balance_remarks(measures)
-        several_wait = len(self._lease) > 1 and report.per_device[0].data_wait_ms is not None
-        if self._scatters and several_wait and not self._virtual:
-            yield "per_device.data_wait_ms", "one process feeds all devices, so they all show the same wait"
-
-    def _balance_remarks(self, measures: Measures) -> Iterator[tuple[str, str]]:
-        covered, steps = measures.covered_steps, measures.steps
-        for field in ("balance.time_max_over_mean", "balance.wasted_device_seconds"):
-            if 0 < covered < steps:
-                yield field, f"over the {covered:,} of {steps:,} steps in which every device was measured"
-            if covered and self._virtual and self._scatters:
-                yield field, "as if the shards had run at once"
-
-    def _script_remarks(self, report: Report, sight: Sight) -> Iterator[tuple[str, str]]:
-        yield "strategy", f"as the job asked; {how_it_ran(sight.processes)}"
-        if self._main != "train" and self._measures:
-            yield "per_device", f"about the phase {self._main}: no training step was seen"
-        modules = sorted({pattern.module for pattern in report.patterns if pattern.phase == self._main})
-        if len(modules) > 1:
-            yield "per_device.rows", f"the rows of {len(modules)} modules are added up: {names(modules)}"
-        for text in remarks_on_rows(sight):
-            yield "patterns.rows", text
-        for one in unfinished(sight):
-            if not one.long:
-                yield "patterns.steps", str(one)
-
-    def _reason(self, field: str, report: Report, measures: Measures) -> str:
-        """Why a field is `None`, when no rank has said so."""
-        if field == "prediction.matches":
-            return self._no_prediction(report)
-        if field.startswith("patterns."):
-            return "these batches differ, or their rows could not be counted"
-        if self._virtual and "memory" in field:
-            return "virtual devices have no memory of their own"
-        if field in ("balance.output_device_memory_skew", "primitives") and not self._scatters:
-            return (
-                "only DataParallel gathers on one device"
-                if self._script
-                else 'only strategy "dp" gathers on one device'
-            )
-        if len(self._lease) == 1 and field in _NEEDS_TWO:
-            return "there is only one device"
-        if measures.steps == 0:
-            return f"no {self._main} step has been seen"
-        if self._crowded and field.startswith(("per_device.", "balance.")):
-            return "several processes used one device at once"
-        if field == "per_device.ms_per_row" and any(device.rows is None for device in report.per_device):
-            return _DEFAULT_REASONS["per_device.rows"]
-        if _only_idle_lack(report, field):
-            return "a device that got no rows has none"
-        if field.startswith("balance.") and self._placed:
-            return "the devices hold different modules and take turns on each batch"
-        if field.startswith("balance.") and self._sharded:
-            return "a rank's forward contains waiting for the others under fsdp, so their times cannot be compared"
-        if field == "per_device.comm_ms" and (self._scatters if self._script else report.strategy != "ddp"):
-            return "the devices exchange nothing but what the primitives time"
-        return _DEFAULT_REASONS.get(field, "no rank measured it")
-
-    def _no_prediction(self, report: Report) -> str:
-        if not self._prediction.planned:
-            return f"nothing was planned: {self._prediction.notes['patterns']}"
-        return "nothing could be compared" if report.final else "compared when the attempt has ended"
-
-
-_NEEDS_TWO = frozenset(
-    {"balance.slowest_device", "balance.output_device_memory_skew", "per_device.comm_ms", "primitives"}
-)
-
-_DEFAULT_REASONS = {
-    "per_device.rows": "the rows of some batch could not be counted",
-    "per_device.share": "the rows of some batch could not be counted",
-    "balance.rows_max_over_mean": "the rows of some batch could not be counted",
-    "balance.time_max_over_mean": "there was no step in which every device was measured",
-    "balance.slowest_device": "there was no step in which every device was measured",
-    "balance.cause": "there was no step in which every device was measured",
-    "balance.wasted_device_seconds": "there was no step in which every device was measured",
-    "devices.memory_total_bytes": "no rank has looked at the device yet",
-}
-
-
-def _nulls(report: Report) -> Iterator[str]:
-    """Paths of the fields that are `None` somewhere."""
-    for name in ("devices", "patterns", "per_device"):
-        for struct in getattr(report, name):
-            yield from (f"{name}.{field}" for field in _null_fields(struct))
-    yield from (f"balance.{field}" for field in _null_fields(report.balance))
-    if report.primitives is None:
-        yield "primitives"
-    if report.prediction.matches is None:
-        yield "prediction.matches"
-
-
-def _only_idle_lack(report: Report, field: str) -> bool:
-    """Whether a field is missing only on devices that never got a row."""
-    name = field.removeprefix("per_device.")
-    busy = [device for device in report.per_device if device.steps > device.idle_steps]
-    return field.startswith("per_device.") and bool(busy) and all(getattr(d, name) is not None for d in busy)
-
-
-def _null_fields(struct: msgspec.Struct) -> list[str]:
-    return [field for field in struct.__struct_fields__ if getattr(struct, field) is None]
+    def _facts(self, sight: Sight | None, on_prediction: str | None) -> Facts:
+        return Facts(
+            phase=self._main,
+            sight=sight,
+            prediction=self._prediction,
+            on_prediction=on_prediction,
+            scatters=self._scatters,
+            placed=self._placed,
+            sharded=self._sharded,
+            crowded=self._crowded,
+            overflowed=self._patterns.overflowed,
+            malformed=self._malformed,
+            uncounted=self._uncounted,
+            forced=self._joiner.forced,
+            late=self._joiner.late,
+            absent_from=self._absent_from,
+            said=self._rank_notes,
+        )
