@@ -54,7 +54,8 @@ from workers.relay import Relay
 from workers.resume import Interrupted
 from workers.shipper import Shipper
 from workers.sweep import start_time, sweep
-from workers.watch import LOST, Ending, Watch
+from workers.verdict import LOST, Ending
+from workers.watch import Watch
 from workers.workplace import Unusable, Workplace
 
 log = structlog.get_logger(__name__)

@@ -14,15 +14,12 @@ import socket
 import termios
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
 from time import monotonic
-from typing import Any
 
 import structlog
 
-from jobs.logs import clean_for_display
 from jobs.spec import JobSpec, ScriptProgram
 from jobs.state import Order, Reason
 from jobs.telemetry import (
@@ -40,6 +37,7 @@ from jobs.telemetry import (
     Saved,
     Step,
 )
+from workers import verdict
 from workers.checkpoints import Saving
 from workers.children import FIELD, Children, seconds_of_descendants
 from workers.cuts import Cuts
@@ -49,6 +47,7 @@ from workers.memory import kernel_kills
 from workers.publisher import Publisher
 from workers.ranks import Output, Rank, await_death, has_children
 from workers.training import advice
+from workers.verdict import LOST, Ending
 from workers.watchdog import STACKS_SIGNAL, Watchdog, is_dying, is_stopped
 
 log = structlog.get_logger(__name__)
@@ -84,20 +83,6 @@ STACKS_SECONDS = 1.0
 DEATH_SECONDS = 2.0
 #: Share of the lease without a beat after which the supervisor ends its own ranks.
 FENCE = 0.75
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How an attempt ended. `error` and `result` are what the job's status shows."""
-
-    reason: Reason
-    message: str = ""
-    error: dict[str, Any] | None = None
-    result: dict[str, Any] | None = None
-
-
-#: The lease is lost: whatever happened here does not count, and the control Redis takes nothing more of it.
-LOST = Ending(Reason.LEASE_EXPIRED, "the lease was lost")
 
 
 class _Phase(Enum):
@@ -149,7 +134,9 @@ class Watch:
         self._children = self._listen_to_children(listener) if listener is not None else None
 
     def _cuts_of(self, saving: Saving) -> Cuts:
-        say = lambda rank, word: self._ranks[rank].tell(word)  # noqa: E731
+        def say(rank: int, word: bytes) -> None:
+            self._ranks[rank].tell(word)
+
         stall = self._spec.limits.stall_seconds
         return Cuts(len(self._ranks), saving.wanted.every_steps, saving.keeper, say, saving.step, stall)
 
@@ -187,8 +174,8 @@ class Watch:
         self._print(rank, output, self._read(output.fd))
 
     def _print(self, rank: Rank, output: Output, data: bytes) -> None:
-        if data:
-            self._out.output(output.device, output.stream, rank.number, data, self._step_of(rank))
+        if data:  # of the step after the last that the rank has reported
+            self._out.output(output.device, output.stream, rank.number, data, self._steps[rank.number])
         if data and output.stream == "stderr":
             rank.last_words = (rank.last_words + data)[-LAST_WORDS_BYTES:]
 
@@ -330,9 +317,8 @@ class Watch:
         """The ending that a failed rank gives the attempt."""
         for output in rank.outputs:
             self._output(rank, output)
-        ending = self._of_the_kernel(rank) if outcome is None else None
-        ending = ending or _failure(rank, outcome)
-        if self._spec.program.bundle is None or ending.error is None:
+        ending = verdict.of_failed_rank(rank, outcome, starved=outcome is None and self._kernel_has_killed())
+        if self._spec.program.bundle is None:
             return ending
         facts = advice.Facts(
             devices=len(self._launch.devices),
@@ -341,20 +327,12 @@ class Watch:
             rehearsing=self._spec.rehearsal,
             requirements=self._requirements,
         )
-        kind, trace = (outcome.kind, outcome.traceback) if outcome is not None else ("", "")
-        line = advice.explain(kind, ending.error["message"], trace, facts)
-        return replace(ending, error=ending.error | {"advice": line or None})
+        return verdict.advised(ending, outcome, facts)
 
-    def _of_the_kernel(self, rank: Rank) -> Ending | None:
-        """The ending of a rank that the kernel killed for want of memory; None when nothing says that it did."""
+    def _kernel_has_killed(self) -> bool:
+        """Whether it has ended processes here for want of memory since this attempt began, as far as a file tells."""
         now = kernel_kills()
-        if rank.status != -signal.SIGKILL or now is None or now == self._kernel_kills:
-            return None
-        ending = _failure(rank, None)
-        message = f"rank {rank.number} was killed by the kernel, which had no memory left for this node or container"
-        return replace(
-            ending, reason=Reason.OUT_OF_MEMORY, message=message, error=(ending.error or {}) | {"message": message}
-        )
+        return now is not None and now != self._kernel_kills
 
     def _end(self, ending: Ending, seconds: float = 0.0) -> None:
         """End all ranks; the first ending counts. They have the grace, or `seconds` where that is longer."""
@@ -531,63 +509,9 @@ class Watch:
             return TICK_SECONDS
         return min(TICK_SECONDS, max(0.0, deadline - time.time()))
 
-    def _step_of(self, rank: Rank) -> int:
-        """The step that a line belongs to: the one after the last that the rank has reported."""
-        return self._steps[rank.number]
-
 
 def _waiting(pipe: int) -> int:
     """Bytes that can be read from a pipe now."""
     count = array.array("i", [0])
     fcntl.ioctl(pipe, termios.FIONREAD, count)
     return count[0]
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
-
-
-#: What a program exits with that refuses its arguments; its last line says why.
-EXIT_USAGE = 2
-
-
-def _last_line(rank: Rank) -> str:
-    lines = rank.last_words.decode(errors="replace").strip().splitlines()
-    return lines[-1].strip()[:500] if lines else ""
-
-
-_KINDS = {
-    "code_error": Reason.CODE_ERROR,
-    "out_of_memory": Reason.OUT_OF_MEMORY,
-    "rejected_by_worker": Reason.REJECTED_BY_WORKER,
-}
-
-
-def _failure(rank: Rank, outcome: Outcome | None) -> Ending:
-    """The ending that a failed rank gives the attempt."""
-    error: dict[str, Any] = {"rank": rank.number, "exit_code": None, "signal": None, "message": "", "traceback": None}
-    if outcome is not None:
-        reason = _KINDS.get(outcome.kind, Reason.RANK_FAILED)
-        message = outcome.message
-        if outcome.exit_code == EXIT_USAGE and not outcome.traceback and (line := _last_line(rank)):
-            message += f": {line}"
-        message, trace = _for_people(message), _for_people(outcome.traceback)
-        error |= {"exit_code": outcome.exit_code, "message": message, "traceback": trace or None}
-        return Ending(reason, f"rank {rank.number}: {message}", error)
-    assert rank.status is not None
-    if rank.status < 0:
-        name = _signal_name(-rank.status)
-        message = f"rank {rank.number} was killed by {name}"
-        error |= {"signal": name, "message": message}
-    else:
-        message = f"rank {rank.number} left with exit code {rank.status} before it reported its outcome"
-        error |= {"exit_code": rank.status, "message": message}
-    return Ending(Reason.RANK_FAILED, message, error)
-
-
-def _for_people(text: str) -> str:
-    """What a program raised, without what a terminal would obey: reasons are printed wherever jobs are listed."""
-    return "\n".join(clean_for_display(line.encode(errors="replace")) for line in text.split("\n"))

@@ -24,7 +24,8 @@ from workers.checkpoint_places import Place
 from workers.checkpoints import Saving
 from workers.children import listen
 from workers.ranks import Output, Rank
-from workers.watch import DEATH_SECONDS, Ending, Watch
+from workers.verdict import Ending
+from workers.watch import DEATH_SECONDS, Watch
 
 SPEC = spec.parse(
     b'{"program": {"mode": "forward", "model": {"ref": "linear"}, "data": {"ref": "random_vectors"}},'
