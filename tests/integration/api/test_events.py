@@ -322,6 +322,35 @@ def test_any_process_goes_on_where_another_one_was_killed(place: Place, tmp_path
     holds_everything_once(events, driver)
 
 
+def test_who_is_amid_the_lines_when_an_attempt_ends_has_the_rest_though_its_windows_are_gone(place: Place) -> None:
+    job, attempt = place.started()
+    lines = [f"line {number} of some length, so that buffers fill up" for number in range(20_000)]
+    with (
+        Reader(place.port, f"/v1/jobs/{job}/events?logs=0", buffer=4096) as slow,
+        Reader(place.port, f"/v1/jobs/{job}/events?logs=0", buffer=4096) as resumes,
+    ):
+        attempt.print(*lines[:10])
+        attempt.points(0.5)
+        for reader in (slow, resumes):
+            reader.until(lambda r: r.lines() and points_of(r.events, "loss"))
+        attempt.print(*lines[10:])
+        attempt.points(0.25)
+        attempt.relay.close()
+        assert attempt.shipper.close(5) == []
+        with place.telemetry.client() as telemetry:
+            telemetry.flushall()  # as when their time is over
+        attempt.finish()
+        resumes.until(lambda r: len(r.lines()) > 1000)
+        assert not resumes.named("end")
+        slow.to_end(60)
+    with place.follow(job, "?logs=0", resumes.events[-1].id) as again:
+        events = resumes.events + again.to_end(60)
+    for told in (slow.events, events):
+        assert [line["text"] for line in lines_of(told)] == lines
+        assert points_of(told, "loss") == [(1, 0.5), (2, 0.25)]
+        assert told[-1].name == "end"
+
+
 def test_while_the_telemetry_redis_is_away_lines_and_points_come_from_their_files(place: Place) -> None:
     job, attempt = place.started(devices=2)
     with ExitStack() as stack, place.follow(job, "?logs=all") as reader, Driver(attempt) as driver:
