@@ -12,8 +12,12 @@ end
 local waited = now - tonumber(since)
 if waited >= 0 and waited < tonumber(ARGV[3]) then return {ARGV[1], 0} end
 local rested = int(now - tonumber(ARGV[2]))
-local found = redis.call('ZRANGEBYSCORE', FINISHED, '(' .. ARGV[1], rested, 'WITHSCORES', 'LIMIT', 0, limit)
-local reply = {found[#found] or ARGV[1], #found == 2 * limit and 1 or 0}
+local after = '(' .. (tonumber(ARGV[1]) > now and '0' or ARGV[1])  -- ahead of now: the clock was set back, so all anew
+local found = redis.call('ZRANGEBYSCORE', FINISHED, after, rested, 'WITHSCORES', 'LIMIT', 0, limit)
+local more = #found == 2 * limit
+-- What ends in one call ends at one time: the last one comes with all of those, or the next call would pass over them.
+if more then found = redis.call('ZRANGEBYSCORE', FINISHED, after, found[#found], 'WITHSCORES') end
+local reply = {found[#found] or ARGV[1], more and 1 or 0}
 for i = 1, #found, 2 do
   if redis.call('EXISTS', job_key(found[i])) == 1 then reply[#reply + 1] = {found[i], unpack(snapshot(found[i]))} end
 end

@@ -131,6 +131,31 @@ def test_more_jobs_than_one_call_hands_out_are_all_packed(world: World) -> None:
     assert len(packed(world)) == store.PACKED_AT_ONCE + 3
 
 
+def test_jobs_that_ended_at_one_time_are_all_packed_though_no_call_hands_out_all_of_them(world: World) -> None:
+    world.node()
+    jobs = [world.submit() for _ in range(store.PACKED_AT_ONCE + 5)]
+    packing = Packing(world.store, rest_seconds=0, upgrade_seconds=0)
+    for job in jobs[:7]:
+        world.run(store.cancel(TENANT, job))
+    world.run(store.cancel_many(TENANT, JobFilter(State.QUEUED), after="~"))
+    times = {score for _, score in world.redis.zrange("sy:finished", 0, -1, withscores=True)}
+    assert len(times) == 8
+    packing.sweep()
+    assert packed(world) == jobs
+
+
+def test_what_ends_after_the_clock_was_set_back_is_packed(world: World) -> None:
+    world.node()
+    packing = Packing(world.store, rest_seconds=0, upgrade_seconds=0)
+    world.finish_and_release(world.running())
+    world.redis.zincrby("sy:finished", 3600e6, world.redis.zrange("sy:finished", 0, 0)[0])  # when clocks were ahead
+    packing._position = int(world.redis.zrange("sy:finished", 0, 0, withscores=True)[0][1])
+    second = world.running()
+    world.finish_and_release(second)
+    packing.sweep()
+    assert second.job in packed(world)
+
+
 def test_a_store_that_an_earlier_version_has_used_is_not_packed_while_that_may_still_run(world: World) -> None:
     world.node()
     world.finish_and_release(world.running())
