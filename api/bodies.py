@@ -1,11 +1,11 @@
 """Request bodies, checked."""
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from jobs import spec
-from jobs.errors import FieldError, InvalidRequest, InvalidSpec, MalformedJson
+from jobs import spec, validation
+from jobs.errors import FieldError, InvalidRequest, InvalidSpec
 from jobs.spec import JobSpec
 from jobs.state import TERMINAL, State
 from jobs.store import JobFilter
@@ -147,15 +147,5 @@ def _parse(model: type[Model], body: bytes, problem: str) -> Model:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        details = error.errors(include_url=False, include_context=False)
-        if details[0]["type"] == "json_invalid":
-            raise MalformedJson(f"the body is not valid JSON: {details[0]['msg']}") from None
-        fields = tuple(field_error(dict(detail)) for detail in details[:20])
+        fields = validation.field_errors(validation.details(error), model)
         raise InvalidRequest(problem, fields=fields) from None
-
-
-def field_error(detail: dict[str, Any]) -> FieldError:
-    """One of pydantic's complaints as one of ours."""
-    given = repr(detail.get("input"))
-    name = ".".join(str(part) for part in detail["loc"]) or "(body)"
-    return FieldError(name, f"{detail['msg']} (got {given[:80]}{'...' if len(given) > 80 else ''})")

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from api.bodies import field_error
+from jobs import validation
 from jobs.errors import FieldError, ShardyardError
 
 log = structlog.get_logger(__name__)
@@ -146,7 +146,7 @@ async def _ours(request: Request, error: Exception) -> Response:
 async def _invalid(request: Request, error: Exception) -> Response:
     """FastAPI's own complaints, which concern the query and the path."""
     assert isinstance(error, RequestValidationError)
-    fields = tuple(field_error({**detail, "loc": detail["loc"][1:]}) for detail in error.errors())
+    fields = validation.field_errors([{**detail, "loc": detail["loc"][1:]} for detail in error.errors()])
     return respond("invalid_request", "the request's parameters are not valid", request.url.path, fields)
 
 

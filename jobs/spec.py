@@ -5,7 +5,6 @@ recipes and their arguments are checked against the catalogue (`jobs.catalogue`)
 by the submit script, and `package.module:attribute` references on the worker.
 """
 
-import difflib
 from collections.abc import Sized
 from functools import cached_property
 from math import isfinite
@@ -23,14 +22,13 @@ from pydantic import (
 )
 from pydantic import WrapValidator as Wrap
 
-from jobs.errors import FieldError, InvalidSpec, MalformedJson, NotSupported
+from jobs import validation
+from jobs.errors import FieldError, InvalidSpec, NotSupported
+from jobs.validation import MAX_REPORTED_ERRORS
 
 MAX_DEVICES = 1024
 #: Strategies with one process per device.
 DISTRIBUTED = frozenset({"ddp", "fsdp"})
-MAX_REPORTED_ERRORS = 20
-#: Longest part of a request that an error repeats.
-MAX_ECHOED = 80
 
 
 def _finite(args: dict[str, Any]) -> dict[str, Any]:
@@ -196,6 +194,7 @@ def _kind(program: Any) -> str:
     return kind if isinstance(kind, str) else ""
 
 
+_PROGRAMS: validation.Tags = {("program", "recipe"): RecipeProgram, ("program", "script"): ScriptProgram}
 Program = Annotated[
     Annotated[RecipeProgram, Tag("recipe")] | Annotated[ScriptProgram, Tag("script")],
     Discriminator(
@@ -324,12 +323,18 @@ def parse(body: bytes | str) -> JobSpec:
     try:
         spec = JobSpec.model_validate_json(body)
     except ValidationError as error:
-        raise _translate(error) from None
+        details = validation.details(error)
+        fields = validation.field_errors(details, JobSpec, _PROGRAMS)
+        raise InvalidSpec(f"the job spec is not valid{_more(details)}", fields=fields) from None
     _refuse_unsupported(spec)
     wrong = tuple(_cross_field_errors(spec))
     if wrong:
         raise InvalidSpec(f"the job spec contradicts itself{_more(wrong)}", fields=wrong[:MAX_REPORTED_ERRORS])
     return spec.named()
+
+
+def _more(errors: Sized) -> str:
+    return f" (the first {MAX_REPORTED_ERRORS} of {len(errors)})" if len(errors) > MAX_REPORTED_ERRORS else ""
 
 
 def _refuse_unsupported(spec: JobSpec) -> None:
@@ -460,64 +465,3 @@ def _straggler_errors(spec: JobSpec, program: RecipeProgram) -> list[FieldError]
     if straggler.where == "backward" and program.mode == "forward":
         return [FieldError("program.straggler.where", 'there is no backward when program.mode is "forward"')]
     return []
-
-
-def _translate(error: ValidationError) -> InvalidSpec | MalformedJson:
-    """Pydantic's errors in this project's words: the field's path, what is wrong, what would be right."""
-    details = error.errors(include_url=False, include_context=True)
-    if details[0]["type"] == "json_invalid":
-        return MalformedJson(f"the body is not valid JSON: {details[0]['ctx']['error']}")
-    fields = tuple(FieldError(_path(detail["loc"]), _explain(dict(detail))) for detail in details[:MAX_REPORTED_ERRORS])
-    return InvalidSpec(f"the job spec is not valid{_more(details)}", fields=fields)
-
-
-def _more(errors: Sized) -> str:
-    return f" (the first {MAX_REPORTED_ERRORS} of {len(errors)})" if len(errors) > MAX_REPORTED_ERRORS else ""
-
-
-def _path(loc: tuple[int | str, ...]) -> str:
-    """The dotted path of a field; pydantic's own marks (a key, the kind of program) are none of the user's."""
-    parts = [part for part in loc if part != "[key]"]
-    if len(parts) > 1 and parts[0] == "program" and parts[1] in _PROGRAMS:
-        del parts[1]
-    return ".".join(_short(str(part)) for part in parts) or "(body)"
-
-
-def _explain(detail: dict[str, Any]) -> str:
-    if detail["type"] == "missing":
-        return "required, but missing"
-    if detail["type"] == "value_error":  # raised by a validator above, in our own words
-        return f"{detail['ctx']['error']} (got {_short(repr(detail['input']))})"
-    if detail["type"] == "program_kind":
-        return str(detail["msg"])
-    if detail["type"] != "extra_forbidden":
-        return f"{detail['msg']} (got {_short(repr(detail.get('input')))})"
-    known = _fields_at(tuple(part for part in detail["loc"][:-1] if isinstance(part, str)))
-    near = difflib.get_close_matches(_short(str(detail["loc"][-1])), known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known fields here: {', '.join(known) or 'none'}"
-    return f"unknown field; {hint}"
-
-
-_PROGRAMS: dict[Any, type[BaseModel]] = {"recipe": RecipeProgram, "script": ScriptProgram}
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_ECHOED else text[:MAX_ECHOED] + "..."
-
-
-def _fields_at(path: tuple[str, ...]) -> list[str]:
-    """Names of the fields of the model that `path` leads to from `JobSpec`."""
-    model: type[BaseModel] = JobSpec
-    for part in path:
-        if model is JobSpec and part == "program":
-            continue
-        if part in _PROGRAMS and model is JobSpec:
-            model = _PROGRAMS[part]
-            continue
-        field = model.model_fields.get(part)
-        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
-        models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
-        if not models:
-            return []
-        model = models[0]
-    return list(model.model_fields)

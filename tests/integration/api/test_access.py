@@ -204,13 +204,18 @@ async def test_an_expired_token_is_refused(api: Api) -> None:
         {"name": "ci", "scopes": ["root"]},
         {"name": "ci", "scopes": ["read"], "tenant": "../x"},
         {"name": "ci", "scopes": ["read"], "expires_in_seconds": 0},
-        {"name": "ci", "scopes": ["read"], "extra": 1},
     ],
 )
 async def test_a_wrong_token_request_is_refused(api: Api, body: dict[str, object]) -> None:
     answer = await api.client.post("/v1/tokens", json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
     assert answer.json()["errors"]
+
+
+async def test_a_misspelt_field_of_a_request_is_told_its_right_name(api: Api) -> None:
+    answer = await api.client.post("/v1/tokens", json={"name": "ci", "scopes": ["read"], "tennant": "third"})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert answer.json()["errors"] == [{"field": "tennant", "message": "unknown field; did you mean 'tenant'?"}]
 
 
 async def test_only_the_operator_makes_tokens_for_other_tenants(api: Api) -> None:
