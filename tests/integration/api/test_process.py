@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -361,3 +362,35 @@ def test_those_who_wait_are_answered_before_the_process_ends(
         assert process.end() == 0
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
         assert time.monotonic() - begun < 8  # not the minute that was asked for, nor what a drain may take
+
+
+@pytest.mark.parametrize("way", ["killed and started", "cut off again and again", "asleep for a while"])
+def test_who_waits_for_a_change_while_redis_goes_and_comes_is_told_of_it_soon(
+    redis: RedisServer, client: httpx.Client, way: str
+) -> None:
+    job = a_queued_job(client, redis)
+    tag = client.get(f"/v1/jobs/{job}").headers["etag"]
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(
+            client.get, f"/v1/jobs/{job}", params={"wait": 60}, headers={"If-None-Match": tag}, timeout=90
+        )
+        with httpx.Client(base_url=client.base_url, headers=bearer(ADMIN), timeout=30) as other:
+            until(lambda: waiting(other))
+            match way:
+                case "killed and started":
+                    redis.kill()
+                    redis.start()
+                case "cut off again and again":
+                    for _ in range(50):
+                        with redis.client() as control:
+                            control.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                case _:
+                    redis.signal(signal.SIGSTOP)
+                    time.sleep(3)
+                    redis.signal(signal.SIGCONT)
+            assert not asked.done()
+            control = RedisStore.from_url(redis.url)
+            control.run(store.cancel("default", job))
+            control.close()
+            answer = asked.result(15)
+    assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
