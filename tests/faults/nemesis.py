@@ -199,6 +199,21 @@ def _kill_forkserver(war: War, _: random.Random) -> str:
     return str(pid) if processes.kill(pid) else ""
 
 
+def _harm_spare(war: War, chance: random.Random) -> str:
+    """Kill the next supervisor, or have it sleep through its hand-over."""
+    assert war.site.worker is not None
+    seconds = chance.choice((0.0, chance.uniform(1, LEASE)))
+    try:
+        pid = processes.spare(war.site.worker.pid)
+        if not seconds:
+            return str(pid) if processes.kill(pid) else ""
+        with processes.frozen(pid):
+            war.over.wait(seconds)
+    except (ValueError, ProcessLookupError, psutil.NoSuchProcess):
+        return ""
+    return f"{pid}, which sleeps for {seconds:.1f} s"
+
+
 def _kill_api(war: War, chance: random.Random) -> str:
     return _end_api(war, chance, signal.SIGKILL)
 
@@ -313,6 +328,7 @@ DEEDS: tuple[Deed, ...] = (
     Deed("kill the worker", "worker", 2, _kill_worker),
     Deed("stop the worker", "worker", 2, _stop_worker),
     Deed("kill the forkserver", "worker", 1, _kill_forkserver),
+    Deed("harm the spare", "worker", 1, _harm_spare),
     Deed("kill the API", "api", 2, _kill_api),
     Deed("stop the API", "api", 2, _stop_api),
     Deed("kill Redis", "redis", 2, _kill_redis),

@@ -10,6 +10,7 @@ import psutil
 
 SUPERVISOR = "sy-supervisor"
 RANK = "sy-rank-"
+SPARE = "sy-spare"
 
 
 def forkserver(worker: int) -> int:
@@ -24,6 +25,16 @@ def forkserver(worker: int) -> int:
         if any("workers.forkserver" in part for part in child.cmdline())
     ]
     (pid,) = found
+    return int(pid)
+
+
+def spare(worker: int) -> int:
+    """What a worker's forkserver has forked ahead, to be the next supervisor.
+
+    Raises:
+        ValueError: there is none now.
+    """
+    (pid,) = (child.pid for child in psutil.Process(forkserver(worker)).children() if child.name() == SPARE)
     return int(pid)
 
 
