@@ -19,17 +19,33 @@ for script in workers.supervisor.SCRIPTS:
     store.source(script)  # read once, and known to all that is forked
 
 
+#: Of Linux 6.1 and later; unknown to `mmap`.
+MADV_COLLAPSE = 25
+
+
+def _use_huge_pages() -> None:
+    """Have what the imports have made in pages of 2 MiB, as far as the kernel has such: a fork, and the end of what was
+    forked, go through fewer of them. What a forked process writes to is copied in small pages all the same."""
+    _advise("rw-p", MADV_COLLAPSE, of_files=False)
+
+
 def _give_back_code() -> None:
     """Let go of 70 MB of machine code that only the imports ran: torch registers thousands of operators. What is run
     again comes back from the page cache, as it does in every forked process, none of which inherits it."""
+    _advise("r-xp", mmap.MADV_DONTNEED, of_files=True)  # nobody writes to these, so the files have all of it
+
+
+def _advise(rights: str, advice: int, *, of_files: bool) -> None:
+    """`madvise` for all mappings with these rights, those of files or the others. A kernel may refuse."""
     libc = ctypes.CDLL(None)
     for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, rights, _, _, inode = line.split(maxsplit=5)[:5]
-        if rights == "r-xp" and inode != "0":  # nobody writes to these, so the file has all of it
+        addresses, found, _, _, inode = line.split(maxsplit=5)[:5]
+        if found == rights and (inode != "0") is of_files:
             start, end = (int(address, 16) for address in addresses.split("-"))
-            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
 
 
 gc.collect()
 gc.freeze()
+_use_huge_pages()
 _give_back_code()

@@ -4,8 +4,11 @@ The forkserver imports this module and then forks. It must therefore start no th
 threads, and ask for no GPU: children of a process that did can hang, or find no GPU.
 """
 
+import atexit
 import importlib
 import weakref
+
+from torch._dynamo import utils
 
 from workers import packages
 from workers.training import isolation
@@ -46,6 +49,13 @@ def _rehearse() -> None:
     next(iter(run.loader))
 
 
+def _log_compile_times() -> None:
+    """What torch does at the end of a process. To draw the table it looks for a package in every directory of the path,
+    even for an empty one, which takes 2 ms."""
+    if utils.compilation_time_metrics:
+        utils.dump_compile_times()
+
+
 for name in MODULES:
     importlib.import_module(name)
 
@@ -56,5 +66,8 @@ _rehearse()
 # end of every rank, which takes 30 ms.
 for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
     finalizer.detach()
+
+atexit.unregister(utils.dump_compile_times)
+atexit.register(_log_compile_times)
 
 packages.remember()
