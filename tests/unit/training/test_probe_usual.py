@@ -1,6 +1,7 @@
 """Steps of which only moments are noted are the records that the whole bookkeeping makes of them."""
 
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -8,18 +9,20 @@ import msgspec
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from jobs.telemetry import Activity, Began, Loaded, Metric, Note, Step
 from tests.unit.training import test_probe_cases as cases
-from tests.unit.training.probe_runs import Seen, learn, watched
+from tests.unit.training.probe_runs import Seen, backward, learn, watched, watched_ranks
 from tests.unit.training.test_probe_loops import network, train_and_evaluate, vectors
+from tests.unit.training.test_probe_wrappers import begin
 from workers.training.probe.usual import Usual, Waiting
 
 
-def never_usual(program: Callable[..., None]) -> None:
+def never_usual(program: Callable[..., None], *args: Any) -> None:
     Usual.ready = lambda self, where: None  # type: ignore[method-assign]
-    program()
+    program(*args)
 
 
 def told(seen: Seen) -> list[Any]:
@@ -27,9 +30,8 @@ def told(seen: Seen) -> list[Any]:
     records: list[Any] = []
     for record in seen.records:
         if isinstance(record, Step):
-            records.append(
-                (record.step, record.phase, record.splits, len(record.forward_ms), record.data_wait_ms is None)
-            )
+            times = (record.data_wait_ms, *record.forward_ms, *record.backward_ms, record.comm_ms)
+            records.append((record.step, record.phase, record.splits, [time is None for time in times]))
         elif isinstance(record, Metric):
             records.append((record.name, record.step, record.value))
         elif not isinstance(record, Began | Activity):
@@ -91,7 +93,56 @@ def half_without_a_loader() -> None:
         learn(optimizer, net(torch.ones(3, 5)).sum())
 
 
+def evaluating_with_gradients() -> None:
+    """Whether a forward in eval mode trains is known only when a backward follows, or none does."""
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for number in range(40):
+        net.train()
+        learn(optimizer, net(torch.ones(6, 5)).sum())
+        net.eval()
+        outputs: Any = net(torch.ones(4, 5))
+        if number >= 12 and number % 3:
+            learn(optimizer, outputs.sum())
+
+
+def with_two_forwards_after_evaluation() -> None:
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for number in range(24):
+        if number % 4 == 3:
+            net.eval()(torch.ones(4, 5))
+            net.train()
+        outputs: Any = net(torch.ones(4, 5))
+        if number % 4 == 3:
+            outputs = outputs + net(torch.ones(4, 5))
+        learn(optimizer, outputs.sum())
+
+
+def with_a_second_thread() -> None:
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for number in range(12):
+        learn(optimizer, net(torch.ones(4, 5)).sum())
+        if number == 5:
+            other = threading.Thread(target=lambda: network()(torch.ones(3, 5)).sum().backward())
+            other.start()
+            other.join()
+
+
+def with_own_batches() -> None:
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(2):
+        for x, _ in DataLoader(vectors(40), batch_sampler=[[0, 1, 2], [3, 4, 5], [6]] * 4):
+            learn(optimizer, net(x).sum())
+
+
 PROGRAMS = [
+    evaluating_with_gradients,
+    with_two_forwards_after_evaluation,
+    with_a_second_thread,
+    with_own_batches,
     train_and_evaluate,
     with_surprises,
     without_a_loader,
@@ -118,22 +169,62 @@ def test_usual_steps_are_the_same_records(program: Callable[..., None]) -> None:
     assert told(watched(program)) == told(watched(never_usual, program))
 
 
-def counting() -> int:
-    noted = []
+def in_parallel(store: str, rank: int) -> None:
+    """Thirty steps of DistributedDataParallel, some of two batches, with evaluation in between."""
+    begin(store, rank)
+    net = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for number, (x, _) in enumerate(DataLoader(vectors(36 * 8), 8)):
+        if number in (9, 20, 21):
+            with net.no_sync():
+                backward(net(x).sum())
+            continue
+        learn(optimizer, net(x).sum())
+        if number % 12 == 11:
+            with torch.no_grad():
+                net(x)
+                net.module(x)
+
+
+def never_usual_in_parallel(store: str, rank: int) -> None:
+    never_usual(in_parallel, store, rank)
+
+
+def test_usual_steps_under_ddp_are_the_same_records() -> None:
+    for usual, other in zip(watched_ranks(in_parallel), watched_ranks(never_usual_in_parallel), strict=True):
+        assert told(usual) == told(other)
+        assert any(step.comm_ms is not None for step in usual.steps()[10:])
+
+
+def counting(program: Callable[..., None], *args: Any) -> int:
+    noted: list[Any] = []
     note = Usual._note
 
-    def counted(self: Usual, stepped: float, rate: float | None) -> None:
-        noted.append(stepped)
-        note(self, stepped, rate)
+    def counted(self: Usual, *step: Any) -> None:
+        noted.append(step)
+        note(self, *step)
 
     Usual._note = counted  # type: ignore[method-assign]
-    train_and_evaluate()
+    program(*args)
     return len(noted)
+
+
+def counting_in_parallel(store: str, rank: int) -> int:
+    return counting(in_parallel, store, rank)
 
 
 def test_nearly_all_steps_of_a_plain_loop_are_usual() -> None:
     """Two epochs of four batches and two of evaluation: each kind of batch is looked at once."""
-    assert watched(counting).result >= 12 - 4 - 2
+    assert watched(counting, train_and_evaluate).result >= 12 - 4 - 2
+
+
+def test_most_steps_under_ddp_are_usual() -> None:
+    for seen in watched_ranks(counting_in_parallel):
+        assert seen.result >= 24
+
+
+def test_no_step_is_usual_once_a_second_thread_calls_a_model() -> None:
+    assert watched(counting, with_a_second_thread).result <= 5
 
 
 def test_times_of_usual_steps_are_those_of_the_clock() -> None:
@@ -162,6 +253,22 @@ def test_a_pass_that_is_left_has_the_batches_that_were_not_told_yet() -> None:
     assert (loaded.batches, loaded.rows, loaded.complete) == (7, 112, False)
 
 
+def with_lasting_workers() -> None:
+    Waiting.idle = False
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    loader = DataLoader(vectors(64), 16, num_workers=1, persistent_workers=True)
+    for _ in range(3):
+        for x, _ in loader:
+            learn(optimizer, net(x).sum())
+
+
+def test_each_pass_of_workers_that_stay_is_told() -> None:
+    passes = watched(with_lasting_workers).of(Loaded)
+    assert [(each.batches, each.rows, each.complete) for each in passes] == [(4, 64, True)] * 3
+    assert len({each.digest for each in passes}) == 1
+
+
 def losses() -> list[float]:
     torch.manual_seed(0)
     net = network()
@@ -183,7 +290,7 @@ def failing_losses(name: str) -> list[float]:
     return losses()
 
 
-@pytest.mark.parametrize("name", ["begins", "came", "ends", "stepped", "tell", "leave"])
+@pytest.mark.parametrize("name", ["begins", "ends", "stepped", "tell", "leave"])
 def test_a_fault_in_a_usual_step_is_a_note_and_nothing_else(name: str) -> None:
     seen = watched(failing_losses, name)
     assert seen.result == watched(losses).result

@@ -10,7 +10,9 @@ Code that torch.compile traces must go straight through: `is_compiling` is const
 import contextlib
 import functools
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
@@ -18,12 +20,12 @@ from typing import TYPE_CHECKING, Any, cast
 from workers.training.probe.loaders import OF_ITERATOR
 from workers.training.probe.shapes import shape_of_arguments
 from workers.training.probe.steps import DdpTimes
-from workers.training.probe.usual import BACKWARD, CALLED, LEARNED, RETURNED, STEPPING
+from workers.training.probe.usual import AWAY, BACKWARD, CALLED, LEARNED, LOADED, READY, RETURNED, STEPPING
 from workers.training.probe.watch import DDP_FIRST, INSIDE, OUTSIDE, SEARCHING
 
 if TYPE_CHECKING:
     from workers.training.probe.script import Probe
-    from workers.training.probe.watch import Watch, Where
+    from workers.training.probe.watch import Watch
     from workers.training.probe.windows import Forward
 
 #: Reductions of fewer numbers are about a loss or a count, not about gradients or parameters.
@@ -54,22 +56,17 @@ def patches(probe: "Probe") -> dict[str, Callable[[ModuleType], None]]:
 
 def ask_torch(probe: "Probe", torch: Any) -> None:
     """Hand the watch the questions that it has for torch."""
-    engine, tracing = torch._C._current_graph_task_id, torch._C._get_tracing_state
-    modes, transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
-    fake_mode = torch._C._TorchDispatchModeKey.FAKE
+    asked, fake_mode = probe.torch, torch._C._TorchDispatchModeKey.FAKE
 
     def elsewhere() -> bool:
-        if engine() != -1 or tracing() is not None:
+        if asked.engine() != -1 or asked.tracing() is not None:
             return True
-        return modes() > 0 and torch._C._get_dispatch_mode(fake_mode) is not None
+        return asked.modes() > 0 and torch._C._get_dispatch_mode(fake_mode) is not None
 
-    def plain() -> bool:
-        return engine() == -1 and tracing() is None and modes() == 0 and transforms() is None
-
-    asked = probe.torch
-    asked.plain, asked.tensor = plain, torch.Tensor
+    asked.engine, asked.tracing = torch._C._current_graph_task_id, torch._C._get_tracing_state
+    asked.modes, asked.transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
+    asked.tensor = torch.Tensor
     asked.grad_enabled = torch.is_grad_enabled
-    asked.transformed = lambda: transforms() is not None
     asked.elsewhere = elsewhere
     asked.ddp_times = _ddp_times
     asked.memory = torch.cuda.max_memory_allocated
@@ -111,48 +108,48 @@ def watch_modules(probe: "Probe", home: Any) -> None:
 
     original = home.Module.__call__
     is_compiling = torch.compiler.is_dynamo_compiling
-    here = probe.here
+    here, thread = probe.here, threading.get_ident
     only_passes_on = original.__code__.co_names == PASSES_ON
 
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         if is_compiling():
             return original(self, *args, **kwargs)
-        now = here.now
-        if now.depth != INSIDE and probe.on:
-            root = now.usual.roots.get(id(self))
+        usual = probe.usual
+        # Where nothing is noted, `here` tells; to look up what a thread has costs more than all that is asked of it.
+        if usual.inside != thread() and probe.on and (usual.stage != AWAY or here.now.depth != INSIDE):
+            root = usual.roots.get(id(self))
             if root is None or root.counts:
-                return outer_call(now, root, self, args, kwargs)
+                try:
+                    is_usual = root is not None and usual.begins(root, args, kwargs)
+                except Exception as error:  # noqa: BLE001
+                    probe.failed("a forward", error)
+                    is_usual = False
+                if not is_usual:
+                    return seen_call(self, args, kwargs)
+                try:
+                    outputs = original(self, *args, **kwargs)
+                finally:
+                    usual.inside = 0
+                    if usual.stage != CALLED:  # something unusual was within
+                        now = here.now
+                        now.depth, now.forward = OUTSIDE, None
+                try:
+                    if usual.stage == CALLED:
+                        usual.ends(outputs)
+                    else:
+                        probe.watch.end_of_left(outputs)
+                except Exception as error:  # noqa: BLE001
+                    probe.failed("a forward", error)
+                return outputs
         # Every part of a model comes here. What torch's own would do is done here, at the cost of no call.
         if only_passes_on and self._compiled_call_impl is None:
             return self._call_impl(*args, **kwargs)
         return original(self, *args, **kwargs)
 
-    def outer_call(now: "Where", root: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        usual = now.usual
-        try:
-            is_usual = root is not None and usual.begins(root, args, kwargs)
-        except Exception as error:  # noqa: BLE001
-            probe.failed("a forward", error)
-            is_usual = False
-        if not is_usual:
-            return seen_call(now, module, args, kwargs)
-        now.depth = INSIDE
-        try:
-            outputs = original(module, *args, **kwargs)
-        finally:
-            now.depth, now.forward = OUTSIDE, None
-        try:
-            if usual.stage == CALLED:
-                usual.ends(outputs)
-            else:
-                probe.watch.end_of_left(outputs)
-        except Exception as error:  # noqa: BLE001
-            probe.failed("a forward", error)
-        return outputs
-
-    def seen_call(now: "Where", module: Any, args: Any, kwargs: Any) -> Any:
-        forward = probe.begin(module, args, kwargs)
+    def seen_call(module: Any, args: Any, kwargs: Any) -> Any:
+        now = here.now
+        forward = None if now.depth == INSIDE else probe.begin(module, args, kwargs)
         if forward is None:
             return original(module, *args, **kwargs)
         around = now.depth, now.root, now.forward
@@ -197,16 +194,15 @@ def watch_backward(probe: "Probe", home: Any) -> None:
     import torch
 
     original, is_compiling, here = home.backward, torch.compiler.is_dynamo_compiling, probe.here
-    engine, clock = torch._C._current_graph_task_id, time.perf_counter
+    engine, clock, thread = torch._C._current_graph_task_id, time.perf_counter, threading.get_ident
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or not probe.on:
             return original(*args, **kwargs)
-        now = here.now
-        usual = now.usual
-        if usual.stage != RETURNED or engine() != -1:
-            return seen_backward(now, args, kwargs)
+        usual = probe.usual
+        if usual.stage != RETURNED or usual.thread != thread() or engine() != -1:
+            return seen_backward(args, kwargs)
         usual.stage, usual.backward_began = BACKWARD, clock()
         result = original(*args, **kwargs)
         if usual.stage == BACKWARD:
@@ -215,7 +211,8 @@ def watch_backward(probe: "Probe", home: Any) -> None:
             probe.guarded("backward", probe.watch.backward_ended, usual.backward_began)
         return result
 
-    def seen_backward(now: "Where", args: Any, kwargs: Any) -> Any:
+    def seen_backward(args: Any, kwargs: Any) -> Any:
+        now = here.now
         if now.in_backward or probe.torch.elsewhere():
             return original(*args, **kwargs)
         mark = probe.guarded("backward", probe.watch.backward_begins)
@@ -234,13 +231,13 @@ def watch_backward(probe: "Probe", home: Any) -> None:
 def watch_optimizers(probe: "Probe", home: Any) -> None:
     import torch
 
-    is_compiling, here = torch.compiler.is_dynamo_compiling, probe.here
+    is_compiling, thread = torch.compiler.is_dynamo_compiling, threading.get_ident
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling() or not probe.on:
             return
-        usual = here.now.usual
-        if usual.stage == LEARNED and usual.knows(optimizer):
+        usual = probe.usual
+        if usual.stage == LEARNED and id(optimizer) in usual.optimizers and usual.thread == thread():
             usual.stage, usual.optimizer = STEPPING, optimizer
         else:
             probe.guarded("optimizer", probe.watch.optimizer_begins, optimizer)
@@ -248,9 +245,9 @@ def watch_optimizers(probe: "Probe", home: Any) -> None:
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling() or not probe.on:
             return
-        usual = here.now.usual
+        usual = probe.usual
         try:
-            if usual.stage == STEPPING and usual.optimizer is optimizer:
+            if usual.optimizer is optimizer and usual.stage == STEPPING:
                 usual.stepped()
             else:
                 probe.watch.optimizer_ended(optimizer)
@@ -294,29 +291,30 @@ def _after_init(probe: "Probe", kind: Any, seen: Callable[[Any], None]) -> None:
 
 def watch_loaders(probe: "Probe", home: Any) -> None:
     base = home._BaseDataLoaderIter
-    make, reset, next_index, advance = base.__init__, base._reset, base._next_index, base.__next__
-    here, clock = probe.here, time.perf_counter
+    make, reset, advance = base.__init__, base._reset, base.__next__
+    clock, thread = time.perf_counter, threading.get_ident
 
     @functools.wraps(make)
     def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         make(self, loader, *args, **kwargs)
         if probe.on:
-            probe.guarded("DataLoader", probe.watch.loaders.begins, self, loader)
+            probe.guarded("DataLoader", begin, self, loader, False)
 
     @functools.wraps(reset)
-    def _reset(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+    def _reset(self: Any, loader: Any, first_iter: bool = False) -> None:
+        reset(self, loader, first_iter)
         if probe.on:
-            probe.guarded("DataLoader", probe.watch.loaders.begins, self, loader)
-        reset(self, loader, *args, **kwargs)
+            probe.guarded("DataLoader", begin, self, loader, first_iter)
 
-    @functools.wraps(next_index)
-    def _next_index(self: Any) -> Any:
-        indices = next_index(self)
+    def begin(iterator: Any, loader: Any, first: bool) -> None:
+        if not probe.watch.loaders.begins(iterator, loader, first):
+            iterator._next_index = functools.partial(draw, weakref.ref(iterator), type(iterator)._next_index)
+
+    def draw(iterator: Any, next_index: Any) -> Any:
+        drawing = iterator()
+        indices = next_index(drawing)
         if probe.on:
-            try:
-                probe.watch.loaders.drew(self, indices)
-            except Exception as error:  # noqa: BLE001
-                probe.failed("DataLoader", error)
+            probe.guarded("DataLoader", probe.watch.loaders.drew, drawing, indices)
         return indices
 
     @functools.wraps(advance)
@@ -330,14 +328,19 @@ def watch_loaders(probe: "Probe", home: Any) -> None:
             probe.guarded("DataLoader", probe.watch.loaders.ended, self)
             raise
         arrived = clock()
+        usual = probe.usual
+        if usual.stage == READY and usual.thread == thread():
+            running = self.__dict__.get(OF_ITERATOR)
+            if running is not None and running.batches_drawn is not None:
+                usual.stage, usual.running, usual.asked, usual.arrived = LOADED, running, asked, arrived
+                return batch
         try:
-            if not here.now.usual.came(self.__dict__.get(OF_ITERATOR), asked, arrived):
-                probe.watch.batch_came(self, batch, asked, arrived)
+            probe.watch.batch_came(self, batch, asked, arrived)
         except Exception as error:  # noqa: BLE001
             probe.failed("DataLoader", error)
         return batch
 
-    base.__init__, base._reset, base._next_index, base.__next__ = __init__, _reset, _next_index, __next__
+    base.__init__, base._reset, base.__next__ = __init__, _reset, __next__
 
 
 # -- DataParallel and its primitives ----------------------------------------------------------------

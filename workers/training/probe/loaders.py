@@ -12,6 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import GeneratorType
 from typing import Any
 
 from jobs.telemetry import AnyRecord, Loaded, Progress
@@ -32,8 +33,9 @@ SHARDS = (("num_replicas", "rank"), ("num_processes", "process_index"), ("num_sh
 
 @dataclass(slots=True)
 class Pass:
-    """One iterator over a loader. `drawn` has what was drawn from the sampler but not delivered yet, a batch each: its
-    indices, or rows and digest of these where a program's own sampler might change the list."""
+    """One iterator over a loader. `batches_drawn` brings the indices of each batch once more, where they are torch's
+    own lists. Otherwise `drawn` has rows and digest of what was drawn from the sampler and not delivered yet: a
+    program's own sampler might change its lists."""
 
     loader: int
     number: int
@@ -42,7 +44,8 @@ class Pass:
     batches: int = 0
     rows: int | None = 0
     digest: int | None = 0
-    drawn: deque[list[Any] | tuple[int | None, int | None]] = field(default_factory=deque)
+    batches_drawn: Iterator[list[Any]] | None = None
+    drawn: deque[tuple[int | None, int | None]] = field(default_factory=deque)
     told: float = field(default_factory=time.perf_counter)
     over: bool = False
 
@@ -59,7 +62,7 @@ class Facts:
     replica: int | None
     indices: Sequence[int] | None  # of a Subset: two shards have the same numbers within different subsets
     salt: int  # tells data sets apart that hold different rows under the same indices
-    is_plain: bool  # torch's own BatchSampler, which makes a new list for each batch
+    is_plain: bool  # torch's own BatchSampler, which makes a new list for each batch; of numbers, not of nothing
     collates: bool  # makes batches itself; otherwise an item may be any number of rows
 
 
@@ -80,11 +83,18 @@ class Loaders:
         self._open: dict[int, Pass] = {}  # by loader
         self._left: deque[Pass] = deque()  # dropped by the program; told with the next event
 
-    def begins(self, iterator: Any, loader: Any) -> None:
-        """`iterator` starts a pass over `loader`, or starts again."""
-        known = iterator.__dict__.get(OF_ITERATOR)
-        if known is not None and not known.batches and not known.drawn:
-            return
+    def begins(self, iterator: Any, loader: Any, first: bool = False) -> bool:
+        """`iterator` starts a pass over `loader`, or starts again; `first` where that is the same pass. False where
+        `drew` must be called with what it draws from its sampler."""
+        known: Pass | None = iterator.__dict__.get(OF_ITERATOR)
+        begun = known if known is not None and first else self._begin(iterator, loader)
+        drawing = iterator.__dict__.get("_sampler_iter")
+        if not begun.facts.is_plain or type(drawing) is not GeneratorType:
+            return False
+        iterator._sampler_iter, begun.batches_drawn = itertools.tee(drawing)
+        return True
+
+    def _begin(self, iterator: Any, loader: Any) -> Pass:
         if loader not in self._numbers:
             self._numbers[loader] = next(self._count), itertools.count()
         number, passes = self._numbers[loader]
@@ -92,9 +102,10 @@ class Loaders:
             self.later(functools.partial(self._end, self._open[number], complete=False))
         facts = facts_of(loader)
         begun = Pass(number, next(passes), facts, self.steps_now(), digest=facts.salt)
-        iterator.__dict__[OF_ITERATOR] = self._open[number] = begun
-        if known is None:
+        if OF_ITERATOR not in iterator.__dict__:
             weakref.finalize(iterator, self._dropped, begun).atexit = False
+        iterator.__dict__[OF_ITERATOR] = self._open[number] = begun
+        return begun
 
     def _dropped(self, begun: Pass) -> None:
         """Nobody holds an iterator any more. Batches that it brought may have to be told yet."""
@@ -104,9 +115,6 @@ class Loaders:
         """The sampler gave the indices of one batch (or one index, where the program batches by itself)."""
         running: Pass | None = iterator.__dict__.get(OF_ITERATOR)
         if running is not None:
-            if running.facts.is_plain and type(indices) is list and indices and type(indices[0]) is int:
-                running.drawn.append(indices)
-                return
             batch = _listed(indices)
             rows = _count(batch) if running.facts.collates else None
             running.drawn.append((rows, digest(batch, running.facts.indices)))
@@ -118,18 +126,19 @@ class Loaders:
             self.tell_left()
         if running is None:
             return None
-        drawn = running.drawn.popleft() if running.drawn else (None, None)
-        if isinstance(drawn, list):
-            return self._add(running, len(drawn), digest(drawn, running.facts.indices), arrived)
-        rows, mixed = drawn
+        if running.batches_drawn is not None:
+            return self.took(running, arrived)
+        rows, mixed = running.drawn.popleft() if running.drawn else (None, None)
         if rows is None and running.facts.collates:
             rows = _rows(batch)
         return self._add(running, rows, mixed, arrived)
 
-    def took(self, running: Pass, indices: list[Any], arrived: float) -> int:
-        """What `came` does, some time later, for a batch of which the indices are known; the number of its rows."""
+    def took(self, running: Pass, arrived: float) -> int:
+        """What `came` does, maybe some time later, for a batch whose indices are drawn once more; the number of its
+        rows."""
         if self._left:
             self.tell_left()
+        indices = next(running.batches_drawn) if running.batches_drawn is not None else []
         self._add(running, len(indices), digest(indices, running.facts.indices), arrived)
         return len(indices)
 
@@ -219,8 +228,9 @@ def facts_of(loader: Any) -> Facts:
     dataset, sampler, batches = _ask(loader, "dataset"), _ask(loader, "sampler"), _ask(loader, "batch_sampler")
     replicas, replica = _shards(batches, sampler, dataset)
     indices = _ask(dataset, "indices") if type(dataset).__name__ == "Subset" else None
-    is_plain = type(batches).__name__ == "BatchSampler"
-    shown = _ask(batches, "sampler") if is_plain else batches if batches is not None else sampler
+    is_torchs = type(batches).__name__ == "BatchSampler"
+    shown = _ask(batches, "sampler") if is_torchs else batches if batches is not None else sampler
+    is_plain = is_torchs and type(batches).__module__ == "torch.utils.data.sampler"
     size = _ask(loader, "batch_size") or _ask(batches, "batch_size")
     return Facts(
         batches=_length(loader),
@@ -231,7 +241,7 @@ def facts_of(loader: Any) -> Facts:
         replica=replica,
         indices=indices if isinstance(indices, (list, tuple, range)) else None,
         salt=_salt(dataset) if indices is None else 0,
-        is_plain=is_plain and type(batches).__module__ == "torch.utils.data.sampler",
+        is_plain=is_plain and type(shown).__name__ != "_InfiniteConstantSampler",
         collates=batches is not None,
     )
 

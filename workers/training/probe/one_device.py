@@ -6,7 +6,7 @@ for it before but a few numbers. Shapes are read in every forward, since rows ar
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,8 +18,6 @@ from workers.training.probe.recorder import Recorder
 from workers.training.probe.shapes import rows_of, shape_of, shape_of_arguments
 from workers.training.probe.steps import Shard
 
-_UNTIMED = nullcontext()
-
 
 class OneDevice(Recorder):
     """Sends what `Recorder` sends, where every call of the watched module is one forward on the rank's only device.
@@ -30,25 +28,23 @@ class OneDevice(Recorder):
     def __init__(self, context: RankContext, *, module: str = "", times_whole_backward: bool = False) -> None:
         super().__init__(context, module=module, times_whole_backward=times_whole_backward)
         self._in_step = False
-        self._number = self._epoch = 0
+        self._place: tuple[int, int, str, float | None] = 0, 0, "", None  # number, epoch, phase, waited for data
         self._phase = ""
-        self._waited_ms: float | None = None
         self._numbers: tuple[int, ...] = ()  # of the step's splits
-        self._forward_seconds = self.backward_seconds = 0.0
-        self.has_backward = False
+        self._forward_seconds = 0.0
+        self._backward_seconds: float | None = None
         self._given: Shape | None = None  # shapes of the last forward, and the id of its split
         self._returned: Shape | None = None
         self._number_of_last: tuple[int, ...] = ()
         self._began = 0.0
-        self._around_backward = _AroundBackward(self)
 
     def step(self, phase: str, epoch: int, data_wait_ms: float | None) -> AbstractContextManager[object]:
-        number = self._number = self._next_step[phase]
+        number = self._next_step[phase]
         self._next_step[phase] = number + 1
         if phase != self._phase:
             self._phase, self._number_of_last = phase, ()
-        self._epoch, self._waited_ms = epoch, data_wait_ms
-        self._numbers, self._forward_seconds, self.backward_seconds, self.has_backward = (), 0.0, 0.0, False
+        self._place = number, epoch, phase, data_wait_ms
+        self._numbers, self._forward_seconds, self._backward_seconds = (), 0.0, None
         self._in_step = True
         return self
 
@@ -61,9 +57,10 @@ class OneDevice(Recorder):
         self._in_step = False
         if kind is not None:
             return
-        backward_ms = self.backward_seconds * 1000.0 if self.has_backward else None
+        number, epoch, phase, waited_ms = self._place
+        backward_ms = None if self._backward_seconds is None else self._backward_seconds * 1000.0
         comm_ms = None
-        if self._phase == "train" and not self._times_whole_backward:
+        if phase == "train" and not self._times_whole_backward:
             times = self.ddp_times()
             # Without them, the backward of some batches of the step may be known, and is not that of the step.
             backward_ms = None if times is None else (backward_ms or 0.0) + times.backward_ms
@@ -71,21 +68,24 @@ class OneDevice(Recorder):
         forward_ms = self._forward_seconds * 1000.0 if self._numbers else None
         self._sink.emit(
             Step(
-                self._number,
-                self._epoch,
-                self._phase,
+                number,
+                epoch,
+                phase,
                 self._numbers,
                 time.time(),
                 step_ms,
-                self._waited_ms,
+                waited_ms,
                 (forward_ms,),
                 (backward_ms,),
                 comm_ms,
             )
         )
 
-    def backward(self, *, alone: bool = False) -> AbstractContextManager[object]:
-        return self._around_backward if self._times_whole_backward or alone else _UNTIMED
+    def backward(self, backward: Callable[[], object], *, alone: bool = False) -> None:
+        began = time.perf_counter()
+        backward()
+        if self._times_whole_backward or alone:
+            self._backward_seconds = (self._backward_seconds or 0.0) + time.perf_counter() - began
 
     def watch(self, module: nn.Module, position: int, *, is_whole: bool = False) -> None:
         """Measure every call of `module` as one forward. A function in place of its own costs less than hooks do."""
@@ -116,20 +116,6 @@ class OneDevice(Recorder):
         number = self._splits.number(self._phase, self._module, rows(given), self._devices, [shard], rows)
         self._number_of_last = (number,) if number < MAX_INTERNED else ()
         self._numbers += (number,)
-
-
-class _AroundBackward:
-    __slots__ = ("_began", "_recorder")
-
-    def __init__(self, recorder: OneDevice) -> None:
-        self._recorder, self._began = recorder, 0.0
-
-    def __enter__(self) -> None:
-        self._began = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._recorder.backward_seconds += time.perf_counter() - self._began
-        self._recorder.has_backward = True
 
 
 def _plain(shape: Shape | None) -> Shape | None:

@@ -30,9 +30,9 @@ class Observer:
         """Around one optimizer step, or one batch of evaluation or forward."""
         return nullcontext()
 
-    def backward(self, *, alone: bool = False) -> AbstractContextManager[object]:
-        """Around `loss.backward()`. `alone`: in this one, no rank waits for another."""
-        return nullcontext()
+    def backward(self, backward: Callable[[], object], *, alone: bool = False) -> None:
+        """Call `backward`, which is a loss's. `alone`: in this one, no rank waits for another."""
+        backward()
 
     def primitive(self, name: str) -> AbstractContextManager[object]:
         """Around one of DataParallel's four primitives."""
@@ -109,11 +109,13 @@ class Recorder(Observer):
         self._began = time.perf_counter()
         return _Around(lambda failed: self._close(step, failed))
 
-    def backward(self, *, alone: bool = False) -> AbstractContextManager[object]:
+    def backward(self, backward: Callable[[], object], *, alone: bool = False) -> None:
         if not (self._times_whole_backward or alone):
-            return nullcontext()
+            backward()
+            return
         begin = self._clock.mark(self._devices[0])
-        return _Around(lambda failed: self._time_backward(begin))
+        backward()
+        self._time_backward(begin)
 
     def finish(self) -> None:
         """Wait for the times that devices still owe, and send them."""

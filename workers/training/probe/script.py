@@ -64,6 +64,7 @@ class Probe:
         self.finder: Finder | None = None
         self.context = context
         self.watch = Watch(context, self.torch, self.here, rehearsed=rehearsed)
+        self.usual = self.watch.usual
         channel = innermost(context.sink)
         if isinstance(channel, ChannelSink):
             channel.chores.append(self._tell_of_now)
@@ -74,6 +75,7 @@ class Probe:
         self.here.now = Where()
         optimizers = self.watch.models.optimizers
         self.watch = Watch(self.context, self.torch, self.here, os.getpid() << 32, rehearsed=self.rehearsed)
+        self.usual = self.watch.usual
         for optimizer in optimizers:
             self.watch.models.optimizer_made(optimizer)
         self.on = True
@@ -86,7 +88,7 @@ class Probe:
 
     def _tell_of_now(self) -> None:
         if self.on:
-            self.guarded("a usual step", self.watch.usual.tell_of_now)
+            self.guarded("a usual step", self.usual.tell_of_now)
 
     # -- what the wrappers call --------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Steps and splits on their way to the sink: what a device still owes, what was sent before. No torch here."""
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,14 @@ class DdpTimes:
 
     backward_ms: float
     comm_ms: float
+
+
+@dataclass(slots=True, eq=False)
+class Reductions:
+    """Those of the gradients of one DistributedDataParallel: how many there were, with one to come."""
+
+    wrapper: "weakref.ref[Any]"
+    count: int = 0
 
 
 class Shard(msgspec.Struct, eq=False):

@@ -26,7 +26,7 @@ from workers.training.probe.clock import Span
 from workers.training.probe.loaders import Loaders, Pass
 from workers.training.probe.models import Models, Root
 from workers.training.probe.shapes import shape_of, shape_of_arguments
-from workers.training.probe.steps import sampled
+from workers.training.probe.steps import DdpTimes, Reductions
 
 if TYPE_CHECKING:
     from workers.training.probe.watch import Torch, Where
@@ -52,8 +52,10 @@ class Known(msgspec.Struct, frozen=True, eq=False, gc=False):
     slots: tuple[int, ...]
     dim: int
     phase: str
+    trains: bool  # that phase is "train"
     splits: tuple[int, ...]
     unloaded: bool  # its rows were trusted while no DataLoader was there to compare with
+    reductions: Reductions | None  # of the DistributedDataParallel that reduces its gradients
 
 
 class Times(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -62,7 +64,6 @@ class Times(msgspec.Struct, frozen=True, eq=False, gc=False):
     known: Known
     returned: Shape | None
     running: Pass | None
-    indices: list[Any]  # of its batch
     asked: float
     arrived: float
     began: float
@@ -71,6 +72,7 @@ class Times(msgspec.Struct, frozen=True, eq=False, gc=False):
     backward_ended: float
     stepped: float
     rate: float | None  # the learning rate, in some steps
+    reduced: DdpTimes | None  # what DistributedDataParallel tells, in some steps
 
 
 class Usual:
@@ -80,12 +82,15 @@ class Usual:
         self.windows = windows
         self.loaders = loaders
         self.torch = torch
+        self.ddp_times: Callable[[Reductions], DdpTimes | None] = lambda reductions: None
         self.roots = models.roots
         self.optimizers = models.known_optimizers
         self.sink = sink
         self.channel: Any = sink if hasattr(sink, "idle") else Waiting
         self.stage = AWAY
         self.owner: Where | None = None
+        self.thread = 0  # of the owner; 0 where nothing is usual
+        self.inside = 0  # the same, while that is inside a usual forward
         self.crowded = False  # another thread calls models, too: nothing is usual any more
         self.steps = 0  # of optimizers, with those on the tape
         self.tape: deque[Times | Callable[[], None]] = deque()
@@ -95,7 +100,6 @@ class Usual:
         self.known: Any = None
         self.returned: Shape | None = None
         self.running: Pass | None = None
-        self.indices: list[Any] = []
         self.optimizer: Any = None
         self.forward: Forward | None = None  # that Windows was told of while it ran
         self.asked = self.arrived = self.began = self.ended = self.backward_began = self.backward_ended = 0.0
@@ -103,27 +107,25 @@ class Usual:
     def ready(self, where: "Where") -> None:
         """`Windows` has sent a simple step, and holds nothing."""
         if self.owner is None:
-            self.owner, where.usual = where, self
+            self.owner, where.usual, self.thread = where, self, threading.get_ident()
         if self.owner is where and not self.crowded:
             self.steps, self.stage, self.running = self.windows.steps, READY, None
 
-    # -- one step --------------------------------------------------------------------------------
+    def crowd(self) -> None:
+        """Another thread calls models, too. The owner leaves at its next event."""
+        self.crowded, self.thread = True, 0
+        self.tell()
 
-    def came(self, running: Pass | None, asked: float, arrived: float) -> bool:
-        """A loader has delivered; False where that is not what begins a usual step."""
-        if self.stage != READY or running is None or not running.drawn:
-            return False
-        indices = running.drawn[0]
-        if type(indices) is not list:
-            return False
-        running.drawn.popleft()
-        self.stage, self.running, self.indices, self.asked, self.arrived = LOADED, running, indices, asked, arrived
-        return True
+    # -- one step --------------------------------------------------------------------------------
+    # Its other moments (a batch that came, backward, the optimizer) are noted by the wrappers themselves: a call of
+    # a function between two operations of torch costs as much as what it does.
 
     def begins(self, root: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether this call of a root is a usual forward."""
         torch = self.torch
-        if (self.stage != LOADED and self.stage != READY) or not torch.plain():
+        if (self.stage != LOADED and self.stage != READY) or self.thread != threading.get_ident():
+            return False
+        if torch.engine() != -1 or torch.tracing() is not None or torch.modes() or torch.transforms() is not None:
             return False
         if args and type(args[0]) is torch.tensor:
             try:
@@ -135,9 +137,15 @@ class Usual:
         else:
             given = shape_of_arguments(args, kwargs)
         known = root.known[torch.grad_enabled()].get(given)
-        if known is None or root.model.training is not known.training:
+        model = root.model.ref()
+        if known is None or model is None or model.training is not known.training:
             return False
-        self.known, self.stage = known, CALLED
+        if known.reductions is not None:
+            wrapper = known.reductions.wrapper()
+            if wrapper is None or not wrapper.require_backward_grad_sync:
+                return False
+            known.reductions.count += 1
+        self.known, self.stage, self.inside = known, CALLED, self.thread
         if self.channel.idle:
             self.tell()
             self._announce()
@@ -147,30 +155,26 @@ class Usual:
     def ends(self, outputs: Any) -> None:
         """The call is over."""
         self.ended = clock()
-        tensor = type(outputs) is self.torch.tensor
-        self.returned = outputs.shape if tensor else shape_of(outputs)
+        known = self.known
+        returned = outputs.shape if type(outputs) is self.torch.tensor else shape_of(outputs)
+        self.returned = known.returned if returned == known.returned else returned
         self.stage = RETURNED
-        if self.known.phase != "train":
-            self._note(self.ended, None)
-
-    def knows(self, optimizer: Any) -> bool:
-        return id(optimizer) in self.optimizers
+        if not known.trains:
+            self._note(self.ended, None, None)
 
     def stepped(self) -> None:
         """The optimizer is done."""
-        optimizer, self.optimizer = self.optimizer, None
-        rate = learning_rate(optimizer) if sampled(self.steps) else None
-        self.steps += 1
-        self._note(clock(), rate)
+        stepped, steps, reductions = clock(), self.steps, self.known.reductions
+        rate = learning_rate(self.optimizer) if steps % 10 == 0 or steps < 10 else None
+        self.optimizer, self.steps = None, steps + 1
+        self._note(stepped, rate, None if reductions is None else self.ddp_times(reductions))
 
-    def _note(self, stepped: float, rate: float | None) -> None:
-        running, self.running = self.running, None
+    def _note(self, stepped: float, rate: float | None, reduced: DdpTimes | None) -> None:
         self.tape.append(
             Times(
                 self.known,
                 self.returned,
-                running,
-                self.indices,
+                self.running,
                 self.asked,
                 self.arrived,
                 self.began,
@@ -179,9 +183,10 @@ class Usual:
                 self.backward_ended,
                 stepped,
                 rate,
+                reduced,
             )
         )
-        self.stage = READY
+        self.stage, self.running = READY, None
         if self.channel.idle or len(self.tape) > MAX_TAPE:
             self.tell()
 
@@ -214,14 +219,14 @@ class Usual:
         if step.returned == known.returned and windows.usual_step(step):
             return
         self._tell_forward(step)
-        if known.phase == "train":
+        if known.trains:
             windows.backward_begins()
             self._tell_backward(step)
             windows.step_ended(step.stepped)
 
     def _tell_load(self, step: "Times | Usual") -> None:
         if step.running is not None:
-            rows = self.loaders.took(step.running, step.indices, step.arrived)
+            rows = self.loaders.took(step.running, step.arrived)
             self.windows.batch_came(step.asked, step.arrived, rows)
 
     def _tell_forward(self, step: "Times | Usual") -> None:
@@ -235,21 +240,21 @@ class Usual:
         span = Span(self.windows.clock, step.backward_began, step.backward_ended)
         self.windows.backward_ended(span, step.backward_ended)
 
-    def leave(self, where: "Where", *, inside: bool) -> None:
-        """Tell `Windows` what was noted, since this step goes on otherwise than expected. `inside` its forward: one
-        that was called and is over without a word has raised, and is none."""
+    def leave(self, where: "Where") -> None:
+        """Tell `Windows` what was noted, since this step goes on otherwise than expected."""
         self.tell()
         stage, self.stage = self.stage, AWAY
         optimizer, self.optimizer, self.forward = self.optimizer, None, None
         with self.telling:
             self._tell_load(self)
             self.running = None
-            if stage < CALLED or (stage == CALLED and not inside):
-                return
+            if stage < CALLED or (stage == CALLED and not self.inside):
+                return  # a forward that is over without a word has raised, and is none
             known, windows = self.known, self.windows
             windows.forward_begins(known.training and known.learns)
             if stage == CALLED:
                 self.forward = where.forward = windows.forward_of(known, self.began)
+                where.depth = self.inside_is
                 return
             self._tell_forward(self)
             if stage >= BACKWARD:
@@ -290,13 +295,6 @@ class Nobody:
     """What a thread has that notes nothing."""
 
     stage = AWAY
-    roots: dict[int, Root] = {}  # noqa: RUF012  (of nobody: it stays empty)
-
-    def begins(self, root: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return False
-
-    def came(self, running: Pass | None, asked: float, arrived: float) -> bool:
-        return False
 
 
 NOBODY: Any = Nobody()

@@ -18,7 +18,7 @@ from workers.training.probe.clock import Mark, Span
 from workers.training.probe.loaders import Loaders
 from workers.training.probe.models import Models, Root
 from workers.training.probe.shapes import rows_of, shape_of, shape_of_arguments, tensors_in
-from workers.training.probe.steps import DdpTimes, Shard, sampled
+from workers.training.probe.steps import DdpTimes, Reductions, Shard, sampled
 from workers.training.probe.usual import AWAY, NOBODY, Usual, learning_rate
 from workers.training.probe.windows import Forward, Windows
 
@@ -30,8 +30,8 @@ OUTSIDE, SEARCHING, INSIDE = range(3)
 MAX_WRAPPED = 64
 #: Between a method and the call of a part there may be a comprehension or a helper.
 MAX_FRAMES = 3
-#: How far above `Watch.begin` the caller of a module is: `Probe.begin` and the wrapper's functions are between them.
-CALLER = 5
+#: How far above `Watch.begin` the caller of a module is: `Probe.begin` and the wrapper are between them.
+CALLER = 4
 #: DistributedDataParallel measures its first ten iterations, and then as often as it is told.
 DDP_FIRST = 10
 
@@ -69,9 +69,11 @@ class Torch:
     def __init__(self) -> None:
         self.grad_enabled: Callable[[], bool] = lambda: True
         self.elsewhere: Callable[[], bool] = lambda: False  # in the autograd engine, tracing, on fake tensors
-        self.plain: Callable[[], bool] = lambda: False  # neither elsewhere, nor in a mode or a transform
         self.tensor: type[Any] | None = None
-        self.transformed: Callable[[], bool] = lambda: False  # within torch.func
+        self.engine: Callable[[], int] = lambda: -1  # -1 outside of the autograd engine
+        self.tracing: Callable[[], object] = lambda: None
+        self.modes: Callable[[], int] = lambda: 0  # how many
+        self.transforms: Callable[[], object] = lambda: None  # of torch.func
         self.ddp_times: Callable[[Any, int], DdpTimes | None] = lambda wrapper, iteration: None
         self.memory: Callable[[int], int] | None = None  # the most that was used of a device
         self.properties: Callable[[int], tuple[str, int]] | None = None  # name and memory of a device
@@ -99,9 +101,10 @@ class Watch:
         self._loose: dict[str, list[Span]] = {}  # primitives called by hand
         self._replicated: tuple[set[int], nn.Module] | None = None  # replicas by identity, and whose they are
         self._targets: tuple[tuple[int, ...], int] | None = None  # of the last scatter: slots, and dimension
-        self.reductions_of: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # by ddp wrapper
+        self._reductions: weakref.WeakKeyDictionary[Any, Reductions] = weakref.WeakKeyDictionary()  # by ddp wrapper
         self.windows.ddp_times = self._ddp_times
         self.usual = Usual(self.windows, self.loaders, torch, self.models, innermost(context.sink))
+        self.usual.ddp_times = self._ddp_times
         self.windows.learned = self._learned
         self.loaders.later, self.loaders.steps_now = self.usual.later, lambda: self.usual.steps
         self._wrapped = 0
@@ -124,8 +127,7 @@ class Watch:
             return None
         self._leave(here)
         if here.usual is not self.usual and self.usual.owner is not None:
-            self.usual.crowded = True
-            self.usual.tell()
+            self.usual.crowd()
         if not root.looked:
             root.looked = True
             root.around = None if root.kind else _module_around(module, sys._getframe(CALLER))
@@ -141,8 +143,12 @@ class Watch:
         if self._waits_for_cuda:
             self._try_cuda()
         training = root.model.training
-        self.windows.forward_begins(training and self.torch.grad_enabled())
+        self._forward_begins(training and self.torch.grad_enabled())
         return self._begin(root, training, args, kwargs)
+
+    def _forward_begins(self, trains: bool) -> None:
+        self.windows.forward_begins(trains)
+        self._leave(self.here.now)  # what that has settled may have been a simple step
 
     def _begin_in_method(
         self, around: "nn.Module", frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -165,12 +171,12 @@ class Watch:
         began = time.perf_counter()
         forward = Forward(root, began, self._mark(slots[0], began), slots, dim, given, rows, training, learns)
         if root.kind == "ddp" and learns and getattr(wrapper, "require_backward_grad_sync", False):
-            forward.synchronous = wrapper
-            self.reductions_of[wrapper] = self.reductions_of.get(wrapper, 0) + 1
+            forward.synchronous = self._reductions.setdefault(wrapper, Reductions(weakref.ref(wrapper)))
+            forward.synchronous.count += 1
         return forward
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape | None:
-        if self.torch.transformed():
+        if self.torch.transforms() is not None:
             self.windows.note("patterns.rows", TRANSFORMED)
             return None
         return shape_of_arguments(args, kwargs)
@@ -201,7 +207,9 @@ class Watch:
     def _leave(self, here: Where) -> None:
         """Something unusual happens in this thread."""
         if here.usual.stage != AWAY:
-            here.usual.leave(here, inside=here.depth != OUTSIDE)
+            here.usual.leave(here)
+            if here.usual.inside:
+                here.depth = INSIDE
 
     def end_of_left(self, outputs: Any) -> None:
         """A forward that began as usual is over; something unusual happened within it."""
@@ -222,6 +230,8 @@ class Watch:
         if self._place is None or self._waits_for_cuda or root.parts or root.around is not None or forward.in_method:
             return
         if phase == "train" and not (forward.training and forward.learns):
+            return
+        if phase == "eval" and forward.learns and self.models.has_optimizers:  # a backward may follow the next one
             return
         known = self.windows.known(forward, phase, split)
         if known is not None:
@@ -320,7 +330,7 @@ class Watch:
         self.settle()
         if self._waits_for_cuda:
             self._try_cuda()
-        self.windows.forward_begins(network.training and learns)
+        self._forward_begins(network.training and learns)
         now = time.perf_counter()
         forward = Forward(root, now, self._mark(slots[0], now), slots, dim, None, None, network.training, learns)
         forward.primitives, self._loose = self._loose, {}
@@ -405,13 +415,13 @@ class Watch:
             if rate is not None:
                 self.windows.emit(Metric(-1, "learning_rate", step, rate, time.time()))
 
-    def _ddp_times(self, wrapper: Any) -> DdpTimes | None:
+    def _ddp_times(self, reductions: Reductions) -> DdpTimes | None:
         """What a wrapper says of the step that has just ended. To ask may wait for the device, so it is done seldom."""
-        iteration = self.reductions_of.get(wrapper, 0)
+        iteration = reductions.count
         if not sampled(iteration - 1 if iteration <= DDP_FIRST else iteration):
             self.windows.note("per_device.backward_ms", DDP_SAMPLED)
             return None
-        times = self.torch.ddp_times(wrapper, iteration)
+        times = self.torch.ddp_times(reductions.wrapper(), iteration)
         if times is None:
             self.windows.note("per_device.backward_ms", DDP_UNMEASURED)
             self.windows.note("per_device.comm_ms", DDP_UNMEASURED)

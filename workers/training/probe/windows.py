@@ -12,7 +12,7 @@ from workers.training.context import RankContext, innermost
 from workers.training.probe.clock import CLOCKS, Mark, Span
 from workers.training.probe.models import Models, Root
 from workers.training.probe.shapes import rows_of
-from workers.training.probe.steps import DdpTimes, Owed, Shard, Splits, Timed, sampled
+from workers.training.probe.steps import DdpTimes, Owed, Reductions, Shard, Splits, Timed, sampled
 from workers.training.probe.usual import Known, Times
 
 #: Forwards that wait for their optimizer step. A program that has more of them takes no steps that can be seen.
@@ -86,7 +86,7 @@ class Forward(msgspec.Struct, eq=False):
     """One call of a model from outside, or of a wrapped part of one.
 
     `slots` are the positions, among the devices of this process, of those that take part; `dim` is the
-    dimension of the rows. `synchronous` is the DistributedDataParallel that will reduce its gradients.
+    dimension of the rows. `synchronous` belongs to the DistributedDataParallel that will reduce its gradients.
     """
 
     root: Root
@@ -98,7 +98,7 @@ class Forward(msgspec.Struct, eq=False):
     rows: int | None
     training: bool
     learns: bool  # with gradients
-    synchronous: Any = None
+    synchronous: Reductions | None = None
     ended: float = 0.0
     returned: Shape | None = None
     span: Span | None = None
@@ -114,7 +114,7 @@ class Forward(msgspec.Struct, eq=False):
     @property
     def is_simple(self) -> bool:
         """It has one device, which computed it in one go."""
-        return not self.scattered and len(self.slots) == 1 and self.synchronous is None and not self.primitives
+        return not self.scattered and len(self.slots) == 1 and not self.primitives
 
     def shard(self, slot: int) -> Shard | None:
         """What a device got; None where that is nothing."""
@@ -144,7 +144,7 @@ class Windows:
         self.context = context
         self.models = models
         self.steps = self.forwards = self.backwards = self.reductions = 0
-        self.ddp_times: Callable[[Any], DdpTimes | None] = lambda wrapper: None
+        self.ddp_times: Callable[[Reductions], DdpTimes | None] = lambda reductions: None
         self.memory: Callable[[int], int] | None = None
         self.rank, self.world_size = context.rank, context.world_size
         self.clock, self.on_host = CLOCKS["cpu"], True
@@ -305,14 +305,18 @@ class Windows:
             slots=forward.slots,
             dim=forward.dim,
             phase=phase,
+            trains=phase == "train",
             splits=(split,),
             unloaded=self._is_unloaded,
+            reductions=forward.synchronous,
         )
 
     def forward_of(self, known: Known, began: float) -> Forward:
-        return Forward(
+        forward = Forward(
             known.root, began, began, known.slots, known.dim, known.given, known.rows, known.training, known.learns
         )
+        forward.synchronous = known.reductions
+        return forward
 
     def usual_step(self, step: Times) -> bool:
         """Send a step of which everything but its times is known; False where its rows must be looked at."""
@@ -324,13 +328,16 @@ class Windows:
             return False
         self._still, self.load = still, NOTHING_LOADED
         self.forwards += 1
-        phase, backward_ms = known.phase, None
+        phase, backward_ms, comm_ms = known.phase, None, None
         number = self._numbers[phase]
         self._numbers[phase] = number + 1
-        if phase == "train":
+        if known.trains:
             self.steps += 1
             self.backwards += 1
-            backward_ms = (step.backward_ended - step.backward_began) * 1000.0
+            if known.reductions is None:
+                backward_ms = (step.backward_ended - step.backward_began) * 1000.0
+            elif step.reduced is not None:
+                backward_ms, comm_ms = step.reduced.backward_ms, step.reduced.comm_ms
         if step.stepped - self._told > ACTIVITY_SECONDS:
             self._tell_activity()
         began = step.began if load.arrived is None else load.arrived
@@ -345,9 +352,10 @@ class Windows:
                 data_wait_ms=None if load.waited is None else load.waited * 1000.0,
                 forward_ms=((step.ended - step.began) * 1000.0,),
                 backward_ms=(backward_ms,),
+                comm_ms=comm_ms,
             )
         )
-        if backward_ms is not None:
+        if known.trains:
             self._rate(known.rows, number, step.stepped)
         return True
 
@@ -368,7 +376,7 @@ class Windows:
             self._tell_activity()
         for forward in forwards:
             forward.root.model.counted = True
-        if len(forwards) == 1 and self.on_host and forwards[0].is_simple:
+        if len(forwards) == 1 and self.on_host and forwards[0].is_simple and forwards[0].synchronous is None:
             self._send_simple(number, phase, forwards[0], backwards, ended)
             return
         rows = _rows_by_model(forwards)
@@ -460,10 +468,9 @@ class Windows:
         else:
             step.backward += [backward.span for backward in backwards]
 
-    def _add_ddp_times(self, step: Timed, synchronous: list[Any], backwards: list[_Backward]) -> None:
+    def _add_ddp_times(self, step: Timed, synchronous: list[Reductions], backwards: list[_Backward]) -> None:
         """A wrapper tells of its latest backward, so one that reduced twice in this step tells half of it."""
-        wrappers = {id(wrapper): wrapper for wrapper in synchronous}
-        times = [self.ddp_times(wrapper) for wrapper in wrappers.values()]
+        times = [self.ddp_times(reductions) for reductions in dict.fromkeys(synchronous)]
         known = [each for each in times if each is not None]
         if len(known) == len(synchronous):
             step.backward += [backward.span for backward in backwards if backward.alone]
