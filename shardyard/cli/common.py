@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from jobs.errors import InvalidRequest
+from shardyard import text
 
 if TYPE_CHECKING:
     from shardyard.client import Client
@@ -56,7 +58,7 @@ STATE_STYLES = {
     "failed": "red",
     "cancelled": "magenta",
 }
-#: In a pipe nothing is cut off at the 80 columns that rich assumes there.
+#: In a pipe no line is broken at the 80 columns that rich assumes there.
 PIPE_WIDTH = 300
 #: What a shell reports for a command that Ctrl-C ended.
 INTERRUPTED = 130
@@ -77,7 +79,13 @@ _OBEYED = {
 
 
 class _Console(Console):
-    """Prints other people's words as words, whatever they are."""
+    """Prints other people's words as words, whatever they are; and tables into a pipe without cutting anything off."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        if objects and isinstance(objects[0], Table) and not self.is_terminal:
+            super().print(_rows(objects[0]), soft_wrap=True)
+        else:
+            super().print(*objects, **how)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -110,6 +118,17 @@ def table(*columns: str) -> Table:
     for column in columns:
         made.add_column(column.removeprefix("#"), justify="right" if column.startswith("#") else "left", no_wrap=True)
     return made
+
+
+def _rows(listing: Table) -> str:
+    """A line for each row, with columns as wide as they need, whatever a terminal would have; no blanks follow."""
+    columns = [[text.plain(str(cell)) for cell in (column.header, *column.cells)] for column in listing.columns]
+    for number, column in enumerate(columns):
+        room = max(map(cell_len, column))
+        blanks = [" " * (room - cell_len(cell)) for cell in column]
+        right = listing.columns[number].justify == "right"
+        columns[number] = [gap + cell if right else cell + gap for cell, gap in zip(column, blanks, strict=True)]
+    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
 
 
 def state_text(state: str) -> Text:

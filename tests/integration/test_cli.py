@@ -271,6 +271,20 @@ def test_list_passes_its_filters_on_and_tells_how_to_go_on(service: Stub, capsys
     assert "label=team%3Dvision" in service.seen[0].path
 
 
+def test_a_list_in_a_pipe_has_aligned_columns_nothing_cut_off_and_no_blanks_at_its_ends(
+    service: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = STATUS | {"name": 60 * "名", "pool": 63 * "p", "started_at": None}
+    service.on("GET", "/v1/jobs", (200, {"jobs": [STATUS | {"name": "a", "state": "failed"}, long], "next": None}))
+    assert run("list") == 0
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert [line == line.rstrip() for line in (header, first, second)] == [True, True, True]
+    assert first.startswith(f"{JOB}  a{' ' * 119}  failed   ")
+    assert second.startswith(f"{JOB}  {60 * '名'}  running  {63 * 'p'}  dp on 2")
+    assert header.index("STATE") == first.index("failed")
+    assert (header.endswith("TOOK"), second.endswith("-")) == (True, True)
+
+
 def test_logs_follow_over_pages_and_a_second_attempt_until_the_job_ends(
     service: Stub, capsys: pytest.CaptureFixture[str]
 ) -> None:
