@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import Request, Response
 
+from api.shown import Tagged
+
 T = TypeVar("T")
 
 TEXT = "text/plain; charset=utf-8"
-#: The version in a tag of `tagged`.
+#: The version in a tag of `Tagged`.
 _VERSION = re.compile(r'W/"(\d{1,15})\.')
 
 
@@ -36,13 +38,11 @@ def content(request: Request, body: bytes, media: str, headers: Mapping[str, str
     return Response(status_code=304, headers=named) if has(request, tag) else Response(body, 200, named, media)
 
 
-def tagged(request: Request, value: Any, version: int) -> Response:
-    """JSON with an ETag of its content that begins with its version, or 304 when the client has it already."""
-    body = msgspec.json.encode(value)
-    tag = f'W/"{version}.{hashlib.blake2b(body, digest_size=9).hexdigest()}"'
-    if has(request, tag):
-        return Response(status_code=304, headers={"ETag": tag})
-    return Response(body, 200, {"ETag": tag}, "application/json")
+def unless_known(request: Request, found: Tagged) -> Response:
+    """What was found, or 304 when the client has it already."""
+    if has(request, found.tag):
+        return Response(status_code=304, headers={"ETag": found.tag})
+    return Response(found.body, 200, {"ETag": found.tag}, "application/json")
 
 
 def known_versions(request: Request) -> frozenset[int] | None:
@@ -53,7 +53,8 @@ def known_versions(request: Request) -> frozenset[int] | None:
 
 def has(request: Request, tag: str) -> bool:
     """Whether the client says that it has what `tag` stands for."""
-    return tag in {part.strip() for part in request.headers.get("if-none-match", "").split(",")}
+    given = request.headers.get("if-none-match")
+    return given is not None and tag in {part.strip() for part in given.split(",")}
 
 
 async def unless_gone(request: Request, answer: Awaitable[T]) -> T | None:

@@ -76,14 +76,15 @@ def create_app(settings: Settings) -> FastAPI:
         dependencies=[Depends(authenticate)],
         openapi_url=None,  # its route of the framework would not pass `authenticate`; api.routes.system has one
         redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.monitoring = monitoring
     for module in (jobs, events, splits, logs, artifacts, bundles, fleet, tokens, sessions, system, docs, dashboard):
         app.include_router(module.router)
     problems.install(app)
-    app.add_middleware(ShortWays)
-    app.add_middleware(Limits, hosts=allowed_hosts(settings), bodies=_bodies(settings))
-    app.add_middleware(CountRequests, monitoring=monitoring)  # the last one added is the outermost
+    # Around the framework's own layers, which the short ways do without.
+    within = Limits(ShortWays(app.build_middleware_stack()), allowed_hosts(settings), _bodies(settings))
+    app.middleware_stack = CountRequests(within, monitoring)
     return app
 
 

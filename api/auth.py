@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from api.limits import is_loopback
 from jobs import sessions, tokens
@@ -44,6 +45,8 @@ SAFE = frozenset({"GET", "HEAD"})
 
 CACHE_SECONDS = 5.0
 MAX_CACHED = 4096
+T = TypeVar("T")
+
 SESSION_OVER = "the session has ended; sign in again"
 
 
@@ -72,8 +75,8 @@ class Principal:
 
 
 class Authenticator:
-    """Turns a bearer token into a `Principal`. Verified tokens are remembered for a few seconds, so a
-    revoked one stays good for that long."""
+    """Turns a bearer token into a `Principal`. Verified tokens, and the headers that they came in, are remembered for a
+    few seconds, so one that is revoked or expires stays good for that long."""
 
     def __init__(
         self, store: AsyncRedisStore, operator: TokenRecord, clock: Callable[[], float] = time.monotonic
@@ -82,17 +85,25 @@ class Authenticator:
         self._operator = operator
         self._clock = clock
         self._known: OrderedDict[str, tuple[TokenRecord, float]] = OrderedDict()
+        self._proven: OrderedDict[str, tuple[Principal, float]] = OrderedDict()
 
     async def principal(self, header: str | None) -> Principal:
         """Raises:
         Unauthenticated: no token, or not a valid one.
         Unavailable: Redis does not answer.
         """
-        scheme, _, text = (header or "").partition(" ")
+        header = header or ""
+        principal, until = self._proven.get(header, (None, 0.0))
+        if principal is not None and self._clock() < until:
+            return principal
+        scheme, _, text = header.partition(" ")
         text = text.strip()
         if scheme.lower() != "bearer" or not text or len(text) > tokens.MAX_TEXT_LENGTH:
             raise Unauthenticated("send a token as `Authorization: Bearer <token>`")
-        return await self.proven(text)
+        principal = await self.proven(text)
+        _, until = self._known.get(principal.token, (None, self._clock() + CACHE_SECONDS))
+        _remember(self._proven, header, (principal, until))
+        return principal
 
     async def proven(self, text: str) -> Principal:
         """The bearer of a token, by its text. Raises as `principal` does."""
@@ -120,6 +131,8 @@ class Authenticator:
     def forget(self, token: str) -> None:
         """Ask Redis again the next time, because the token was revoked."""
         self._known.pop(token, None)
+        for header in [header for header, (who, _) in self._proven.items() if who.token == token]:
+            del self._proven[header]
 
     async def _record(self, token: str) -> TokenRecord | None:
         if token == self._operator.id:
@@ -129,11 +142,15 @@ class Authenticator:
             return record
         record = await self._store.run(tokens.read(token))
         if record is not None:
-            self._known[token] = (record, self._clock() + CACHE_SECONDS)
-            self._known.move_to_end(token)
-            if len(self._known) > MAX_CACHED:
-                self._known.popitem(last=False)
+            _remember(self._known, token, (record, self._clock() + CACHE_SECONDS))
         return record
+
+
+def _remember(known: OrderedDict[str, T], name: str, value: T) -> None:
+    known[name] = value
+    known.move_to_end(name)
+    if len(known) > MAX_CACHED:
+        known.popitem(last=False)
 
 
 def load_operator_token(settings: Settings) -> TokenRecord:

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import problems
 from api.problems import BadHost, BodyTimeout, HeadersTooLarge
+from api.server import has_come
 from jobs.errors import BodyTooLarge, ShardyardError
 from jobs.settings import Settings
 
@@ -93,7 +94,8 @@ class Limits:
         except ShardyardError as error:
             await problems.of_error(error, scope["path"])(scope, receive, _private(send))
             return
-        await self._app(scope, _limited(receive, body), _private(send))
+        # A request that is here as a whole has no more to be counted or waited for than its one message.
+        await self._app(scope, _limited(receive, body, timed=not has_come(scope)), _private(send))
 
     def _check(self, headers: list[tuple[bytes, bytes]], body: BodyLimits) -> None:
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
@@ -123,25 +125,28 @@ def _private(send: Send) -> Send:
     return private
 
 
-def _limited(receive: Receive, limits: BodyLimits) -> Receive:
+def _limited(receive: Receive, limits: BodyLimits, *, timed: bool) -> Receive:
     loop = asyncio.get_running_loop()
     read = 0
     more = True
     start = loop.time()
 
-    async def limited() -> Message:
-        nonlocal read, more
-        if not more:  # what follows a body is the wait for the client to leave: no limit on that
-            return await receive()
+    async def in_time() -> Message:
         deadline = start + limits.seconds + read / limits.pace
         try:
             async with asyncio.timeout_at(min(deadline, loop.time() + limits.silence)):
-                message = await receive()
+                return await receive()
         except TimeoutError:
             raise BodyTimeout(
                 f"send the body without pauses of {limits.silence:g} s, in {limits.seconds:g} s at most"
                 + (f" and one more for each {limits.pace:g} bytes" if limits.pace < math.inf else "")
             ) from None
+
+    async def limited() -> Message:
+        nonlocal read, more
+        if not more:  # what follows a body is the wait for the client to leave: no limit on that
+            return await receive()
+        message = await (in_time() if timed else receive())
         read += len(message.get("body", b""))
         more = message.get("more_body", False)
         if read > limits.max_bytes:

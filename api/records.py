@@ -18,10 +18,10 @@ class Records:
         self._store = control
         self._storage = storage
 
-    async def view(self, tenant: str, job: str) -> JobView:
-        """Raises NotFound, UnreadableSpec."""
+    async def view(self, tenant: str, job: str, known: JobView | None = None) -> JobView:
+        """`known` itself where nothing of it has changed. Raises NotFound, UnreadableSpec."""
         try:
-            return await self._store.run(store.read_job(tenant, job))
+            return await self._store.run(store.read_job(tenant, job, known))
         except NotFound:
             found = await self.archived(tenant, job)
             if found is None:

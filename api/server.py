@@ -27,6 +27,12 @@ def watch_client(scope: Mapping[str, Any]) -> None:
         connection.give_up_after(VANISHED_SECONDS)
 
 
+def has_come(scope: Mapping[str, Any]) -> bool:
+    """Whether all of a request is here, its body too."""
+    connection: DeadlineProtocol | None = scope.get("extensions", {}).get(_CONNECTION)
+    return connection is not None and connection.has_come
+
+
 def ask_if_alive(listener: socket.socket) -> None:
     """Have the system ask silent clients whether they are there; connections inherit it from their listener."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -35,7 +41,7 @@ def ask_if_alive(listener: socket.socket) -> None:
 
 
 class OneWrite:
-    """A transport that writes once for each turn of the loop: the head of an answer goes out with its body."""
+    """A transport that writes once for each answer, or turn of the loop: a head goes out with its body."""
 
     def __init__(self, transport: Transport, loop: AbstractEventLoop) -> None:
         self._transport = transport
@@ -45,20 +51,20 @@ class OneWrite:
 
     def write(self, data: bytes) -> None:
         if not self._parts:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         self._parts.append(data)
         self._bytes += len(data)
         if self._bytes > MAX_GATHERED_BYTES:
-            self._flush()
+            self.flush()
 
     def close(self) -> None:
-        self._flush()
+        self.flush()
         self._transport.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         parts, self._parts, self._bytes = self._parts, [], 0
         if parts:
             self._transport.write(b"".join(parts))
@@ -71,6 +77,11 @@ class DeadlineProtocol(HttpToolsProtocol):
     _gives_up = False  # it was said when to drop the connection
     _head_bytes = 0
     _in_head = True  # between requests too
+
+    @property
+    def has_come(self) -> bool:
+        """Whether the newest request is here, its body too."""
+        return self._in_head
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(cast(Transport, OneWrite(cast(Transport, transport), self.loop)))
@@ -112,6 +123,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        cast(OneWrite, self.transport).flush()
         super().on_response_complete()
         if self._gives_up and not self.transport.is_closing():
             self.give_up_after(0)

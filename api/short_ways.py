@@ -51,7 +51,7 @@ _SHOWN = _SHOW.path.partition("{")[0]
 
 
 class ShortWays:
-    """Plain ASGI, within the limits that all requests pass."""
+    """Plain ASGI, between the limits that all requests pass and the framework's own layers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -66,7 +66,7 @@ class ShortWays:
         try:
             await deps.authenticate(request)
             response = await answer(request)
-        except Exception as error:  # noqa: BLE001  (what is none of ours is raised again there)
+        except Exception as error:  # noqa: BLE001  (a bug has an answer, too)
             response = await problems.answer(request, error)
         await response(scope, receive, send)
 

@@ -111,12 +111,13 @@ class _Line(asyncio.Protocol):
             raise RedisConnectionError("the connection was lost at once")
         if len(self._unanswered) >= MAX_UNANSWERED:
             raise RedisConnectionError(f"{MAX_UNANSWERED} commands wait for an answer already")
-        packed = hiredis.pack_command(command)  # type: ignore[arg-type]  # its type says a tuple of one
-        if not self._unsent:
-            self._loop.call_soon(self._send)
-        self._unsent.append(packed)
+        self._unsent.append(hiredis.pack_command(command))  # type: ignore[arg-type]  # its type says a tuple of one
         reply: asyncio.Future[Any] = self._loop.create_future()
         self._unanswered.append(reply)
+        if len(self._unanswered) == 1:
+            self._send()  # nobody else is here, or will be before a turn of the loop
+        elif len(self._unsent) == 1:
+            self._loop.call_soon(self._send)
         if self._watch is None:
             self._watch = self._loop.call_later(self._seconds, self._look, self._answered)
         return reply

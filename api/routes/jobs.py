@@ -60,9 +60,11 @@ async def show(
     ] = 0,
 ) -> Response:
     """With `wait` and If-None-Match, the answer is held only while the job is still as the client knows it."""
-    found = jobs.status(who, job, wait=wait, known=answers.known_versions(request))
-    status = await answers.unless_gone(request, found) if wait else await found
-    return Response(status_code=204) if status is None else answers.tagged(request, status, status.version)
+    if not wait:
+        return answers.unless_known(request, await jobs.shown(who, job))
+    changed = jobs.changed(who, job, wait, answers.known_versions(request))
+    found = await answers.unless_gone(request, changed)
+    return Response(status_code=204) if found is None else answers.unless_known(request, found)
 
 
 @router.post("/v1/jobs/{job}/resubmit", status_code=201)

@@ -19,6 +19,7 @@ from api.listed import EndedRows
 from api.records import Records
 from api.schemas import AttemptList, CancelledJobs, JobList, JobStatus
 from api.services.bundles import Bundles
+from api.shown import ShownStatuses, Tagged
 from api.storage import Storage
 from api.telemetry import Telemetry
 from api.waiting import Changes
@@ -28,7 +29,7 @@ from jobs.record import AttemptRecord, JobRecord, QueueView
 from jobs.redis_store import AsyncRedisStore
 from jobs.spec import JobSpec
 from jobs.state import TERMINAL, State
-from jobs.store import JobFilter, JobPage, JobView
+from jobs.store import JobFilter, JobPage
 
 log = structlog.get_logger(__name__)
 
@@ -69,6 +70,7 @@ class Jobs:
         self._storage = storage
         self._bundles = bundles
         self._ended = EndedRows()
+        self._shown = ShownStatuses()
 
     async def submit(self, who: Principal, body: bytes, idempotency_key: str) -> Submitted:
         """Store a job.
@@ -106,31 +108,42 @@ class Jobs:
         if submitted.created:
             parents = {"parent": parent} if parent else {}
             audit.note(who, "job_submitted", job=submitted.job, pool=wanted.pool, **parents)
-        status = await (self._shown(who, submitted.view) if submitted.view else self.status(who, submitted.job))
+        if submitted.view is None:
+            status = await self.status(who, submitted.job)
+        else:
+            status = views.status(submitted.view, None, await self._fleet.labels())
         failpoints.reach("submit.before_reply")
         return Submitted(status, submitted.created)
 
-    async def status(
-        self, who: Principal, job: str, *, wait: float = 0, known: Collection[int] | None = None
-    ) -> JobStatus:
-        """The status as it is, or, with `wait`, as it is after the next change, at the latest after so many seconds.
+    async def status(self, who: Principal, job: str) -> JobStatus:
+        """The status as it is. Raises NotFound, UnreadableSpec."""
+        view = await self._records.view(who.tenant, job)
+        return views.status(view, await self._progress_of(view.record), await self._fleet.labels())
+
+    async def shown(self, who: Principal, job: str) -> Tagged:
+        """The status as it is, as JSON. Raises as `status` does."""
+        last = self._shown.last(who.tenant, job)
+        view = await self._records.view(who.tenant, job, last and last.view)
+        is_final = last is not None and last.view is view and last.is_final
+        progress = last.progress if last and is_final else await self._progress_of(view.record)
+        return self._shown.answer(view, progress, await self._fleet.labels())
+
+    async def changed(self, who: Principal, job: str, wait: float, known: Collection[int] | None) -> Tagged:
+        """As `shown`, after the next change, at the latest after `wait` seconds.
 
         A change is one of the record's `version`: state, reason, attempt, devices, first step, a cancel. Progress and
         the place in the queue are none. With `known` versions it is waited only while the job has one of them. A job
         that has ended is not waited for.
         """
-        view = await self._records.view(who.tenant, job)
-        version = view.record.version
-        if wait and view.record.state not in TERMINAL and (known is None or version in known):
-            await self._changes.wait(who.tenant, job, version, min(wait, MAX_WAIT_SECONDS))
-            view = await self._records.view(who.tenant, job)
-        return await self._shown(who, view)
+        record = (await self._records.view(who.tenant, job)).record
+        if record.state not in TERMINAL and (known is None or record.version in known):
+            await self._changes.wait(who.tenant, job, record.version, min(wait, MAX_WAIT_SECONDS))
+        return await self.shown(who, job)
 
-    async def _shown(self, who: Principal, view: JobView) -> JobStatus:
-        record, progress = view.record, None
-        if record.attempt and record.state is not State.QUEUED:
-            progress = await self._telemetry.progress(who.tenant, record.id, record.attempt)
-        return views.status(view, progress, await self._fleet.labels())
+    async def _progress_of(self, record: JobRecord) -> dict[str, Any] | None:
+        if not record.attempt or record.state is State.QUEUED:
+            return None
+        return await self._telemetry.progress(record.tenant, record.id, record.attempt)
 
     async def listing(
         self, who: Principal, chosen: JobFilter, cursor: str, limit: int, *, archived: bool = False, search: str = ""

@@ -273,7 +273,8 @@ end
 -- this was said, so that the node's agent sees that it was said anew; `drain_until` is for display.
 local function set_deadline(node, seconds)
   local key = node_key(node)
-  redis.call('HDEL', key, 'drain_left', 'drain_until', 'moving')
+  redis.call('HDEL', key, 'drain_left', 'drain_until')
+  if redis.call('HEXISTS', key, 'moving') == 1 then redis.call('HSET', key, 'moving', '0') end  -- not now, but it did
   redis.call('HINCRBY', key, 'drain', 1)
   if seconds ~= '' then
     redis.call('HSET', key, 'drain_left', seconds, 'drain_until', int(now_us() + tonumber(seconds) * 1000000))
@@ -307,14 +308,10 @@ local function jobs_ahead(pool, score)
   return ahead
 end
 
--- A job with what its queue looks like if it waits there: {fields} or {fields, ahead, free, largest gap, live nodes, total}.
--- {} when there is none.
-local function job_view(ref)
-  local fields = redis.call('HGETALL', job_key(ref))
-  if #fields == 0 then return {} end
+-- What the queue of a job looks like if it waits there, as several values: ahead, free, largest gap, live nodes, total.
+local function queue_view(ref)
   local job = redis.call('HMGET', job_key(ref), 'state', 'pool', 'score')
-  if job[1] ~= 'queued' then return {fields} end
-  return {fields, jobs_ahead(job[2], job[3]), unpack(pool_room(job[2]))}
+  if job[1] == 'queued' then return jobs_ahead(job[2], job[3]), unpack(pool_room(job[2])) end
 end
 
 -- What a packed job has in it if it has a label with this value, as its labels are JSON; '' where that is not sure.

@@ -1,6 +1,10 @@
 -- One job, with what its queue looks like if it waits there.
--- ARGV: ref
--- Returns {spec, view...} (see `job_view`), {packed} or {}
-local view = job_view(ARGV[1])
-if #view == 0 then return {redis.call('GET', packed_key(ARGV[1])) or nil} end
-return {redis.call('GET', spec_key(ARGV[1])) or '', unpack(view)}
+-- ARGV: ref known_version
+-- Returns {spec, fields, queue...} (see `queue_view`), {1, queue...} where it has the version that is known, {packed} or {}
+local ref, known = ARGV[1], ARGV[2]
+if known ~= '' and get(job_key(ref), 'version') == known then return {1, queue_view(ref)} end
+local fields = redis.call('HGETALL', job_key(ref))
+if #fields > 0 then return {redis.call('GET', spec_key(ref)) or '', fields, queue_view(ref)} end
+local packed = redis.call('GET', packed_key(ref))
+if packed and known ~= '' and tostring(head_of(packed).version) == known then return {1} end
+return {packed or nil}

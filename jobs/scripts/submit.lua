@@ -1,6 +1,6 @@
 -- a: a new job, stored and queued. The same idempotency key gives the same job again.
 -- ARGV: tenant id pool devices priority name strategy labels spec max_retries idem_key digest idem_ttl parent token bundle
--- Returns {status, detail...}: created id view... (see `job_view`) | exists id | conflict id | unknown_pool name...
+-- Returns {status, detail...}: created id time queue... (see `queue_view`) | exists id | conflict id | unknown_pool name...
 --   | too_large n | unknown_bundle
 local tenant, id, pool, devices, priority = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local ref = tenant .. '/' .. id
@@ -23,15 +23,15 @@ if tonumber(devices) > tonumber(largest[2] or 0) then return {'too_large', large
 if bundle and redis.call('EXISTS', bundle_key(bundle)) == 0 then return {'unknown_bundle'} end
 
 -- Higher priority first, then the order of arrival: a counter, since clocks jump. 8 + 45 bits fit a double.
-local score = (100 - priority) * 2 ^ 45 + redis.call('INCR', 'sy:seq')
+local score, created = (100 - priority) * 2 ^ 45 + redis.call('INCR', 'sy:seq'), int(now_us())
 redis.call('SET', spec_key(ref), ARGV[9])
 redis.call('HSET', job_key(ref), 'pool', pool, 'devices', devices, 'priority', priority, 'name', ARGV[6],
   'strategy', ARGV[7], 'labels', ARGV[8], 'max_retries', ARGV[10], 'retries', 0, 'losses', 0, 'attempt', 0,
-  'score', int(score), 'created', int(now_us()), 'parent', ARGV[14], 'token', ARGV[15], 'bundle', ARGV[16],
+  'score', int(score), 'created', created, 'parent', ARGV[14], 'token', ARGV[15], 'bundle', ARGV[16],
   'idem', ARGV[11], 'version', 0)
 redis.call('ZADD', 'sy:jobs:' .. tenant, 0, id)
 if bundle then use_bundle(bundle, 1) end
 move(ref, 'queued', 'waiting_for_devices', '')
 enqueue(ref)
 if idem then redis.call('SET', idem, id .. ' ' .. ARGV[12], 'EX', ARGV[13]) end
-return {'created', id, unpack(job_view(ref))}
+return {'created', id, created, queue_view(ref)}

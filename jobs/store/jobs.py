@@ -1,7 +1,7 @@
 """Jobs: submit, read, list, cancel, delete."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from jobs.errors import (
 )
 from jobs.record import AttemptRecord, JobRecord, QueueView
 from jobs.spec import JobSpec
-from jobs.state import State
+from jobs.state import Reason, State
 from jobs.store.bundles import unknown_bundle
 from jobs.store.call import Call, fields_of
 from jobs.store.packed import unpack
@@ -70,7 +70,8 @@ def submit(
 
     def parse(reply: Sequence[Any]) -> Submitted:
         if reply[0] == b"created":
-            return Submitted(job, True, _view(tenant, job, reply[2:], spec))
+            record = _new(tenant, job, spec, parent, created=int(reply[2]))
+            return Submitted(job, True, JobView(record, spec, _queue(reply[3:])))
         status, *detail = (part.decode() for part in reply)
         _raise_if_refused(status, detail, spec)
         return Submitted(detail[0], detail[0] == job)  # so the repeat of a call whose reply was lost is no other answer
@@ -116,8 +117,39 @@ def _raise_if_refused(status: str, detail: Sequence[str], spec: JobSpec) -> None
         )
 
 
-def read_job(tenant: str, job: str) -> Call[JobView]:
-    """One job.
+def _new(tenant: str, job: str, spec: JobSpec, parent: str, *, created: int) -> JobRecord:
+    """A job as the script has just stored it."""
+    return JobRecord(
+        tenant=tenant,
+        id=job,
+        name=spec.name or "",
+        pool=spec.pool,
+        devices=spec.resources.devices,
+        priority=spec.priority,
+        strategy=spec.parallelism.strategy,
+        labels=spec.labels,
+        state=State.QUEUED,
+        reason=Reason.WAITING_FOR_DEVICES,
+        message="",
+        attempt=0,
+        retries=0,
+        max_retries=spec.limits.max_retries,
+        version=1,
+        created=created,
+        started=None,
+        first_step=None,
+        finished=None,
+        node=None,
+        leased=(),
+        cancel_requested=False,
+        parent=parent or None,
+        error=None,
+        result=None,
+    )
+
+
+def read_job(tenant: str, job: str, known: JobView | None = None) -> Call[JobView]:
+    """One job; `known` itself where nothing of it has changed.
 
     Raises (on execution):
         NotFound: no such job of this tenant.
@@ -126,18 +158,20 @@ def read_job(tenant: str, job: str) -> Call[JobView]:
     def parse(reply: Sequence[Any]) -> JobView:
         if not reply:
             raise NotFound(f"there is no job {job!r}")
+        if reply[0] == 1 and known is not None:
+            queue = _queue(reply[1:])
+            return known if queue == known.queue else replace(known, queue=queue)
         if len(reply) == 1:
             return JobView(_record(tenant, job, reply[0]), read_spec(unpack(reply[0]).spec), None)
-        return _view(tenant, job, reply[1:], unpack_spec(reply[0]))
+        spec, fields, *numbers = reply
+        return JobView(JobRecord.read(tenant, job, fields_of(fields)), unpack_spec(spec), _queue(numbers))
 
-    return Call("read_job", (job_ref(tenant, job),), parse)
+    return Call("read_job", (job_ref(tenant, job), "" if known is None else known.record.version), parse)
 
 
-def _view(tenant: str, job: str, reply: Sequence[Any], spec: JobSpec) -> JobView:
-    """Of what `job_view` of the scripts returns."""
-    fields, *queue = reply
-    record = JobRecord.read(tenant, job, fields_of(fields))
-    return JobView(record, spec, QueueView(*(int(number) for number in queue)) if queue else None)
+def _queue(numbers: Sequence[int]) -> QueueView | None:
+    """Of what `queue_view` of the scripts returns."""
+    return QueueView(*numbers) if numbers else None
 
 
 def _record(tenant: str, job: str, found: Any) -> JobRecord:
