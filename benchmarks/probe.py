@@ -6,8 +6,9 @@ product's own configuration). What is added is the difference of CPU time to the
 sample is the lower quartile of the turns of one process.
 
 `calls` are steps with nothing in them but the calls that are watched. `linear` is the smallest model that trains; the
-narrow CNN and transformer have the modules of real ones and little to compute, so that what is added can be seen. The
-wall time of the linear step is that of the clock, in the same blocks. The first steps are not counted.
+narrow CNN and transformer have the modules of real ones and little to compute, so that what is added can be seen.
+`linear under ddp` is one rank on gloo. The wall time of the linear step is that of the clock, in the same blocks. The
+first steps are not counted.
 """
 
 import json
@@ -25,21 +26,24 @@ TITLE = "Probe: CPU time of the main thread in a watched step"
 PROBE, XADD, UNWATCHED = "probe", "one XADD a step", "unwatched"
 DEADLINE_SECONDS = 300.0
 TURNS = 20
-#: Loop, its name, the modules that are called in a step (the loss is one), and steps of a block: full and quick. At
-#: full scale the first makes more than a million watched calls in the blocks of two processes.
+#: Loop, its name, the modules that are called in a step (the loss is one), and steps of a block: full and quick. A
+#: step of the first makes six watched calls: at full scale more than a million in the watched blocks of two processes.
 LOOPS = (
-    ("trivial", "calls", 2, (7000, 500)),
-    ("linear", "linear", 2, (1500, 200)),
-    ("narrow cnn", "narrow cnn", 16, (300, 30)),
-    ("narrow transformer", "narrow transformer", 65, (100, 10)),
+    ("trivial", "calls", 2, (4300, 500)),
+    ("linear", "linear", 2, (400, 100)),
+    ("linear under ddp", "linear under ddp", 3, (300, 60)),
+    ("narrow cnn", "narrow cnn", 16, (80, 10)),
+    ("narrow transformer", "narrow transformer", 65, (25, 5)),
 )
+#: Those of quick scale: starting a process for each takes most of the time.
+QUICK_LOOPS = LOOPS[:3]
 Block = tuple[float, float]  # seconds of a step: CPU time of the main thread, and the clock's
 
 
 def run(scale: Scale, say: Say) -> list[Figure]:
     figures = []
     with redis_server("telemetry") as server:
-        for loop, name, modules, steps in LOOPS:
+        for loop, name, modules, steps in scale.pick(LOOPS, QUICK_LOOPS):
             processes = [measure(loop, scale.pick(*steps), server.url) for _ in range(scale.rounds_of(2, 1))]
             say(name)
             added = {

@@ -4,13 +4,15 @@ python -m benchmarks.programs.watched_loop '{"loop": "linear", "blocks": 20, "st
 
 Prints, for each way, the seconds of a step in each block: CPU time of the main thread, and time of the clock. Both
 ends of the probe's pipe are real: a process reads what the sink's thread packs. Between blocks the functions that the
-probe replaces are put back to those of torch, so "unwatched" is a process in which nobody has installed it.
+probe replaces are put back to those of torch, so "unwatched" is a process in which nobody has installed it. Each way
+has a model, an optimizer, and passes over the data of its own, made in that way.
 """
 
 import gc
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from itertools import cycle
@@ -18,7 +20,9 @@ from typing import Any, Literal
 
 import redis
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -28,13 +32,21 @@ from workers.training.context import ChannelSink, Device, RankContext
 from workers.training.probe import script
 from workers.training.probe.children import Family, FamilySink
 
-#: Steps after a switch that are not counted: caches of the interpreter, and the first step of a kind.
+#: At most so many steps after a switch are not counted: caches of the interpreter, and the first step of a kind.
 WARM_UP = 64
+#: A step with an XADD takes long, and what that takes is known after few.
+XADDS = 5
 ENTRY: dict[Any, Any] = {"d": b"x" * 100}
 ON_CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_CUDA else "cpu")
-#: What the probe replaces in a process without distribution: an attribute of each of these, or an entry.
-PLACES: tuple[Any, ...] = (nn.Module, torch.autograd, torch.optim.Optimizer, _BaseDataLoaderIter)
+#: What the probe replaces of what these loops call: an attribute of each of these, or an entry.
+PLACES: tuple[Any, ...] = (
+    nn.Module,
+    torch.autograd,
+    torch.optim.Optimizer,
+    _BaseDataLoaderIter,
+    DistributedDataParallel,
+)
 HOOKS: tuple[dict[int, Any], ...] = (
     torch_optimizer._global_optimizer_pre_hooks,
     torch_optimizer._global_optimizer_post_hooks,
@@ -53,24 +65,35 @@ def main() -> None:
 
 
 def measure(pipe: int, loop: str, blocks: int, steps: int, redis: str = "") -> dict[str, list[tuple[float, float]]]:
-    step, batches = LOOPS[loop]()
-    feed = forever(batches)
     switch = install(pipe)
-    ways: dict[str, tuple[bool, Step]] = {"off": (False, step), "on": (True, step)}
+    sides = {"off": made(loop), "xadd": made(loop)}
+    switch(True)
+    sides["on"] = made(loop)
+    counts = {way: max(1, steps // XADDS) if way == "xadd" else steps for way in sides}
     if redis:
-        ways["xadd"] = (False, and_xadd(step, redis))
-    seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+        step, feed = sides["xadd"]
+        sides["xadd"] = and_xadd(step, redis), feed
+    else:
+        del sides["xadd"]
+    seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in sides}
     gc.collect()
     gc.freeze()  # as in a rank, which is forked from a process that has done so
     for number in range(blocks + 1):
-        for way, (on, act) in ways.items():
-            switch(on)
-            run(act, feed, min(steps, WARM_UP))
+        for way, (act, feed) in sides.items():
+            switch(way == "on")
+            run(act, feed, min(steps // 5 + 5, WARM_UP))
             gc.collect()
-            taken = run(act, feed, steps)
+            taken = run(act, feed, counts[way])
             if number:  # the first turn warms up
                 seconds[way].append(taken)
     return seconds
+
+
+def made(loop: str) -> tuple[Step, Iterator[Any]]:
+    """The loop's step, and its batches for ever."""
+    torch.manual_seed(0)
+    step, batches = LOOPS[loop]()
+    return step, forever(batches)
 
 
 def run(step: Step, feed: Iterator[Any], steps: int) -> tuple[float, float]:
@@ -99,6 +122,7 @@ def install(pipe: int) -> Callable[[bool], None]:
         if name in old and old[name] is not new
     ]
     hooks = [dict(table) for table in HOOKS]
+    join_a_group()
 
     def switch(on: bool) -> None:
         for place, name, plain, watched in changed:
@@ -107,7 +131,14 @@ def install(pipe: int) -> Callable[[bool], None]:
             table.clear()
             table.update(own if on else {})
 
+    switch(False)
     return switch
+
+
+def join_a_group() -> None:
+    """Be the only rank of a group, for DistributedDataParallel."""
+    store = tempfile.mkdtemp(prefix="group-")
+    dist.init_process_group("nccl" if ON_CUDA else "gloo", init_method=f"file://{store}/store", rank=0, world_size=1)
 
 
 def and_xadd(step: Step, url: str) -> Step:
@@ -185,6 +216,12 @@ def transformer(width: int = 64, heads: int = 4, length: int = 32, batch: int = 
     return learning(net, torch.randint(0, 100, (1024, length)), 10, batch)
 
 
+def ddp() -> tuple[Step, Any]:
+    """The linear loop of one rank of a group that has no other: all that is added by DistributedDataParallel itself is
+    in the unwatched step as well."""
+    return learning(DistributedDataParallel(nn.Linear(5, 2).to(DEVICE)), torch.randn(3000, 5), 2, 15)
+
+
 def learning(net: nn.Module, inputs: torch.Tensor, classes: int, batch: int) -> tuple[Step, Any]:
     """What people write: a model, a loss, an optimizer, a loader."""
     net.to(DEVICE)
@@ -207,6 +244,7 @@ def learning(net: nn.Module, inputs: torch.Tensor, classes: int, batch: int) -> 
 LOOPS: dict[str, Callable[[], tuple[Step, Any]]] = {
     "trivial": trivial,
     "linear": linear,
+    "linear under ddp": ddp,
     "narrow cnn": lambda: cnn(1, 8, 4),
     "narrow transformer": lambda: transformer(2, 1, 4, 4),
     "cnn": cnn,
