@@ -19,7 +19,7 @@ if attempt[1] == 'ended' then
 end
 if reason == 'service_stopped' then  -- a supervisor knows that it was told to stop, and not why
   local node = redis.call('HMGET', node_key(attempt[4]), 'stopping', 'moving')
-  if node[1] ~= '1' and node[2] == '1' then
+  if node[1] ~= '1' and node[2] then  -- it moves its attempts, or did until a moment ago
     reason, message = 'drained', 'node ' .. attempt[4] .. ' is being drained, and its deadline was over'
   end
 end

@@ -230,6 +230,16 @@ def test_a_drain_without_time_moves_at_once_and_undraining_takes_all_of_it_back(
     assert beat(world).deadline is None
 
 
+def test_who_was_told_to_move_and_ends_when_the_drain_is_taken_back_was_drained(world: World) -> None:
+    world.node()
+    attempt = world.running()
+    world.run(store.drain_node("n1", deadline_seconds=0))
+    assert world.run(store.orders(attempt, "c")) is Order.STOP
+    world.run(store.undrain_node("n1"))
+    assert world.finish(attempt, Reason.SERVICE_STOPPED)
+    assert (world.job(attempt.job).reason, record(world).moving) == (Reason.DRAINED, False)
+
+
 def test_a_stop_of_the_service_is_called_so_on_a_node_that_drains_too(world: World) -> None:
     world.node()
     attempt = world.running()
