@@ -129,11 +129,9 @@ def install(app: FastAPI) -> None:
 
 
 async def answer(request: Request, error: Exception) -> Response:
-    """The answer to an error, as the application gives it. One that is a bug of ours is raised again."""
-    for kind, handler in _HANDLERS.items():
-        if isinstance(error, kind):
-            return await handler(request, error)
-    raise error
+    """The answer to an error, as the application gives it."""
+    handler = next((handler for kind, handler in _HANDLERS.items() if isinstance(error, kind)), _bug)
+    return await handler(request, error)
 
 
 async def _ours(request: Request, error: Exception) -> Response:
