@@ -44,3 +44,26 @@ print([each.peek()[1] for each in weakref.finalize._registry] == [print])
 def test_a_rank_ends_what_its_program_made_and_not_what_the_imports_made() -> None:
     ran = subprocess.run([sys.executable, "-c", TEARDOWN], capture_output=True, text=True, check=True, timeout=60)
     assert ran.stdout.split() == ["True", "own"]
+
+
+COMPILE_TIMES = """
+import atexit, sys
+import workers.training.preload as preload
+from torch._dynamo import utils
+class Looked:
+    def find_spec(self, name, *_):
+        print("looked for", name)
+utils.log.info = lambda said: print(said.splitlines()[0])
+sys.meta_path.insert(0, Looked())
+utils.compilation_time_metrics["a frame"] = [1.0]
+preload._log_compile_times()
+utils.compilation_time_metrics.clear()
+atexit._run_exitfuncs()
+"""
+
+
+def test_how_long_torch_compiled_is_told_where_it_compiled_and_nothing_is_looked_for_otherwise() -> None:
+    ran = subprocess.run([sys.executable, "-c", COMPILE_TIMES], capture_output=True, text=True, check=True, timeout=60)
+    said = ran.stdout.splitlines()
+    assert "TorchDynamo compilation metrics:" in said
+    assert [line for line in said if line.startswith("looked")] in ([], ["looked for tabulate"])
