@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 #: How often a running attempt is looked at, and its report, which is larger and changes once a second. A look with news
 #: is one write for each reader.
-LOOK_SECONDS = 0.125
+LOOK_SECONDS = 0.15
 REPORT_SECONDS = 1.0
 #: A report that takes long to read is read less often: at most this part of the time.
 REPORT_SHARE = 0.05

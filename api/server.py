@@ -1,7 +1,7 @@
 """uvicorn's HTTP protocol, with the deadline that it lacks: a request's head must arrive whole, soon, and small."""
 
 import socket
-from asyncio import AbstractEventLoop, BaseTransport, TimerHandle, Transport
+from asyncio import BaseTransport, TimerHandle, Transport
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
@@ -10,13 +10,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_SECONDS = 10.0
 MAX_HEAD_BYTES = 64 * 1024
-#: So that a download is no larger in memory than it would be otherwise.
-MAX_GATHERED_BYTES = 64 * 1024
 #: A client of a stream that acknowledges nothing for so long, or takes nothing, is gone.
 VANISHED_SECONDS = 10
 #: When a connection on which nothing is sent is asked whether the other side is there, and how often.
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 3))
 _CONNECTION = "shardyard.connection"
+#: What comes before the head of an answer, and what is in one whose body comes at once.
+_CONTINUE, _LENGTH = b"HTTP/1.1 100 ", b"\r\ncontent-length: "
 
 
 def watch_client(scope: Mapping[str, Any]) -> None:
@@ -41,33 +41,37 @@ def ask_if_alive(listener: socket.socket) -> None:
 
 
 class OneWrite:
-    """A transport that writes once for each answer, or turn of the loop: a head goes out with its body."""
+    """A transport that keeps the head of an answer until its body comes, so that both go out in one write. That of a
+    stream, whose body has no length, goes out at once."""
 
-    def __init__(self, transport: Transport, loop: AbstractEventLoop) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._loop = loop
-        self._parts: list[bytes] = []
-        self._bytes = 0
+        self._head = b""
+        self.awaits_head = True
 
     def write(self, data: bytes) -> None:
-        if not self._parts:
-            self._loop.call_soon(self.flush)
-        self._parts.append(data)
-        self._bytes += len(data)
-        if self._bytes > MAX_GATHERED_BYTES:
-            self.flush()
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.writelines((head, data))
+        elif self.awaits_head and not data.startswith(_CONTINUE):
+            self.awaits_head = False
+            if _LENGTH in data:
+                self._head = data
+            else:
+                self._transport.write(data)
+        else:
+            self._transport.write(data)
 
     def close(self) -> None:
         self.flush()
         self._transport.close()
 
+    def flush(self) -> None:
+        if self._head:
+            self.write(b"")
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
-
-    def flush(self) -> None:
-        parts, self._parts, self._bytes = self._parts, [], 0
-        if parts:
-            self._transport.write(b"".join(parts))
 
 
 class DeadlineProtocol(HttpToolsProtocol):
@@ -84,7 +88,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         return self._in_head
 
     def connection_made(self, transport: BaseTransport) -> None:
-        super().connection_made(cast(Transport, OneWrite(cast(Transport, transport), self.loop)))
+        super().connection_made(cast(Transport, OneWrite(cast(Transport, transport))))
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -123,7 +127,9 @@ class DeadlineProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        cast(OneWrite, self.transport).flush()
+        written = cast(OneWrite, self.transport)
+        written.flush()  # of an answer without a body
+        written.awaits_head = True
         super().on_response_complete()
         if self._gives_up and not self.transport.is_closing():
             self.give_up_after(0)
