@@ -88,13 +88,15 @@ def _add_gradients(run: Run, batch: Any, weight: float = 1.0, *, alone: bool = F
     inputs, target = pair(batch)
     if target is None:
         _require_no_target(run)
-    with run.autocast:
-        outputs = strategy.model(moved(inputs, strategy.device))
-        loss = measure(outputs, moved(target, _device_of(outputs)))
+    if run.is_plain:  # all is where it belongs, and as precise as it is
+        loss = measure(strategy.model(inputs), target)
+    else:
+        with run.autocast:
+            outputs = strategy.model(moved(inputs, strategy.device))
+            loss = measure(outputs, moved(target, _device_of(outputs)))
     if weight != 1.0:
         loss = loss * weight
-    with strategy.recorder.backward(alone=alone):
-        (loss if run.scaler is None else run.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+    strategy.recorder.backward((loss if run.scaler is None else run.scaler.scale(loss)).backward, alone=alone)
     return loss.detach()
 
 
@@ -204,8 +206,9 @@ def _report_loss(run: Run, loss: torch.Tensor) -> None:
     """On cuda and under ddp only on the steps chosen beforehand: reading it there waits for device or ranks. The mean
     over ranks is asked for, and told after the next step: it comes while that one runs."""
     context, step = run.context, run.steps_done
-    run.settle()
-    if (context.world_size > 1 or context.kind == "cuda") and not sampled(step):
+    if run.owed is not None:
+        run.settle()
+    if not (run.reads_every_loss or sampled(step)):
         return
     if context.world_size == 1:
         run.strategy.recorder.metric("loss", step, loss.item())

@@ -62,10 +62,15 @@ class Run:
     owed: Callable[[], None] | None = None  # waits for a loss of all ranks, and tells of it
     # -- what every step asks for
     autocast: AbstractContextManager[object] = field(init=False)  # in the precision that the spec asks for
+    is_plain: bool = field(init=False)  # on the host and in float32: batches need not be moved, nor operators chosen
+    reads_every_loss: bool = field(init=False)  # where that waits neither for a device nor for other ranks
     moves_rate_every_step: bool = field(init=False)  # the learning rate; else it moves every epoch
 
     def __post_init__(self) -> None:
         precision, scheduler = self.program.precision, self.program.scheduler
+        on_host = self.context.kind == "cpu"
+        self.is_plain = on_host and precision == "float32"
+        self.reads_every_loss = on_host and self.context.world_size == 1
         self.autocast = (
             nullcontext()
             if precision == "float32"

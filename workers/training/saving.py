@@ -13,11 +13,11 @@ def after_step(run: Run, total_steps: int | None) -> None:
     Raises:
         Stopped: the rank is to end.
     """
-    whole = run.steps_done == total_steps
     if run.checkpoints is None:
         if run.context.stopping():
             raise _stopped(run)
         return
+    whole = run.steps_done == total_steps
     wanted = run.program.checkpoint
     if wanted is not None and run.steps_done % wanted.every_steps == 0:
         _save(run, whole=whole)

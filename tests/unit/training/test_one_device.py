@@ -24,8 +24,7 @@ def train(kind: type[Recorder], batches: list[int]) -> Kept:
     for number, rows in enumerate(batches):
         with recorder.step("train", 0, 1.5):
             loss = model(torch.ones(rows, 3)).sum()
-            with recorder.backward():
-                loss.backward()
+            recorder.backward(loss.backward)
         if number % 2:
             with recorder.step("eval", 0, None):
                 model(torch.ones(rows, 3))
@@ -89,8 +88,7 @@ def test_the_times_of_ddp_are_those_of_the_step_and_of_batches_whose_gradients_s
     for alone in (True, False):
         with recorder.step("train", 0, None):
             loss = model(torch.ones(4, 3)).sum()
-            with recorder.backward(alone=alone):
-                loss.backward()
+            recorder.backward(loss.backward, alone=alone)
     first, second = sink.of(Step)
     assert first.backward_ms[0] is not None
     assert first.backward_ms[0] > 1000
@@ -100,8 +98,8 @@ def test_the_times_of_ddp_are_those_of_the_step_and_of_batches_whose_gradients_s
 def test_a_step_without_the_times_of_ddp_has_none() -> None:
     sink = Kept()
     recorder = OneDevice(context_of(1, sink))
-    with recorder.step("train", 0, None), recorder.backward(alone=True):
-        pass
+    with recorder.step("train", 0, None):
+        recorder.backward(lambda: None, alone=True)
     assert [step.backward_ms for step in sink.of(Step)] == [(None,)]
 
 
