@@ -198,13 +198,13 @@ def test_usual_steps_under_ddp_are_the_same_records() -> None:
 
 def counting(program: Callable[..., None], *args: Any) -> int:
     noted: list[Any] = []
-    note = Usual._note
+    note = Usual.note
 
     def counted(self: Usual, *step: Any) -> None:
         noted.append(step)
         note(self, *step)
 
-    Usual._note = counted  # type: ignore[method-assign]
+    Usual.note = counted  # type: ignore[method-assign]
     program(*args)
     return len(noted)
 
@@ -290,7 +290,7 @@ def failing_losses(name: str) -> list[float]:
     return losses()
 
 
-@pytest.mark.parametrize("name", ["begins", "ends", "stepped", "tell", "leave"])
+@pytest.mark.parametrize("name", ["announce", "ends", "note", "tell", "leave"])
 def test_a_fault_in_a_usual_step_is_a_note_and_nothing_else(name: str) -> None:
     seen = watched(failing_losses, name)
     assert seen.result == watched(losses).result

@@ -17,14 +17,15 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from workers.training.probe.loaders import OF_ITERATOR
 from workers.training.probe.shapes import shape_of_arguments
 from workers.training.probe.steps import DdpTimes
 from workers.training.probe.usual import AWAY, BACKWARD, CALLED, LEARNED, LOADED, READY, RETURNED, STEPPING
 from workers.training.probe.watch import DDP_FIRST, INSIDE, OUTSIDE, SEARCHING
 
 if TYPE_CHECKING:
+    from workers.training.probe.models import Root
     from workers.training.probe.script import Probe
+    from workers.training.probe.usual import Usual
     from workers.training.probe.watch import Watch
     from workers.training.probe.windows import Forward
 
@@ -56,18 +57,18 @@ def patches(probe: "Probe") -> dict[str, Callable[[ModuleType], None]]:
 
 def ask_torch(probe: "Probe", torch: Any) -> None:
     """Hand the watch the questions that it has for torch."""
-    asked, fake_mode = probe.torch, torch._C._TorchDispatchModeKey.FAKE
+    asked = probe.torch
+    engine, tracing, modes, transforms = _states(torch)
+    fake_mode = torch._C._TorchDispatchModeKey.FAKE
 
     def elsewhere() -> bool:
-        if asked.engine() != -1 or asked.tracing() is not None:
+        if engine() != -1 or tracing() is not None:
             return True
-        return asked.modes() > 0 and torch._C._get_dispatch_mode(fake_mode) is not None
+        return modes() > 0 and torch._C._get_dispatch_mode(fake_mode) is not None
 
-    asked.engine, asked.tracing = torch._C._current_graph_task_id, torch._C._get_tracing_state
-    asked.modes, asked.transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
+    asked.elsewhere, asked.transformed = elsewhere, lambda: transforms() is not None
     asked.tensor = torch.Tensor
     asked.grad_enabled = torch.is_grad_enabled
-    asked.elsewhere = elsewhere
     asked.ddp_times = _ddp_times
     asked.memory = torch.cuda.max_memory_allocated
     asked.properties = lambda index: _properties(torch, index)
@@ -76,6 +77,17 @@ def ask_torch(probe: "Probe", torch: Any) -> None:
     dist = torch.distributed
     if dist.is_available():
         asked.group = lambda: _group(dist)
+
+
+def _states(torch: Any) -> tuple[Callable[[], Any], ...]:
+    """The autograd engine's (-1 outside of it), what traces, how many modes there are, and transforms of torch.func."""
+    private = torch._C
+    return (
+        private._current_graph_task_id,
+        private._get_tracing_state,
+        private._len_torch_dispatch_stack,
+        private._functorch.peek_interpreter_stack,
+    )
 
 
 def _properties(torch: Any, index: int) -> tuple[str, int]:
@@ -110,6 +122,8 @@ def watch_modules(probe: "Probe", home: Any) -> None:
     is_compiling = torch.compiler.is_dynamo_compiling
     here, thread = probe.here, threading.get_ident
     only_passes_on = original.__code__.co_names == PASSES_ON
+    engine, tracing, modes, transforms = _states(torch)
+    grad_enabled, tensor, clock = torch.is_grad_enabled, torch.Tensor, time.perf_counter
 
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
@@ -117,11 +131,12 @@ def watch_modules(probe: "Probe", home: Any) -> None:
             return original(self, *args, **kwargs)
         usual = probe.usual
         # Where nothing is noted, `here` tells; to look up what a thread has costs more than all that is asked of it.
-        if usual.inside != thread() and probe.on and (usual.stage != AWAY or here.now.depth != INSIDE):
+        ident = thread()
+        if usual.inside != ident and probe.on and (usual.stage != AWAY or here.now.depth != INSIDE):
             root = usual.roots.get(id(self))
             if root is None or root.counts:
                 try:
-                    is_usual = root is not None and usual.begins(root, args, kwargs)
+                    is_usual = root is not None and usual.thread == ident and begins(usual, root, args, kwargs)
                 except Exception as error:  # noqa: BLE001
                     probe.failed("a forward", error)
                     is_usual = False
@@ -146,6 +161,39 @@ def watch_modules(probe: "Probe", home: Any) -> None:
         if only_passes_on and self._compiled_call_impl is None:
             return self._call_impl(*args, **kwargs)
         return original(self, *args, **kwargs)
+
+    # What is called here is in cells, not in attributes: those of an instance cost more to call.
+    def begins(usual: "Usual", root: "Root", args: Any, kwargs: Any) -> bool:
+        """Whether this call of a root by the owner's thread is a usual forward. If so, it has begun."""
+        if usual.stage != LOADED and usual.stage != READY:
+            return False
+        if engine() != -1 or tracing() is not None or modes() != 0 or transforms() is not None:
+            return False
+        if args and type(args[0]) is tensor:
+            try:
+                given = args[0].shape
+            except RuntimeError:  # nested tensors have none
+                return False
+        elif args and type(args[0]).__name__ == "PackedSequence":
+            return False
+        else:
+            given = shape_of_arguments(args, kwargs)
+        known = (root.known[1] if grad_enabled() else root.known[0]).get(given)
+        module = root.model.ref
+        model = module()
+        if known is None or model is None or model.training is not known.training:
+            return False
+        if known.reductions is not None:
+            wrapper = known.reductions.wrapper()
+            if wrapper is None or not wrapper.require_backward_grad_sync:
+                return False
+            known.reductions.count += 1
+        usual.known, usual.stage, usual.inside = known, CALLED, usual.thread
+        if usual.channel.idle:
+            usual.tell()
+            usual.announce()
+        usual.began = clock()
+        return True
 
     def seen_call(module: Any, args: Any, kwargs: Any) -> Any:
         now = here.now
@@ -194,14 +242,14 @@ def watch_backward(probe: "Probe", home: Any) -> None:
     import torch
 
     original, is_compiling, here = home.backward, torch.compiler.is_dynamo_compiling, probe.here
-    engine, clock, thread = torch._C._current_graph_task_id, time.perf_counter, threading.get_ident
+    engine, clock = torch._C._current_graph_task_id, time.perf_counter
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or not probe.on:
             return original(*args, **kwargs)
         usual = probe.usual
-        if usual.stage != RETURNED or usual.thread != thread() or engine() != -1:
+        if usual.stage != RETURNED or not usual.thread or engine() != -1:
             return seen_backward(args, kwargs)
         usual.stage, usual.backward_began = BACKWARD, clock()
         result = original(*args, **kwargs)
@@ -231,13 +279,13 @@ def watch_backward(probe: "Probe", home: Any) -> None:
 def watch_optimizers(probe: "Probe", home: Any) -> None:
     import torch
 
-    is_compiling, thread = torch.compiler.is_dynamo_compiling, threading.get_ident
+    is_compiling, clock = torch.compiler.is_dynamo_compiling, time.perf_counter
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling() or not probe.on:
             return
         usual = probe.usual
-        if usual.stage == LEARNED and id(optimizer) in usual.optimizers and usual.thread == thread():
+        if usual.stage == LEARNED and usual.thread and id(optimizer) in usual.optimizers:
             usual.stage, usual.optimizer = STEPPING, optimizer
         else:
             probe.guarded("optimizer", probe.watch.optimizer_begins, optimizer)
@@ -248,7 +296,7 @@ def watch_optimizers(probe: "Probe", home: Any) -> None:
         usual = probe.usual
         try:
             if usual.optimizer is optimizer and usual.stage == STEPPING:
-                usual.stepped()
+                usual.note(clock(), optimizer)
             else:
                 probe.watch.optimizer_ended(optimizer)
         except Exception as error:  # noqa: BLE001
@@ -330,7 +378,7 @@ def watch_loaders(probe: "Probe", home: Any) -> None:
         arrived = clock()
         usual = probe.usual
         if usual.stage == READY and usual.thread == thread():
-            running = self.__dict__.get(OF_ITERATOR)
+            running = self._watched_pass
             if running is not None and running.batches_drawn is not None:
                 usual.stage, usual.running, usual.asked, usual.arrived = LOADED, running, asked, arrived
                 return batch
@@ -341,6 +389,7 @@ def watch_loaders(probe: "Probe", home: Any) -> None:
         return batch
 
     base.__init__, base._reset, base.__next__ = __init__, _reset, __next__
+    base._watched_pass = None  # of an iterator, which cannot be copied or pickled
 
 
 # -- DataParallel and its primitives ----------------------------------------------------------------

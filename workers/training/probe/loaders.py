@@ -19,8 +19,6 @@ from jobs.telemetry import AnyRecord, Loaded, Progress
 from workers.training.probe.shapes import tensors_in
 
 PROGRESS_SECONDS = 1.0
-#: Where an iterator, which cannot be copied or pickled, keeps its pass.
-OF_ITERATOR = "_watched_pass"
 #: A digest is 63 bits, so that every reader has a number for it.
 DIGEST_BITS = (1 << 63) - 1
 #: How many entries of a list with one for each row are looked at.
@@ -86,9 +84,9 @@ class Loaders:
     def begins(self, iterator: Any, loader: Any, first: bool = False) -> bool:
         """`iterator` starts a pass over `loader`, or starts again; `first` where that is the same pass. False where
         `drew` must be called with what it draws from its sampler."""
-        known: Pass | None = iterator.__dict__.get(OF_ITERATOR)
+        known: Pass | None = iterator._watched_pass
         begun = known if known is not None and first else self._begin(iterator, loader)
-        drawing = iterator.__dict__.get("_sampler_iter")
+        drawing = getattr(iterator, "_sampler_iter", None)
         if not begun.facts.is_plain or type(drawing) is not GeneratorType:
             return False
         iterator._sampler_iter, begun.batches_drawn = itertools.tee(drawing)
@@ -102,9 +100,9 @@ class Loaders:
             self.later(functools.partial(self._end, self._open[number], complete=False))
         facts = facts_of(loader)
         begun = Pass(number, next(passes), facts, self.steps_now(), digest=facts.salt)
-        if OF_ITERATOR not in iterator.__dict__:
+        if iterator._watched_pass is None:
             weakref.finalize(iterator, self._dropped, begun).atexit = False
-        iterator.__dict__[OF_ITERATOR] = self._open[number] = begun
+        iterator._watched_pass = self._open[number] = begun
         return begun
 
     def _dropped(self, begun: Pass) -> None:
@@ -113,7 +111,7 @@ class Loaders:
 
     def drew(self, iterator: Any, indices: Any) -> None:
         """The sampler gave the indices of one batch (or one index, where the program batches by itself)."""
-        running: Pass | None = iterator.__dict__.get(OF_ITERATOR)
+        running: Pass | None = iterator._watched_pass
         if running is not None:
             batch = _listed(indices)
             rows = _count(batch) if running.facts.collates else None
@@ -121,7 +119,7 @@ class Loaders:
 
     def came(self, iterator: Any, batch: Any, arrived: float) -> int | None:
         """A batch was delivered; the number of its rows, where it is known."""
-        running: Pass | None = iterator.__dict__.get(OF_ITERATOR)
+        running: Pass | None = iterator._watched_pass
         if self._left:
             self.tell_left()
         if running is None:
@@ -152,7 +150,7 @@ class Loaders:
         return rows
 
     def ended(self, iterator: Any) -> None:
-        running: Pass | None = iterator.__dict__.get(OF_ITERATOR)
+        running: Pass | None = iterator._watched_pass
         if running is not None:
             self.later(functools.partial(self._end, running, complete=True))
 

@@ -25,7 +25,7 @@ from workers.training.context import Sink
 from workers.training.probe.clock import Span
 from workers.training.probe.loaders import Loaders, Pass
 from workers.training.probe.models import Models, Root
-from workers.training.probe.shapes import shape_of, shape_of_arguments
+from workers.training.probe.shapes import shape_of
 from workers.training.probe.steps import DdpTimes, Reductions
 
 if TYPE_CHECKING:
@@ -117,40 +117,8 @@ class Usual:
         self.tell()
 
     # -- one step --------------------------------------------------------------------------------
-    # Its other moments (a batch that came, backward, the optimizer) are noted by the wrappers themselves: a call of
+    # How it begins, and its other moments (a batch that came, backward) are noted by the wrappers themselves: a call of
     # a function between two operations of torch costs as much as what it does.
-
-    def begins(self, root: Root, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether this call of a root is a usual forward."""
-        torch = self.torch
-        if (self.stage != LOADED and self.stage != READY) or self.thread != threading.get_ident():
-            return False
-        if torch.engine() != -1 or torch.tracing() is not None or torch.modes() or torch.transforms() is not None:
-            return False
-        if args and type(args[0]) is torch.tensor:
-            try:
-                given = args[0].shape
-            except RuntimeError:  # nested tensors have none
-                return False
-        elif args and type(args[0]).__name__ == "PackedSequence":
-            return False
-        else:
-            given = shape_of_arguments(args, kwargs)
-        known = root.known[torch.grad_enabled()].get(given)
-        model = root.model.ref()
-        if known is None or model is None or model.training is not known.training:
-            return False
-        if known.reductions is not None:
-            wrapper = known.reductions.wrapper()
-            if wrapper is None or not wrapper.require_backward_grad_sync:
-                return False
-            known.reductions.count += 1
-        self.known, self.stage, self.inside = known, CALLED, self.thread
-        if self.channel.idle:
-            self.tell()
-            self._announce()
-        self.began = clock()
-        return True
 
     def ends(self, outputs: Any) -> None:
         """The call is over."""
@@ -160,16 +128,18 @@ class Usual:
         self.returned = known.returned if returned == known.returned else returned
         self.stage = RETURNED
         if not known.trains:
-            self._note(self.ended, None, None)
+            self.note(self.ended, None)
 
-    def stepped(self) -> None:
-        """The optimizer is done."""
-        stepped, steps, reductions = clock(), self.steps, self.known.reductions
-        rate = learning_rate(self.optimizer) if steps % 10 == 0 or steps < 10 else None
-        self.optimizer, self.steps = None, steps + 1
-        self._note(stepped, rate, None if reductions is None else self.ddp_times(reductions))
-
-    def _note(self, stepped: float, rate: float | None, reduced: DdpTimes | None) -> None:
+    def note(self, ended: float, optimizer: Any) -> None:
+        """The step is over: that of an optimizer, or an evaluation."""
+        rate = reduced = None
+        if optimizer is not None:
+            if self.steps % 10 == 0 or self.steps < 10:  # `sampled`, without a call
+                rate = learning_rate(optimizer)
+            if self.known.reductions is not None:
+                reduced = self.ddp_times(self.known.reductions)
+            self.steps += 1
+            self.optimizer = None
         self.tape.append(
             Times(
                 self.known,
@@ -181,7 +151,7 @@ class Usual:
                 self.ended,
                 self.backward_began,
                 self.backward_ended,
-                stepped,
+                ended,
                 rate,
                 reduced,
             )
@@ -266,7 +236,7 @@ class Usual:
 
     # -- the beginning of a step -------------------------------------------------------------------
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
         """Say that this step has begun: a rank that never returns from it can then be named."""
         phase = self.known.phase
         self.announced = phase, self.windows.number(phase)
@@ -277,7 +247,7 @@ class Usual:
         self.tell()
         with self.telling:
             if self.stage >= CALLED and self.announced != (self.known.phase, self.windows.number(self.known.phase)):
-                self._announce()
+                self.announce()
 
 
 def learning_rate(optimizer: Any) -> float | None:

@@ -70,10 +70,7 @@ class Torch:
         self.grad_enabled: Callable[[], bool] = lambda: True
         self.elsewhere: Callable[[], bool] = lambda: False  # in the autograd engine, tracing, on fake tensors
         self.tensor: type[Any] | None = None
-        self.engine: Callable[[], int] = lambda: -1  # -1 outside of the autograd engine
-        self.tracing: Callable[[], object] = lambda: None
-        self.modes: Callable[[], int] = lambda: 0  # how many
-        self.transforms: Callable[[], object] = lambda: None  # of torch.func
+        self.transformed: Callable[[], bool] = lambda: False  # within torch.func
         self.ddp_times: Callable[[Any, int], DdpTimes | None] = lambda wrapper, iteration: None
         self.memory: Callable[[int], int] | None = None  # the most that was used of a device
         self.properties: Callable[[int], tuple[str, int]] | None = None  # name and memory of a device
@@ -176,7 +173,7 @@ class Watch:
         return forward
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape | None:
-        if self.torch.transforms() is not None:
+        if self.torch.transformed():
             self.windows.note("patterns.rows", TRANSFORMED)
             return None
         return shape_of_arguments(args, kwargs)
