@@ -20,8 +20,8 @@ from api.deps import Services, authenticate
 from api.events_feed import Feeds
 from api.events_service import ServiceFeed
 from api.fleet import FleetCache
-from api.limits import MIN_UPLOAD_BYTES_PER_SECOND, Bodies, BodyLimits, Limits, allowed_hosts
-from api.monitoring import CountRequests, Monitoring
+from api.limits import MIN_UPLOAD_BYTES_PER_SECOND, Bodies, BodyLimits, Door, allowed_hosts
+from api.monitoring import Monitoring
 from api.records import Records
 from api.routes import artifacts, bundles, dashboard, docs, events, fleet, jobs, logs, sessions, splits, system, tokens
 from api.services.bundles import Bundles
@@ -83,8 +83,8 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(module.router)
     problems.install(app)
     # Around the framework's own layers, which the short ways do without.
-    within = Limits(ShortWays(app.build_middleware_stack()), allowed_hosts(settings), _bodies(settings))
-    app.middleware_stack = CountRequests(within, monitoring)
+    within = ShortWays(app.build_middleware_stack())
+    app.middleware_stack = Door(within, allowed_hosts(settings), _bodies(settings), monitoring)
     return app
 
 

@@ -5,6 +5,7 @@ Plain ASGI around the whole framework, so that it also covers what that does by 
 
 import asyncio
 import math
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -12,6 +13,7 @@ from ipaddress import ip_address
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import problems
+from api.monitoring import Monitoring
 from api.problems import BadHost, BodyTimeout, HeadersTooLarge
 from api.server import has_come
 from jobs.errors import BodyTooLarge, ShardyardError
@@ -76,26 +78,40 @@ class Bodies:
         return self.of_paths.get(path, self.usual)
 
 
-class Limits:
-    """Refuses a request that breaks a limit; the body is counted and timed while it is read. Answers are private."""
+class Door:
+    """What every request passes first and every answer last. Refuses a request that breaks a limit; the body is counted
+    and timed while it is read. Answers are private, and counted under their route."""
 
-    def __init__(self, app: ASGIApp, hosts: Iterable[str], bodies: Bodies) -> None:
+    def __init__(self, app: ASGIApp, hosts: Iterable[str], bodies: Bodies, monitoring: Monitoring) -> None:
         self._app = app
         self._hosts = frozenset(hosts)
         self._bodies = bodies
+        self._monitoring = monitoring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = self._bodies.at(scope["path"])
+        started, status = time.perf_counter(), 500
+
+        async def answered(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = _private(list(message.get("headers", ())))
+            await send(message)
+
+        app, body = self._app, self._bodies.at(scope["path"])
         try:
             self._check(scope["headers"], body)
         except ShardyardError as error:
-            await problems.of_error(error, scope["path"])(scope, receive, _private(send))
-            return
-        # A request that is here as a whole has no more to be counted or waited for than its one message.
-        await self._app(scope, _limited(receive, body, timed=not has_come(scope)), _private(send))
+            app = problems.of_error(error, scope["path"])
+        try:
+            # A body that is here as a whole is not waited for.
+            await app(scope, _limited(receive, body, timed=not has_come(scope)), answered)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self._monitoring.observe(scope["method"], route, status, time.perf_counter() - started)
 
     def _check(self, headers: list[tuple[bytes, bytes]], body: BodyLimits) -> None:
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
@@ -111,18 +127,11 @@ class Limits:
                 raise _too_large(body)
 
 
-def _private(send: Send) -> Send:
+def _private(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Whatever does not say otherwise is for whoever asked: kept by no cache between, by no browser unasked, and taken
     for nothing but what it is."""
-
-    async def private(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = list(message.get("headers", ()))
-            named = {name for name, _ in headers}
-            message["headers"] = headers + [header for header in _PRIVATE if header[0] not in named]
-        await send(message)
-
-    return private
+    named = {name for name, _ in headers}
+    return headers + [header for header in _PRIVATE if header[0] not in named]
 
 
 def _limited(receive: Receive, limits: BodyLimits, *, timed: bool) -> Receive:

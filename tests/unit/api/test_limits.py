@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from api.limits import Bodies, BodyLimits, Limits, allowed_hosts, host_name, is_loopback
+from api.limits import Bodies, BodyLimits, Door, allowed_hosts, host_name, is_loopback
+from api.monitoring import Monitoring
 from jobs.errors import ShardyardError
 from jobs.settings import Settings
 
@@ -41,8 +42,7 @@ def call(
 
     scope = {"type": "http", "path": path, "method": "POST", "headers": [HOST] if headers is None else headers}
     bodies = Bodies(BodyLimits(1000, seconds, total, pace), {"/v1/bundles": BodyLimits(5000, seconds, total)})
-    limits = Limits(read_body, {"localhost", "::1"}, bodies)
-    asyncio.run(limits(scope, receive, send))
+    asyncio.run(Door(read_body, {"localhost", "::1"}, bodies, Monitoring())(scope, receive, send))
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
 
 
