@@ -138,18 +138,24 @@ def test_jobs_that_ended_at_one_time_are_all_packed_though_no_call_hands_out_all
     for job in jobs[:7]:
         world.run(store.cancel(TENANT, job))
     world.run(store.cancel_many(TENANT, JobFilter(State.QUEUED), after="~"))
-    times = {score for _, score in world.redis.zrange("sy:finished", 0, -1, withscores=True)}
-    assert len(times) == 8
+    assert len(set(_times(world))) == 8
     packing.sweep()
     assert packed(world) == jobs
+
+
+def _times(world: World) -> list[float]:
+    """When each job has ended."""
+    found: list[Any] = list(world.redis.zrange("sy:finished", 0, -1, withscores=True))
+    return [score for _, score in found]
 
 
 def test_what_ends_after_the_clock_was_set_back_is_packed(world: World) -> None:
     world.node()
     packing = Packing(world.store, rest_seconds=0, upgrade_seconds=0)
-    world.finish_and_release(world.running())
-    world.redis.zincrby("sy:finished", 3600e6, world.redis.zrange("sy:finished", 0, 0)[0])  # when clocks were ahead
-    packing._position = int(world.redis.zrange("sy:finished", 0, 0, withscores=True)[0][1])
+    first = world.running()
+    world.finish_and_release(first)
+    world.redis.zincrby("sy:finished", 3600e6, first.job_ref)  # when clocks were ahead
+    packing._position = int(_times(world)[0])
     second = world.running()
     world.finish_and_release(second)
     packing.sweep()
