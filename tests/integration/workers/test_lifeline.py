@@ -16,7 +16,9 @@ from jobs.wire import orders_channel
 from tests.integration.redis_server import RedisServer, redis_server
 from tests.integration.store.world import World
 from workers import lifeline, untold
+from workers.launch import Marks
 from workers.lifeline import Lifeline
+from workers.rounds import Rounds, clear
 from workers.untold import Untold
 
 pytestmark = pytest.mark.integration
@@ -205,3 +207,24 @@ def test_tries_become_rarer_while_redis_is_away(world: World, server: RedisServe
         "a beat must not wait longer"
     )
     line.finish(Reason.COMPLETED, "over", None, None, 0.0, keep=NOWHERE)
+
+
+def test_an_untold_end_of_an_attempt_that_holds_nothing_is_told_in_the_rounds_and_only_then_cleared_away(
+    world: World, server: RedisServer, tmp_path: Path
+) -> None:
+    attempt = world.claimed()
+    marks = Marks.of(tmp_path / "state", attempt)
+    marks.create()
+    marks.supervisor_lock.touch()
+    untold.keep(marks.untold, Untold("c", Reason.COMPLETED, "all went well"))
+    rounds = Rounds("n1", (), tmp_path / "state", tmp_path / "storage", world.store, tuple)
+    rounds.clear_away()
+    server.kill()
+    with pytest.raises(Unavailable):
+        rounds.clear_away()
+    clear(tmp_path / "state", tmp_path / "storage", attempt)  # as a worker does that has just been started
+    assert marks.untold.exists()
+    server.start()
+    rounds.clear_away()
+    assert world.job(attempt.job).message == "all went well"
+    assert not marks.directory.exists()
