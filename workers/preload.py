@@ -13,10 +13,11 @@ import torch._dynamo  # noqa: F401  (the first optimizer or DDP constructor impo
 import jobs.lean_log  # noqa: F401
 import workers.supervisor
 import workers.training.preload
-from jobs import store
+from jobs import catalogue, store
 
+catalogue.load()  # read once, and known to all that is forked
 for script in workers.supervisor.SCRIPTS:
-    store.source(script)  # read once, and known to all that is forked
+    store.source(script)
 
 
 #: Of Linux 6.1 and later; unknown to `mmap`.
