@@ -47,7 +47,7 @@ REWRITE_SECONDS = 120.0
 
 
 def run(scale: Scale, say: Say) -> list[Figure]:
-    sizes, seconds = scale.pick((1_000, 100_000, 1_000_000), (1_000, 20_000)), scale.pick(1.5, 0.5)
+    sizes, seconds = scale.pick((1_000, 100_000, 1_000_000), (1_000, 20_000)), scale.pick(1.0, 0.5)
     figures: list[Figure] = []
     with ExitStack() as stack:
         ours, bare = stack.enter_context(service("cpu:2")), stack.enter_context(http.bare_api())
@@ -66,7 +66,7 @@ def run(scale: Scale, say: Say) -> list[Figure]:
                 _check(ours, paths[0], token)
                 loads = in_turns(
                     {side: _loaded(side, plan, say) for side, plan in whose.items()},
-                    scale.rounds_of(2, 1) if name == "first page" else scale.rounds_of(1, 1),
+                    scale.rounds_of(3, 1) if name == "first page" and size == max(sizes) else 1,
                     say=lambda _: None,
                     warm_up=0,
                 )

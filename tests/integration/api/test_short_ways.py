@@ -144,6 +144,22 @@ async def test_a_list_with_a_query_that_is_not_plain_goes_the_long_way(
     assert taken == [False]
 
 
+async def test_a_bug_is_answered_alike_on_both_ways_and_counted(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.node()
+    job = await api.submit()
+
+    async def broken(*_: Any) -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr("api.services.jobs.Jobs.shown", broken)
+    short, long = [await api.client.get(f"/v1/jobs/{job}{way}") for way in ("", LONG)]
+    assert (short.status_code, short.json()["code"]) == (500, "internal_error")
+    assert seen(short) == seen(long)
+    assert "secret" not in short.text
+    counted = (await api.client.get("/metrics")).text
+    assert 'shardyard_requests_total{method="GET",route="/v1/jobs/{job}",status="500"} 2.0' in counted
+
+
 async def test_a_token_that_may_only_read_submits_on_neither_way(api: Api) -> None:
     api.node()
     reader = api.token(Scope.READ)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from jobs import store
@@ -24,6 +25,15 @@ def pack(world: World) -> None:
     packing = Packing(world.store, rest_seconds=0, upgrade_seconds=0)
     while packing.sweep():
         pass
+
+
+def test_a_packed_job_that_is_known_is_not_unpacked_again(world: World, finished: str) -> None:
+    running = world.run(store.read_job(TENANT, finished))
+    pack(world)
+    assert packed(world) == [finished]
+    assert world.run(store.read_job(TENANT, finished, running)) is running
+    stale = replace(running, record=msgspec.structs.replace(running.record, version=1))
+    assert world.run(store.read_job(TENANT, finished, stale)).record.state is State.SUCCEEDED
 
 
 @pytest.fixture

@@ -58,6 +58,32 @@ def test_an_idempotency_key_gives_the_same_job_and_refuses_another_body(world: W
     assert world.run(store.submit("other-tenant", "d", a_spec(), idempotency_key="k", digest="d")).created
 
 
+def test_a_submit_tells_the_job_as_it_was_stored(world: World) -> None:
+    world.node(devices=4)
+    world.submit()
+    wanted = a_spec(2, name="named", labels={"team": "vision"}, priority=5, limits={"max_retries": 3})
+    told = world.run(store.submit(TENANT, "b", wanted, parent="000000001", idempotency_key="k", digest="d"))
+    assert told.view == world.run(store.read_job(TENANT, "b"))
+
+
+def test_a_job_that_is_known_is_read_again_only_when_something_of_it_has_changed(world: World) -> None:
+    world.node(devices=4)
+    first, second = world.submit(), world.submit()
+    seen = world.run(store.read_job(TENANT, second))
+    assert world.run(store.read_job(TENANT, second, seen)) is seen
+    world.run(store.cancel(TENANT, first))
+    ahead = world.run(store.read_job(TENANT, second, seen))
+    assert ahead.record is seen.record
+    assert (seen.queue and seen.queue.ahead, ahead.queue and ahead.queue.ahead) == (1, 0)
+    world.run(store.cancel(TENANT, second))
+    ended = world.run(store.read_job(TENANT, second, ahead))
+    assert (ended.record.state, ended.queue) == (State.CANCELLED, None)
+    assert world.run(store.read_job(TENANT, second, ended)) is ended
+    world.run(store.delete(TENANT, second))
+    with pytest.raises(NotFound):
+        world.run(store.read_job(TENANT, second, ended))
+
+
 def test_a_key_without_a_digest_is_remembered_too(world: World) -> None:
     world.node()
     world.run(store.submit(TENANT, "a", a_spec(), idempotency_key="k"))
