@@ -110,8 +110,7 @@ class Publisher:
         rank, source = self._sender
         self._stepped = self._progress.feed_steps(rank, steps, source) or self._stepped
         try:
-            for line in self._report.feed_steps(rank, steps, source):
-                self._relay.line(line.device, "shard", rank, line.text, line.step)
+            self._relay.shards(rank, self._report.feed_steps(rank, steps, source))
         except Exception:  # noqa: BLE001  (logged there, once)
             self._report_failed("Step")
 

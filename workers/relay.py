@@ -8,9 +8,10 @@ disk refuses, the relay goes on and says in the log which lines are missing.
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ import structlog
 from jobs import layout
 from jobs.logs import MAX_LINE_BYTES, LogWriter, Run, StreamName
 from jobs.metrics import MetricWriter
+from jobs.shard_lines import ShardLine
 from jobs.telemetry import Metric
 from workers.lines import Lines, Splitter
 from workers.shipper import Shipper
@@ -110,6 +112,21 @@ class Relay:
         """One line of the service's own (`shard`, `service`); it is split like any other."""
         self.output(device, stream, rank, text.encode("utf-8", "surrogateescape") + b"\n", step)
 
+    def shards(self, rank: int, lines: Sequence[ShardLine]) -> None:
+        """Lines of the service's own about steps of a rank, many at once: they stay together in chunks."""
+        now = self._clock()
+        for (device, step), alike in groupby(lines, key=_device_and_step):
+            texts = [line.text.encode() for line in alike]
+            if any(len(text) > PIECE_BYTES for text in texts):  # of a shape of thousands of dimensions
+                for text in texts:
+                    self.output(device, "shard", rank, text + b"\n", step)
+                continue
+            self._queue(device, Run("shard", rank, step, now, 0, texts), now)
+            if self._devices[device].lines >= MAX_CHUNK_LINES or self._devices[device].size >= CHUNK_BYTES:
+                self._write(device)
+        for device in {line.device for line in lines}:
+            self._write_if_full(device)
+
     def metric(self, record: Metric) -> None:
         """One point of a series. A time that cannot be (a program may claim any) becomes the time of arrival."""
         now = self._clock()
@@ -164,7 +181,8 @@ class Relay:
                     source.drawn_at = None
             if device.runs and _is_due(device.since, CHUNK_SECONDS, now):
                 self._write(index)
-        if self._points and _is_due(self._points_since, METRIC_SECONDS, now):
+        enough = len(self._points) >= CHUNK_LINES and not (self._metrics_failing or self._earlier is not None)
+        if enough or (self._points and _is_due(self._points_since, METRIC_SECONDS, now)):
             self._write_points()
 
     def close(self) -> None:
@@ -188,17 +206,24 @@ class Relay:
 
     def _add(self, index: int, source: _Source, lines: Lines, now: float) -> None:
         """Queue lines, and write chunks as they fill up; a device's very first line is written at once."""
-        device = self._devices[index]
         for texts, flags in lines:
             for start in range(0, len(texts), MAX_CHUNK_LINES):
                 part = texts[start : start + MAX_CHUNK_LINES] if len(texts) > MAX_CHUNK_LINES else texts
-                if not device.runs:
-                    device.since = now
-                device.runs.append(Run(source.stream, source.rank, source.step, now, flags, part))
-                device.lines += len(part)
-                device.size += sum(map(len, part))
-                if not device.begun or device.lines >= CHUNK_LINES or device.size >= CHUNK_BYTES:
-                    self._write(index)
+                self._queue(index, Run(source.stream, source.rank, source.step, now, flags, part), now)
+                self._write_if_full(index)
+
+    def _queue(self, index: int, run: Run, now: float) -> None:
+        device = self._devices[index]
+        if not device.runs:
+            device.since = now
+        device.runs.append(run)
+        device.lines += len(run.texts)
+        device.size += sum(map(len, run.texts))
+
+    def _write_if_full(self, index: int) -> None:
+        device = self._devices[index]
+        if not device.begun or device.lines >= CHUNK_LINES or device.size >= CHUNK_BYTES:
+            self._write(index)
 
     def _write(self, index: int) -> None:
         device = self._devices[index]
@@ -282,6 +307,10 @@ class Relay:
     def _ship_metrics(self) -> None:
         if self._shipper is not None:
             self._shipper.metrics(self._metric_writer.path, self._metric_writer.end)
+
+
+def _device_and_step(line: ShardLine) -> tuple[int, int]:
+    return line.device, line.step
 
 
 def _is_due(since: float, seconds: float, now: float) -> bool:

@@ -6,7 +6,8 @@ import pytest
 
 from jobs import layout, metrics
 from jobs.frames import FrameReader, Kind
-from jobs.logs import REDRAWN, UNENDED, Page, clean_for_display, read_page, read_seal
+from jobs.logs import MAX_LINE_BYTES, REDRAWN, UNENDED, Page, clean_for_display, read_page, read_seal
+from jobs.shard_lines import ShardLine
 from jobs.telemetry import Metric
 from tests.unit.disks import largest_file
 from workers.relay import CHUNK_LINES, CHUNK_SECONDS, MAX_CHUNK_LINES, METRIC_SECONDS, REDRAW_SECONDS, Relay
@@ -69,6 +70,27 @@ def test_a_chunk_is_written_when_it_has_enough_lines_and_never_grows_too_long(tm
         relay.output(0, "stdout", 0, b"x\n", None)
     relay.output(0, "stdout", 0, b"\n" * 1200, None)
     assert chunk_sizes(tmp_path) == [1, CHUNK_LINES, MAX_CHUNK_LINES, MAX_CHUNK_LINES, 200]
+
+
+def test_the_shard_lines_of_many_steps_stay_together(tmp_path: Path, relay: Relay) -> None:
+    steps = range(MAX_CHUNK_LINES)
+    lines = [ShardLine(0, step, "train", f"{what} {step}") for step in steps for what in ("in", "out")]
+    relay.shards(1, lines[:2])
+    relay.shards(1, lines[2:])
+    found = page(tmp_path).lines
+    assert [(line.stream, line.rank, line.step, line.text) for line in found] == [
+        ("shard", 1, line.step, line.text.encode()) for line in lines
+    ]
+    assert chunk_sizes(tmp_path) == [2, MAX_CHUNK_LINES, MAX_CHUNK_LINES - 2]
+
+
+def test_a_shard_line_that_is_longer_than_a_line_may_be_comes_back_whole(tmp_path: Path, relay: Relay) -> None:
+    text = "x" * (2 * MAX_LINE_BYTES + 1)
+    relay.shards(0, [ShardLine(0, 3, "train", "before"), ShardLine(0, 4, "train", text)])
+    relay.close()
+    before, *parts = page(tmp_path).lines
+    assert (before.text, b"".join(part.text for part in parts).decode()) == (b"before", text)
+    assert max(len(part.text) for part in parts) <= MAX_LINE_BYTES
 
 
 def test_a_clock_that_is_set_back_delays_nothing(tmp_path: Path, relay: Relay, clock: Clock) -> None:
@@ -138,6 +160,16 @@ def test_metrics_are_written_by_their_deadline_and_at_the_end(tmp_path: Path, re
     relay.close()
     (series,) = metrics.read(layout.metrics_file(tmp_path))
     assert [point.value for point in series.points] == [0.5, 0.25]
+
+
+def test_many_points_that_came_together_are_written_together_and_do_not_wait(tmp_path: Path, relay: Relay) -> None:
+    for step in range(2 * CHUNK_LINES):
+        relay.metric(Metric(0, "loss", step, 1.0, 1000.0))
+    relay.flush(1000.0)
+    (series,) = metrics.read(layout.metrics_file(tmp_path))
+    assert len(series.points) == 2 * CHUNK_LINES
+    with FrameReader(layout.metrics_file(tmp_path)) as reader:
+        assert len(list(reader.forward(reader.first()))) == 1
 
 
 @pytest.mark.parametrize("claimed", [float("nan"), float("inf"), -1.0, 1e300])
