@@ -87,6 +87,7 @@ class Reader:
             lines = head.decode().split("\r\n")
             self.status = int(lines[0].split()[1])
             self.headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
+            assert len(self.headers) == len(lines) - 1, f"a header came twice: {lines}"
         if self.status == 200:
             self._unchunk()
         else:
