@@ -26,14 +26,14 @@ TITLE = "Probe: CPU time of the main thread in a watched step"
 PROBE, XADD, UNWATCHED = "probe", "one XADD a step", "unwatched"
 DEADLINE_SECONDS = 300.0
 TURNS = 20
-#: Loop, its name, the modules that are called in a step (the loss is one), and steps of a block: full and quick. A
-#: step of the first makes six watched calls: at full scale more than a million in the watched blocks of two processes.
+#: Loop, its name, the modules that are called in a step (the loss is one), steps of a block (full and quick), and
+#: processes. A step of the first makes six watched calls: at full scale more than a million in the watched blocks.
 LOOPS = (
-    ("trivial", "calls", 2, (4300, 500)),
-    ("linear", "linear", 2, (400, 100)),
-    ("linear under ddp", "linear under ddp", 3, (300, 60)),
-    ("narrow cnn", "narrow cnn", 16, (80, 10)),
-    ("narrow transformer", "narrow transformer", 65, (25, 5)),
+    ("trivial", "calls", 2, (4300, 500), 2),
+    ("linear", "linear", 2, (250, 100), 2),
+    ("linear under ddp", "linear under ddp", 3, (200, 60), 2),
+    ("narrow cnn", "narrow cnn", 16, (60, 10), 1),
+    ("narrow transformer", "narrow transformer", 65, (20, 5), 1),
 )
 #: Those of quick scale: starting a process for each takes most of the time.
 QUICK_LOOPS = LOOPS[:3]
@@ -43,8 +43,8 @@ Block = tuple[float, float]  # seconds of a step: CPU time of the main thread, a
 def run(scale: Scale, say: Say) -> list[Figure]:
     figures = []
     with redis_server("telemetry") as server:
-        for loop, name, modules, steps in scale.pick(LOOPS, QUICK_LOOPS):
-            processes = [measure(loop, scale.pick(*steps), server.url) for _ in range(scale.rounds_of(2, 1))]
+        for loop, name, modules, steps, often in scale.pick(LOOPS, QUICK_LOOPS):
+            processes = [measure(loop, scale.pick(*steps), server.url) for _ in range(scale.rounds_of(often, 1))]
             say(name)
             added = {
                 side: [added_seconds(each, way, 0) for each in processes]

@@ -5,7 +5,7 @@ python -m benchmarks.programs.watched_loop '{"loop": "linear", "blocks": 20, "st
 Prints, for each way, the seconds of a step in each block: CPU time of the main thread, and time of the clock. Both
 ends of the probe's pipe are real: a process reads what the sink's thread packs. Between blocks the functions that the
 probe replaces are put back to those of torch, so "unwatched" is a process in which nobody has installed it. Each way
-has a model, an optimizer, and passes over the data of its own, made in that way.
+has passes over the data of its own: what a watched block goes over was watched from its beginning.
 """
 
 import gc
@@ -52,6 +52,8 @@ HOOKS: tuple[dict[int, Any], ...] = (
     torch_optimizer._global_optimizer_post_hooks,
 )
 
+UNDER_DDP = "linear under ddp"
+
 Step = Callable[[Any], None]
 
 
@@ -66,15 +68,15 @@ def main() -> None:
 
 def measure(pipe: int, loop: str, blocks: int, steps: int, redis: str = "") -> dict[str, list[tuple[float, float]]]:
     switch = install(pipe)
-    sides = {"off": made(loop), "xadd": made(loop)}
     switch(True)
-    sides["on"] = made(loop)
-    counts = {way: max(1, steps // XADDS) if way == "xadd" else steps for way in sides}
+    step, batches = LOOPS[loop]()
+    switch(False)
+    plain = LOOPS[loop]()[0] if loop == UNDER_DDP else step  # the probe makes the wrapper measure more often
+    steps_of: dict[str, Step] = {"off": plain, "on": step}
     if redis:
-        step, feed = sides["xadd"]
-        sides["xadd"] = and_xadd(step, redis), feed
-    else:
-        del sides["xadd"]
+        steps_of["xadd"] = and_xadd(plain, redis)
+    sides = {way: (act, forever(batches)) for way, act in steps_of.items()}
+    counts = {way: max(1, steps // XADDS) if way == "xadd" else steps for way in sides}
     seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in sides}
     gc.collect()
     gc.freeze()  # as in a rank, which is forked from a process that has done so
@@ -87,13 +89,6 @@ def measure(pipe: int, loop: str, blocks: int, steps: int, redis: str = "") -> d
             if number:  # the first turn warms up
                 seconds[way].append(taken)
     return seconds
-
-
-def made(loop: str) -> tuple[Step, Iterator[Any]]:
-    """The loop's step, and its batches for ever."""
-    torch.manual_seed(0)
-    step, batches = LOOPS[loop]()
-    return step, forever(batches)
 
 
 def run(step: Step, feed: Iterator[Any], steps: int) -> tuple[float, float]:
@@ -244,7 +239,7 @@ def learning(net: nn.Module, inputs: torch.Tensor, classes: int, batch: int) -> 
 LOOPS: dict[str, Callable[[], tuple[Step, Any]]] = {
     "trivial": trivial,
     "linear": linear,
-    "linear under ddp": ddp,
+    UNDER_DDP: ddp,
     "narrow cnn": lambda: cnn(1, 8, 4),
     "narrow transformer": lambda: transformer(2, 1, 4, 4),
     "cnn": cnn,

@@ -23,6 +23,7 @@ from workers.training.probe.usual import AWAY, BACKWARD, CALLED, LEARNED, LOADED
 from workers.training.probe.watch import DDP_FIRST, INSIDE, OUTSIDE, SEARCHING
 
 if TYPE_CHECKING:
+    from jobs.telemetry import Shape
     from workers.training.probe.models import Root
     from workers.training.probe.script import Probe
     from workers.training.probe.usual import Usual
@@ -169,6 +170,7 @@ def watch_modules(probe: "Probe", home: Any) -> None:
             return False
         if engine() != -1 or tracing() is not None or modes() != 0 or transforms() is not None:
             return False
+        given: Shape | None
         if args and type(args[0]) is tensor:
             try:
                 given = args[0].shape

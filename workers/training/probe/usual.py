@@ -224,7 +224,6 @@ class Usual:
             windows.forward_begins(known.training and known.learns)
             if stage == CALLED:
                 self.forward = where.forward = windows.forward_of(known, self.began)
-                where.depth = self.inside_is
                 return
             self._tell_forward(self)
             if stage >= BACKWARD:
