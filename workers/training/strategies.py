@@ -33,7 +33,7 @@ Buckets = list[list[int]]
 DDP_UNMEASURED = "DistributedDataParallel of this torch does not tell its own times"
 #: DistributedDataParallel is asked for its times in so many steps from the first on, and then in every tenth: the
 #: question costs it more than all else that is observed of a step.
-DDP_ASKED = 100
+DDP_ASKED = 10
 DDP_SAMPLED = f"read from DistributedDataParallel in the first {DDP_ASKED} steps and every tenth after them"
 
 
