@@ -1,5 +1,5 @@
-"""Commands of many asyncio tasks on one connection to Redis: those of one turn of the loop are written together, and
-replies are given out in the order in which they come.
+"""Commands of many asyncio tasks on one connection to Redis: what is asked while replies are on their way is written
+together when these have come, and replies are given out in their order.
 
 A connection for each task costs several times as much, in the server as well: it syncs what it has read in one turn
 with one write to the disk. Nothing that blocks (BLPOP, XREAD BLOCK) may be sent here: all others would wait with it.
@@ -98,6 +98,7 @@ class _Line(asyncio.Protocol):
         self._replies = hiredis.Reader(protocolError=RedisConnectionError, replyError=ResponseError)
         self._unsent: list[bytes] = []
         self._unanswered: deque[asyncio.Future[Any]] = deque()
+        self._sent = 0  # of those, the first so many
         self._answered = 0
         self._watch: asyncio.TimerHandle | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -114,16 +115,15 @@ class _Line(asyncio.Protocol):
         self._unsent.append(hiredis.pack_command(command))  # type: ignore[arg-type]  # its type says a tuple of one
         reply: asyncio.Future[Any] = self._loop.create_future()
         self._unanswered.append(reply)
-        if len(self._unanswered) == 1:
-            self._send()  # nobody else is here, or will be before a turn of the loop
-        elif len(self._unsent) == 1:
-            self._loop.call_soon(self._send)
+        if not self._sent:
+            self._send()
         if self._watch is None:
             self._watch = self._loop.call_later(self._seconds, self._look, self._answered)
         return reply
 
     def _send(self) -> None:
         packed, self._unsent = self._unsent, []
+        self._sent = len(packed)
         try:
             self._transport.writelines(packed)
         except (OSError, RuntimeError) as error:  # RuntimeError: uvloop, of a connection that was reset
@@ -133,9 +133,16 @@ class _Line(asyncio.Protocol):
         try:
             self._replies.feed(data)
             while not self.lost and (reply := self._replies.gets()) is not False:
-                if not isinstance(reply, hiredis.PushNotification):
-                    self._answered += 1
-                    _give(self._unanswered.popleft(), reply)
+                if isinstance(reply, hiredis.PushNotification):
+                    continue
+                if not self._sent:
+                    self.close(RedisConnectionError("the server sent a reply that nobody asked for"))
+                    return
+                self._sent -= 1
+                self._answered += 1
+                _give(self._unanswered.popleft(), reply)
+            if self._unsent and not self._sent:
+                self._send()
         except RedisConnectionError as error:
             self.close(error)
         except IndexError:
