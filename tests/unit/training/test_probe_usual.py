@@ -1,5 +1,6 @@
 """Steps of which only moments are noted are the records that the whole bookkeeping makes of them."""
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable
@@ -130,6 +131,37 @@ def with_a_second_thread() -> None:
             other.join()
 
 
+class Surprising(nn.Module):
+    """Does something else in the midst of a forward, now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.other, self.calls = nn.Linear(5, 2), nn.Linear(5, 2), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls % 7 == 5:
+            with torch.enable_grad():
+                outputs: Any = self.other(x)
+                outputs.sum().backward()
+        if self.calls == 15:
+            next(iter(DataLoader(vectors(6), 6)))
+        if self.calls == 23:
+            raise ValueError("the program's own, when steps had not been usual")
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+def with_something_within() -> None:
+    net = Surprising()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for number in range(36):
+        with contextlib.suppress(ValueError):
+            learn(optimizer, net(torch.ones(4, 5)).sum())
+        if number % 9 == 8:
+            with torch.no_grad():
+                net(torch.ones(4, 5))
+
+
 def with_own_batches() -> None:
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -143,6 +175,7 @@ PROGRAMS = [
     with_two_forwards_after_evaluation,
     with_a_second_thread,
     with_own_batches,
+    with_something_within,
     train_and_evaluate,
     with_surprises,
     without_a_loader,
@@ -166,7 +199,9 @@ PROGRAMS = [
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_usual_steps_are_the_same_records(program: Callable[..., None]) -> None:
-    assert told(watched(program)) == told(watched(never_usual, program))
+    seen = watched(program)
+    assert told(seen) == told(watched(never_usual, program))
+    assert "turned itself off" not in seen.notes()
 
 
 def in_parallel(store: str, rank: int) -> None:
@@ -204,7 +239,7 @@ def counting(program: Callable[..., None], *args: Any) -> int:
         noted.append(step)
         note(self, *step)
 
-    Usual.note = counted  # type: ignore[method-assign]
+    Usual.note = counted  # type: ignore[method-assign, assignment]
     program(*args)
     return len(noted)
 
