@@ -1,7 +1,10 @@
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.faults.inject.disk import small_disk
+from tests.faults.machine import need
 from tests.faults.site import Site, running_site
 
 #: Long enough for a busy machine, short enough to wait for.
@@ -38,3 +41,11 @@ def site(shared_site: Site, request: pytest.FixtureRequest) -> Iterator[Site]:
             shared_site.is_sound()
     finally:
         shared_site.restore()  # so that one failure does not become the next test's
+
+
+@pytest.fixture
+def cramped(tmp_path: Path) -> Iterator[Site]:
+    """A site whose storage is a disk of 8 MB."""
+    need("mounts")
+    with small_disk(tmp_path / "storage", "8m"), running_site(tmp_path) as site:
+        yield site

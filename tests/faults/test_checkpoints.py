@@ -1,6 +1,6 @@
 """Rows 1, 18 and 19 for runs that save checkpoints: what was saved last counts, and nothing half of it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,11 @@ from jobs import checkpoints, layout
 from jobs.state import Reason, State
 from tests.faults.conftest import LEASE
 from tests.faults.inject import processes
-from tests.faults.inject.disk import fill, small_disk
+from tests.faults.inject.disk import fill
 from tests.faults.inject.proxy import Act, Rule
 from tests.faults.inject.trace import failing_calls
 from tests.faults.machine import need
-from tests.faults.site import Site, running_site
+from tests.faults.site import Site
 from tests.integration.workers.service import TENANT, eventually, is_dead
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
@@ -243,14 +243,6 @@ def test_row_19_a_run_without_any_sound_checkpoint_begins_anew_and_says_so(
 
 
 # -- full disks ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cramped(tmp_path: Path) -> Iterator[Site]:
-    """A site whose storage is a disk of 8 MB."""
-    need("mounts")
-    with small_disk(tmp_path / "storage", "8m"), running_site(tmp_path) as site:
-        yield site
 
 
 @pytest.mark.slow

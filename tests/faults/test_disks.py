@@ -1,7 +1,6 @@
 """Rows 18 and 19: disks that are full or fail, and writers that are killed in the middle."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,19 +10,11 @@ from jobs.state import Reason, State
 from tests.faults.inject.disk import fill, small_disk
 from tests.faults.inject.trace import failing_calls
 from tests.faults.machine import need
-from tests.faults.site import Site, running_site
+from tests.faults.site import Site
 from tests.faults.test_tree import Tree
 from tests.integration.workers.service import eventually, is_dead
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
-
-
-@pytest.fixture
-def cramped(tmp_path: Path) -> Iterator[Site]:
-    """A site whose storage is a disk of 8 MB."""
-    need("mounts")
-    with small_disk(tmp_path / "storage", "8m"), running_site(tmp_path) as site:
-        yield site
 
 
 @pytest.mark.slow
