@@ -170,7 +170,7 @@ def test_an_end_is_kept_while_it_is_tried_and_not_longer(
     server.kill()
     kept, told = tmp_path / "untold.json", []
     finish = threading.Thread(
-        target=lambda: told.append(line.finish(Reason.COMPLETED, "over", None, None, 0.0, keep=kept))
+        target=lambda: told.append(line.finish(Reason.COMPLETED, "over", None, None, 0.0, keep=kept)), daemon=True
     )
     finish.start()
     until(kept.exists, "it is kept")
