@@ -49,17 +49,19 @@ def specs(count: int, devices: int = 2, seed: int = 7) -> Iterator[JobSpec]:
     """Different ones, the same for the same seed. Three of four are recipes, as `docs/spec.md` has them."""
     chance = random.Random(seed)
     for number in range(count):
-        body = (_digits, _mlp, _layers, _script)[number % 4](chance, devices)
+        make, strategy = ((_digits, "ddp"), (_mlp, "ddp"), (_layers, "dp"), (_script, "ddp"))[number % 4]
+        body = make(chance) | {
+            "resources": {"devices": devices},
+            "parallelism": {"strategy": strategy if devices > 1 else "single"},
+        }
         team, sweep = chance.choice(("vision", "speech", "ranking", "robotics")), f"sweep-{chance.randrange(400)}"
         yield spec.parse(json.dumps(body | {"labels": {"team": team, "sweep": sweep}}))
 
 
-def _digits(chance: random.Random, devices: int) -> dict[str, Any]:
+def _digits(chance: random.Random) -> dict[str, Any]:
     rate, channels = round(10 ** chance.uniform(-4, -1), 5), chance.choice((8, 16, 24, 32))
     return {
         "name": f"digits-cnn-lr{rate}",
-        "resources": {"devices": devices},
-        "parallelism": {"strategy": "ddp" if devices > 1 else "single"},
         "program": {
             "kind": "recipe",
             "model": {"ref": "digits_cnn", "args": {"channels": channels, "dropout": round(chance.random() / 2, 2)}},
@@ -73,13 +75,11 @@ def _digits(chance: random.Random, devices: int) -> dict[str, Any]:
     }
 
 
-def _mlp(chance: random.Random, devices: int) -> dict[str, Any]:
+def _mlp(chance: random.Random) -> dict[str, Any]:
     hidden, rate = chance.choice(([512, 512], [256], [1024, 512, 256])), round(10 ** chance.uniform(-5, -2), 6)
     return {
         "name": f"mlp-{'x'.join(map(str, hidden))}-{chance.randrange(10_000)}",
         "priority": chance.choice((0, 0, 10)),
-        "resources": {"devices": devices},
-        "parallelism": {"strategy": "ddp" if devices > 1 else "single"},
         "program": {
             "kind": "recipe",
             "model": {"ref": "mlp", "args": {"hidden": hidden}},
@@ -95,12 +95,10 @@ def _mlp(chance: random.Random, devices: int) -> dict[str, Any]:
     }
 
 
-def _layers(chance: random.Random, devices: int) -> dict[str, Any]:
+def _layers(chance: random.Random) -> dict[str, Any]:
     features, rows = chance.randrange(3, 100), chance.randrange(100, 5000)
     return {
         "name": f"linear-{features}",
-        "resources": {"devices": devices},
-        "parallelism": {"strategy": "dp" if devices > 1 else "single"},
         "program": {
             "kind": "recipe",
             "model": {"ref": "linear", "args": {"in_features": features, "out_features": 2}},
@@ -112,13 +110,11 @@ def _layers(chance: random.Random, devices: int) -> dict[str, Any]:
     }
 
 
-def _script(chance: random.Random, devices: int) -> dict[str, Any]:
+def _script(chance: random.Random) -> dict[str, Any]:
     rate = round(10 ** chance.uniform(-4, -1), 5)
     args = ["--epochs", str(chance.randrange(1, 90)), "--lr", str(rate), "--data", f"/data/set-{chance.randrange(50)}"]
     return {
         "name": f"train-{chance.randrange(100_000)}",
-        "resources": {"devices": devices},
-        "parallelism": {"strategy": "ddp" if devices > 1 else "single"},
         "program": {
             "kind": "script",
             "bundle": BUNDLE,
