@@ -1,4 +1,9 @@
-"""`Client` and `Job`: they block until the service has answered. What they do is in `calls` and `flows`."""
+"""`Client` and `Job`: they block until the service has answered. What they do is in `calls` and `flows`.
+
+Signatures and docstrings stand here and in `asynchronous` alike, on purpose: editors and type checkers see only what is
+written down, and a file that is generated from the other can be read by nobody without its generator. A test holds the
+two together.
+"""
 
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
