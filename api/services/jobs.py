@@ -123,7 +123,7 @@ class Jobs:
     async def shown(self, who: Principal, job: str) -> Tagged:
         """The status as it is, as JSON. Raises as `status` does."""
         last = self._shown.last(who.tenant, job)
-        view = await self._records.view(who.tenant, job, last and last.view)
+        view = await self._records.view(who.tenant, job, None if last is None else last.view)
         is_final = last is not None and last.view is view and last.is_final
         progress = last.progress if last and is_final else await self._progress_of(view.record)
         return self._shown.answer(view, progress, await self._fleet.labels())
