@@ -12,7 +12,6 @@ import gc
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from itertools import cycle
@@ -132,8 +131,7 @@ def install(pipe: int) -> Callable[[bool], None]:
 
 def join_a_group() -> None:
     """Be the only rank of a group, for DistributedDataParallel."""
-    store = tempfile.mkdtemp(prefix="group-")
-    dist.init_process_group("nccl" if ON_CUDA else "gloo", init_method=f"file://{store}/store", rank=0, world_size=1)
+    dist.init_process_group("nccl" if ON_CUDA else "gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def and_xadd(step: Step, url: str) -> Step:
