@@ -22,7 +22,8 @@ cores, and what they take is taken from the ranks. What the supervisor itself co
 time for 1,000 steps of a rank, read while the steps are counted.
 
 How many steps are counted is found by the plain loop: about `SECONDS` of them. So most are among the first thousand,
-for each of which the service writes lines into the log.
+for each of which the service writes lines into the log. Each round has a service of its own: where the heap of its
+forkserver lies makes steps of all its ranks shorter or longer by up to 3 %.
 """
 
 import os
@@ -32,8 +33,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,44 +112,72 @@ def run(scale: Scale, say: Say) -> list[Figure]:
         _write_pictures(place / "pictures.npz")
         _write_digits(place / "digits.npz")
         for device in dict.fromkeys(way.device for way in ways):
-            with _data_root(place), service("cpu:2" if device == "cpu" else "auto") as running:
+            with ExitStack() as plains:
+                contests = []
                 for way in (each for each in ways if each.device == device):
                     for loop in _loops()[: 1 if scale.quick else None]:
+                        plain = plains.enter_context(_plain(way))  # no heap that another model has warmed
                         loop = replace(loop, rows=str(place / loop.rows) if loop.rows else "")
-                        with _plain(way) as plain:  # no heap that another model has warmed
-                            figures += _compare(loop, way, Jobs(running, place), plain, scale, say)
+                        contests.append(Contest(_sized(loop, plain, scale), way, plain))
+                rounds = scale.rounds_of(3, 1)
+                for number in range(rounds):  # a service for each: see above
+                    with _data_root(place), service("cpu:2" if device == "cpu" else "auto") as running:
+                        for contest in contests:
+                            contest.hold(Jobs(running, place))
+                            say(f"{contest.name}: round {number + 1} of {rounds}")
+                figures += [figure for contest in contests for figure in contest.figures()]
     return figures
 
 
-def _compare(loop: Loop, way: Way, jobs: "Jobs", plain: Callable[..., float], scale: Scale, say: Say) -> list[Figure]:
-    supervisor: dict[str, list[float]] = {RECIPE: [], SCRIPT: []}
+def _sized(loop: Loop, plain: Callable[..., float], scale: Scale) -> Loop:
+    """With as many steps as the plain loop takes in the time of a sample."""
     trial = plain(replace(loop, steps=2 * loop.skip))
-    loop = replace(loop, steps=loop.skip + round(trial * scale.pick(SECONDS, QUICK_SECONDS)))
+    return replace(loop, steps=loop.skip + round(trial * scale.pick(SECONDS, QUICK_SECONDS)))
 
-    def observed(side: str, submit: Callable[[Loop, Way], float]) -> float:
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """The sides of one loop, run in one way. `speeds` in steps a second, `supervisor` in its CPU seconds for 1,000."""
+
+    loop: Loop
+    way: Way
+    plain: Callable[..., float]
+    speeds: dict[str, list[float]] = field(default_factory=lambda: {s: [] for s in (RECIPE, PLAIN, SCRIPT, BATCHED)})
+    supervisor: dict[str, list[float]] = field(default_factory=lambda: {RECIPE: [], SCRIPT: []})
+
+    @property
+    def name(self) -> str:
+        return f"{self.loop.title}, {self.way.title}"
+
+    def hold(self, jobs: "Jobs") -> None:
+        """One round."""
+        sides: dict[str, Callable[[], float]] = {
+            RECIPE: partial(self._observed, RECIPE, jobs, jobs.recipe),
+            PLAIN: partial(self.plain, self.loop),
+            SCRIPT: partial(self._observed, SCRIPT, jobs, jobs.script),
+            BATCHED: partial(self.plain, self.loop, "--batched"),
+        }
+        for side, (speed,) in in_turns(sides, 1, say=lambda _: None, warm_up=0).items():
+            self.speeds[side].append(speed)
+
+    def _observed(self, side: str, jobs: "Jobs", submit: Callable[[Loop, Way], float]) -> float:
         with jobs.supervised() as spent:
-            speed = submit(loop, way)
-        supervisor[side].append(spent.seconds_for(loop.steps - loop.skip, speed) / (loop.steps - loop.skip) * 1000)
+            speed = submit(self.loop, self.way)
+        counted = self.loop.steps - self.loop.skip
+        self.supervisor[side].append(spent.seconds_for(counted, speed) / counted * 1000)
         return speed
 
-    sides: dict[str, Callable[[], float]] = {
-        RECIPE: partial(observed, RECIPE, jobs.recipe),
-        PLAIN: partial(plain, loop),
-        SCRIPT: partial(observed, SCRIPT, jobs.script),
-        BATCHED: partial(plain, loop, "--batched"),
-    }
-    rounds = scale.rounds_of(3, 2)
-    say_of = lambda text: say(f"{loop.title}, {way.title}: {text}")  # noqa: E731
-    samples = in_turns(sides, rounds, say=say_of, warm_up=1 if loop.name == "linear" and not scale.quick else 0)
-    name = f"{loop.title}, {way.title}"
-    scripts = {SCRIPT: samples[SCRIPT], PLAIN: samples[PLAIN]}
-    recipes = {side: samples[side] for side in (RECIPE, PLAIN, BATCHED)}
-    goals = [share_of(PLAIN, loop.goal)]
-    return [
-        Figure(f"{name}, recipe", "steps/s", recipes, goals, lower_is_better=False),
-        Figure(f"{name}, script", "steps/s", scripts, goals, lower_is_better=False),
-        Figure(f"supervisor's CPU for 1,000 steps, {name}", "s", {s: v[-rounds:] for s, v in supervisor.items()}),
-    ]
+    def figures(self) -> list[Figure]:
+        def of(*sides: str) -> dict[str, list[float]]:
+            return {side: self.speeds[side] for side in sides}
+
+        goals = [share_of(PLAIN, self.loop.goal)]
+        recipes = of(RECIPE, PLAIN, BATCHED)
+        return [
+            Figure(f"{self.name}, recipe", "steps/s", recipes, goals, lower_is_better=False),
+            Figure(f"{self.name}, script", "steps/s", of(SCRIPT, PLAIN), goals, lower_is_better=False),
+            Figure(f"supervisor's CPU for 1,000 steps, {self.name}", "s", self.supervisor),
+        ]
 
 
 def _words(loop: Loop, way: Way) -> list[str]:

@@ -131,7 +131,7 @@ def install(pipe: int) -> Callable[[bool], None]:
 
 def join_a_group() -> None:
     """Be the only rank of a group, for DistributedDataParallel."""
-    dist.init_process_group("nccl" if ON_CUDA else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("nccl" if ON_CUDA else "gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
 
 
 def and_xadd(step: Step, url: str) -> Step:

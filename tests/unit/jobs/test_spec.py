@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from jobs import spec, store
 from jobs.errors import InvalidSpec, MalformedJson, NotSupported
+from jobs.validation import MAX_REPORTED_ERRORS
 
 MODEL = {"ref": "linear", "args": {"in_features": 5, "out_features": 2}}
 DATA = {"ref": "random_vectors", "args": {"rows": 100, "features": 5}, "batch_size": 30}
@@ -297,11 +298,11 @@ def test_errors_are_bounded_in_number_and_in_length() -> None:
     for body in (many, {"labels": {"a" * 10_000 + str(i): 1 for i in range(1000)}}):
         with pytest.raises(InvalidSpec, match="the first 20 of") as caught:
             parse(**body)
-        assert len(caught.value.fields) == spec.MAX_REPORTED_ERRORS
+        assert len(caught.value.fields) == MAX_REPORTED_ERRORS
         assert all(len(error.field) + len(error.message) < 1000 for error in caught.value.fields)
     with pytest.raises(InvalidSpec, match="the first 20 of 200") as caught:
         parse(parallelism={"placement": {f"m{i}": 7 for i in range(200)}})
-    assert len(caught.value.fields) == spec.MAX_REPORTED_ERRORS
+    assert len(caught.value.fields) == MAX_REPORTED_ERRORS
 
 
 json_values = st.recursive(
