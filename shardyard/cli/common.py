@@ -122,7 +122,10 @@ def table(*columns: str) -> Table:
 
 def _rows(listing: Table) -> str:
     """A line for each row, with columns as wide as they need, whatever a terminal would have; no blanks follow."""
-    columns = [[text.plain(str(cell)) for cell in (column.header, *column.cells)] for column in listing.columns]
+    columns = [
+        [text.plain(str(cell).translate(_OBEYED)) for cell in (column.header, *column.cells)]
+        for column in listing.columns
+    ]
     for number, column in enumerate(columns):
         room = max(map(cell_len, column))
         blanks = [" " * (room - cell_len(cell)) for cell in column]
