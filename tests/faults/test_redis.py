@@ -55,7 +55,10 @@ def test_row_08_a_redis_that_goes_and_comes_back_leaves_runs_alone_and_keeps_wha
     assert site.text(job).splitlines() == [f"step {step}" for step in range(150)]
 
 
-@pytest.mark.parametrize("worker_too", [False, True], ids=["supervisor", "supervisor and worker"])
+@pytest.mark.parametrize(
+    "worker_too",
+    [pytest.param(False, id="supervisor"), pytest.param(True, id="supervisor and worker", marks=pytest.mark.slow)],
+)
 def test_row_08_an_end_that_was_reached_while_redis_was_away_is_told_though_its_supervisor_has_died_meanwhile(
     site: Site, worker_too: bool
 ) -> None:

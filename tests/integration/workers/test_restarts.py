@@ -91,6 +91,7 @@ def test_a_supervisor_that_slept_when_it_was_handed_a_job_finds_it_taken_and_lea
     assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_slept_until_its_job_was_over_does_nothing(service: Service) -> None:
     spare = _spare(service)
     os.kill(spare, signal.SIGSTOP)
