@@ -67,3 +67,20 @@ def test_how_long_torch_compiled_is_told_where_it_compiled_and_nothing_is_looked
     said = ran.stdout.splitlines()
     assert "TorchDynamo compilation metrics:" in said
     assert [line for line in said if line.startswith("looked")] in ([], ["looked for tabulate"])
+
+
+STEPS = """
+import resource
+import workers.preload
+faults = []
+for _ in range(8):
+    blocks = [b"x" * 2**20 for _ in range(16)]
+    del blocks
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print(faults[-1] - faults[-4])
+"""
+
+
+def test_memory_that_a_step_has_freed_is_used_again_by_the_next_one() -> None:
+    ran = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True, timeout=60)
+    assert int(ran.stdout) < 300  # 4,096 pages a step, where each asks the kernel anew
