@@ -34,7 +34,7 @@ SETTLE_SECONDS = 2.0
 
 
 def run(scale: Scale, say: Say) -> list[Figure]:
-    sizes = scale.pick((20, 60, 180), (10, 20, 40))
+    sizes = scale.pick((20, 40, 80), (10, 20, 40))
     with service("cpu:2") as two, Connection(two.url, two.token) as to_two:
         script, recipe = hello(two), forward(two)
         with service("cpu:1") as one, Connection(one.url, one.token) as to_one:

@@ -50,7 +50,7 @@ def run(scale: Scale, say: Say) -> list[Figure]:
 def _polls(
     scale: Scale, say: Say, ours: Service, bare: Bare, named: dict[str, str], jobs: Sequence[str]
 ) -> list[Figure]:
-    seconds, api = scale.pick(1.5, 0.6), [ours.pid_of("api"), ours.pid_of("control")]
+    seconds, api = scale.pick(1.0, 0.5), [ours.pid_of("api"), ours.pid_of("control")]
     fresh = [http.request("GET", f"/v1/jobs/{job}", ours.port, named) for job in jobs]
     tags = [_tag(ours.port, named, job) for job in jobs]
     known = [
