@@ -44,7 +44,7 @@ bench: $(STAMP) ## All side-by-side measurements, about 20 minutes (peers are in
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
 	$(BIN)/python -m benchmarks $(ARGS)
 
-bench-quick: $(STAMP) ## The same with few rounds and without Ray, about 2 minutes; results are not kept
+bench-quick: $(STAMP) ## The same with few rounds and without Ray, about 4 minutes; results are not kept
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
 	$(BIN)/python -m benchmarks --quick --into $(VENV)/bench-quick $(ARGS)
 

@@ -2,7 +2,7 @@
 
 python -m benchmarks --list          what there is
 python -m benchmarks start --rounds 9
-python -m benchmarks --quick         all of them in about two minutes, with few rounds and without Ray
+python -m benchmarks --quick         all of them in about four minutes, with few rounds and without Ray
 python -m benchmarks                 all of them, twenty minutes or so
 python -m benchmarks --table         write the tables anew from the files in results/
 """
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks", description="Side-by-side measurements; README.md has the method."
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="which; default all (--list)")
-    parser.add_argument("--quick", action="store_true", help="few rounds and small sizes: about two minutes for all")
+    parser.add_argument("--quick", action="store_true", help="few rounds and small sizes: about four minutes for all")
     parser.add_argument("--rounds", type=int, help="of each side, in place of what the benchmark has")
     parser.add_argument(
         "--into", type=Path, default=DIRECTORY, help="directory for results; default benchmarks/results"
