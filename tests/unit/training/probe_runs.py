@@ -88,22 +88,24 @@ def _start(
 
 
 def _collect(started: Sequence[Any]) -> list[Seen]:
-    seen = []
-    for process, pipe in started:
-        try:
+    """No process leaves before all have answered: a rank that is gone breaks the group of one that still joins it."""
+    try:
+        answers = []
+        for _, pipe in started:
             assert pipe.poll(DEADLINE_SECONDS), f"no answer within {DEADLINE_SECONDS} s"
-            packet, result, failure, printed = pipe.recv()
-            process.join(DEADLINE_SECONDS)
-        finally:
+            answers.append(pipe.recv())
+    finally:
+        for process, pipe in started:
+            pipe.close()
             process.kill()
             process.join(DEADLINE_SECONDS)
+    for _, _, failure, _ in answers:
         assert not failure, failure
-        seen.append(Seen(list(telemetry.Unpacker().feed(packet)), result, printed))
-    return seen
+    return [Seen(list(telemetry.Unpacker().feed(packet)), result, printed) for packet, result, _, printed in answers]
 
 
 def _run(pipe: Connection, program: Any, args: Any, rank: int, world: int, devices: int, rehearsed: bool) -> None:
-    """In the child. It leaves at once when it has answered: groups that are torn down may hang."""
+    """In the child. It answers and waits for its end: groups that are torn down may hang."""
     sink = Seen()
     failure, result = "", None
     try:
@@ -111,7 +113,7 @@ def _run(pipe: Connection, program: Any, args: Any, rank: int, world: int, devic
     except BaseException:  # noqa: BLE001  (whatever it was is told)
         failure = traceback.format_exc()
     pipe.send((telemetry.pack(sink.records), result, failure, sink.printed))
-    pipe.close()
+    pipe.poll(DEADLINE_SECONDS)  # whoever asked lets go of the pipe
     os._exit(0)
 
 
