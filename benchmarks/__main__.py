@@ -2,9 +2,9 @@
 
 python -m benchmarks --list          what there is
 python -m benchmarks start --rounds 9
-python -m benchmarks --quick         all of them in about four minutes, with few rounds and without Ray
-python -m benchmarks                 all of them, twenty minutes or so
-python -m benchmarks --table         write the tables anew from the files in results/
+python -m benchmarks --quick         all of them, two at a time, with few rounds and without Ray
+python -m benchmarks                 all of them, one after the other
+python -m benchmarks --table         draw the pictures and write the tables anew from the files in results/
 """
 
 import argparse
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks import results
@@ -40,7 +41,9 @@ NAMES: tuple[str, ...] = (
 )
 README = Path(__file__).parent / "README.md"
 PROJECT_README = Path(__file__).parents[1] / "README.md"
-DEADLINE_SECONDS = 1200.0
+DEADLINE_SECONDS = 600.0
+#: How many run beside each other in a quick run: most of what one takes then is waiting for its service.
+QUICK_AT_ONCE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,13 +51,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks", description="Side-by-side measurements; README.md has the method."
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="which; default all (--list)")
-    parser.add_argument("--quick", action="store_true", help="few rounds and small sizes: about four minutes for all")
+    parser.add_argument("--quick", action="store_true", help="few rounds and small sizes, two at a time: rough figures")
     parser.add_argument("--rounds", type=int, help="of each side, in place of what the benchmark has")
     parser.add_argument(
         "--into", type=Path, default=DIRECTORY, help="directory for results; default benchmarks/results"
     )
     parser.add_argument("--list", action="store_true", help="names and titles, and nothing is run")
-    parser.add_argument("--table", action="store_true", help="nothing is run: the tables, from the results there are")
+    parser.add_argument(
+        "--table", action="store_true", help="nothing is run: pictures and tables of the results there are"
+    )
     chosen = parser.parse_args(arguments)
     unknown = set(chosen.names) - set(NAMES)
     if unknown:
@@ -66,14 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name:<14} {importlib.import_module(f'benchmarks.{name}').TITLE}")
         return 0
     if chosen.table:
-        _write_tables(chosen.into)
+        _show(chosen.into)
         return 0
     names = chosen.names or NAMES
     if len(names) == 1:
         return _one(names[0], Scale(chosen.quick, chosen.rounds), chosen.into)
-    failed = [name for name in names if not _child(name, chosen)]
-    _write_tables(chosen.into)
-    if failed:
+    with ThreadPoolExecutor(QUICK_AT_ONCE if chosen.quick else 1) as pool:
+        done = dict(zip(names, pool.map(lambda name: _child(name, chosen), names), strict=True))
+    _show(chosen.into, draw=not chosen.quick)
+    if failed := [name for name in names if not done[name]]:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
@@ -105,7 +111,9 @@ def _child(name: str, chosen: argparse.Namespace) -> bool:
         return False
 
 
-def _write_tables(directory: Path) -> None:
+def _show(directory: Path, *, draw: bool = True) -> None:
+    if draw:
+        results.pictures(directory)
     table = results.summary(directory)
     if directory == DIRECTORY:
         for readme, made in ((README, table), (PROJECT_README, results.headlines(directory))):

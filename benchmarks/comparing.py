@@ -16,12 +16,12 @@ T = TypeVar("T")
 Say = Callable[[str], None]
 
 #: Rest before each measurement, so that the end of one is not part of the next.
-REST_SECONDS = 0.2
+REST_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much time there is: all of it, or two minutes for everything."""
+    """How much time there is: fifteen minutes for everything, or two."""
 
     quick: bool = False
     rounds: int | None = None  # asked for on the command line

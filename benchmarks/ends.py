@@ -48,7 +48,7 @@ class Ends:
 
 def run(scale: Scale, say: Say) -> list[Figure]:
     peers.install()
-    rounds, jobs = scale.rounds_of(5, 1), scale.pick(30, 8)
+    rounds, jobs = scale.rounds_of(3, 1), scale.pick(50, 8)
     figures: list[Figure] = []
     with service("cpu:4") as running, Connection(running.url, running.token) as to:
         for ranks in scale.pick(RANKS, RANKS[:1]):

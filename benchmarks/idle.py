@@ -39,7 +39,7 @@ END_SECONDS = 20.0
 POLL_SECONDS = 0.002
 SMALL = Path(__file__).parent / "programs" / "small_api.py"
 #: In which a process that is just ready does what it left for later.
-SETTLE_SECONDS = 3.0
+SETTLE_SECONDS = 2.0
 
 
 def run(scale: Scale, say: Say) -> list[Figure]:
@@ -74,7 +74,7 @@ def _api(scale: Scale, say: Say) -> list[Figure]:
             "shardyard": lambda: _start(lambda port: ("-m", "api"), settings, directory),
             "small FastAPI": lambda: _start(lambda port: (str(SMALL), control.url, str(port)), {}, directory),
         }
-        found = in_turns(sides, scale.rounds_of(3, 1), say=say)
+        found = in_turns(sides, scale.rounds_of(3, 1), say=say, warm_up=0)
     of = {
         what: {side: [getattr(each, what) for each in samples] for side, samples in found.items()}
         for what in ("seconds", "cpu_seconds", "pss", "rss")

@@ -12,7 +12,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -31,8 +31,8 @@ DEADLINE_SECONDS = 120.0
 POLL_SECONDS = 0.02
 
 
-def install() -> dict[str, str]:
-    """Make the environment, unless it is there. The versions in it, by name.
+def install() -> None:
+    """Make the environment, unless it is there.
 
     Raises:
         subprocess.CalledProcessError: pip could not.
@@ -45,11 +45,6 @@ def install() -> dict[str, str]:
         pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, *wanted], check=True, timeout=INSTALL_SECONDS)
         stamp.write_text("\n".join(wanted))
-    listed = subprocess.run(
-        [str(PYTHON), "-m", "pip", "list", "--format=json"], check=True, capture_output=True, timeout=DEADLINE_SECONDS
-    )
-    names = ("ray", "accelerate", "torch")
-    return {each["name"]: each["version"] for each in json.loads(listed.stdout) if each["name"] in names}
 
 
 def plain_environment(**more: str) -> dict[str, str]:
@@ -186,12 +181,13 @@ def ray_head(port: int = 8265) -> Iterator[Ray]:
             pids = tuple(child.pid for child in tree.children(recursive=True))
             yield Ray(url, (process.pid, *pids))
         finally:
-            children = tree.children(recursive=True) if process.poll() is None else []
-            process.terminate()
-            _, alive = psutil.wait_procs([tree, *children], timeout=20)
-            for each in alive:
-                each.kill()
+            # What it holds goes with its directory, and its own way to stop takes seconds.
+            family = [tree, *tree.children(recursive=True)] if process.poll() is None else []
+            for each in family:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
             process.wait()
+            psutil.wait_procs(family, timeout=DEADLINE_SECONDS)
 
 
 def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:

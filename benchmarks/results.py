@@ -1,4 +1,4 @@
-"""From samples to what people read: a JSON file and a picture for each benchmark, and one table of all."""
+"""From samples to what people read: a JSON file and a picture for each benchmark, and tables of all."""
 
 import json
 import math
@@ -31,7 +31,7 @@ HEADLINES = (
 
 
 def write(name: str, title: str, figures: Sequence[Figure], *, quick: bool, seconds: float, into: Path) -> Path:
-    """Keep every sample of a benchmark, with the machine that it was taken on, and draw it."""
+    """Keep every sample of a benchmark, with the machine that it was taken on."""
     into.mkdir(parents=True, exist_ok=True)
     path = into / f"{name}.json"
     content = {
@@ -45,7 +45,6 @@ def write(name: str, title: str, figures: Sequence[Figure], *, quick: bool, seco
         "figures": [asdict(figure) for figure in figures],
     }
     path.write_text(json.dumps(content, indent=1, default=str) + "\n")
-    draw(title, figures, into / f"{name}.svg")
     return path
 
 
@@ -64,12 +63,12 @@ def summary(directory: Path) -> str:
     lines = []
     for path in sorted(directory.glob("*.json")):
         content, figures = read(path)
-        quick = ", a quick run" if content["quick"] else ""
+        picture = "a quick run" if content["quick"] else f"[picture]({directory.name}/{path.stem}.svg)"
         at = content["at"][:16].replace("T", " ")
         lines += [
             f"### {content['title']}",
             "",
-            f"[Samples]({directory.name}/{path.name}), [picture]({directory.name}/{path.stem}.svg), {at} UTC{quick}.",
+            f"[Samples]({directory.name}/{path.name}), {picture}, {at} UTC.",
             "",
             *table(figures),
             "",
@@ -152,6 +151,13 @@ def _growth_table(grown: Sequence[Growth]) -> list[str]:
         ]
         rows.append(f"| {each.name} | {each.side} | {ends[0]} | {ends[1]} | {each.exponent:.2f} |")
     return rows
+
+
+def pictures(directory: Path) -> None:
+    """One for each result of a directory, beside it."""
+    for path in sorted(directory.glob("*.json")):
+        content, figures = read(path)
+        draw(content["title"], figures, path.with_suffix(".svg"))
 
 
 def draw(title: str, figures: Sequence[Figure], path: Path) -> None:

@@ -34,7 +34,7 @@ SETTLE_SECONDS = 2.0
 
 
 def run(scale: Scale, say: Say) -> list[Figure]:
-    sizes = scale.pick((20, 40, 80), (10, 20, 40))
+    sizes = scale.pick((20, 40, 80), (5, 10, 20))
     with service("cpu:2") as two, Connection(two.url, two.token) as to_two:
         script, recipe = hello(two), forward(two)
         with service("cpu:1") as one, Connection(one.url, one.token) as to_one:
@@ -46,22 +46,20 @@ def run(scale: Scale, say: Say) -> list[Figure]:
             }
             figures = _growing(sides, sizes, scale, say)
         if scale.quick:
-            lines = in_turns({OURS: lambda: first_line(to_two, script)}, scale.rounds_of(8, 5), say=say)
+            lines = in_turns({OURS: lambda: first_line(to_two, script)}, scale.rounds_of(4, 4), say=say)
             return [*figures, Figure(LINE, "s", lines)]
         peers.install()
         with peers.ray_head() as ray:
             lines = in_turns(
                 {OURS: lambda: first_line(to_two, script), RAY: lambda: first_line_of_ray(ray)},
-                scale.rounds_of(6, 5),
+                scale.rounds_of(4, 1),
                 say=say,
-                rest_seconds=SETTLE_SECONDS,
             )
             bursts = in_turns(
                 {OURS: lambda: rate(to_two, script, BURST), RAY: lambda: rate_of_ray(ray, BURST)},
                 scale.rounds or 2,
                 say=say,
                 warm_up=0,
-                rest_seconds=SETTLE_SECONDS,
             )
     against = Figure(
         f"{RATE}, a burst of {BURST}", "jobs a minute", bursts, [times_better(RAY, 12)], lower_is_better=False
@@ -73,7 +71,7 @@ def _growing(sides: dict[str, Callable[[int], float]], sizes: tuple[int, ...], s
     figures = []
     for size in sizes:
         measured = {name: lambda burst=burst, size=size: burst(size) for name, burst in sides.items()}
-        samples = in_turns(measured, scale.rounds_of(2, 1), say=lambda _: None, warm_up=int(size == sizes[0]))
+        samples = in_turns(measured, scale.rounds_of(2, 1), say=lambda _: None, warm_up=0)
         say(f"{size} jobs at once: " + ", ".join(f"{name} {max(each):.0f} a minute" for name, each in samples.items()))
         figures.append(Figure(RATE, "jobs a minute", samples, lower_is_better=False, size=size, size_of="jobs at once"))
     return figures
@@ -134,7 +132,9 @@ def rate_of_ray(ray: Ray, count: int) -> float:
     jobs = [ray.submit("echo hello") for _ in range(count)]
     for job in jobs:
         ray.wait(job)
-    return 60 * count / (time.time() - began)
+    seconds = time.time() - began
+    time.sleep(SETTLE_SECONDS)
+    return 60 * count / seconds
 
 
 def first_line_of_ray(ray: Ray) -> float:
@@ -146,4 +146,5 @@ def first_line_of_ray(ray: Ray) -> float:
         time.sleep(POLL_SECONDS)
     seconds = time.monotonic() - began
     ray.wait(job)
+    time.sleep(SETTLE_SECONDS)
     return seconds

@@ -48,6 +48,8 @@ TITLE = "POST to first optimizer step"
 PROGRAMS = Path(__file__).parent / "programs"
 #: Between two looks at a job: rare, since looking takes time from what is measured.
 POLL_SECONDS = 0.1
+#: Before each start: so soon after another one, a process that is forked ahead is there again.
+REST_SECONDS = 0.2
 
 Once = Callable[[], float]
 
@@ -70,7 +72,8 @@ def run(scale: Scale, say: Say) -> list[Figure]:
     for device in dict.fromkeys(kind.device for kind in kinds):
         own = [kind for kind in kinds if kind.device == device]
         devices = f"cpu:{max(kind.devices for kind in own)}" if device == "cpu" else "auto"
-        with service(devices) as ours, _floor() as floor, tempfile.TemporaryDirectory() as directory:
+        with _floor() as floor, service(devices) as ours, tempfile.TemporaryDirectory() as directory:
+            floor.expect("ready")
             asked = Asked(ours, Path(directory) / "first_step", _upload(ours), {})
             for kind in own:
                 figures += _against_cold_starts(kind, asked, floor, scale, say)
@@ -111,8 +114,7 @@ def _against_cold_starts(kind: Kind, asked: "Asked", floor: "Floor", scale: Scal
         sides["accelerate launch"] = partial(asked.by, partial(_accelerate, kind))
     for own in (asked.recipe, asked.script):  # what the first job of a service finds cold
         own(kind)
-    warm_up = scale.pick(1, 0)
-    samples = in_turns(sides, scale.rounds_of(3, 1), warm_up=warm_up, say=lambda text: say(f"{kind.name}: {text}"))
+    samples = _in_turns(kind, sides, scale.rounds_of(3, 1), scale, say)
     goals = [times_better(cold, 30), at_most_times("warm fork", 2.5)]
     rounds = len(samples["shardyard"])
     stages = {stage: seconds[-rounds:] for stage, seconds in asked.stages.items()}
@@ -128,9 +130,16 @@ def _against_ray(kind: Kind, asked: "Asked", ray: peers.Ray, scale: Scale, say: 
         "shardyard": partial(asked.recipe, kind),
         "Ray Jobs": partial(asked.by, partial(_ray, ray, kind)),
     }
-    warm_up = 1 if kind.ranks == 0 else 0  # of Ray's own processes, once
-    samples = in_turns(sides, scale.rounds_of(2, 1), warm_up=warm_up, say=lambda text: say(f"Ray, {kind.name}: {text}"))
+    samples = _in_turns(kind, sides, scale.rounds_of(2, 1), scale, lambda text: say(f"Ray, {text}"))
     return Figure(f"POST to first step beside Ray, {kind.name}", "s", samples, [times_better("Ray Jobs", 40)])
+
+
+def _in_turns(kind: Kind, sides: dict[str, Once], rounds: int, scale: Scale, say: Say) -> dict[str, list[float]]:
+    """Files that are read for the first time, and Ray's own processes, are warm after the first kind."""
+    warm_up = int(kind.ranks == 0 and not scale.quick)
+    return in_turns(
+        sides, rounds, warm_up=warm_up, rest_seconds=REST_SECONDS, say=lambda text: say(f"{kind.name}: {text}")
+    )
 
 
 # -- the service ---------------------------------------------------------------------------------------
@@ -284,6 +293,7 @@ class Floor:
 
 @contextmanager
 def _floor() -> Iterator[Floor]:
+    """Started, and to be asked when it has said that it is ready."""
     # OpenBLAS starts threads at import, and what forks must have one.
     environment = peers.plain_environment(OPENBLAS_NUM_THREADS="1")
     process = subprocess.Popen(
@@ -294,9 +304,7 @@ def _floor() -> Iterator[Floor]:
         env=environment,
     )
     try:
-        floor = Floor(process)
-        floor.expect("ready")
-        yield floor
+        yield Floor(process)
     finally:
         process.kill()
         process.communicate()

@@ -55,7 +55,7 @@ SPEC: dict[str, Any] = {
 
 
 def run(scale: Scale, say: Say) -> list[Figure]:
-    body, seconds = json.dumps(SPEC).encode(), scale.pick(2.5, 1.0)
+    body, seconds = json.dumps(SPEC).encode(), scale.pick(0.7, 0.3)
     with service("cpu:2") as ours, http.bare_api() as bare:
         ours.client.drain(ours.client.nodes()[0].id)
         token = ours.client.create_token("bench", scopes=["submit"]).token
@@ -80,9 +80,9 @@ def run(scale: Scale, say: Say) -> list[Figure]:
 
         loads = in_turns(
             {f"{side} {number}": partial(once, (side, number)) for side, number in plans},
-            scale.rounds_of(3, 1),
+            scale.rounds_of(5, 1),
             say=say,
-            warm_up=scale.pick(1, 0),
+            warm_up=0,  # each load warms up
         )
     figures: list[Figure] = []
     for number in CONNECTIONS:

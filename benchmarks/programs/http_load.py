@@ -18,7 +18,7 @@ from benchmarks.http import KEY_MARK, Load, Plan, quantile
 from benchmarks.machine import thread_cpu_seconds
 
 ANSWER_SECONDS = 30.0
-WARM_UP_SECONDS = 0.3
+WARM_UP_SECONDS = 0.2
 
 
 class Connection:

@@ -116,6 +116,7 @@ def test_what_is_written_is_read_again_and_every_sample_is_kept(tmp_path: Path) 
     assert content["machine"]["cores"] >= 1
     assert figures[0].samples == WAIT.samples
     assert figures[0].met(figures[0].goals[0])
+    results.pictures(tmp_path)
     assert "<svg" in (tmp_path / "start.svg").read_text()
     json.loads(path.read_text(), parse_constant=pytest.fail)
 
