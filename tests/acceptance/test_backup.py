@@ -85,7 +85,7 @@ def test_old_jobs_are_archived_by_the_running_service(up: Up, monkeypatch: pytes
     client = up.start()
     job = client.submit(digits(epochs=1)).id
     assert wait_for_state(client, job, "succeeded", "failed").state == "succeeded"
-    wait_until(lambda: client.job(job).status.archived, 30)
+    wait_until(lambda: client.job(job).status.archived, 60)
     assert [one.id for one in client.jobs(archived=True)] == [job]
     assert [*client.jobs()] == []
     assert client.job(job).report().text()

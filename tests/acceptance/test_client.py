@@ -133,12 +133,12 @@ def test_waiting_ends_in_time_and_the_job_goes_on(client: Client) -> None:
     began = time.monotonic()
     with pytest.raises(TimeoutError, match=r"has not ended within 1\.5 seconds"):
         job.wait(timeout=1.5)
-    assert 1 < time.monotonic() - began < 5
+    assert 1 < time.monotonic() - began < 20, "long before a poll gives up"
     assert not job.refresh().ended
     with pytest.raises(errors.JobNotFinished):
         job.delete()
     job.cancel()
-    assert job.wait(timeout=30).state == "cancelled"
+    assert job.wait(timeout=60).state == "cancelled"
     assert job.cancel().state == "cancelled", "the same answer again"
     done = client.submit(short()).wait(timeout=60)
     with pytest.raises(errors.JobFinished):
@@ -146,7 +146,7 @@ def test_waiting_ends_in_time_and_the_job_goes_on(client: Client) -> None:
 
 
 def test_following_and_waiting_bear_a_restart_without_a_gap_or_a_repeat(up: Up, client: Client, project: Path) -> None:
-    job = client.submit_script("talks.py", ["500"])
+    job = client.submit_script("talks.py", ["350"])
     waited: list[str] = []
     waiting = threading.Thread(target=lambda: waited.append(client.job(job.id).wait(timeout=90).state))
     waiting.start()
@@ -164,12 +164,12 @@ def test_following_and_waiting_bear_a_restart_without_a_gap_or_a_repeat(up: Up, 
 
     assert job.status.state == "succeeded"  # without asking for it
     assert killed == 2
-    assert lines == [f"line {number}" for number in range(500)]
+    assert lines == [f"line {number}" for number in range(350)]
     assert waited == ["succeeded"]
     assert kinds[0] is events.StateChanged
     assert kinds[-1] is events.Ended
     assert kinds.count(events.Ended) == 1
-    wait_until(lambda: client.missing() == {}, 30)
+    wait_until(lambda: client.missing() == {}, 60)
 
 
 def test_following_goes_on_behind_an_event_of_another_reader(client: Client, project: Path) -> None:
@@ -283,7 +283,7 @@ def test_an_awaiting_follower_bears_a_restart_too(up: Up, client: Client, projec
             return seen
 
     assert asyncio.run(followed()) == list(range(1, 301))
-    wait_until(lambda: client.missing() == {}, 30)
+    wait_until(lambda: client.missing() == {}, 60)
 
 
 # -- in a notebook ---------------------------------------------------------------------------------
@@ -369,9 +369,9 @@ def test_a_watched_job_marks_idle_devices_and_goes_on_after_ctrl_c(client: Clien
         assert "\x1b[33m" not in text, "--no-color"
         process.send_signal(signal.SIGINT)
         assert "shardyard watch" in read("follows it again")
-        assert process.wait(20) == 130
+        assert process.wait(60) == 130
     (job,) = client.jobs(name="watched", state="running")
-    job.cancel().wait(timeout=30)
+    job.cancel().wait(timeout=60)
 
 
 def test_top_shows_a_job_come_and_the_terminal_is_given_back(client: Client, tmp_path: Path) -> None:
@@ -382,4 +382,4 @@ def test_top_shows_a_job_come_and_the_terminal_is_given_back(client: Client, tmp
         job.cancel()
         os.kill(process.pid, 0)
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0

@@ -54,7 +54,7 @@ def test_a_stop_puts_the_job_back_in_the_queue_and_the_next_start_goes_on_with_i
     spec = digits(epochs=100_000)
     spec["program"]["checkpoint"] = {"every_steps": 1_000_000}  # none but that of the stop
     job = client.submit(spec).id
-    wait_until(partial(is_past, client, job, 0), 30, partial(client.job, job))
+    wait_until(partial(is_past, client, job, 0), 60, partial(client.job, job))
     assert up.stop(signal.SIGINT) == 0
     assert up.pids() == {}
 
@@ -101,9 +101,9 @@ def test_each_killed_part_comes_back_and_the_job_does_not_notice(up: Up) -> None
     wait_for_state(client, job, "running")
     for victim in SERVICES:
         os.kill(up.pids()[victim], signal.SIGKILL)
-        wait_until(partial(says, up, f"{victim} is running again"), 30, up.output.read_text)
+        wait_until(partial(says, up, f"{victim} is running again"), 60, up.output.read_text)
         wait_until(lambda: client.missing() == {}, 60, client.missing)
-        wait_until(partial(is_past, client, job, steps(client, job)), 30, partial(client.job, job))
+        wait_until(partial(is_past, client, job, steps(client, job)), 60, partial(client.job, job))
     status = client.job(job).status
     assert (status.state, status.attempt) == ("running", 1), status
 

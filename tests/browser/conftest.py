@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "jobs"
 #: Programs that Playwright can drive, which brings none of its own.
 BROWSERS = ("chromium", "google-chrome")
 #: What a page may take to show what it should; nothing waits this long when all is well.
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000
 
 
 @pytest.fixture(scope="package")

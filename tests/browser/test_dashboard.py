@@ -231,6 +231,7 @@ def test_a_phone_shows_the_same_without_scrolling_sideways(phone: Pages, uneven:
 def test_the_keyboard_reaches_everything(pages: Pages, uneven: str) -> None:
     page = pages.open(f"/jobs/{uneven}")
     expect(page.get_by_role("heading", name="What each device got")).to_be_visible()
+    expect(page.get_by_role("button", name="End", exact=True)).to_be_visible()
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
     reached = set()

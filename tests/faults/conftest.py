@@ -8,7 +8,7 @@ from tests.faults.machine import need
 from tests.faults.site import Site, running_site
 
 #: Long enough for a busy machine, short enough to wait for.
-LEASE = 12.0
+LEASE = 18.0
 
 
 @pytest.fixture(scope="session")

@@ -21,9 +21,9 @@ from tests.integration.redis_server import RedisServer, redis_server
 from tests.integration.workers.service import MODULE, TENANT, Service, eventually
 
 TOKEN = "the-admin-token-of-these-tests"
-READY_SECONDS = 40.0
+READY_SECONDS = 60.0
 #: A checker that finds something looks again for so long: devices are given back a little after a job has ended.
-SETTLE_SECONDS = 15.0
+SETTLE_SECONDS = 60.0
 
 
 class Api:
@@ -147,7 +147,7 @@ class Site(Service):
     def running(self, strategy: str = "single", devices: int = 1, **options: Any) -> str:
         """A job that was submitted by HTTP, in its second step at least."""
         job = self.post(strategy, devices, **{"steps": 10_000, "seconds": 0.02, "rows": 2} | options)
-        eventually(lambda: self.job(job).first_step, f"first step of {job}", 40)
+        eventually(lambda: self.job(job).first_step, f"first step of {job}")
         return job
 
     def all_ended(self, jobs: list[str], seconds: float = 60.0) -> None:

@@ -43,7 +43,7 @@ def test_row_20_a_cancel_that_races_with_start_finish_and_retry_ends_the_job_onc
     site.all_ended(jobs, 60)
     versions = {job: site.job(job).version for job in jobs}
     site.deliver()
-    eventually(lambda: not site.node().held, "the devices are free", 20)
+    eventually(lambda: not site.node().held, "the devices are free")
     assert {job: site.job(job).version for job in jobs} == versions
 
 

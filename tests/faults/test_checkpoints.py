@@ -49,6 +49,18 @@ def post(site: Site, strategy: str = "single", devices: int = 1, **options: Any)
     return site.post(strategy, devices, **(chosen | options))
 
 
+def post_held(site: Site, strategy: str, devices: int, step: int) -> str:
+    """A run that stands still in a step until its supervisor is killed (`stop_dead`, `kill`)."""
+    job = post(site, strategy, devices, seconds=0.0, fault="wait_for_the_test", at_step=step)
+    site.held(job)
+    return job
+
+
+def kill(site: Site, job: str) -> None:
+    processes.kill(site.supervisor(site.attempt(job)))
+    site.let_go(job)
+
+
 def directory(site: Site, job: str) -> Path:
     return layout.checkpoints_dir(site.settings.storage, TENANT, job)
 
@@ -60,7 +72,7 @@ def pointed(site: Site, job: str) -> int:
 
 
 def saves(site: Site, job: str, step: int) -> None:
-    eventually(lambda: pointed(site, job) >= step, f"a checkpoint of step {step}", 40)
+    eventually(lambda: pointed(site, job) >= step, f"a checkpoint of step {step}")
 
 
 def supervisor_of(site: Site, job: str) -> int:
@@ -91,14 +103,10 @@ def test_row_01_a_run_whose_supervisor_is_killed_goes_on_from_its_last_checkpoin
     site: Site, undisturbed: Callable[..., None], strategy: str, devices: int
 ) -> None:
     undisturbed(strategy, devices)
-    job = post(site, strategy, devices)
+    job = post_held(site, strategy, devices, EVERY + 5)
     saves(site, job, EVERY)
-    processes.kill(site.supervisor(site.attempt(job)))
-    site.reaches(job, State.RUNNING, attempt=2, seconds=40)
-    last = site.attempts(job)[1].resumed
-    assert last is not None
-    assert last["step"] in range(EVERY, STEPS, EVERY)
-    ends_as_if_nothing_had_been(site, job, last["step"])
+    kill(site, job)
+    ends_as_if_nothing_had_been(site, job, EVERY)
 
 
 @pytest.mark.slow
@@ -112,7 +120,7 @@ def test_row_07_a_supervisor_that_wakes_after_its_lease_moves_no_pointer_of_the_
     supervisor = site.supervisor(site.attempt(job))
     with processes.frozen(supervisor):
         site.reaches(job, State.RUNNING, attempt=2, seconds=6 * LEASE)
-    eventually(lambda: is_dead(supervisor), "it leaves when it wakes", 40)
+    eventually(lambda: is_dead(supervisor), "it leaves when it wakes")
     last = site.attempts(job)[1].resumed
     assert last is not None
     ends_as_if_nothing_had_been(site, job, last["step"])
@@ -126,13 +134,10 @@ def test_row_12_a_checkpoint_is_committed_and_gone_on_from_once_when_replies_are
 ) -> None:
     undisturbed("single", 1)
     rules = [site.proxy.add(Rule(name, Act.DROP_REPLY)) for name in ("checkpoint", "resume_from")]
-    job = post(site)
+    job = post_held(site, "single", 1, EVERY + 5)
     saves(site, job, EVERY)
-    processes.kill(site.supervisor(site.attempt(job)))
-    site.reaches(job, State.RUNNING, attempt=2, seconds=40)
-    last = site.attempts(job)[1].resumed
-    assert last is not None
-    ends_as_if_nothing_had_been(site, job, last["step"])
+    kill(site, job)
+    ends_as_if_nothing_had_been(site, job, EVERY)
     assert [rule.hits for rule in rules] == [1, 1]
 
 
@@ -154,9 +159,9 @@ def test_row_19_a_checkpoint_that_was_being_saved_at_a_kill_is_whole_or_nothing(
     site.start_worker()
     site.allow(losses=NOBODY_LEFT)
     job = post(site)
-    supervisor = eventually(partial(supervisor_of, site, job), "it has a supervisor", 40)
+    supervisor = eventually(partial(supervisor_of, site, job), "it has a supervisor")
     site.kill_worker()  # or it would start the next attempt with the same failpoint
-    eventually(lambda: is_dead(supervisor), "its supervisor dies", 40)
+    eventually(lambda: is_dead(supervisor), "its supervisor dies")
     site.worker_environment = {}
     site.start_worker()
     ends_as_if_nothing_had_been(site, job, resumed)
@@ -172,8 +177,8 @@ def test_row_19_a_supervisor_killed_in_the_call_that_renames_leaves_what_can_be_
     saves(site, job, EVERY)
     calls = "rename,renameat,renameat2"
     with failing_calls(site.supervisor(site.attempt(job)), calls, "signal=SIGKILL", log=tmp_path / "strace.log"):
-        eventually(partial(lost_once, site, job), "its supervisor dies", 40)
-    site.reaches(job, State.RUNNING, attempt=2, seconds=40)
+        eventually(partial(lost_once, site, job), "its supervisor dies")
+    site.reaches(job, State.RUNNING, attempt=2)
     last = site.attempts(job)[1].resumed
     assert last is not None
     ends_as_if_nothing_had_been(site, job, last["step"])
@@ -210,7 +215,7 @@ def _stop_dead(site: Site, job: str) -> list[checkpoints.Kept]:
     site.allow(losses=NOBODY_LEFT)
     saves(site, job, 2 * EVERY)
     site.kill_worker()
-    processes.kill(site.supervisor(site.attempt(job)))
+    kill(site, job)
     found = [kept for kept in checkpoints.kept(directory(site, job)) if kept.step <= pointed(site, job)]
     assert len(found) == 2
     return found
@@ -221,7 +226,7 @@ def test_row_19_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     site: Site, undisturbed: Callable[..., None], damage: str
 ) -> None:
     undisturbed("ddp", 2)
-    job = post(site, "ddp", 2)
+    job = post_held(site, "ddp", 2, 2 * EVERY + 5)
     newest, before = _stop_dead(site, job)
     DAMAGES[damage](newest.directory)
     site.start_worker()
@@ -234,7 +239,7 @@ def test_row_19_a_run_without_any_sound_checkpoint_begins_anew_and_says_so(
     site: Site, undisturbed: Callable[..., None]
 ) -> None:
     undisturbed("single", 1)
-    job = post(site)
+    job = post_held(site, "single", 1, 2 * EVERY + 5)
     for kept in _stop_dead(site, job):
         _flip_a_byte(kept.directory)
     site.start_worker()
@@ -256,7 +261,7 @@ def test_row_18_a_full_disk_costs_a_checkpoint_and_the_last_good_one_is_gone_on_
     filler = fill(cramped.settings.storage)
     good = pointed(cramped, job)
     at = cramped.caller.job(job)["progress"]["step"]
-    eventually(lambda: cramped.caller.job(job)["progress"]["step"] > at + 2 * EVERY, "steps on a full disk", 30)
+    eventually(lambda: cramped.caller.job(job)["progress"]["step"] > at + 2 * EVERY, "steps on a full disk")
     assert pointed(cramped, job) in (good, good + EVERY)  # one may just have been on its way
     good = pointed(cramped, job)
     cramped.kill_worker()

@@ -53,7 +53,7 @@ def is_ahead(site: Site, seconds: float) -> bool:
 def goes_on(site: Site, job: str) -> None:
     """Check that a job's lease beats, and that it trains."""
     beat, steps = site.attempts(job)[0].beat, site.steps_done(job)
-    eventually(lambda: site.attempts(job)[0].beat > beat + 4, "it beats", 20)
+    eventually(lambda: site.attempts(job)[0].beat > beat + 4, "it beats")
     assert site.steps_done(job) > steps
 
 

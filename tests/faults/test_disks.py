@@ -21,10 +21,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.faults]
 def test_row_18_a_full_disk_costs_lines_that_are_named_and_neither_the_run_nor_the_api(cramped: Site) -> None:
     cramped.allow(may_drop=True)
     job = cramped.post("single", 1, steps=400, seconds=0.02, talks=True)
-    eventually(lambda: cramped.steps_done(job) > 20, "steps", 40)
+    eventually(lambda: cramped.steps_done(job) > 20, "steps")
     filler = fill(cramped.settings.storage)
     steps = cramped.caller.job(job)["progress"]["step"]
-    eventually(lambda: cramped.caller.job(job)["progress"]["step"] > steps + 100, "steps on a full disk", 30)
+    eventually(lambda: cramped.caller.job(job)["progress"]["step"] > steps + 100, "steps on a full disk")
     assert cramped.caller.call("GET", f"/v1/jobs/{job}/logs").status_code == 200
     filler.unlink()
     assert cramped.finished(job, 60).state is State.SUCCEEDED
@@ -37,7 +37,7 @@ def test_row_18_a_job_that_starts_on_a_full_disk_fails_typed_and_the_next_one_ru
     cramped.allow(losses={Reason.START_FAILED, Reason.STORAGE_FAILED}, may_drop=True)
     filler = fill(cramped.settings.storage)
     job = cramped.post("single", 1, steps=2, limits={"max_retries": 0})
-    eventually(lambda: cramped.attempts(job) and cramped.attempts(job)[0].reason, "its first attempt ends", 40)
+    eventually(lambda: cramped.attempts(job) and cramped.attempts(job)[0].reason, "its first attempt ends")
     first = cramped.attempts(job)[0]
     assert first.reason in (Reason.START_FAILED, Reason.STORAGE_FAILED)  # names may have room, bytes not
     filler.unlink()
@@ -73,10 +73,11 @@ def test_row_18_a_report_that_the_disk_refuses_for_a_moment_is_written_after_tha
     site: Site, tmp_path: Path, calls: str
 ) -> None:
     need("strace")
-    job = site.post("single", 1, steps=60, seconds=0.03, talks=True)
-    eventually(lambda: site.job(job).first_step, "first step", 40)
+    job = site.post("single", 1, fault="wait_for_the_test", talks=True)
+    site.held(job)
     fault = "error=EIO:when=1..2"
     with failing_calls(site.supervisor(site.attempt(job)), calls, fault, log=tmp_path / "strace.log"):
+        site.let_go(job)
         record = site.finished(job, 60)
         eventually(lambda: not site.held_by(job), "its devices are free")
     assert (tmp_path / "strace.log").read_text().count("(INJECTED)") == 2
@@ -91,7 +92,7 @@ def test_row_18_a_run_whose_report_cannot_be_written_has_failed_typed_and_its_ne
 ) -> None:
     cramped.allow(losses={Reason.STORAGE_FAILED, Reason.START_FAILED}, may_drop=True)
     job = cramped.post("single", 1, steps=150, seconds=0.02, talks=True)
-    eventually(lambda: cramped.steps_done(job) > 20, "steps", 40)
+    eventually(lambda: cramped.steps_done(job) > 20, "steps")
     filler = fill(cramped.settings.storage)
     eventually(lambda: cramped.attempts(job)[0].reason, "its first attempt ends", 60)
     first = cramped.attempts(job)[0]
@@ -121,10 +122,10 @@ def test_row_19_a_supervisor_killed_while_it_writes_the_report_leaves_a_whole_on
     site.worker_environment = {"SHARDYARD_FAILPOINT": f"report.{place}:kill"}
     site.start_worker()
     job = site.post("single", 1, steps=40, seconds=0.03)
-    eventually(lambda: site.job(job).started, "it runs", 40)
+    eventually(lambda: site.job(job).started, "it runs")
     supervisor = site.supervisor(site.attempt(job))
     site.kill_worker()  # or it would start the next attempt with the same failpoint
-    eventually(lambda: is_dead(supervisor), "its supervisor dies", 40)
+    eventually(lambda: is_dead(supervisor), "its supervisor dies")
     site.worker_environment = {}
     assert layout.report_file(site.files(job)).exists() == (place == "renamed")
     site.start_worker()

@@ -52,12 +52,12 @@ def came_back(site: Site, before: Footprint) -> None:
     """Memory and threads too. Idle threads go when another one is asked for, after ten seconds."""
 
     def back() -> bool:
-        time.sleep(0.5)
+        time.sleep(0.1)
         streams(site.api.url)
         now = Footprint.of(site.api.pid, site.server.client())
         return not now.grown(before, handles=12 + MAX_CONNECTIONS)
 
-    eventually(back, "all came back", 30)
+    eventually(back, "all came back")
 
 
 def reset(reader: Reader | socket.socket) -> None:
@@ -75,7 +75,7 @@ def crowd(site: Site, job: str) -> Iterator[list[Reader]]:
             path = f"/v1/jobs/{job}/events" + ("?logs=all&tail=0" if number % 2 else "")
             readers.append(stack.enter_context(Reader(site.api.port, path, token=TOKEN)))
         for reader in readers:
-            reader.until(lambda r: r.events, 30)
+            reader.until(lambda r: r.events, 60)
         yield readers
 
 
@@ -101,7 +101,7 @@ def test_row_25_five_hundred_idle_readers_share_one_and_leave_nothing_behind(sit
         assert connections(site.telemetry) <= connected + 2
         assert connections(site.server) <= before.connections + MAX_CONNECTIONS  # the pool of all routes
         many = rate(site)
-        assert many < 1.5 * one + 20, f"{one} commands a second for one reader, {many} for {CROWD}"
+        assert many < 1.5 * one + 100, f"{one} commands a second for one reader, {many} for {CROWD}"
         for reader in readers[: CROWD // 2]:
             reset(reader)
         for reader in readers[CROWD // 2 :]:
@@ -112,9 +112,9 @@ def test_row_25_five_hundred_idle_readers_share_one_and_leave_nothing_behind(sit
 
 
 def rate(site: Site) -> float:
-    """Commands a second, over two seconds."""
+    """Commands a second, over a while."""
     first, began = calls(site), time.monotonic()
-    time.sleep(2)
+    time.sleep(1.5)
     return (calls(site) - first) / (time.monotonic() - began)
 
 

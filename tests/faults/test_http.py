@@ -47,7 +47,7 @@ def came_back(site: Site, before: Footprint) -> None:
         return Footprint.of(site.api.pid, site.server.client()).grown(before)
 
     try:
-        eventually(lambda: not now(), "all came back", 30)
+        eventually(lambda: not now(), "all came back")
     except AssertionError:
         raise AssertionError("\n".join(now())) from None
 

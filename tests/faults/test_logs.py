@@ -55,7 +55,7 @@ print("done", flush=True)
 def test_row_22_a_million_lines_are_whole_on_disk_and_take_no_memory(site: Site) -> None:
     before = Footprint.of(site.api.pid, site.telemetry.client())
     job = site.post_script(PRINTS_A_MILLION_LINES)
-    eventually(lambda: site.job(job).attempt, "it is started", 40)
+    eventually(lambda: site.job(job).attempt, "it is started")
     supervisor = eventually(
         lambda: site.marks(site.attempt(job)).session.exists() and site.supervisor(site.attempt(job)), "its supervisor"
     )
@@ -104,7 +104,7 @@ def _digest(data: bytes) -> str:
 def test_row_24_a_grandchild_that_keeps_stdout_open_does_not_keep_the_job(site: Site) -> None:
     job = site.post_script(LEAVES_A_GRANDCHILD)
     began = time.monotonic()
-    assert site.finished(job, 40).state is State.SUCCEEDED
+    assert site.finished(job).state is State.SUCCEEDED
     assert time.monotonic() - began < 30  # not the five minutes of the grandchild
     assert "done" in site.text(job)
     assert read_page(layout.log_file(site.files(job), 0)).sealed

@@ -25,18 +25,19 @@ pytestmark = [pytest.mark.integration, pytest.mark.faults]
 def test_row_01_a_killed_supervisor_takes_its_ranks_along_and_the_job_ends_as_if_nothing_had_been(
     site: Site, strategy: str, devices: int
 ) -> None:
-    chosen: dict[str, Any] = {"steps": 40, "seconds": 0.02, "talks": True, "name": f"row-01-{strategy}"}
+    chosen: dict[str, Any] = {"steps": 40, "talks": True, "name": f"row-01-{strategy}"}
     undisturbed = site.post(strategy, devices, **chosen)
     assert site.finished(undisturbed, 60).state is State.SUCCEEDED
     site.allow(baselines={chosen["name"]: site.essence(undisturbed)}, losses={Reason.SUPERVISOR_LOST})
 
     marker = random.Random(strategy).randrange(5, 30)
-    job = site.post(strategy, devices, **chosen)
-    eventually(lambda: site.steps_done(job) >= marker, f"step {marker} in the log", 40)
+    job = site.post(strategy, devices, fault="wait_for_the_test", at_step=marker, **chosen)
+    site.held(job)
     supervisor = site.supervisor(site.attempt(job))
     ranks = processes.ranks_of(supervisor)
     assert processes.kill(supervisor)
-    eventually(lambda: all(is_dead(pid) for pid in ranks.values()), "its ranks die with it", 5)
+    eventually(lambda: all(is_dead(pid) for pid in ranks.values()), "its ranks die with it")
+    site.let_go(job)
     record = site.finished(job, 60)
     assert (record.state, record.attempt, record.retries) == (State.SUCCEEDED, 2, 0)
     assert site.attempts(job)[0].reason is Reason.SUPERVISOR_LOST
@@ -49,11 +50,11 @@ def test_row_02_training_outlives_a_killed_worker_and_a_lost_hint_is_sent_again(
     waits = site.post("single", 1, steps=2)
     site.reaches(waits, State.STARTING)
     with site.server.client() as client:
-        eventually(lambda: client.delete(f"sy:celery:node.{site.settings.node}"), "the hint is on its way", 10)
+        eventually(lambda: client.delete(f"sy:celery:node.{site.settings.node}"), "the hint is on its way")
     steps = site.steps_done(job)
     eventually(lambda: site.steps_done(job) > steps + 10, "steps without a worker")
     site.start_worker()
-    assert site.finished(waits, 40).state is State.SUCCEEDED
+    assert site.finished(waits).state is State.SUCCEEDED
     assert processes.ranks_of(site.supervisor(site.attempt(job))) == ranks
     assert site.job(job).attempt == 1
     site.cancel(job)
@@ -88,7 +89,7 @@ def test_row_03_a_killed_rank_ends_the_others_and_is_named(site: Site, victim: i
 
 def test_row_06_a_rank_that_ignores_sigterm_is_killed_after_the_grace(site: Site) -> None:
     job = site.post("ddp", 2, fault="ignore_sigterm", rank=-1)
-    eventually(lambda: site.job(job).first_step, "first step", 40)
+    eventually(lambda: site.job(job).first_step, "first step")
     ranks = processes.ranks_of(site.supervisor(site.attempt(job)))
     began = time.monotonic()
     site.cancel(job)
@@ -115,11 +116,11 @@ def test_row_06_a_process_that_survives_sigkill_keeps_its_device_from_others_and
             assert [device["device"] for device in apart] == [0, 1]
             assert all(str(ranks[1]) in device["quarantine"] for device in apart)
             after = other.post("ddp", 6, steps=2)
-            assert other.finished(after, 40).state is State.SUCCEEDED
+            assert other.finished(after).state is State.SUCCEEDED
             assert set(other.attempts(after)[0].leased) == set(range(2, 8))
         eventually(lambda: is_dead(ranks[1]), "it dies when it can")
         eventually(lambda: not other.node().quarantine, "its devices are given out again", 120)
-        assert other.finished(other.post("ddp", 8, steps=2), 40).state is State.SUCCEEDED
+        assert other.finished(other.post("ddp", 8, steps=2)).state is State.SUCCEEDED
         other.is_sound()
 
 

@@ -16,7 +16,7 @@ from tests.integration.workers.service import eventually, is_dead
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
-STALL_SECONDS = 2.0
+STALL_SECONDS = 3.5
 STACK = "most recent call first"
 
 #: Rank 0 sleeps while the others wait for it in a collective.
@@ -42,9 +42,11 @@ never_joins() if dist.get_rank() == 0 else waits_for_the_others()
 
 def test_row_04_a_stopped_rank_is_noticed_and_the_job_is_tried_again_and_ends(site: Site) -> None:
     limits = {"stall_seconds": STALL_SECONDS, "max_retries": 1}
-    job = site.running("ddp", 3, limits=limits, steps=150, seconds=0.02)
+    job = site.post("ddp", 3, limits=limits, steps=20, fault="wait_for_the_test", at_step=10)
+    site.held(job)
     ranks = processes.ranks_of(site.supervisor(site.attempt(job)))
     os.kill(ranks[1], signal.SIGSTOP)
+    site.let_go(job)
     record = site.finished(job, 60)
     assert (record.state, record.attempt, record.retries) == (State.SUCCEEDED, 2, 1)
     assert all(is_dead(pid) for pid in ranks.values())
@@ -71,7 +73,7 @@ def test_row_04_a_script_that_hangs_in_a_collective_shows_every_stack_and_is_ret
 @pytest.mark.slow
 def test_row_04_a_recipe_that_sleeps_where_its_peers_wait_for_it_is_a_stall(site: Site) -> None:
     job = site.post("ddp", 3, fault="sleep_forever", rank=2, limits={"stall_seconds": STALL_SECONDS})
-    record = site.finished(job, 40)
+    record = site.finished(job)
     assert (record.state, record.reason) == (State.FAILED, Reason.STALLED)
     said = [site.text(job, device, "stderr") for device in range(3)]
     assert all(STACK in text for text in said)
@@ -113,7 +115,7 @@ def confined(tmp_path: Path) -> Iterator[tuple[Site, MemoryGroup]]:
         site.start_worker()
         yield site, group
         site.stop_worker()
-        eventually(lambda: not (group.path / "cgroup.procs").read_text(), "the group is empty", 20)
+        eventually(lambda: not (group.path / "cgroup.procs").read_text(), "the group is empty")
 
 
 @pytest.mark.slow
@@ -128,6 +130,6 @@ def test_row_05_a_rank_that_the_kernel_kills_for_want_of_memory_says_so_and_the_
     assert (record.error["rank"], record.error["signal"]) == (1, "SIGKILL")
     assert "the kernel" in record.message
     assert group.kills() == 2
-    assert site.finished(site.post("ddp", 2, steps=2), 40).state is State.SUCCEEDED
+    assert site.finished(site.post("ddp", 2, steps=2)).state is State.SUCCEEDED
     eventually(lambda: not site.node().held, "every device is free")
     site.is_sound()

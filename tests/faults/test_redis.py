@@ -37,8 +37,8 @@ def pause(seconds: float) -> None:
 def test_row_08_a_redis_that_goes_and_comes_back_leaves_runs_alone_and_keeps_what_was_accepted(
     site: Site, way: str
 ) -> None:
-    job = site.post("single", 1, steps=150, seconds=0.03, talks=True)
-    eventually(lambda: site.job(job).first_step, "first step", 40)
+    job = site.post("single", 1, steps=120, seconds=0.02, talks=True, fault="wait_for_the_test", at_step=100)
+    eventually(lambda: site.job(job).first_step, "first step")
     waits = [site.post("ddp", 8, steps=1) for _ in range(3)]
     steps = site.steps_done(job)
     if way == "killed":
@@ -50,9 +50,10 @@ def test_row_08_a_redis_that_goes_and_comes_back_leaves_runs_alone_and_keeps_wha
     assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
     assert int(answer.headers["retry-after"]) > 0
     site.server.start()
+    site.let_go(job)
     site.all_ended([job, *waits], 90)
     assert [site.job(job).state for job in (job, *waits)] == [State.SUCCEEDED] * 4
-    assert site.text(job).splitlines() == [f"step {step}" for step in range(150)]
+    assert site.text(job).splitlines() == [f"step {step}" for step in range(120)]
 
 
 @pytest.mark.parametrize(
@@ -62,11 +63,12 @@ def test_row_08_a_redis_that_goes_and_comes_back_leaves_runs_alone_and_keeps_wha
 def test_row_08_an_end_that_was_reached_while_redis_was_away_is_told_though_its_supervisor_has_died_meanwhile(
     site: Site, worker_too: bool
 ) -> None:
-    job = site.post("ddp", 2, steps=40, seconds=0.03, talks=True)
-    eventually(lambda: site.job(job).first_step, "first step", 40)
+    job = site.post("ddp", 2, steps=40, talks=True, fault="wait_for_the_test", at_step=10)
+    site.held(job)
     marks = Marks.of(site.state_dir / site.settings.node, site.attempt(job))
     supervisor = site.supervisor(site.attempt(job))
     site.server.kill()
+    site.let_go(job)
     eventually(marks.untold.exists, "its end is kept", 60)
     processes.kill(supervisor)
     if worker_too:
@@ -82,8 +84,8 @@ def test_row_08_an_end_that_was_reached_while_redis_was_away_is_told_though_its_
 
 
 def test_row_09_a_redis_that_refuses_writes_refuses_jobs_and_lets_those_that_run_beat_and_end(site: Site) -> None:
-    job = site.post("single", 1, steps=100, seconds=0.03, talks=True)
-    eventually(lambda: site.job(job).first_step, "first step", 40)
+    job = site.post("single", 1, steps=40, talks=True, fault="wait_for_the_test", at_step=10)
+    site.held(job)
     with site.server.client() as control, site.telemetry.client() as telemetry:
         for server in (control, telemetry):
             server.config_set("maxmemory", "1mb")
@@ -93,12 +95,13 @@ def test_row_09_a_redis_that_refuses_writes_refuses_jobs_and_lets_those_that_run
             assert int(answer.headers["retry-after"]) > 0
             beat = site.attempts(job)[0].beat
             eventually(lambda: site.attempts(job)[0].beat > beat, "it beats")
-            assert site.finished(job, 40).state is State.SUCCEEDED
+            site.let_go(job)
+            assert site.finished(job).state is State.SUCCEEDED
             eventually(lambda: not site.held_by(job), "its devices are free")
         finally:
             for server in (control, telemetry):
                 server.config_set("maxmemory", "0")
-    assert site.finished(site.post("single", 1), 40).state is State.SUCCEEDED
+    assert site.finished(site.post("single", 1)).state is State.SUCCEEDED
 
 
 def _kill_clients(site: Site) -> None:
@@ -172,12 +175,12 @@ def test_row_12_the_commands_of_losses_refusals_and_cancels_are_repeated_harmles
     rules = [site.proxy.add(Rule(name, Act.DROP_REPLY)) for name in COMMANDS_OF_LOSSES]
     lost = site.running("single", 1)
     processes.kill(site.supervisor(site.attempt(lost)))
-    site.reaches(lost, State.RUNNING, attempt=2, seconds=40)
+    site.reaches(lost, State.RUNNING, attempt=2)
     refused = site.post_script("print('hello')", python="an-environment-that-is-not-here")
-    assert site.finished(refused, 40).reason is Reason.REJECTED_BY_WORKER
+    assert site.finished(refused).reason is Reason.REJECTED_BY_WORKER
     assert site.caller.insist("POST", f"/v1/jobs/{lost}/cancel").status_code == 202
     assert site.finished(lost).state is State.CANCELLED
-    eventually(lambda: [rule.hits for rule in rules] == [1] * len(rules), "every reply was lost once", 20)
+    eventually(lambda: [rule.hits for rule in rules] == [1] * len(rules), "every reply was lost once")
     assert len(site.attempts(lost)) == 2
 
 
@@ -205,7 +208,7 @@ def test_jobs_that_are_gone_leave_no_key_in_either_redis(site: Site) -> None:
         live_and_go()
         keys = lasting(control)
         jobs = live_and_go()
-        assert lasting(control) == keys
+        eventually(lambda: lasting(control) <= keys, "nothing that was not there before")
         assert [key for key in control.keys("*") if any(job in key.decode() for job in jobs)] == []
         assert [key for key in telemetry.keys("*") if any(job in key.decode() for job in jobs)] == []
 
@@ -224,7 +227,7 @@ def test_row_12_a_cancel_of_a_waiting_job_whose_reply_is_lost_is_a_cancel(site: 
 
 def test_row_12_a_delete_whose_reply_is_lost_removes_the_job_with_its_files(site: Site) -> None:
     job = site.post("single", 1)
-    site.ended(job, 40)
+    site.ended(job)
     rule = site.proxy.add(Rule("delete", Act.DROP_REPLY))
     assert site.caller.insist("DELETE", f"/v1/jobs/{job}").status_code == 204
     assert rule.hits == 1
@@ -258,7 +261,7 @@ def test_row_12_what_the_operator_says_of_nodes_is_repeated_harmlessly_when_repl
     site.stop_worker()
     site.start_worker()
     assert [rule.hits for rule in rules] == [1] * len(rules)
-    assert site.finished(site.post("dp", 8), 40).state is State.SUCCEEDED
+    assert site.finished(site.post("dp", 8)).state is State.SUCCEEDED
 
 
 def test_row_12_an_upload_whose_reply_is_lost_keeps_one_file_that_jobs_can_use(site: Site) -> None:
@@ -272,13 +275,13 @@ def test_row_12_an_upload_whose_reply_is_lost_keeps_one_file_that_jobs_can_use(s
     after = {path for path in (site.settings.storage / "bundles").rglob("*") if path.is_file()}
     assert len(after - before) == 1
     program = {"kind": "script", "bundle": answer.json()["id"], "entrypoint": "train.py"}
-    assert site.finished(site.caller.submit({"program": program}), 40).state is State.SUCCEEDED
+    assert site.finished(site.caller.submit({"program": program})).state is State.SUCCEEDED
     assert site.run(store.read_bundle(TENANT, answer.json()["id"])).jobs == 1  # type: ignore[union-attr]
 
 
 def test_row_12_an_archive_call_whose_reply_is_lost_loses_no_job(site: Site) -> None:
     job = site.post("single", 1, name="kept")
-    site.ended(job, 40)
+    site.ended(job)
     rule = site.proxy.add(Rule("archive", Act.DROP_REPLY))
     through = RedisStore.from_url(site.proxy.url)
     try:

@@ -57,7 +57,7 @@ def all_kinds_run(site: Site) -> None:
     processes.kill(site.supervisor(site.attempt(lost)))
     site.reaches(lost, State.RUNNING, attempt=2, seconds=60)
     assert site.caller.insist("POST", f"/v1/jobs/{lost}/cancel").status_code == 202
-    assert site.finished(lost, 40).state is State.CANCELLED
+    assert site.finished(lost).state is State.CANCELLED
     site.allow(losses={Reason.SUPERVISOR_LOST})
 
 
@@ -71,7 +71,7 @@ def test_row_29_an_old_worker_serves_a_new_api_and_its_runs_outlive_the_upgrade(
 
     unknown_there = site.body("single", 1)
     unknown_there["program"]["checkpoint"] = {"every_steps": 1}
-    record = site.finished(site.caller.submit(unknown_there), 40)
+    record = site.finished(site.caller.submit(unknown_there))
     assert (record.state, record.reason) == (State.FAILED, Reason.REJECTED_BY_WORKER)
     assert "program" in record.message
     assert "checkpoint" in record.message
@@ -86,7 +86,7 @@ def test_row_29_an_old_worker_serves_a_new_api_and_its_runs_outlive_the_upgrade(
     eventually(lambda: site.steps_done(training) > steps + 10, "it trains on")
     assert site.finished(training, 90).state is State.SUCCEEDED
     assert site.job(training).attempt == 1
-    assert site.finished(site.caller.submit(unknown_there), 40).state is State.SUCCEEDED
+    assert site.finished(site.caller.submit(unknown_there)).state is State.SUCCEEDED
     site.is_sound()
 
 

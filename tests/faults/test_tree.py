@@ -164,7 +164,7 @@ def test_whatever_process_is_killed_jobs_end_as_if_nothing_had_been(
         return not found
 
     with suppress(AssertionError):
-        eventually(is_sound, "no violation", 20)
+        eventually(is_sound, "no violation")
     assert found == []
 
 

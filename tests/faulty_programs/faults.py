@@ -66,6 +66,14 @@ def sleep_forever(notes: str) -> None:
     time.sleep(FOREVER)
 
 
+def wait_for_the_test(notes: str) -> None:
+    """Stand still until the test lets the job go (`Service.let_go`), whatever attempt it is in by then."""
+    job = os.environ["SHARDYARD_ATTEMPT"].split("/")[1]
+    Path(notes).with_name(f"held-{job}").touch()
+    while not Path(notes).with_name(f"go-{job}").exists():
+        time.sleep(0.005)
+
+
 def ignore_sigterm(notes: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(FOREVER)
@@ -171,6 +179,7 @@ FAULTS: dict[str, Callable[[str], None]] = {
         raise_at_exit,
         leave_with_3_at_exit,
         sleep_forever,
+        wait_for_the_test,
         ignore_sigterm,
         fork_daemon,
         fork_daemon_that_floods,

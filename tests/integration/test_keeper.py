@@ -16,11 +16,11 @@ from workers.leaving import Leaving
 
 pytestmark = pytest.mark.integration
 
-SECONDS = 10.0
+SECONDS = 60.0
 
-#: Writes its pid, then sleeps; SIGTERM ends it in order.
-STEADY = "echo $$ >> {pids}; trap 'exit 0' TERM; while :; do sleep 0.05; done"
-STUBBORN = "echo $$ >> {pids}; trap '' TERM; while :; do sleep 0.05; done"
+#: Writes its pid once it heeds signals, then sleeps; SIGTERM ends it in order.
+STEADY = "trap 'exit 0' TERM; echo $$ >> {pids}; while :; do sleep 0.05; done"
+STUBBORN = "trap '' TERM; echo $$ >> {pids}; while :; do sleep 0.05; done"
 BROKEN = "echo $$ >> {pids}; exit 7"
 #: Leaves a grandchild behind, whose parent ends at once.
 WITH_ORPHAN = "(sleep 0.2 & echo $! > {orphan}); " + STEADY
@@ -134,7 +134,7 @@ def test_a_stop_between_two_starts_starts_nothing_more(kept: Kept) -> None:
 
 
 def test_a_worker_that_never_stays_up_is_given_up_with_its_exit_code(kept: Kept) -> None:
-    kept.start(BROKEN)
+    kept.start(BROKEN, steady=SECONDS)
     assert kept.keeper.wait(SECONDS) == 7
     assert len(kept.pids()) == 5
 

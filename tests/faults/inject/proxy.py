@@ -87,7 +87,7 @@ class Proxy:
         self.url = f"redis://{host}:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
-        self._server = asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(5)
+        self._server = asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(60)
 
     # -- what a test says ------------------------------------------------------------------------------
 
@@ -132,9 +132,9 @@ class Proxy:
         return len(self._links)
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
+        self._thread.join(60)
         self._loop.close()
 
     def _call(self, work: Callable[[], object]) -> None:
@@ -143,7 +143,7 @@ class Proxy:
         async def there() -> None:
             work()
 
-        asyncio.run_coroutine_threadsafe(there(), self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(there(), self._loop).result(60)
 
     # -- the proxy's thread ----------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ATTACH_SECONDS = 15.0
+ATTACH_SECONDS = 60.0
 DETACH_SECONDS = 3.0
 
 
@@ -41,5 +41,9 @@ def _await_tracer(pid: int, tracer: "subprocess.Popen[bytes]") -> None:
 
 
 def _tracer_of(task: Path) -> int:
-    lines = (task / "status").read_text().splitlines()
+    """0 for none, and for a thread that has just ended."""
+    try:
+        lines = (task / "status").read_text().splitlines()
+    except OSError:
+        return 0
     return next(int(line.split()[1]) for line in lines if line.startswith("TracerPid:"))

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 from celery import Celery
 
 from jobs import layout, spec, store
@@ -42,9 +43,11 @@ TESTS = Path(__file__).resolve().parents[2]
 MODULE = [sys.executable, "-m", "workers"]
 #: A worker imports torch, on a machine that may be busy.
 WARM_SECONDS = 60.0
+#: What is waited for comes within a few seconds, or in many times that on a busy machine; or never.
+PATIENCE_SECONDS = 60.0
 
 
-def eventually(look: Callable[[], T | None], what: str, seconds: float = 15.0) -> T:
+def eventually(look: Callable[[], T | None], what: str, seconds: float = PATIENCE_SECONDS) -> T:
     """What `look` gives as soon as it is true.
 
     Raises:
@@ -64,6 +67,16 @@ def is_dead(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return True
+
+
+def children_named(name: str, pid: int) -> list[psutil.Process]:
+    """Children of a process, some of which may just be ending."""
+    found = []
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.NoSuchProcess):
+            if child.name() == name:
+                found.append(child)
+    return found
 
 
 class Service:
@@ -131,7 +144,7 @@ class Service:
         lines = (line for line in self.worker_log().splitlines() if line.startswith("{"))
         return [entry for entry in map(json.loads, lines) if entry["event"] == name]
 
-    def stop_worker(self, seconds: float = 20.0) -> int:
+    def stop_worker(self, seconds: float = PATIENCE_SECONDS) -> int:
         """As SIGTERM; the exit code."""
         assert self.worker is not None
         self.worker.terminate()
@@ -234,6 +247,17 @@ class Service:
         eventually(lambda: self.job(job).first_step, f"first step of {job}")
         return job
 
+    def held(self, job: str) -> None:
+        """Wait until a rank stands still in a job with the fault `wait_for_the_test`."""
+        eventually(self._sign("held", job).exists, f"a rank of {job} waits for the test")
+
+    def let_go(self, job: str) -> None:
+        """Have a job with the fault `wait_for_the_test` go on, and all later attempts of it."""
+        self._sign("go", job).touch()
+
+    def _sign(self, what: str, job: str) -> Path:
+        return self.notes.with_name(f"{what}-{job}")
+
     def deliver(self) -> None:
         self._scheduler.deliver()
 
@@ -259,17 +283,17 @@ class Service:
         """An attempt of a job, the newest if no other is asked for."""
         return AttemptId(TENANT, job, number or self.job(job).attempt)
 
-    def finished(self, job: str, seconds: float = 20.0) -> JobRecord:
+    def finished(self, job: str, seconds: float = PATIENCE_SECONDS) -> JobRecord:
         """The job as soon as it has ended. Its devices may be held a little longer."""
         return eventually(lambda: self._if(job, lambda found: found.state in TERMINAL), f"the end of {job}", seconds)
 
-    def ended(self, job: str, seconds: float = 20.0) -> JobRecord:
+    def ended(self, job: str, seconds: float = PATIENCE_SECONDS) -> JobRecord:
         """The job when it has ended and its devices are free again."""
         record = self.finished(job, seconds)
         eventually(lambda: not self.held_by(job), f"the devices of {job}", seconds)
         return record
 
-    def reaches(self, job: str, state: State, attempt: int = 1, seconds: float = 20.0) -> JobRecord:
+    def reaches(self, job: str, state: State, attempt: int = 1, seconds: float = PATIENCE_SECONDS) -> JobRecord:
         what = f"{job} is {state} in attempt {attempt}"
         return eventually(
             lambda: self._if(job, lambda found: (found.state, found.attempt) == (state, attempt)), what, seconds
@@ -337,12 +361,12 @@ class Service:
     def leaves_nothing(self) -> None:
         """Check that no job has left a process, a device or a directory behind. Nothing may be running."""
         for path in self.notes.iterdir():
-            eventually(partial(is_dead, int(path.name)), f"process {path.name} is gone", 5)
+            eventually(partial(is_dead, int(path.name)), f"process {path.name} is gone")
             path.unlink()
         assert self.node().held == {}
         assert self.node().quarantine == {}
         directories = self.directory / "state" / NODE / "attempts"
-        eventually(lambda: not list(directories.glob("*")), f"no directory is left in {directories}", 5)
+        eventually(lambda: not list(directories.glob("*")), f"no directory is left in {directories}")
         assert violations(self.store.client) == []
 
     def end_all(self) -> None:

@@ -260,12 +260,12 @@ def test_a_redis_that_is_away_delays_the_pointer_and_nothing_else(attempt: Attem
     server.kill()
     keeper.take([attempt.save(20)])
     on_disk = "checkpoint of step 20 is on disk; it counts when the control Redis answers again"
-    eventually(lambda: on_disk in [line.text for line in keeper.lines()], "a line that says so", 30)
+    eventually(lambda: on_disk in [line.text for line in keeper.lines()], "a line that says so")
     for step in (30, 40, 50):
         eventually(lambda: keeper.has_room, "room while Redis is away")
         keeper.take([attempt.save(step)])
     newest_and_what_may_count = [50, 40, 20, 10]  # the commit of 20 may have taken effect, for all that is known
-    eventually(lambda: attempt.kept() == newest_and_what_may_count, "the last one is on disk", 30)
+    eventually(lambda: attempt.kept() == newest_and_what_may_count, "the last one is on disk")
     server.start()
     keeper.close()
     assert attempt.pointed == (50, 1)

@@ -42,13 +42,17 @@ def submit(
     strategy: str = "single",
     devices: int = 1,
     *,
-    seconds: float = 0.02,
+    seconds: float = 0.0,
+    waits_at: int | None = None,
     limits: dict[str, Any] | None = None,
     pool: str = "default",
     **changes: Any,
 ) -> str:
-    """A run of `STEPS` steps over two epochs that saves every `EVERY`, each of which takes `seconds` at least."""
-    model = {"notes": str(service.notes), "seconds": seconds, "talks": True}
+    """A run of `STEPS` steps over two epochs that saves every `EVERY`, and takes `seconds` a step at least; it stands
+    still in step `waits_at`, until the test lets it go."""
+    model: dict[str, Any] = {"notes": str(service.notes), "seconds": seconds, "talks": True}
+    if waits_at is not None:
+        model |= {"fault": "wait_for_the_test", "at_step": waits_at}
     program = {
         "model": {"ref": "faulty_programs.models:Faulty", "args": model},
         "data": {"ref": "random_vectors", "args": {"rows": 6 * 35 * devices, "features": 5}, "batch_size": 6},
@@ -92,14 +96,14 @@ def commits(service: Service, job: str, step: int) -> JobRecord:
     )
 
 
-def takes_steps_after(service: Service, job: str, step: int, number: int = 1) -> None:
-    """Until a few more are done than were saved, so that work is lost."""
-    done = service.steps_done(job, number)
-    eventually(lambda: service.steps_done(job, number) >= max(done, step) + 4, "more steps")
+def takes_steps(service: Service, job: str, number: int) -> None:
+    """Until an attempt has taken a few."""
+    eventually(lambda: service.steps_done(job, number) >= 4, "steps")
 
 
 def kill(service: Service, job: str) -> None:
     os.kill(service.supervisor(service.attempt(job)), signal.SIGKILL)
+    service.let_go(job)
 
 
 def curve(service: Service, job: str, number: int) -> dict[tuple[int, str], list[tuple[int, int, float]]]:
@@ -179,16 +183,16 @@ def test_a_run_keeps_its_newest_checkpoints_and_leaves_its_weights(
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     service: Service, undisturbed: Callable[[str, int], str], strategy: str, devices: int
 ) -> None:
-    job = submit(service, strategy, devices)
+    job = submit(service, strategy, devices, waits_at=EVERY + 5)  # work is lost
     commits(service, job, EVERY)
-    takes_steps_after(service, job, EVERY)
+    service.held(job)
     kill(service, job)
     record = service.ended(job, 60)
     assert (record.state, record.attempt, record.retries) == (State.SUCCEEDED, 2, 0), record
     first, second = service.attempts(job)
     assert first.reason is Reason.SUPERVISOR_LOST
-    assert second.resumed in ({"step": 20, "attempt": 1}, {"step": 40, "attempt": 1})
-    assert f"resumed at step {second.resumed['step']} of attempt 1" in said(service, job, 2)
+    assert second.resumed == {"step": EVERY, "attempt": 1}
+    assert f"resumed at step {EVERY} of attempt 1" in said(service, job, 2)
     assert_as_if_undisturbed(service, job, 2, undisturbed(strategy, devices))
     assert kept(service, job)[0] == (60, 2)
     client = service.store.client
@@ -205,7 +209,7 @@ def stop_and_start(service: Service) -> None:
 
 def drain_and_undrain(service: Service) -> None:
     service.run(store.drain_node(NODE, deadline_seconds=0))
-    eventually(lambda: service.node().held == {}, "what runs there has ended", 30)
+    eventually(lambda: service.node().held == {}, "what runs there has ended")
     service.run(store.undrain_node(NODE))
     service.deliver()
 
@@ -228,7 +232,7 @@ def test_a_run_that_is_stopped_twice_loses_no_step(
     job = submit(service, strategy, devices, seconds=0.1, checkpoint={"every_steps": 1000, "keep": 1})
     saved = []
     for attempt in (1, 2):
-        takes_steps_after(service, job, 0, attempt)
+        takes_steps(service, job, attempt)
         interrupt(service)
         assert f"checkpoint of step {pointed(service.job(job))} saved" in said(service, job, attempt)
         saved.append(pointed(service.job(job)))
@@ -256,7 +260,7 @@ def flip(path: Path) -> None:
 def test_a_checkpoint_with_a_flipped_bit_is_passed_over_for_the_one_before(
     service: Service, undisturbed: Callable[[str, int], str]
 ) -> None:
-    job = submit(service, seconds=0.1)
+    job = submit(service, waits_at=2 * EVERY + 5)
     commits(service, job, 2 * EVERY)
     flip(directory(service, job) / "000000000040-1" / "rank-0.pt")
     kill(service, job)
@@ -272,7 +276,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_passed_over_for_the_one_before(
 
 @pytest.mark.slow
 def test_a_checkpoint_that_was_taken_away_is_missed_in_words(service: Service) -> None:
-    job = submit(service, seconds=0.1)
+    job = submit(service, waits_at=2 * EVERY + 5)
     commits(service, job, 2 * EVERY)
     shutil.rmtree(directory(service, job) / "000000000040-1")
     kill(service, job)
@@ -286,7 +290,7 @@ def test_a_checkpoint_that_was_taken_away_is_missed_in_words(service: Service) -
 def test_a_run_none_of_whose_checkpoints_can_be_used_begins_anew_and_says_so(
     service: Service, undisturbed: Callable[[str, int], str]
 ) -> None:
-    job = submit(service, seconds=0.1)
+    job = submit(service, waits_at=EVERY + 5)
     commits(service, job, EVERY)
     (directory(service, job) / "000000000020-1" / checkpoints.MANIFEST).write_bytes(b"{")
     kill(service, job)

@@ -141,7 +141,7 @@ def test_a_hostile_script_gets_at_nothing_but_what_is_its_own(confined: Service)
 def test_what_a_script_has_started_dies_with_its_job_wherever_it_hides(confined: Service) -> None:
     """It has a session of its own, no variable and no descriptor of ours, another parent, and ignores SIGTERM."""
     hide = '''
-import os, signal, subprocess, sys
+import os, signal, subprocess, sys, time
 forever = """
 import os, signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -155,7 +155,7 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 while not os.path.getsize(out := os.path.join(os.environ["SHARDYARD_OUTPUT_DIR"], "hidden")):
-    pass
+    time.sleep(0.01)
 '''
     job = confined.run_script({"train.py": hide})
     assert confined.ended(job).state is State.SUCCEEDED
@@ -169,7 +169,7 @@ def test_ranks_die_with_their_supervisor(confined: Service) -> None:
     rank, _ = who_is(confined, job)
     assert Path(f"/proc/{rank}").stat().st_uid == FIRST
     os.kill(confined.supervisor(confined.attempt(job)), signal.SIGKILL)
-    eventually(lambda: is_dead(rank), "the rank is dead", 2)
+    eventually(lambda: is_dead(rank), "the rank is dead")
     confined.reaches(job, State.RUNNING, attempt=2)
     eventually(lambda: not stat.S_IMODE(confined.files(job).stat().st_mode) & 0o077, "its files are closed")
     confined.cancel(job)

@@ -8,7 +8,7 @@ from jobs import layout
 from jobs.state import Reason, State
 from jobs.storage import NONCE_FILE
 from jobs.store import AttemptId
-from tests.integration.workers.service import TENANT, Service, running_service
+from tests.integration.workers.service import TENANT, Service, eventually, running_service
 
 pytestmark = pytest.mark.integration
 
@@ -36,8 +36,7 @@ def test_storage_that_cannot_be_written_is_named_and_the_job_runs_when_it_can(se
     blocked.parent.mkdir(parents=True, exist_ok=True)
     blocked.touch()
     job = service.submit("ddp", 2, name="blocked")
-    service.reaches(job, State.QUEUED)
-    first = service.attempts(job)[0]
+    first = eventually(lambda: next((it for it in service.attempts(job) if it.reason), None), "its first attempt ends")
     blocked.unlink()
     assert first.reason is Reason.START_FAILED
     assert str(blocked) in first.message
@@ -50,7 +49,7 @@ def test_a_node_whose_storage_is_no_longer_mounted_takes_no_work_until_it_is(tmp
         assert worker is not None
         mark = service.settings.storage / NONCE_FILE
         mark.rename(mark.with_name("elsewhere"))
-        assert worker.wait(15) == 2
+        assert worker.wait(60) == 2
         assert "is it mounted?" in service.events("node_refused")[0]["why"]
         job = service.submit("single")
         mark.with_name("elsewhere").rename(mark)

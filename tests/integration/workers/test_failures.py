@@ -124,7 +124,7 @@ def test_orphans_of_a_long_run_do_not_pile_up_as_zombies(service: Service) -> No
         lambda: [pid for pid in service.living() if _parent(pid) == supervisor and _is_daemon(pid)], "an orphan"
     )[0]
     os.kill(daemon, signal.SIGKILL)
-    eventually(lambda: not Path(f"/proc/{daemon}").exists(), "the orphan is buried", 2)
+    eventually(lambda: not Path(f"/proc/{daemon}").exists(), "the orphan is buried")
     service.cancel(job)
     service.ended(job)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.workers.service import eventually
+from tests.integration.workers.service import children_named, eventually
 from tests.unit.workers.made import ATTEMPT, a_launch
 from workers import forkserver
 from workers.forkserver import ForkServer, _receive, _send
@@ -53,17 +53,28 @@ def test_a_server_with_a_second_thread_says_so_and_forks_nothing(tmp_path: Path)
             os.close(end)
 
 
-@pytest.fixture
-def server() -> Iterator[ForkServer]:
+@pytest.fixture(scope="module")
+def shared() -> Iterator[ForkServer]:
+    """Whoever warms it has what the server must not pass on."""
     server = ForkServer()
-    yield server
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("SHARDYARD_REDIS_URL", "MY_PASSWORD"):
+            patch.setenv(name, "unix:///secret")
+        yield server
     server.close()
 
 
-def test_a_server_is_warm_in_one_thread_with_a_scrubbed_environment_and_again_after_a_kill(
-    server: ForkServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SHARDYARD_REDIS_URL", "unix:///secret")
+@pytest.fixture
+def server(shared: ForkServer) -> ForkServer:
+    """Warm, whatever the test before has done to it."""
+    if not shared.alive:
+        shared.warm()
+    return shared
+
+
+def test_a_server_is_warm_in_one_thread_with_a_scrubbed_environment_and_again_after_a_kill(shared: ForkServer) -> None:
+    server = shared
+    server.close()
     warm = [server.alive]
     server.warm()
     warm.append(server.alive)
@@ -83,11 +94,18 @@ def test_a_server_is_warm_in_one_thread_with_a_scrubbed_environment_and_again_af
 def test_a_server_that_does_not_answer_is_killed_and_the_next_one_works(
     server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.warm()
     assert server.pid is not None
     os.kill(server.pid, signal.SIGSTOP)
-    monkeypatch.setattr(forkserver, "REPLY_SECONDS", 0.5)
     monkeypatch.setattr(forkserver, "LATE_SECONDS", 0.0)
+    with_more_time = forkserver.REPLY_SECONDS
+    monkeypatch.setattr(forkserver, "REPLY_SECONDS", 0.5)
+    kill = ForkServer._kill
+
+    def kill_and_ask_the_next(self: ForkServer) -> None:
+        monkeypatch.setattr(forkserver, "REPLY_SECONDS", with_more_time)
+        kill(self)
+
+    monkeypatch.setattr(ForkServer, "_kill", kill_and_ask_the_next)
     first = server.pid
     assert server.launch(a_launch(tmp_path), "unix:///none", "unix:///none") > 0
     assert server.pid != first
@@ -95,7 +113,6 @@ def test_a_server_that_does_not_answer_is_killed_and_the_next_one_works(
 
 
 def test_a_supervisor_outlives_its_server_and_is_nobodys_zombie(server: ForkServer, tmp_path: Path) -> None:
-    server.warm()
     assert server.pid is not None
     supervisor = psutil.Process(server.launch(a_launch(tmp_path), "unix:///none", "unix:///none"))
     supervisor.suspend()
@@ -113,19 +130,13 @@ def test_a_supervisor_outlives_its_server_and_is_nobodys_zombie(server: ForkServ
 def test_a_process_that_was_forked_ahead_becomes_the_next_supervisor_and_another_takes_its_place(
     server: ForkServer, tmp_path: Path
 ) -> None:
-    server.warm()
     (spare,) = eventually(lambda: _spares(server), "one is forked ahead")
     assert server.launch(a_launch(tmp_path), "unix:///none", "unix:///none") == spare.pid
     eventually(lambda: [each for each in _spares(server) if each.pid != spare.pid], "another is forked ahead")
     assert sweep(Marks.of(tmp_path, ATTEMPT), ATTEMPT) == {}
 
 
-def test_a_process_forked_ahead_has_nothing_of_the_worker_but_its_line(
-    server: ForkServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SHARDYARD_REDIS_URL", "unix:///secret")
-    monkeypatch.setenv("MY_PASSWORD", "secret")
-    server.warm()
+def test_a_process_forked_ahead_has_nothing_of_the_worker_but_its_line(server: ForkServer) -> None:
     (spare,) = eventually(lambda: _spares(server), "one is forked ahead")
     assert os.getsid(spare.pid) == spare.pid
     assert spare.num_threads() == 1
@@ -135,7 +146,6 @@ def test_a_process_forked_ahead_has_nothing_of_the_worker_but_its_line(
 
 
 def test_a_launch_does_without_a_process_forked_ahead_that_was_killed(server: ForkServer, tmp_path: Path) -> None:
-    server.warm()
     (spare,) = eventually(lambda: _spares(server), "one is forked ahead")
     spare.kill()
     eventually(lambda: not spare.is_running(), "it is gone")
@@ -146,7 +156,6 @@ def test_a_launch_does_without_a_process_forked_ahead_that_was_killed(server: Fo
 
 
 def test_a_process_forked_ahead_ends_with_its_server(server: ForkServer) -> None:
-    server.warm()
     (spare,) = eventually(lambda: _spares(server), "one is forked ahead")
     assert server.pid is not None
     os.kill(server.pid, signal.SIGKILL)
@@ -154,7 +163,6 @@ def test_a_process_forked_ahead_ends_with_its_server(server: ForkServer) -> None
 
 
 def test_a_warm_server_keeps_little_of_the_code_that_only_its_imports_ran(server: ForkServer) -> None:
-    server.warm()
     assert server.pid is not None
     mappings = psutil.Process(server.pid).memory_maps(grouped=False)
     code = [mapping for mapping in mappings if mapping.perms == "r-xp" and mapping.path.endswith(".so")]
@@ -163,7 +171,8 @@ def test_a_warm_server_keeps_little_of_the_code_that_only_its_imports_ran(server
 
 
 def _spares(server: ForkServer) -> list[psutil.Process]:
-    return [child for child in psutil.Process(server.pid).children() if child.name() == "sy-spare"]
+    assert server.pid is not None
+    return children_named("sy-spare", server.pid)
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def test_a_supervisor_that_is_cut_off_for_most_of_its_lease_ends_its_ranks_befor
         assert FENCE * LEASE - 1.5 < time.monotonic() - began < LEASE
     finally:
         service.server.start()
-    service.reaches(job, State.RUNNING, attempt=2, seconds=30)
+    service.reaches(job, State.RUNNING, attempt=2)
     assert service.attempts(job)[0].reason is Reason.LEASE_EXPIRED
     service.cancel(job)
     service.ended(job)

@@ -23,7 +23,7 @@ from workers.untold import Untold
 
 pytestmark = pytest.mark.integration
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 60.0
 #: Nothing happens by the clock within a test.
 NEVER = 3600.0
 #: No end of these tests is left untold.
@@ -115,7 +115,8 @@ def test_while_it_hears_it_asks_for_nothing_but_beats(
 
     before, asked = beats(), calls(world)
     until(lambda: beats() >= before + 5, "five beats")
-    assert calls(world) - asked <= 7
+    asked_since = calls(world) - asked
+    assert asked_since <= beats() - before + 2
     assert line.finish(Reason.COMPLETED, "over", None, None, 0.0, keep=NOWHERE)
 
 

@@ -230,5 +230,5 @@ def test_a_script_that_is_told_to_stop_has_the_time_to_save_which_a_cancel_does_
     hasty.stop_worker()
     hasty.start_worker()
 
-    assert hasty.ended(job, 30).state is State.SUCCEEDED
+    assert hasty.ended(job).state is State.SUCCEEDED
     assert hasty.text(job, number=2) == "saved when it was told to stop"

@@ -376,6 +376,7 @@ print("saved")
 def test_grandchildren_that_hide_and_ignore_sigterm_are_gone_with_the_job(service: Service) -> None:
     program = """
 import os, signal, sys, time
+reader, writer = os.pipe()
 for session in (False, True):
     if os.fork() == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -384,8 +385,9 @@ for session in (False, True):
             if os.fork():
                 os._exit(0)
         print(os.getpid(), flush=True)
+        os.write(writer, b".")
         time.sleep(3600)
-time.sleep(0.5)
+os.read(reader, 1), os.read(reader, 1)
 sys.exit(3)
 """
     job = service.run_script({"train.py": program})
@@ -400,8 +402,8 @@ sys.exit(3)
 def test_threads_that_go_on_after_the_script_are_waited_for(service: Service) -> None:
     program = """
 import threading, time
-threading.Thread(target=lambda: (time.sleep(0.5), print("the thread is done"))).start()
 print("the script is done")
+threading.Thread(target=lambda: (time.sleep(0.5), print("the thread is done"))).start()
 """
     job = service.run_script({"train.py": program})
     assert service.ended(job).state is State.SUCCEEDED
