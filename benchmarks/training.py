@@ -55,7 +55,7 @@ RECIPE, SCRIPT, PLAIN, BATCHED = "recipe", "its script", "plain", "plain, batche
 PROGRAM = Path(__file__).parent / "programs" / "training_loop.py"
 DEADLINE_SECONDS = 60.0
 #: What the counted steps of one sample take.
-SECONDS, QUICK_SECONDS = 0.7, 0.25
+SECONDS, QUICK_SECONDS = 0.7, 0.2
 #: Between two readings of the supervisor's CPU time.
 SAMPLE_SECONDS = 0.05
 
@@ -75,7 +75,9 @@ class Loop:
     steps: int = 0
 
 
-def _loops() -> list[Loop]:
+def _loops(place: Path) -> list[Loop]:
+    """The files of rows lie in `place`."""
+    digits_rows, pictures_rows = str(place / "digits.npz"), str(place / "pictures.npz")
     sgd = {"lr": 0.01, "momentum": 0.9}
     layer = {"ref": "linear", "args": {"in_features": 5, "out_features": 2}}
     vectors = {"ref": "random_vectors", "args": {"rows": 3000, "features": 5}, "batch_size": 15, "shuffle": True}
@@ -83,8 +85,8 @@ def _loops() -> list[Loop]:
     pictures = {"ref": "npz", "args": {"path": "pictures.npz"}, "batch_size": 64, "shuffle": True}
     return [
         Loop("linear", "linear 5 -> 2", 200, 0.90, layer, vectors, {"lr": 0.01}),
-        Loop("digits", "digits CNN", 50, 0.99, {"ref": "digits_cnn"}, digits, sgd | {"lr": 0.05}, "digits.npz"),
-        Loop("cifar", "CIFAR CNN", 20, 0.99, {"ref": "cifar10_cnn"}, pictures, sgd, "pictures.npz"),
+        Loop("digits", "digits CNN", 50, 0.99, {"ref": "digits_cnn"}, digits, sgd | {"lr": 0.05}, digits_rows),
+        Loop("cifar", "CIFAR CNN", 20, 0.99, {"ref": "cifar10_cnn"}, pictures, sgd, pictures_rows),
     ]
 
 
@@ -113,12 +115,15 @@ def run(scale: Scale, say: Say) -> list[Figure]:
         _write_digits(place / "digits.npz")
         for device in dict.fromkeys(way.device for way in ways):
             with ExitStack() as plains:
-                contests = []
-                for way in (each for each in ways if each.device == device):
-                    for loop in _loops()[: 1 if scale.quick else None]:
-                        plain = plains.enter_context(_plain(way))  # no heap that another model has warmed
-                        loop = replace(loop, rows=str(place / loop.rows) if loop.rows else "")
-                        contests.append(Contest(_sized(loop, plain, scale), way, plain))
+                started = [  # one for each: no heap that another model has warmed
+                    (loop, way, plains.enter_context(_plain(way)))
+                    for way in ways
+                    if way.device == device
+                    for loop in _loops(place)[: 1 if scale.quick else None]
+                ]
+                for loop, _, plain in started:
+                    _trial(loop, plain)  # after this all are up
+                contests = [Contest(_sized(loop, plain, scale), way, plain) for loop, way, plain in started]
                 rounds = scale.rounds_of(3, 1)
                 for number in range(rounds):  # a service for each: see above
                     with _data_root(place), service("cpu:2" if device == "cpu" else "auto") as running:
@@ -129,10 +134,14 @@ def run(scale: Scale, say: Say) -> list[Figure]:
     return figures
 
 
+def _trial(loop: Loop, plain: Callable[..., float]) -> float:
+    """Steps a second of a few."""
+    return plain(replace(loop, steps=2 * loop.skip))
+
+
 def _sized(loop: Loop, plain: Callable[..., float], scale: Scale) -> Loop:
     """With as many steps as the plain loop takes in the time of a sample."""
-    trial = plain(replace(loop, steps=2 * loop.skip))
-    return replace(loop, steps=loop.skip + round(trial * scale.pick(SECONDS, QUICK_SECONDS)))
+    return replace(loop, steps=loop.skip + round(_trial(loop, plain) * scale.pick(SECONDS, QUICK_SECONDS)))
 
 
 @dataclass(frozen=True, slots=True)
