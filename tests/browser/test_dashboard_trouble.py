@@ -139,7 +139,9 @@ def test_a_page_of_a_job_that_is_gone_says_so_when_somebody_comes_back_to_it(pag
     expect(page.locator(".job-head .state")).to_have_text("succeeded")
     expect(page.locator("table.map")).to_be_visible()
     job.delete()
-    page.evaluate("() => { setInterval(() => window.dispatchEvent(new Event('focus')), 200) }")  # it looks once a second
+    page.evaluate(
+        "() => { setInterval(() => window.dispatchEvent(new Event('focus')), 200) }"
+    )  # one a second is heeded
     expect(page.get_by_role("alert")).to_contain_text("This job has been deleted")
     expect(page.locator("table.map")).to_be_visible()
 

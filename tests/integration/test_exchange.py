@@ -18,7 +18,7 @@ from tests.integration.redis_server import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
-SECONDS = 5.0
+SECONDS = 30.0
 
 
 @pytest.fixture
@@ -166,9 +166,8 @@ async def test_a_connection_that_is_lost_amid_replies_gives_nobody_the_reply_of_
 async def test_a_large_reply_and_a_slow_script_hold_up_the_others_and_confuse_nobody(server: RedisServer) -> None:
     large = b"x" * 5_000_000
     slow = """
-    local function now() local time = redis.call('TIME') return time[1] * 1e6 + time[2] end
-    local ends = now() + 500000
-    repeat until now() > ends
+    local ends = os.clock() + 0.5
+    repeat until os.clock() > ends
     return 'slow'
     """
     async with exchange(server) as shared:

@@ -59,7 +59,7 @@ class Reader:
         self.socket = socket.socket()
         if buffer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-        self.socket.settimeout(10)
+        self.socket.settimeout(60)
         self.socket.connect(("127.0.0.1", port))
         resume = f"Last-Event-ID: {last_id}\r\n" if last_id else ""
         head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n{resume}\r\n"
@@ -76,7 +76,7 @@ class Reader:
     def comments(self) -> int:
         return self._parser.comments
 
-    def read(self, seconds: float = 10, most: int = 65536) -> bool:
+    def read(self, seconds: float = 60, most: int = 65536) -> bool:
         """Take what comes next; False at the end. Raises TimeoutError."""
         self.socket.settimeout(seconds)
         received = self.socket.recv(most)
@@ -106,7 +106,7 @@ class Reader:
             self.events += self._parser.feed(rest[:length])
             self.ended = self.ended or not length
 
-    def until(self, found: Callable[["Reader"], Any], seconds: float = 15) -> Any:
+    def until(self, found: Callable[["Reader"], Any], seconds: float = 60) -> Any:
         """Read until `found` gives something. Raises AssertionError."""
         deadline = time.monotonic() + seconds
         while not (result := found(self)):
@@ -117,7 +117,7 @@ class Reader:
                 self.read(min(left, 0.2))
         return result
 
-    def to_end(self, seconds: float = 15) -> list[Event]:
+    def to_end(self, seconds: float = 60) -> list[Event]:
         deadline = time.monotonic() + seconds
         while not self.ended:
             assert time.monotonic() < deadline, self.events[-5:]
@@ -202,7 +202,7 @@ class Attempt:
 
     def end(self, reason: Reason = Reason.COMPLETED) -> None:
         self.relay.close()
-        self.shipper.close(5)
+        self.shipper.close(60)
         self.finish(reason)
 
     def finish(self, reason: Reason = Reason.COMPLETED) -> None:

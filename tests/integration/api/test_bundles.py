@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 BODY = zipped(Part("src/train.py"), Part("package/main.py", b"x = 1\n"))
 ID = f"sha256:{hashlib.sha256(BODY).hexdigest()}"
 ABSENT = "sha256:" + "0" * 64
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 def script(entrypoint: str = "src/train.py", bundle: str = ID) -> dict[str, Any]:

@@ -198,11 +198,11 @@ class Driver(threading.Thread):
 
     def __exit__(self, *_: object) -> None:
         self.stopping.set()
-        self.join(20)
+        self.join(60)
 
     def stop(self) -> None:
         self.stopping.set()
-        self.join(20)
+        self.join(60)
         patterns = [pattern([number, 0]) for number in range(self.patterns)]
         self.attempt.report(final=True, patterns=patterns, findings=[finding(f"f{number}") for number in range(3)])
         self.attempt.end()
@@ -228,13 +228,13 @@ def follow_with_cuts(
     """Read the stream to its end over connections that break after any number of bytes; the events, and the cuts."""
     events: list[Event] = []
     cuts = 0
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 100
     while not events or events[-1].name != "end":
         assert time.monotonic() < deadline
         last_id = events[-1].id if events else ""
         try:
             with Reader(ports(), f"/v1/jobs/{job}/events?logs=all", last_id) as reader:
-                until_cut = chance.randrange(1, 100_000)
+                until_cut = chance.randrange(1, 40_000)
                 quiet = chance.uniform(0.05, 0.4)
                 with suppress(TimeoutError):
                     while reader.received < until_cut and reader.read(quiet, chance.randrange(1, 8192)):
@@ -336,15 +336,15 @@ def test_who_is_amid_the_lines_when_an_attempt_ends_has_the_rest_though_its_wind
         attempt.print(*lines[10:])
         attempt.points(0.25)
         attempt.relay.close()
-        assert attempt.shipper.close(5) == []
+        assert attempt.shipper.close(60) == []
         with place.telemetry.client() as telemetry:
             telemetry.flushall()  # as when their time is over
         attempt.finish()
         resumes.until(lambda r: len(r.lines()) > 1000)
         assert not resumes.named("end")
-        slow.to_end(60)
+        slow.to_end()
     with place.follow(job, "?logs=0", resumes.events[-1].id) as again:
-        events = resumes.events + again.to_end(60)
+        events = resumes.events + again.to_end()
     for told in (slow.events, events):
         assert [line["text"] for line in lines_of(told)] == lines
         assert points_of(told, "loss") == [(1, 0.5), (2, 0.25)]
@@ -359,11 +359,11 @@ def test_while_the_telemetry_redis_is_away_lines_and_points_come_from_their_file
         place.telemetry.kill()
         reader.until(lambda r: [notice["code"] for notice in r.named("notice")] == ["live_data_away"])
         before = len(reader.lines())
-        reader.until(lambda r: len(r.lines()) > before + 50, 20)
+        reader.until(lambda r: len(r.lines()) > before + 50)
         place.revive()
-        reader.until(lambda r: [notice["code"] for notice in r.named("notice")][-1] == "live_data_back", 30)
+        reader.until(lambda r: [notice["code"] for notice in r.named("notice")][-1] == "live_data_back")
         before = len(reader.lines())
-        reader.until(lambda r: len(r.lines()) > before + 50, 30)
+        reader.until(lambda r: len(r.lines()) > before + 50)
         driver.stop()
         events = reader.to_end()
     holds_everything_once([event for event in events if event.name != "notice"], driver)
@@ -453,8 +453,8 @@ def test_a_reader_that_is_too_slow_is_told_so_and_goes_on_with_the_newest_in_bou
             attempt.print(*[f"a line of some length, so that buffers fill up: {sent + n}" for n in range(500)])
             sent += 500
             if sent % 5000 == 1:  # an API that lags behind would find the slow one reading again
-                quick.until(lambda r: any(line["seq"] >= sent for line in lines_of(r.events[-1:])), 30)  # noqa: B023
-        missed = slow.until(lambda r: r.named("resync"), 60)[0]
+                quick.until(lambda r: any(line["seq"] >= sent for line in lines_of(r.events[-1:])))  # noqa: B023
+        missed = slow.until(lambda r: r.named("resync"))[0]
         assert missed["reason"] == "too_slow"
         assert resident().rss - before < 100e6
 
@@ -462,7 +462,7 @@ def test_a_reader_that_is_too_slow_is_told_so_and_goes_on_with_the_newest_in_bou
             attempt.print("now")  # again and again: one line may be among those that are left out
             return [line["text"] for line in lines_of(reader.events[-1:])][-1:] == ["now"]
 
-        slow.until(is_live, 30)
+        slow.until(is_live)
         told = len(
             next(iter([lines_of(slow.events[: slow.events.index(e)]) for e in slow.events if e.name == "resync"]))
         )
@@ -512,7 +512,7 @@ def test_a_process_that_is_told_to_stop_ends_its_streams_at_once(place: Place, t
             reader.until(lambda r: r.events)
         begun = time.monotonic()
         assert process.end() == 0
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 8  # not what a drain may take
         for reader in readers:
             reader.to_end()
         assert not [event for event in process.events() if event["event"] in ("request_failed", "feed_failed")]

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
 
 async def until_state(api: Api, job: str, state: str) -> Any:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         status = await api.get(f"/v1/jobs/{job}")
         if status["state"] == state:
@@ -37,7 +37,7 @@ async def test_a_submitted_job_is_leased_and_its_node_is_told_at_once(api: Api) 
     assert status["attempt"] == 1
     assert status["spec"]["program"]["data"]["batch_size"] == status["batch_size"] == 30
     queue = f"{wire.CELERY_KEY_PREFIX}{wire.node_queue('host-a')}"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (hints := api.control.client.lrange(queue, 0, -1)) and time.monotonic() < deadline:
         await asyncio.sleep(0.01)
     (hint,) = hints
@@ -125,7 +125,7 @@ async def test_a_hostile_body_is_refused_quickly(api: Api, body: bytes, status: 
     begun = time.monotonic()
     answer = await api.client.post("/v1/jobs", content=body)
     assert (answer.status_code, answer.json()["code"]) == (status, code)
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 5
 
 
 async def test_a_number_beyond_64_bits_in_the_arguments_comes_back_as_it_was_given(api: Api) -> None:
@@ -317,7 +317,7 @@ async def test_the_service_is_ready_when_a_job_could_start(api: Api) -> None:
     assert not_yet.json()["checks"]["nodes"] == "none takes work"
     assert "retry-after" in not_yet.headers
     api.node()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while (answer := await api.client.get("/readyz")).status_code != 200 and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
     assert answer.json()["ready"] is True

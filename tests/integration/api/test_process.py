@@ -57,14 +57,14 @@ class Process:
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.child.send_signal(number)
-        return self.child.wait(20)
+        return self.child.wait(60)
 
     def output(self) -> bytes:
         assert self.child.stdout is not None
         return self.child.stdout.read()
 
 
-def until(look: Callable[[], Any], seconds: float = 20) -> Any:
+def until(look: Callable[[], Any], seconds: float = 60) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = look()
@@ -201,7 +201,7 @@ def test_settings_that_cannot_work_are_refused_with_the_reason(
     tmp_path: Path, redis: RedisServer, settings: dict[str, str], words: str
 ) -> None:
     with api_process(tmp_path, redis.url, **settings) as process:
-        assert process.child.wait(20) == 2
+        assert process.child.wait(60) == 2
         (event,) = process.events()
         assert event["event"] == "cannot_start"
         assert words in event["error"]
@@ -212,7 +212,7 @@ def test_a_redis_cluster_is_refused(tmp_path: Path) -> None:
         redis_server(tmp_path / "cluster", **{"cluster-enabled": "yes"}) as cluster,
         api_process(tmp_path, cluster.url) as process,
     ):
-        assert process.child.wait(20) == 2
+        assert process.child.wait(60) == 2
         assert "Cluster" in process.events()[-1]["error"]
 
 
@@ -228,7 +228,7 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path, redis: RedisServer) -> 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         with api_process(tmp_path, redis.url, PORT=port) as process:
-            assert process.child.wait(20) == 2
+            assert process.child.wait(60) == 2
             assert port in process.events()[-1]["error"]
 
 
@@ -238,13 +238,13 @@ def test_a_storage_directory_of_another_service_ends_the_process(tmp_path: Path,
         until((tmp_path / "storage" / ".shardyard-storage").exists)
         assert first.end() == 0
     with api_process(tmp_path, redis.url, STORAGE=str(tmp_path / "elsewhere")) as process:
-        assert process.child.wait(20) == os.EX_SOFTWARE
+        assert process.child.wait(60) == os.EX_SOFTWARE
         assert "SHARDYARD_STORAGE" in process.events()[-1]["error"]
 
 
 def converse(port: int, *parts: bytes) -> bytes:
     """Send bytes as they are, and return everything that comes back until the other side closes."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         for part in parts:
             try:
                 connection.sendall(part)
@@ -290,14 +290,14 @@ def test_a_foreign_host_is_refused(process: Process) -> None:
 
 
 def test_a_request_that_is_being_answered_is_finished_before_the_end(process: Process) -> None:
-    with socket.create_connection(("127.0.0.1", process.port()), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", process.port()), timeout=60) as connection:
         connection.sendall(HEAD + b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 100")  # the service waits for the body
         process.child.send_signal(signal.SIGTERM)
         until(lambda: "Shutting down" in process.log_path.read_text())
         connection.sendall(b"{}")
         assert connection.recv(100).startswith(b"HTTP/1.1 422")
-    assert process.child.wait(20) == 0
+    assert process.child.wait(60) == 0
 
 
 def test_jobs_survive_a_restart_of_the_service(tmp_path: Path, redis: RedisServer) -> None:
@@ -331,7 +331,7 @@ def a_queued_job(client: httpx.Client, redis: RedisServer) -> str:
 
 def hold(process: Process, job: str) -> socket.socket:
     """A connection on which a status is waited for."""
-    connection = socket.create_connection(("127.0.0.1", process.port()), timeout=20)
+    connection = socket.create_connection(("127.0.0.1", process.port()), timeout=60)
     head = f"GET /v1/jobs/{job}?wait=60 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN}\r\n\r\n"
     connection.sendall(head.encode())
     return connection
@@ -392,5 +392,5 @@ def test_who_waits_for_a_change_while_redis_goes_and_comes_is_told_of_it_soon(
             control = RedisStore.from_url(redis.url)
             control.run(store.cancel("default", job))
             control.close()
-            answer = asked.result(15)
+            answer = asked.result(30)
     assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")

@@ -23,7 +23,7 @@ from tests.unit.api.records import a_spec_body
 
 pytestmark = pytest.mark.integration
 
-SECONDS = 15.0
+SECONDS = 60.0
 SPEC = json.dumps(a_spec_body()).encode()
 WHO = f"Host: localhost\r\nAuthorization: Bearer {ADMIN}\r\n".encode()
 LENGTH = b"Content-Length: %d\r\n" % len(SPEC)

@@ -20,7 +20,7 @@ def changes(api: Api) -> Changes:
 
 
 async def until_waiting(api: Api, count: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while changes(api).count != count:
         assert time.monotonic() < deadline, f"{changes(api).count} requests wait, not {count}"
         await asyncio.sleep(0.005)
@@ -40,7 +40,7 @@ async def test_an_answer_is_held_until_the_status_changes(api: Api) -> None:
     begun = time.monotonic()
     await api.client.post(f"/v1/jobs/{job}/cancel")
     answer = await held
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
     assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
 
 
@@ -55,7 +55,7 @@ async def test_a_change_is_told_at_once_and_not_at_the_next_look(api: Api, monke
     begun = time.monotonic()
     await api.client.post(f"/v1/jobs/{job}/cancel")
     answers = await asyncio.gather(held, *others)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 3.5
     assert {answer.json()["state"] for answer in answers} == {"cancelled"}
 
 
@@ -69,7 +69,7 @@ async def test_who_comes_while_others_wait_and_knows_an_older_version_is_answere
     await asyncio.sleep(0.1)  # the task listens now
     begun = time.monotonic()
     await changes(api).wait("default", job, 0, 30)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 3.5
     await api.client.post(f"/v1/jobs/{job}/cancel")
     await held
 
@@ -81,7 +81,7 @@ async def test_a_client_that_knows_an_older_version_is_answered_at_once(api: Api
     begun = time.monotonic()
     answer = await api.client.get(f"/v1/jobs/{job}?wait=30", headers={"If-None-Match": tag})
     assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
 
 
 async def test_when_nothing_changes_the_wait_ends_with_304(api: Api) -> None:
@@ -99,7 +99,7 @@ async def test_a_job_that_has_ended_is_not_waited_for(api: Api) -> None:
     assert tag is None
     begun = time.monotonic()
     assert (await api.get(f"/v1/jobs/{job}?wait=30"))["state"] == "cancelled"
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
 
 
 async def test_a_job_that_is_deleted_while_it_is_waited_for_is_not_found(api: Api) -> None:
@@ -122,9 +122,10 @@ async def test_hundreds_wait_on_no_connection_of_their_own(api: Api) -> None:
     held = [asyncio.create_task(api.client.get(f"/v1/jobs/{job}?wait=30")) for _ in range(300)]
     await until_waiting(api, 300)
     assert len(api.control.client.client_list()) <= before + 32  # the pool of the routes
-    calls = api.control.client.info("commandstats")["cmdstat_evalsha"]["calls"]
-    await asyncio.sleep(1)
-    assert api.control.client.info("commandstats")["cmdstat_evalsha"]["calls"] - calls < 100
+    calls, began = api.control.client.info("commandstats")["cmdstat_evalsha"]["calls"], time.monotonic()
+    await asyncio.sleep(0.5)
+    asked = api.control.client.info("commandstats")["cmdstat_evalsha"]["calls"] - calls
+    assert asked < 100 * max(1, time.monotonic() - began)
     await api.client.post(f"/v1/jobs/{job}/cancel")
     assert {answer.json()["state"] for answer in await asyncio.gather(*held)} == {"cancelled"}
     assert changes(api).count == 0
@@ -151,7 +152,7 @@ async def test_a_client_that_hangs_up_frees_its_place(api: Api) -> None:
     await until_waiting(api, 1)
     hung_up.set()
     await until_waiting(api, 0)
-    await asyncio.wait_for(asking, 5)
+    await asyncio.wait_for(asking, 60)
 
 
 async def test_when_the_process_is_about_to_end_everybody_is_answered(api: Api) -> None:
@@ -159,8 +160,8 @@ async def test_when_the_process_is_about_to_end_everybody_is_answered(api: Api) 
     held = asyncio.create_task(api.client.get(f"/v1/jobs/{job}?wait=30"))
     await until_waiting(api, 1)
     changes(api).release()
-    assert (await asyncio.wait_for(held, 5)).json()["state"] == "queued"
-    assert (await asyncio.wait_for(api.client.get(f"/v1/jobs/{job}?wait=30"), 5)).status_code == 200
+    assert (await asyncio.wait_for(held, 20)).json()["state"] == "queued"
+    assert (await asyncio.wait_for(api.client.get(f"/v1/jobs/{job}?wait=30"), 20)).status_code == 200
 
 
 async def test_no_more_wait_than_there_is_room_for(api: Api) -> None:
@@ -171,4 +172,4 @@ async def test_no_more_wait_than_there_is_room_for(api: Api) -> None:
         await asyncio.sleep(0)
     with pytest.raises(Unavailable):
         await room.wait("default", JOB, 1, 30)
-    await asyncio.wait_for(first, 5)  # there is no such job, which is a change
+    await asyncio.wait_for(first, 20)  # there is no such job, which is a change

@@ -371,7 +371,7 @@ class Service:
 
     def end_all(self) -> None:
         """Cancel what a failed test has left running."""
-        for record in self.run(store.page(TENANT, store.JobFilter())).jobs:
+        for record in self.run(store.page(TENANT, store.JobFilter())).records():
             if record.state not in TERMINAL:
                 self.cancel(record.id)
                 self.ended(record.id)
