@@ -24,7 +24,7 @@ def at(microseconds: int) -> str:
 
 @lru_cache(1024)  # those of one job are in the same few
 def _second(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
 
 
 class ReasonView(msgspec.Struct):

@@ -22,14 +22,14 @@ from api.schemas import (
     utc,
 )
 from jobs.record import AttemptRecord, DeviceRecord, JobRecord, NodeRecord, QueueView, TokenRecord
-from jobs.state import TERMINAL, Reason
+from jobs.state import TERMINAL, Reason, State
 from jobs.store import AttemptId, Fleet, JobView
 from jobs.wire import DEFAULT_TENANT
 
 #: Names of a node's devices by their indexes.
 Labels = Callable[[str, Sequence[int]], list[str]]
 
-_PLAIN_WORDS: dict[Reason, str] = {
+PLAIN_WORDS: dict[Reason, str] = {
     Reason.STARTING: "devices are leased; the node is starting it",
     Reason.RUNNING: "running",
     Reason.COMPLETED: "every rank ended well",
@@ -102,14 +102,14 @@ def _common(job: JobRecord, why: ReasonView, labels: Labels) -> dict[str, Any]:
         "finished_at": utc(job.finished),
         "placement": placement(job.node, job.leased, labels),
         "archived": job.archived,
-        "links": links(job),
+        "links": links(job.id, job.state),
     }
 
 
 def reason(job: JobRecord, queue: QueueView | None) -> ReasonView:
     """Why the job is where it is. `queue` is what it waits behind, where that is known."""
     if queue is None or job.reason is Reason.BACKING_OFF:  # it is not in the queue yet, whatever is free there
-        return ReasonView(str(job.reason), job.message or _PLAIN_WORDS.get(job.reason, ""))
+        return ReasonView(str(job.reason), job.message or PLAIN_WORDS.get(job.reason, ""))
     code = Reason.NO_LIVE_NODE if queue.live_nodes == 0 else Reason.WAITING_FOR_DEVICES
     words = _waiting(job, queue)
     if job.reason is Reason.WAITING_FOR_DEVICES:
@@ -142,10 +142,10 @@ def placement(node: str | None, leased: Sequence[int], labels: Labels) -> list[P
     return [PlacementView(node, labels(node, leased))] if node and leased else []
 
 
-def links(job: JobRecord) -> dict[str, str]:
-    base = f"/v1/jobs/{job.id}"
+def links(job: str, state: State) -> dict[str, str]:
+    base = f"/v1/jobs/{job}"
     found = {"self": base} | {name: f"{base}/{name}" for name in _LINKED}
-    return found if job.state in TERMINAL else found | {"cancel": f"{base}/cancel"}
+    return found if state in TERMINAL else found | {"cancel": f"{base}/cancel"}
 
 
 def attempt(record: AttemptRecord, labels: Labels) -> AttemptView:

@@ -160,7 +160,7 @@ class Jobs:
         page = await (_search(read, search.casefold(), after, limit) if search else read(after=after, limit=limit))
         labels = await self._fleet.labels()
         following = None if page.next_id is None else cursors.encode_job(page.next_id)
-        live = [job for job in page.jobs if job.state not in TERMINAL]
+        live = [job for job in page.jobs if isinstance(job, JobRecord) and job.state not in TERMINAL]
         queues = await self._queues(who, live) if search else page.queues
         progress = await self._progress(who, live)
         found = {job.id: views.listed(job, queues.get(job.id), progress.get(job.id), labels) for job in live}
@@ -286,7 +286,7 @@ async def _search(read: Callable[..., Awaitable[JobPage]], words: str, after: st
     following: str | None = after
     for _ in range(SEARCH_PAGES):
         page = await read(after=following, limit=SEARCH_JOBS)
-        found += [job for job in page.jobs if _has(job, words)]
+        found += [job for job in page.records() if _has(job, words)]
         if len(found) > limit:
             return JobPage(tuple(found[:limit]), found[limit - 1].id)
         following = page.next_id

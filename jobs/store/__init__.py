@@ -93,6 +93,7 @@ from jobs.store.nodes import (
 )
 from jobs.store.packed import (
     PACKED_AT_ONCE,
+    PackedJob,
     Snapshot,
     Unpacked,
     find_unpacked,
@@ -138,6 +139,7 @@ __all__ = [
     "Snapshot",
     "StoredBundle",
     "Submitted",
+    "PackedJob",
     "Unpacked",
     "archive",
     "are_kept",

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -20,7 +19,7 @@ from jobs.spec import JobSpec
 from jobs.state import Reason, State
 from jobs.store.bundles import unknown_bundle
 from jobs.store.call import Call, fields_of
-from jobs.store.packed import unpack
+from jobs.store.packed import PackedJob, unpack
 from jobs.store.specs import pack_spec, read_spec, unpack_spec
 from jobs.wire import job_ref
 
@@ -29,8 +28,6 @@ MAX_CANCEL_SCANNED = 1_000
 MAX_CANCELLED = 50
 #: Jobs that one page looks at, when a filter matches rarely.
 MAX_SCANNED = 1_000
-#: Finished jobs that are kept as they were read: the first pages are asked for again and again.
-KEPT_RECORDS = 1_024
 IDEMPOTENCY_SECONDS = 7 * 86_400
 
 
@@ -175,13 +172,15 @@ def _queue(numbers: Sequence[int]) -> QueueView | None:
 
 
 def _record(tenant: str, job: str, found: Any) -> JobRecord:
-    """Of a job that a script returns as its fields, or packed. Others may have the same one: change nothing in it."""
-    return _unpacked(tenant, job, found) if isinstance(found, bytes) else JobRecord.read(tenant, job, fields_of(found))
+    """Of a job that a script returns as its fields, or packed."""
+    listed = _listed(tenant, job, found)
+    return listed.record() if isinstance(listed, PackedJob) else listed
 
 
-@lru_cache(KEPT_RECORDS)
-def _unpacked(tenant: str, job: str, packed: bytes) -> JobRecord:
-    return JobRecord.read(tenant, job, unpack(packed).job)
+def _listed(tenant: str, job: str, found: Any) -> JobRecord | PackedJob:
+    if isinstance(found, bytes):
+        return PackedJob(tenant, job, found)
+    return JobRecord.read(tenant, job, fields_of(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +193,12 @@ class JobFilter:
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    jobs: tuple[JobRecord, ...]
+    jobs: tuple[JobRecord | PackedJob, ...]
     next_id: str | None  # pass it as `after` for the next page; None at the end
     queues: dict[str, QueueView] = field(default_factory=dict)  # by the ids of jobs that wait, as far as was asked for
+
+    def records(self) -> tuple[JobRecord, ...]:
+        return tuple(job.record() if isinstance(job, PackedJob) else job for job in self.jobs)
 
 
 def page(tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50, looks: int = 0) -> Call[JobPage]:
@@ -207,7 +209,7 @@ def page(tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50, lo
         next_id, waiting, *rows = reply
         queues = {job.decode(): QueueView(*map(int, queue)) for job, *queue in waiting}
         pairs = zip(rows[::2], rows[1::2], strict=True)
-        jobs = tuple(_record(tenant, name.decode(), kept) for name, kept in pairs)
+        jobs = tuple(_listed(tenant, name.decode(), kept) for name, kept in pairs)
         return JobPage(jobs, next_id.decode() or None, queues)
 
     key, value = chosen.label or ("", "")

@@ -8,17 +8,17 @@ number.
 
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import zstandard
 
 from jobs.errors import UnreadableSpec
-from jobs.record import Fields
+from jobs.record import Fields, JobRecord
 from jobs.store.call import Call, fields_of
 from jobs.store.specs import MAX_SPEC_BYTES, unpacked
 from jobs.wire import job_ref
@@ -36,6 +36,7 @@ _Rest = tuple[dict[bytes, bytes], bytes, tuple[dict[bytes, bytes], ...]]
 _encoder = msgspec.msgpack.Encoder()
 _head_decoder = msgspec.msgpack.Decoder(tuple[str, ...])
 _rest_decoder = msgspec.msgpack.Decoder(_Rest)
+_job_decoder = msgspec.msgpack.Decoder(tuple[dict[bytes, bytes], msgspec.Raw, msgspec.Raw])
 _LENGTH = struct.Struct(">H")
 
 
@@ -65,13 +66,40 @@ def plain(found: Snapshot) -> bytes:
 
 def unpack(data: bytes) -> Snapshot:
     """Raises UnreadableSpec: another version of the service packed it, in a way that this one does not know."""
+    head, rest = _parts(data)
+    job, spec, attempts = _rest_decoder.decode(rest)
+    job.update(head)
+    return Snapshot(job, spec, attempts)
+
+
+def _parts(data: bytes) -> tuple[Iterable[tuple[bytes, bytes]], bytes]:
+    """What scripts read of a packed job, and `plain`."""
     end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
     layout, *head = _head_decoder.decode(data[_LENGTH.size : end])
     if layout != LAYOUT:
         raise UnreadableSpec(f"this version of the service cannot read packed jobs of layout {layout}")
-    job, spec, attempts = _rest_decoder.decode(_codec.decompress(data[end:], max_output_size=_MAX_BYTES))
-    job.update(zip(_HEAD, map(str.encode, head), strict=True))
-    return Snapshot(job, spec, attempts)
+    rest = _codec.decompress(data[end:], max_output_size=_MAX_BYTES)
+    return zip(_HEAD, map(str.encode, head), strict=True), rest
+
+
+class PackedJob(NamedTuple):
+    """A finished job in a list, which shows less of it than there is, and has often shown it before.
+
+    Both calls raise UnreadableSpec, as `unpack` does.
+    """
+
+    tenant: str
+    id: str
+    packed: bytes
+
+    def fields(self) -> dict[bytes, bytes]:
+        head, rest = _parts(self.packed)
+        job = _job_decoder.decode(rest)[0]
+        job.update(head)
+        return job
+
+    def record(self) -> JobRecord:
+        return JobRecord.read(self.tenant, self.id, self.fields())
 
 
 @cache

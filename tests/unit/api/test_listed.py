@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 
 import msgspec
+import pytest
 
 from api import views
 from api.listed import KEPT_ROWS, EndedRows
+from jobs import store
 from jobs.state import Reason, State
-from tests.unit.api.records import a_job
+from jobs.store import PackedJob
+from tests.unit.api.records import JOB, a_job
 
 
 def labels(node: str, indexes: Sequence[int]) -> list[str]:
@@ -47,3 +50,56 @@ def test_no_more_rows_are_kept_than_there_is_room_for() -> None:
     for number in range(KEPT_ROWS + 5):
         rows.row(a_job(**ENDED, id=str(number)), labels)
     assert len(rows._rows) == KEPT_ROWS
+
+
+def packed(**changes: str) -> PackedJob:
+    """A job as the store packs it, with fields as it has them."""
+    fields = {
+        "pool": "a100",
+        "devices": "2",
+        "priority": "-3",
+        "name": 'a "name" \\ 100 % %(id)b 你好',
+        "strategy": "ddp",
+        "labels": '{"team":"50 %","greeting":"schöne \\"Grüße\\""}',
+        "max_retries": "1",
+        "retries": "0",
+        "losses": "0",
+        "created": "1795324261980470",
+        "parent": "",
+        "reason": "completed",
+        "message": "",
+        "node": "gpu-host-0",
+        "leased": "1,0",
+        "started": "1795324262000001",
+        "first_step": "1795324263019281",
+        "finished": "1795324361000000",
+        "version": "5",
+        "state": "succeeded",
+        "attempt": "1",
+    } | changes
+    job = {name.encode(): value.encode() for name, value in fields.items()}
+    return PackedJob("default", JOB, store.pack(store.Snapshot(job, b'{"kind":"any"}', ({b"state": b"ended"},))))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"state": "failed", "reason": "code_error", "message": 'rank 1 failed: "%s" \\ %(name)b'},
+        {"state": "cancelled", "reason": "cancelled_by_user", "cancel": "1"},
+        {"state": "cancelled", "started": "", "first_step": "", "node": "", "leased": "", "labels": ""},
+        {"reason": "of_a_later_version"},
+    ],
+)
+def test_a_row_of_a_packed_job_is_what_a_list_shows_of_its_record(changes: dict[str, str]) -> None:
+    job = packed(**changes)
+    row = bytes(EndedRows().row(job, labels))
+    assert row == msgspec.json.encode(views.listed(job.record(), None, None, labels))
+
+
+def test_a_row_of_a_packed_job_is_made_anew_when_it_or_the_name_of_a_device_has_changed() -> None:
+    rows = EndedRows()
+    first = rows.row(packed(), labels)
+    assert rows.row(packed(), labels) is first
+    assert b'"version 6"' in bytes(rows.row(packed(version="6", message="version 6"), labels))
+    assert b'"another"' in bytes(rows.row(packed(), other_labels))

@@ -99,8 +99,8 @@ def test_placement_names_devices_for_people() -> None:
 
 
 def test_only_a_job_that_has_not_ended_links_to_its_cancel() -> None:
-    assert views.links(a_job())["cancel"] == f"/v1/jobs/{JOB}/cancel"
-    assert "cancel" not in views.links(a_job(state=State.SUCCEEDED))
+    assert views.links(JOB, State.RUNNING)["cancel"] == f"/v1/jobs/{JOB}/cancel"
+    assert "cancel" not in views.links(JOB, State.SUCCEEDED)
 
 
 def test_a_device_says_which_job_holds_it_only_to_that_jobs_tenant() -> None:
