@@ -70,17 +70,19 @@ OURS, BARE = "shardyard", "bare Redis"
 
 def run(scale: Scale, say: Say) -> list[Figure]:
     rounds = scale.rounds_of(3, 2)
-    nodes, few = scale.pick((1_000, (10, 100)), (100, (10,)))
-    queued = scale.pick((1_000, 10_000, 100_000), (1_000, 4_000))
+    nodes, few = scale.pick((1_000, (10, 100)), (100, ()))
+    queued = scale.pick((1_000, 10_000, 100_000), (300, 1_000, 3_000))
     figures = []
-    with _cluster() as cluster:
-        cluster.add_nodes(nodes)
-        for length in queued:
+    for length in queued:
+        with _cluster() as cluster:
+            cluster.add_nodes(len(POOLS))
+            cluster.fill(length)  # sooner than with all nodes: the answer to a submit says what room they have
+            cluster.add_nodes(nodes)
             times = _decide(cluster, length, rounds)
-            figures += _decisions(times, length, "queued jobs")
-            if length == queued[1]:
-                by_nodes = {nodes: times}
-            say(f"{nodes} nodes, {length} queued")
+        figures += _decisions(times, length, "queued jobs")
+        if length == queued[1]:
+            by_nodes = {nodes: times}
+        say(f"{nodes} nodes, {length} queued")
     with _cluster() as cluster:
         for number in few:
             cluster.add_nodes(number)
@@ -88,8 +90,8 @@ def run(scale: Scale, say: Say) -> list[Figure]:
             say(f"{number} nodes, {queued[1]} queued")
     for number, times in sorted(by_nodes.items()):
         figures += _decisions(times, number, "nodes")
-    for number in scale.pick((10, 100, 1_000), (10, 100)):
-        figures.append(_heartbeats(number, scale.rounds_of(3, 2), scale.pick(4.0, 1.5)))
+    for number in scale.pick((10, 100, 1_000), (20,)):
+        figures.append(_heartbeats(number, scale.rounds_of(3, 2), scale.pick(2.5, 1.0)))
         say(f"heartbeats of {number} nodes")
     return figures
 
@@ -124,11 +126,14 @@ class Cluster:
 
     def fill(self, queued: int) -> None:
         """Until every device is busy and so many jobs wait."""
-        while missing := queued - sum(self.control.run(store.fleet()).queued.values()):
-            chosen = self._random.choices(self.submits, k=missing)
-            self.all([with_id(call, next(self._ids)) for call in chosen])
+        while True:
             while self.dispatch():
                 self.take()
+            missing = queued - sum(self.control.run(store.fleet()).queued.values())
+            if missing <= 0:
+                return
+            chosen = self._random.choices(self.submits, k=missing)
+            self.all([with_id(call, next(self._ids)) for call in chosen])
 
     def dispatch(self) -> int:
         """How many jobs one call started."""
@@ -295,7 +300,7 @@ def _heartbeats(nodes: int, rounds: int, seconds: float) -> Figure:
     with ExitStack() as stack:
         ours, bare = (stack.enter_context(redis_server("control")) for _ in range(2))
         beats = [stack.enter_context(_fleet(ours.url, nodes)), stack.enter_context(_plain_beats(bare.url, nodes))]
-        time.sleep(HEAR_SECONDS + 2.0)  # attempts that just began ask more often
+        time.sleep(HEAR_SECONDS + 1.0)  # attempts that just began ask more often
         for _ in range(rounds):
             before = thread_cpu_seconds(ours.pid), thread_cpu_seconds(bare.pid)
             began = time.monotonic()
