@@ -3,7 +3,8 @@
 Ours is `shardyard up` with its defaults; its control Redis is filled with finished jobs, copied from ones that the
 product's own calls have made and packed (a copy is compared with its original, key by key). The bare side is a
 FastAPI route that returns what one Redis GET has (2 kB), in a process and with a Redis of its own. Ray's side is its
-list of 52 jobs, all that its job service has on this machine; it has no pages, so its answer has all jobs.
+list of 52 jobs, all that its job service has on this machine: one that has run, and copies of its record. It has no
+pages, so its answer has all jobs.
 
 Pages: the first, one in the middle by its cursor, ones anywhere (200 cursors in turn, so that none is asked for twice
 in a row), and those filtered by a state (one job in ten), by a label (one in four) and by a name (one in 64). A
@@ -17,8 +18,10 @@ import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psutil
@@ -47,7 +50,7 @@ REWRITE_SECONDS = 120.0
 
 
 def run(scale: Scale, say: Say) -> list[Figure]:
-    sizes, seconds = scale.pick((1_000, 100_000, 1_000_000), (1_000, 20_000)), scale.pick(1.0, 0.5)
+    sizes, seconds = scale.pick((1_000, 100_000, 1_000_000), (1_000, 20_000)), scale.pick(0.6, 0.2)
     figures: list[Figure] = []
     with ExitStack() as stack:
         ours, bare = stack.enter_context(service("cpu:2")), stack.enter_context(http.bare_api())
@@ -160,8 +163,9 @@ class Seeder:
     def fill(self, size: int) -> None:
         """Have so many jobs in all, and wait until the server has done what it does in the background."""
         new = [(self._id(), self._templates[n % TEMPLATES]) for n in range(len(self._ids), size)]
-        for start in range(0, len(new), CHUNK):
-            _put(self._control, new[start : start + CHUNK])
+        chunks = (new[start : start + CHUNK] for start in range(0, len(new), CHUNK))
+        with ThreadPoolExecutor(2) as pool:  # one is packed while the server has the other
+            list(pool.map(partial(_put, self._control), chunks))
         _wait_for_rewrite(self._control)
 
     def pages(self) -> dict[str, list[str]]:
@@ -243,11 +247,18 @@ def _wait_for_rewrite(client: "redis.Redis") -> None:
 
 
 def _ray(stack: ExitStack, seconds: float) -> Plan:
-    """A head with so many trivial jobs that have ended."""
+    """A head with so many trivial jobs that have ended.
+
+    Raises:
+        RuntimeError: its list has not that many.
+    """
     peers.install()
     ray = stack.enter_context(peers.ray_head())
-    for job in [ray.submit("true") for _ in range(RAY_JOBS)]:
-        ray.wait(job)
+    job = ray.submit("true")
+    ray.wait(job)
+    ray.copy(job, RAY_JOBS - 1)
+    if len(ray.jobs()) != RAY_JOBS:
+        raise RuntimeError(f"Ray's list has {len(ray.jobs())} jobs")
     port = int(ray.url.rsplit(":", 1)[1])
     pid = next(pid for pid in ray.pids if "dashboard/dashboard.py" in " ".join(psutil.Process(pid).cmdline()))
     return _plan(port, pid, ["/api/jobs/"], {}, seconds)

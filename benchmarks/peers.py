@@ -23,6 +23,7 @@ import psutil
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = ROOT / ".venv-peers"
 PYTHON = ENVIRONMENT / "bin" / "python"
+PROGRAMS = Path(__file__).parent / "programs"
 REQUIREMENTS = ("ray[default]==2.60.0", "accelerate==1.14.0", "numpy")
 INSTALL_SECONDS = 1200.0
 READY_SECONDS = 90.0
@@ -135,6 +136,9 @@ class Ray:
     def logs(self, job: str) -> str:
         return str(self._call("GET", f"/api/jobs/{job}/logs")["logs"])
 
+    def jobs(self) -> list[dict[str, Any]]:
+        return list(self._call("GET", "/api/jobs/"))
+
     def wait(self, job: str) -> None:
         """Return when the job has succeeded.
 
@@ -146,6 +150,12 @@ class Ray:
             if status in ("FAILED", "STOPPED") or time.monotonic() > deadline:
                 raise RuntimeError(f"Ray's job {job} is {status}: {self.logs(job)[-2000:]}")
             time.sleep(POLL_SECONDS)
+
+    def copy(self, job: str, count: int) -> None:
+        """Have so many more jobs like one that has ended."""
+        commands = [part for pid in self.pids for part in psutil.Process(pid).cmdline()]
+        address = next(part.partition("=")[2] for part in commands if part.startswith("--gcs-address="))
+        python(str(PROGRAMS / "ray_copies.py"), address, job, str(count))
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
