@@ -39,7 +39,7 @@ END_SECONDS = 20.0
 POLL_SECONDS = 0.002
 SMALL = Path(__file__).parent / "programs" / "small_api.py"
 #: In which a process that is just ready does what it left for later.
-SETTLE_SECONDS = 2.0
+SETTLE_SECONDS = 1.5
 
 
 def run(scale: Scale, say: Say) -> list[Figure]:
@@ -153,15 +153,15 @@ def _is_ready(port: int) -> bool:
 
 def _whole(scale: Scale, say: Say) -> list[Figure]:
     figures = []
-    for devices in scale.pick((2, 8), (2,)):
+    with ExitStack() as stack:
         # Ray has no torch imported and another environment: next to nothing is shared between the two families.
-        with ExitStack() as stack:
-            sides = {"shardyard up": stack.enter_context(_parts_of_up(devices))}
-            if not scale.quick:
-                sides["Ray head"] = stack.enter_context(_parts_of_ray())
-            time.sleep(scale.pick(5.0, 2.0))
-            rested = _rest(sides, scale.rounds_of(2, 1), scale.pick(6.0, 3.0), say)
-        figures += _figures(rested, devices)
+        theirs = {} if scale.quick else {"Ray head": stack.enter_context(_parts_of_ray())}
+        for devices in scale.pick((2, 8), (2,)):
+            with _parts_of_up(devices) as ours:
+                time.sleep(scale.pick(4.0, 1.0))
+                sides = {"shardyard up": ours} | theirs
+                rested = _rest(sides, scale.rounds_of(2, 1), scale.pick(5.0, 2.0), say)
+            figures += _figures(rested, devices)
     return figures
 
 

@@ -18,10 +18,8 @@ import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import psutil
@@ -163,9 +161,8 @@ class Seeder:
     def fill(self, size: int) -> None:
         """Have so many jobs in all, and wait until the server has done what it does in the background."""
         new = [(self._id(), self._templates[n % TEMPLATES]) for n in range(len(self._ids), size)]
-        chunks = (new[start : start + CHUNK] for start in range(0, len(new), CHUNK))
-        with ThreadPoolExecutor(2) as pool:  # one is packed while the server has the other
-            list(pool.map(partial(_put, self._control), chunks))
+        for start in range(0, len(new), CHUNK):
+            _put(self._control, new[start : start + CHUNK])
         _wait_for_rewrite(self._control)
 
     def pages(self) -> dict[str, list[str]]:

@@ -39,10 +39,10 @@ TITLE = "Log lines into files and Redis"
 
 OURS, XADD = "shardyard", "one XADD a line"
 RANKS = (1, 4, 8)
-LINES = (50_000, 200_000, 800_000)
+LINES = (50_000, 150_000, 450_000)
 #: How many lines one rank prints in a tenth of a second, which is what a chunk has then.
 SLOW = (1, 10, 50)
-SLOW_CHUNKS = 1_000
+SLOW_CHUNKS = 500
 PIPELINE = 1000
 #: So much that nothing is trimmed before it is counted; the product keeps 4 MiB of each rank's stream.
 WINDOW_BYTES = 1 << 30
@@ -65,7 +65,7 @@ class Sample:
 
 def run(scale: Scale, say: Say) -> list[Figure]:
     rounds = scale.rounds_of(3, 1)
-    lines, ranks = scale.pick((LINES, RANKS), ((5_000, 20_000, 80_000), RANKS))
+    lines, ranks = scale.pick((LINES, RANKS), ((5_000, 10_000, 20_000), RANKS))
     middle = lines[1]
     with redis_server("telemetry") as server, tempfile.TemporaryDirectory(prefix="bench-logs-") as directory:
         cells = [*((count, max(ranks)) for count in lines), *((middle, of) for of in ranks)]

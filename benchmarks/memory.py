@@ -12,7 +12,9 @@ own, with how long they live.
 """
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +38,12 @@ KEPT = ("progress",)
 
 
 def run(scale: Scale, say: Say) -> list[Figure]:
-    sizes = scale.pick((1_000, 5_000, 20_000), (300, 1_000))
-    control = {size: _control(size) for size in sizes}
+    sizes = scale.pick((1_000, 5_000, 20_000), (100, 300, 1_000))
+    control = _control(sizes)
     plain = {size: _plain(size) for size in sizes}
-    keyed = _control(sizes[0], keys=True)
+    keyed = _control(sizes[:1], keys=True)[sizes[0]]
     published = {
-        (devices, patterns): _telemetry(devices, patterns, scale.pick(100, 20))
+        (devices, patterns): _telemetry(devices, patterns, scale.pick(50, 10))
         for devices, patterns in ((2, 2), (1, 2), (4, 2), (8, 2), (2, 1), (2, 8))
     }
     kept = published[2, 2].kept
@@ -64,8 +66,8 @@ def run(scale: Scale, say: Say) -> list[Figure]:
     figures.append(_alone("memory of an Idempotency-Key, for a week", keyed.lasting - control[sizes[0]].lasting))
     figures.append(_alone("memory of the list of changes, all jobs together", control[sizes[-1]].changes))
     for devices in (1, 2, 4, 8):
-        lasting = _control(sizes[0], devices).lasting
-        figures += _growth("devices", devices, lasting, published[devices, 2])
+        found = control if devices == 2 else _control(sizes[:1], devices)
+        figures += _growth("devices", devices, found[sizes[0]].lasting, published[devices, 2])
     for patterns in (1, 2, 8):
         figures += _growth("patterns", patterns, control[sizes[0]].lasting, published[2, patterns])
     for what, (each, seconds) in sorted(published[2, 2].passing.items()):
@@ -93,14 +95,19 @@ class _Control:
     changes: float  # bytes of that list in all
 
 
-def _control(jobs: int, devices: int = 2, *, keys: bool = False) -> _Control:
+def _control(sizes: Sequence[int], devices: int = 2, *, keys: bool = False) -> dict[int, _Control]:
+    """For each of some numbers of jobs, which grow."""
+    found = {}
     with redis_server("control") as server, redis.Redis.from_url(server.url, socket_timeout=60) as client:
         maker = Maker(client, keys=keys)
         maker.finish(list(finished.specs(FIRST, devices, seed=1)), TOKEN)
         before = _used(client) - _of_key(client, "sy:changes")
-        maker.finish(list(finished.specs(jobs, devices)), TOKEN)
-        changes = _of_key(client, "sy:changes")
-        return _Control((_used(client) - changes - before) / jobs, changes)
+        wanted = finished.specs(max(sizes), devices)
+        for more, size in pairwise((0, *sizes)):
+            maker.finish(list(islice(wanted, size - more)), TOKEN)
+            changes = _of_key(client, "sy:changes")
+            found[size] = _Control((_used(client) - changes - before) / size, changes)
+    return found
 
 
 def _plain(jobs: int) -> float:

@@ -78,7 +78,7 @@ def compare(layers: int, width: int, batch: int, size_of: str, sink: ChannelSink
     steps = scale.pick(20, 4)
     seconds: dict[str, list[float]] = {name: [] for name in (TRACED, *sides)}
     primitives: dict[str, list[float]] = {name: [] for name in PRIMITIVES}
-    for turn in range(scale.rounds_of(8, 3) + 1):
+    for turn in range(scale.rounds_of(5, 3) + 1):
         for name, step in sides.items():
             tee.steps, tee.spent = 0, dict.fromkeys(PRIMITIVES, 0.0)
             taken = median(timed(step) for _ in range(steps))

@@ -13,7 +13,9 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +39,11 @@ def run(scale: Scale, say: Say) -> list[Figure]:
     sizes = scale.pick((20, 40, 80), (5, 10, 20))
     with service("cpu:2") as two, Connection(two.url, two.token) as to_two:
         script, recipe = hello(two), forward(two)
-        with service("cpu:1") as one, Connection(one.url, one.token) as to_one:
-            elsewhere = hello(one)
-            sides = {
-                OURS: lambda count: rate(to_two, script, count),
-                RECIPE: lambda count: rate(to_two, recipe, count),
-                ONE_DEVICE: lambda count: rate(to_one, elsewhere, count),
-            }
+        with ExitStack() as stack:
+            sides = {OURS: partial(rate, to_two, script), RECIPE: partial(rate, to_two, recipe)}
+            if not scale.quick:
+                one = stack.enter_context(service("cpu:1"))
+                sides[ONE_DEVICE] = partial(rate, stack.enter_context(Connection(one.url, one.token)), hello(one))
             figures = _growing(sides, sizes, scale, say)
         if scale.quick:
             lines = in_turns({OURS: lambda: first_line(to_two, script)}, scale.rounds_of(4, 4), say=say)
