@@ -8,6 +8,8 @@ STAMP  := $(VENV)/.installed
 WEB    := $(VENV)/.web
 # For example: make test ARGS="-k split -x"
 ARGS   ?=
+# How many test files run at a time.
+WORKERS ?= 2
 QUICK  := not slow and not gpu
 
 .DEFAULT_GOAL := help
@@ -29,9 +31,11 @@ demo: $(STAMP) ## Train on digits under dp and ddp, show what each device got, a
 	@$(BIN)/shardyard demo $(ARGS)
 
 # Two files at a time share the machine with all the processes that they start, and a deadline is missed now and
-# then: what failed runs once more, alone, and has to pass. Both runs are printed.
+# then: what failed runs once more, alone, and has to pass. Both runs are printed. Files run in their order, since those
+# of a directory share a service, and the short ones come last.
 test: $(WEB) ## Unit, integration and quick acceptance tests
-	$(BIN)/pytest -n 2 --dist loadfile -m "$(QUICK)" $(ARGS) || { test $$? -eq 1 && echo "What failed, once more and alone:" && \
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(QUICK)" $(ARGS) || { \
+	  test $$? -eq 1 && echo "What failed, once more and alone:" && \
 	  $(BIN)/pytest --last-failed --last-failed-no-failures none -x -m "$(QUICK)" $(ARGS); }
 
 test-full: $(WEB) ## All tests, slow ones and those on a GPU included
