@@ -37,8 +37,8 @@ class QueueCourier:
         self.sent.put(hint.attempt.job)
 
     def wait_for(self, job: str) -> None:
-        """Returns when a hint of `job` was sent. Raises queue.Empty after ten seconds without any."""
-        while self.sent.get(timeout=10) != job:
+        """Returns when a hint of `job` was sent. Raises queue.Empty after a minute without any."""
+        while self.sent.get(timeout=60) != job:
             pass
 
 

@@ -77,7 +77,7 @@ def test_many_that_start_at_once_agree(tmp_path: Path) -> None:
 
         def start() -> None:
             control = RedisStore.from_url(url)
-            barrier.wait(5)
+            barrier.wait(60)
             try:
                 prove(control, tmp_path / "storage")
             except StorageMismatch as error:
@@ -88,5 +88,5 @@ def test_many_that_start_at_once_agree(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         assert refused == []

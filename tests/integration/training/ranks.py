@@ -52,29 +52,40 @@ def run_ranks(
 ) -> list[RankRun]:
     """Run `spec` on all its ranks. The last record of each that was not killed is its `Outcome`.
 
+    None leaves before all have come to their end, as in the service: a rank that is gone breaks the collective that its
+    peers are still in.
+
     Raises:
-        TimeoutError: the ranks have not left after `seconds`.
+        TimeoutError: the ranks have not come to their end after `seconds`.
     """
     _server.set_forkserver_preload(["workers.training.preload"])
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     store = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
     receivers, processes = [], []
+    waits, leave = _server.Pipe(duplex=False)
     for rank in range(spec.world_size):
         receiver, sender = _server.Pipe(duplex=False)
-        process = _server.Process(target=_rank, args=(spec.model_dump_json(), rank, port, sender, data_root, saving))
+        args = (spec.model_dump_json(), rank, port, sender, waits, data_root, saving)
+        process = _server.Process(target=_rank, args=args)
         process.start()
         sender.close()
         receivers.append(receiver)
         processes.append(process)
-    records = _read_all(receivers, time.monotonic() + seconds)
+    waits.close()
+    dies_after = saving.dies_after if saving is not None else None
+    with leave:
+        records = _read_all(receivers, time.monotonic() + seconds, dies_after, leave)
     for process in processes:
-        process.join(5)
+        process.join(seconds)
     del store
     return [RankRun(seen, process.exitcode) for seen, process in zip(records, processes, strict=True)]
 
 
-def _read_all(receivers: list[Connection], deadline: float) -> list[list[AnyRecord]]:
+def _read_all(
+    receivers: list[Connection], deadline: float, dies_after: int | None, leave: Connection
+) -> list[list[AnyRecord]]:
+    """Everything that the ranks send. They may leave when each has come to its end, or one has failed."""
     unpackers = [Unpacker() for _ in receivers]
     records: list[list[AnyRecord]] = [[] for _ in receivers]
     with selectors.DefaultSelector() as selector:
@@ -89,7 +100,19 @@ def _read_all(receivers: list[Connection], deadline: float) -> list[list[AnyReco
                 records[key.data] += unpackers[key.data].feed(data)
                 if not data:
                     selector.unregister(key.fd)
+            last = [_last(seen, dies_after) for seen in records]
+            if all(last) or any(isinstance(found, Outcome) and found.exit_code for found in last):
+                leave.close()
     return records
+
+
+def _last(seen: list[AnyRecord], dies_after: int | None) -> AnyRecord | None:
+    """The record with which a rank has come to its end."""
+    return next((record for record in seen if isinstance(record, Outcome) or _is_step(record, dies_after)), None)
+
+
+def _is_step(record: AnyRecord, number: int | None) -> bool:
+    return isinstance(record, Step) and (record.phase, record.step) == ("train", number)
 
 
 def report_of(spec: JobSpec, runs: list[RankRun], train_rows: int | None = None) -> Report:
@@ -104,21 +127,29 @@ def report_of(spec: JobSpec, runs: list[RankRun], train_rows: int | None = None)
 
 
 class _Mortal(ChannelSink):
-    """Sends everything up to a step, and the process dies."""
+    """Sends everything up to a step, and the process dies when the others have come as far."""
 
-    def __init__(self, fd: int, dies_after: int | None) -> None:
+    def __init__(self, fd: int, dies_after: int | None, leave: Connection) -> None:
         super().__init__(fd)
         self._dies_after = dies_after
+        self._leave = leave
 
     def emit(self, record: AnyRecord) -> None:
         super().emit(record)
-        if isinstance(record, Step) and (record.phase, record.step) == ("train", self._dies_after):
+        if _is_step(record, self._dies_after):
             self.flush()
+            self._leave.poll(None)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _rank(
-    spec_json: str, rank: int, port: int, channel: Connection, data_root: Path | None, saving: Saving | None
+    spec_json: str,
+    rank: int,
+    port: int,
+    channel: Connection,
+    leave: Connection,
+    data_root: Path | None,
+    saving: Saving | None,
 ) -> None:
     from workers.training import entry
 
@@ -131,7 +162,7 @@ def _rank(
         "LOCAL_RANK": str(rank),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    sink = _Mortal(channel.fileno(), saving.dies_after if saving is not None else None)
+    sink = _Mortal(channel.fileno(), saving.dies_after if saving is not None else None, leave)
     checkpoints = Checkpoints(saving.drafts, saving.resume, lambda: CONTINUE) if saving is not None else None
     lease = [Device(index, "cpu", f"cpu:{index}") for index in range(spec.resources.devices)]
     own = tuple(lease) if spec.world_size == 1 else (lease[rank],)
@@ -152,4 +183,5 @@ def _rank(
         code, trace = 1, traceback.format_exc()
     sink.emit(Outcome(rank, code, traceback=trace))
     sink.close()
+    leave.poll(None)
     os._exit(code)

@@ -18,4 +18,4 @@ def service(shared: Service) -> Iterator[Service]:
     try:
         shared.leaves_nothing()
     finally:
-        shared.end_all()  # so that one failure does not become the next test's
+        shared.restore()  # so that one failure does not become the next test's

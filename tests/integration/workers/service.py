@@ -369,6 +369,12 @@ class Service:
         eventually(lambda: not list(directories.glob("*")), f"no directory is left in {directories}")
         assert violations(self.store.client) == []
 
+    def restore(self) -> None:
+        """Have a worker run, and end what a failed test has left."""
+        if self.worker is None or self.worker.poll() is not None:
+            self.start_worker()
+        self.end_all()
+
     def end_all(self) -> None:
         """Cancel what a failed test has left running."""
         for record in self.run(store.page(TENANT, store.JobFilter())).records():

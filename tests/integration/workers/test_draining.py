@@ -6,24 +6,17 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Iterator
 
 import pytest
 
 from jobs import spec, store
 from jobs.record import NodeRecord
 from jobs.state import Reason, State
-from tests.integration.workers.service import MODULE, NODE, TENANT, Service, eventually, running_service
+from tests.integration.workers.service import MODULE, NODE, TENANT, Service, eventually
 
 pytestmark = pytest.mark.integration
 
 KEEPER = [sys.executable, "-m", "workers.keeper"]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with running_service(tmp_path_factory.mktemp("service")) as service:
-        yield service
 
 
 def nodes(service: Service) -> dict[str, NodeRecord]:

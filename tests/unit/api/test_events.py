@@ -141,7 +141,7 @@ def test_a_stream_ends_after_its_longest_time(monkeypatch: pytest.MonkeyPatch) -
 def test_a_stream_begins_with_when_to_come_again_and_says_now_and_then_that_it_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(events, "MAX_STREAM_SECONDS", 0.2)
+    monkeypatch.setattr(events, "MAX_STREAM_SECONDS", 0.5)
     monkeypatch.setattr(events, "PING_SECONDS", 0.02)
 
     async def check() -> None: ...
@@ -149,7 +149,7 @@ def test_a_stream_begins_with_when_to_come_again_and_says_now_and_then_that_it_i
     first, second, *pings = collect(check, b"event: a\n\n", b"event: b\n\n")
     assert (first, second) == (b"retry: 1000\nevent: a\n\n", b"event: b\n\n")
     assert set(pings) == {events.PING}
-    assert 2 <= len(pings) <= 10
+    assert 2 <= len(pings) <= 25
 
 
 # -- steps that readers share ----------------------------------------------------------------------

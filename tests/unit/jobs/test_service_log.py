@@ -18,7 +18,7 @@ log = structlog.get_logger("api.of-ours")
 
 
 def said(code: str, stderr: Any = subprocess.PIPE) -> tuple[int, list[dict[str, Any]]]:
-    done = subprocess.run([sys.executable, "-c", PROGRAM + code], stderr=stderr, timeout=30)
+    done = subprocess.run([sys.executable, "-c", PROGRAM + code], stderr=stderr, timeout=60)
     return done.returncode, [json.loads(line) for line in (done.stderr or b"").splitlines()]
 
 

@@ -76,7 +76,7 @@ def runner() -> Iterator["subprocess.Popen[str]"]:
     command = [sys.executable, "-c", RUNNER]
     with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
         yield process
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
 
 
 @pytest.fixture

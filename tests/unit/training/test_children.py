@@ -253,7 +253,7 @@ def test_a_supervisor_that_does_not_answer_holds_up_an_end_for_a_moment_only(mon
         sink.emit(STEP)
         began = time.monotonic()
         sink._at_end()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
     sink.abandon()
 
 
@@ -264,7 +264,7 @@ def test_a_queue_of_callers_that_is_full_is_waited_for() -> None:
         sinks = [a_sink(str(Path(directory) / "probe")) for _ in range(5)]
         for sink in sinks:
             sink.emit(STEP)
-        listener.settimeout(10)
+        listener.settimeout(60)
         for _ in sinks:
             connection, _ = listener.accept()
             with connection:

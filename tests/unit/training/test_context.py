@@ -67,7 +67,7 @@ def test_the_first_step_is_sent_at_once_however_far_apart_packets_are(
     assert list(Unpacker().feed(os.read(pipe[0], 4096))) == [note(1)]
     step = Step(0, 0, "train", (0,), at=1.0, step_ms=1.0)
     sink.emit(step)
-    assert select.select([pipe[0]], [], [], 5)[0], "it waits for the next packet"
+    assert select.select([pipe[0]], [], [], 60)[0], "it waits for the next packet"
     assert list(Unpacker().feed(os.read(pipe[0], 4096))) == [step]
     sink.close()
 
@@ -80,7 +80,7 @@ def test_records_arrive_in_order_and_packed(pipe: Pipe) -> None:
         sink.emit(record)
     assert sink.close()
     os.close(pipe[1])
-    reader.join(10)
+    reader.join(60)
     assert reader.records == sent
     assert reader.packets < 1_000
 
@@ -104,7 +104,7 @@ def test_flush_gives_up_on_a_reader_that_does_not_read(pipe: Pipe) -> None:
     reader.start()
     assert sink.close()  # or its thread would write to the next test's pipe, which gets the same number
     os.close(pipe[1])
-    reader.join(10)  # nor may this one read from it
+    reader.join(60)  # nor may this one read from it
 
 
 def test_a_full_buffer_makes_the_trainer_wait_and_loses_nothing(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,10 +121,10 @@ def test_a_full_buffer_makes_the_trainer_wait_and_loses_nothing(pipe: Pipe, monk
     trainer.join(0.2)
     assert trainer.is_alive()
     reader.start()
-    trainer.join(10)
+    trainer.join(60)
     assert sink.close()
     os.close(pipe[1])
-    reader.join(10)
+    reader.join(60)
     assert reader.records == sent
 
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from jobs.telemetry import AnyRecord, Hello, pack
 from workers.children import ADMITTED, Children, listen
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 
 
 class Listening:

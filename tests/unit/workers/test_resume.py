@@ -55,7 +55,7 @@ def test_an_order_ends_the_reading_at_once(order: Order) -> None:
     release = threading.Event()
     try:
         with pytest.raises(Interrupted) as caught:
-            World(order).read(lambda read: str(release.wait(10)))
+            World(order).read(lambda read: str(release.wait(60)))
     finally:
         release.set()
     assert caught.value.order is order
@@ -66,19 +66,19 @@ def test_a_storage_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPa
     release = threading.Event()
     try:
         with pytest.raises(NoAnswer):
-            World().read(lambda read: str(release.wait(10)))
+            World().read(lambda read: str(release.wait(60)))
     finally:
         release.set()
 
 
 def test_one_that_is_slow_is_not_and_the_log_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "SILENT_SECONDS", 5.0)
+    monkeypatch.setattr(resume, "SILENT_SECONDS", 60.0)
     monkeypatch.setattr(resume, "TELL_SECONDS", 0.0)
     world = World()
 
     def work(read: Progress) -> str:
         read(2_500_000_000)
-        assert world.told.wait(10)
+        assert world.told.wait(60)
         return "done"
 
     assert world.read(work) == "done"

@@ -177,6 +177,37 @@ def fails(message: str, code: int = 1, kind: str = "code_error", after: float = 
     return run
 
 
+class Gate:
+    """Ranks that are forked while it is there wait at it until another one opens it."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+
+    def open(self) -> None:
+        os.write(self.writer, b".")
+
+    def wait(self) -> None:
+        os.read(self.reader, 1)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    for end in (gate.reader, gate.writer):
+        os.close(end)
+
+
+def behind(gate: Gate, program: Program) -> Program:
+    """A program that begins when the gate is open."""
+
+    def run(pipes: Pipes) -> None:
+        gate.wait()
+        program(pipes)
+
+    return run
+
+
 def works(pipes: Pipes) -> None:
     pipes.send(RankUp(0))
     time.sleep(60)
@@ -225,28 +256,38 @@ def test_the_kind_of_an_error_gives_the_reason(kind: str, reason: Reason) -> Non
     assert watch(fails("no", kind=kind)).reason is reason
 
 
-def test_the_first_error_counts() -> None:
-    ending = watch(fails("second", after=0.3), fails("first"))
+def test_the_first_error_counts(gate: Gate) -> None:
+    def fails_when_it_is_ended(pipes: Pipes) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: fails("second")(pipes))
+        gate.open()
+        while True:
+            signal.pause()
+
+    ending = watch(fails_when_it_is_ended, behind(gate, fails("first")))
     assert ending.message == "rank 1: first"
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.3])
-def test_a_death_counts_before_the_error_that_it_gave_a_peer_even_when_it_shows_later(delay: float) -> None:
+def test_a_death_counts_before_the_error_that_it_gave_a_peer_even_when_it_shows_later(gate: Gate, delay: float) -> None:
     """A process whose first thread has ended is dying, and is dead when the last one has."""
 
     def dies_slowly(pipes: Pipes) -> None:
         pipes.send(RankUp(1))
         threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        gate.open()
         ctypes.CDLL(None).syscall(EXIT_OF_ONE_THREAD, 0)
 
-    ending = watch(fails("RuntimeError: connection closed by peer", after=0.1), dies_slowly)
+    ending = watch(behind(gate, fails("RuntimeError: connection closed by peer", after=0.1)), dies_slowly)
     assert ending.message == "rank 1 was killed by SIGKILL"
 
 
 def test_where_nobody_is_dying_a_failure_ends_the_others_at_once() -> None:
-    begun = time.monotonic()
-    assert watch(works, fails("ValueError: no")).message == "rank 1: ValueError: no"
-    assert time.monotonic() - begun < DEATH_SECONDS / 2
+    took: list[float] = []
+    while len(took) < 5 and min(took, default=DEATH_SECONDS) >= DEATH_SECONDS / 2:  # others are at work here, too
+        begun = time.monotonic()
+        assert watch(works, fails("ValueError: no")).message == "rank 1: ValueError: no"
+        took.append(time.monotonic() - begun)
+    assert min(took) < DEATH_SECONDS / 2, took
 
 
 def test_a_rank_that_reported_before_it_died_is_no_silent_death() -> None:
@@ -288,7 +329,7 @@ def hangs(pipes: Pipes) -> None:
 
 def has_a_child_at_work(pipes: Pipes) -> None:
     """Its program has ended while its child goes on; when that has ended too, there is a little left to do."""
-    child = subprocess.Popen(["sleep", "0.6"])
+    child = subprocess.Popen(["sleep", "1.2"])
     pipes.send(RankUp(0), Returned(Outcome(0, 0), "handlers"))
     child.wait()
     time.sleep(0.15)
@@ -317,19 +358,22 @@ def test_threads_that_go_on_for_ever_are_ended_when_all_other_ranks_are_done() -
 
 
 @pytest.mark.usefixtures("impatient")
-def test_threads_of_a_rank_alone_and_of_ranks_among_others_at_work_are_waited_for() -> None:
+def test_threads_of_a_rank_alone_and_of_ranks_among_others_at_work_are_waited_for(gate: Gate) -> None:
     def works_a_little(pipes: Pipes) -> None:
         time.sleep(0.6)
+        gate.open()
         succeeds(pipes)
 
     published = Published()
     assert watch(returns(0, "threads", works_a_little), published=published) == Ending(Reason.COMPLETED)
-    assert watch(returns(0, "threads", works_a_little), works_a_little, published=published).reason is Reason.COMPLETED
+    gate.wait()
+    among_others = watch(returns(0, "threads", works_a_little), behind(gate, succeeds), published=published)
+    assert among_others == Ending(Reason.COMPLETED)
     assert published.said == []
 
 
-@pytest.mark.usefixtures("impatient")
-def test_processes_that_a_finished_rank_waits_for_are_work() -> None:
+def test_processes_that_a_finished_rank_waits_for_are_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.watch.TEARDOWN_SECONDS", 0.9)
     published = Published()
     ending = watch(has_a_child_at_work, published=published)
     assert (ending, published.said) == (Ending(Reason.COMPLETED), [])
@@ -342,12 +386,13 @@ def test_a_rank_that_has_failed_and_hangs_fails_the_attempt(stage: str) -> None:
     assert (ending.reason, ending.message) == (Reason.CODE_ERROR, "rank 0: ValueError: no")
 
 
-def test_the_first_program_that_failed_is_named_though_another_rank_ends_first() -> None:
+def test_the_first_program_that_failed_is_named_though_another_rank_ends_first(gate: Gate) -> None:
     def takes_its_time(pipes: Pipes) -> None:
+        gate.open()
         time.sleep(0.4)
         fails("ValueError: no")(pipes)
 
-    ending = watch(fails("connection closed by peer", after=0.2), returns(1, "handlers", takes_its_time))
+    ending = watch(behind(gate, fails("connection closed by peer")), returns(1, "handlers", takes_its_time))
     assert ending.message == "rank 1: ValueError: no"
 
 
@@ -369,7 +414,7 @@ def test_a_rank_that_heeds_no_sigterm_is_killed_after_the_grace() -> None:
     assert time.monotonic() - began >= a_launch().grace_seconds
 
 
-def test_ranks_that_have_reported_leave_at_once_when_the_attempt_fails() -> None:
+def test_ranks_that_have_reported_leave_at_once_when_the_attempt_fails(gate: Gate) -> None:
     """As real ranks do, they only note SIGTERM: they go when they hear the word, with their own exit codes."""
 
     def heedless(program: Program) -> Program:
@@ -379,7 +424,11 @@ def test_ranks_that_have_reported_leave_at_once_when_the_attempt_fails() -> None
 
         return run
 
-    ranks = start([heedless(succeeds), heedless(fails("no", after=0.1))])
+    def opens_the_gate_and_succeeds(pipes: Pipes) -> None:
+        gate.open()
+        succeeds(pipes)
+
+    ranks = start([heedless(opens_the_gate_and_succeeds), heedless(behind(gate, fails("no", after=0.1)))])
     Watch(a_launch(grace_seconds=30), SPEC, ranks, Lifeline(), Published()).run()  # type: ignore[arg-type]
     assert [rank.status for rank in ranks] == [0, 1]
 
@@ -469,14 +518,16 @@ def test_the_last_words_of_a_rank_are_read_and_have_the_step_that_they_belong_to
     assert published.steps == [5]
 
 
-def test_a_grandchild_that_floods_does_not_keep_the_loop() -> None:
+def test_a_grandchild_that_floods_does_not_keep_the_loop(gate: Gate) -> None:
     def run(pipes: Pipes) -> None:
         pid = os.fork()
         if pid == 0:
             pipes.send(Result(float(os.getpid()), {}))
+            pipes.say(b"flood\n" * 1000)
+            gate.open()
             while True:
                 pipes.say(b"flood\n" * 1000)
-        time.sleep(0.1)
+        gate.wait()
         succeeds(pipes)
 
     began = time.monotonic()
@@ -484,7 +535,7 @@ def test_a_grandchild_that_floods_does_not_keep_the_loop() -> None:
     assert ending.result is not None
     os.kill(int(ending.result["loss"]), signal.SIGKILL)
     assert ending.reason is Reason.COMPLETED
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 # -- processes that ranks start --------------------------------------------------------------------
@@ -516,7 +567,7 @@ def has_a_child(child: Callable[[], None]) -> Program:
 def says(place: Path, *records: AnyRecord) -> Callable[[], None]:
     def run() -> None:
         connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(10)
+        connection.settimeout(60)
         connection.connect(str(place))
         connection.recv(1)
         connection.sendall(pack([Hello(os.getpid(), os.getppid(), "forked"), *records]))
@@ -525,7 +576,7 @@ def says(place: Path, *records: AnyRecord) -> Callable[[], None]:
 
 
 def computes() -> None:
-    ends = time.process_time() + 0.1
+    ends = time.process_time() + 0.4
     while time.process_time() < ends:
         pass
 
@@ -556,14 +607,14 @@ def test_a_child_that_breaks_the_rules_does_not_fail_the_attempt(place: Path) ->
 def test_work_that_nobody_saw_is_noted(
     place: Path, child: Callable[[], None], noted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.watch.UNSEEN_SECONDS", 0.05)
+    monkeypatch.setattr("workers.watch.UNSEEN_SECONDS", 0.2)
     published = Published()
     watch(has_a_child(child), published=published, listener=listen(place))
     assert any(isinstance(record, Note) for _, record in published.records) is noted
 
 
 def test_work_that_was_seen_is_not_noted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.watch.UNSEEN_SECONDS", 0.05)
+    monkeypatch.setattr("workers.watch.UNSEEN_SECONDS", 0.2)
 
     def child() -> None:
         computes()
