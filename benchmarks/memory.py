@@ -38,7 +38,7 @@ KEPT = ("progress",)
 
 
 def run(scale: Scale, say: Say) -> list[Figure]:
-    sizes = scale.pick((1_000, 5_000, 20_000), (100, 300, 1_000))
+    sizes = scale.pick((1_000, 4_000, 12_000), (100, 300, 1_000))
     control = _control(sizes)
     plain = {size: _plain(size) for size in sizes}
     keyed = _control(sizes[:1], keys=True)[sizes[0]]
