@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks import results
+from benchmarks import peers, results
 from benchmarks.comparing import Scale
 from benchmarks.results import DIRECTORY
 
@@ -76,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = chosen.names or NAMES
     if len(names) == 1:
         return _one(names[0], Scale(chosen.quick, chosen.rounds), chosen.into)
+    peers.install()  # once, and not in the time of a benchmark
     with ThreadPoolExecutor(QUICK_AT_ONCE if chosen.quick else 1) as pool:
         done = dict(zip(names, pool.map(lambda name: _child(name, chosen), names), strict=True))
     _show(chosen.into, draw=not chosen.quick)
