@@ -11,6 +11,7 @@ in a row), and those filtered by a state (one job in ten), by a label (one in fo
 filter is looked for among the jobs of the list itself, at most 1,000 of them a request.
 """
 
+import hashlib
 import json
 import random
 import time
@@ -20,6 +21,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import psutil
@@ -128,7 +130,7 @@ def _check(ours: Service, path: str, token: str) -> None:
 # -- filling the store -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Template:
     """A finished job as the product left it: the string that it is packed into, its state, when it ended, its name."""
 
@@ -136,6 +138,11 @@ class Template:
     state: str
     ended: float
     name: str
+
+    @cached_property
+    def digest(self) -> str:
+        """As the index by name has it."""
+        return hashlib.sha1(self.name.encode(), usedforsecurity=False).hexdigest()[:8]
 
 
 def _control(stack: ExitStack, ours: Service) -> "redis.Redis":
@@ -163,6 +170,7 @@ class Seeder:
         new = [(self._id(), self._templates[n % TEMPLATES]) for n in range(len(self._ids), size)]
         for start in range(0, len(new), CHUNK):
             _put(self._control, new[start : start + CHUNK])
+        self._control.set("sy:named", "")  # no earlier version has used it
         _wait_for_rewrite(self._control)
 
     def pages(self) -> dict[str, list[str]]:
@@ -214,6 +222,7 @@ def _put(client: "redis.Redis", jobs: list[tuple[str, Template]]) -> None:
     with client.pipeline(transaction=False) as pipe:
         pipe.mset({f"sy:packed:{job_ref(TENANT, job)}": each.packed for job, each in jobs})
         pipe.zadd(f"sy:jobs:{TENANT}", {job: 0 for job, _ in jobs})
+        pipe.zadd(f"sy:names:{TENANT}", {each.digest + job: 0 for job, each in jobs})
         pipe.zadd("sy:finished", {job_ref(TENANT, job): each.ended for job, each in jobs})
         for state in {each.state for _, each in jobs}:
             pipe.zadd(f"sy:jobs:{TENANT}:{state}", {job: 0 for job, each in jobs if each.state == state})
@@ -227,8 +236,8 @@ def _dumped(client: "redis.Redis", job: str) -> Iterator[tuple[str, object]]:
         if job in name:
             yield name.replace(job, "ID"), client.dump(key)
         elif client.type(key) == b"zset":
-            for member in (job, job_ref(TENANT, job)):
-                yield name, client.zscore(key, member)
+            for member, score in client.zscan_iter(key, match=f"*{job}", count=10_000):
+                yield f"{name} {member.decode().replace(job, 'ID')}", score
 
 
 def _wait_for_rewrite(client: "redis.Redis") -> None:

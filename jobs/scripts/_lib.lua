@@ -13,6 +13,11 @@ local function idem_key(tenant, key) return 'sy:idem:' .. tenant .. '/' .. key e
 local function bundle_key(ref) return 'sy:bundle:' .. ref end
 local function bundle_bytes_key(tenant) return 'sy:bundle_bytes:' .. tenant end
 
+-- The index by name has entries of one length, whatever the names are: the beginning of a digest, and the id of the job.
+local function names_key(tenant) return 'sy:names:' .. tenant end
+local function digest_of(name) return string.sub(redis.sha1hex(name), 1, 8) end
+
+local NAMED = 'sy:named'      -- the id from which on all jobs are in the index by name; empty where all are
 local LEASES = 'sy:leases'    -- refs of attempts that hold a lease
 local OUTBOX = 'sy:outbox'    -- '<node> <attempt ref>' of attempts nobody has claimed, by when the hint is due
 local BACKOFF = 'sy:backoff'  -- refs of queued jobs that wait before they may start again, by when
@@ -30,6 +35,12 @@ end
 
 -- Lua prints large numbers in scientific notation; Redis should see digits.
 local function int(x) return string.format('%.0f', x) end
+
+-- What the ids of jobs begin with that are made at a time.
+local function id_at(us)
+  local ms = math.floor(us / 1000)
+  return string.format('%08x-%04x', math.floor(ms / 65536), ms % 65536)
+end
 
 local function get(key, field) return redis.call('HGET', key, field) or '' end
 
@@ -321,13 +332,16 @@ end
 
 -- Whether a job is one of those that were asked for; '' asks for nothing. `packed` is what it is packed into, if it is:
 -- most of those that do not match do not even have the words in it.
-local function matches(ref, packed, pool, label, value, name)
+local function matches(ref, packed, state, pool, label, value, name)
   local function lacks(words) return not string.find(packed, words, 1, true) end
   if packed and (lacks(name) or lacks(label_in(label, value))) then return false end
   local job = packed and head_of(packed)
-  local fields = job and {job.pool, job.name, job.labels} or redis.call('HMGET', job_key(ref), 'pool', 'name', 'labels')
-  if pool ~= '' and fields[1] ~= pool or name ~= '' and fields[2] ~= name then return false end
-  return label == '' or cjson.decode(fields[3])[label] == value
+  local fields = job and {job.state, job.pool, job.name, job.labels}
+    or redis.call('HMGET', job_key(ref), 'state', 'pool', 'name', 'labels')
+  for i, wanted in ipairs({state, pool, name}) do
+    if wanted ~= '' and fields[i] ~= wanted then return false end
+  end
+  return label == '' or cjson.decode(fields[4])[label] == value
 end
 
 -- f: a user cancels. Queued, or leased but claimed by nobody: cancelled at once. Otherwise the supervisor is told.
@@ -374,10 +388,11 @@ end
 -- them: an attempt that is unknown counts as ended. What becomes of its Idempotency-Key is the caller's to say.
 local function forget_job(ref)
   local tenant, id = tenant_and_id(ref)
-  local job = job_fields(ref, 'state', 'attempt', 'bundle')
+  local job = job_fields(ref, 'state', 'attempt', 'bundle', 'name')
   for n = 1, tonumber(job[2]) do redis.call('DEL', attempt_key(ref, n)) end
   redis.call('ZREM', 'sy:jobs:' .. tenant, id)
   redis.call('ZREM', 'sy:jobs:' .. tenant .. ':' .. job[1], id)
+  redis.call('ZREM', names_key(tenant), digest_of(job[4]) .. id)
   redis.call('ZREM', FINISHED, ref)
   redis.call('DEL', job_key(ref), spec_key(ref), packed_key(ref))
   tell(ref)

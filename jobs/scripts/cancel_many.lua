@@ -9,7 +9,7 @@ for _, id in ipairs(ids) do
   if changed == max_jobs then break end
   after = id
   local ref = tenant .. '/' .. id
-  if matches(ref, nil, ARGV[4], ARGV[5], ARGV[6], ARGV[7]) then
+  if matches(ref, nil, ARGV[2], ARGV[4], ARGV[5], ARGV[6], ARGV[7]) then
     local outcome = cancel(ref)
     counts[outcome] = (counts[outcome] or 0) + 1
     changed = changed + 1

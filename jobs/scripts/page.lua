@@ -3,12 +3,9 @@
 -- Returns {next_id or '', {{id, ahead, free, largest gap, live nodes, total}...}, id, fields or the string that it is packed
 -- into...}: first what the first so many jobs that wait do wait behind. next_id is where the search stopped, '' at the end
 -- of the list.
-local tenant, limit, scanned = ARGV[1], tonumber(ARGV[4]), 0
-local index = 'sy:jobs:' .. tenant .. (ARGV[2] ~= '' and ':' .. ARGV[2] or '')
-local cursor = ARGV[3] ~= '' and '(' .. ARGV[3] or '+'
-
-local all = ARGV[5] == '' and ARGV[6] == '' and ARGV[8] == ''
-local chunk = all and limit + 1 or 200
+local tenant, state, after, limit, name, scanned = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[8], 0
+local all = ARGV[5] == '' and ARGV[6] == '' and name == ''
+local chunk = all and limit + 1 or math.max(limit + 1, 50)
 
 local queues, rooms, looks = {}, {}, tonumber(ARGV[10])
 local function look(id)
@@ -18,25 +15,44 @@ local function look(id)
   queues[#queues + 1] = {id, jobs_ahead(job[2], job[3]), unpack(rooms[job[2]])}
 end
 
+-- Adds the jobs of an index that match, down to the id `lowest`; its members have `prefix` before the id. Returns whether
+-- it came to an end: else `after` is where it stopped.
 local reply = {'', queues}
-while true do
-  local ids, keys = redis.call('ZREVRANGEBYLEX', index, cursor, '-', 'LIMIT', 0, chunk), {}
-  if #ids == 0 then return reply end
-  for i, id in ipairs(ids) do keys[i] = packed_key(tenant .. '/' .. id) end
-  local packed = redis.call('MGET', unpack(keys))
-  for i, id in ipairs(ids) do
-    if #reply > 2 * limit + 1 or scanned >= tonumber(ARGV[9]) then
-      reply[1] = string.sub(cursor, 2)
-      return reply
+local function walk(index, prefix, lowest)
+  while true do
+    local highest = after == '' and '[' .. prefix .. '\255' or '(' .. prefix .. after
+    local ids, keys = redis.call('ZREVRANGEBYLEX', index, highest, '[' .. prefix .. lowest, 'LIMIT', 0, chunk), {}
+    if #ids == 0 then return true end
+    for i, member in ipairs(ids) do
+      ids[i] = string.sub(member, #prefix + 1)
+      keys[i] = packed_key(tenant .. '/' .. ids[i])
     end
-    scanned = scanned + 1
-    cursor = '(' .. id
-    local ref = tenant .. '/' .. id
-    if all or matches(ref, packed[i], ARGV[5], ARGV[6], ARGV[7], ARGV[8]) then
-      reply[#reply + 1] = id
-      reply[#reply + 1] = packed[i] or redis.call('HGETALL', job_key(ref))
-      if not packed[i] and #queues < looks then look(id) end
+    local packed = redis.call('MGET', unpack(keys))
+    for i, id in ipairs(ids) do
+      if #reply > 2 * limit + 1 or scanned >= tonumber(ARGV[9]) then return false end
+      scanned, after = scanned + 1, id
+      local ref = tenant .. '/' .. id
+      if all or matches(ref, packed[i], state, ARGV[5], ARGV[6], ARGV[7], name) then
+        reply[#reply + 1] = id
+        reply[#reply + 1] = packed[i] or redis.call('HGETALL', job_key(ref))
+        if not packed[i] and #queues < looks then look(id) end
+      end
     end
+    if #ids < chunk then return true end
   end
-  if #ids < chunk then return reply end
 end
+
+local list = 'sy:jobs:' .. tenant .. (state ~= '' and ':' .. state or '')
+local named = name ~= '' and redis.call('GET', NAMED)
+local ended
+if named then
+  ended = walk(names_key(tenant), digest_of(name), named)
+  if ended and named ~= '' then  -- older ones may not be in the index by name
+    if after == '' or after > named then after = named end
+    ended = walk(list, '', '')
+  end
+else
+  ended = walk(list, '', '')
+end
+if not ended then reply[1] = after end
+return reply

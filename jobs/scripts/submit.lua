@@ -23,13 +23,19 @@ if tonumber(devices) > tonumber(largest[2] or 0) then return {'too_large', large
 if bundle and redis.call('EXISTS', bundle_key(bundle)) == 0 then return {'unknown_bundle'} end
 
 -- Higher priority first, then the order of arrival: a counter, since clocks jump. 8 + 45 bits fit a double.
-local score, created = (100 - priority) * 2 ^ 45 + redis.call('INCR', 'sy:seq'), int(now_us())
+local arrived, created = redis.call('INCR', 'sy:seq'), int(now_us())
+local score = (100 - priority) * 2 ^ 45 + arrived
 redis.call('SET', spec_key(ref), ARGV[9])
 redis.call('HSET', job_key(ref), 'pool', pool, 'devices', devices, 'priority', priority, 'name', ARGV[6],
   'strategy', ARGV[7], 'labels', ARGV[8], 'max_retries', ARGV[10], 'retries', 0, 'losses', 0, 'attempt', 0,
   'score', int(score), 'created', created, 'parent', ARGV[14], 'token', ARGV[15], 'bundle', ARGV[16],
   'idem', ARGV[11], 'version', 0)
 redis.call('ZADD', 'sy:jobs:' .. tenant, 0, id)
+redis.call('ZADD', names_key(tenant), 0, digest_of(ARGV[6]) .. id)
+if redis.call('EXISTS', NAMED) == 0 then
+  -- APIs of an earlier version do not know the index. They may go on beside this one for a quarter of an hour.
+  redis.call('SET', NAMED, arrived == 1 and '' or id_at(created + 900 * 1000000))
+end
 if bundle then use_bundle(bundle, 1) end
 move(ref, 'queued', 'waiting_for_devices', '')
 enqueue(ref)

@@ -1,5 +1,6 @@
 """What must hold in the control Redis between any two calls, read from the keys themselves."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -80,7 +81,15 @@ def _unpack(keys: Keys, ref: str, packed: bytes) -> None:
 def violations(client: "redis.Redis") -> list[str]:
     """Every broken rule, in words; empty when all is well."""
     keys = read_keys(client)
-    return [*_indexes(keys), *_queues(keys), *_attempts(keys), *_devices(keys), *_holds(keys), *_bundles(keys)]
+    return [
+        *_indexes(keys),
+        *_names(keys),
+        *_queues(keys),
+        *_attempts(keys),
+        *_devices(keys),
+        *_holds(keys),
+        *_bundles(keys),
+    ]
 
 
 def _indexes(keys: Keys) -> Iterator[str]:
@@ -102,6 +111,24 @@ def _indexes(keys: Keys) -> Iterator[str]:
     ended = {ref for ref, job in jobs.items() if State(job[b"state"].decode()) in TERMINAL}
     if {ref.decode() for ref in keys.zsets.get("sy:finished", {})} != ended:
         yield f"these have ended: {ended}, but to be archived are {keys.zsets.get('sy:finished')}"
+
+
+def _names(keys: Keys) -> Iterator[str]:
+    """Of the jobs that no earlier version may have submitted, or deleted."""
+    if "sy:named" not in keys.strings:
+        return
+    since = keys.strings["sy:named"].decode()
+    wanted: dict[str, set[str]] = {}
+    for ref, job in keys.hashes_at("sy:job:").items():
+        tenant, identity = ref.split("/")
+        if identity >= since:
+            name = hashlib.sha1(job[b"name"], usedforsecurity=False).hexdigest()[:8]
+            wanted.setdefault(f"sy:names:{tenant}", set()).add(f"{name}{identity}")
+    found = {key: set(map(bytes.decode, members)) for key, members in keys.zsets.items() if key.startswith("sy:names:")}
+    for key in sorted(found | wanted):
+        wrong = wanted.get(key, set()) ^ {entry for entry in found.get(key, set()) if entry[8:] >= since}
+        if wrong:
+            yield f"{key} has, or has not: {sorted(wrong)}"
 
 
 def _queues(keys: Keys) -> Iterator[str]:

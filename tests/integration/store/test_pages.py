@@ -1,5 +1,7 @@
 """Lists of jobs, by keyset."""
 
+import time
+
 import pytest
 
 from jobs import store
@@ -69,11 +71,51 @@ def test_a_rare_filter_gives_short_pages_that_still_make_progress(
 ) -> None:
     monkeypatch.setattr(store.jobs, "MAX_SCANNED", 250)
     ids = fill(world)
-    world.run(store.submit(TENANT, "000000-rare", a_spec(pool="a", name="rare")))
-    first = world.run(store.page(TENANT, JobFilter(name="rare"), limit=10))
+    rare = JobFilter(label=("rare", "yes"))
+    world.run(store.submit(TENANT, "000000-rare", a_spec(pool="a", labels={"rare": "yes"})))
+    first = world.run(store.page(TENANT, rare, limit=10))
     assert first.jobs == ()
     assert first.next_id == ids[249]
-    assert read_all(world, JobFilter(name="rare"), 10) == ["000000-rare"]
+    assert read_all(world, rare, 10) == ["000000-rare"]
+
+
+def test_jobs_of_a_rare_name_are_found_at_once_by_their_index(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store.jobs, "MAX_SCANNED", 10)
+    fill(world)
+    for job in ("000000-rare", "001000-rare", "002000-rare"):
+        world.run(store.submit(TENANT, job, a_spec(pool="a", name="rare: schöne 你好")))
+    world.run(store.cancel(TENANT, "001000-rare"))
+    rare = JobFilter(name="rare: schöne 你好")
+    first = world.run(store.page(TENANT, rare, limit=2))
+    assert [job.id for job in first.jobs] == ["002000-rare", "001000-rare"]
+    rest = world.run(store.page(TENANT, rare, after=first.next_id or "", limit=2))
+    assert [job.id for job in rest.jobs] == ["000000-rare"]
+    assert rest.next_id is None
+    waiting = world.run(store.page(TENANT, JobFilter(state=State.QUEUED, name=rare.name)))
+    assert [job.id for job in waiting.jobs] == ["002000-rare", "000000-rare"]
+    assert world.run(store.page("other", rare)).jobs == ()
+
+
+def test_names_whose_digests_begin_alike_are_told_apart(world: World) -> None:
+    world.node()
+    alike = ["name-6243", "name-49735"]  # c61b8db1 begins the SHA-1 of both
+    jobs = [world.submit(name=name) for name in alike]
+    for job, name in zip(jobs, alike, strict=True):
+        assert [found.id for found in world.run(store.page(TENANT, JobFilter(name=name))).jobs] == [job]
+
+
+def test_jobs_that_an_earlier_version_has_submitted_are_found_by_name(world: World) -> None:
+    """Their entries are missing in the index, as those of jobs that it submits while both versions run."""
+    ids = fill(world)
+    world.redis.delete("sy:names:default", "sy:named")
+    world.run(store.submit(TENANT, "003000", a_spec(pool="a", name="job-2")))
+    since = world.redis.get("sy:named")
+    assert isinstance(since, bytes)
+    assert int(since.replace(b"-", b""), 16) / 1000 == pytest.approx(time.time() + 900, abs=60)
+    world.run(store.submit(TENANT, "f", a_spec(pool="a", name="job-2")))  # long after that
+    wanted = ["f", "003000", *(job for job in ids if int(job) % 3 == 2)]
+    assert read_all(world, JobFilter(name="job-2"), 77) == wanted
+    assert read_all(world, JobFilter(name="job-2"), 1) == wanted
 
 
 def test_a_page_goes_on_where_it_stopped_although_jobs_came_and_went(world: World) -> None:
