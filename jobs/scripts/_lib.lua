@@ -299,15 +299,27 @@ local function move_attempts(node)
   send_back_unclaimed(node, 'drained', 'node ' .. node .. ' was drained before it started')
 end
 
+-- The sum of the scores of that many members of a sorted set: nodes are many, what devices they have is soon counted.
+local function sum_of_scores(key, members)
+  local sum, counted, below = 0, 0, '+inf'
+  while counted < members do
+    local score = redis.call('ZREVRANGEBYSCORE', key, below, '-inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+    local alike = redis.call('ZCOUNT', key, score, score)
+    sum, counted, below = sum + alike * score, counted + alike, '(' .. score
+  end
+  return sum
+end
+
 -- What room the nodes of a pool have that take work: {free devices, largest gap, nodes, devices in all}
 local function pool_room(pool)
-  local nodes = redis.call('ZREVRANGE', 'sy:pool:' .. pool .. ':free', 0, -1, 'WITHSCORES')
-  local free, total = 0, 0
-  for i = 1, #nodes, 2 do
-    free = free + tonumber(nodes[i + 1])
-    total = total + tonumber(redis.call('ZSCORE', 'sy:pool:' .. pool .. ':size', nodes[i]) or 0)
+  local free, size = 'sy:pool:' .. pool .. ':free', 'sy:pool:' .. pool .. ':size'
+  local nodes, all = redis.call('ZCARD', free), redis.call('ZCARD', size)
+  local total = sum_of_scores(size, all)
+  if nodes < all then
+    for _, node in ipairs(redis.call('ZDIFF', 2, size, free)) do total = total - redis.call('ZSCORE', size, node) end
   end
-  return {free, tonumber(nodes[2] or 0), #nodes / 2, total}
+  local largest = redis.call('ZREVRANGE', free, 0, 0, 'WITHSCORES')[2]
+  return {sum_of_scores(free, nodes), tonumber(largest or 0), nodes, total}
 end
 
 -- How many jobs of a pool come before the one with a score.

@@ -114,6 +114,17 @@ def test_the_queue_position_counts_every_job_that_goes_before(world: World) -> N
     assert world.run(store.read_job(TENANT, runs.job)).queue is None
 
 
+def test_a_waiting_job_counts_the_room_of_the_nodes_of_its_pool_that_take_work(world: World) -> None:
+    for name, devices in {"n1": 4, "n2": 4, "n3": 2, "full": 1, "drained": 8}.items():
+        world.node(name, devices=devices)
+    world.node("elsewhere", devices=16, pool="b")
+    world.running(1)  # on the node where it leaves the smallest gap
+    world.run(store.drain_node("drained"))
+    last = world.submit(3)
+    view = world.run(store.read_job(TENANT, last)).queue
+    assert view == QueueView(ahead=0, free=10, largest_gap=4, live_nodes=4, total=11)
+
+
 # -- holding a node for a big job ------------------------------------------------------------------
 
 
