@@ -73,16 +73,14 @@ def run(scale: Scale, say: Say) -> list[Figure]:
     nodes, few = scale.pick((1_000, (10, 100)), (100, ()))
     queued = scale.pick((1_000, 10_000, 100_000), (300, 1_000, 3_000))
     figures = []
-    for length in queued:
-        with _cluster() as cluster:
-            cluster.add_nodes(len(POOLS))
-            cluster.fill(length)  # sooner than with all nodes: the answer to a submit says what room they have
-            cluster.add_nodes(nodes)
+    with _cluster() as cluster:
+        cluster.add_nodes(nodes)
+        for length in queued:
             times = _decide(cluster, length, rounds)
-        figures += _decisions(times, length, "queued jobs")
-        if length == queued[1]:
-            by_nodes = {nodes: times}
-        say(f"{nodes} nodes, {length} queued")
+            figures += _decisions(times, length, "queued jobs")
+            if length == queued[1]:
+                by_nodes = {nodes: times}
+            say(f"{nodes} nodes, {length} queued")
     with _cluster() as cluster:
         for number in few:
             cluster.add_nodes(number)
@@ -126,14 +124,11 @@ class Cluster:
 
     def fill(self, queued: int) -> None:
         """Until every device is busy and so many jobs wait."""
-        while True:
-            while self.dispatch():
-                self.take()
-            missing = queued - sum(self.control.run(store.fleet()).queued.values())
-            if missing <= 0:
-                return
+        while missing := queued - sum(self.control.run(store.fleet()).queued.values()):
             chosen = self._random.choices(self.submits, k=missing)
             self.all([with_id(call, next(self._ids)) for call in chosen])
+            while self.dispatch():
+                self.take()
 
     def dispatch(self) -> int:
         """How many jobs one call started."""
