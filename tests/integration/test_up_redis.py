@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from shardyard import embedded
 from shardyard.embedded import EmbeddedRedis
@@ -90,7 +92,7 @@ def test_the_two_servers_keep_their_promises_about_disk_and_memory(tmp_path: Pat
 def test_nobody_gets_in_without_the_password(tmp_path: Path, manager: Processes) -> None:
     server = running(tmp_path, manager)
     with (
-        redis.Redis(unix_socket_path=str(server.socket), retry=None) as client,
+        redis.Redis(unix_socket_path=str(server.socket), retry=Retry(NoBackoff(), 0)) as client,
         pytest.raises(redis.AuthenticationError),
     ):
         client.ping()

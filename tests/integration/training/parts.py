@@ -21,7 +21,7 @@ class _Sleep(torch.autograd.Function):
 
 
 class SlowOnRank1(nn.Module):
-    """A linear layer whose backward takes 30 ms longer on rank 1."""
+    """A linear layer whose backward takes 100 ms longer on rank 1."""
 
     def __init__(self, in_features: int = 5, out_features: int = 2) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class SlowOnRank1(nn.Module):
         self.second = nn.Linear(in_features, out_features)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        seconds = 0.03 if dist.get_rank() == 1 else 0.0
+        seconds = 0.1 if dist.get_rank() == 1 else 0.0
         between = _Sleep.apply(self.first(rows), seconds)  # type: ignore[no-untyped-call]
         outputs: torch.Tensor = self.second(between)
         return outputs

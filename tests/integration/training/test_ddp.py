@@ -55,7 +55,7 @@ def test_computing_and_communicating_are_told_apart_in_the_first_steps_and_every
 def test_a_rank_that_is_slow_in_backward_is_found_by_its_own_numbers() -> None:
     program = {**VECTORS, "model": {"ref": "tests.integration.training.parts:SlowOnRank1"}, "epochs": 2}
     fast, slow = ([step.backward_ms[0] or 0.0 for step in run.of(Step)] for run in run_ddp(program, 2))
-    assert min(slow[1:]) > 25 > sorted(fast)[len(fast) // 2]
+    assert min(slow[1:]) > 90 > sorted(fast)[len(fast) // 2]
 
 
 def test_the_mean_loss_is_that_of_one_device_with_all_the_rows() -> None:

@@ -52,15 +52,14 @@ def test_the_same_seed_gives_the_same_losses_bit_for_bit(strategy: str) -> None:
 
 
 def test_the_backward_of_batches_that_are_not_synchronised_counts_too() -> None:
-    slow = {"rank": 1, "where": "backward", "milliseconds": 20}
+    slow = {"rank": 1, "where": "backward", "milliseconds": 60}
     spec = spec_of(vectors(160, 10, accumulate_steps=4, straggler=slow), devices=2, strategy="ddp")
     runs = run_ranks(spec)
     report = report_of(spec, runs, 160)
     assert report.prediction.matches
     assert (report.balance.slowest_device, report.balance.cause) == (1, "compute")
-    for step in runs[1].of(Step):
-        assert step.backward_ms[0] is not None
-        assert 80 < step.backward_ms[0] < 200
+    took = [step.backward_ms[0] or 0.0 for step in runs[1].of(Step)]
+    assert 4 * 60 < min(took) < 2 * 4 * 60
 
 
 # -- fsdp ------------------------------------------------------------------------------------------

@@ -9,13 +9,14 @@ from tests.integration.training.ranks import report_of, run_ranks
 from tests.unit.training.runs import VECTORS, report_here, spec_of
 
 CAUSES = {"input": "input", "forward": "compute", "backward": "compute"}
-QUICK, THOROUGH = 5, 20
-SLEEP_MS = 50
+#: How often, and how slow. The quick ones run beside others: what those take from a rank must be little against it.
+QUICK, QUICK_MS = 2, 150
+THOROUGH, THOROUGH_MS = 20, 50
 
 
-def program(where: str, **who: int) -> dict[str, Any]:
+def program(where: str, milliseconds: int, **who: int) -> dict[str, Any]:
     data = {"ref": "random_vectors", "args": {"rows": 96, "features": 5}, "batch_size": 6}
-    slow = {**who, "where": where, "milliseconds": SLEEP_MS}
+    slow = {**who, "where": where, "milliseconds": milliseconds}
     return {**VECTORS, "model": {"ref": "mlp", "args": {"in_features": 5, "out_features": 2}}, "data": data} | {
         "straggler": slow,
         "max_steps": 6,
@@ -26,33 +27,33 @@ def named(report: Report) -> tuple[int | None, str | None]:
     return report.balance.slowest_device, report.balance.cause
 
 
-def under_ddp(ranks: int, where: str) -> tuple[int | None, str | None]:
-    spec = spec_of(program(where, rank=1), devices=ranks, strategy="ddp")
+def under_ddp(ranks: int, where: str, milliseconds: int) -> tuple[int | None, str | None]:
+    spec = spec_of(program(where, milliseconds, rank=1), devices=ranks, strategy="ddp")
     runs = run_ranks(spec)
     assert [run.exit_code for run in runs] == [0] * ranks
     return named(report_of(spec, runs))
 
 
-def under_dp(where: str) -> tuple[int | None, str | None]:
-    return named(report_here(spec_of(program(where, device=1), devices=3, strategy="dp")))
+def under_dp(where: str, milliseconds: int) -> tuple[int | None, str | None]:
+    return named(report_here(spec_of(program(where, milliseconds, device=1), devices=3, strategy="dp")))
 
 
 @pytest.mark.parametrize("where", CAUSES)
 def test_a_slow_device_is_named_with_its_cause_under_dp(where: str) -> None:
-    assert [under_dp(where) for _ in range(QUICK)] == [(1, CAUSES[where])] * QUICK
+    assert [under_dp(where, QUICK_MS) for _ in range(QUICK)] == [(1, CAUSES[where])] * QUICK
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("where", CAUSES)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_slow_rank_is_named_with_its_cause_under_ddp(ranks: int, where: str) -> None:
-    assert [under_ddp(ranks, where) for _ in range(QUICK)] == [(1, CAUSES[where])] * QUICK
+    assert [under_ddp(ranks, where, QUICK_MS) for _ in range(QUICK)] == [(1, CAUSES[where])] * QUICK
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", CAUSES)
 def test_a_slow_device_is_named_twenty_times_of_twenty_under_dp(where: str) -> None:
-    assert [under_dp(where) for _ in range(THOROUGH)] == [(1, CAUSES[where])] * THOROUGH
+    assert [under_dp(where, THOROUGH_MS) for _ in range(THOROUGH)] == [(1, CAUSES[where])] * THOROUGH
 
 
 @pytest.mark.slow
@@ -60,4 +61,4 @@ def test_a_slow_device_is_named_twenty_times_of_twenty_under_dp(where: str) -> N
 @pytest.mark.parametrize("where", CAUSES)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_slow_rank_is_named_twenty_times_of_twenty_under_ddp(ranks: int, where: str) -> None:
-    assert [under_ddp(ranks, where) for _ in range(THOROUGH)] == [(1, CAUSES[where])] * THOROUGH
+    assert [under_ddp(ranks, where, THOROUGH_MS) for _ in range(THOROUGH)] == [(1, CAUSES[where])] * THOROUGH

@@ -136,7 +136,7 @@ def train():
         optimizer.zero_grad()
         model(torch.randn(6, 4)).sum().backward()
         optimizer.step()
-    time.sleep(0.6)
+    time.sleep(1.5)
     os.kill(os.getpid(), signal.SIGKILL)
 
 process = multiprocessing.get_context("fork").Process(target=train)

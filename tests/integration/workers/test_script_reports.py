@@ -85,7 +85,7 @@ def test_a_model_that_was_not_wrapped_drifts_apart(service: Service) -> None:
 
 
 def test_a_rank_that_leaves_the_others_waiting_is_named(service: Service) -> None:
-    job = service.run_script({"train.py": TRAIN}, "second", strategy="ddp", devices=2, limits={"wall_seconds": 2.0})
+    job = service.run_script({"train.py": TRAIN}, "second", strategy="ddp", devices=2, limits={"wall_seconds": 4.0})
     assert service.ended(job).reason is Reason.WALL_LIMIT
     report = service.report(job)
 
