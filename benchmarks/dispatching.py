@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -89,7 +90,7 @@ def run(scale: Scale, say: Say) -> list[Figure]:
     for number, times in sorted(by_nodes.items()):
         figures += _decisions(times, number, "nodes")
     for number in scale.pick((10, 100, 1_000), (20,)):
-        figures.append(_heartbeats(number, scale.rounds_of(3, 2), scale.pick(2.5, 1.0)))
+        figures.append(_heartbeats(number, scale.rounds_of(3, 2), scale.pick(2.0, 1.0)))
         say(f"heartbeats of {number} nodes")
     return figures
 
@@ -389,8 +390,8 @@ def _fleet(url: str, nodes: int) -> Iterator[Beats]:
         yield beats
     finally:
         beats.stop()
-        for scheduler in listening:
-            scheduler.stop()
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(Scheduler.stop, listening))  # each waits for what it listens to
         with tempfile.TemporaryDirectory() as place:
             for lifeline in lifelines:
                 lifeline.finish(Reason.COMPLETED, "done", None, None, 0.0, keep=Path(place) / "untold.json")

@@ -36,7 +36,7 @@ SETTLE_SECONDS = 2.0
 
 
 def run(scale: Scale, say: Say) -> list[Figure]:
-    sizes = scale.pick((20, 40, 80), (5, 10, 20))
+    sizes = scale.pick((10, 20, 40), (5, 10, 20))
     with service("cpu:2") as two, Connection(two.url, two.token) as to_two:
         script, recipe = hello(two), forward(two)
         with ExitStack() as stack:
