@@ -9,6 +9,7 @@ import random
 import threading
 import uuid
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import suppress
 from time import monotonic
 from typing import Generic, TypeVar
 
@@ -92,6 +93,9 @@ class Scheduler:
     def stop(self, timeout: float = 5.0) -> None:
         """End the thread; it finishes the tick it is in."""
         self._stop.set()
+        if self._listen:
+            with suppress(RedisError):  # away: nobody listens now
+                self._store.client.publish(WAKE_CHANNEL, "")  # else it listens until the next tick is due
         self._thread.join(timeout)
 
     @property
@@ -160,7 +164,8 @@ class Scheduler:
                 if ears.get_message(timeout=max(0.0, due - monotonic())) is not None:
                     while ears.get_message(timeout=0) is not None:
                         pass  # one look serves a burst
-                    self.deliver()
+                    if not self._stop.is_set():
+                        self.deliver()
             except (Unavailable, RedisError) as error:
                 log.warning("control_redis_unavailable", error=str(error))
                 self._forget()

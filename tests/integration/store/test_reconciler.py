@@ -135,6 +135,16 @@ def test_the_thread_starts_a_job_soon_after_it_was_queued_and_ends_when_told(wor
     assert not reconciler.alive
 
 
+def test_a_thread_that_listens_ends_at_once_though_nothing_is_due(world: World) -> None:
+    world.node()
+    courier = QueueCourier()
+    reconciler = Scheduler(world.store, courier, Settings(reconcile_seconds=600), listen=True)
+    reconciler.start()
+    courier.wait_for(world.submit())
+    reconciler.stop()
+    assert not reconciler.alive
+
+
 def test_the_thread_outlives_a_server_that_is_killed(tmp_path: Path) -> None:
     with redis_server(tmp_path, appendonly="yes", appendfsync="always") as server:
         world, courier = World(server.url), QueueCourier()
