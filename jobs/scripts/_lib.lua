@@ -337,23 +337,25 @@ local function queue_view(ref)
   if job[1] == 'queued' then return jobs_ahead(job[2], job[3]), unpack(pool_room(job[2])) end
 end
 
--- What a packed job has in it if it has a label with this value, as its labels are JSON; '' where that is not sure.
-local function label_in(label, value)
-  return label ~= '' and not string.find(value, '["\\]') and '"' .. label .. '":"' .. value .. '"' or ''
-end
-
--- Whether a job is one of those that were asked for; '' asks for nothing. `packed` is what it is packed into, if it is:
--- most of those that do not match do not even have the words in it.
-local function matches(ref, packed, state, pool, label, value, name)
-  local function lacks(words) return not string.find(packed, words, 1, true) end
-  if packed and (lacks(name) or lacks(label_in(label, value))) then return false end
-  local job = packed and head_of(packed)
-  local fields = job and {job.state, job.pool, job.name, job.labels}
-    or redis.call('HMGET', job_key(ref), 'state', 'pool', 'name', 'labels')
-  for i, wanted in ipairs({state, pool, name}) do
-    if wanted ~= '' and fields[i] ~= wanted then return false end
+-- A function of a ref, and of what that job is packed into, if it is: whether it is one of the jobs that are asked for. ''
+-- asks for nothing.
+local function matcher(state, pool, label, value, name)
+  -- What labels have in them, being JSON, if this is one of them; '' where that is not sure.
+  local words = label ~= '' and not string.find(value, '["\\]') and '"' .. label .. '":"' .. value .. '"' or ''
+  local function is_one(its_state, its_pool, its_name, labels)
+    if state ~= '' and its_state ~= state or pool ~= '' and its_pool ~= pool or name ~= '' and its_name ~= name then
+      return false
+    end
+    if words ~= '' then return string.find(labels, words, 1, true) ~= nil end
+    return label == '' or cjson.decode(labels)[label] == value
   end
-  return label == '' or cjson.decode(fields[4])[label] == value
+  return function(ref, packed)
+    if not packed then return is_one(unpack(redis.call('HMGET', job_key(ref), 'state', 'pool', 'name', 'labels'))) end
+    -- Most of those that do not match do not even have the words in them.
+    if not (string.find(packed, words, 1, true) and string.find(packed, name, 1, true)) then return false end
+    local job = head_of(packed)
+    return is_one(job.state, job.pool, job.name, job.labels)
+  end
 end
 
 -- f: a user cancels. Queued, or leased but claimed by nobody: cancelled at once. Otherwise the supervisor is told.

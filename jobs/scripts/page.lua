@@ -5,6 +5,7 @@
 -- of the list.
 local tenant, state, after, limit, name, scanned = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[8], 0
 local all = ARGV[5] == '' and ARGV[6] == '' and name == ''
+local matches = matcher(state, ARGV[5], ARGV[6], ARGV[7], name)
 local chunk = all and limit + 1 or math.max(limit + 1, 50)
 
 local queues, rooms, looks = {}, {}, tonumber(ARGV[10])
@@ -32,7 +33,7 @@ local function walk(index, prefix, lowest)
       if #reply > 2 * limit + 1 or scanned >= tonumber(ARGV[9]) then return false end
       scanned, after = scanned + 1, id
       local ref = tenant .. '/' .. id
-      if all or matches(ref, packed[i], state, ARGV[5], ARGV[6], ARGV[7], name) then
+      if all or matches(ref, packed[i]) then
         reply[#reply + 1] = id
         reply[#reply + 1] = packed[i] or redis.call('HGETALL', job_key(ref))
         if not packed[i] and #queues < looks then look(id) end
