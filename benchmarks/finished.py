@@ -39,7 +39,6 @@ DEVICES_PER_NODE = 64
 #: Jobs that are on their way at once: the nodes have devices for so many of eight.
 BATCH = NODES * DEVICES_PER_NODE // 8
 ROWS = 1437  # of the digits to train on
-SHIP_SECONDS = 10.0
 
 
 # -- specs -------------------------------------------------------------------------------------------

@@ -3,21 +3,19 @@
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from benchmarks.comparing import Figure, Goal
-from shardyard import embedded
+from benchmarks.servers import redis_server
 
 #: Stands in a request for a number of 16 digits that never comes again: an Idempotency-Key.
 KEY_MARK = "<<<<<<key>>>>>>>"
-READY_SECONDS = 30.0
+END_SECONDS = 30.0
 LOAD_SECONDS = 60.0
 
 
@@ -118,27 +116,18 @@ def bare_api() -> Iterator[Bare]:
     Raises:
         RuntimeError: it did not start.
     """
-    with tempfile.TemporaryDirectory(prefix="bench-bare-") as directory:
-        server = embedded.prepare("control", Path(directory), embedded.find_server())
-        redis = subprocess.Popen(server.service.argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            embedded.wait_until_it_answers(server, READY_SECONDS)
-            command = [sys.executable, "-m", "benchmarks.programs.bare_api", server.url]
-            api = subprocess.Popen(command, stdout=subprocess.PIPE)
+    with redis_server("control") as server:
+        command = [sys.executable, "-m", "benchmarks.programs.bare_api", server.url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as api:
             try:
                 assert api.stdout is not None
                 said = api.stdout.readline()
                 if not said.strip().isdigit():
                     raise RuntimeError("the bare FastAPI did not start")
-                yield Bare(int(said), api.pid, redis.pid)
+                yield Bare(int(said), api.pid, server.pid)
             finally:
                 api.terminate()
-                api.wait(READY_SECONDS)
-                assert api.stdout is not None
-                api.stdout.close()
-        finally:
-            redis.terminate()
-            redis.wait(READY_SECONDS)
+                api.wait(END_SECONDS)
 
 
 def figures(

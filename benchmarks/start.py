@@ -17,9 +17,7 @@ Ray Jobs      from the POST to its job server to the same moment; its job runs t
 Where the time of the service went is a figure of its own for each; README.md says what its stages are.
 """
 
-import http.client
 import io
-import json
 import subprocess
 import sys
 import tempfile
@@ -36,6 +34,7 @@ import torch
 
 from benchmarks import peers
 from benchmarks.comparing import Figure, Say, Scale, at_most_times, in_turns, times_better
+from benchmarks.connection import Connection
 from benchmarks.service import END_SECONDS, Service, linear_spec, service
 from shardyard.client.models import JobStatus
 
@@ -198,21 +197,15 @@ class Asked:
         Raises:
             RuntimeError: it ended without a step.
         """
-        connection = http.client.HTTPConnection("127.0.0.1", self.service.port, timeout=END_SECONDS)
-        headers = {"Authorization": f"Bearer {self.service.token}"}
-        began = time.time()
-        job = self.service.client.submit(linear_spec(kind.strategy, kind.devices)).id
-        while True:
-            connection.request("GET", f"/v1/jobs/{job}?wait=10", headers=headers)
-            answer = connection.getresponse()
-            status = json.loads(answer.read() or b"{}")
-            if status.get("first_step_at"):
-                seen = time.time() - began
-                break
-            if status.get("finished_at"):
-                raise RuntimeError(f"job {job} is {status['state']}: {status['reason']['message']}")
-            headers["If-None-Match"] = answer.headers["ETag"] or headers.get("If-None-Match", "")
-        connection.close()
+        tag, status = "", None
+        with Connection(self.service.url, self.service.token) as to:
+            began = time.time()
+            job = self.service.client.submit(linear_spec(kind.strategy, kind.devices)).id
+            while not status or not status["first_step_at"]:
+                tag, status = to.get(f"/v1/jobs/{job}?wait=10", tag)
+                if status and status["finished_at"] and not status["first_step_at"]:
+                    raise RuntimeError(f"job {job} is {status['state']}: {status['reason']['message']}")
+            seen = time.time() - began
         self._ended(job)
         return seen
 
