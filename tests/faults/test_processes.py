@@ -66,6 +66,7 @@ def test_row_02_a_worker_that_is_stopped_is_gone_in_5_seconds_and_training_goes_
     began = time.monotonic()
     assert site.stop_worker() == 0
     assert time.monotonic() - began < 5
+    assert not site.node().alive
     steps = site.steps_done(job)
     eventually(lambda: site.steps_done(job) > steps + 10, "steps without a worker")
     site.start_worker()

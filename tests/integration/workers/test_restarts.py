@@ -179,6 +179,7 @@ def test_training_goes_on_while_the_worker_is_dead_and_the_next_one_finds_the_li
         service.ended(job)
 
 
+@pytest.mark.slow  # as row 2 of the faults
 def test_a_worker_that_is_asked_to_stop_is_gone_in_5_seconds_and_training_goes_on(service: Service) -> None:
     job = service.long("single", talks=True)
     began = time.monotonic()
