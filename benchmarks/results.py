@@ -154,10 +154,11 @@ def _growth_table(grown: Sequence[Growth]) -> list[str]:
 
 
 def pictures(directory: Path) -> None:
-    """One for each result of a directory, beside it."""
+    """One for each result of a directory, beside it, of what is compared or grows: the rest is in the tables."""
     for path in sorted(directory.glob("*.json")):
         content, figures = read(path)
-        draw(content["title"], figures, path.with_suffix(".svg"))
+        shown = [each for each in figures if len(each.samples) > 1 or each.size is not None]
+        draw(content["title"], shown, path.with_suffix(".svg"))
 
 
 def draw(title: str, figures: Sequence[Figure], path: Path) -> None:
