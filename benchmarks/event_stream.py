@@ -47,7 +47,7 @@ class Sample:
 
 
 def run(scale: Scale, say: Say) -> list[Figure]:
-    seconds, sizes = scale.pick(4.0, 1.0), scale.pick(CLIENTS, (20, 100))
+    seconds, sizes = scale.pick(3.0, 1.0), scale.pick(CLIENTS, (20, 100))
     samples: dict[int, dict[str, list[Sample]]] = {}
     with service("cpu:1") as ours, redis_server("telemetry") as server:
         unread = _unread(ours)

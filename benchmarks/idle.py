@@ -160,7 +160,7 @@ def _whole(scale: Scale, say: Say) -> list[Figure]:
             with _parts_of_up(devices) as ours:
                 time.sleep(scale.pick(4.0, 1.0))
                 sides = {"shardyard up": ours} | theirs
-                rested = _rest(sides, scale.rounds_of(2, 1), scale.pick(5.0, 2.0), say)
+                rested = _rest(sides, scale.rounds_of(2, 1), scale.pick(4.0, 2.0), say)
             figures += _figures(rested, devices)
     return figures
 

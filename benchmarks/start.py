@@ -113,7 +113,7 @@ def _against_cold_starts(kind: Kind, asked: "Asked", floor: "Floor", scale: Scal
         sides["accelerate launch"] = partial(asked.by, partial(_accelerate, kind))
     for own in (asked.recipe, asked.script):  # what the first job of a service finds cold
         own(kind)
-    samples = _in_turns(kind, sides, scale.rounds_of(3, 1), scale, say)
+    samples = _in_turns(kind, sides, scale.rounds_of(3 if kind.ranks <= 2 else 2, 1), scale, say)
     goals = [times_better(cold, 30), at_most_times("warm fork", 2.5)]
     rounds = len(samples["shardyard"])
     stages = {stage: seconds[-rounds:] for stage, seconds in asked.stages.items()}
