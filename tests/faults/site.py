@@ -1,10 +1,11 @@
 """The whole service of real processes: two Redis servers, one of them perhaps behind a proxy, the API, and workers."""
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,19 @@ READY_SECONDS = 60.0
 SETTLE_SECONDS = 60.0
 
 
+def _free_port() -> int:
+    """One that is left to us while nobody listens on it: connections are given theirs from 32768 on."""
+    for port in range(20_000 + os.getpid() % 1_000 * 12, 32_768):
+        with suppress(OSError), listen("127.0.0.1", port):
+            return port
+    raise AssertionError("every port is taken")
+
+
 class Api:
     """One API process on a port that stays the same."""
 
     def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
-        with listen("127.0.0.1", 0) as free:
-            self.port = free.getsockname()[1]
+        self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.environment = dict(environment) | {"SHARDYARD_PORT": str(self.port), "SHARDYARD_ADMIN_TOKEN": TOKEN}
         self.prefix: list[str] = []  # a command line that goes before that of the next one that starts
