@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api import problems
 from api.monitoring import Monitoring
 from api.problems import BadHost, BodyTimeout, HeadersTooLarge
-from api.server import has_come
+from api.server import answer, has_come
 from jobs.errors import BodyTooLarge, ShardyardError
 from jobs.settings import Settings
 
@@ -29,6 +29,7 @@ MIN_UPLOAD_BYTES_PER_SECOND = 64 * 1024
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
+_WITHOUT_BODY = (204, 304)
 #: What an answer says that does not say otherwise.
 _PRIVATE = ((b"cache-control", b"private, no-cache"), (b"x-content-type-options", b"nosniff"))
 
@@ -93,12 +94,22 @@ class Door:
             await self._app(scope, receive, send)
             return
         started, status = time.perf_counter(), 500
+        head: Message | None = None
 
         async def answered(message: Message) -> None:
-            nonlocal status
+            nonlocal status, head
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = _private(list(message.get("headers", ())))
+                message["headers"] = headers = _private(list(message.get("headers", ())))
+                if status in _WITHOUT_BODY or any(name == b"content-length" for name, _ in headers):
+                    head = message  # the rest comes at once: all of it is sent together
+                    return
+            elif head is not None:
+                start, head = head, None
+                body = message.get("body", b"")
+                if not message.get("more_body", False) and answer(scope, status, start["headers"], body):
+                    return
+                await send(start)
             await send(message)
 
         app, body = self._app, self._bodies.at(scope["path"])

@@ -2,11 +2,12 @@
 
 import socket
 from asyncio import BaseTransport, TimerHandle, Transport
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 HEAD_SECONDS = 10.0
 MAX_HEAD_BYTES = 64 * 1024
@@ -14,9 +15,9 @@ MAX_HEAD_BYTES = 64 * 1024
 VANISHED_SECONDS = 10
 #: When a connection on which nothing is sent is asked whether the other side is there, and how often.
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 3))
-_CONNECTION = "shardyard.connection"
-#: What comes before the head of an answer, and what is in one whose body comes at once.
-_CONTINUE, _LENGTH = b"HTTP/1.1 100 ", b"\r\ncontent-length: "
+#: What is copied to go out with its head; more goes out by itself.
+MAX_WHOLE_BYTES = 64 * 1024
+_CONNECTION, _EXCHANGE = "shardyard.connection", "shardyard.exchange"
 
 
 def watch_client(scope: Mapping[str, Any]) -> None:
@@ -33,45 +34,29 @@ def has_come(scope: Mapping[str, Any]) -> bool:
     return connection is not None and connection.has_come
 
 
+def answer(scope: Scope, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+    """Send a whole answer in one write; uvicorn makes two of it, and takes several times as long. False where that is
+    not simple, and nothing was sent: uvicorn knows what to do then. `headers` have the body's length, if it has one."""
+    exchange: RequestResponseCycle | None = scope.get("extensions", {}).get(_EXCHANGE)
+    if exchange is None or exchange.disconnected or exchange.flow.write_paused or len(body) > MAX_WHOLE_BYTES:
+        return False
+    lines = [name + b": " + value + b"\r\n" for name, value in (*exchange.default_headers, *headers)]
+    head = b"".join((STATUS_LINE[status], *lines, b"\r\n"))
+    is_sound = head.count(b"\n") == head.count(b"\r") == len(lines) + 2 and b"\0" not in head
+    if not (is_sound and exchange.keep_alive and scope["method"] != "HEAD") or b"\r\nconnection: " in head:
+        return False
+    exchange.response_started = exchange.response_complete = True
+    exchange.transport.write(head + body)
+    exchange.message_event.set()
+    exchange.on_response()
+    return True
+
+
 def ask_if_alive(listener: socket.socket) -> None:
     """Have the system ask silent clients whether they are there; connections inherit it from their listener."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEPALIVE:
         listener.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-class OneWrite:
-    """A transport that keeps the head of an answer until its body comes, so that both go out in one write. That of a
-    stream, whose body has no length, goes out at once."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._head = b""
-        self.awaits_head = True
-
-    def write(self, data: bytes) -> None:
-        if self._head:
-            head, self._head = self._head, b""
-            self._transport.writelines((head, data))
-        elif self.awaits_head and not data.startswith(_CONTINUE):
-            self.awaits_head = False
-            if _LENGTH in data:
-                self._head = data
-            else:
-                self._transport.write(data)
-        else:
-            self._transport.write(data)
-
-    def close(self) -> None:
-        self.flush()
-        self._transport.close()
-
-    def flush(self) -> None:
-        if self._head:
-            self.write(b"")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
 
 
 class DeadlineProtocol(HttpToolsProtocol):
@@ -88,7 +73,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         return self._in_head
 
     def connection_made(self, transport: BaseTransport) -> None:
-        super().connection_made(cast(Transport, OneWrite(cast(Transport, transport))))
+        super().connection_made(cast(Transport, transport))
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -119,6 +104,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._in_head = False
         self._disarm()
         super().on_headers_complete()
+        self.scope["extensions"][_EXCHANGE] = self.cycle  # type: ignore[index]
 
     def on_message_complete(self) -> None:
         self._in_head = True
@@ -127,9 +113,6 @@ class DeadlineProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        written = cast(OneWrite, self.transport)
-        written.flush()  # of an answer without a body
-        written.awaits_head = True
         super().on_response_complete()
         if self._gives_up and not self.transport.is_closing():
             self.give_up_after(0)

@@ -98,4 +98,4 @@ def _plain(query: bytes) -> dict[str, str] | None:
 
 
 def _key(scope: Scope) -> str:
-    return next((value.decode("latin-1") for name, value in scope["headers"] if name == b"idempotency-key"), "")
+    return deps.header_of(scope, b"idempotency-key") or ""

@@ -125,7 +125,7 @@ class _Line(asyncio.Protocol):
         packed, self._unsent = self._unsent, []
         self._sent = len(packed)
         try:
-            self._transport.writelines(packed)
+            self._transport.write(packed[0] if len(packed) == 1 else b"".join(packed))
         except (OSError, RuntimeError) as error:  # RuntimeError: uvloop, of a connection that was reset
             self.close(RedisConnectionError(f"the connection was lost: {error}"))
 

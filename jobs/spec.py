@@ -276,8 +276,9 @@ class JobSpec(Strict):
 
     @cached_property
     def as_json(self) -> bytes:
-        """All of it, defaults too."""
-        return self.model_dump_json().encode()
+        """All of it, defaults too; what is not set is left out, so that a worker of an earlier version reads every spec
+        but those that ask for what it has not."""
+        return self.__pydantic_serializer__.to_json(self, exclude_none=True)
 
     def named(self) -> Self:
         """The same spec with a name: the user's, else one made from what it runs."""

@@ -14,7 +14,7 @@ import uuid_utils
 from api import audit, cursors, files, views
 from api.auth import Principal
 from api.bodies import parse_cancel, parse_spec, refuse_body
-from api.fleet import FleetCache
+from api.fleet import FleetCache, labels_of
 from api.listed import EndedRows
 from api.records import Records
 from api.schemas import AttemptList, CancelledJobs, JobList, JobStatus
@@ -43,6 +43,8 @@ CANCEL_ROUNDS = 3
 QUEUE_LOOKS = 25
 #: A search goes through so many pages of the store, of so many jobs, before it answers with what it has.
 SEARCH_PAGES, SEARCH_JOBS = 10, 200
+#: Of the devices of a new job, which has none.
+_NO_NAMES = labels_of({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class Jobs:
         """Store a new job of the same spec. Raises as `submit` does; a body is refused."""
         view = await self._records.view(who.tenant, job)
         refuse_body(body)
-        wanted = parse_spec(view.spec.model_dump_json().encode())  # it was accepted once, maybe by an earlier version
+        wanted = parse_spec(view.spec.as_json)  # it was accepted once, maybe by an earlier version
         digest = hashlib.sha256(f"resubmit {job}".encode()).hexdigest()
         return await self._submit(who, wanted, digest, idempotency_key, parent=job)
 
@@ -111,7 +113,7 @@ class Jobs:
         if submitted.view is None:
             status = await self.status(who, submitted.job)
         else:
-            status = views.status(submitted.view, None, await self._fleet.labels())
+            status = views.status(submitted.view, None, _NO_NAMES)
         failpoints.reach("submit.before_reply")
         return Submitted(status, submitted.created)
 

@@ -1,8 +1,15 @@
-from asyncio import Transport
-from collections.abc import Iterable
-from typing import cast
+import asyncio
+import logging
+from typing import Any, cast
 
-from api.server import OneWrite
+import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from api import server
+
+LENGTH = (b"content-length", b"4")
+DATE = (b"date", b"today")
 
 
 class Wire:
@@ -14,45 +21,64 @@ class Wire:
     def write(self, data: bytes) -> None:
         self.writes.append(data)
 
-    def writelines(self, parts: Iterable[bytes]) -> None:
-        self.writes.append(b"".join(parts))
 
-    def close(self) -> None:
-        self.writes.append(b"closed")
-
-
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n"
-STREAM = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-def written(*parts: bytes) -> tuple[OneWrite, Wire]:
-    wire = Wire()
-    one = OneWrite(cast(Transport, wire))
-    for part in parts:
-        one.write(part)
-    return one, wire
-
-
-def test_the_head_of_an_answer_goes_out_with_its_body() -> None:
-    assert written(HEAD, b"bo", b"dy")[1].writes == [HEAD + b"bo", b"dy"]
-
-
-def test_a_body_is_not_taken_for_a_head() -> None:
-    assert written(HEAD, b"1", HEAD)[1].writes == [HEAD + b"1", HEAD]
-    assert written(STREAM, HEAD)[1].writes == [STREAM, HEAD]
+def request(method: str = "GET", keep_alive: bool = True) -> tuple[dict[str, Any], RequestResponseCycle, Wire]:
+    """A request that waits for its answer, as uvicorn has it."""
+    wire, log = Wire(), logging.getLogger("test")
+    transport = cast(asyncio.Transport, wire)
+    scope: dict[str, Any] = {"type": "http", "method": method, "extensions": {}}
+    exchange = RequestResponseCycle(
+        cast(Any, scope),
+        transport,
+        FlowControl(transport),
+        log,
+        log,
+        access_log=False,
+        default_headers=[DATE],
+        message_event=asyncio.Event(),
+        expect_100_continue=False,
+        keep_alive=keep_alive,
+        on_response=lambda: wire.writes.append(b"(complete)"),
+    )
+    scope["extensions"]["shardyard.exchange"] = exchange
+    return scope, exchange, wire
 
 
-def test_the_head_of_a_stream_goes_out_at_once_and_so_does_leave_to_send_a_body() -> None:
-    leave = b"HTTP/1.1 100 Continue\r\n\r\n"
-    assert written(STREAM)[1].writes == [STREAM]
-    assert written(leave, HEAD, b"body")[1].writes == [leave, HEAD + b"body"]
+def test_an_answer_goes_out_in_one_write_and_is_complete() -> None:
+    scope, exchange, wire = request()
+    assert server.answer(scope, 200, [LENGTH], b"body")
+    assert wire.writes == [b"HTTP/1.1 200 OK\r\ndate: today\r\ncontent-length: 4\r\n\r\nbody", b"(complete)"]
+    assert exchange.response_complete
+    assert exchange.message_event.is_set()
 
 
-def test_a_head_without_a_body_goes_out_with_the_end_of_the_answer_or_of_the_connection() -> None:
-    one, wire = written(HEAD)
+@pytest.mark.parametrize(
+    ("asked", "headers", "body"),
+    [
+        ({"method": "HEAD"}, [LENGTH], b"body"),
+        ({"keep_alive": False}, [LENGTH], b"body"),
+        ({}, [LENGTH, (b"connection", b"close")], b"body"),
+        ({}, [LENGTH, (b"location", b"/\r\nset-cookie: a=b")], b"body"),
+        ({}, [LENGTH, (b"location", b"/\nset-cookie: a=b")], b"body"),
+        ({}, [LENGTH, (b"location", b"/\rset-cookie: a=b")], b"body"),
+        ({}, [LENGTH, (b"location", b"/\0")], b"body"),
+        ({}, [(b"content-length", b"70000")], b"x" * 70_000),
+    ],
+)
+def test_an_answer_that_is_not_simple_is_left_to_uvicorn(
+    asked: dict[str, Any], headers: list[tuple[bytes, bytes]], body: bytes
+) -> None:
+    scope, exchange, wire = request(**asked)
+    assert not server.answer(scope, 200, headers, body)
     assert wire.writes == []
-    one.flush()
-    assert wire.writes == [HEAD]
-    one, wire = written(HEAD)
-    one.close()
-    assert wire.writes == [HEAD, b"closed"]
+    assert not exchange.response_started
+
+
+def test_an_answer_is_left_to_uvicorn_while_the_client_does_not_read_and_after_it_has_left() -> None:
+    scope, exchange, wire = request()
+    exchange.flow.write_paused = True
+    assert not server.answer(scope, 200, [LENGTH], b"body")
+    scope, exchange, wire = request()
+    exchange.disconnected = True
+    assert not server.answer(scope, 200, [LENGTH], b"body")
+    assert wire.writes == []
