@@ -30,16 +30,6 @@ def load() -> float:
     return os.getloadavg()[0]
 
 
-def cpu_seconds(pids: list[int]) -> float:
-    """User and system time that these processes have used so far, in ticks of 10 ms.
-
-    Raises:
-        psutil.NoSuchProcess: one of them has ended.
-    """
-    times = [psutil.Process(pid).cpu_times() for pid in pids]
-    return float(sum(each.user + each.system for each in times))
-
-
 def thread_cpu_seconds(pid: int) -> float:
     """User and system time of one process from the scheduler's own count, which has no ticks: nanoseconds, summed over
     its threads."""

@@ -13,8 +13,6 @@ from shardyard.client import Client
 from shardyard.connection import LocalService
 from shardyard.demo import running_service
 
-END_SECONDS = 120.0
-
 
 @dataclass(frozen=True, slots=True)
 class Service:
@@ -54,19 +52,6 @@ def service(devices: str = "cpu:2", *options: str) -> Iterator[Service]:
         Client(local.url, _token(local)) as client,
     ):
         yield Service(local.url, _token(local), Path(directory), local.pid, client)
-
-
-def finish(client: Client, spec: dict[str, Any]) -> Any:
-    """Submit, wait for the end, and return the last status.
-
-    Raises:
-        RuntimeError: the job did not succeed.
-    """
-    job = client.submit(spec).wait(timeout=END_SECONDS)
-    status = job.status
-    if status.state != "succeeded":
-        raise RuntimeError(f"job {job.id} is {status.state}: {status.reason.message}")
-    return status
 
 
 def linear_spec(strategy: str = "ddp", devices: int = 2, **program: Any) -> dict[str, Any]:

@@ -35,7 +35,7 @@ import torch
 from benchmarks import peers
 from benchmarks.comparing import Figure, Say, Scale, at_most_times, in_turns, times_better
 from benchmarks.connection import Connection
-from benchmarks.service import END_SECONDS, Service, linear_spec, service
+from benchmarks.service import Service, linear_spec, service
 from shardyard.client.models import JobStatus
 
 STAGES_NOTE = (
@@ -44,6 +44,7 @@ STAGES_NOTE = (
 )
 TITLE = "POST to first optimizer step"
 
+END_SECONDS = 120.0
 PROGRAMS = Path(__file__).parent / "programs"
 #: Between two looks at a job: rare, since looking takes time from what is measured.
 POLL_SECONDS = 0.1
