@@ -165,8 +165,9 @@ def test_jobs_of_the_whole_service_are_followed(place: Place) -> None:
         assert lost.until(lambda r: r.named("resync"))[0]["reason"] == "unknown_id"
 
 
-#: How often a connection breaks while the driver drives.
+#: How often a connection breaks while the driver drives, and after how many bytes at most, mostly.
 CUTS = 25
+MOST_BYTES = 40_000
 
 
 class Driver(threading.Thread):
@@ -227,14 +228,14 @@ def follow_with_cuts(
 ) -> tuple[list[Event], int]:
     """Read the stream to its end over connections that break after any number of bytes; the events, and the cuts."""
     events: list[Event] = []
-    cuts = 0
+    cuts, most, over = 0, MOST_BYTES, False
     deadline = time.monotonic() + 100
     while not events or events[-1].name != "end":
         assert time.monotonic() < deadline
         last_id = events[-1].id if events else ""
         try:
             with Reader(ports(), f"/v1/jobs/{job}/events?logs=all", last_id) as reader:
-                until_cut = chance.randrange(1, 40_000)
+                until_cut = chance.randrange(1, most)
                 quiet = chance.uniform(0.05, 0.4)
                 with suppress(TimeoutError):
                     while reader.received < until_cut and reader.read(quiet, chance.randrange(1, 8192)):
@@ -242,11 +243,12 @@ def follow_with_cuts(
                 assert reader.status in (0, 200), reader.body
                 assert not reader.named("resync")
                 events += reader.events
+                # An event may be longer than that, where many lines came at once.
+                most = MOST_BYTES * (10 if over else 1) if reader.events else 2 * most
         except (TimeoutError, ConnectionError):
             time.sleep(0.05)
         cuts += 1
-        if done(cuts):
-            time.sleep(0.05)
+        over = done(cuts)
     return events, cuts
 
 
