@@ -228,28 +228,28 @@ def follow_with_cuts(
 ) -> tuple[list[Event], int]:
     """Read the stream to its end over connections that break after any number of bytes; the events, and the cuts."""
     events: list[Event] = []
-    cuts, most, over = 0, MOST_BYTES, False
+    cuts = patience = 1
+    over = False
     deadline = time.monotonic() + 100
     while not events or events[-1].name != "end":
         assert time.monotonic() < deadline
         last_id = events[-1].id if events else ""
         try:
             with Reader(ports(), f"/v1/jobs/{job}/events?logs=all", last_id) as reader:
-                until_cut = chance.randrange(1, most)
-                quiet = chance.uniform(0.05, 0.4)
+                until_cut = chance.randrange(1, MOST_BYTES * patience * (10 if over else 1))
+                quiet = chance.uniform(0.05, 0.4) * patience
                 with suppress(TimeoutError):
                     while reader.received < until_cut and reader.read(quiet, chance.randrange(1, 8192)):
                         pass
                 assert reader.status in (0, 200), reader.body
                 assert not reader.named("resync")
                 events += reader.events
-                # An event may be longer than that, where many lines came at once.
-                most = MOST_BYTES * (10 if over else 1) if reader.events else 2 * most
+                patience = 1 if reader.events else patience + 1  # an event may be long, and the first may take a while
         except (TimeoutError, ConnectionError):
             time.sleep(0.05)
-        cuts += 1
         over = done(cuts)
-    return events, cuts
+        cuts += 1
+    return events, cuts - 1
 
 
 def test_a_stream_that_breaks_anywhere_goes_on_without_a_gap_or_a_repeat(place: Place) -> None:
