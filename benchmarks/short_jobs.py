@@ -40,7 +40,10 @@ def run(scale: Scale, say: Say) -> list[Figure]:
     with service("cpu:2") as two, Connection(two.url, two.token) as to_two:
         script, recipe = hello(two), forward(two)
         with ExitStack() as stack:
-            sides = {OURS: partial(rate, to_two, script), RECIPE: partial(rate, to_two, recipe)}
+            sides: dict[str, Callable[[int], float]] = {
+                OURS: partial(rate, to_two, script),
+                RECIPE: partial(rate, to_two, recipe),
+            }
             if not scale.quick:
                 one = stack.enter_context(service("cpu:1"))
                 sides[ONE_DEVICE] = partial(rate, stack.enter_context(Connection(one.url, one.token)), hello(one))
