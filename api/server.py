@@ -104,7 +104,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._in_head = False
         self._disarm()
         super().on_headers_complete()
-        self.scope["extensions"][_EXCHANGE] = self.cycle  # type: ignore[index]
+        self.scope["extensions"][_EXCHANGE] = self.cycle  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         self._in_head = True
