@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.unit.training import test_probe_cases as cases
 from tests.unit.training.probe_runs import Seen, backward, learn, watched, watched_ranks
 from tests.unit.training.test_probe_loops import network, train_and_evaluate, vectors
 from tests.unit.training.test_probe_wrappers import begin
+from workers.training.probe import steps
 from workers.training.probe.usual import Usual, Waiting
 
 
@@ -131,6 +133,19 @@ def with_a_second_thread() -> None:
             other.join()
 
 
+def with_a_second_thread_within_a_step() -> None:
+    """Its forward and its backward come when a backward of the first is expected."""
+    net, other = network(), network()
+    optimizer = torch.optim.SGD([*net.parameters(), *other.parameters()], 0.1)
+    for number in range(12):
+        loss: Any = net(torch.ones(4, 5)).sum()
+        if number == 6:
+            thread = threading.Thread(target=lambda: backward(other(torch.ones(3, 5)).sum()))
+            thread.start()
+            thread.join()
+        learn(optimizer, loss)
+
+
 class Surprising(nn.Module):
     """Does something else in the midst of a forward, now and then."""
 
@@ -204,8 +219,19 @@ def test_usual_steps_are_the_same_records(program: Callable[..., None]) -> None:
     assert "turned itself off" not in seen.notes()
 
 
+def test_what_a_second_thread_does_within_a_step_belongs_to_it() -> None:
+    """In which order is not said: they are two threads."""
+    program = with_a_second_thread_within_a_step
+    seen, other = watched(program), watched(never_usual, program)
+    assert [sorted(step.splits) for step in seen.steps()] == [sorted(step.splits) for step in other.steps()]
+    assert len(seen.steps()[6].splits) == 2
+    assert seen.of(Activity)[-1] == other.of(Activity)[-1]
+
+
 def in_parallel(store: str, rank: int) -> None:
-    """Thirty steps of DistributedDataParallel, some of two batches, with evaluation in between."""
+    """Thirty steps of DistributedDataParallel, some of two batches, with evaluation in between. None is called quick:
+    what is asked would depend on the machine."""
+    steps.DDP_QUICK_SECONDS = 0.0
     begin(store, rank)
     net = DistributedDataParallel(network())
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -231,15 +257,27 @@ def test_usual_steps_under_ddp_are_the_same_records() -> None:
         assert any(step.comm_ms is not None for step in usual.steps()[10:])
 
 
+def test_quick_reductions_are_measured_seldom_and_slow_ones_every_tenth() -> None:
+    reductions, now = steps.Reductions(weakref.ref(network())), 0.0
+    measured = []
+    for number, seconds in enumerate([0.001] * 250 + [0.1] * 100, 1):
+        reductions.count, now = number, now + seconds
+        if reductions.is_measured:
+            measured.append(number)
+            reductions.pace(now)
+    assert measured == [*range(1, 11), 100, 200, 300, 310, 320, 330, 340, 350]
+
+
 def counting(program: Callable[..., None], *args: Any) -> int:
+    """The number of steps that are only noted."""
     noted: list[Any] = []
-    note = Usual.note
+    note = Usual._note
 
     def counted(self: Usual, *step: Any) -> None:
         noted.append(step)
         note(self, *step)
 
-    Usual.note = counted  # type: ignore[method-assign, assignment]
+    Usual._note = counted  # type: ignore[method-assign, assignment]
     program(*args)
     return len(noted)
 
@@ -313,6 +351,9 @@ def losses() -> list[float]:
         loss: Any = net(x).square().mean()
         learn(optimizer, loss)
         found.append(float(loss))
+    for _ in range(4):
+        with torch.no_grad():
+            net(torch.ones(3, 5))
     net(torch.ones(3, 5))
     return found
 
@@ -325,7 +366,7 @@ def failing_losses(name: str) -> list[float]:
     return losses()
 
 
-@pytest.mark.parametrize("name", ["announce", "ends", "note", "tell", "leave"])
+@pytest.mark.parametrize("name", ["announce", "learned", "evaluated", "_look", "_note", "tell", "leave"])
 def test_a_fault_in_a_usual_step_is_a_note_and_nothing_else(name: str) -> None:
     seen = watched(failing_losses, name)
     assert seen.result == watched(losses).result

@@ -7,18 +7,21 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from workers.training.probe.shapes import shape_of_arguments
-from workers.training.probe.usual import AWAY, CALLED, LOADED, READY
+from workers.training.probe.models import Model, Root
+from workers.training.probe.shapes import shape_of, shape_of_arguments
+from workers.training.probe.usual import AWAY, CALLED, LOADED, RETURNED
 from workers.training.probe.watch import INSIDE, OUTSIDE, SEARCHING
 
 if TYPE_CHECKING:
     from jobs.telemetry import Shape
-    from workers.training.probe.models import Root
     from workers.training.probe.script import Probe
-    from workers.training.probe.usual import Usual
+    from workers.training.probe.usual import Known, Usual
 
 #: What torch's Module.__call__ consists of, where it does nothing but pass a call on.
 PASSES_ON = ("_compiled_call_impl", "_call_impl")
+_gone: Any = lambda: None  # noqa: E731
+#: Stands for a module that was not called yet: maybe its calls are forwards.
+UNKNOWN = Root(_gone, Model(_gone, "", False), "", counts=True)
 
 
 def watch_modules(probe: "Probe", home: Any) -> None:
@@ -29,40 +32,18 @@ def watch_modules(probe: "Probe", home: Any) -> None:
     is_compiling = torch.compiler.is_dynamo_compiling
     here, thread = probe.here, threading.get_ident
     only_passes_on = original.__code__.co_names == PASSES_ON
-    begins, seen_call = _begins(torch), _seen_call(probe, original)
+    outer_call = _outer_call(probe, original)
 
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         if is_compiling():
             return original(self, *args, **kwargs)
         usual = probe.usual
-        # Where nothing is noted, `here` tells; to look up what a thread has costs more than all that is asked of it.
-        ident = thread()
-        if usual.inside != ident and probe.on and (usual.stage != AWAY or here.now.depth != INSIDE):
-            root = usual.roots.get(id(self))
-            if root is None or root.counts:
-                try:
-                    is_usual = root is not None and usual.thread == ident and begins(usual, root, args, kwargs)
-                except Exception as error:  # noqa: BLE001
-                    probe.failed("a forward", error)
-                    is_usual = False
-                if not is_usual:
-                    return seen_call(self, args, kwargs)
-                try:
-                    outputs = original(self, *args, **kwargs)
-                finally:
-                    usual.inside = 0
-                    if usual.stage != CALLED:  # something unusual was within
-                        now = here.now
-                        now.depth, now.forward = OUTSIDE, None
-                try:
-                    if usual.stage == CALLED:
-                        usual.ends(outputs)
-                    else:
-                        probe.watch.end_of_left(outputs)
-                except Exception as error:  # noqa: BLE001
-                    probe.failed("a forward", error)
-                return outputs
+        if usual.inside != thread() and probe.on:
+            root = usual.roots.get(id(self), UNKNOWN)
+            # Where nothing is noted, `here` tells; to look up what a thread has costs more than all else that is asked.
+            if root.counts and (usual.stage != AWAY or here.now.depth != INSIDE):
+                return outer_call(usual, root, self, args, kwargs)
         # Every part of a model comes here. What torch's own would do is done here, at the cost of no call.
         if only_passes_on and self._compiled_call_impl is None:
             return self._call_impl(*args, **kwargs)
@@ -88,37 +69,67 @@ def states(torch: Any) -> tuple[Callable[[], Any], ...]:
     )
 
 
-def _begins(torch: Any) -> "Callable[[Usual, Root, Any, Any], bool]":
+def _outer_call(probe: "Probe", original: Any) -> "Callable[[Usual, Root, Any, Any, Any], Any]":
+    """What calls a module that may be called from outside of all others, and whose calls are forwards then."""
+    import torch
+
+    here, thread, tensor, clock = probe.here, threading.get_ident, torch.Tensor, time.perf_counter
+    only_passes_on = original.__code__.co_names == PASSES_ON
+    begins, seen_call = _begins(torch), _seen_call(probe, original)
+
+    def outer_call(usual: "Usual", root: "Root", module: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            is_usual = usual.stage <= LOADED and usual.thread == thread() and begins(usual, root, module, args, kwargs)
+        except Exception as error:  # noqa: BLE001
+            probe.failed("a forward", error)
+            is_usual = False
+        if not is_usual:
+            return seen_call(module, args, kwargs)
+        try:
+            if only_passes_on and module._compiled_call_impl is None:
+                outputs = module._call_impl(*args, **kwargs)
+            else:
+                outputs = original(module, *args, **kwargs)
+        finally:
+            usual.inside = 0
+            if usual.stage != CALLED:  # something unusual was within
+                now = here.now
+                now.depth, now.forward = OUTSIDE, None
+        try:
+            if usual.stage == CALLED:
+                usual.ended = clock()
+                known, returned = usual.known, outputs.shape if type(outputs) is tensor else shape_of(outputs)
+                usual.returned = known.returned if returned == known.returned else returned
+                usual.stage = RETURNED
+                if not known.trains:
+                    usual.evaluated()
+            else:
+                probe.watch.end_of_left(outputs)
+        except Exception as error:  # noqa: BLE001
+            probe.failed("a forward", error)
+        return outputs
+
+    return outer_call
+
+
+def _begins(torch: Any) -> "Callable[[Usual, Root, Any, Any, Any], bool]":
     # What is called here is in cells, not in attributes: those of an instance cost more to call.
     engine, tracing, modes, transforms = states(torch)
     grad_enabled, tensor, clock = torch.is_grad_enabled, torch.Tensor, time.perf_counter
 
-    def begins(usual: "Usual", root: "Root", args: Any, kwargs: Any) -> bool:
+    def begins(usual: "Usual", root: "Root", module: Any, args: Any, kwargs: Any) -> bool:
         """Whether this call of a root by the owner's thread is a usual forward. If so, it has begun."""
-        if usual.stage != LOADED and usual.stage != READY:
+        if engine() != -1 or tracing() is not None or modes() or transforms() is not None:
             return False
-        if engine() != -1 or tracing() is not None or modes() != 0 or transforms() is not None:
+        try:
+            given = args[0].shape if args and type(args[0]) is tensor else _given(args, kwargs)
+        except RuntimeError:  # nested tensors have none
             return False
-        given: Shape | None
-        if args and type(args[0]) is tensor:
-            try:
-                given = args[0].shape
-            except RuntimeError:  # nested tensors have none
-                return False
-        elif args and type(args[0]).__name__ == "PackedSequence":
+        known = root.known[grad_enabled()].get(given)
+        if known is None:
             return False
-        else:
-            given = shape_of_arguments(args, kwargs)
-        known = (root.known[1] if grad_enabled() else root.known[0]).get(given)
-        module = root.model.ref
-        model = module()
-        if known is None or model is None or model.training is not known.training:
+        if not (module.training is known.training if known.is_bare else _fits(usual, known)):
             return False
-        if known.reductions is not None:
-            wrapper = known.reductions.wrapper()
-            if wrapper is None or not wrapper.require_backward_grad_sync:
-                return False
-            known.reductions.count += 1
         usual.known, usual.stage, usual.inside = known, CALLED, usual.thread
         if usual.channel.idle:
             usual.tell()
@@ -127,6 +138,27 @@ def _begins(torch: Any) -> "Callable[[Usual, Root, Any, Any], bool]":
         return True
 
     return begins
+
+
+def _given(args: Any, kwargs: Any) -> "Shape | None":
+    if args and type(args[0]).__name__ == "PackedSequence":  # its rows are not in the shape of its tensor
+        return None
+    return shape_of_arguments(args, kwargs)
+
+
+def _fits(usual: "Usual", known: "Known") -> bool:
+    """Whether a wrapped model is in the mode that is known, and reduces gradients as it did. If so, that is counted."""
+    model, reductions = known.root.model.ref(), known.reductions
+    if model is None or model.training is not known.training:
+        return False
+    if reductions is not None:
+        wrapper = reductions.wrapper()
+        if wrapper is None or not wrapper.require_backward_grad_sync:
+            return False
+        reductions.count += 1
+        if reductions.is_measured:
+            usual.look_at = 0
+    return True
 
 
 def _seen_call(probe: "Probe", original: Any) -> Callable[[Any, Any, Any], Any]:

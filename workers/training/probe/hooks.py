@@ -1,7 +1,8 @@
 """The wrappers around functions of torch: what is replaced, and how little each does.
 
-Every wrapper asks `probe.on` first, calls what it replaces in any case and exactly once, and keeps what the
-probe itself does within `probe.guard`'s reach: an error there turns the probe off and is never the program's.
+Every wrapper calls what it replaces in any case and exactly once, and keeps what the probe itself does within
+`probe.guarded`'s reach: an error there turns the probe off (`probe.on`) and is never the program's. What a usual step
+passes asks for its stage alone, which is AWAY where the probe is off.
 Nothing is put on instances of modules, optimizers or tensors, so copies and pickles stay as they were.
 
 Code that torch.compile traces must go straight through: `is_compiling` is constant for it.
@@ -19,9 +20,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from workers.training.probe.calls import hide_from_dynamo, reassure_dynamo, states, watch_modules
 from workers.training.probe.shapes import shape_of_arguments
-from workers.training.probe.steps import DdpTimes
+from workers.training.probe.steps import DDP_EVERY, DdpTimes
 from workers.training.probe.usual import BACKWARD, LEARNED, LOADED, READY, RETURNED, STEPPING
-from workers.training.probe.watch import DDP_FIRST, INSIDE, OUTSIDE
+from workers.training.probe.watch import INSIDE, OUTSIDE
 
 if TYPE_CHECKING:
     from workers.training.probe.script import Probe
@@ -66,7 +67,7 @@ def ask_torch(probe: "Probe", torch: Any) -> None:
     asked.elsewhere, asked.transformed = elsewhere, lambda: transforms() is not None
     asked.tensor = torch.Tensor
     asked.grad_enabled = torch.is_grad_enabled
-    asked.ddp_times = _ddp_times
+    asked.ddp_times, asked.ddp_every = _ddp_times, _ddp_every
     asked.memory = torch.cuda.max_memory_allocated
     asked.properties = lambda index: _properties(torch, index)
     asked.cuda_ready = lambda: torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
@@ -98,6 +99,12 @@ def _ddp_times(wrapper: Any, iteration: int) -> DdpTimes | None:
         return None
 
 
+def _ddp_every(wrapper: Any, every: int) -> None:
+    """Let DistributedDataParallel measure one of so many iterations."""
+    with contextlib.suppress(AttributeError, RuntimeError):
+        wrapper._set_ddp_runtime_logging_sample_rate(every)
+
+
 # -- backward and optimizers -----------------------------------------------------------------------
 
 
@@ -109,7 +116,7 @@ def watch_backward(probe: "Probe", home: Any) -> None:
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not probe.on:
+        if is_compiling():
             return original(*args, **kwargs)
         usual = probe.usual
         if usual.stage != RETURNED or not usual.thread or engine() != -1:
@@ -124,7 +131,7 @@ def watch_backward(probe: "Probe", home: Any) -> None:
 
     def seen_backward(args: Any, kwargs: Any) -> Any:
         now = here.now
-        if now.in_backward or probe.torch.elsewhere():
+        if not probe.on or now.in_backward or probe.torch.elsewhere():
             return original(*args, **kwargs)
         mark = probe.guarded("backward", probe.watch.backward_begins)
         now.in_backward = True  # checkpointing calls backward within backward
@@ -145,22 +152,22 @@ def watch_optimizers(probe: "Probe", home: Any) -> None:
     is_compiling, clock = torch.compiler.is_dynamo_compiling, time.perf_counter
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if is_compiling() or not probe.on:
+        if is_compiling():
             return
         usual = probe.usual
         if usual.stage == LEARNED and usual.thread and id(optimizer) in usual.optimizers:
             usual.stage, usual.optimizer = STEPPING, optimizer
-        else:
+        elif probe.on:
             probe.guarded("optimizer", probe.watch.optimizer_begins, optimizer)
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if is_compiling() or not probe.on:
+        if is_compiling():
             return
         usual = probe.usual
         try:
-            if usual.optimizer is optimizer and usual.stage == STEPPING:
-                usual.note(clock(), optimizer)
-            else:
+            if usual.stage == STEPPING and usual.optimizer is optimizer:
+                usual.learned(clock(), optimizer)
+            elif probe.on:
                 probe.watch.optimizer_ended(optimizer)
         except Exception as error:  # noqa: BLE001
             probe.failed("optimizer", error)
@@ -230,13 +237,12 @@ def watch_loaders(probe: "Probe", home: Any) -> None:
 
     @functools.wraps(advance)
     def __next__(self: Any) -> Any:  # noqa: N807
-        if not probe.on:
-            return advance(self)
         asked = clock()
         try:
             batch = advance(self)
         except StopIteration:
-            probe.guarded("DataLoader", probe.watch.loaders.ended, self)
+            if probe.on:
+                probe.guarded("DataLoader", probe.watch.loaders.ended, self)
             raise
         arrived = clock()
         usual = probe.usual
@@ -246,7 +252,8 @@ def watch_loaders(probe: "Probe", home: Any) -> None:
                 usual.stage, usual.running, usual.asked, usual.arrived = LOADED, running, asked, arrived
                 return batch
         try:
-            probe.watch.batch_came(self, batch, asked, arrived)
+            if probe.on:
+                probe.watch.batch_came(self, batch, asked, arrived)
         except Exception as error:  # noqa: BLE001
             probe.failed("DataLoader", error)
         return batch
@@ -286,8 +293,7 @@ def _watch_wrapper(probe: "Probe", kind: Any) -> None:
         devices = getattr(wrapper, "device_ids", None) or ()
         probe.watch.wrapped(kind.__name__, wrapper.module, devices)
         if kind.__name__ == "DistributedDataParallel":
-            with contextlib.suppress(AttributeError, RuntimeError):
-                wrapper._set_ddp_runtime_logging_sample_rate(DDP_FIRST)
+            _ddp_every(wrapper, DDP_EVERY)
             probe.watch.see_group()
 
     _after_init(probe, kind, seen)

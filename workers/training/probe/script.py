@@ -39,6 +39,7 @@ from workers.training.context import ChannelSink, RankContext, innermost
 from workers.training.hardware import processor
 from workers.training.probe import hooks
 from workers.training.probe.imports import Finder, when_imported
+from workers.training.probe.usual import AWAY
 from workers.training.probe.watch import Here, Torch, Watch, Where
 from workers.training.probe.windows import Forward
 
@@ -84,7 +85,7 @@ class Probe:
         """Send what is owed. The wrappers stay, and do nothing any more."""
         if self.on:
             self.guarded("finish", self.watch.finish)
-        self.on = False
+        self.on, self.usual.stage = False, AWAY
 
     def _tell_of_now(self) -> None:
         if self.on:
@@ -117,7 +118,7 @@ class Probe:
         """Turn the probe off and say so."""
         if not self.on:
             return
-        self.on = False
+        self.on, self.usual.stage = False, AWAY
         with contextlib.suppress(Exception):
             reason = f"{type(error).__name__}: {error}"[:500]
             self.context.sink.emit(Note("patterns", f"the probe turned itself off while it watched {what}: {reason}"))
@@ -130,6 +131,7 @@ class Probe:
     def in_child(self) -> None:
         """A forked child has neither the sink's thread nor a claim to the rank's steps."""
         self.on = False
+        self.usual.stage = AWAY
         self.forked()
 
 

@@ -25,25 +25,23 @@ from workers.training.context import Sink
 from workers.training.probe.clock import Span
 from workers.training.probe.loaders import Loaders, Pass
 from workers.training.probe.models import Models, Root
-from workers.training.probe.shapes import shape_of
-from workers.training.probe.steps import DdpTimes, Reductions
+from workers.training.probe.steps import DdpTimes, Reductions, next_sampled, sampled
 
 if TYPE_CHECKING:
     from workers.training.probe.watch import Torch, Where
     from workers.training.probe.windows import Forward, Windows
 
-#: What was noted last. AWAY: nothing is noted here now. READY: a step may begin.
-AWAY, READY, LOADED, CALLED, RETURNED, BACKWARD, LEARNED, STEPPING = range(8)
+#: What was noted last. READY: a step may begin; a forward begins in it, or in LOADED. AWAY: nothing is noted here now.
+READY, LOADED, CALLED, RETURNED, BACKWARD, LEARNED, STEPPING, AWAY = range(8)
 #: Steps on the tape, after which the program's thread tells them itself.
 MAX_TAPE = 16_384
-
-clock = time.perf_counter
 
 
 class Known(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A forward that was all of its step. It is known by its root, its mode, and the shape of its first input."""
 
     root: Root
+    is_bare: bool  # the root is its model, without a wrapper
     training: bool
     learns: bool
     given: Shape
@@ -59,7 +57,9 @@ class Known(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class Times(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A usual step on the tape. Moments are those of `time.perf_counter`."""
+    """A usual step on the tape. Moments are those of `time.perf_counter`.
+
+    Hundreds of them wait: no part may be of a kind that the garbage collector goes through, time and again."""
 
     known: Known
     returned: Shape | None
@@ -71,12 +71,12 @@ class Times(msgspec.Struct, frozen=True, eq=False, gc=False):
     backward_began: float
     backward_ended: float
     stepped: float
-    rate: float | None  # the learning rate, in some steps
-    reduced: DdpTimes | None  # what DistributedDataParallel tells, in some steps
+    rate: float | None = None  # the learning rate, in some steps
+    reduced: DdpTimes | None = None  # what DistributedDataParallel tells, in some steps
 
 
 class Usual:
-    """Notes usual steps of one thread, its owner."""
+    """Notes usual steps of one thread, its owner. The wrappers set what they see of the current step."""
 
     def __init__(self, windows: "Windows", loaders: Loaders, torch: "Torch", models: Models, sink: Sink) -> None:
         self.windows = windows
@@ -93,6 +93,7 @@ class Usual:
         self.inside = 0  # the same, while that is inside a usual forward
         self.crowded = False  # another thread calls models, too: nothing is usual any more
         self.steps = 0  # of optimizers, with those on the tape
+        self.look_at = 0  # before this step, nothing is looked at that is too dear for every step
         self.tape: deque[Times | Callable[[], None]] = deque()
         self.telling = threading.RLock()
         self.announced = ("", -1)
@@ -109,37 +110,37 @@ class Usual:
         if self.owner is None:
             self.owner, where.usual, self.thread = where, self, threading.get_ident()
         if self.owner is where and not self.crowded:
-            self.steps, self.stage, self.running = self.windows.steps, READY, None
+            self.steps, self.look_at, self.stage, self.running = self.windows.steps, 0, READY, None
 
     def crowd(self) -> None:
-        """Another thread calls models, too. The owner leaves at its next event."""
+        """Another thread calls models, too. The owner leaves at its next event, and the other is not taken for it."""
         self.crowded, self.thread = True, 0
         self.tell()
 
-    # -- one step --------------------------------------------------------------------------------
-    # How it begins, and its other moments (a batch that came, backward) are noted by the wrappers themselves: a call of
-    # a function between two operations of torch costs as much as what it does.
+    # -- the end of a step -----------------------------------------------------------------------
+    # Its other moments are noted by the wrappers themselves: a call of a function between two operations of torch
+    # costs as much as what it does.
 
-    def ends(self, outputs: Any) -> None:
-        """The call is over."""
-        self.ended = clock()
-        known = self.known
-        returned = outputs.shape if type(outputs) is self.torch.tensor else shape_of(outputs)
-        self.returned = known.returned if returned == known.returned else returned
-        self.stage = RETURNED
-        if not known.trains:
-            self.note(self.ended, None)
+    def learned(self, ended: float, optimizer: Any) -> None:
+        """The step of the optimizer is over."""
+        step, self.steps, self.optimizer = self.steps, self.steps + 1, None
+        if step < self.look_at:
+            self._note(ended)
+        else:
+            self._look(ended, step, optimizer)
 
-    def note(self, ended: float, optimizer: Any) -> None:
-        """The step is over: that of an optimizer, or an evaluation."""
-        rate = reduced = None
-        if optimizer is not None:
-            if self.steps % 10 == 0 or self.steps < 10:  # `sampled`, without a call
-                rate = learning_rate(optimizer)
-            if self.known.reductions is not None:
-                reduced = self.ddp_times(self.known.reductions)
-            self.steps += 1
-            self.optimizer = None
+    def evaluated(self) -> None:
+        """A forward that is all of its step is over."""
+        self._note(self.ended)
+
+    def _look(self, ended: float, step: int, optimizer: Any) -> None:
+        """Note a step with what is too dear for every step, and find out when to look again."""
+        reductions, self.look_at = self.known.reductions, next_sampled(step)
+        rate = learning_rate(optimizer) if sampled(step) else None
+        reduced = None if reductions is None else self.ddp_times(reductions)
+        self._note(ended, rate, reduced)
+
+    def _note(self, ended: float, rate: float | None = None, reduced: DdpTimes | None = None) -> None:
         self.tape.append(
             Times(
                 self.known,
@@ -245,7 +246,10 @@ class Usual:
         """Called from time to time by the sink's thread: quick steps are not announced each by each."""
         self.tell()
         with self.telling:
-            if self.stage >= CALLED and self.announced != (self.known.phase, self.windows.number(self.known.phase)):
+            if CALLED <= self.stage < AWAY and self.announced != (
+                self.known.phase,
+                self.windows.number(self.known.phase),
+            ):
                 self.announce()
 
 

@@ -18,7 +18,7 @@ from workers.training.probe.clock import Mark, Span
 from workers.training.probe.loaders import Loaders
 from workers.training.probe.models import Models, Root
 from workers.training.probe.shapes import rows_of, shape_of, shape_of_arguments, tensors_in
-from workers.training.probe.steps import DdpTimes, Reductions, Shard, sampled
+from workers.training.probe.steps import DDP_FIRST, DdpTimes, Reductions, Shard, sampled
 from workers.training.probe.usual import AWAY, NOBODY, Usual, learning_rate
 from workers.training.probe.windows import Forward, Windows
 
@@ -30,12 +30,12 @@ OUTSIDE, SEARCHING, INSIDE = range(3)
 MAX_WRAPPED = 64
 #: Between a method and the call of a part there may be a comprehension or a helper.
 MAX_FRAMES = 3
-#: How far above `Watch.begin` the caller of a module is: `Probe.begin` and the wrapper are between them.
-CALLER = 4
-#: DistributedDataParallel measures its first ten iterations, and then as often as it is told.
-DDP_FIRST = 10
+#: How far above `Watch.begin` the caller of a module is: `Probe.begin` and the wrapper's functions are between them.
+CALLER = 5
 
-DDP_SAMPLED = "read from DistributedDataParallel in its first ten reductions and every tenth"
+DDP_SAMPLED = (
+    "read from DistributedDataParallel in its first ten reductions and every tenth; every hundredth of quick ones"
+)
 DDP_UNMEASURED = "this version of torch does not tell how long DistributedDataParallel's backward and all-reduce took"
 TRANSFORMED = "inside torch.func transforms (vmap, grad) a module sees no batch, so its rows are not counted"
 FOREIGN_DEVICE = "a module ran on {}, which is no device of this rank; its rows are counted at the rank's own"
@@ -72,6 +72,7 @@ class Torch:
         self.tensor: type[Any] | None = None
         self.transformed: Callable[[], bool] = lambda: False  # within torch.func
         self.ddp_times: Callable[[Any, int], DdpTimes | None] = lambda wrapper, iteration: None
+        self.ddp_every: Callable[[Any, int], None] = lambda wrapper, every: None  # measure so many
         self.memory: Callable[[int], int] | None = None  # the most that was used of a device
         self.properties: Callable[[int], tuple[str, int]] | None = None  # name and memory of a device
         self.cuda_ready: Callable[[], bool] = lambda: False
@@ -415,10 +416,14 @@ class Watch:
     def _ddp_times(self, reductions: Reductions) -> DdpTimes | None:
         """What a wrapper says of the step that has just ended. To ask may wait for the device, so it is done seldom."""
         iteration = reductions.count
-        if not sampled(iteration - 1 if iteration <= DDP_FIRST else iteration):
+        if iteration >= DDP_FIRST:
             self.windows.note("per_device.backward_ms", DDP_SAMPLED)
+        if not reductions.is_measured:
             return None
-        times = self.torch.ddp_times(reductions.wrapper(), iteration)
+        wrapper = reductions.wrapper()
+        times = self.torch.ddp_times(wrapper, iteration)
+        if reductions.pace(time.perf_counter()):
+            self.torch.ddp_every(wrapper, reductions.every)
         if times is None:
             self.windows.note("per_device.backward_ms", DDP_UNMEASURED)
             self.windows.note("per_device.comm_ms", DDP_UNMEASURED)

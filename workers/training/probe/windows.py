@@ -297,6 +297,7 @@ class Windows:
             return None
         return Known(
             root=forward.root,
+            is_bare=forward.root.ref() is forward.root.model.ref(),
             training=forward.training,
             learns=forward.learns,
             given=forward.given,
