@@ -51,7 +51,8 @@ def post(site: Site, strategy: str = "single", devices: int = 1, **options: Any)
 
 def post_held(site: Site, strategy: str, devices: int, step: int) -> str:
     """A run that stands still in a step until its supervisor is killed (`stop_dead`, `kill`)."""
-    job = post(site, strategy, devices, seconds=0.0, fault="wait_for_the_test", at_step=step)
+    at_step = step * (devices if strategy == "dp" else 1)
+    job = post(site, strategy, devices, seconds=0.0, fault="wait_for_the_test", at_step=at_step)
     site.held(job)
     return job
 

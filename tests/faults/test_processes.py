@@ -30,7 +30,7 @@ def test_row_01_a_killed_supervisor_takes_its_ranks_along_and_the_job_ends_as_if
     assert site.finished(undisturbed, 60).state is State.SUCCEEDED
     site.allow(baselines={chosen["name"]: site.essence(undisturbed)}, losses={Reason.SUPERVISOR_LOST})
 
-    marker = random.Random(strategy).randrange(5, 30)
+    marker = random.Random(strategy).randrange(5, 30) * (devices if strategy == "dp" else 1)
     job = site.post(strategy, devices, fault="wait_for_the_test", at_step=marker, **chosen)
     site.held(job)
     supervisor = site.supervisor(site.attempt(job))

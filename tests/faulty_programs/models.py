@@ -1,5 +1,6 @@
 """Linear models of five features and two classes, with a fault in them."""
 
+import itertools
 import os
 import time
 
@@ -15,7 +16,7 @@ class Faulty(nn.Module):
 
     Args:
         fault: its name in `FAULTS`; "" for none.
-        at_step: the step, counted from 0.
+        at_step: the step, counted from 0; under dp the shard, of which each step has one for each device.
         rank: the rank; -1 for every one.
         notes: directory in which processes leave their ids.
         seconds: time that each step takes at least.
@@ -39,11 +40,11 @@ class Faulty(nn.Module):
         self._notes = notes
         self._seconds = seconds
         self._talks = talks
-        self._step = 0
+        self._steps = itertools.count()  # which replicas share
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         note(self._notes, os.getpid())
-        step, self._step = self._step, self._step + 1
+        step = next(self._steps)
         if self._fault and step == self._at_step and self._rank in (-1, _rank()):
             FAULTS[self._fault](self._notes)
         if self._talks:

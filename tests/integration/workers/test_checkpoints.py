@@ -52,7 +52,7 @@ def submit(
     still in step `waits_at`, until the test lets it go."""
     model: dict[str, Any] = {"notes": str(service.notes), "seconds": seconds, "talks": True}
     if waits_at is not None:
-        model |= {"fault": "wait_for_the_test", "at_step": waits_at}
+        model |= {"fault": "wait_for_the_test", "at_step": waits_at * (devices if strategy == "dp" else 1)}
     program = {
         "model": {"ref": "faulty_programs.models:Faulty", "args": model},
         "data": {"ref": "random_vectors", "args": {"rows": 6 * 35 * devices, "features": 5}, "batch_size": 6},
