@@ -103,25 +103,21 @@ _WORDS = {reason.encode(): msgspec.json.encode(words) for reason, words in views
 
 def _row(job: PackedJob, placed: _Placed) -> bytes:
     """The same as of its record."""
-    fields = job.fields()
-    message = fields.get(b"message")
+    (_, state, attempt, pool, name, labels, *_), fields = job.parts()
     fields[b"id"] = job.id.encode()
-    fields[b"name"] = _text(fields[b"name"])
-    fields[b"message"] = _text(message) if message else _WORDS.get(fields[b"reason"], b'""')
-    fields[b"labels"] = fields[b"labels"] or b"{}"
+    fields[b"state"] = state.encode()
+    fields[b"attempt"] = attempt.encode()
+    fields[b"pool"] = pool.encode()
+    fields[b"name"] = msgspec.json.encode(name)
+    fields[b"labels"] = labels.encode() or b"{}"
+    message = fields.get(b"message")
+    fields[b"message"] = msgspec.json.encode(message.decode()) if message else _WORDS.get(fields[b"reason"], b'""')
     fields[b"cancel"] = b"true" if fields.get(b"cancel") == b"1" else b"false"
     fields[b"placement"] = placed(fields.get(b"node", b""), fields.get(b"leased", b""))
-    for name in _TIMES:
-        fields[name] = _time(fields.get(name))
+    for which in _TIMES:
+        time = fields.get(which)
+        fields[which] = b'"%b.%bZ"' % (_second(time[:-6]), time[-6:]) if time else b"null"
     return _ROW % fields
-
-
-def _text(value: bytes) -> bytes:
-    return msgspec.json.encode(value.decode())
-
-
-def _time(microseconds: bytes | None) -> bytes:
-    return b'"%b.%bZ"' % (_second(microseconds[:-6]), microseconds[-6:]) if microseconds else b"null"
 
 
 @lru_cache(_KEPT_TEXTS)  # those of one job are in the same few

@@ -8,7 +8,7 @@ number.
 
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
@@ -68,38 +68,41 @@ def unpack(data: bytes) -> Snapshot:
     """Raises UnreadableSpec: another version of the service packed it, in a way that this one does not know."""
     head, rest = _parts(data)
     job, spec, attempts = _rest_decoder.decode(rest)
-    job.update(head)
-    return Snapshot(job, spec, attempts)
+    return Snapshot(_with_head(job, head), spec, attempts)
 
 
-def _parts(data: bytes) -> tuple[Iterable[tuple[bytes, bytes]], bytes]:
-    """What scripts read of a packed job, and `plain`."""
+def _parts(data: bytes) -> tuple[list[str], bytes]:
+    """Values of `_HEAD`, and `plain`."""
     end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
     layout, *head = _head_decoder.decode(data[_LENGTH.size : end])
     if layout != LAYOUT:
         raise UnreadableSpec(f"this version of the service cannot read packed jobs of layout {layout}")
-    rest = _codec.decompress(data[end:], max_output_size=_MAX_BYTES)
-    return zip(_HEAD, map(str.encode, head), strict=True), rest
+    return head, _codec.decompress(data[end:], max_output_size=_MAX_BYTES)
+
+
+def _with_head(job: dict[bytes, bytes], head: list[str]) -> dict[bytes, bytes]:
+    job.update(zip(_HEAD, map(str.encode, head), strict=True))
+    return job
 
 
 class PackedJob(NamedTuple):
     """A finished job in a list, which shows less of it than there is, and has often shown it before.
 
-    Both calls raise UnreadableSpec, as `unpack` does.
+    Calls raise UnreadableSpec, as `unpack` does.
     """
 
     tenant: str
     id: str
     packed: bytes
 
-    def fields(self) -> dict[bytes, bytes]:
+    def parts(self) -> tuple[list[str], dict[bytes, bytes]]:
+        """Its version, state, attempt, pool, name, labels, bundle and Idempotency-Key, and its other fields."""
         head, rest = _parts(self.packed)
-        job = _job_decoder.decode(rest)[0]
-        job.update(head)
-        return job
+        return head, _job_decoder.decode(rest)[0]
 
     def record(self) -> JobRecord:
-        return JobRecord.read(self.tenant, self.id, self.fields())
+        head, job = self.parts()
+        return JobRecord.read(self.tenant, self.id, _with_head(job, head))
 
 
 @cache
