@@ -35,8 +35,9 @@ MAX_CHUNK_LINES = 500
 PIECE_BYTES = MAX_LINE_BYTES // 2
 #: A progress bar is shown this often while it redraws itself.
 REDRAW_SECONDS = 1.0
-METRIC_SECONDS = 0.2
 METRIC_POINTS = 1000
+#: Between two tries to write points to a disk that has refused them.
+RETRY_SECONDS = 0.2
 #: How many points wait while the disk has no room for them; more are dropped.
 MAX_WAITING_POINTS = 100_000
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -83,7 +84,7 @@ class Relay:
         self._devices = [_Device(LogWriter(layout.log_file(attempt, device))) for device in range(devices)]
         self._metric_writer = MetricWriter(layout.metrics_file(attempt))
         self._points: list[Metric] = []
-        self._points_since = 0.0
+        self._tried_at = 0.0
         self._earlier: Path | None = None  # whose points come first, once there is room for them
         self._metrics_failing = False
         self._shipper = shipper
@@ -113,7 +114,8 @@ class Relay:
         self.output(device, stream, rank, text.encode("utf-8", "surrogateescape") + b"\n", step)
 
     def shards(self, rank: int, lines: Sequence[ShardLine]) -> None:
-        """Lines of the service's own about steps of a rank, many at once: they stay together in chunks."""
+        """Lines of the service's own about steps of a rank: those of a packet, which were waited for already. They stay
+        together in chunks, and are written."""
         now = self._clock()
         for (device, step), alike in groupby(lines, key=_device_and_step):
             texts = [line.text.encode() for line in alike]
@@ -125,21 +127,18 @@ class Relay:
             if self._devices[device].lines >= MAX_CHUNK_LINES or self._devices[device].size >= CHUNK_BYTES:
                 self._write(device)
         for device in {line.device for line in lines}:
-            self._write_if_full(device)
+            self._write(device)
 
     def metric(self, record: Metric) -> None:
         """One point of a series. A time that cannot be (a program may claim any) becomes the time of arrival."""
         now = self._clock()
         if not 0 <= record.at <= now + A_DAY:
             record = msgspec.structs.replace(record, at=now)
-        waits = self._earlier is not None or self._metrics_failing
-        if waits and len(self._points) >= MAX_WAITING_POINTS:
+        if self._refused and len(self._points) >= MAX_WAITING_POINTS:
             self._metric_writer.dropped += 1
             return
-        if not self._points:
-            self._points_since = now
         self._points.append(record)
-        if not waits and len(self._points) >= METRIC_POINTS:
+        if not self._refused and len(self._points) >= METRIC_POINTS:
             self._write_points()
 
     def begin_metrics_with(self, earlier: Path) -> None:
@@ -169,11 +168,12 @@ class Relay:
             if source.drawn_at is not None
         ]
         if self._points:
-            waiting.append(self._points_since + METRIC_SECONDS)
+            waiting.append(self._tried_at + RETRY_SECONDS if self._refused else self._clock())
         return min(waiting, default=None)
 
     def flush(self, now: float) -> None:
-        """Write what has waited long enough. A clock that was set back makes nothing wait longer."""
+        """Write what has waited long enough; points, which come in packets, wait for nothing but room. A clock that was
+        set back makes nothing wait longer."""
         for index, device in enumerate(self._devices):
             for source in device.sources.values():
                 if source.drawn_at is not None and _is_due(source.drawn_at, REDRAW_SECONDS, now):
@@ -181,8 +181,7 @@ class Relay:
                     source.drawn_at = None
             if device.runs and _is_due(device.since, CHUNK_SECONDS, now):
                 self._write(index)
-        enough = len(self._points) >= CHUNK_LINES and not (self._metrics_failing or self._earlier is not None)
-        if enough or (self._points and _is_due(self._points_since, METRIC_SECONDS, now)):
+        if self._points and (not self._refused or _is_due(self._tried_at, RETRY_SECONDS, now)):
             self._write_points()
 
     def close(self) -> None:
@@ -196,6 +195,11 @@ class Relay:
         self._write_points()
         self._metric_writer.dropped += len(self._points)  # there was no room for them until the end
         self._seal_metrics()
+
+    @property
+    def _refused(self) -> bool:
+        """Whether the disk had no room for points, or not for those that come first."""
+        return self._earlier is not None or self._metrics_failing
 
     def _source(self, device: int, stream: StreamName, rank: int) -> _Source:
         sources = self._devices[device].sources
@@ -275,7 +279,7 @@ class Relay:
             with suppress(OSError):  # new points are no worse for it
                 self._bring_earlier()
         if self._earlier is not None:
-            self._points_since = self._clock()  # tried again after a while
+            self._tried_at = self._clock()
             return
         if not self._points:
             return
@@ -287,7 +291,7 @@ class Relay:
                     _say(_log.error, "metrics_not_written", error=str(error))
                 self._metrics_failing = True
                 if error.errno in NO_ROOM:
-                    self._points_since = self._clock()
+                    self._tried_at = self._clock()
                     return
                 self._metric_writer.dropped += len(points)
             else:

@@ -5,6 +5,7 @@ import io
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class NullSink:
 
 
 class ChannelSink:
-    """Sends records down a pipe from a small thread: the first ones at once, the rest packed every 200 ms.
+    """Sends records down a pipe from a small thread: those after a rest at once, the others packed every 200 ms.
 
     `emit` only appends. A reader that has gone (EPIPE) turns the sink off without a word, since a
     rank must not fail because nobody watches it.
@@ -142,21 +143,29 @@ class ChannelSink:
     def _pump(self) -> None:
         pause = FIRST_FLUSH_SECONDS
         while not self._closed:
-            self.idle = True
-            self._do_chores()
-            if not self._pending:
-                self._wake.wait()
-            self.idle = False
-            self._wake.clear()
-            self._send()
-            if self._hurry.wait(pause):
+            if not self._send():
+                self._await_records()
+                self._send()
+            if self._hurry.wait(min(pause, _until_flush())):
                 self._hurry.clear()
             pause = min(2 * pause, FLUSH_SECONDS)
-            self._send()
+        self._send()
 
-    def _send(self) -> None:
-        """Write what is pending now, in packets. A record appended meanwhile stays for the next round."""
+    def _await_records(self) -> None:
+        """Sleep until there is something to send: only where a whole pause has brought nothing, since to be woken for
+        a single record costs the program, and the supervisor, as much as many records at once."""
+        self.idle = True
         self._do_chores()
+        if not self._pending:
+            self._wake.wait()
+        self.idle = False
+        self._wake.clear()
+
+    def _send(self) -> bool:
+        """Write what is pending now, in packets; whether there was anything. A record appended meanwhile stays for the
+        next round."""
+        self._do_chores()
+        sent = bool(self._pending)
         while self._pending and not self._off:
             self._writing = True
             batch = self._pending[:MAX_IN_PACKET]
@@ -167,6 +176,7 @@ class ChannelSink:
                 self._changed.notify_all()
         with self._changed:
             self._changed.notify_all()
+        return sent
 
     def _do_chores(self) -> None:
         for chore in self.chores:
@@ -242,6 +252,12 @@ def _line_writer(fd: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(
         io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True, newline="\n"
     )
+
+
+def _until_flush() -> float:
+    """Seconds to the next moment for a packet. It is the same for all ranks of a host, which wait for each other in
+    every step: so they are held up together, and the supervisor is woken once for all of them."""
+    return FLUSH_SECONDS - time.time() % FLUSH_SECONDS
 
 
 def _never() -> bool:

@@ -72,6 +72,32 @@ def test_the_first_step_is_sent_at_once_however_far_apart_packets_are(
     sink.close()
 
 
+def test_what_comes_without_a_rest_goes_into_one_packet_for_each_pause(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "FLUSH_SECONDS", 0.02)
+    sink = ChannelSink(pipe[1])
+    sink.chores.append(lambda: sink.emit(note(0)))  # there is something whenever the thread looks
+    sink.emit(note(0))
+    sizes = []
+    for _ in range(5):
+        head = os.read(pipe[0], 4)
+        sizes.append(len(list(Unpacker().feed(head + os.read(pipe[0], int.from_bytes(head))))))
+        assert not sink.idle, "to be woken costs the program more than a record does"
+    sink.chores.clear()
+    sink.close()
+    assert sizes == [2, 1, 1, 1, 1]
+
+
+def test_ranks_of_a_host_send_at_the_same_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "FLUSH_SECONDS", 0.25)
+    ends = []
+    for now in (1000.01, 1000.2499, 1000.25):
+        monkeypatch.setattr(context.time, "time", lambda now=now: now)
+        ends.append(round(now + context._until_flush(), 6))
+    assert ends == [1000.25, 1000.25, 1000.5]
+
+
 def test_records_arrive_in_order_and_packed(pipe: Pipe) -> None:
     sink, reader = ChannelSink(pipe[1]), Reader(pipe[0])
     reader.start()

@@ -10,7 +10,7 @@ from jobs.logs import MAX_LINE_BYTES, REDRAWN, UNENDED, Page, clean_for_display,
 from jobs.shard_lines import ShardLine
 from jobs.telemetry import Metric
 from tests.unit.disks import largest_file
-from workers.relay import CHUNK_LINES, CHUNK_SECONDS, MAX_CHUNK_LINES, METRIC_SECONDS, REDRAW_SECONDS, Relay
+from workers.relay import CHUNK_LINES, CHUNK_SECONDS, MAX_CHUNK_LINES, REDRAW_SECONDS, RETRY_SECONDS, Relay
 
 
 class Clock:
@@ -82,6 +82,18 @@ def test_the_shard_lines_of_many_steps_stay_together(tmp_path: Path, relay: Rela
         ("shard", 1, line.step, line.text.encode()) for line in lines
     ]
     assert chunk_sizes(tmp_path) == [2, MAX_CHUNK_LINES, MAX_CHUNK_LINES - 2]
+
+
+def test_shard_lines_and_points_of_a_packet_wait_for_nothing_more(tmp_path: Path, relay: Relay, clock: Clock) -> None:
+    relay.shards(0, [ShardLine(0, 0, "train", "first")])
+    relay.shards(0, [ShardLine(0, 1, "train", "second")])
+    relay.metric(Metric(-1, "loss", 1, 0.5, clock.now))
+    assert texts(tmp_path) == [b"first", b"second"]
+    assert relay.deadline() == clock.now
+    relay.flush(clock.now)
+    (series,) = metrics.read(layout.metrics_file(tmp_path))
+    assert len(series.points) == 1
+    assert relay.deadline() is None
 
 
 def test_a_shard_line_that_is_longer_than_a_line_may_be_comes_back_whole(tmp_path: Path, relay: Relay) -> None:
@@ -210,7 +222,7 @@ def test_points_of_an_earlier_attempt_come_first_also_where_the_disk_has_no_room
     with pytest.raises(OSError, match="No space left on device"):
         relay.cut_metrics()  # a checkpoint without them would lose them
     assert not file.is_symlink()
-    clock.now += METRIC_SECONDS
+    clock.now += RETRY_SECONDS
     relay.flush(clock.now)
     (series,) = metrics.read(file)
     assert ([point.step for point in series.points], relay.dropped) == ([1, 2], 0)
@@ -224,11 +236,11 @@ def test_points_wait_for_a_disk_that_is_full_and_only_so_many(
     file.symlink_to("/dev/full")
     for step in (1, 2):
         relay.metric(Metric(-1, "loss", step, 0.5, 1000.0))
-    clock.now += METRIC_SECONDS
+    clock.now += RETRY_SECONDS
     relay.flush(clock.now)
     with pytest.raises(OSError, match="No space left on device"):
         relay.cut_metrics()
-    assert relay.deadline() == clock.now + METRIC_SECONDS
+    assert relay.deadline() == clock.now + RETRY_SECONDS
     for step in (3, 4, 5):
         relay.metric(Metric(-1, "loss", step, 0.5, 1000.0))
     assert relay.dropped == 2
