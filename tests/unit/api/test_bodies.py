@@ -2,10 +2,11 @@ import json
 
 import pytest
 
-from api.bodies import parse_cancel, refuse_body
+from api.bodies import MAX_KEPT_BYTES, parse_cancel, parse_spec, refuse_body
 from jobs.errors import InvalidRequest, MalformedJson
 from jobs.state import State
 from jobs.store import JobFilter
+from tests.unit.api.records import a_spec_body
 
 
 @pytest.mark.parametrize(
@@ -57,3 +58,17 @@ def test_no_body_is_no_body(body: bytes) -> None:
 def test_a_body_that_would_be_ignored_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest, match="takes no body"):
         refuse_body(body)
+
+
+def test_a_spec_that_comes_again_is_not_read_again_unless_it_is_large() -> None:
+    body = json.dumps(a_spec_body() | {"name": "comes-again"}).encode()
+    assert parse_spec(bytes(bytearray(body))) is parse_spec(body)
+    large = body + b" " * MAX_KEPT_BYTES
+    assert parse_spec(large) is not parse_spec(large)
+    assert parse_spec(large) == parse_spec(body)
+
+
+def test_a_spec_that_was_refused_is_refused_again() -> None:
+    for _ in range(2):
+        with pytest.raises(MalformedJson):
+            parse_spec(b"{")
