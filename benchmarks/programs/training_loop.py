@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # the first optimizer would import it, in every fork anew
 import torch.distributed as dist
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
