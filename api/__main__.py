@@ -3,11 +3,9 @@
 import gc
 import sys
 
-# A twentieth of a second of every start. Nearly all that is made until the process listens stays, and collections would
-# go through it again and again; and the framework imports pydantic's first version to see that no model is of it.
+# Nearly all that is made until the process listens stays: collections would go through it again and again.
 if __name__ == "__main__":
     gc.disable()
-    sys.modules["pydantic.v1"] = None  # type: ignore[assignment]  # how Python says that it is not there
 
 import os
 import resource
