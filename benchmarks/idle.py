@@ -157,8 +157,7 @@ def _whole(scale: Scale, say: Say) -> list[Figure]:
         # Ray has no torch imported and another environment: next to nothing is shared between the two families.
         theirs = {} if scale.quick else {"Ray head": stack.enter_context(_parts_of_ray())}
         for devices in scale.pick((2, 8), (2,)):
-            with _parts_of_up(devices) as ours:
-                time.sleep(scale.pick(4.0, 1.0))
+            with _parts_of_up(devices, scale.pick(4.0, 1.0)) as ours:
                 sides = {"shardyard up": ours} | theirs
                 rested = _rest(sides, scale.rounds_of(2, 1), scale.pick(4.0, 2.0), say)
             figures += _figures(rested, devices)
@@ -166,14 +165,15 @@ def _whole(scale: Scale, say: Say) -> list[Figure]:
 
 
 @contextmanager
-def _parts_of_up(devices: int) -> Iterator[dict[str, int]]:
-    """Process ids of an idle service by what they are; the forkserver and whatever else the worker has by itself."""
+def _parts_of_up(devices: int, settle_seconds: float) -> Iterator[dict[str, int]]:
+    """Process ids of a service that has been idle for a while, by what they are."""
     with service(f"cpu:{devices}") as found:
+        time.sleep(settle_seconds)  # the next supervisor is forked ahead only when nothing has been asked for a moment
         worker = found.pid_of("workers")
         parts = {"up": found.pid, "worker": worker}
         parts |= {name: found.pid_of(f"/{name}/") for name in ("control", "telemetry")} | {"api": found.pid_of("api")}
         below = [pid for pid in family(worker) if pid != worker]
-        parts |= {f"forkserver{'' if pid == below[-1] else ' helper'}": pid for pid in below}
+        parts |= dict(zip(("supervisor forked ahead", "forkserver"), below, strict=True))
         if set(parts.values()) != set(family(found.pid)):
             raise LookupError(f"`shardyard up` has processes that this benchmark does not know: {family(found.pid)}")
         yield parts
