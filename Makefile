@@ -48,11 +48,11 @@ faults: $(STAMP) ## Every fault of tests/faults, slow ones included, and the nem
 compose-test: $(STAMP) ## Build the images, run the service in containers and test it (needs Docker)
 	SHARDYARD_REQUIRE_DOCKER=1 $(BIN)/pytest tests/compose $(ARGS)
 
-bench: $(STAMP) ## All side-by-side measurements, about 20 minutes (peers are installed into .venv-peers the first time)
+bench: $(STAMP) ## All side-by-side measurements, about 15 minutes (peers are installed into .venv-peers the first time)
 	@$(BIN)/python -c "import matplotlib" 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
 	$(BIN)/python -m benchmarks $(ARGS)
 
-bench-quick: $(STAMP) ## The same, rough: few rounds, two at a time, without Ray, about 4 minutes; results are not kept
+bench-quick: $(STAMP) ## The same, rough: few rounds, two at a time, without Ray, about 2 minutes; results are not kept
 	$(BIN)/python -m benchmarks --quick --into $(VENV)/bench-quick $(ARGS)
 
 lint: $(STAMP) ## Style, types, import rules, generated files

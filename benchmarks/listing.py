@@ -69,7 +69,7 @@ def run(scale: Scale, say: Say) -> list[Figure]:
                 _check(ours, paths[0], token)
                 loads = in_turns(
                     {side: _loaded(side, plan, say) for side, plan in whose.items()},
-                    scale.rounds_of(3, 1) if name == "first page" and size == max(sizes) else 1,
+                    scale.rounds_of(3, 1) if size == max(sizes) else 1,
                     say=lambda _: None,
                     warm_up=0,
                 )
