@@ -115,7 +115,10 @@ def test_a_server_that_does_not_answer_is_killed_and_the_next_one_works(
 def test_a_supervisor_outlives_its_server_and_is_nobodys_zombie(server: ForkServer, tmp_path: Path) -> None:
     assert server.pid is not None
     supervisor = psutil.Process(server.launch(a_launch(tmp_path), "unix:///none", "unix:///none"))
+    # In the session of its server, a stopped one would be woken when that ends; and on a busy machine it stops later.
+    eventually(lambda: os.getsid(supervisor.pid) == supervisor.pid, "it has a session of its own")
     supervisor.suspend()
+    eventually(lambda: supervisor.status() == psutil.STATUS_STOPPED, "it has stopped")
     os.kill(server.pid, signal.SIGKILL)
     eventually(lambda: not server.alive, "its death shows")
     assert supervisor.status() == psutil.STATUS_STOPPED
