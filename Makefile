@@ -60,7 +60,7 @@ lint: $(STAMP) ## Style, types, import rules, generated files
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m workers.training.catalogue --check
+	$(BIN)/python -m workers.training.recipes.generate_catalogue --check
 
 format: $(STAMP) ## Put the code into the project's format
 	$(BIN)/ruff check --fix

@@ -1,3 +1,3 @@
 """The HTTP side: it validates, stores and shows; it never trains."""
 
-import jobs.lean_log  # noqa: F401
+import jobs.support.logging_config  # noqa: F401

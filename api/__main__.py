@@ -20,11 +20,12 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from api.app import create_app
-from api.auth import UnsafeToStart
-from api.server import DeadlineProtocol, ask_if_alive
-from jobs import service_log, storage
-from jobs.redis_store import connect
-from jobs.settings import Settings
+from api.http.auth import UnsafeToStart
+from api.http.protocol import DeadlineProtocol, ask_if_alive
+from jobs.files import identity
+from jobs.model.settings import Settings
+from jobs.store.client import connect
+from jobs.support import logging_config
 
 log = structlog.get_logger("api")
 
@@ -52,11 +53,11 @@ class ClusterRefused(Exception):
 
 
 def main() -> int:
-    os.umask(storage.UMASK)
-    service_log.configure("INFO")
+    os.umask(identity.UMASK)
+    logging_config.configure("INFO")
     try:
         settings = Settings()
-        service_log.configure(settings.log_level)
+        logging_config.configure(settings.log_level)
         app = create_app(settings)
         refuse_cluster(settings.control_url(), "SHARDYARD_REDIS_URL")
         refuse_cluster(settings.telemetry(), "SHARDYARD_TELEMETRY_URL")

@@ -12,40 +12,47 @@ from pathlib import Path
 import structlog
 from fastapi import Depends, FastAPI
 
-from api import problems
-from api.auth import Authenticator, load_operator_token
-from api.connections import connect
-from api.courier import CeleryCourier
-from api.deps import Services, authenticate
-from api.events_feed import Feeds
-from api.events_service import ServiceFeed
-from api.fleet import FleetCache
-from api.limits import MIN_UPLOAD_BYTES_PER_SECOND, Bodies, BodyLimits, Door, allowed_hosts
-from api.monitoring import Monitoring
-from api.records import Records
-from api.routes import artifacts, bundles, dashboard, docs, events, fleet, jobs, logs, sessions, splits, system, tokens
-from api.services.bundles import Bundles
-from api.services.events import Events, Slots
-from api.services.fleet import Fleet
-from api.services.jobs import Jobs
-from api.services.results import Results
-from api.services.sessions import Sessions
-from api.services.system import System
-from api.services.tokens import Tokens
-from api.short_ways import ShortWays
-from api.storage import Storage
-from api.telemetry import Telemetry
-from api.waiting import Changes
-from jobs import bundle_keeper
-from jobs import retention as retention_of_jobs
-from jobs import storage as storage_proof
-from jobs.errors import FormatMismatch, Unavailable
-from jobs.packing import Packing
-from jobs.record import TokenRecord
-from jobs.redis_store import AsyncRedisStore, RedisStore
-from jobs.scheduler import Scheduler
-from jobs.settings import Settings
-from jobs.storage import StorageMismatch
+from api.accounts import sessions_routes, tokens_routes
+from api.accounts.sessions_service import Sessions
+from api.accounts.tokens_service import Tokens
+from api.background import bundle_gc
+from api.background import retention as retention_of_jobs
+from api.background.celery_client import CeleryCourier
+from api.background.compaction import Packing
+from api.bundles import routes as bundle_routes
+from api.bundles.service import Bundles
+from api.data.change_notifier import Changes
+from api.data.file_threads import Storage
+from api.data.fleet_cache import FleetCache
+from api.data.job_repository import Records
+from api.data.redis_pool import connect
+from api.data.telemetry_reader import Telemetry
+from api.events import routes as event_routes
+from api.events.job_feed import Feeds
+from api.events.service import Events, Slots
+from api.events.service_feed import ServiceFeed
+from api.fast_path import ShortWays
+from api.fleet import routes as fleet_routes
+from api.fleet.service import Fleet
+from api.http import problems
+from api.http.auth import Authenticator, load_operator_token
+from api.http.deps import Services, authenticate
+from api.http.middleware import MIN_UPLOAD_BYTES_PER_SECOND, Bodies, BodyLimits, Door, allowed_hosts
+from api.http.prometheus import Monitoring
+from api.jobs import routes as job_routes
+from api.jobs.service import Jobs
+from api.results import artifact_routes, log_routes, split_routes
+from api.results.service import Results
+from api.system import dashboard_routes, docs_routes
+from api.system import routes as system_routes
+from api.system.service import System
+from jobs.files import identity as storage_proof
+from jobs.files.identity import StorageMismatch
+from jobs.model.errors import FormatMismatch, Unavailable
+from jobs.model.records import TokenRecord
+from jobs.model.settings import Settings
+from jobs.scheduling.scheduler import Scheduler
+from jobs.store.client import AsyncRedisStore, RedisStore
 
 log = structlog.get_logger(__name__)
 
@@ -74,12 +81,25 @@ def create_app(settings: Settings) -> FastAPI:
         description="PyTorch training on pools of GPUs, with a report of what each device got of every batch.",
         lifespan=partial(_serving, settings, operator),
         dependencies=[Depends(authenticate)],
-        openapi_url=None,  # its route of the framework would not pass `authenticate`; api.routes.system has one
+        openapi_url=None,  # its route of the framework would not pass `authenticate`; api.system.routes has one
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.monitoring = monitoring
-    for module in (jobs, events, splits, logs, artifacts, bundles, fleet, tokens, sessions, system, docs, dashboard):
+    for module in (
+        job_routes,
+        bundle_routes,
+        split_routes,
+        log_routes,
+        artifact_routes,
+        event_routes,
+        fleet_routes,
+        tokens_routes,
+        sessions_routes,
+        system_routes,
+        docs_routes,
+        dashboard_routes,
+    ):
         app.include_router(module.router)
     problems.install(app)
     # Around the framework's own layers, which the short ways do without.
@@ -201,7 +221,7 @@ def _sweeps(control: RedisStore, storage: Path, settings: Settings) -> tuple[Swe
     retention, archived = (number * 86_400 for number in days)
     rested = settings.bundle_hours * 3600
     return (
-        Sweep("bundles", partial(bundle_keeper.sweep, control, storage, rested), _pause(rested)),
+        Sweep("bundles", partial(bundle_gc.sweep, control, storage, rested), _pause(rested)),
         Sweep("finished", Packing(control).sweep, PACKING_SECONDS),
         Sweep("jobs", partial(retention_of_jobs.sweep, control, storage, retention, archived), _pause(retention)),
     )

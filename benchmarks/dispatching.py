@@ -41,15 +41,16 @@ from pydantic import SecretStr
 from benchmarks.comparing import Figure, Goal, Say, Scale, at_most
 from benchmarks.machine import thread_cpu_seconds
 from benchmarks.servers import redis_server
-from jobs import spec, store
-from jobs.courier import MemoryCourier
-from jobs.record import DeviceRecord, NodeInfo
-from jobs.redis_store import RedisStore
-from jobs.scheduler import Scheduler
-from jobs.settings import Settings
-from jobs.spec import JobSpec
-from jobs.state import Reason
-from workers.lifeline import HEAR_SECONDS, Lifeline
+from jobs import store
+from jobs.model import spec
+from jobs.model.records import DeviceRecord, NodeInfo
+from jobs.model.settings import Settings
+from jobs.model.spec import JobSpec
+from jobs.model.state import Reason
+from jobs.scheduling.hints import MemoryCourier
+from jobs.scheduling.scheduler import Scheduler
+from jobs.store.client import RedisStore
+from workers.supervisor.lease import HEAR_SECONDS, Lifeline
 
 T = TypeVar("T")
 TITLE = "decisions of the scheduler, and the heartbeats of a fleet"

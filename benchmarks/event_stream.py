@@ -28,7 +28,7 @@ from benchmarks.programs import stream_readers, talker, xread_api
 from benchmarks.programs.stream_readers import Found, Wanted
 from benchmarks.servers import Server, redis_server
 from benchmarks.service import Service, service
-from jobs import events
+from shardyard.contract import stream_events
 
 TITLE = "Many clients follow one job"
 
@@ -148,9 +148,9 @@ def talking(ours: Service, seconds: float) -> Iterator[tuple[str, Callable[[], N
 
 
 def _embedded(ours: Service, name: str) -> "redis.Redis":
-    from shardyard import embedded
+    from shardyard.service import embedded_redis
 
-    return redis.Redis.from_url(embedded.prepare(name, ours.data_dir, embedded.find_server()).url)
+    return redis.Redis.from_url(embedded_redis.prepare(name, ours.data_dir, embedded_redis.find_server()).url)
 
 
 # -- theirs ----------------------------------------------------------------------------------------
@@ -190,13 +190,14 @@ def _write(client: "redis.Redis", seconds: float) -> None:
     for count, lines in enumerate(talker.paced(seconds)):
         at = "2026-11-21T22:00:00.000000Z"
         told = [
-            events.Line(seq, at, "stdout", 0, None, line, continued=False) for seq, line in enumerate(lines, number + 1)
+            stream_events.Line(seq, at, "stdout", 0, None, line, continued=False)
+            for seq, line in enumerate(lines, number + 1)
         ]
         number += len(lines)
         pipe = client.pipeline(transaction=False)
-        pipe.xadd(xread_api.STREAM, {"event": "log", "data": events.data(events.Log(1, 0, told, []))})
-        point = events.Metric(1, -1, "loss", count, [(count, 1 / (count + 1), at)])
-        pipe.xadd(xread_api.STREAM, {"event": "metric", "data": events.data(point)})
+        pipe.xadd(xread_api.STREAM, {"event": "log", "data": stream_events.data(stream_events.Log(1, 0, told, []))})
+        point = stream_events.Metric(1, -1, "loss", count, [(count, 1 / (count + 1), at)])
+        pipe.xadd(xread_api.STREAM, {"event": "metric", "data": stream_events.data(point)})
         pipe.execute()
 
 

@@ -15,20 +15,21 @@ from typing import Any, TypeVar
 import redis
 import uuid_utils
 
-from jobs import spec, store
-from jobs.aggregator import Aggregator, LeasedDevice
-from jobs.catalogue import rows_of
-from jobs.packing import Packing
-from jobs.plan import predict
-from jobs.record import DeviceRecord, NodeInfo
-from jobs.redis_store import RedisStore
-from jobs.spec import JobSpec
-from jobs.state import Reason
+from api.background.compaction import Packing
+from jobs import store
+from jobs.model import spec
+from jobs.model.catalogue import rows_of
+from jobs.model.records import DeviceRecord, NodeInfo
+from jobs.model.spec import JobSpec
+from jobs.model.state import Reason
+from jobs.protocol.records import AnyRecord, DeviceInfo, Metric, Outcome, Outline, Split, Step
+from jobs.splits.plan import predict
 from jobs.store import AttemptId, Call
-from jobs.telemetry import AnyRecord, DeviceInfo, Metric, Outcome, Outline, Split, Step
-from workers.publisher import Publisher
-from workers.relay import Relay
-from workers.shipper import Shipper
+from jobs.store.client import RedisStore
+from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
+from workers.supervisor.telemetry.log_relay import Relay
+from workers.supervisor.telemetry.publisher import Publisher
+from workers.supervisor.telemetry.shipper import Shipper
 
 T = TypeVar("T")
 

@@ -28,8 +28,8 @@ from benchmarks.machine import family, pss_bytes, thread_cpu_seconds
 from benchmarks.servers import redis_server
 from benchmarks.service import service
 from jobs import store
-from jobs.record import DeviceRecord, NodeInfo
-from jobs.redis_store import RedisStore
+from jobs.model.records import DeviceRecord, NodeInfo
+from jobs.store.client import RedisStore
 
 TITLE = "what the service costs while nothing runs"
 

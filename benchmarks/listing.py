@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 import redis
 
-from api import cursors
+from api.http import cursors
 from benchmarks import finished, http, peers
 from benchmarks.comparing import Figure, Say, Scale, at_least, in_turns, times_better
 from benchmarks.finished import TENANT, Maker
@@ -35,8 +35,8 @@ from benchmarks.http import Load, Plan
 from benchmarks.servers import redis_server
 from benchmarks.service import Service, service
 from jobs import store
-from jobs.wire import job_ref
-from shardyard import embedded
+from jobs.protocol.names import job_ref
+from shardyard.service import embedded_redis
 
 TITLE = "Lists of 50 jobs out of up to 1,000,000"
 OURS, BARE, RAY = "shardyard", "bare GET", "Ray's list of 52"
@@ -146,7 +146,7 @@ class Template:
 
 
 def _control(stack: ExitStack, ours: Service) -> "redis.Redis":
-    server = embedded.prepare("control", ours.data_dir, embedded.find_server())
+    server = embedded_redis.prepare("control", ours.data_dir, embedded_redis.find_server())
     client: redis.Redis = stack.enter_context(redis.Redis.from_url(server.url, socket_timeout=60))
     return client
 

@@ -1,10 +1,11 @@
 """Log lines: from the pipes of ranks into files and Redis, against one XADD for each line.
 
 Side A is the road of the product: as many processes as there are ranks write made-up training logs
-(`programs/training_output.py`) to real pipes; one process reads them with the supervisor's parts (`workers.relay`,
-`workers.shipper`, `workers.tails`), writes each rank's log file, and ships it to a telemetry Redis. Side B is redis-py
-in one process that has the same lines in memory, and adds each as an entry of its rank's stream, 1,000 to a pipeline.
-It reads no pipe and writes no file.
+(`programs/training_output.py`) to real pipes; one process reads them with the supervisor's parts
+(`workers.supervisor.telemetry.log_relay`,
+`workers.supervisor.telemetry.shipper`, `workers.supervisor.telemetry.output_tail`), writes each rank's log file, and
+ships it to a telemetry Redis. Side B is redis-py in one process that has the same lines in memory, and adds each as an
+entry of its rank's stream, 1,000 to a pipeline. It reads no pipe and writes no file.
 
 Both end when Redis has acknowledged the last line. Afterwards everything is read back: every line must be in the file
 and in the stream, in order.
@@ -29,11 +30,12 @@ import redis
 from benchmarks.comparing import Figure, Say, Scale, at_most, in_turns, share_of
 from benchmarks.programs import training_output, writer
 from benchmarks.servers import redis_server
-from jobs import layout, logs, wire
-from workers.relay import Relay
-from workers.shipper import Shipper
-from workers.tails import Tails
-from workers.watch import READ_BYTES
+from jobs.files import log_file, paths
+from jobs.protocol import names
+from workers.supervisor.rank_monitor import READ_BYTES
+from workers.supervisor.telemetry.log_relay import Relay
+from workers.supervisor.telemetry.output_tail import Tails
+from workers.supervisor.telemetry.shipper import Shipper
 
 TITLE = "Log lines into files and Redis"
 
@@ -139,7 +141,7 @@ def _slow(text: bytes, lines_a_chunk: int, url: str, directory: Path) -> dict[st
     client = _empty(url)
     with tempfile.TemporaryDirectory(dir=directory) as place:
         before = _used_memory(client)
-        shipper = Shipper(url, wire.DEFAULT_TENANT, JOB, 1, window_bytes=WINDOW_BYTES)
+        shipper = Shipper(url, names.DEFAULT_TENANT, JOB, 1, window_bytes=WINDOW_BYTES)
         relay = Relay(Path(place), 1, shipper)
         lines = part.split(b"\n")[:-1]
         for start in range(0, len(lines), lines_a_chunk):
@@ -148,7 +150,7 @@ def _slow(text: bytes, lines_a_chunk: int, url: str, directory: Path) -> dict[st
         relay.close()
         assert not shipper.close(SECONDS)
         used = _used_memory(client) - before
-        _check(part, layout.log_file(Path(place), 0), client, 0)
+        _check(part, paths.log_file(Path(place), 0), client, 0)
     return {OURS: Sample(len(lines), 1, 0, used), XADD: added([part], url)}
 
 
@@ -172,7 +174,7 @@ def relayed(texts: list[bytes], url: str, directory: Path) -> Sample:
         attempt = Path(place) / "attempt"
         before, cpu = _used_memory(client), time.process_time()
         began = time.perf_counter()
-        shipper = Shipper(url, wire.DEFAULT_TENANT, JOB, 1, window_bytes=WINDOW_BYTES)
+        shipper = Shipper(url, names.DEFAULT_TENANT, JOB, 1, window_bytes=WINDOW_BYTES)
         relay = Relay(attempt, len(texts), shipper)
         _relay(ranks, relay)
         relay.close()
@@ -180,7 +182,7 @@ def relayed(texts: list[bytes], url: str, directory: Path) -> Sample:
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         assert not left, left
         used = _used_memory(client) - before
-        files = [layout.log_file(attempt, rank) for rank in range(len(texts))]
+        files = [paths.log_file(attempt, rank) for rank in range(len(texts))]
         for rank, (text, file) in enumerate(zip(texts, files, strict=True)):
             _check(text, file, client, rank)
         lines = sum(text.count(b"\n") for text in texts)
@@ -188,7 +190,7 @@ def relayed(texts: list[bytes], url: str, directory: Path) -> Sample:
 
 
 def _relay(ranks: "list[subprocess.Popen[bytes]]", relay: Relay) -> None:
-    """As `workers.watch` does it, with nothing else to look after."""
+    """As `workers.supervisor.rank_monitor` does it, with nothing else to look after."""
     selector, tails = selectors.DefaultSelector(), Tails()
     for rank, process in enumerate(ranks):
         assert process.stdin is not None
@@ -230,17 +232,17 @@ def writers(texts: list[bytes], directory: Path) -> Iterator["list[subprocess.Po
 
 def _check(text: bytes, file: Path, client: "redis.Redis", rank: int) -> None:
     """The file and the stream hold the text."""
-    seal = logs.read_seal(file)
+    seal = log_file.read_seal(file)
     count = text.count(b"\n")
     assert seal is not None
     assert (seal.count, seal.dropped, seal.digest) == (count, 0, hashlib.blake2b(text, digest_size=16).hexdigest())
-    key = wire.log_stream(wire.DEFAULT_TENANT, JOB, 1, rank)
+    key = names.log_stream(names.DEFAULT_TENANT, JOB, 1, rank)
     entries: Any = client.xrange(key)
     chunks = [fields[b"f"] for _, fields in entries]
     assert b"".join(chunks) == file.read_bytes(), f"the stream of rank {rank} is not its file"
     digest, seen = hashlib.blake2b(digest_size=16), 0
     for chunk in chunks:
-        lines = logs.read_chunk(chunk).lines
+        lines = log_file.read_chunk(chunk).lines
         assert [line.seq for line in lines] == list(range(seen + 1, seen + 1 + len(lines)))
         seen += len(lines)
         digest.update(b"".join(line.text + b"\n" for line in lines))

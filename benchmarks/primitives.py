@@ -21,10 +21,10 @@ import torch
 from torch import nn
 
 from benchmarks.comparing import Figure, Say, Scale
-from jobs.telemetry import AnyRecord, Step
-from workers.training.context import ChannelSink, Device, RankContext
+from jobs.protocol.records import AnyRecord, Step
+from workers.probe.recorder import Recorder
+from workers.runtime.context import ChannelSink, Device, RankContext
 from workers.training.data_parallel import TracedDataParallel
-from workers.training.probe.recorder import Recorder
 
 TITLE = "DataParallel: its primitives on virtual devices, against the plain module"
 

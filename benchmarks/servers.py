@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardyard import embedded
+from shardyard.service import embedded_redis
 
 END_SECONDS = 30.0
 
@@ -26,11 +26,11 @@ def redis_server(name: str = "control") -> Iterator[Server]:
         ServiceError: there is no program to start, or it does not answer.
     """
     with tempfile.TemporaryDirectory(prefix="shardyard-bench-") as directory, ExitStack() as stack:
-        server = embedded.prepare(name, Path(directory), embedded.find_server())
+        server = embedded_redis.prepare(name, Path(directory), embedded_redis.find_server())
         log = stack.enter_context((Path(directory) / "redis.log").open("wb"))
         process = subprocess.Popen(server.service.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
-            embedded.wait_until_it_answers(server)
+            embedded_redis.wait_until_it_answers(server)
             yield Server(server.url, process.pid)
         finally:
             process.kill()  # what it holds goes with its directory

@@ -9,9 +9,9 @@ from typing import Any
 
 import psutil
 
+from shardyard.cli.demo import running_service
 from shardyard.client import Client
-from shardyard.connection import LocalService
-from shardyard.demo import running_service
+from shardyard.client.connection import LocalService
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""What a client of the service may raise: the tree of `jobs.errors`. Each class has a stable `code`."""
+"""What a client of the service may raise: the tree of `jobs.model.errors`. Each class has a stable `code`."""
 
-from jobs.errors import (
+from jobs.model.errors import (
     BadBundle,
     BodyTooLarge,
     BundleQuota,

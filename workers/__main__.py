@@ -1,11 +1,11 @@
 """`python -m workers`: one node's worker. Does nothing when imported, since forkserver children may."""
 
-import jobs.lean_log  # noqa: F401
-from workers import leaving
+import jobs.support.logging_config  # noqa: F401
+from workers.node import shutdown
 
 
 def main() -> None:
-    how = leaving.parse()
+    how = shutdown.parse()
     from workers import app
 
     app.leaving = how

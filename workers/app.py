@@ -16,21 +16,22 @@ from celery.apps.worker import Worker
 from celery.exceptions import SecurityWarning
 from kombu.entity import Queue
 
-from jobs import storage
-from jobs.celery_settings import celery_config
-from jobs.errors import Unavailable
-from jobs.redis_store import RedisStore
-from jobs.service_log import configure
-from jobs.settings import Settings
-from jobs.store import AttemptId
-from jobs.wire import CELERY_TASK, node_queue
-from workers import confinement, environments
-from workers.agent import Agent, NodeTaken
-from workers.courier import CeleryCourier
-from workers.devices import discover
-from workers.forkserver import ForkFailed
-from workers.leaving import Leaving
-from workers.self_test import NotConfined
+from jobs.files import identity
+from jobs.model.errors import Unavailable
+from jobs.model.settings import Settings
+from jobs.protocol.names import CELERY_TASK, node_queue
+from jobs.scheduling.celery_config import celery_config
+from jobs.scheduling.hints import message
+from jobs.store import AttemptId, Hint
+from jobs.store.client import RedisStore
+from jobs.support.logging_config import configure
+from workers.node import environments
+from workers.node.agent import Agent, NodeTaken
+from workers.node.devices import discover
+from workers.node.forkserver import ForkFailed
+from workers.node.shutdown import Leaving
+from workers.sandbox import run_as
+from workers.sandbox.check import NotConfined
 
 log = structlog.get_logger(__name__)
 
@@ -50,6 +51,16 @@ class QuietWorker(Worker):  # type: ignore[misc]
 
     def setup_instance(self, **kwargs: Any) -> None:
         super().setup_instance(**kwargs | {"without_gossip": True, "without_mingle": True})
+
+
+class CeleryCourier:
+    """Sends hints over this worker's own Celery app."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+
+    def send(self, hint: Hint) -> None:
+        self._app.send_task(**message(hint))
 
 
 def create_app() -> Celery:
@@ -91,14 +102,14 @@ def _warm(**_: Any) -> None:
     Celery logs what a signal handler raises and goes on, so a worker that cannot work must exit here.
     """
     global agent
-    os.umask(storage.UMASK)
+    os.umask(identity.UMASK)
     configure(settings.log_level)
     try:
         control = RedisStore.from_url(settings.control_url())
         known = environments.find(settings.environments)
         devices = discover(settings.devices)
-        accounts = confinement.choose(settings.run_as, devices)
-        confinement.warn(accounts, len(devices))
+        accounts = run_as.choose(settings.run_as, devices)
+        run_as.warn(accounts, len(devices))
         agent = Agent(settings, devices, control, CeleryCourier(app), _reconnect, known, accounts)
         agent.warm()
     except (ValueError, NodeTaken, NotConfined, ForkFailed, OSError) as error:

@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI, Header, HTTPException, Response
 from redis.asyncio import Redis
 
-from jobs.spec import JobSpec
+from jobs.model.spec import JobSpec
 
 KEY_SECONDS = 7 * 86_400
 #: As the service answers it: what a status has for somebody who polls.
@@ -36,7 +36,7 @@ def create_app(url: str) -> FastAPI:
 
     @app.post("/jobs", status_code=201)
     async def submit(spec: JobSpec, idempotency_key: Annotated[str, Header()]) -> dict[str, Any]:
-        """What `jobs/scripts/submit.lua` asks and writes, as one transaction."""
+        """What `jobs/store/lua/submit.lua` asks and writes, as one transaction."""
         job, devices = str(uuid.uuid4()), spec.resources.devices
         async with client.pipeline(transaction=True) as pipe:
             pipe.get(f"idem:{idempotency_key}")

@@ -26,10 +26,10 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from jobs.telemetry import Hello
-from workers.training.context import ChannelSink, Device, RankContext
-from workers.training.probe import script
-from workers.training.probe.children import Family, FamilySink
+from jobs.protocol.records import Hello
+from workers.probe import probe
+from workers.probe.descendants import Family, FamilySink
+from workers.runtime.context import ChannelSink, Device, RankContext
 
 #: At most so many steps after a switch are not counted: caches of the interpreter, and the first step of a kind.
 WARM_UP = 64
@@ -108,7 +108,7 @@ def install(pipe: int) -> Callable[[bool], None]:
     )
     sink = FamilySink(ChannelSink(pipe), family)
     sink.emit(Hello(0, 0, "started"))
-    script.install(RankContext(0, 1, devices, 1, 1, sink), rehearsed=False)
+    probe.install(RankContext(0, 1, devices, 1, 1, sink), rehearsed=False)
     changed = [
         (place, name, old[name], new)
         for place, old in zip(PLACES, before, strict=True)

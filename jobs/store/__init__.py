@@ -1,20 +1,11 @@
 """Every call on the control Redis, as a value: which script, with what arguments, and how to read the reply.
 
-The functions of this package touch no network. `jobs.redis_store` executes a `Call` over a synchronous or an
+The functions of this package touch no network. `jobs.store.client` executes a `Call` over a synchronous or an
 asynchronous client, so the worker and the API share one definition of each transition. What a
 transition does is in its `.lua` file.
 """
 
-from jobs.store.archive import (
-    ARCHIVED_SECONDS,
-    Archived,
-    Entry,
-    archive,
-    dump,
-    finished,
-    free_key,
-    restored,
-)
+from jobs.store.archive import ARCHIVED_SECONDS, Archived, Entry, archive, dump, finished, free_key, restored
 from jobs.store.attempts import (
     MAX_DISPATCHED,
     MAX_LOSSES,
@@ -45,7 +36,17 @@ from jobs.store.bundles import (
     read_bundle,
     unknown_bundle,
 )
-from jobs.store.call import Call, fields_of, source
+from jobs.store.compact import (
+    PACKED_AT_ONCE,
+    PackedJob,
+    Snapshot,
+    Unpacked,
+    find_unpacked,
+    pack,
+    put_packed,
+    snapshot,
+    unpack,
+)
 from jobs.store.jobs import (
     IDEMPOTENCY_SECONDS,
     MAX_CANCEL_SCANNED,
@@ -91,18 +92,8 @@ from jobs.store.nodes import (
     storage_nonce,
     undrain_node,
 )
-from jobs.store.packed import (
-    PACKED_AT_ONCE,
-    PackedJob,
-    Snapshot,
-    Unpacked,
-    find_unpacked,
-    pack,
-    put_packed,
-    snapshot,
-    unpack,
-)
 from jobs.store.quarantine import Quarantined, keep_quarantine, prove_fit, quarantine_device, quarantined, unquarantine
+from jobs.store.script_call import Call, fields_of, source
 from jobs.store.specs import MAX_SPEC_BYTES, pack_spec, read_spec, unpack_spec
 
 __all__ = [

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from jobs.store.call import Call
-from jobs.wire import job_ref
+from jobs.protocol.names import job_ref
+from jobs.store.script_call import Call
 
 #: How long it is remembered that a job was archived just now: longer than a call is repeated whose reply was lost.
 ARCHIVED_SECONDS = 120

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jobs.state import CAUSE_OF, Cause, Order, Reason
-from jobs.store.call import Call, is_ok, packed_json
-from jobs.wire import attempt_ref, job_ref
+from jobs.model.state import CAUSE_OF, Cause, Order, Reason
+from jobs.protocol.names import attempt_ref, job_ref
+from jobs.store.script_call import Call, is_ok, packed_json
 
 #: Attempts that a job may lose to failures of the service without progress; the next loss parks it as failed.
 MAX_LOSSES = 5

@@ -3,13 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs.errors import (
-    BundleQuota,
-    FieldError,
-    UnknownBundle,
-)
-from jobs.store.call import Call, fields_of
-from jobs.wire import bundle_ref
+from jobs.model.errors import BundleQuota, FieldError, UnknownBundle
+from jobs.protocol.names import bundle_ref
+from jobs.store.script_call import Call, fields_of
 
 
 @dataclass(frozen=True, slots=True)

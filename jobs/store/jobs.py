@@ -6,22 +6,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from jobs.errors import (
-    IdempotencyConflict,
-    JobFinished,
-    JobNotFinished,
-    NotFound,
-    TooLargeForPool,
-    UnknownPool,
-)
-from jobs.record import AttemptRecord, JobRecord, QueueView
-from jobs.spec import JobSpec
-from jobs.state import Reason, State
+from jobs.model.errors import IdempotencyConflict, JobFinished, JobNotFinished, NotFound, TooLargeForPool, UnknownPool
+from jobs.model.records import AttemptRecord, JobRecord, QueueView
+from jobs.model.spec import JobSpec
+from jobs.model.state import Reason, State
+from jobs.protocol.names import job_ref
 from jobs.store.bundles import unknown_bundle
-from jobs.store.call import Call, fields_of
-from jobs.store.packed import PackedJob, unpack
+from jobs.store.compact import PackedJob, unpack
+from jobs.store.script_call import Call, fields_of
 from jobs.store.specs import pack_spec, read_spec, unpack_spec
-from jobs.wire import job_ref
 
 MAX_CANCEL_SCANNED = 1_000
 #: Jobs that one call cancels, and looks at: Redis answers nobody else meanwhile.

@@ -3,11 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jobs.errors import (
-    NotFound,
-)
-from jobs.record import Quarantine
-from jobs.store.call import Call, fields_of, is_ok
+from jobs.model.errors import NotFound
+from jobs.model.records import Quarantine
+from jobs.store.script_call import Call, fields_of, is_ok
 
 
 @dataclass(frozen=True, slots=True)

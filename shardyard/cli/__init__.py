@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import typer
 
-from jobs.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
+from jobs.model.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
 from shardyard import __version__
 from shardyard.cli import artifacts, attempts, backup, jobs, logs, pools, service, splits, submit, tokens, top
 from shardyard.cli.common import Commands

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.errors import InvalidRequest
-from shardyard import text
+from jobs.model.errors import InvalidRequest
+from shardyard import formatting
 from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect, console, print_json, table
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ def artifacts(
     """List the files that a job left, or download one of them."""
     if get is None and output is not None:
         raise InvalidRequest("--output needs --get; name the file to download")
-    from shardyard.client import calls, flows
+    from shardyard.client import endpoints, operations
 
     with connect(url, token) as client:
         if get is not None:
-            return _save(client.items(flows.download(job, get, attempt)), output or Path(get).name)
-        call = calls.artifacts(job, attempt=attempt)
+            return _save(client.items(operations.download(job, get, attempt)), output or Path(get).name)
+        call = endpoints.artifacts(job, attempt=attempt)
         return print_json(client.json(call)) if as_json else _show(client.call(call))
 
 
@@ -44,7 +44,7 @@ def _show(found: "ArtifactList") -> None:
     for one in found.artifacts:
         # A job chooses these names: nothing in them may reach the terminal as a command.
         path = "".join(letter if letter.isprintable() else "?" for letter in one.path)
-        listing.add_row(path, text.byte_count(one.bytes), text.local_time(one.modified_at))
+        listing.add_row(path, formatting.byte_count(one.bytes), formatting.local_time(one.modified_at))
     console().print(listing if found.artifacts else "no files")
     if found.truncated:
         console().print("there are more than one list shows")
@@ -57,7 +57,7 @@ def _save(parts: Iterator[bytes], output: str) -> None:
             sys.stdout.buffer.write(part)
         sys.stdout.buffer.flush()
         return
-    from shardyard.client.files import draft
+    from shardyard.client.downloads import draft
 
     target = Path(output)
     try:
@@ -66,7 +66,7 @@ def _save(parts: Iterator[bytes], output: str) -> None:
                 file.write(part)
     except OSError as error:
         raise InvalidRequest(f"cannot write {output}: {error.strerror}") from error
-    print(f"{target}: {text.byte_count(target.stat().st_size)}")
+    print(f"{target}: {formatting.byte_count(target.stat().st_size)}")
 
 
 COMMANDS: Commands = {"artifacts": artifacts}

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from shardyard import text
+from shardyard import formatting
 from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect, console, print_json, table
 
 if TYPE_CHECKING:
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 def attempts(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """List a job's attempts: where each ran, for how long, how it ended and why."""
-    from shardyard.client import calls
+    from shardyard.client import endpoints
 
     with connect(url, token) as client:
         if as_json:
-            return print_json(client.json(calls.attempts(job)))
-        found = client.call(calls.attempts(job)).attempts
+            return print_json(client.json(endpoints.attempts(job)))
+        found = client.call(endpoints.attempts(job)).attempts
     listing = table("#ATTEMPT", "WHERE", "FROM", "STARTED", "TOOK", "ENDED", "WHY")
     for attempt in found:
-        where = ", ".join(f"{place.node} {text.device_names(place.devices)}" for place in attempt.placement)
-        took = text.duration(text.between(attempt.started_at, attempt.ended_at))
-        started = text.local_time(attempt.started_at)
+        where = ", ".join(f"{place.node} {formatting.device_names(place.devices)}" for place in attempt.placement)
+        took = formatting.duration(formatting.between(attempt.started_at, attempt.ended_at))
+        started = formatting.local_time(attempt.started_at)
         ended = attempt.reason.code if attempt.reason is not None else attempt.state
         begins = f"step {attempt.resumed_from.step}" if attempt.resumed_from is not None else "-"
         listing.add_row(str(attempt.attempt), where or "-", begins, started, took, ended, _why(attempt))

@@ -34,7 +34,7 @@ def backup(
     storage: Storage = None,
 ) -> None:
     """Back up the service of this machine, running or stopped, or one with a Redis of its own."""
-    from shardyard import backup as backups
+    from shardyard.service import backup as backups
 
     directory = _directory(data_dir)
     if redis_url is None:
@@ -56,7 +56,7 @@ def restore(
 
     Jobs that ran then are queued, and run again.
     """
-    from shardyard import backup as backups
+    from shardyard.service import backup as backups
 
     directory = _directory(data_dir)
     if redis_url is None:
@@ -69,7 +69,7 @@ def restore(
 
 
 def _directory(data_dir: Path | None) -> Path:
-    from shardyard.connection import default_data_dir
+    from shardyard.client.connection import default_data_dir
 
     return (data_dir or default_data_dir()).expanduser().absolute()
 

@@ -14,8 +14,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from jobs.errors import InvalidRequest
-from shardyard import text
+from jobs.model.errors import InvalidRequest
+from shardyard import formatting
 
 if TYPE_CHECKING:
     from shardyard.client import Client
@@ -123,7 +123,7 @@ def table(*columns: str) -> Table:
 def _rows(listing: Table) -> str:
     """A line for each row, with columns as wide as they need, whatever a terminal would have; no blanks follow."""
     columns = [
-        [text.plain(str(cell).translate(_OBEYED)) for cell in (column.header, *column.cells)]
+        [formatting.plain(str(cell).translate(_OBEYED)) for cell in (column.header, *column.cells)]
         for column in listing.columns
     ]
     for number, column in enumerate(columns):
@@ -157,7 +157,7 @@ def print_submitted(job: "JobSummary") -> None:
 def followed(client: "Client", job: str, as_json: bool, *, prints_lines: bool = False) -> int:
     """Show a job until it has ended; the exit code that says how. Ctrl-C leaves it running."""
     from shardyard.cli.watch import watch_job
-    from shardyard.client import calls
+    from shardyard.client import endpoints
 
     out = console()
     try:
@@ -168,5 +168,5 @@ def followed(client: "Client", job: str, as_json: bool, *, prints_lines: bool = 
         out.print(f"  shardyard cancel {job}   ends it", soft_wrap=True)
         return INTERRUPTED
     if as_json:
-        print_json(client.json(calls.job(job)))
+        print_json(client.json(endpoints.job(job)))
     return 0 if status.state == "succeeded" else 1

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from jobs.errors import InvalidRequest
-from shardyard import text
+from jobs.model.errors import InvalidRequest
+from shardyard import formatting
 from shardyard.cli.common import (
     AsJson,
     Commands,
@@ -52,11 +52,11 @@ def list_jobs(
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
-    from shardyard.client import calls
+    from shardyard.client import endpoints
     from shardyard.client.models import JobSummary
 
     chosen = {"state": state, "pool": pool, "label": label, "name": name, "archived": archived or None}
-    call = calls.jobs(**chosen, limit=limit, cursor=cursor)
+    call = endpoints.jobs(**chosen, limit=limit, cursor=cursor)
     with connect(url, token) as client:
         if as_json:
             return print_json(client.json(call))
@@ -68,8 +68,8 @@ def list_jobs(
         "STATE": lambda job: state_text(job.state),
         "POOL": lambda job: job.pool,
         "RUNS": lambda job: f"{job.strategy} on {job.devices}",
-        "CREATED": lambda job: text.local_time(job.created_at),
-        "#TOOK": lambda job: text.duration(text.between(job.started_at, job.finished_at)),
+        "CREATED": lambda job: formatting.local_time(job.created_at),
+        "#TOOK": lambda job: formatting.duration(formatting.between(job.started_at, job.finished_at)),
     }
     if out.width < WIDE:
         del columns["POOL"], columns["CREATED"]  # an id that is cut off cannot be copied
@@ -86,12 +86,12 @@ def list_jobs(
 
 def show(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """Show one job: its state and why, where it runs, how far it is, and what came out."""
-    from shardyard.client import calls
+    from shardyard.client import endpoints
 
     with connect(url, token) as client:
         if as_json:
-            return print_json(client.json(calls.job(job)))
-        status = client.call(calls.job(job))
+            return print_json(client.json(endpoints.job(job)))
+        status = client.call(endpoints.job(job))
     out = console()
     for label, value in status_lines(status):
         out.print(f"{label:<10} ", style="bold", end="")
@@ -106,25 +106,25 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a job spec would give each device, and what to change. Nothing is created."""
-    from shardyard.client import calls
+    from shardyard.client import endpoints
 
     spec = read_spec(file)
     with connect(url, token) as client:
         if as_json:
-            print_json(client.json(calls.plan(spec)))
+            print_json(client.json(endpoints.plan(spec)))
         else:
-            print(client.call(calls.plan_text(spec)), end="")
+            print(client.call(endpoints.plan_text(spec)), end="")
 
 
 def resubmit(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """Submit a job's spec again, as a new job."""
-    from shardyard.client import calls
+    from shardyard.client import endpoints
 
     with connect(url, token) as client:
         if as_json:
-            print_json(client.json(calls.resubmit(job)))
+            print_json(client.json(endpoints.resubmit(job)))
         else:
-            print_submitted(client.call(calls.resubmit(job)))
+            print_submitted(client.call(endpoints.resubmit(job)))
 
 
 def cancel(
@@ -144,13 +144,13 @@ def cancel(
     chosen: dict[str, Any] = {field: value for field, value in options.items() if value is not None}
     if (job is not None) + bool(chosen) + everything != 1:
         raise InvalidRequest("name one job, or describe jobs by --state, --pool, --label, --name, or give --all")
-    from shardyard.client import calls
+    from shardyard.client import endpoints
 
     if job is not None:
         with connect(url, token) as client:
             if as_json:
-                return print_json(client.json(calls.cancel(job)))
-            status = client.call(calls.cancel(job))
+                return print_json(client.json(endpoints.cancel(job)))
+            status = client.call(endpoints.cancel(job))
         return console().print(f"{status.name} is {state_and_reason(status)}")
     if not yes:
         which = " and ".join(f"{field} {value}" for field, value in chosen.items())
@@ -159,7 +159,7 @@ def cancel(
         cancelled, cancelling = client.cancel_jobs(**(chosen or {"all": True}))
     if as_json:
         return print_json({"cancelled": cancelled, "cancelling": cancelling, "complete": True})
-    return print(f"{text.plural(cancelled, 'job')} cancelled, {cancelling} more told to end")
+    return print(f"{formatting.plural(cancelled, 'job')} cancelled, {cancelling} more told to end")
 
 
 def delete(
@@ -171,10 +171,10 @@ def delete(
     """Delete a finished job with its logs, report and files."""
     if not yes:
         typer.confirm(f"Delete job {job} with its logs, report and files?", abort=True)
-    from shardyard.client import calls
+    from shardyard.client import endpoints
 
     with connect(url, token) as client:
-        client.call(calls.delete(job))
+        client.call(endpoints.delete(job))
     print(f"{job} is deleted")
 
 

@@ -26,10 +26,10 @@ def logs(
     as_json: AsJson = False,
 ) -> None:
     """Print what the job wrote, each line behind its device's number. With --json: one object a line."""
-    from shardyard.client import flows
+    from shardyard.client import operations
 
     with connect(url, token) as client:
-        for page in client.items(flows.log_pages(job, follow=follow, tail=tail, device=device, stream=stream)):
+        for page in client.items(operations.log_pages(job, follow=follow, tail=tail, device=device, stream=stream)):
             _print_page(page, as_json)
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from jobs.errors import Conflict, InvalidRequest, NotFound
-from shardyard import text
+from jobs.model.errors import Conflict, InvalidRequest, NotFound
+from shardyard import formatting
 from shardyard.cli.common import AsJson, Commands, Token, Url, connect, console, print_json, table
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 def pools(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """List pools: their devices, how many are free, and how many jobs wait."""
-    from shardyard.client import calls
+    from shardyard.client import endpoints
 
     with connect(url, token) as client:
         if as_json:
-            return print_json(client.json(calls.pools()))
+            return print_json(client.json(endpoints.pools()))
         found = client.pools()
     columns = ("devices", "free", "leased", "quarantined", "queued")
     listing = table("POOL", *(f"#{column.upper()}" for column in columns), "#NODES UP")
@@ -45,20 +45,20 @@ def pools(url: Url = None, token: Token = None, as_json: AsJson = False) -> None
 
 def nodes(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """List nodes, their health and who holds their devices."""
-    from shardyard.client import calls
+    from shardyard.client import endpoints
 
     with connect(url, token) as client:
         if as_json:
-            return print_json(client.json(calls.nodes()))
+            return print_json(client.json(endpoints.nodes()))
         found = client.nodes()
     listing = table("NODE", "POOL", "STATE", "DEVICES", "FREE", "LEASED", "QUARANTINED")
     for node in found:
         labels = [device.label for device in node.devices]
         by_state = [
-            text.device_names(device.label for device in node.devices if device.state == state)
+            formatting.device_names(device.label for device in node.devices if device.state == state)
             for state in ("free", "leased", "quarantined")
         ]
-        listing.add_row(node.id, node.pool, _state(node), text.device_names(labels), *by_state)
+        listing.add_row(node.id, node.pool, _state(node), formatting.device_names(labels), *by_state)
     out = console()
     out.print(listing if found else "no nodes: no worker has registered yet")
     for line in _quarantined(found):
@@ -91,12 +91,12 @@ def drain(
 
     shardyard undrain host-a    gives it work again
     """
-    from shardyard.client import calls
+    from shardyard.client import endpoints
 
     seconds = None if deadline is None else _seconds(deadline)
     with connect(url, token) as client:
         if as_json and not wait:
-            return print_json(client.json(calls.drain(node, deadline_seconds=seconds)))
+            return print_json(client.json(endpoints.drain(node, deadline_seconds=seconds)))
         found = client.drain(node, deadline_seconds=seconds)
         if not as_json:
             print(_drained(found))
@@ -106,17 +106,17 @@ def drain(
             if not found.draining:
                 raise Conflict(f"node {node} takes work again: somebody has undrained it")
         if as_json:
-            return print_json(next(other for other in client.json(calls.nodes())["nodes"] if other["id"] == node))
+            return print_json(next(other for other in client.json(endpoints.nodes())["nodes"] if other["id"] == node))
         return print(f"{node} is empty") if wait else None
 
 
 def undrain(node: NodeId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """Give a node that was drained work again."""
-    from shardyard.client import calls
+    from shardyard.client import endpoints
 
     with connect(url, token) as client:
         if as_json:
-            return print_json(client.json(calls.undrain(node)))
+            return print_json(client.json(endpoints.undrain(node)))
         client.undrain(node)
     return print(f"{node} takes work")
 
@@ -172,7 +172,7 @@ def _quarantined(nodes: Iterable["Node"]) -> Iterator[str]:
     for node in nodes:
         for device in node.devices:
             if device.quarantine is not None:
-                since = f" since {text.local_time(device.quarantined_at)}" if device.quarantined_at else ""
+                since = f" since {formatting.local_time(device.quarantined_at)}" if device.quarantined_at else ""
                 yield f"{node.id} {device.label} is in quarantine{since}: {device.quarantine}"
 
 
@@ -180,8 +180,8 @@ def _left(node: "Node") -> str:
     """What a node that drains still waits for."""
     if not node.attempts:
         return ", empty"
-    until = f" until {text.local_time(node.drain_deadline_at)}" if node.drain_deadline_at else ""
-    return f", {text.plural(node.attempts, 'attempt')} left{until}"
+    until = f" until {formatting.local_time(node.drain_deadline_at)}" if node.drain_deadline_at else ""
+    return f", {formatting.plural(node.attempts, 'attempt')} left{until}"
 
 
 def _drained(node: "Node") -> str:
@@ -209,7 +209,7 @@ def _index(client: "Client", node: str, device: str) -> int:
         raise NotFound(f"there is no node {node!r}")
     index = next((other.device for other in found.devices if other.label == device), None)
     if index is None:
-        labels = text.device_names(other.label for other in found.devices)
+        labels = formatting.device_names(other.label for other in found.devices)
         raise NotFound(f"node {node} has no device {device!r}; it has {labels}")
     return index
 

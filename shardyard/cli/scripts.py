@@ -14,13 +14,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from jobs.errors import BodyTooLarge, InvalidRequest
-from shardyard import pack, text
+from jobs.model.errors import BodyTooLarge, InvalidRequest
+from shardyard import formatting
+from shardyard.bundling import pack
+from shardyard.bundling.pack import Bundle, Selection, printable
 from shardyard.cli.common import connect, console, followed, print_json, print_submitted, table
-from shardyard.client import Client, calls, flows
+from shardyard.client import Client, endpoints, operations
 from shardyard.client.models import JobStatus
 from shardyard.client.scripts import completed
-from shardyard.pack import Bundle, Selection, printable
 
 #: From this size on, what is large is named: most of it is often data that nobody meant to send.
 LARGE_BYTES = 20 * 1024 * 1024
@@ -78,10 +79,10 @@ def submit_script(code: Code, spec: dict[str, Any], service: Service, *, dry_run
             notes.print(f"{job.name} is {job.state}: {job.id}")
             ended = followed(client, job.id, service.as_json, prints_lines=True)
             if ended == 1:
-                for note in _missed(client.call(calls.job(job.id)), chosen):
+                for note in _missed(client.call(endpoints.job(job.id)), chosen):
                     notes.print(note)
             raise typer.Exit(ended)
-        return print_json(client.json(calls.job(job.id))) if service.as_json else print_submitted(job)
+        return print_json(client.json(endpoints.job(job.id))) if service.as_json else print_submitted(job)
 
 
 def _complete(spec: dict[str, Any], bundle: Bundle, code: Code, entry: str) -> dict[str, Any]:
@@ -216,11 +217,11 @@ def _submit(client: Client, spec: dict[str, Any], file: BufferedRandom, bundle: 
             advanced(more)
 
         try:
-            job = client.run(flows.submit_bundled(spec, file, bundle, count))
+            job = client.run(operations.submit_bundled(spec, file, bundle, count))
         except BodyTooLarge as error:
             raise BodyTooLarge(f"{error.message}; --exclude leaves data out") from error
     if sent:
-        notes.print(f"uploaded {text.byte_count(bundle.bytes)}")
+        notes.print(f"uploaded {formatting.byte_count(bundle.bytes)}")
     return job
 
 
@@ -238,14 +239,17 @@ def _bar(what: str, total: int, notes: Console) -> Iterator[Any]:
 
 def _notes(spec: dict[str, Any], code: Code, entry: str, chosen: Selection) -> Iterator[str]:
     """What the user should know before the job runs, a line each."""
-    yield f"{text.plural(len(chosen.files), 'file')}, {text.byte_count(chosen.bytes)}, from {code.directory.resolve()}"
+    size = f"{formatting.plural(len(chosen.files), 'file')}, {formatting.byte_count(chosen.bytes)}"
+    yield f"{size}, from {code.directory.resolve()}"
     if chosen.left_out:
         named = [f"{printable(one.path)} ({one.why})" for one in chosen.left_out[:MAX_NAMED]]
         more = len(chosen.left_out) - len(named)
         yield f"left out: {', '.join(named)}{f' and {more} more; --dry-run lists them' if more else ''}"
     if chosen.bytes >= LARGE_BYTES:
         sizes = [
-            f"{printable(path)} {text.byte_count(size)}" for path, size in pack.largest(chosen) if size >= NAMED_BYTES
+            f"{printable(path)} {formatting.byte_count(size)}"
+            for path, size in pack.largest(chosen)
+            if size >= NAMED_BYTES
         ]
         yield f"large: {', '.join(sizes)}; --exclude leaves out what the script does not need"
     program, strategy = spec["program"], spec["parallelism"]["strategy"]
@@ -292,13 +296,13 @@ def _show(spec: dict[str, Any], chosen: Selection, bundle: Bundle, as_json: bool
     out = console()
     files = table("FILE", "#SIZE")
     for source in chosen.files:
-        files.add_row(printable(source.path), text.byte_count(source.bytes))
+        files.add_row(printable(source.path), formatting.byte_count(source.bytes))
     out.print(files)
     if chosen.left_out:
         left_out = table("LEFT OUT", "WHY")
         for one in chosen.left_out:
             left_out.add_row(printable(one.path), one.why)
         out.print("", left_out, sep="\n")
-    count, size = text.plural(len(chosen.files), "file"), text.byte_count(chosen.bytes)
-    out.print(f"\n{count}, {size}, {text.byte_count(bundle.bytes)} as a zip; nothing was sent\n")
+    count, size = formatting.plural(len(chosen.files), "file"), formatting.byte_count(chosen.bytes)
+    out.print(f"\n{count}, {size}, {formatting.byte_count(bundle.bytes)} as a zip; nothing was sent\n")
     return print_json(spec)

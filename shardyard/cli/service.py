@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from jobs.errors import FieldError, InvalidRequest
+from jobs.model.errors import FieldError, InvalidRequest
 from shardyard.cli.common import AsJson, Commands, console, print_json, table
 
 Devices = Annotated[
@@ -74,9 +74,9 @@ def up(
 
     Ctrl-C stops it in order; running jobs go back to the queue and start again with the next `up`.
     """
-    from shardyard.connection import default_data_dir
-    from shardyard.up import UpOptions
-    from shardyard.up import up as run
+    from shardyard.client.connection import default_data_dir
+    from shardyard.service.up import UpOptions
+    from shardyard.service.up import up as run
 
     run(
         UpOptions(host, port, data_dir or default_data_dir(), devices, pool, redis_url, telemetry_url),
@@ -86,7 +86,7 @@ def up(
 
 def demo(devices: Devices = "auto") -> None:
     """Start a service of its own, train on handwritten digits under dp and ddp, show who got what, and stop."""
-    from shardyard.demo import run_demo
+    from shardyard.cli.demo import run_demo
 
     raise typer.Exit(run_demo(devices, console(markup=True)))
 
@@ -131,7 +131,7 @@ def worker(
     os.environ["SHARDYARD_DEVICES"] = devices
     if env:
         os.environ["SHARDYARD_ENVIRONMENTS"] = ",".join(env)
-    _become("workers.keeper", *_leaving(stop_attempts_on_exit, drain))
+    _become("workers.node.worker_monitor", *_leaving(stop_attempts_on_exit, drain))
 
 
 def _leaving(stop_attempts: bool, drain: str | None) -> list[str]:
@@ -169,7 +169,7 @@ def config(as_json: AsJson = False) -> None:
     """List every setting: its variable, its value here, and what it does. Secrets are not shown."""
     from pydantic import ValidationError
 
-    from jobs.settings import Settings
+    from jobs.model.settings import Settings
 
     try:
         values = Settings().model_dump(mode="json")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.errors import InvalidRequest
-from jobs.pictures.palette import By
+from jobs.model.errors import InvalidRequest
+from jobs.render.svg.palette import By
 from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect, print_json
 
 if TYPE_CHECKING:
@@ -69,32 +69,32 @@ def _check(wanted: dict[str, str], by: str | None, against: str | None, device: 
 
 
 def _show(client: "Client", job: str, attempt: int | None, device: int | None, as_json: bool) -> None:
-    from shardyard.client import calls
+    from shardyard.client import endpoints
 
     if as_json:
-        print_json(client.json(calls.splits(job, attempt=attempt, device=device)))
+        print_json(client.json(endpoints.splits(job, attempt=attempt, device=device)))
     else:
-        text = client.call(calls.splits_as("text/plain", job, attempt=attempt, device=device))
+        text = client.call(endpoints.splits_as("text/plain", job, attempt=attempt, device=device))
         print(text.decode(), end="")
 
 
 def _compare(client: "Client", job: str, against: str, attempt: int | None, as_json: bool) -> None:
-    from shardyard.client import calls
+    from shardyard.client import endpoints
 
     if as_json:
-        print_json(client.json(calls.splits_diff(job, against, attempt=attempt)))
+        print_json(client.json(endpoints.splits_diff(job, against, attempt=attempt)))
     else:
-        print(client.call(calls.splits_diff_as("text/plain", job, against, attempt=attempt)).decode(), end="")
+        print(client.call(endpoints.splits_diff_as("text/plain", job, against, attempt=attempt)).decode(), end="")
 
 
 def _drawn(
     client: "Client", kind: str, job: str, against: str | None, attempt: int | None, device: int | None, by: By | None
 ) -> bytes:
-    from shardyard.client import calls
+    from shardyard.client import endpoints
 
     if against is not None:
-        return client.call(calls.splits_diff_as(kind, job, against, attempt=attempt))
-    return client.call(calls.splits_as(kind, job, attempt=attempt, device=device, by=by))
+        return client.call(endpoints.splits_diff_as(kind, job, against, attempt=attempt))
+    return client.call(endpoints.splits_as(kind, job, attempt=attempt, device=device, by=by))
 
 
 def _write(drawn: bytes, file: str) -> None:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from shardyard import text
+from shardyard import formatting
 
 if TYPE_CHECKING:
     from shardyard.client.models import Checkpoint, JobStatus, JobSummary, Progress
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 def status_lines(status: "JobStatus") -> list[tuple[str, str]]:
     """A job's status as (label, value) lines; what has not happened is left out."""
-    started = text.between(status.created_at, status.started_at) if status.started_at else None
-    took = text.between(status.started_at, status.finished_at) if status.finished_at else None
-    devices = text.plural(status.devices, "device")
+    started = formatting.between(status.created_at, status.started_at) if status.started_at else None
+    took = formatting.between(status.started_at, status.finished_at) if status.finished_at else None
+    devices = formatting.plural(status.devices, "device")
     lines = {
         "job": f"{status.name}  {status.id}",
         "state": state_and_reason(status),
@@ -20,12 +20,14 @@ def status_lines(status: "JobStatus") -> list[tuple[str, str]]:
         "rehearsal": status.rehearsal and "REHEARSAL: its devices only act as GPUs",
         "start": status.start,
         "queue": status.queue_position and f"position {status.queue_position}",
-        "runs on": ", ".join(f"{place.node} {text.device_names(place.devices)}" for place in status.placement),
+        "runs on": ", ".join(f"{place.node} {formatting.device_names(place.devices)}" for place in status.placement),
         "progress": status.progress and progress_text(status.progress),
         "checkpoint": status.checkpoint and checkpoint_text(status.checkpoint),
-        "created": text.local_time(status.created_at),
-        "started": status.started_at and f"{text.local_time(status.started_at)}, after {text.duration(started)}",
-        "finished": status.finished_at and f"{text.local_time(status.finished_at)}, after {text.duration(took)}",
+        "created": formatting.local_time(status.created_at),
+        "started": status.started_at
+        and f"{formatting.local_time(status.started_at)}, after {formatting.duration(started)}",
+        "finished": status.finished_at
+        and f"{formatting.local_time(status.finished_at)}, after {formatting.duration(took)}",
         "archived": status.archived and "yes; `shardyard list --archived` shows it",
         "attempts": status.attempt > 1 and str(status.attempt),
         "result": status.result and result_text(status.result),
@@ -42,23 +44,27 @@ def progress_text(progress: "Progress") -> str:
         if (at := getattr(progress, done)) is not None:
             parts.append(f"{noun} {at}" + (f"/{getattr(progress, total)}" if getattr(progress, total) else ""))
     if progress.source in ("job", "tqdm") and progress.steps_seen:  # what they count may be anything
-        parts.append(text.plural(progress.steps_seen, "training step"))
+        parts.append(formatting.plural(progress.steps_seen, "training step"))
     if progress.rows_per_second:
-        parts.append(f"{text.number(progress.rows_per_second)} rows/s")
+        parts.append(f"{formatting.number(progress.rows_per_second)} rows/s")
     if progress.eta_seconds:
-        parts.append(f"ETA {text.duration(progress.eta_seconds)}")
+        parts.append(f"ETA {formatting.duration(progress.eta_seconds)}")
     if progress.loss is not None:
-        parts.append(f"loss {text.number(progress.loss)}")
+        parts.append(f"loss {formatting.number(progress.loss)}")
     return "  ".join(parts)
 
 
 def checkpoint_text(found: "Checkpoint") -> str:
-    return f"step {text.number(found.step)}, saved {text.local_time(found.saved_at)} by attempt {found.attempt}"
+    when = formatting.local_time(found.saved_at)
+    return f"step {formatting.number(found.step)}, saved {when} by attempt {found.attempt}"
 
 
 def result_text(result: dict[str, Any]) -> str:
     numbers = {"loss": result.get("loss")} | (result.get("metrics") or {})
-    return ", ".join(f"{name} {text.number(value)}" for name, value in numbers.items() if value is not None) or "none"
+    return (
+        ", ".join(f"{name} {formatting.number(value)}" for name, value in numbers.items() if value is not None)
+        or "none"
+    )
 
 
 def error_text(error: dict[str, Any]) -> str:

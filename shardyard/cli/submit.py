@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from jobs.errors import InvalidRequest
+from jobs.model.errors import InvalidRequest
 from shardyard.cli.common import AsJson, NoColor, Token, Url, connect, followed, print_json, print_submitted, read_spec
 
 
@@ -157,9 +157,9 @@ def submit(
     """
     if script is None and module is None:
         _refuse(_options_of_scripts(context))
-        from shardyard.client import calls
+        from shardyard.client import endpoints
 
-        call = calls.submit(_spec_file(words or []))
+        call = endpoints.submit(_spec_file(words or []))
         with connect(url, token) as client:
             if follow:
                 raise typer.Exit(followed(client, client.call(call).id, as_json))

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from jobs.errors import Unavailable
-from shardyard import text
+from jobs.model.errors import Unavailable
+from shardyard import formatting
 from shardyard.cli.common import AsJson, Token, Url, connect, console, print_json, table
 
 app = typer.Typer(help="Tokens that let people and programs in.", no_args_is_help=True)
@@ -23,9 +23,9 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make a token. Its secret is shown this once."""
-    from shardyard.client import calls
+    from shardyard.client import endpoints
 
-    call = calls.create_token(name, scopes=scope, tenant=tenant)
+    call = endpoints.create_token(name, scopes=scope, tenant=tenant)
     with connect(url, token) as client:
         if as_json:
             print_json(client.json(call))
@@ -36,15 +36,15 @@ def create(
 @app.command("list")
 def list_tokens(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """List tokens, never their secrets."""
-    from shardyard.client import calls
+    from shardyard.client import endpoints
 
     with connect(url, token) as client:
         if as_json:
-            return print_json(client.json(calls.tokens()))
+            return print_json(client.json(endpoints.tokens()))
         found = client.tokens()
     listing = table("TOKEN", "NAME", "TENANT", "SCOPES", "CREATED")
     for each in found:
-        listing.add_row(each.id, each.name, each.tenant, ", ".join(each.scopes), text.local_time(each.created_at))
+        listing.add_row(each.id, each.name, each.tenant, ", ".join(each.scopes), formatting.local_time(each.created_at))
     return console().print(listing)
 
 
@@ -63,7 +63,7 @@ def revoke(
 @app.command()
 def show() -> None:
     """Print the path of the file that holds this machine's admin token."""
-    from shardyard.connection import default_data_dir, local_service
+    from shardyard.client.connection import default_data_dir, local_service
 
     local = local_service(default_data_dir())
     if local is None:

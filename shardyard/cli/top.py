@@ -25,8 +25,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from jobs.errors import NotFound, ShardyardError, Unavailable
-from shardyard import text
+from jobs.model.errors import NotFound, ShardyardError, Unavailable
+from shardyard import formatting
 from shardyard.cli.common import STATE_STYLES, Commands, NoColor, Token, Url, connect, console
 
 if TYPE_CHECKING:
@@ -106,12 +106,12 @@ class Board:
 
     def load(self, client: "Client") -> None:
         """Fetch everything anew: five requests."""
-        from shardyard.client import calls
+        from shardyard.client import endpoints
 
         found: dict[str, JobSummary] = {}
         filters = {"pool": self.chosen.pool, "label": self.chosen.label, "name": self.chosen.name}
         for state in ACTIVE if self.chosen.state is None else (self.chosen.state,):
-            page = client.call(calls.jobs(state=state, limit=FETCHED, **filters))
+            page = client.call(endpoints.jobs(state=state, limit=FETCHED, **filters))
             found |= {job.id: job for job in page.jobs}
         self.jobs, self.stale = found, False
         self.load_fleet(client)
@@ -121,13 +121,13 @@ class Board:
 
     def load_progress(self, client: "Client", shown: Sequence["JobSummary"]) -> None:
         """How far the running jobs on the screen are."""
-        from shardyard.client import calls
+        from shardyard.client import endpoints
 
         running = [job for job in shown if job.state == "running"][:WITH_PROGRESS]
         found = {}
         for job in running:
             with contextlib.suppress(NotFound):
-                progress = client.call(calls.job(job.id)).progress
+                progress = client.call(endpoints.job(job.id)).progress
                 if progress is not None:
                     found[job.id] = progress
         self.progress = found
@@ -192,7 +192,7 @@ def _pool_lines(board: Board) -> Iterator[Text]:
         line.append(f" {pool.leased}/{pool.devices} leased, {pool.free} free")
         if pool.quarantined:
             line.append(f", {pool.quarantined} in quarantine", "red")
-        line.append(f", {text.plural(pool.queued, 'job')} waiting", "yellow" if pool.queued else "dim")
+        line.append(f", {formatting.plural(pool.queued, 'job')} waiting", "yellow" if pool.queued else "dim")
         if pool.live_nodes < pool.nodes:
             line.append(f", {pool.nodes - pool.live_nodes} of {pool.nodes} nodes down", "red")
         yield line
@@ -238,7 +238,7 @@ def _node_words(node: "Node") -> str:
     ]
     quarantined = [device.label for device in node.devices if device.state == "quarantined"]
     if quarantined:
-        words.append(f"quarantine: {text.device_names(quarantined)}")
+        words.append(f"quarantine: {formatting.device_names(quarantined)}")
     return ", ".join(filter(None, words))
 
 
@@ -258,10 +258,10 @@ def _jobs(board: Board, jobs: Sequence["JobSummary"], letters: dict[str, str], w
         table.add_row(
             Text(mark, _style(mark) if mark else ""),
             *([Text(job.id)] if wide else []),
-            Text(text.plain(job.name)),
+            Text(formatting.plain(job.name)),
             Text(job.state, STATE_STYLES.get(job.state, "")),
             Text(f"{job.strategy} on {job.devices}"),
-            Text(text.duration(text.between(job.started_at or job.created_at, job.finished_at, now))),
+            Text(formatting.duration(formatting.between(job.started_at or job.created_at, job.finished_at, now))),
             _how_far(job, board.progress.get(job.id)),
         )
     return table
@@ -269,15 +269,15 @@ def _jobs(board: Board, jobs: Sequence["JobSummary"], letters: dict[str, str], w
 
 def _how_far(job: "JobSummary", progress: "Progress | None") -> Text:
     if job.state != "running" or progress is None:
-        return Text("" if job.state == "running" else text.plain(job.reason.message), "dim")
+        return Text("" if job.state == "running" else formatting.plain(job.reason.message), "dim")
     words = Text()
     if progress.fraction is not None:
         filled = round(min(max(progress.fraction, 0.0), 1.0) * BAR)
         words += Text.assemble(("█" * filled, "blue"), ("░" * (BAR - filled), "dim"), f" {progress.fraction:4.0%}")
     if progress.rows_per_second:
-        words.append(f" {text.number(progress.rows_per_second)} rows/s")
+        words.append(f" {formatting.number(progress.rows_per_second)} rows/s")
     if progress.eta_seconds:
-        words.append(f" ETA {text.duration(progress.eta_seconds)}", "dim")
+        words.append(f" ETA {formatting.duration(progress.eta_seconds)}", "dim")
     return words
 
 
@@ -288,9 +288,9 @@ def _waiting(board: Board, jobs: Sequence["JobSummary"], room: int) -> str:
     known = sum(job.state == "queued" for job in jobs[:room])
     if board.chosen == Chosen() and waiting > known:
         others = sum(job.state != "queued" for job in hidden)
-        words = f"and {text.plural(waiting - known, 'more job')} waiting"
+        words = f"and {formatting.plural(waiting - known, 'more job')} waiting"
         return words + (f", {others} running" if others else "")
-    return f"and {text.plural(len(hidden), 'more job')}" if hidden else "" if jobs else "no jobs"
+    return f"and {formatting.plural(len(hidden), 'more job')}" if hidden else "" if jobs else "no jobs"
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -375,10 +375,10 @@ def _rest(chosen: Chosen) -> tuple[str | None, str | None, str | None]:
 
 def _listen(client: "Client", came: "queue.Queue[Any]") -> None:
     """Hand on events, and that the service is away. Ends with the process, or with an error that does not pass."""
-    from shardyard.client import flows
+    from shardyard.client import operations
 
     try:
-        for event in client.items(flows.service_events(away=came.put)):
+        for event in client.items(operations.service_events(away=came.put)):
             came.put(event)  # who draws too slowly reads too slowly, and the service says so
     except ShardyardError as error:
         came.put(error)

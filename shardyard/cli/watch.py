@@ -12,13 +12,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from jobs.errors import NotFound, ShardyardError, Unavailable
-from jobs.lint import Finding
-from shardyard import text
+from jobs.model.errors import NotFound, ShardyardError, Unavailable
+from jobs.splits.lint import Finding
+from shardyard import formatting
 from shardyard.cli.common import STATE_STYLES, state_text
-from shardyard.cli.device_bars import Pace, device_rows, drawn
+from shardyard.cli.device_table import Pace, device_rows, drawn
 from shardyard.cli.status import error_text, progress_text, result_text, state_and_reason
-from shardyard.client import Client, calls, events, flows
+from shardyard.client import Client, endpoints, events, operations
 from shardyard.client.models import JobStatus, Progress
 from shardyard.client.report import SplitReport
 
@@ -87,8 +87,8 @@ class PlainView(QuietView):
         self._next = 0.0
 
     def status(self, status: JobStatus) -> None:
-        self._name = text.plain(status.name)
-        line = text.plain(f"{status.name}: {state_and_reason(status)}")
+        self._name = formatting.plain(status.name)
+        line = formatting.plain(f"{status.name}: {state_and_reason(status)}")
         if line != self._shown:
             self._shown = line
             self.remark(line)
@@ -104,7 +104,7 @@ class PlainView(QuietView):
         pattern = event.pattern
         if pattern.rows and pattern.batch_rows is not None and len(pattern.rows) > 1 and not self.prints_lines:
             shards = " ".join("-" if rows is None else str(rows) for rows in pattern.rows)
-            self.remark(f"{self._name}: {pattern.phase}: {text.plural(pattern.batch_rows, 'row')} as {shards}")
+            self.remark(f"{self._name}: {pattern.phase}: {formatting.plural(pattern.batch_rows, 'row')} as {shards}")
 
     def finding(self, finding: Finding) -> None:
         words = finding_words(finding)
@@ -204,7 +204,7 @@ class LiveView(QuietView):
 
 
 def finding_words(finding: Finding) -> str:
-    return text.plain(f"{finding.severity}: {finding.message}")
+    return formatting.plain(f"{finding.severity}: {finding.message}")
 
 
 def watch_job(
@@ -219,7 +219,7 @@ def watch_job(
         Unavailable: the service was away for longer than the client waits for it.
     """
     if quiet:
-        return client.run(flows.wait(job, None))
+        return client.run(operations.wait(job, None))
     kind = LiveView if console.is_terminal and not console.is_dumb_terminal else PlainView
     with contextlib.closing(kind(console, prints_lines=prints_lines)) as view:
         status = _follow(client, job, view)
@@ -231,10 +231,10 @@ def watch_job(
 
 def print_end(status: JobStatus, console: Console, *, with_traceback: bool = True) -> None:
     """How the job ended: a line, and for one that failed the reason, the traceback, and what may be done about it."""
-    took = text.between(status.started_at, status.finished_at)
+    took = formatting.between(status.started_at, status.finished_at)
     line = _state(status)
     if took is not None:
-        line.append(f" after {text.duration(took)}", style="default")
+        line.append(f" after {formatting.duration(took)}", style="default")
     if status.result:
         line.append(f": {result_text(status.result)}", style="default")
     console.print(line, soft_wrap=True)
@@ -254,13 +254,13 @@ def _failure(status: JobStatus, *, with_traceback: bool) -> list[str]:
 def print_afterwards(client: Client, job: str, console: Console, said: Sequence[str] | set[str] = ()) -> None:
     """What the split report warns of, unless that was said, and where there is more."""
     with contextlib.suppress(ShardyardError):  # no attempt has begun, or the report is not for this token
-        for finding in client.call(calls.splits(job)).findings:
+        for finding in client.call(endpoints.splits(job)).findings:
             words = finding_words(finding)
             if finding.severity != "info" and words not in said:
                 console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
-        kept = [one for one in client.call(calls.artifacts(job)).artifacts if one.path.startswith(KEPT)]
+        kept = [one for one in client.call(endpoints.artifacts(job)).artifacts if one.path.startswith(KEPT)]
         if kept:
-            console.print(f"{text.plural(len(kept), 'file')} kept: shardyard artifacts {job}", style="dim")
+            console.print(f"{formatting.plural(len(kept), 'file')} kept: shardyard artifacts {job}", style="dim")
     console.print(f"what each device got: shardyard splits {job}", style="dim", soft_wrap=True)
 
 
@@ -276,16 +276,18 @@ def _state(status: JobStatus) -> Text:
 
 
 def _headline(status: JobStatus) -> Text:
-    line = Text.assemble((text.plain(status.name), "bold"), "  ", _state(status), no_wrap=True, overflow="ellipsis")
+    line = Text.assemble(
+        (formatting.plain(status.name), "bold"), "  ", _state(status), no_wrap=True, overflow="ellipsis"
+    )
     if status.queue_position:
         line.append(f"  position {status.queue_position}", style="dim")
     if status.state not in ("running", "succeeded"):
-        line.append(f"  {text.plain(status.reason.message)}", style="dim")
+        line.append(f"  {formatting.plain(status.reason.message)}", style="dim")
     return line
 
 
 def _log_line(device: int, line: str) -> Text:
-    return Text(f"{device}| {text.plain(line)}", "dim", no_wrap=True, overflow="ellipsis")
+    return Text(f"{device}| {formatting.plain(line)}", "dim", no_wrap=True, overflow="ellipsis")
 
 
 def _finding_line(finding: Finding) -> Text:
@@ -298,15 +300,15 @@ def _finding_line(finding: Finding) -> Text:
 
 def _follow(client: Client, job: str, view: QuietView) -> JobStatus:
     """Feed a view until the job has ended; its last status."""
-    view.status(client.call(calls.job(job)))
+    view.status(client.call(endpoints.job(job)))
     seen = _Seen(view)
-    stream = flows.follow(job, "all", tail=view.lines_from, away=lambda error: view.remark(_away(error)))
+    stream = operations.follow(job, "all", tail=view.lines_from, away=lambda error: view.remark(_away(error)))
     if not (view.prints_lines or view.lines_from):
-        stream = flows.follow(job, away=lambda error: view.remark(_away(error)))
+        stream = operations.follow(job, away=lambda error: view.remark(_away(error)))
     for event in client.items(stream):
         match event:
             case events.StateChanged() if not event.ended:  # the end is told when everything else was
-                view.status(client.call(calls.job(job)))
+                view.status(client.call(endpoints.job(job)))
             case events.Progressed():
                 view.progress(event.progress)
             case events.ReportChanged():
@@ -322,7 +324,7 @@ def _follow(client: Client, job: str, view: QuietView) -> JobStatus:
                 view.remark(event.message or event.code)
             case events.Resync():
                 _catch_up(client, job, view, seen, event)
-    status = client.call(calls.job(job))
+    status = client.call(endpoints.job(job))
     _show_report(client, job, view)
     view.status(status)
     return status
@@ -345,17 +347,17 @@ class _Seen:
 
 def _catch_up(client: Client, job: str, view: QuietView, seen: _Seen, event: events.Resync) -> None:
     """Events were passed over. What is shown for good is fetched; what only shows how things are comes anew."""
-    view.status(client.call(calls.job(job)))
+    view.status(client.call(endpoints.job(job)))
     _show_report(client, job, view)
     if view.prints_lines:
-        for page in client.items(flows.log_pages(job, after=event.logs_after)):
+        for page in client.items(operations.log_pages(job, after=event.logs_after)):
             for line in page.lines:
                 seen.line(page.attempt, line.device, line)
 
 
 def _show_report(client: Client, job: str, view: QuietView) -> None:
     with contextlib.suppress(NotFound, Unavailable):  # there is none yet, or the next one will come
-        view.report(client.call(calls.splits(job)))
+        view.report(client.call(endpoints.splits(job)))
 
 
 def _away(error: ShardyardError) -> str:

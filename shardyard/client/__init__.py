@@ -13,7 +13,7 @@ that carry them out, `models` and `events` what the service says, `report` the s
 Errors are those of `shardyard.errors`.
 """
 
-from shardyard.client.asynchronous import AsyncClient, AsyncJob
-from shardyard.client.blocking import Client, Job
+from shardyard.client.async_client import AsyncClient, AsyncJob
+from shardyard.client.client import Client, Job
 
 __all__ = ["AsyncClient", "AsyncJob", "Client", "Job"]

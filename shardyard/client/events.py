@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from jobs.errors import ShardyardError
-from jobs.lint import Finding
-from jobs.plan import Pattern
+from jobs.model.errors import ShardyardError
+from jobs.splits.lint import Finding
+from jobs.splits.plan import Pattern
 from shardyard.client.models import TERMINAL, JobSummary, Model, Progress, Reason
 
 #: No event of the service is larger; what is would fill the memory.

@@ -1,10 +1,10 @@
-"""From an answer that says no to an exception: the classes of `jobs.errors`, chosen by the answer's `code`."""
+"""From an answer that says no to an exception: the classes of `jobs.model.errors`, chosen by the answer's `code`."""
 
 from collections.abc import Iterator
 
 import msgspec
 
-from jobs.errors import (
+from jobs.model.errors import (
     BodyTooLarge,
     Conflict,
     FieldError,
@@ -15,7 +15,7 @@ from jobs.errors import (
     Unauthenticated,
     Unavailable,
 )
-from shardyard.client.wire import Answer
+from shardyard.client.transport import Answer
 
 #: For answers that carry no code of ours, for example a proxy's. 429, 502, 503, 504: another time.
 _BY_STATUS: dict[int, type[ShardyardError]] = {

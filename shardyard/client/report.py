@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jobs import report, report_text
-from jobs.lint import Finding
-from jobs.measures import Balance, DeviceMeasures, PrimitiveTimings, Timing
-from jobs.plan import Pattern
-from jobs.prediction_check import PredictionCheck
-from jobs.report import Report, ReportDevice
-from jobs.report_diff import ReportDiff, diff
+from jobs.render import report_text
+from jobs.splits import report
+from jobs.splits.diff import ReportDiff, diff
+from jobs.splits.lint import Finding
+from jobs.splits.plan import Pattern
+from jobs.splits.plan_check import PredictionCheck
+from jobs.splits.report import Report, ReportDevice
+from jobs.splits.timings import Balance, DeviceMeasures, PrimitiveTimings, Timing
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
@@ -115,14 +116,14 @@ class SplitReport:
 
     def html(self) -> str:
         """One page that needs nothing else, to be kept or sent."""
-        from jobs.pictures.page import page
+        from jobs.render.svg.report_page import page
 
         return str(page(self.data))
 
     def svg(self) -> str:
         """The heat map: devices across, ways to divide a batch down."""
-        from jobs.pictures.heat_map import heat_map
-        from jobs.pictures.svg import Frame
+        from jobs.render.svg.heat_map import heat_map
+        from jobs.render.svg.svg import Frame
 
         frame = Frame(ids=f"sy-{self.job_id[-12:]}-{self.attempt}")  # a notebook shows several on one page
         return str(heat_map(self.data, frame=frame))

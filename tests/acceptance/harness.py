@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.client import Client
+from shardyard.client.connection import local_service
 from shardyard.client.models import JobStatus
-from shardyard.connection import local_service
 
 READY_SECONDS = 90
 SERVICES = ("control", "telemetry", "api", "worker")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.client import Client, calls
+from shardyard.client import Client, endpoints
 from tests.acceptance.harness import Up, wait_for_state, wait_until
 from tests.acceptance.test_up import digits
 
@@ -26,7 +26,7 @@ def outcome(client: Client, job: str) -> tuple[Any, ...]:
     """All that an ended job has to show, but its progress, which is kept for a day only."""
     lines = [line.text for line in client.job(job).logs()]
     assert lines
-    return client.json(calls.job(job)) | {"progress": None}, client.job(job).report(), lines
+    return client.json(endpoints.job(job)) | {"progress": None}, client.job(job).report(), lines
 
 
 @pytest.fixture

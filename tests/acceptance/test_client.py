@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from shardyard import AsyncClient, Client, Job, errors
-from shardyard.client import calls, events, flows
+from shardyard.client import endpoints, events, operations
 from tests.acceptance.harness import Up, wait_until
 from tests.acceptance.test_up import digits
 
@@ -98,15 +98,15 @@ def test_every_example_of_the_document_does_what_it_says(client: Client, project
 def test_a_list_is_every_job_once_newest_first_over_all_pages(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.submit(digits(epochs=100_000) | {"resources": {"devices": 8}, "parallelism": {"strategy": "dp"}})
     made = [client.submit(short("many") | {"resources": {"devices": 8}}).id for _ in range(120)]
-    monkeypatch.setattr(flows, "JOBS_PER_PAGE", 50)
+    monkeypatch.setattr(operations, "JOBS_PER_PAGE", 50)
     asked: list[object] = []
-    fetch = calls.jobs
+    fetch = endpoints.jobs
 
     def counted(**filters: Any) -> Any:
         asked.append(filters)
         return fetch(**filters)
 
-    monkeypatch.setattr(calls, "jobs", counted)
+    monkeypatch.setattr(endpoints, "jobs", counted)
 
     found = [job.id for job in client.jobs(name="many", state="queued")]
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from shardyard import demo, embedded
+from shardyard.cli import demo
 from shardyard.client import Client
-from shardyard.processes import Processes
+from shardyard.service import embedded_redis
+from shardyard.service.processes import Processes
 from tests.acceptance.harness import SERVICES, Up, wait_for_state, wait_until
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
@@ -131,11 +132,11 @@ def test_a_part_that_cannot_start_ends_up_with_the_last_words_of_its_log(up: Up)
 
 @pytest.mark.slow
 def test_an_external_redis_serves_in_the_place_of_the_built_in_ones(up: Up, tmp_path: Path) -> None:
-    server = embedded.prepare("control", tmp_path / "external", embedded.find_server())
+    server = embedded_redis.prepare("control", tmp_path / "external", embedded_redis.find_server())
     manager = Processes(say=print)
     manager.start(server.service)
     try:
-        embedded.wait_until_it_answers(server)
+        embedded_redis.wait_until_it_answers(server)
         client = up.start("--redis-url", server.url)
         assert set(up.pids()) == {"api", "worker"}
         job = client.submit(digits(epochs=1)).id

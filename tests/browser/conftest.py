@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, StorageState, expect, sync_playwright
 
-from api.routes import dashboard
+from api.system import dashboard_routes
 from shardyard.client import Client
 from tests.acceptance.harness import Up
 
@@ -23,7 +23,7 @@ PATIENCE_MS = 60_000
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    built = dashboard._built() is not None
+    built = dashboard_routes._built() is not None
     if program is None or not built:
         why = f"there is none of {BROWSERS} here" if program is None else "the dashboard is not built: make web"
         if os.environ.get("CI"):

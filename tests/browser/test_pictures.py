@@ -8,10 +8,10 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
-from jobs import report
-from jobs.pictures.comparison import comparison
-from jobs.pictures.page import About, page
-from jobs.report import Report
+from jobs.render.svg.comparison_page import comparison
+from jobs.render.svg.report_page import About, page
+from jobs.splits import report
+from jobs.splits.report import Report
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.browser]
 

@@ -73,7 +73,7 @@ def test_the_image_of_the_api_has_no_torch(composed: Composed) -> None:
 
 
 def test_the_image_of_the_api_has_the_dashboard(composed: Composed) -> None:
-    find = "from api.routes import dashboard; print(dashboard._built() is not None, len(dashboard._assets()))"
+    find = "from api.system import dashboard_routes as d; print(d._built() is not None, len(d._assets()))"
     assert composed.run_in("api", "python", "-c", find).strip() == "True 3"
 
 

@@ -14,10 +14,10 @@ import msgspec
 import psutil
 import redis
 
-from jobs import layout, metrics
-from jobs.logs import read_page, read_seal
-from jobs.state import CAUSE_OF, TERMINAL, TRANSITIONS, Cause, Reason, State
-from jobs.wire import ATTEMPT_MARK
+from jobs.files import metric_file, paths
+from jobs.files.log_file import read_page, read_seal
+from jobs.model.state import CAUSE_OF, TERMINAL, TRANSITIONS, Cause, Reason, State
+from jobs.protocol.names import ATTEMPT_MARK
 from tests.faults.journal import Past, read_past
 from tests.faults.recorder import Exchange
 from tests.integration.store.invariants import Keys, read_keys
@@ -119,12 +119,12 @@ def _one_token_is_live(scene: _Scene) -> Iterator[str]:
 def _numbers_have_no_gap(scene: _Scene) -> Iterator[str]:
     for ref, attempt in scene.attempts.items():
         tenant, job, number = ref.split("/")
-        directory = layout.attempt_dir(scene.of.storage, tenant, job, int(number))
+        directory = paths.attempt_dir(scene.of.storage, tenant, job, int(number))
         if not directory.exists():
             continue
-        for log in sorted(layout.logs_dir(directory).glob("device-*.log")):
+        for log in sorted(paths.logs_dir(directory).glob("device-*.log")):
             yield from (f"{ref} {log.name}: {words}" for words in _log(log, attempt, scene.of))
-        yield from (f"{ref}: {words}" for words in _metrics(layout.metrics_file(directory)))
+        yield from (f"{ref}: {words}" for words in _metrics(paths.metrics_file(directory)))
 
 
 def _log(path: Path, attempt: Mapping[bytes, bytes], of: Evidence) -> Iterator[str]:
@@ -148,7 +148,7 @@ def _log(path: Path, attempt: Mapping[bytes, bytes], of: Evidence) -> Iterator[s
 
 
 def _metrics(path: Path) -> Iterator[str]:
-    for series in metrics.read(path):
+    for series in metric_file.read(path):
         numbers = [point.number for point in series.points]
         if numbers != list(range(1, len(numbers) + 1)):
             yield f"metric {series.name} of device {series.device} has a gap or a repeat"
@@ -197,7 +197,7 @@ def _reports_equal_undisturbed_ones(scene: _Scene) -> Iterator[str]:
         if expected is None or job[b"state"] != State.SUCCEEDED.encode():
             continue
         tenant, name = ref.split("/")
-        found = essence(layout.attempt_dir(scene.of.storage, tenant, name, int(job[b"attempt"])), job)
+        found = essence(paths.attempt_dir(scene.of.storage, tenant, name, int(job[b"attempt"])), job)
         if found != expected:
             yield f"the report of {ref} differs from an undisturbed run's: {found} instead of {expected}"
 
@@ -205,7 +205,7 @@ def _reports_equal_undisturbed_ones(scene: _Scene) -> Iterator[str]:
 def essence(attempt_directory: Path, job: Mapping[bytes, bytes]) -> Any:
     """What of a final report and a result must not depend on when, where and how often a job ran."""
     try:
-        report = msgspec.json.decode(layout.report_file(attempt_directory).read_bytes())
+        report = msgspec.json.decode(paths.report_file(attempt_directory).read_bytes())
     except OSError as error:
         return f"no report: {error}"
     patterns = [[p[key] for key in ("phase", "module", "batch_rows", "rows", "steps")] for p in report["patterns"]]
@@ -215,14 +215,14 @@ def essence(attempt_directory: Path, job: Mapping[bytes, bytes]) -> Any:
         "strategy": report["strategy"],
         "patterns": patterns,
         "rows": rows,
-        "curves": _curves(layout.metrics_file(attempt_directory)),
+        "curves": _curves(paths.metrics_file(attempt_directory)),
         "result": msgspec.json.decode(job[b"result"]) if job.get(b"result") else None,
     }
 
 
 def _curves(path: Path) -> list[Any]:
     """Every point of every series that is no measure of time."""
-    series = [one for one in metrics.read(path) if "per_second" not in one.name]
+    series = [one for one in metric_file.read(path) if "per_second" not in one.name]
     return [[one.device, one.name, [(point.number, point.step, point.value) for point in one.points]] for one in series]
 
 

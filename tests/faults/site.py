@@ -13,7 +13,7 @@ import httpx
 
 from api.__main__ import listen
 from jobs import store
-from jobs.state import TERMINAL
+from jobs.model.state import TERMINAL
 from tests.faults.checker import Evidence, essence, violations
 from tests.faults.inject.proxy import Proxy, proxied
 from tests.faults.journal import SERVER_OPTIONS, read_past

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jobs import store
-from jobs.state import TERMINAL, Reason, State
+from jobs.model.state import TERMINAL, Reason, State
 from jobs.store import JobFilter
 from tests.faults.checker import Footprint
 from tests.faults.inject import processes

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs import layout
-from jobs.state import Reason
+from jobs.files import paths
+from jobs.model.state import Reason
 from jobs.store import AttemptId
 from tests.faults.checker import Evidence, violations
 from tests.faults.journal import SERVER_OPTIONS
@@ -84,9 +84,9 @@ def test_a_write_that_nobody_may_make_is_found(world: World, tmp_path: Path, wha
 
 def test_a_log_without_a_seal_is_found(world: World, tmp_path: Path) -> None:
     attempt = ended(world)
-    directory = layout.attempt_dir(tmp_path, TENANT, attempt.job, attempt.number)
-    layout.logs_dir(directory).mkdir(parents=True)
-    layout.log_file(directory, 0).touch()
+    directory = paths.attempt_dir(tmp_path, TENANT, attempt.job, attempt.number)
+    paths.logs_dir(directory).mkdir(parents=True)
+    paths.log_file(directory, 0).touch()
     assert any("has no seal" in words for words in look(world, tmp_path))
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from jobs import checkpoints, layout
-from jobs.state import Reason, State
+from jobs.files import checkpoints, paths
+from jobs.model.state import Reason, State
 from tests.faults.conftest import LEASE
 from tests.faults.inject import processes
 from tests.faults.inject.disk import fill
@@ -63,7 +63,7 @@ def kill(site: Site, job: str) -> None:
 
 
 def directory(site: Site, job: str) -> Path:
-    return layout.checkpoints_dir(site.settings.storage, TENANT, job)
+    return paths.checkpoints_dir(site.settings.storage, TENANT, job)
 
 
 def pointed(site: Site, job: str) -> int:

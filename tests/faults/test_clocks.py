@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs import store
-from jobs.state import State
+from jobs.model.state import State
 from tests.faults.inject.clock import Clock, clock
 from tests.faults.journal import SERVER_OPTIONS
 from tests.faults.machine import need

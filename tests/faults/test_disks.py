@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs import layout
-from jobs.state import Reason, State
+from jobs.files import paths
+from jobs.model.state import Reason, State
 from tests.faults.inject.disk import fill, small_disk
 from tests.faults.inject.trace import failing_calls
 from tests.faults.machine import need
@@ -127,7 +127,7 @@ def test_row_19_a_supervisor_killed_while_it_writes_the_report_leaves_a_whole_on
     site.kill_worker()  # or it would start the next attempt with the same failpoint
     eventually(lambda: is_dead(supervisor), "its supervisor dies")
     site.worker_environment = {}
-    assert layout.report_file(site.files(job)).exists() == (place == "renamed")
+    assert paths.report_file(site.files(job)).exists() == (place == "renamed")
     site.start_worker()
     record = site.finished(job, 60)
     assert record.state is State.SUCCEEDED

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from api.connections import MAX_CONNECTIONS
+from api.data.redis_pool import MAX_CONNECTIONS
 from tests.faults.checker import Footprint
 from tests.faults.inject.network import network
 from tests.faults.machine import need

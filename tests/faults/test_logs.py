@@ -6,9 +6,9 @@ import time
 import psutil
 import pytest
 
-from jobs import layout
-from jobs.logs import CONTINUED, MAX_LINE_BYTES, UNENDED, Line, clean_for_display, read_page
-from jobs.state import State
+from jobs.files import paths
+from jobs.files.log_file import CONTINUED, MAX_LINE_BYTES, UNENDED, Line, clean_for_display, read_page
+from jobs.model.state import State
 from tests.faults.checker import Footprint
 from tests.faults.site import Site
 from tests.integration.workers.service import eventually
@@ -93,7 +93,7 @@ def test_row_23_odd_output_is_kept_byte_by_byte(site: Site) -> None:
 
 
 def _joined(lines: list[Line]) -> str:
-    """The digest of a source's text, put together again as `jobs.logs` says."""
+    """The digest of a source's text, put together again as `jobs.files.log_file` says."""
     return _digest(b"".join(line.text if line.flags else line.text + b"\n" for line in lines))
 
 
@@ -107,4 +107,4 @@ def test_row_24_a_grandchild_that_keeps_stdout_open_does_not_keep_the_job(site: 
     assert site.finished(job).state is State.SUCCEEDED
     assert time.monotonic() - began < 30  # not the five minutes of the grandchild
     assert "done" in site.text(job)
-    assert read_page(layout.log_file(site.files(job), 0)).sealed
+    assert read_page(paths.log_file(site.files(job), 0)).sealed

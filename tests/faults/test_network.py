@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from jobs.state import Reason, State
+from jobs.model.state import Reason, State
 from tests.faults.inject import processes
 from tests.faults.inject.network import Network, network
 from tests.faults.machine import need
 from tests.faults.site import Site, running_site
 from tests.integration.workers.service import eventually, is_dead
-from workers.watch import FENCE
+from workers.supervisor.rank_monitor import FENCE
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs.state import AttemptState, Reason, State
+from jobs.model.state import AttemptState, Reason, State
 from tests.faults.conftest import LEASE
 from tests.faults.inject import processes
 from tests.faults.inject.freezer import undying

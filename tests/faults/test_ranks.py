@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.state import AttemptState, Reason, State
+from jobs.model.state import AttemptState, Reason, State
 from tests.faults.inject import processes
 from tests.faults.inject.memory import MemoryGroup, memory_group
 from tests.faults.machine import need

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 import redis
 
-from jobs import retention, store
-from jobs.record import DeviceRecord, NodeInfo
-from jobs.redis_store import RedisStore
-from jobs.state import Reason, State
+from api.background import retention
+from jobs import store
+from jobs.model.records import DeviceRecord, NodeInfo
+from jobs.model.state import Reason, State
+from jobs.store.client import RedisStore
 from tests.faults.inject import processes
 from tests.faults.inject.proxy import Act, Rule
 from tests.faults.site import Site
 from tests.integration.workers.service import TENANT, eventually
-from workers.launch import Marks
+from workers.runtime.launch import Marks
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.state import Reason, State
+from jobs.model.state import Reason, State
 from tests.faults.inject import processes
 from tests.faults.inject.releases import unpack_previous
 from tests.faults.machine import need

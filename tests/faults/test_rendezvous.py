@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from jobs.state import State
+from jobs.model.state import State
 from tests.faults.site import Site
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]

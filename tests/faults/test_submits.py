@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from jobs import store
-from jobs.state import State
+from jobs.model.state import State
 from jobs.store import AttemptId
 from tests.faults.checker import Evidence, violations
 from tests.faults.journal import SERVER_OPTIONS
@@ -86,7 +86,7 @@ def test_row_15_a_hint_that_comes_100_times_one_that_is_lost_and_one_that_is_sta
 DISPATCHER = """
 import sys, time
 from jobs import store
-from jobs.redis_store import RedisStore
+from jobs.store.client import RedisStore
 control = RedisStore.from_url(sys.argv[1])
 while not control.client.exists("barrier"):
     time.sleep(0.001)

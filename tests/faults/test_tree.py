@@ -16,12 +16,14 @@ import psutil
 import pytest
 import redis
 
-from jobs import layout, store
-from jobs.redis_store import RedisStore
-from jobs.state import Reason
-from jobs.wire import DEFAULT_TENANT
-from shardyard import demo, embedded
-from shardyard.connection import local_service
+from jobs import store
+from jobs.files import paths
+from jobs.model.state import Reason
+from jobs.protocol.names import DEFAULT_TENANT
+from jobs.store.client import RedisStore
+from shardyard.cli import demo
+from shardyard.client.connection import local_service
+from shardyard.service import embedded_redis
 from tests.acceptance.harness import SERVICES, Up
 from tests.faults.checker import Evidence, essence, violations
 from tests.faults.inject import processes
@@ -60,7 +62,7 @@ class Tree:
         service = local_service(directory)
         assert service is not None
         self.caller = Caller(url, service.token_file.read_text().strip())
-        server = embedded.prepare("control", directory, embedded.find_server())
+        server = embedded_redis.prepare("control", directory, embedded_redis.find_server())
         self.control = redis.Redis.from_url(server.url)
         self.redis_directory, self.storage, self.state_dir = server.directory, directory / "storage", directory / "node"
 
@@ -79,7 +81,7 @@ class Tree:
         found = RedisStore(self.control).run(store.snapshot(DEFAULT_TENANT, job))
         assert found is not None
         number = int(found.job[b"attempt"])
-        return essence(layout.attempt_dir(self.storage, DEFAULT_TENANT, job, number), found.job)
+        return essence(paths.attempt_dir(self.storage, DEFAULT_TENANT, job, number), found.job)
 
     def kill(self, part: str, job: str) -> None:
         """Kill -9 one process, and have what does not come back by itself started again."""

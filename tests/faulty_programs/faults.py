@@ -141,7 +141,7 @@ def run_a_thread_that_reports_badly(notes: str) -> None:
     """Ends the thread that carries this rank's records, as a bug in it would."""
     import gc
 
-    from workers.training.context import ChannelSink
+    from workers.runtime.context import ChannelSink
 
     (sink,) = (found for found in gc.get_objects() if isinstance(found, ChannelSink))
     sink.emit(object())  # type: ignore[arg-type]

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from jobs import archive, retention, store, tokens
-from jobs import storage as storage_proof
-from jobs.errors import InvalidRequest
-from jobs.redis_store import RedisStore
-from jobs.state import Order, Reason, State
-from jobs.store import JobFilter
-from shardyard import backup
-from shardyard.backup import BackupError, Service
+from api.background import retention
+from api.data import archive
+from jobs import store
+from jobs.files import identity as storage_proof
+from jobs.model.errors import InvalidRequest
+from jobs.model.state import Order, Reason, State
+from jobs.store import JobFilter, tokens
+from jobs.store.client import RedisStore
+from shardyard.service import backup
+from shardyard.service.backup import BackupError, Service
 from tests.integration.redis_server import running_redis
 from tests.integration.store.invariants import violations
 from tests.integration.store.world import TENANT, World, a_spec, script

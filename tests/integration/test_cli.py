@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from shardyard import cli, pack
-from shardyard.client import flows
+from shardyard import cli
+from shardyard.bundling import pack
+from shardyard.client import operations
 
 pytestmark = pytest.mark.integration
 
@@ -110,9 +111,9 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stub]:
     monkeypatch.setenv("SHARDYARD_URL", stub.url)
     monkeypatch.setenv("SHARDYARD_TOKEN", "secret")
     monkeypatch.setenv("SHARDYARD_DATA_DIR", str(tmp_path))
-    monkeypatch.setattr(flows, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(operations, "FIRST_PAUSE_SECONDS", 0.01)
     stub.on("GET", f"/v1/jobs/{JOB}/events", stream(END))
-    monkeypatch.setattr(flows, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(operations, "POLL_SECONDS", 0.01)
     yield stub
     server.shutdown()
     thread.join()

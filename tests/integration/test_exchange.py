@@ -12,8 +12,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from api.connections import connect
-from jobs.exchange import Exchange, _Line
+from api.data.redis_pool import connect
+from jobs.store.multiplexer import Exchange, _Line
 from tests.integration.redis_server import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]

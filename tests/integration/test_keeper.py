@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.keeper import Pace, pace_of
-from workers.leaving import Leaving
+from workers.node.shutdown import Leaving
+from workers.node.worker_monitor import Pace, pace_of
 
 pytestmark = pytest.mark.integration
 
@@ -27,7 +27,7 @@ WITH_ORPHAN = "(sleep 0.2 & echo $! > {orphan}); " + STEADY
 
 KEEPER = """
 import json, sys
-from workers.keeper import Pace, keep
+from workers.node.worker_monitor import Pace, keep
 command, pace = json.loads(sys.argv[1])
 sys.exit(keep(command, Pace(**pace)))
 """
@@ -187,7 +187,7 @@ def _signals(pid: int, field: str) -> set[int]:
 @pytest.mark.parametrize("wrong", [{"SHARDYARD_REDIS_URL": "http://127.0.0.1"}, {"SHARDYARD_DEVICES": "cpu:0"}])
 def test_settings_that_cannot_work_end_it_before_a_worker_starts(wrong: dict[str, str]) -> None:
     environment = os.environ | {"SHARDYARD_REDIS_URL": "redis://127.0.0.1:1"} | wrong
-    command = [sys.executable, "-m", "workers.keeper"]
+    command = [sys.executable, "-m", "workers.node.worker_monitor"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 2
     assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == ["cannot_start"]

@@ -10,18 +10,19 @@ from typing import cast
 import pytest
 import redis
 
-from jobs import layout, metrics, wire
-from jobs.frames import Frame, Kind, parse
-from jobs.logs import Line, read_chunk, read_page
-from jobs.telemetry import Metric
+from jobs.files import metric_file, paths
+from jobs.files.frame_file import Frame, Kind, parse
+from jobs.files.log_file import Line, read_chunk, read_page
+from jobs.protocol import names
+from jobs.protocol.records import Metric
 from tests.integration.redis_server import RedisServer, redis_server
 from tests.timing import once_below
-from workers.relay import Relay
-from workers.shipper import SEALED_SECONDS, Shipper
+from workers.supervisor.telemetry.log_relay import Relay
+from workers.supervisor.telemetry.shipper import SEALED_SECONDS, Shipper
 
 pytestmark = pytest.mark.integration
 
-KEY = wire.log_stream("t", "j", 1, 0)
+KEY = names.log_stream("t", "j", 1, 0)
 DEADLINE = 60.0
 
 
@@ -59,9 +60,9 @@ def lines_in_redis(server: RedisServer) -> list[Line]:
 
 
 def lines_on_disk(attempt: Path) -> list[Line]:
-    page = read_page(layout.log_file(attempt, 0), limit=1_000_000, max_bytes=1 << 30)
+    page = read_page(paths.log_file(attempt, 0), limit=1_000_000, max_bytes=1 << 30)
     while page.next < page.last:
-        more = read_page(layout.log_file(attempt, 0), page.next, limit=1_000_000, max_bytes=1 << 30)
+        more = read_page(paths.log_file(attempt, 0), page.next, limit=1_000_000, max_bytes=1 << 30)
         more.lines[:0] = page.lines
         page = more
     return page.lines
@@ -77,8 +78,8 @@ def test_what_is_on_the_disk_is_in_the_stream_and_ends_with_the_seal(tmp_path: P
     relay = Relay(tmp_path / "a", 1, shipper)
     write(relay, 1, 1234)
     relay.metric(Metric(-1, "loss", 0, 0.5, 1.0))
-    shipper.put(wire.report_key("t", "j", 1), b"old", 60)
-    shipper.put(wire.report_key("t", "j", 1), b"report", 60)
+    shipper.put(names.report_key("t", "j", 1), b"old", 60)
+    shipper.put(names.report_key("t", "j", 1), b"report", 60)
     relay.close()
     assert shipper.close(DEADLINE) == []
     assert lines_in_redis(server) == lines_on_disk(tmp_path / "a")
@@ -87,10 +88,10 @@ def test_what_is_on_the_disk_is_in_the_stream_and_ends_with_the_seal(tmp_path: P
     assert (found[-1][0], found[-1][1].kind) == ("1234-1", Kind.SEAL)
     with server.client() as client:
         assert 0 < client.ttl(KEY) <= SEALED_SECONDS
-        assert 0 < client.ttl(wire.metric_stream("t", "j", 1)) <= SEALED_SECONDS
-        assert client.get(wire.report_key("t", "j", 1)) == b"report"
-    (_, _, chunk), *_ = entries(server, wire.metric_stream("t", "j", 1))
-    assert metrics.read_frame(chunk)[1][0].values == [0.5]
+        assert 0 < client.ttl(names.metric_stream("t", "j", 1)) <= SEALED_SECONDS
+        assert client.get(names.report_key("t", "j", 1)) == b"report"
+    (_, _, chunk), *_ = entries(server, names.metric_stream("t", "j", 1))
+    assert metric_file.read_frame(chunk)[1][0].values == [0.5]
 
 
 def test_the_first_line_is_in_redis_within_a_tenth_of_a_second(tmp_path: Path, server: RedisServer) -> None:
@@ -103,7 +104,7 @@ def _first_line(directory: Path, server: RedisServer, attempt: int) -> float:
     shipper = Shipper(server.url, "t", "j", attempt)
     shipper.put(f"warm-{attempt}", b"", 60)
     relay = Relay(directory / str(attempt), 1, shipper)
-    key = wire.log_stream("t", "j", attempt, 0)
+    key = names.log_stream("t", "j", attempt, 0)
     with server.client() as client:
         until(lambda: client.exists(f"warm-{attempt}") == 1, "connected")
         written = time.monotonic()
@@ -220,7 +221,7 @@ def test_a_file_that_cannot_be_read_does_not_hold_up_the_others(tmp_path: Path, 
     write(relay, 1, 3)
     relay.close()
     until(lambda: last_in_redis(server) == 4, "the lines and the seal")
-    assert [wire.log_stream("t", "j", 1, 7) in line for line in shipper.close(0.3)] == [True]
+    assert [names.log_stream("t", "j", 1, 7) in line for line in shipper.close(0.3)] == [True]
 
 
 def test_the_window_is_bounded_and_older_lines_are_left_to_the_file(tmp_path: Path, server: RedisServer) -> None:
@@ -232,7 +233,7 @@ def test_the_window_is_bounded_and_older_lines_are_left_to_the_file(tmp_path: Pa
     relay.close()
     assert shipper.close(DEADLINE) == []
     found = entries(server)
-    assert layout.log_file(tmp_path / "a", 0).stat().st_size > 3 * window
+    assert paths.log_file(tmp_path / "a", 0).stat().st_size > 3 * window
     assert sum(len(raw) for _, _, raw in found) < 2 * window + 256 * 1024
     assert found[0][1].first > 1
     lines = lines_in_redis(server)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard import processes
-from shardyard.processes import Processes, Service, ServiceError
+from shardyard.service import processes
+from shardyard.service.processes import Processes, Service, ServiceError
 
 pytestmark = pytest.mark.integration
 
@@ -24,7 +24,7 @@ STUBBORN = ("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done")
 PARENT = """
 import json, sys, time
 from pathlib import Path
-from shardyard.processes import Processes, Service
+from shardyard.service.processes import Processes, Service
 name, argv, env, directory = json.loads(sys.argv[1])
 manager = Processes(say=print)
 manager.start(Service(name, tuple(argv), env, Path(directory) / "lock", Path(directory) / "log"))

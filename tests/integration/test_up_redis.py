@@ -12,9 +12,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from shardyard import embedded
-from shardyard.embedded import EmbeddedRedis
-from shardyard.processes import Processes, ServiceError
+from shardyard.service import embedded_redis
+from shardyard.service.embedded_redis import EmbeddedRedis
+from shardyard.service.processes import Processes, ServiceError
 
 pytestmark = pytest.mark.integration
 
@@ -23,18 +23,18 @@ pytestmark = pytest.mark.integration
 def manager() -> Iterator[Processes]:
     manager = Processes(say=print)
     yield manager
-    for name in embedded.SETTINGS:
+    for name in embedded_redis.SETTINGS:
         manager.stop(name)
 
 
 def prepared(tmp_path: Path, name: str = "control") -> EmbeddedRedis:
-    return embedded.prepare(name, tmp_path, embedded.find_server())
+    return embedded_redis.prepare(name, tmp_path, embedded_redis.find_server())
 
 
 def running(tmp_path: Path, manager: Processes, name: str = "control") -> EmbeddedRedis:
     server = prepared(tmp_path, name)
     manager.start(server.service)
-    embedded.wait_until_it_answers(server, 60)
+    embedded_redis.wait_until_it_answers(server, 60)
     return server
 
 
@@ -61,7 +61,7 @@ def test_every_acknowledged_write_to_control_survives_a_kill(tmp_path: Path, man
     writer.join(60)
     assert not writer.is_alive()
 
-    while "control" not in manager._running or not embedded.answers(server):
+    while "control" not in manager._running or not embedded_redis.answers(server):
         manager.watch(0.05)
     with redis.Redis.from_url(server.url) as client:
         assert client.exists(*(f"k{number}" for number in acknowledged)) == len(acknowledged) > 500
@@ -112,7 +112,7 @@ def test_a_password_lost_under_a_running_server_is_a_clear_error(tmp_path: Path,
     server = running(tmp_path, manager)
     (server.directory / "password").unlink()
     with pytest.raises(ServiceError, match="refuses the password in"):
-        embedded.answers(prepared(tmp_path))
+        embedded_redis.answers(prepared(tmp_path))
 
 
 @pytest.mark.parametrize("directory", ["a directory with spaces", 'quo"te', "percent%20and?mark", "d" * 120])
@@ -120,4 +120,4 @@ def test_any_data_directory_works(tmp_path: Path, manager: Processes, directory:
     server = running(tmp_path / directory, manager)
     with redis.Redis.from_url(server.url) as client:
         assert client.set("k", "v")
-    assert len(os.fsencode(server.socket)) <= embedded.MAX_SOCKET_PATH_BYTES
+    assert len(os.fsencode(server.socket)) <= embedded_redis.MAX_SOCKET_PATH_BYTES

@@ -13,16 +13,18 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from pydantic import BaseModel, SecretStr
 
-import jobs
-from api import problems
 from api.app import create_app
-from api.routes import dashboard
+from api.http import problems
+from api.system import dashboard_routes
 from benchmarks import results
-from jobs import catalogue, report, report_diff, report_diff_text, report_text, spec, spec_reference, state
-from jobs.errors import InvalidSpec
-from jobs.plan import predict
-from jobs.settings import Settings
-from jobs.spec import JobSpec, Parallelism
+from jobs.model import catalogue, spec, state
+from jobs.model.errors import InvalidSpec
+from jobs.model.settings import Settings
+from jobs.model.spec import JobSpec, Parallelism
+from jobs.render import diff_text, report_text
+from jobs.splits import diff, report
+from jobs.splits.plan import predict
+from tools import spec_reference
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -37,7 +39,7 @@ DOCUMENTS = sorted(
 )
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.json"))
 JOBS = {path.stem for path in (ROOT / "examples" / "jobs").glob("*.json")}
-SCRIPTS = Path(jobs.__file__).parent / "scripts"
+SCRIPTS = ROOT / "jobs" / "store" / "lua"
 
 README = (ROOT / "README.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
@@ -88,7 +90,7 @@ def test_functions_that_a_document_names_exist(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
 def test_files_that_a_document_names_exist(document: Path) -> None:
     mentioned = re.findall(
-        r"`((?:api|jobs|workers|shardyard|tests|docs|benchmarks|examples)/[\w./-]*)`", document.read_text()
+        r"`((?:api|jobs|workers|shardyard|tests|docs|benchmarks|examples|tools)/[\w./-]*)`", document.read_text()
     )
     missing = [path for path in mentioned if not (ROOT / path).exists()]
     assert not missing
@@ -116,7 +118,7 @@ def test_each_letter_of_the_diagram_has_its_function_and_its_script() -> None:
 
 
 def test_every_key_of_redis_is_in_the_tables_of_keys() -> None:
-    code = "".join(path.read_text() for path in [*SCRIPTS.glob("*.lua"), SCRIPTS.parent / "wire.py"])
+    code = "".join(path.read_text() for path in [*SCRIPTS.glob("*.lua"), ROOT / "jobs" / "protocol" / "names.py"])
     kinds = set(re.findall(r"'sy:(\w+)", code)) | set(re.findall(r"\{PREFIX\}(\w+):", code))
     assert len(kinds) > 20
     documented = set(re.findall(r"`sy:(\w+)", ARCHITECTURE))
@@ -135,7 +137,7 @@ def routes(tmp_path: Path) -> set[tuple[str, str]]:
         (method, context.path or "")
         for context in iter_route_contexts(app.routes)
         if not (context.path or "").startswith("/docs/")  # what the page at /docs is made of
-        and context.original_route not in dashboard.router.routes  # pages for people
+        and context.original_route not in dashboard_routes.router.routes  # pages for people
         for method in (context.methods or set()) - {"HEAD"}
     }
 
@@ -157,7 +159,7 @@ def test_every_reason_is_explained() -> None:
 
 
 def test_the_fields_of_a_status_are_documented() -> None:
-    from api.schemas import JobStatus
+    from shardyard.contract.responses import JobStatus
 
     documented = [field.strip("`") for row in rows(API, "## The status") for field in row[0].split(", ")]
     assert set(documented) == set(JobStatus.__struct_fields__)
@@ -191,7 +193,7 @@ def test_every_field_of_a_job_spec_is_documented() -> None:
 
 def test_the_reference_of_the_job_spec_is_fresh() -> None:
     fresh = spec_reference.PATH.read_text() == spec_reference.text()
-    assert fresh, "write it again: python -m jobs.spec_reference"
+    assert fresh, "write it again: python -m tools.spec_reference"
 
 
 def test_every_field_of_the_reference_has_a_description_and_only_one() -> None:
@@ -269,7 +271,7 @@ def test_comparisons_that_are_shown_are_what_their_reports_give(document: Path) 
     pairs = re.findall(r"<!-- reports: (\S+) (\S+) -->\n```text\n(.*?)```", document.read_text(), re.DOTALL)
     for this, against, shown in pairs:
         sides = [report.decode((ROOT / source).read_bytes()) for source in (this, against)]
-        rendered = report_diff_text.render(report_diff.diff(*sides))
+        rendered = diff_text.render(diff.diff(*sides))
         for piece in shown.split("...\n"):
             assert piece.strip("\n") in rendered, f"compare {this} and {against} again, and paste it"
 
@@ -305,8 +307,8 @@ def test_every_field_of_a_real_report_is_explained(example: Path) -> None:
 
 
 def test_every_finding_is_explained() -> None:
-    from jobs.lint import _REMEDIES
-    from jobs.script_findings import CODES
+    from jobs.splits.lint import _REMEDIES
+    from workers.supervisor.report.script_lint import CODES
 
     documented = {row[0].strip("`") for row in rows(REPORT, "## Findings")}
     assert documented == set(_REMEDIES) | CODES

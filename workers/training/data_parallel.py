@@ -10,10 +10,9 @@ from torch import nn
 from torch.nn import parallel as torch_parallel
 from torch.nn.parallel import scatter_gather
 
-from workers.training.probe.recorder import Observer
-from workers.training.probe.shapes import rows_of, shape_of_arguments, tensors_in
-from workers.training.straggler import Straggler
-from workers.training.virtual_devices import (
+from workers.probe.recorder import Observer
+from workers.probe.shapes import rows_of, shape_of_arguments, tensors_in
+from workers.rehearsal.virtual_devices import (
     Arriving,
     Mode,
     Module,
@@ -23,6 +22,7 @@ from workers.training.virtual_devices import (
     replicate,
     scatter,
 )
+from workers.training.straggler import Straggler
 
 
 @dataclass(frozen=True, slots=True)

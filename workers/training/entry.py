@@ -15,16 +15,17 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
-from jobs.spec import Component, Data, EvaluationData, JobSpec, RecipeProgram, Scheduler
-from jobs.telemetry import DeviceInfo, Result
-from workers.training import checkpoint, loop, strategies
-from workers.training.context import RankContext, RejectedByWorker
-from workers.training.hardware import processor
+from jobs.model.spec import Component, Data, EvaluationData, JobSpec, RecipeProgram, Scheduler
+from jobs.protocol.records import DeviceInfo, Result
+from workers.runtime.context import RankContext, RejectedByWorker
+from workers.runtime.cpu_name import processor
+from workers.training import loop, strategies
+from workers.training.checkpoint import state
 from workers.training.recipes import optim
 from workers.training.recipes.data import DATA, collate
 from workers.training.recipes.files import DataRoot
 from workers.training.recipes.models import MODELS, Recipe
-from workers.training.run import Loss, Run
+from workers.training.run_state import Loss, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def prepare(spec: JobSpec, context: RankContext, parts: Parts | None = None) -> 
     program, parts = spec.recipe, parts or build_parts(spec, context)
     dataset, model, loss = parts.dataset, parts.model, parts.loss
     check_precision(spec, context)
-    saved = checkpoint.read(context) if program.checkpoint is not None and program.mode == "train" else None
+    saved = state.read(context) if program.checkpoint is not None and program.mode == "train" else None
     strategy = strategies.build(spec, context, model, saved.buckets if saved is not None else None)
     describe_devices(context, strategy)
     if isinstance(loss, nn.Module):
@@ -106,9 +107,9 @@ def prepare(spec: JobSpec, context: RankContext, parts: Parts | None = None) -> 
         prepared.evaluation = build_evaluation(program.evaluate.data, context)
     seed_everything(program.seed + context.rank, context)
     if prepared.checkpoints is not None:
-        checkpoint.require_states(prepared)
+        state.require_states(prepared)
     if saved is not None:
-        checkpoint.restore(prepared, saved)
+        state.restore(prepared, saved)
     return prepared
 
 

@@ -9,14 +9,14 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data.distributed import DistributedSampler
 
-from jobs.spec import Component
-from jobs.telemetry import Outline, Result
-from workers.training import position, saving
-from workers.training.context import RejectedByWorker, Stopped
+from jobs.model.spec import Component
+from jobs.protocol.records import Outline, Result
+from workers.probe.recorder import sampled
+from workers.probe.shapes import rows_of, shape_of
+from workers.runtime.context import RejectedByWorker, Stopped
+from workers.training.checkpoint import data_position, protocol
 from workers.training.placement import moved
-from workers.training.probe.recorder import sampled
-from workers.training.probe.shapes import rows_of, shape_of
-from workers.training.run import Run
+from workers.training.run_state import Run
 
 #: Input and target; a target that the data lacks is None.
 Batch = tuple[Any, Any]
@@ -40,7 +40,7 @@ def train(run: Run) -> Result:
             if run.moves_rate_every_step:
                 _move_learning_rate(run, run.steps_done)
             _after_step(run, rate, batches)
-            saving.after_step(run, total_steps)
+            protocol.after_step(run, total_steps)
         if not run.moves_rate_every_step and run.steps_done:
             _move_learning_rate(run, run.steps_done - 1)
         if run.evaluation is not None and (run.epoch + 1) % cast(Any, run.program.evaluate).every_epochs == 0:
@@ -49,7 +49,7 @@ def train(run: Run) -> Result:
         if not run.over:
             run.epoch, run.batches_done = run.epoch + 1, 0
     run.settle()
-    saving.at_end(run)
+    protocol.at_end(run)
     return Result(None if run.last_loss is None else _mean_over_ranks(run, run.last_loss), run.metrics)
 
 
@@ -155,7 +155,7 @@ def _groups(run: Run, epoch: int) -> Iterator[tuple[list[Any], float]]:
     run out. What is left at the end of the epoch makes a step too. A rank that is slow in its input is so here."""
     if isinstance(run.loader.sampler, DistributedSampler):
         run.loader.sampler.set_epoch(epoch)
-    batches, count, straggler = position.batches(run), run.program.accumulate_steps, run.strategy.straggler
+    batches, count, straggler = data_position.batches(run), run.program.accumulate_steps, run.strategy.straggler
     while not _is_over(run):
         began = time.perf_counter()
         group = list(islice(batches, count))

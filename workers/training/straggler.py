@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from jobs.spec import JobSpec
-from workers.training.context import RankContext
+from jobs.model.spec import JobSpec
+from workers.runtime.context import RankContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from jobs.spec import JobSpec
-from workers.training import groups, placement
-from workers.training.context import RankContext, RejectedByWorker
+from jobs.model.spec import JobSpec
+from workers.probe.recorder import DdpTimes, Recorder
+from workers.probe.single_device_recorder import OneDevice
+from workers.runtime import process_groups
+from workers.runtime.context import RankContext, RejectedByWorker
+from workers.training import placement
 from workers.training.data_parallel import TracedDataParallel
-from workers.training.probe.one_device import OneDevice
-from workers.training.probe.recorder import DdpTimes, Recorder
 from workers.training.straggler import Straggler
 from workers.training.straggler import of as straggler_of
 
@@ -142,7 +143,7 @@ def ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     device = _torch_device(context, context.devices[0].logical)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    groups.keep()
+    process_groups.keep()
     dist.init_process_group(_backend(how.backend, device))
     model.to(device)
     inner = _submodule(model, path)
@@ -180,7 +181,7 @@ def fsdp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     device = _torch_device(context, context.devices[0].logical)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    groups.keep()
+    process_groups.keep()
     dist.init_process_group(_backend(spec.parallelism.backend, device))
     model.to(device)
     recorder = _recorder(spec, context)

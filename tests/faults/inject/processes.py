@@ -22,7 +22,7 @@ def forkserver(worker: int) -> int:
     found = [
         child.pid
         for child in psutil.Process(worker).children()
-        if any("workers.forkserver" in part for part in child.cmdline())
+        if any("workers.node.forkserver" in part for part in child.cmdline())
     ]
     (pid,) = found
     return int(pid)

@@ -59,7 +59,7 @@ def name_of(command: bytes) -> str:
 @cache
 def _scripts() -> Mapping[str, str]:
     """The SHA-1 by which Redis knows each script -> its name."""
-    names = [path.name.removesuffix(".lua") for path in (files("jobs") / "scripts").iterdir()]
+    names = [path.name.removesuffix(".lua") for path in (files("jobs.store") / "lua").iterdir()]
     return {
         sha1(store.source(name).encode(), usedforsecurity=False).hexdigest(): name for name in names if name != "_lib"
     }

@@ -9,11 +9,12 @@ import redis
 from fastapi import FastAPI
 
 from api.app import create_app
-from jobs import store, tokens
-from jobs.redis_store import RedisStore
-from jobs.settings import Settings
-from jobs.state import Reason
-from jobs.tokens import Scope
+from jobs import store
+from jobs.model.settings import Settings
+from jobs.model.state import Reason
+from jobs.store import tokens
+from jobs.store.client import RedisStore
+from jobs.store.tokens import Scope
 from tests.integration.redis_server import running_redis
 from tests.unit.api.records import a_spec_body, node_info
 

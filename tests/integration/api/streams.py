@@ -11,14 +11,16 @@ from typing import Any, Self
 
 import msgspec
 
-from jobs import layout, store, wire
-from jobs.redis_store import RedisStore
-from jobs.state import Reason
-from jobs.telemetry import Metric
+from jobs import store
+from jobs.files import paths
+from jobs.model.state import Reason
+from jobs.protocol import names
+from jobs.protocol.records import Metric
+from jobs.store.client import RedisStore
 from tests.integration.api.conftest import ADMIN
-from workers.publisher import write_atomically
-from workers.relay import Relay
-from workers.shipper import Shipper
+from workers.supervisor.telemetry.log_relay import Relay
+from workers.supervisor.telemetry.publisher import write_atomically
+from workers.supervisor.telemetry.shipper import Shipper
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ class Attempt:
     def __init__(self, control: RedisStore, telemetry_url: str, storage: Path, job: str, number: int = 1) -> None:
         self.job = job
         self.id = store.AttemptId("default", job, number)
-        self.directory = layout.attempt_dir(storage.resolve(), "default", job, number)
+        self.directory = paths.attempt_dir(storage.resolve(), "default", job, number)
         self._control = control
         assert control.run(store.claim(self.id, "c", "host-a")).granted
         record = control.run(store.read_job("default", job)).record
@@ -189,16 +191,16 @@ class Attempt:
         self.relay.flush(time.time() + 10)
 
     def progress(self, **fields: Any) -> None:
-        key = wire.progress_key("default", self.job, self.id.number)
+        key = names.progress_key("default", self.job, self.id.number)
         self.shipper.put(key, msgspec.json.encode(fields), 3600)
 
     def report(self, *, final: bool = False, **fields: Any) -> None:
         """A report of these parts: patterns, devices, findings. The final one goes to its file."""
         body = msgspec.json.encode({"attempt": self.id.number, "devices": [{"device": 0}]} | fields)
         if final:
-            write_atomically(layout.report_file(self.directory), body)
+            write_atomically(paths.report_file(self.directory), body)
         else:
-            self.shipper.put(wire.report_key("default", self.job, self.id.number), body, 3600)
+            self.shipper.put(names.report_key("default", self.job, self.id.number), body, 3600)
 
     def end(self, reason: Reason = Reason.COMPLETED) -> None:
         self.relay.close()

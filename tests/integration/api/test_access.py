@@ -5,9 +5,9 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from structlog.testing import capture_logs
 
-from api.auth import is_public
+from api.http.auth import is_public
 from jobs import store
-from jobs.tokens import Scope
+from jobs.store.tokens import Scope
 from tests.integration.api.conftest import Api, bearer
 from tests.unit.api.records import JOB
 

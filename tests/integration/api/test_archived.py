@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from jobs import bundle_keeper, layout, retention
-from jobs.logs import LogWriter, Run
-from jobs.metrics import MetricWriter
-from jobs.telemetry import Metric
-from jobs.tokens import Scope
+from api.background import bundle_gc, retention
+from jobs.files import paths
+from jobs.files.log_file import LogWriter, Run
+from jobs.files.metric_file import MetricWriter
+from jobs.protocol.records import Metric
+from jobs.store.tokens import Scope
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_bundles import kept, script, upload
 from tests.integration.api.test_jobs import until_state
@@ -31,16 +32,16 @@ async def a_finished_job(api: Api, **request: Any) -> str:
     assert answer.status_code == 201, answer.text
     job = str(answer.json()["id"])
     await until_state(api, job, "starting")
-    directory = layout.attempt_dir(api.storage, "default", job, 1)
-    layout.logs_dir(directory).mkdir(parents=True)
-    layout.artifacts_dir(directory).mkdir()
-    (layout.artifacts_dir(directory) / "weights").write_bytes(b"weights")
-    log = LogWriter(layout.log_file(directory, 0))
+    directory = paths.attempt_dir(api.storage, "default", job, 1)
+    paths.logs_dir(directory).mkdir(parents=True)
+    paths.artifacts_dir(directory).mkdir()
+    (paths.artifacts_dir(directory) / "weights").write_bytes(b"weights")
+    log = LogWriter(paths.log_file(directory, 0))
     log.append([Run("stdout", 0, 1, 1000.0, 0, [b"hello"])])
     log.seal()
-    metrics = MetricWriter(layout.metrics_file(directory))
+    metrics = MetricWriter(paths.metrics_file(directory))
     metrics.append([Metric(0, "loss", 1, 0.5, 1000.0)])
-    layout.report_file(directory).write_bytes(REPORT.read_bytes())
+    paths.report_file(directory).write_bytes(REPORT.read_bytes())
     api.run_to_end(job)
     return job
 
@@ -134,7 +135,7 @@ async def test_the_code_of_an_archived_job_is_kept_only_as_long_as_any_other(api
     assert again.status_code == 201
     assert (await api.client.post(f"/v1/jobs/{again.json()['id']}/cancel")).status_code == 202
     archive(api)
-    bundle_keeper.sweep(api.control, api.storage, 0)
+    bundle_gc.sweep(api.control, api.storage, 0)
     assert kept(api) == []
     refused = await api.client.post(f"/v1/jobs/{job}/resubmit")
     assert (refused.status_code, refused.json()["code"]) == (422, "unknown_bundle")

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import layout
+from jobs.files import paths
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_jobs import until_state
 
@@ -15,11 +15,11 @@ async def a_job_with_files(api: Api) -> str:
     api.node()
     job = await api.submit()
     await until_state(api, job, "starting")
-    directory = layout.attempt_dir(api.storage, "default", job, 1)
-    (layout.artifacts_dir(directory) / "deep").mkdir(parents=True)
-    layout.report_file(directory).write_text("{}")
-    (layout.artifacts_dir(directory) / "model.safetensors").write_bytes(WEIGHTS)
-    (layout.artifacts_dir(directory) / "deep" / "näme <b>.html").write_text("<script>alert(1)</script>")
+    directory = paths.attempt_dir(api.storage, "default", job, 1)
+    (paths.artifacts_dir(directory) / "deep").mkdir(parents=True)
+    paths.report_file(directory).write_text("{}")
+    (paths.artifacts_dir(directory) / "model.safetensors").write_bytes(WEIGHTS)
+    (paths.artifacts_dir(directory) / "deep" / "näme <b>.html").write_text("<script>alert(1)</script>")
     return job
 
 
@@ -96,8 +96,8 @@ async def test_a_range_behind_the_end_is_a_problem_that_tells_the_size(api: Api)
 )
 async def test_nothing_else_can_be_had(api: Api, path: str, tmp_path: Path) -> None:
     job = await a_job_with_files(api)
-    directory = layout.attempt_dir(api.storage, "default", job, 1)
-    (layout.artifacts_dir(directory) / "link").symlink_to("/etc/passwd")
+    directory = paths.attempt_dir(api.storage, "default", job, 1)
+    (paths.artifacts_dir(directory) / "link").symlink_to("/etc/passwd")
     answer = await api.client.get(f"/v1/jobs/{job}/artifacts/{path}")
     assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
 

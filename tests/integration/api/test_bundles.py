@@ -13,10 +13,12 @@ from fastapi import FastAPI
 from starlette.types import Message
 from structlog.testing import capture_logs
 
-from api.services import bundles as service
-from jobs import bundle_keeper, bundles, layout
-from jobs.settings import Settings
-from jobs.tokens import Scope
+from api.background import bundle_gc
+from api.bundles import service
+from jobs.bundles import bundle as bundles
+from jobs.files import paths
+from jobs.model.settings import Settings
+from jobs.store.tokens import Scope
 from tests.integration.api.conftest import ADMIN, Api, running
 from tests.unit.jobs.made_zips import LINK, Part, names, zipped
 
@@ -34,7 +36,7 @@ def script(entrypoint: str = "src/train.py", bundle: str = ID) -> dict[str, Any]
 
 def kept(api: Api, tenant: str = "default") -> list[str]:
     """Names of the files that are stored."""
-    return sorted(file.name for file in layout.bundle_dir(api.storage, tenant).glob("*"))
+    return sorted(file.name for file in paths.bundle_dir(api.storage, tenant).glob("*"))
 
 
 async def upload(api: Api, body: bytes = BODY, **request: Any) -> Any:
@@ -55,8 +57,8 @@ async def test_the_same_bytes_have_the_same_id_and_are_kept_once(api: Api) -> No
     assert first.headers["location"] == f"/v1/bundles/{ID}"
     (name,) = kept(api)
     assert name.startswith(ID.removeprefix("sha256:"))
-    assert (layout.bundle_dir(api.storage, "default") / name).read_bytes() == BODY
-    found = layout.find_bundle(api.storage, "default", ID)
+    assert (paths.bundle_dir(api.storage, "default") / name).read_bytes() == BODY
+    found = paths.find_bundle(api.storage, "default", ID)
     assert found is not None
     assert found.name == name
 
@@ -85,7 +87,7 @@ async def test_a_large_body_is_stored_as_it_came(api: Api) -> None:
     answer = await api.client.post("/v1/bundles", content=parts())
     assert answer.json()["id"] == f"sha256:{hashlib.sha256(body).hexdigest()}"
     (name,) = kept(api)
-    assert (layout.bundle_dir(api.storage, "default") / name).read_bytes() == body
+    assert (paths.bundle_dir(api.storage, "default") / name).read_bytes() == body
 
 
 @pytest.mark.parametrize(
@@ -153,7 +155,7 @@ async def test_a_bundle_whose_file_was_lost_is_not_found_until_it_is_uploaded_ag
     await upload(api)
     job = (await submit(api, script())).json()["id"]
     for name in kept(api):
-        (layout.bundle_dir(api.storage, "default") / name).unlink()
+        (paths.bundle_dir(api.storage, "default") / name).unlink()
     assert (await api.client.get(f"/v1/bundles/{ID}")).status_code == 404
     assert (await submit(api, script())).json()["code"] == "unknown_bundle"
     assert (await upload(api)).status_code == 201
@@ -340,13 +342,13 @@ async def test_what_no_job_needs_goes_with_its_file(api: Api) -> None:
     api.node()
     await upload(api)
     job = (await submit(api, script())).json()["id"]
-    await asyncio.to_thread(bundle_keeper.sweep, api.control, api.storage, 0)
+    await asyncio.to_thread(bundle_gc.sweep, api.control, api.storage, 0)
     assert len(kept(api)) == 1
     await api.client.post(f"/v1/jobs/{job}/cancel")
     await api.client.delete(f"/v1/jobs/{job}")
-    await asyncio.to_thread(bundle_keeper.sweep, api.control, api.storage, 3600)
+    await asyncio.to_thread(bundle_gc.sweep, api.control, api.storage, 3600)
     assert len(kept(api)) == 1, "it rests first"
-    await asyncio.to_thread(bundle_keeper.sweep, api.control, api.storage, 0)
+    await asyncio.to_thread(bundle_gc.sweep, api.control, api.storage, 0)
     assert kept(api) == []
     assert (await api.client.get(f"/v1/bundles/{ID}")).status_code == 404
     assert (await upload(api)).status_code == 201

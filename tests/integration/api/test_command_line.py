@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from jobs import layout, report, store, wire
-from jobs.errors import BadBundle
-from jobs.redis_store import RedisStore
+from jobs import store
+from jobs.files import paths
+from jobs.model.errors import BadBundle
+from jobs.protocol import names
+from jobs.splits import report
+from jobs.store.client import RedisStore
 from shardyard import cli
-from shardyard.client import Client, calls
+from shardyard.client import Client, endpoints
 from tests.integration.api.conftest import ADMIN
 from tests.integration.api.test_process import Process, add_node, api_process, until
 from tests.integration.api.test_splits import a_report
@@ -146,7 +149,7 @@ def test_artifacts_are_listed_and_saved(
     assert run("resubmit", job) == 0
     started = capsys.readouterr().out.split()[-1]
     until(lambda: control.run(store.read_job("default", started)).record.attempt == 1)
-    directory = layout.artifacts_dir(layout.attempt_dir(service, "default", started, 1))
+    directory = paths.artifacts_dir(paths.attempt_dir(service, "default", started, 1))
     directory.mkdir(parents=True)
     (directory / "a [b] é.bin").write_bytes(b"x" * 3000)
     assert run("artifacts", started) == 0
@@ -156,7 +159,7 @@ def test_artifacts_are_listed_and_saved(
     assert target.read_bytes() == b"x" * 3000
     assert run("artifacts", started, "--get", "artifacts/none", "-o", str(tmp_path / "none")) == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.json", "saved.bin"]
-    key = wire.report_key("default", started, 1)
+    key = names.report_key("default", started, 1)
     control.client.set(key, report.encode(a_report()))
     assert run("splits", started, "--against", started) == 0
     assert "Two split reports side by side" in capsys.readouterr().out
@@ -208,7 +211,7 @@ def test_nothing_is_uploaded_for_a_job_that_could_not_run(
     (tmp_path / "train.py").write_text("print('never seen before')")
     monkeypatch.chdir(tmp_path)
     sent: list[object] = []
-    monkeypatch.setattr(calls, "upload_bundle", lambda *given: sent.append(given))
+    monkeypatch.setattr(endpoints, "upload_bundle", lambda *given: sent.append(given))
 
     assert run("submit", "--script", "train.py", "--pool", "nowhere") == 2
     assert run("submit", "--script", "train.py", "--devices", "99") == 2

@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from api.__main__ import WANTED_FILES
-from jobs import store, tokens
-from jobs.redis_store import RedisStore
-from jobs.state import Reason, State
-from jobs.store import JobFilter
-from jobs.tokens import Scope
+from jobs import store
+from jobs.model.state import Reason, State
+from jobs.store import JobFilter, tokens
+from jobs.store.client import RedisStore
+from jobs.store.tokens import Scope
 from tests.integration.api.conftest import ADMIN, bearer
 from tests.integration.api.streams import Attempt, Event, Reader, finding, lines_of, pattern, points_of
 from tests.integration.api.test_process import Process, api_process, until

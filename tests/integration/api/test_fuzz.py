@@ -22,17 +22,19 @@ from schemathesis.python import asgi
 from schemathesis.schemas import BaseSchema
 from schemathesis.specs.openapi import checks as conformance
 
-import api.events_feed
-import api.events_service
-import api.services.events
-import api.services.jobs
+import api.events.job_feed
+import api.events.service
+import api.events.service_feed
+import api.jobs.service as job_service
 from api.app import create_app
-from api.openapi import OPERATIONS
-from api.services.system import READY_SECONDS
-from jobs import layout, report, store
-from jobs.redis_store import RedisStore
-from jobs.settings import Settings
-from jobs.state import Reason
+from api.system.openapi import OPERATIONS
+from api.system.service import READY_SECONDS
+from jobs import store
+from jobs.files import paths
+from jobs.model.settings import Settings
+from jobs.model.state import Reason
+from jobs.splits import report
+from jobs.store.client import RedisStore
 from tests.integration.api.conftest import ADMIN, bearer
 from tests.integration.redis_server import running_redis
 from tests.unit.api.records import a_spec, node_info
@@ -73,7 +75,7 @@ class Target:
     def bundle(self) -> str:
         """A bundle that is there."""
         nonce = "0" * 32
-        file = layout.bundle_file(self._storage, "default", BUNDLE, nonce)
+        file = paths.bundle_file(self._storage, "default", BUNDLE, nonce)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(CODE)
         self._control.run(
@@ -84,9 +86,9 @@ class Target:
     def _new_job(self) -> str:
         job = str(uuid_utils.uuid7())
         self._control.run(store.submit("default", job, a_spec(2)))
-        directory = layout.attempt_dir(self._storage, "default", job, 1)
-        layout.artifacts_dir(directory).mkdir(parents=True)
-        layout.report_file(directory).write_bytes(report.encode(a_report()))
+        directory = paths.attempt_dir(self._storage, "default", job, 1)
+        paths.artifacts_dir(directory).mkdir(parents=True)
+        paths.report_file(directory).write_bytes(report.encode(a_report()))
         self.take_work()
         self._control.run(store.dispatch(60))
         if self._control.run(store.read_job("default", job)).record.attempt:
@@ -134,9 +136,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Target, S
 @pytest.fixture(scope="module")
 def described(target: tuple[Target, Settings]) -> Iterator[BaseSchema]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api.services.jobs, "MAX_WAIT_SECONDS", 0.02)
-        patch.setattr(api.services.events, "MAX_STREAM_SECONDS", 0.02)
-        for feed in (api.events_feed, api.events_service):  # whose ticks end a stream that has nothing to tell
+        patch.setattr(job_service, "MAX_WAIT_SECONDS", 0.02)
+        patch.setattr(api.events.service, "MAX_STREAM_SECONDS", 0.02)
+        for feed in (api.events.job_feed, api.events.service_feed):  # whose ticks end a stream that has nothing to tell
             patch.setattr(feed, "TICK_SECONDS", 0.02)
         yield schemathesis.openapi.from_asgi("/openapi.json", create_app(target[1]))
         asgi.shutdown_lifespans()

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from jobs import layout, wire
-from jobs.logs import LogWriter, Run
-from jobs.metrics import MetricWriter
-from jobs.telemetry import Metric
-from jobs.tokens import Scope
+from jobs.files import paths
+from jobs.files.log_file import LogWriter, Run
+from jobs.files.metric_file import MetricWriter
+from jobs.protocol import names
+from jobs.protocol.records import Metric
+from jobs.store.tokens import Scope
 from tests.integration.api.conftest import Api
 from tests.unit.api.records import JOB, a_spec_body
 
@@ -36,12 +37,12 @@ async def test_a_submitted_job_is_leased_and_its_node_is_told_at_once(api: Api) 
     assert status["placement"] == [{"node": "host-a", "devices": ["cpu:0", "cpu:1", "cpu:2"]}]
     assert status["attempt"] == 1
     assert status["spec"]["program"]["data"]["batch_size"] == status["batch_size"] == 30
-    queue = f"{wire.CELERY_KEY_PREFIX}{wire.node_queue('host-a')}"
+    queue = f"{names.CELERY_KEY_PREFIX}{names.node_queue('host-a')}"
     deadline = time.monotonic() + 60
     while not (hints := api.control.client.lrange(queue, 0, -1)) and time.monotonic() < deadline:
         await asyncio.sleep(0.01)
     (hint,) = hints
-    assert json.loads(hint)["headers"]["task"] == wire.CELERY_TASK
+    assert json.loads(hint)["headers"]["task"] == names.CELERY_TASK
 
 
 async def test_a_queued_job_says_what_it_waits_for_and_where_it_stands(api: Api) -> None:
@@ -181,9 +182,9 @@ async def test_a_status_carries_the_progress_that_the_supervisor_published(api: 
     job = await api.submit()
     await until_state(api, job, "starting")
     progress = {"epoch": 2, "epochs": 10, "step": 120, "steps": 600, "fraction": 0.2, "rows_per_second": 9100.0}
-    api.control.client.set(wire.progress_key("default", job, 1), json.dumps(progress))
+    api.control.client.set(names.progress_key("default", job, 1), json.dumps(progress))
     assert (await api.get(f"/v1/jobs/{job}"))["progress"] == progress
-    api.control.client.set(wire.progress_key("default", job, 1), b"\xff")
+    api.control.client.set(names.progress_key("default", job, 1), b"\xff")
     assert (await api.get(f"/v1/jobs/{job}"))["progress"] is None
 
 
@@ -206,11 +207,11 @@ async def test_a_finished_job_cannot_be_cancelled_but_deleted_with_everything_it
     api.run_to_end(job)
     answer = await api.client.post(f"/v1/jobs/{job}/cancel")
     assert (answer.status_code, answer.json()["code"]) == (409, "job_finished")
-    directory = layout.attempt_dir(api.storage, "default", job, 1)
+    directory = paths.attempt_dir(api.storage, "default", job, 1)
     directory.mkdir(parents=True)
-    api.control.client.set(wire.report_key("default", job, 1), b"{}")
+    api.control.client.set(names.report_key("default", job, 1), b"{}")
     assert (await api.client.delete(f"/v1/jobs/{job}")).status_code == 204
-    assert not layout.job_dir(api.storage, "default", job).exists()
+    assert not paths.job_dir(api.storage, "default", job).exists()
     assert not [key for key in api.control.client.keys("*") if job.encode() in key]
     assert (await api.client.get(f"/v1/jobs/{job}")).status_code == 404
 
@@ -235,9 +236,9 @@ async def test_logs_are_followed_page_by_page_until_they_end(api: Api) -> None:
     empty = await api.get(f"/v1/jobs/{job}/logs")
     assert (empty["lines"], empty["ended"]) == ([], False)
     await until_state(api, job, "starting")
-    directory = layout.attempt_dir(api.storage, "default", job, 1)
-    layout.logs_dir(directory).mkdir(parents=True)
-    writers = [LogWriter(layout.log_file(directory, device)) for device in (0, 1)]
+    directory = paths.attempt_dir(api.storage, "default", job, 1)
+    paths.logs_dir(directory).mkdir(parents=True)
+    writers = [LogWriter(paths.log_file(directory, device)) for device in (0, 1)]
     for device, writer in enumerate(writers):
         writer.append([Run("stdout", 0, step, 100.0 + step, 0, [f"{device} {step}".encode()]) for step in range(5)])
     first = await api.get(f"/v1/jobs/{job}/logs", params={"limit": 4})
@@ -260,9 +261,9 @@ async def test_metrics_come_as_series(api: Api) -> None:
     api.node()
     job = await api.submit()
     await until_state(api, job, "starting")
-    directory = layout.attempt_dir(api.storage, "default", job, 1)
+    directory = paths.attempt_dir(api.storage, "default", job, 1)
     directory.mkdir(parents=True)
-    MetricWriter(layout.metrics_file(directory)).append([Metric(-1, "loss", s, 1.0 / (s + 1), 5.0) for s in range(8)])
+    MetricWriter(paths.metrics_file(directory)).append([Metric(-1, "loss", s, 1.0 / (s + 1), 5.0) for s in range(8)])
     (series,) = (await api.get(f"/v1/jobs/{job}/metrics?name=loss&after=6"))["series"]
     assert [point["number"] for point in series["points"]] == [7, 8]
     (sampled,) = (await api.get(f"/v1/jobs/{job}/metrics?points=2"))["series"]

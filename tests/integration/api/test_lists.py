@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from jobs import layout, store, wire
-from jobs.logs import LogWriter, Run
+from jobs import store
+from jobs.files import paths
+from jobs.files.log_file import LogWriter, Run
+from jobs.protocol import names
 from tests.integration.api.conftest import Api
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
@@ -38,7 +40,7 @@ async def test_a_list_has_the_progress_of_those_that_run_and_the_place_of_those_
     await running(api, first)
     waiting = [await api.submit(2) for _ in range(2)]
     progress = {"step": 3, "steps": 10, "fraction": 0.3}
-    api.control.client.set(wire.progress_key("default", first, 1), '{"step":3,"steps":10,"fraction":0.3}')
+    api.control.client.set(names.progress_key("default", first, 1), '{"step":3,"steps":10,"fraction":0.3}')
     jobs = {job["id"]: job for job in await listed(api)}
     assert (jobs[first]["progress"], jobs[first]["queue_position"]) == (progress, None)
     assert [(jobs[job]["progress"], jobs[job]["queue_position"]) for job in waiting] == [(None, 1), (None, 2)]
@@ -64,8 +66,8 @@ async def test_a_job_is_found_by_a_part_of_its_id_and_only_by_who_may_see_it(api
 
 
 async def test_a_search_answers_before_it_has_gone_through_all_jobs(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.services.jobs.SEARCH_PAGES", 2)
-    monkeypatch.setattr("api.services.jobs.SEARCH_JOBS", 2)
+    monkeypatch.setattr("api.jobs.service.SEARCH_PAGES", 2)
+    monkeypatch.setattr("api.jobs.service.SEARCH_JOBS", 2)
     api.node()
     oldest = await api.submit(name="needle")
     for n in range(6):
@@ -80,7 +82,7 @@ async def test_a_log_is_searched_as_a_whole_and_read_from_any_line(api: Api) -> 
     api.node()
     job = await api.submit()
     await running(api, job)
-    file = layout.log_file(layout.attempt_dir(api.storage, "default", job, 1), 0)
+    file = paths.log_file(paths.attempt_dir(api.storage, "default", job, 1), 0)
     file.parent.mkdir(parents=True)
     writer = LogWriter(file)
     for first in range(0, 5000, 100):

@@ -9,7 +9,7 @@ import uuid_utils
 from structlog.testing import capture_logs
 
 from jobs import store
-from jobs.tokens import Scope
+from jobs.store.tokens import Scope
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_jobs import until_state
 from tests.unit.api.records import a_spec, a_spec_body
@@ -75,7 +75,7 @@ async def test_a_cancel_of_many_goes_through_chunks_of_any_size(api: Api, monkey
 async def test_a_cancel_that_runs_out_of_time_says_that_it_is_not_complete(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.services.jobs.CANCEL_SECONDS", -1)
+    monkeypatch.setattr("api.jobs.service.CANCEL_SECONDS", -1)
     assert await cancel(api, all=True) == {"cancelled": 0, "cancelling": 0, "complete": False}
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from api import examples
-from api.auth import PUBLIC, is_public
-from api.openapi import OPERATIONS
-from jobs.tokens import Scope
+from api.http.auth import PUBLIC, is_public
+from api.system import openapi_examples
+from api.system.openapi import OPERATIONS
+from jobs.store.tokens import Scope
 from tests.integration.api.conftest import Api, bearer
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
@@ -67,13 +67,19 @@ async def test_every_example_of_a_body_is_accepted(api: Api) -> None:
     for (method, path), operation in (await operations(api)).items():
         shown = operation.get("requestBody", {"content": {"application/json": {"examples": {}}}})
         for name, example in shown["content"].get("application/json", {"examples": {}})["examples"].items():
-            there = path.format_map(examples.PARAMETERS)
+            there = path.format_map(openapi_examples.PARAMETERS)
             answer = await api.client.request(method, there, json=example["value"])
             # An example is no real token, which is all that is wrong with it.
             assert answer.status_code in ((401,) if path == "/v1/sign-in" else (200, 201)), (path, name, answer.text)
             sent += 1
-    others = (examples.CANCELS, examples.TOKENS, examples.SIGN_INS, examples.DRAINS, examples.QUARANTINES)
-    assert sent == 2 * len(examples.SPECS) + sum(map(len, others))
+    others = (
+        openapi_examples.CANCELS,
+        openapi_examples.TOKENS,
+        openapi_examples.SIGN_INS,
+        openapi_examples.DRAINS,
+        openapi_examples.QUARANTINES,
+    )
+    assert sent == 2 * len(openapi_examples.SPECS) + sum(map(len, others))
 
 
 async def test_every_reference_of_the_document_leads_somewhere(api: Api) -> None:

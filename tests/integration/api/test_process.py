@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from jobs import store
-from jobs.redis_store import RedisStore
+from jobs.store.client import RedisStore
 from tests.integration.api.conftest import ADMIN, bearer
 from tests.integration.redis_server import RedisServer, redis_server
 from tests.unit.api.records import a_spec_body, node_info

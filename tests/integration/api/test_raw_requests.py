@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from jobs import store
-from jobs.redis_store import RedisStore
+from jobs.store.client import RedisStore
 from tests.integration.api.conftest import ADMIN
 from tests.integration.api.test_process import Process, add_node, api_process, until
 from tests.integration.redis_server import redis_server

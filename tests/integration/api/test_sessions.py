@@ -3,8 +3,8 @@
 import pytest
 from httpx import Response
 
-from jobs import sessions
-from jobs.tokens import Scope
+from jobs.store import sessions
+from jobs.store.tokens import Scope
 from tests.integration.api.conftest import Api
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]

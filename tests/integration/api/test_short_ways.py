@@ -9,9 +9,9 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from api import short_ways
+from api import fast_path
 from jobs import store
-from jobs.tokens import Scope
+from jobs.store.tokens import Scope
 from tests.integration.api.conftest import Api
 from tests.unit.api.records import a_spec_body
 
@@ -32,14 +32,14 @@ def seen(answer: httpx.Response) -> tuple[int, bytes, dict[str, str]]:
 def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each request from now on took a short way."""
     taken: list[bool] = []
-    find = short_ways._way
+    find = fast_path._way
 
     def way(scope: Any) -> Any:
         found = find(scope)
         taken.append(found is not None)
         return found
 
-    monkeypatch.setattr(short_ways, "_way", way)
+    monkeypatch.setattr(fast_path, "_way", way)
     return taken
 
 
@@ -155,7 +155,7 @@ async def test_a_bug_is_answered_alike_on_both_ways_and_counted(api: Api, monkey
     async def broken(*_: Any) -> None:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr("api.services.jobs.Jobs.shown", broken)
+    monkeypatch.setattr("api.jobs.service.Jobs.shown", broken)
     with capture_logs():  # it takes seconds to print them in colours
         short, long = [await api.client.get(f"/v1/jobs/{job}{way}") for way in ("", LONG)]
     assert (short.status_code, short.json()["code"]) == (500, "internal_error")

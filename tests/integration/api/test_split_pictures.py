@@ -6,10 +6,12 @@ import xml.etree.ElementTree as ET
 import httpx
 import pytest
 
-from api.services.results import _shown_spec
-from jobs import layout, report, wire
-from jobs.metrics import MetricWriter
-from jobs.telemetry import Metric
+from api.results.service import _shown_spec
+from jobs.files import paths
+from jobs.files.metric_file import MetricWriter
+from jobs.protocol import names
+from jobs.protocol.records import Metric
+from jobs.splits import report
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_archived import a_finished_job, archive
 from tests.integration.api.test_splits import a_report, started, two_with_reports
@@ -25,7 +27,7 @@ IMAGE = "image/avif,image/webp,image/apng,image/svg+xml,image/*,*/*;q=0.8"
 async def with_report(api: Api, *, final: bool = True) -> str:
     job = await started(api)
     told = report.encode(a_report()).replace(b'"final":true', b'"final":true' if final else b'"final":false')
-    api.control.client.set(wire.report_key("default", job, 1), told)
+    api.control.client.set(names.report_key("default", job, 1), told)
     return job
 
 
@@ -119,8 +121,8 @@ async def test_a_picture_of_what_is_not_there_is_the_same_problem_as_json(api: A
 async def test_the_page_has_the_curves_and_the_spec(api: Api) -> None:
     api.node()
     job = await a_finished_job(api)
-    directory = layout.attempt_dir(api.storage, "default", job, 1)
-    metrics = MetricWriter(layout.metrics_file(directory))
+    directory = paths.attempt_dir(api.storage, "default", job, 1)
+    metrics = MetricWriter(paths.metrics_file(directory))
     metrics.append([Metric(0, "accuracy", step, step / 1000, 1000.0 + step) for step in range(1000)])
     page = (await ask(api, f"/v1/jobs/{job}/splits", "text/html")).text
     assert ">accuracy<" in page.replace("\u2068", "").replace("\u2069", "")

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from api.waiting import Changes
-from jobs.errors import Unavailable
-from jobs.redis_store import AsyncRedisStore
+from api.data.change_notifier import Changes
+from jobs.model.errors import Unavailable
+from jobs.store.client import AsyncRedisStore
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_jobs import until_state
 from tests.unit.api.records import JOB
@@ -45,7 +45,7 @@ async def test_an_answer_is_held_until_the_status_changes(api: Api) -> None:
 
 
 async def test_a_change_is_told_at_once_and_not_at_the_next_look(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.waiting.LOOK_SECONDS", 4.0)
+    monkeypatch.setattr("api.data.change_notifier.LOOK_SECONDS", 4.0)
     job = await a_waiting_job(api)
     others = [asyncio.create_task(api.client.get(f"/v1/jobs/{job}?wait=30")) for _ in range(2)]
     await until_waiting(api, 2)
@@ -62,7 +62,7 @@ async def test_a_change_is_told_at_once_and_not_at_the_next_look(api: Api, monke
 async def test_who_comes_while_others_wait_and_knows_an_older_version_is_answered_at_once(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.waiting.LOOK_SECONDS", 4.0)
+    monkeypatch.setattr("api.data.change_notifier.LOOK_SECONDS", 4.0)
     job = await a_waiting_job(api)
     held = asyncio.create_task(api.client.get(f"/v1/jobs/{job}?wait=30"))
     await until_waiting(api, 1)

@@ -9,8 +9,8 @@ from typing import Any
 import redis
 
 from jobs import store
-from jobs.record import Quarantine
-from jobs.state import TERMINAL, State
+from jobs.model.records import Quarantine
+from jobs.model.state import TERMINAL, State
 
 LIVE = (b"leased", b"claimed")
 PACKED = "sy:packed:"

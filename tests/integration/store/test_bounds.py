@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs import retention, store
-from jobs.state import Reason
+from api.background import retention
+from jobs import store
+from jobs.model.state import Reason
 from tests.integration.store.world import TENANT, World, script
 
 pytestmark = pytest.mark.integration

@@ -3,7 +3,7 @@
 import pytest
 
 from jobs import store
-from jobs.errors import BundleQuota, UnknownBundle
+from jobs.model.errors import BundleQuota, UnknownBundle
 from jobs.store import BundlePut, StoredBundle
 from tests.integration.store.world import NEVER, TENANT, World, a_spec, bundle_id, script
 

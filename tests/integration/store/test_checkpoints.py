@@ -3,7 +3,7 @@
 import pytest
 
 from jobs import store
-from jobs.state import Reason
+from jobs.model.state import Reason
 from jobs.store import AttemptId
 from tests.integration.store.world import World
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from jobs import store
-from jobs.record import QueueView
-from jobs.redis_store import RedisStore
-from jobs.state import Reason, State
+from jobs.model.records import QueueView
+from jobs.model.state import Reason, State
 from jobs.store import AttemptId
+from jobs.store.client import RedisStore
 from tests.integration.store.invariants import violations
 from tests.integration.store.world import NEVER, TENANT, World, a_spec
 

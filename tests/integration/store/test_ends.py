@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from jobs import store
-from jobs.state import Reason, State
+from jobs.model.state import Reason, State
 from tests.integration.store.world import World
 
 pytestmark = pytest.mark.integration

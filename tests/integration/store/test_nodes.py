@@ -3,9 +3,9 @@
 import pytest
 
 from jobs import store
-from jobs.errors import NotFound
-from jobs.record import NodeRecord
-from jobs.state import AttemptState, Order, Reason, State
+from jobs.model.errors import NotFound
+from jobs.model.records import NodeRecord
+from jobs.model.state import AttemptState, Order, Reason, State
 from jobs.store import AttemptId, NodeStanding
 from tests.integration.store.world import TENANT, World, node_info
 

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from api.background.compaction import Packing
 from jobs import store
-from jobs.errors import JobFinished, NotFound, UnreadableSpec
-from jobs.packing import Packing
-from jobs.state import Reason, State
+from jobs.model.errors import JobFinished, NotFound, UnreadableSpec
+from jobs.model.state import Reason, State
 from jobs.store import Archived, JobFilter, JobPage
 from tests.integration.store.world import TENANT, World, a_spec, script
 

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
+from api.background.compaction import Packing
 from jobs import store
-from jobs.packing import Packing
-from jobs.state import State
+from jobs.model.state import State
 from jobs.store import JobFilter
 from tests.integration.store.world import TENANT, World, a_spec
 

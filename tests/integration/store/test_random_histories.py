@@ -15,11 +15,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from api.background.compaction import Packing
 from jobs import store
-from jobs.errors import JobFinished, JobNotFinished, NotFound, TooLargeForPool, UnknownBundle
-from jobs.packing import Packing
-from jobs.record import AttemptRecord, JobRecord
-from jobs.state import CAUSE_OF, STATE_OF, TERMINAL, TRANSITIONS, AttemptState, Order, Reason, State
+from jobs.model.errors import JobFinished, JobNotFinished, NotFound, TooLargeForPool, UnknownBundle
+from jobs.model.records import AttemptRecord, JobRecord
+from jobs.model.state import CAUSE_OF, STATE_OF, TERMINAL, TRANSITIONS, AttemptState, Order, Reason, State
 from jobs.store import Archived, AttemptId, NodeStanding
 from tests.integration.store.invariants import violations
 from tests.integration.store.world import NEVER, TENANT, World, script

@@ -11,12 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from jobs import archive, failpoints, layout, retention, store
-from jobs.errors import IdempotencyConflict, NotFound
-from jobs.redis_store import RedisStore
-from jobs.state import Reason, State
+from api.background import retention
+from api.data import archive
+from jobs import store
+from jobs.files import paths
+from jobs.model.errors import IdempotencyConflict, NotFound
+from jobs.model.state import Reason, State
 from jobs.store import Archived, JobFilter
-from jobs.store.call import Call, T
+from jobs.store.client import RedisStore
+from jobs.store.script_call import Call, T
+from jobs.support import failpoints
 from tests.integration.store.world import NEVER, TENANT, World, a_spec, bundle_id, script
 
 pytestmark = pytest.mark.integration
@@ -185,8 +189,8 @@ def test_a_job_that_is_deleted_meanwhile_does_not_come_back(world: World, tmp_pa
 CUT_OFF = """
 import sys
 from pathlib import Path
-from jobs import retention
-from jobs.redis_store import RedisStore
+from api.background import retention
+from jobs.store.client import RedisStore
 retention.sweep(RedisStore.from_url(sys.argv[1]), Path(sys.argv[2]), 1e-6, 0)
 """
 
@@ -209,7 +213,7 @@ def test_a_process_killed_in_between_loses_nothing_and_the_next_finishes_its_wor
 def test_a_disk_that_refuses_leaves_the_job_in_redis(world: World, tmp_path: Path) -> None:
     world.node()
     job = finished(world)
-    directory = layout.archive_file(tmp_path, TENANT, job).parent
+    directory = paths.archive_file(tmp_path, TENANT, job).parent
     directory.parent.mkdir(parents=True)
     directory.write_text("in the way")
     with pytest.raises(OSError):
@@ -220,8 +224,8 @@ def test_a_disk_that_refuses_leaves_the_job_in_redis(world: World, tmp_path: Pat
 def test_one_process_archives_at_a_time(world: World, tmp_path: Path) -> None:
     world.node()
     job = finished(world)
-    layout.archive_dir(tmp_path).mkdir()
-    with (layout.archive_dir(tmp_path) / ".lock").open("w") as lock:
+    paths.archive_dir(tmp_path).mkdir()
+    with (paths.archive_dir(tmp_path) / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert not sweep(world, tmp_path)
         assert world.state(job) is State.SUCCEEDED
@@ -233,8 +237,8 @@ def test_a_record_that_is_damaged_is_said_to_be_and_hides_no_other(world: World,
     world.node()
     jobs = [finished(world) for _ in range(3)]
     sweep(world, tmp_path)
-    layout.archive_file(tmp_path, TENANT, jobs[0]).write_text("{")
-    newer = layout.archive_file(tmp_path, TENANT, jobs[1])
+    paths.archive_file(tmp_path, TENANT, jobs[0]).write_text("{")
+    newer = paths.archive_file(tmp_path, TENANT, jobs[1])
     newer.write_text(json.dumps(json.loads(newer.read_text()) | {"format": 2}))
     for job in jobs[:2]:
         with pytest.raises(NotFound, match="damaged, or was written by a newer"):
@@ -263,9 +267,9 @@ def test_a_page_that_finds_nothing_stops_and_says_where(world: World, tmp_path: 
     world.node()
     job = finished(world)
     sweep(world, tmp_path)
-    body = layout.archive_file(tmp_path, TENANT, job).read_bytes()
+    body = paths.archive_file(tmp_path, TENANT, job).read_bytes()
     for number in range(archive.MAX_SCANNED):
-        layout.archive_file(tmp_path, TENANT, f"000000000-{number:06d}").write_bytes(body)
+        paths.archive_file(tmp_path, TENANT, f"000000000-{number:06d}").write_bytes(body)
     page = archive.page(tmp_path, TENANT, JobFilter(name="nobody"))
     assert page.jobs == ()
     assert page.next_id is not None
@@ -277,12 +281,12 @@ def test_archived_jobs_go_with_their_files_when_they_are_old_enough(world: World
     old, young = finished(world), finished(world)
     sweep(world, tmp_path)
     for job in (old, young):
-        layout.attempt_dir(tmp_path, TENANT, job, 1).mkdir(parents=True)
+        paths.attempt_dir(tmp_path, TENANT, job, 1).mkdir(parents=True)
     before = time.time() - 100
-    os.utime(layout.archive_file(tmp_path, TENANT, old), (before, before))
+    os.utime(paths.archive_file(tmp_path, TENANT, old), (before, before))
     sweep(world, tmp_path, archive_seconds=50)
     assert listed(tmp_path) == [young]
-    assert [layout.job_dir(tmp_path, TENANT, job).exists() for job in (old, young)] == [False, True]
+    assert [paths.job_dir(tmp_path, TENANT, job).exists() for job in (old, young)] == [False, True]
 
 
 def test_more_than_one_call_finds_are_all_archived(world: World, tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from jobs import store
-from jobs.errors import FormatMismatch
-from jobs.redis_store import RedisStore
-from jobs.storage import NONCE_FILE, StorageMismatch, prove
+from jobs.files.identity import NONCE_FILE, StorageMismatch, prove
+from jobs.model.errors import FormatMismatch
+from jobs.store.client import RedisStore
 from tests.integration.redis_server import running_redis
 
 

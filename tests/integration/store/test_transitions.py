@@ -7,7 +7,7 @@ import pytest
 import zstandard
 
 from jobs import store
-from jobs.errors import (
+from jobs.model.errors import (
     IdempotencyConflict,
     JobFinished,
     JobNotFinished,
@@ -18,7 +18,7 @@ from jobs.errors import (
     UnknownPool,
     UnreadableSpec,
 )
-from jobs.state import AttemptState, Order, Reason, State
+from jobs.model.state import AttemptState, Order, Reason, State
 from jobs.store import MAX_LOSSES, AttemptId, NodeStanding
 from tests.integration.store.world import TENANT, World, a_spec, node_info
 

@@ -6,12 +6,13 @@ from typing import Any, Literal, TypeVar
 
 import redis
 
-from jobs import spec, store
-from jobs.record import AttemptRecord, DeviceRecord, JobRecord, NodeInfo
-from jobs.redis_store import RedisStore
-from jobs.spec import JobSpec
-from jobs.state import Reason, State
+from jobs import store
+from jobs.model import spec
+from jobs.model.records import AttemptRecord, DeviceRecord, JobRecord, NodeInfo
+from jobs.model.spec import JobSpec
+from jobs.model.state import Reason, State
 from jobs.store import AttemptId, BundlePut
+from jobs.store.client import RedisStore
 
 T = TypeVar("T")
 TENANT = "default"

@@ -14,13 +14,13 @@ from typing import TypeVar
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from jobs.aggregator import Aggregator, LeasedDevice
-from jobs.plan import predict
-from jobs.report import Report
-from jobs.spec import JobSpec
-from jobs.telemetry import AnyRecord, Outcome, Record, Step, Unpacker
-from workers.training.context import ChannelSink, Checkpoints, Device, RankContext
-from workers.words import CONTINUE
+from jobs.model.spec import JobSpec
+from jobs.protocol.records import AnyRecord, Outcome, Record, Step, Unpacker
+from jobs.splits.plan import predict
+from jobs.splits.report import Report
+from workers.runtime.commands import CONTINUE
+from workers.runtime.context import ChannelSink, Checkpoints, Device, RankContext
+from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
 
 T = TypeVar("T", bound=Record)
 
@@ -58,7 +58,7 @@ def run_ranks(
     Raises:
         TimeoutError: the ranks have not come to their end after `seconds`.
     """
-    _server.set_forkserver_preload(["workers.training.preload"])
+    _server.set_forkserver_preload(["workers.rank.preload"])
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     store = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())

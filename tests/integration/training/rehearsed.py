@@ -37,7 +37,7 @@ def run(program: Path, devices: int, *args: str, ranks: int = 1, directory: Path
     Raises:
         TimeoutError: they have not left after `SECONDS`.
     """
-    _server.set_forkserver_preload(["workers.training.preload"])
+    _server.set_forkserver_preload(["workers.rank.preload"])
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     store = TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
@@ -98,7 +98,9 @@ def _rank(
     ended: Connection,
     leave: Connection,
 ) -> None:
-    from workers.training import groups, main_process, rehearsal
+    from workers.rank import main_process
+    from workers.rehearsal import install
+    from workers.runtime import process_groups
 
     main_process.become()
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -109,9 +111,9 @@ def _rank(
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
         os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in names.items()}}
-        groups.keep()
+        process_groups.keep()
     if devices:
-        rehearsal.install(devices, rank, ranks > 1)
+        install.install(devices, rank, ranks > 1)
     code = _run(program, args)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from jobs.spec import JobSpec
-from jobs.telemetry import Outcome, Saved
+from jobs.model.spec import JobSpec
+from jobs.protocol.records import Outcome, Saved
 from tests.integration.training.parts import Normed
 from tests.integration.training.ranks import RankRun, Saving, run_ranks
 from tests.unit.training.runs import spec_of

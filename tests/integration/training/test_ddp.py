@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jobs.telemetry import Metric, Outcome, Result, Split, Step
+from jobs.protocol.records import Metric, Outcome, Result, Split, Step
 from tests.integration.training.ranks import RankRun, run_ranks
 from tests.unit.training.runs import DIGITS, VECTORS, run_here, spec_of
 

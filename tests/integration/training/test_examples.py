@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import jobs
-from jobs import catalogue
-from jobs.plan import predict
-from jobs.report import Report
-from jobs.spec import JobSpec, parse
+from jobs.model import catalogue
+from jobs.model.spec import JobSpec, parse
+from jobs.splits.plan import predict
+from jobs.splits.report import Report
 from tests.integration.training.ranks import report_of, run_ranks
 from tests.unit.training.cifar import make_small_cifar
 from tests.unit.training.runs import report_here

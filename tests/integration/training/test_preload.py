@@ -10,7 +10,7 @@ pytestmark = pytest.mark.integration
 
 COUNT = """
 import os, sys, threading
-import workers.training.preload
+import workers.rank.preload
 print(threading.active_count(), len(os.listdir("/proc/self/task")), "torch._dynamo" in sys.modules)
 from torch import cuda
 print(cuda.is_initialized(), "sklearn" in sys.modules)
@@ -26,14 +26,14 @@ def test_preloading_starts_no_thread_and_touches_no_gpu() -> None:
 
 
 def test_the_context_of_a_rank_needs_no_torch() -> None:
-    code = "import sys, workers.training.context; print('torch' in sys.modules)"
+    code = "import sys, workers.runtime.context; print('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert ran.stdout.strip() == "False"
 
 
 TEARDOWN = """
 import weakref
-import workers.training.preload
+import workers.rank.preload
 class Own: pass
 own = Own()
 weakref.finalize(own, print, "own")
@@ -48,7 +48,7 @@ def test_a_rank_ends_what_its_program_made_and_not_what_the_imports_made() -> No
 
 COMPILE_TIMES = """
 import atexit, sys
-import workers.training.preload as preload
+import workers.rank.preload as preload
 from torch._dynamo import utils
 class Looked:
     def find_spec(self, name, *_):
@@ -71,7 +71,7 @@ def test_how_long_torch_compiled_is_told_where_it_compiled_and_nothing_is_looked
 
 STEPS = """
 import resource
-import workers.preload
+import workers.node.preload
 faults = []
 for _ in range(8):
     blocks = [b"x" * 2**20 for _ in range(16)]

@@ -594,7 +594,7 @@ def test_what_needs_a_gpu_fails_and_says_so(call: str, what: str, tmp_path: Path
 def test_torch_is_not_imported_before_the_program_does_it() -> None:
     program = """
 import sys
-from workers.training import rehearsal
+from workers.rehearsal import install as rehearsal
 rehearsal.install(3, 0, False)
 rehearsal.install(3, 0, False)
 assert not any(name.partition(".")[0] == "torch" for name in sys.modules)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jobs.telemetry import Metric, Outcome, Result, Step
+from jobs.protocol.records import Metric, Outcome, Result, Step
 from tests.integration.training.ranks import RankRun, report_of, run_ranks
 from tests.unit.training.runs import DIGITS, VECTORS, run_here, spec_of
 

@@ -19,21 +19,23 @@ from typing import Any, TypeVar
 import psutil
 from celery import Celery
 
-from jobs import layout, spec, store
-from jobs.celery_settings import celery_config
-from jobs.errors import JobFinished
-from jobs.logs import Line, read_page
-from jobs.record import AttemptRecord, JobRecord, NodeRecord
-from jobs.redis_store import RedisStore
-from jobs.scheduler import Scheduler
-from jobs.settings import Settings
-from jobs.state import TERMINAL, State
-from jobs.store import AttemptId
+from jobs import store
+from jobs.files import paths
+from jobs.files.log_file import Line, read_page
+from jobs.model import spec
+from jobs.model.errors import JobFinished
+from jobs.model.records import AttemptRecord, JobRecord, NodeRecord
+from jobs.model.settings import Settings
+from jobs.model.state import TERMINAL, State
+from jobs.scheduling.celery_config import celery_config
+from jobs.scheduling.hints import message
+from jobs.scheduling.scheduler import Scheduler
+from jobs.store import AttemptId, Hint
+from jobs.store.client import RedisStore
 from tests.integration.redis_server import RedisServer, redis_server
 from tests.integration.store.invariants import violations
-from workers.courier import CeleryCourier
-from workers.launch import Marks
-from workers.sweep import sweep
+from workers.runtime.launch import Marks
+from workers.supervisor.process_sweep import sweep
 
 T = TypeVar("T")
 
@@ -79,6 +81,16 @@ def children_named(name: str, pid: int) -> list[psutil.Process]:
     return found
 
 
+class _HintSender:
+    """Sends hints over one Celery app, as workers and APIs do."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+
+    def send(self, hint: Hint) -> None:
+        self._app.send_task(**message(hint))
+
+
 class Service:
     """Redis, workers of node `NODE`, and a dispatcher that the test calls."""
 
@@ -96,7 +108,7 @@ class Service:
         self.store = RedisStore.from_url(server.url)
         app = Celery("driver", set_as_current=False)
         app.conf.update(celery_config(self.settings))
-        self._courier = CeleryCourier(app)
+        self._courier = _HintSender(app)
         self._scheduler = Scheduler(self.store, self._courier, self.settings, listen=False)
         self.notes = directory / "notes"
         self.notes.mkdir()
@@ -230,7 +242,7 @@ class Service:
                 archive.writestr(zipfile.ZipInfo(name), text)
         body = packed.getvalue()
         bundle, nonce = "sha256:" + hashlib.sha256(body).hexdigest(), uuid.uuid4().hex
-        path = layout.bundle_file(self.settings.storage, TENANT, bundle, nonce)
+        path = paths.bundle_file(self.settings.storage, TENANT, bundle, nonce)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(body)
         unpacked = sum(map(len, files.values()))
@@ -331,19 +343,19 @@ class Service:
 
     def steps_done(self, job: str, number: int = 1) -> int:
         """How many steps the first device's log has heard of (`talks`)."""
-        page = read_page(layout.log_file(self.files(job, number), 0), limit=100_000)
+        page = read_page(paths.log_file(self.files(job, number), 0), limit=100_000)
         return sum(line.text.startswith(b"step ") for line in page.lines)
 
     def files(self, job: str, number: int = 1) -> Path:
-        return layout.attempt_dir(self.settings.storage, TENANT, job, number)
+        return paths.attempt_dir(self.settings.storage, TENANT, job, number)
 
     def report(self, job: str, number: int = 1) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(layout.report_file(self.files(job, number)).read_bytes())
+        found: dict[str, Any] = json.loads(paths.report_file(self.files(job, number)).read_bytes())
         return found
 
     def lines(self, job: str, device: int = 0, number: int = 1) -> list[Line]:
         """The whole log of a device, which must be sealed and without a gap."""
-        path, found, after = layout.log_file(self.files(job, number), device), [], 0
+        path, found, after = paths.log_file(self.files(job, number), device), [], 0
         while True:
             page = read_page(path, after, limit=100_000, max_bytes=1 << 26)
             assert page.dropped == []
@@ -399,7 +411,7 @@ class Service:
 
 @contextmanager
 def running_service(directory: Path, command: list[str] = MODULE, **settings: float | str) -> Iterator[Service]:
-    """Redis and one worker, started by `command`. Settings are those of `jobs.settings`."""
+    """Redis and one worker, started by `command`. Settings are those of `jobs.model.settings`."""
     directory.mkdir(parents=True, exist_ok=True)
     with redis_server(directory / "redis", appendonly="yes", appendfsync="always") as server:
         service = Service(directory, server, **settings)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from jobs import store
-from jobs.state import AttemptState, Reason, State
+from jobs.model.state import AttemptState, Reason, State
 from tests.integration.workers.service import TENANT, Service, eventually
 from tests.timing import once_below
 

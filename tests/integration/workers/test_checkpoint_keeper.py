@@ -10,21 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from jobs import checkpoints, failpoints, layout
-from jobs.checkpoints import Pointer, Verified
-from jobs.redis_store import RedisStore
-from jobs.state import Reason
-from jobs.telemetry import Saved, SavedFile
+from jobs.files import checkpoints, paths
+from jobs.files.checkpoints import Pointer, Verified
+from jobs.model.state import Reason
+from jobs.protocol.records import Saved, SavedFile
+from jobs.store.client import RedisStore
+from jobs.support import failpoints
 from tests.integration.redis_server import RedisServer, redis_server
 from tests.integration.store.world import TENANT, World
 from tests.integration.workers.service import eventually
 from tests.unit.workers.made import a_launch
-from workers import checkpoint_places
-from workers.checkpoint_places import Place
-from workers.checkpoints import Keeper
-from workers.confinement import Account
-from workers.launch import Launch
-from workers.lifeline import Lifeline
+from workers.runtime.launch import Launch
+from workers.sandbox.run_as import Account
+from workers.supervisor.checkpoints import directories
+from workers.supervisor.checkpoints.directories import Place
+from workers.supervisor.checkpoints.writer import Keeper
+from workers.supervisor.lease import Lifeline
 
 pytestmark = pytest.mark.integration
 
@@ -68,9 +69,9 @@ class Attempt:
         self.lifeline = Lifeline(RedisStore.from_url(self.url), attempt, "n1", 5)
         _beating.append(self.lifeline)
         assert self.lifeline.claim().granted
-        self.place = checkpoint_places.place_of(self.launch)
-        checkpoint_places.prepare(self.launch, self.place)
-        self.metrics = layout.metrics_file(self.place.attempt)
+        self.place = directories.place_of(self.launch)
+        directories.prepare(self.launch, self.place)
+        self.metrics = paths.metrics_file(self.place.attempt)
 
     def next(self) -> None:
         """The same job in a new attempt, whatever its supervisor thinks."""
@@ -155,7 +156,7 @@ def test_a_checkpoint_has_what_the_ranks_and_the_supervisor_know_at_the_cut_and_
     keeper.close()
     assert attempt.kept() == [30, 20]
     assert attempt.pointer is not None
-    found = checkpoints.verify(layout.checkpoint_dir(attempt.storage, TENANT, attempt.launch.attempt.job, 30, 1),
+    found = checkpoints.verify(paths.checkpoint_dir(attempt.storage, TENANT, attempt.launch.attempt.job, 30, 1),
                                attempt.pointer.sha256)  # fmt: skip
     contents = {name: (found.directory / name).read_bytes() for name in found.manifest.files}
     assert contents == {"rank-0.pt": b"30", "report.state": attempt.state, "metrics.bin": b"..."}
@@ -177,7 +178,7 @@ def test_names_are_on_disk_from_the_storage_down_to_the_checkpoint(
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", record)
-    checkpoint_places.prepare(attempt.launch, attempt.place)
+    directories.prepare(attempt.launch, attempt.place)
     keeper = attempt.keeper()
     keeper.take([attempt.save(10)])
     keeper.close()
@@ -404,7 +405,7 @@ def test_what_is_taken_over_is_the_services_and_the_next_attempts_account_can_re
             assert not path.stat().st_mode & 0o022
         attempt.next()
         attempt.account = NOBODY
-        readable = checkpoint_places.readable(attempt.launch, attempt.place, found)
+        readable = directories.readable(attempt.launch, attempt.place, found)
         reached = as_account(
             NOBODY,
             [
@@ -419,7 +420,7 @@ def test_what_is_taken_over_is_the_services_and_the_next_attempts_account_can_re
         assert reached == [True, False, False, False, False, True]
         other = as_account(replace(NOBODY, uid=20_001), [lambda: (readable / "rank-0.pt").read_bytes()])
         assert other == [False]
-        checkpoint_places.clear(attempt.place.attempt)
+        directories.clear(attempt.place.attempt)
         assert checkpoints.verify(found.directory) == found  # its own names are there still
         opened.write(b"WEIGHTS")
         opened.close()

@@ -16,11 +16,14 @@ from typing import Any, cast
 
 import pytest
 
-from jobs import checkpoints, layout, metrics, spec, store, wire
-from jobs.record import JobRecord
-from jobs.state import Reason, State
+from jobs import store
+from jobs.files import checkpoints, metric_file, paths
+from jobs.model import spec
+from jobs.model.records import JobRecord
+from jobs.model.state import Reason, State
+from jobs.protocol import names
 from tests.integration.workers.service import MODULE, NODE, TENANT, Service, eventually, running_service
-from workers.launch import Marks
+from workers.runtime.launch import Marks
 
 pytestmark = pytest.mark.integration
 
@@ -78,7 +81,7 @@ def submit(
 
 
 def directory(service: Service, job: str) -> Path:
-    return layout.checkpoints_dir(service.settings.storage, TENANT, job)
+    return paths.checkpoints_dir(service.settings.storage, TENANT, job)
 
 
 def kept(service: Service, job: str) -> list[tuple[int, int]]:
@@ -108,7 +111,7 @@ def kill(service: Service, job: str) -> None:
 
 def curve(service: Service, job: str, number: int) -> dict[tuple[int, str], list[tuple[int, int, float]]]:
     """All series but those of times: (number, step, value) of each point."""
-    found = metrics.read(layout.metrics_file(service.files(job, number)))
+    found = metric_file.read(paths.metrics_file(service.files(job, number)))
     return {
         (one.device, one.name): [(point.number, point.step, point.value) for point in one.points]
         for one in found
@@ -162,7 +165,7 @@ def test_a_run_keeps_its_newest_checkpoints_and_leaves_its_weights(
     assert (record.checkpoint["step"], record.checkpoint["attempt"]) == (60, 1)
     newest = directory(service, job) / "000000000060-1"
     assert checkpoints.verify(newest, record.checkpoint["sha256"]).manifest.world_size == 1
-    weights = layout.artifacts_dir(service.files(job)) / checkpoints.WEIGHTS
+    weights = paths.artifacts_dir(service.files(job)) / checkpoints.WEIGHTS
     assert weights.read_bytes() == (newest / checkpoints.WEIGHTS).read_bytes()
     lines = said(service, job, 1).splitlines()
     assert [re.sub(r"[\d.]+ s$", "x s", line) for line in lines if "checkpoint" in line] == [
@@ -196,8 +199,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     assert_as_if_undisturbed(service, job, 2, undisturbed(strategy, devices))
     assert kept(service, job)[0] == (60, 2)
     client = service.store.client
-    (end, _), *_ = cast(Any, client.xrevrange(wire.metric_stream(TENANT, job, 2), count=1))
-    points = sum(len(one.points) for one in metrics.read(layout.metrics_file(service.files(job, 2))))
+    (end, _), *_ = cast(Any, client.xrevrange(names.metric_stream(TENANT, job, 2), count=1))
+    points = sum(len(one.points) for one in metric_file.read(paths.metrics_file(service.files(job, 2))))
     assert end == f"{points}-1".encode()
 
 
@@ -352,7 +355,7 @@ def test_a_run_that_was_killed_with_all_its_work_done_and_saved_ends_as_if_it_ha
     assert (record.state, record.attempt) == (State.SUCCEEDED, 2), record
     assert service.attempts(job)[-1].resumed == {"step": STEPS, "attempt": 1}
     assert_as_if_undisturbed(service, job, 2, undisturbed("single", 1))
-    weights = layout.artifacts_dir(service.files(job, 2)) / checkpoints.WEIGHTS
+    weights = paths.artifacts_dir(service.files(job, 2)) / checkpoints.WEIGHTS
     assert weights.read_bytes() == (directory(service, job) / "000000000060-1" / checkpoints.WEIGHTS).read_bytes()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.state import Reason, State
+from jobs.model.state import Reason, State
 from tests.integration.workers.service import Service, running_service
 from tests.integration.workers.test_script_children import FORK, NESTED, TRAIN
 from tests.integration.workers.test_scripts import LOOK, run_plain

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from jobs import checkpoints, layout, storage
-from jobs.state import State
+from jobs.files import checkpoints, identity, paths
+from jobs.model.state import State
 from tests.integration.workers import reachable, test_checkpoints
 from tests.integration.workers.service import MODULE, NODE, Service, eventually, is_dead, running_service
 from tests.integration.workers.test_script_children import FORK, TRAIN
@@ -44,7 +44,7 @@ def a_place() -> Iterator[Path]:
 
     What the test puts there in place of the API has the modes that it would have by the API.
     """
-    place, before = Path(tempfile.mkdtemp(prefix="sy-")), os.umask(storage.UMASK)
+    place, before = Path(tempfile.mkdtemp(prefix="sy-")), os.umask(identity.UMASK)
     place.chmod(0o711)
     try:
         yield place
@@ -76,7 +76,7 @@ def confined(own_accounts: Service) -> Iterator[Service]:
 def attack(service: Service) -> list[str]:
     """What a hostile script gets at, while another job runs. Its attempts are named in `scripts/hostile.txt`."""
     victim = service.run_script({"train.py": VICTIM})
-    artifacts = layout.artifacts_dir(service.files(victim))
+    artifacts = paths.artifacts_dir(service.files(victim))
     pid, temporary = who_is(service, victim)
     attempt = service.attempt(victim)
     state, kept = service.directory / "state", service.settings.storage
@@ -99,13 +99,13 @@ def attack(service: Service) -> list[str]:
             "a program": service.marks(attempt).work / "train.py",
             "a temporary directory": temporary,
             "the storage": kept,
-            "bundles": layout.bundles_dir(kept),
-            "a tenant's bundles": layout.bundle_dir(kept, "default"),
-            "all jobs": layout.jobs_dir(kept),
-            "a tenant's jobs": layout.jobs_dir(kept) / "default",
-            "a job": layout.job_dir(kept, "default", victim),
+            "bundles": paths.bundles_dir(kept),
+            "a tenant's bundles": paths.bundle_dir(kept, "default"),
+            "all jobs": paths.jobs_dir(kept),
+            "a tenant's jobs": paths.jobs_dir(kept) / "default",
+            "a job": paths.job_dir(kept, "default", victim),
             "an attempt": service.files(victim),
-            "a log": layout.log_file(service.files(victim), 0),
+            "a log": paths.log_file(service.files(victim), 0),
             "artifacts": artifacts,
             "an artifact": artifacts / "who",
             "Redis' data": service.directory / "redis",
@@ -124,7 +124,7 @@ def attack(service: Service) -> list[str]:
 
 def who_is(service: Service, job: str) -> tuple[int, Path]:
     """Process id of a victim's rank, and its temporary directory."""
-    path = layout.artifacts_dir(service.files(job)) / "who"
+    path = paths.artifacts_dir(service.files(job)) / "who"
     eventually(path.exists, f"{job} has said who it is")
     pid, temporary = path.read_text().split()
     return int(pid), Path(temporary)
@@ -159,7 +159,7 @@ while not os.path.getsize(out := os.path.join(os.environ["SHARDYARD_OUTPUT_DIR"]
 '''
     job = confined.run_script({"train.py": hide})
     assert confined.ended(job).state is State.SUCCEEDED
-    hidden = int((layout.artifacts_dir(confined.files(job)) / "hidden").read_text())
+    hidden = int((paths.artifacts_dir(confined.files(job)) / "hidden").read_text())
     assert is_dead(hidden)
 
 
@@ -236,7 +236,7 @@ def test_what_a_job_has_left_belongs_to_the_service(confined: Service) -> None:
     job = confined.run_script({"train.py": ORDINARY})
     confined.ended(job)
     files = confined.files(job)
-    tool = layout.artifacts_dir(files) / "deep" / "tool"
+    tool = paths.artifacts_dir(files) / "deep" / "tool"
     assert {path.stat().st_uid for path in (tool, *tool.parents[:3])} == {os.geteuid()}
     assert stat.S_IMODE(tool.stat().st_mode) == 0o755
     assert stat.S_IMODE(files.stat().st_mode) == 0o700
@@ -299,11 +299,11 @@ def test_a_recipe_goes_on_under_another_account_from_what_it_has_saved(confined:
     assert (min(first.leased), min(second.leased)) == (1, 0)  # each device has an account of its own
     assert second.resumed is not None
     assert second.resumed["attempt"] == 1
-    newest, *_ = saved = checkpoints.kept(layout.checkpoints_dir(confined.settings.storage, "default", job))
+    newest, *_ = saved = checkpoints.kept(paths.checkpoints_dir(confined.settings.storage, "default", job))
     for one in saved:
         checkpoints.verify(one.directory)
         assert {path.stat().st_uid for path in (one.directory, *one.directory.iterdir())} == {os.geteuid()}
-    weights = layout.artifacts_dir(confined.files(job, 2)) / checkpoints.WEIGHTS
+    weights = paths.artifacts_dir(confined.files(job, 2)) / checkpoints.WEIGHTS
     assert weights.read_bytes() == (newest.directory / checkpoints.WEIGHTS).read_bytes()
     left = {path.name for number in (1, 2) for path in confined.files(job, number).iterdir()}
     assert left == {"artifacts", "logs", "metrics.bin", "report.json"}

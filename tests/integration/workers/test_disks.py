@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs import layout
-from jobs.state import Reason, State
-from jobs.storage import NONCE_FILE
+from jobs.files import paths
+from jobs.files.identity import NONCE_FILE
+from jobs.model.state import Reason, State
 from jobs.store import AttemptId
 from tests.integration.workers.service import TENANT, Service, eventually, running_service
 
@@ -23,7 +23,7 @@ def test_a_supervisor_whose_log_cannot_be_written_does_its_work_all_the_same(ser
 
 
 def test_a_log_of_record_that_cannot_be_written_does_not_stop_the_run(service: Service) -> None:
-    logs = layout.logs_dir(layout.attempt_dir(service.settings.storage, TENANT, "no-room", 1))
+    logs = paths.logs_dir(paths.attempt_dir(service.settings.storage, TENANT, "no-room", 1))
     logs.mkdir(parents=True)
     (logs / "device-0.log").symlink_to("/dev/full")
     job = service.submit("single", name="no-room", talks=True)
@@ -32,7 +32,7 @@ def test_a_log_of_record_that_cannot_be_written_does_not_stop_the_run(service: S
 
 
 def test_storage_that_cannot_be_written_is_named_and_the_job_runs_when_it_can(service: Service) -> None:
-    blocked: Path = layout.job_dir(service.settings.storage, TENANT, "blocked")
+    blocked: Path = paths.job_dir(service.settings.storage, TENANT, "blocked")
     blocked.parent.mkdir(parents=True, exist_ok=True)
     blocked.touch()
     job = service.submit("ddp", 2, name="blocked")

@@ -9,14 +9,15 @@ import uuid
 
 import pytest
 
-from jobs import spec, store
-from jobs.record import NodeRecord
-from jobs.state import Reason, State
+from jobs import store
+from jobs.model import spec
+from jobs.model.records import NodeRecord
+from jobs.model.state import Reason, State
 from tests.integration.workers.service import MODULE, NODE, TENANT, Service, eventually
 
 pytestmark = pytest.mark.integration
 
-KEEPER = [sys.executable, "-m", "workers.keeper"]
+KEEPER = [sys.executable, "-m", "workers.node.worker_monitor"]
 
 
 def nodes(service: Service) -> dict[str, NodeRecord]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.state import Reason, State
+from jobs.model.state import Reason, State
 from tests.integration.workers.service import Service, eventually
 from tests.timing import once_below
 

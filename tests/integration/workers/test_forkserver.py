@@ -15,18 +15,18 @@ import pytest
 
 from tests.integration.workers.service import children_named, eventually
 from tests.unit.workers.made import ATTEMPT, a_launch
-from workers import forkserver
-from workers.forkserver import ForkServer, _receive, _send
-from workers.launch import Marks
-from workers.ranks import KEPT_VARIABLES, environment
-from workers.sweep import sweep
+from workers.node import forkserver
+from workers.node.forkserver import ForkServer, _receive, _send
+from workers.rank.process import KEPT_VARIABLES, environment
+from workers.runtime.launch import Marks
+from workers.supervisor.process_sweep import sweep
 
 pytestmark = pytest.mark.integration
 
 #: A server whose imports have started a second thread.
 TWO_THREADS = """
 import sys, threading, types
-from workers import forkserver
+from workers.node import forkserver
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 forkserver.serve(int(sys.argv[1]))
 """

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jobs import layout, metrics
-from jobs.state import State
+from jobs.files import metric_file, paths
+from jobs.model.state import State
 from tests.integration.workers.service import Service
 
 pytestmark = pytest.mark.integration
@@ -30,12 +30,12 @@ def test_what_a_script_says_of_itself_arrives(service: Service) -> None:
 
     assert service.ended(job).state is State.SUCCEEDED
 
-    series = metrics.read(layout.metrics_file(service.files(job)))
+    series = metric_file.read(paths.metrics_file(service.files(job)))
     found = {(one.device, one.name): [(point.step, point.value) for point in one.points] for one in series}
     assert found[-1, "loss"] == [(0, 0.0), (1, 0.0), (2, 0.0)]  # rank 0 speaks for the job
     assert found[1, "loss"] == [(0, 1.0), (1, 1.0), (2, 1.0)]
     assert found[-1, "seen"] == [(0, 0.0), (1, 10.0), (2, 20.0)]
-    kept = layout.artifacts_dir(service.files(job))
+    kept = paths.artifacts_dir(service.files(job))
     files = {str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file()}
     (manifest,) = (kept / ".checkpoints").iterdir()
     assert files == {"checkpoints/model.pt", f".checkpoints/{manifest.name}", "rank-0.txt", "rank-1.txt"}

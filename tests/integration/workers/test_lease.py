@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from jobs import store
-from jobs.state import AttemptState, Reason, State
+from jobs.model.state import AttemptState, Reason, State
 from tests.integration.workers.service import Service, eventually, is_dead, running_service
 from tests.timing import once_below
-from workers.watch import FENCE
+from workers.supervisor.rank_monitor import FENCE
 
 pytestmark = pytest.mark.integration
 
@@ -21,7 +21,7 @@ LEASE = 4.0
 HASTY = [
     sys.executable,
     "-c",
-    "from workers import agent; agent.STUCK_LEASES = 0.25; from workers.__main__ import main; main()",
+    "from workers.node import agent; agent.STUCK_LEASES = 0.25; from workers.__main__ import main; main()",
 ]
 
 

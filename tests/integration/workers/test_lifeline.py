@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from jobs import store
-from jobs.errors import Unavailable
-from jobs.redis_store import RedisStore
-from jobs.state import Order, Reason, State
-from jobs.wire import orders_channel
+from jobs.model.errors import Unavailable
+from jobs.model.state import Order, Reason, State
+from jobs.protocol.names import orders_channel
+from jobs.store.client import RedisStore
 from tests.integration.redis_server import RedisServer, redis_server
 from tests.integration.store.world import World
-from workers import lifeline, untold
-from workers.launch import Marks
-from workers.lifeline import Lifeline
-from workers.rounds import Rounds, clear
-from workers.untold import Untold
+from workers.node.janitor import Rounds, clear
+from workers.runtime.launch import Marks
+from workers.supervisor import lease, pending_end
+from workers.supervisor.lease import Lifeline
+from workers.supervisor.pending_end import Untold
 
 pytestmark = pytest.mark.integration
 
@@ -46,7 +46,7 @@ def world(server: RedisServer) -> Iterator[World]:
 
 @pytest.fixture(autouse=True)
 def hears_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifeline, "HEAR_SECONDS", 0.0)
+    monkeypatch.setattr(lease, "HEAR_SECONDS", 0.0)
 
 
 def until(met: Callable[[], object], what: str) -> None:
@@ -107,7 +107,7 @@ def test_an_order_is_heard_long_before_the_next_beat(
 def test_while_it_hears_it_asks_for_nothing_but_beats(
     world: World, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifeline, "ORDERS_SECONDS", 0.001)
+    monkeypatch.setattr(lease, "ORDERS_SECONDS", 0.001)
     line, attempt = claimed(world, server, beat_seconds=0.1)
 
     def beats() -> int:
@@ -139,8 +139,8 @@ def test_an_order_that_was_given_while_redis_restarted_is_found(world: World, se
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifeline, "FIRST_SECONDS", 0.1)
-    monkeypatch.setattr(lifeline, "FINISH_SECONDS", 1.0)
+    monkeypatch.setattr(lease, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(lease, "FINISH_SECONDS", 1.0)
 
 
 def test_an_end_that_nobody_takes_is_kept_and_told_by_another_when_redis_is_back(
@@ -153,9 +153,9 @@ def test_an_end_that_nobody_takes_is_kept_and_told_by_another_when_redis_is_back
     with pytest.raises(Unavailable):
         line.finish(Reason.COMPLETED, "all went well", error, result, 0.0, keep=kept)
     with pytest.raises(Unavailable):
-        untold.tell(world.store, attempt, kept)
+        pending_end.tell(world.store, attempt, kept)
     server.start()
-    untold.tell(world.store, attempt, kept)
+    pending_end.tell(world.store, attempt, kept)
     record = world.job(attempt.job)
     assert (record.state, record.message) == (State.SUCCEEDED, "all went well")
     assert (record.error, record.result) == (error, result)
@@ -166,7 +166,7 @@ def test_an_end_that_nobody_takes_is_kept_and_told_by_another_when_redis_is_back
 def test_an_end_is_kept_while_it_is_tried_and_not_longer(
     world: World, server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifeline, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(lease, "FIRST_SECONDS", 0.1)
     line, attempt = claimed(world, server)
     server.kill()
     kept, told = tmp_path / "untold.json", []
@@ -184,10 +184,10 @@ def test_an_end_is_kept_while_it_is_tried_and_not_longer(
 
 def test_an_untold_end_of_an_attempt_that_was_reaped_meanwhile_changes_nothing(world: World, tmp_path: Path) -> None:
     attempt, kept = world.claimed(), tmp_path / "untold.json"
-    untold.keep(kept, Untold("c", Reason.COMPLETED, "too late"))
+    pending_end.keep(kept, Untold("c", Reason.COMPLETED, "too late"))
     world.reap(attempt, beat=None)
     before = world.job(attempt.job)
-    untold.tell(world.store, attempt, kept)
+    pending_end.tell(world.store, attempt, kept)
     assert world.job(attempt.job) == before
     assert not kept.exists()
 
@@ -196,9 +196,9 @@ def test_a_file_that_says_nothing_that_can_be_told_is_no_end(world: World, tmp_p
     kept, attempt = tmp_path / "untold.json", store.AttemptId("default", "none", 1)
     for body in (b"", b"{", b"[1]", b'{"claimant": "c", "reason": "no such reason", "message": ""}', b"\xff"):
         kept.write_bytes(body)
-        untold.tell(world.store, attempt, kept)
+        pending_end.tell(world.store, attempt, kept)
         assert not kept.exists()
-    untold.tell(world.store, attempt, kept)
+    pending_end.tell(world.store, attempt, kept)
 
 
 def test_tries_become_rarer_while_redis_is_away(world: World, server: RedisServer) -> None:
@@ -217,7 +217,7 @@ def test_an_untold_end_of_an_attempt_that_holds_nothing_is_told_in_the_rounds_an
     marks = Marks.of(tmp_path / "state", attempt)
     marks.create()
     marks.supervisor_lock.touch()
-    untold.keep(marks.untold, Untold("c", Reason.COMPLETED, "all went well"))
+    pending_end.keep(marks.untold, Untold("c", Reason.COMPLETED, "all went well"))
     rounds = Rounds("n1", (), tmp_path / "state", tmp_path / "storage", world.store, tuple)
     rounds.clear_away()
     server.kill()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs.state import Reason, State
+from jobs.model.state import Reason, State
 from tests.integration.workers.service import Service
 
 pytestmark = pytest.mark.integration

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jobs.state import State
+from jobs.model.state import State
 from tests.integration.training.rehearsed import SCRIPTS
 from tests.integration.training.test_rehearsal_scripts import HUNDRED_BY_THIRTY
 from tests.integration.workers.service import Service

@@ -9,17 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jobs.state import Reason, State
+from jobs.model.state import Reason, State
 from jobs.store import AttemptId
-from tests.integration.workers.service import (
-    MODULE,
-    NODE,
-    TENANT,
-    Service,
-    children_named,
-    eventually,
-    is_dead,
-)
+from tests.integration.workers.service import MODULE, NODE, TENANT, Service, children_named, eventually, is_dead
 
 pytestmark = pytest.mark.integration
 
@@ -28,7 +20,7 @@ DEAF = [
     sys.executable,
     "-c",
     (
-        "from kombu.entity import Queue; from workers import agent, app; agent.UNHEARD_SECONDS = 2.0; "
+        "from kombu.entity import Queue; from workers.node import agent, app; agent.UNHEARD_SECONDS = 2.0; "
         "app.app.conf.task_queues = [Queue('nobody')]; app.app.worker_main(['worker'])"
     ),
 ]
@@ -130,7 +122,7 @@ def _forkserver(service: Service) -> int:
     (found,) = (
         child.pid
         for child in psutil.Process(service.worker.pid).children()
-        if any("workers.forkserver" in part for part in child.cmdline())
+        if any("workers.node.forkserver" in part for part in child.cmdline())
     )
     return int(found)
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from jobs import layout, store
-from jobs.logs import read_page
-from jobs.record import JobRecord
-from jobs.state import Reason, State
+from jobs import store
+from jobs.files import paths
+from jobs.files.log_file import read_page
+from jobs.model.records import JobRecord
+from jobs.model.state import Reason, State
 from tests.integration.training.rehearsed import SCRIPTS
 from tests.integration.workers.service import NODE, Service, eventually, running_service
 
@@ -84,7 +85,7 @@ def test_a_script_whose_rank_is_killed_goes_on_and_ends_with_the_numbers_of_a_ru
     assert "went on from the checkpoint 'state.pt' of attempt 1" in report["notes"]["resumed"]
     assert sum(pattern["steps"] for pattern in report["patterns"]) == 40
     for number in (1, 2):  # each has its own, which people can take away
-        places = layout.artifacts_dir(service.files(job, number)) / "checkpoints"
+        places = paths.artifacts_dir(service.files(job, number)) / "checkpoints"
         assert [path.name for path in places.iterdir()] == ["state.pt"]
 
 
@@ -211,7 +212,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 def starts_working(service: Service, program: str) -> str:
     job = service.run_script({"train.py": program})
-    log = layout.log_file(service.files(job), 0)
+    log = paths.log_file(service.files(job), 0)
     eventually(lambda: log.exists() and b"works" in b"".join(line.text for line in read_page(log).lines), "it works")
     return job
 
@@ -222,7 +223,7 @@ def test_a_script_that_is_told_to_stop_has_the_time_to_save_which_a_cancel_does_
     hasty.cancel(cancelled)
     hasty.ended(cancelled)
     assert hasty.text(cancelled).splitlines() == ["works", "told"]
-    assert not (layout.artifacts_dir(hasty.files(cancelled)) / "checkpoints").exists()
+    assert not (paths.artifacts_dir(hasty.files(cancelled)) / "checkpoints").exists()
 
     job = starts_working(hasty, SLOW_TO_SAVE)
     hasty.run(store.stop_node(NODE))

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from jobs import layout, metrics
-from jobs.state import State
+from jobs.files import metric_file, paths
+from jobs.model.state import State
 from tests.integration.workers.service import Service
 
 pytestmark = pytest.mark.integration
@@ -195,7 +195,7 @@ def test_what_forked_processes_log_belongs_to_their_devices(service: Service) ->
     )
     job = service.run_script({"train.py": logs, "main.py": FORK}, entrypoint="main.py", devices=2)
     assert service.ended(job, seconds=60).state is State.SUCCEEDED
-    series = metrics.read(layout.metrics_file(service.files(job)))
+    series = metric_file.read(paths.metrics_file(service.files(job)))
     done = {(one.device, point.value) for one in series if one.name == "done" for point in one.points}
     assert done == {(-1, 0.0), (1, 1.0)}
 
@@ -260,7 +260,7 @@ print("done")
     record = service.ended(job, seconds=60)
     assert record.state is State.SUCCEEDED, service.text(job, stream="stderr")
     assert service.text(job) == "done"
-    assert layout.report_file(service.files(job)).stat().st_size < 1_000_000
+    assert paths.report_file(service.files(job)).stat().st_size < 1_000_000
     assert len(service.report(job)["per_device"]) == 2
     after = service.run_script({"main.py": "print('next')"}, entrypoint="main.py")
     assert service.ended(after).state is State.SUCCEEDED

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from jobs import wire
-from jobs.state import Reason, State
+from jobs.model.state import Reason, State
+from jobs.protocol import names
 from tests.integration.workers.service import TENANT, Service, eventually
 
 pytestmark = pytest.mark.integration
@@ -104,7 +104,7 @@ def test_progress_is_read_from_the_bar_that_a_script_draws(service: Service) -> 
     source = "import sys\nsys.stderr.write('\\rtrain:  40%|####      | 4/10 [00:04<00:06,  1.00batch/s]')"
     job = service.run_script({"train.py": source})
     service.ended(job)
-    key = wire.progress_key(TENANT, job, 1)
+    key = names.progress_key(TENANT, job, 1)
     body = eventually(lambda: service.store.client.get(key), "progress is published")
     progress = json.loads(cast(bytes, body))
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from jobs.state import Reason, State
+from jobs.model.state import Reason, State
 from tests.integration.workers.service import Service, eventually, is_dead
-from workers.ranks import KEPT_VARIABLES
+from workers.rank.process import KEPT_VARIABLES
 
 pytestmark = pytest.mark.integration
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.telemetry import Hello, Metric
+from jobs.protocol.records import Hello, Metric
 from tests.unit.workers.listening import Listening
-from workers.training.context import Device
-from workers.training.probe.children import BOOT, FAMILY, SOCKET, Family, environment
+from workers.probe.descendants import BOOT, FAMILY, SOCKET, Family, environment
+from workers.runtime.context import Device
 
 pytestmark = pytest.mark.integration
 
@@ -68,7 +68,7 @@ def test_a_program_without_torch_meets_next_to_nothing_of_ours(tmp_path: Path) -
         "warnings",
     }
     assert finders == ["Trigger", *plain_finders]
-    assert path == [place for place in plain_path if not Path(place, "workers", "packages.py").exists()]
+    assert path == [place for place in plain_path if not Path(place, "workers", "runtime", "import_hook.py").exists()]
     assert followed.stderr == ""
 
 

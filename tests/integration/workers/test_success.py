@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from jobs import wire
-from jobs.state import Reason, State
+from jobs.model.state import Reason, State
+from jobs.protocol import names
 from tests.integration.workers.service import TENANT, Service, eventually
 from tests.timing import once_below
 
@@ -40,9 +40,9 @@ def test_a_job_succeeds_and_its_report_is_there_when_its_end_shows(
     assert record.result["loss"] > 0
     assert report["final"]
     assert [(pattern["rows"], pattern["steps"]) for pattern in report["patterns"]] == [(split, 4)]
-    assert telemetry.exists(wire.report_key(TENANT, job, 1))
+    assert telemetry.exists(names.report_key(TENANT, job, 1))
     for device, lines in enumerate(logs):
-        info: Any = telemetry.xinfo_stream(wire.log_stream(TENANT, job, 1, device))
+        info: Any = telemetry.xinfo_stream(names.log_stream(TENANT, job, 1, device))
         assert info["last-generated-id"] == f"{len(lines)}-1".encode()
     service.ended(job)
 
@@ -93,8 +93,8 @@ def test_ranks_get_what_torchrun_sets_and_nothing_of_the_service(service: Servic
         variables = _printed(service.text(job, rank), "env")
         assert variables["RANK"] == variables["LOCAL_RANK"] == str(rank)
         assert variables["WORLD_SIZE"] == "2"
-        assert variables[wire.ATTEMPT_MARK] == f"{TENANT}/{job}/1"
-        assert not [name for name in variables if name.startswith("SHARDYARD_") and name != wire.ATTEMPT_MARK]
+        assert variables[names.ATTEMPT_MARK] == f"{TENANT}/{job}/1"
+        assert not [name for name in variables if name.startswith("SHARDYARD_") and name != names.ATTEMPT_MARK]
         assert service.server.url not in variables.values()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.state import Reason, State
+from jobs.model.state import Reason, State
 from tests.integration.workers.service import MODULE, Service, eventually, running_service
 
 pytestmark = pytest.mark.integration

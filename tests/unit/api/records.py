@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from jobs import spec
-from jobs.record import DeviceRecord, JobRecord, NodeInfo, NodeRecord
-from jobs.spec import JobSpec
-from jobs.state import Reason, State
+from jobs.model import spec
+from jobs.model.records import DeviceRecord, JobRecord, NodeInfo, NodeRecord
+from jobs.model.spec import JobSpec
+from jobs.model.state import Reason, State
 
 JOB = "01a1faf7-950c-74f3-af12-cc10a45948be"
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from api import artifacts
-from api.artifacts import RangeNotSatisfiable, parse_range
-from jobs import layout
-from jobs.errors import NotFound
+from api.data import artifacts
+from api.data.artifacts import RangeNotSatisfiable, parse_range
+from jobs.files import paths as layout
+from jobs.model.errors import NotFound
 
 
 @pytest.fixture

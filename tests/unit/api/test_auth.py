@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from api.auth import PUBLIC, Principal, UnsafeToStart, is_public, load_operator_token
-from jobs import tokens
-from jobs.errors import Forbidden
-from jobs.settings import Settings
-from jobs.tokens import Scope
+from api.http.auth import PUBLIC, Principal, UnsafeToStart, is_public, load_operator_token
+from jobs.model.errors import Forbidden
+from jobs.model.settings import Settings
+from jobs.store import tokens
+from jobs.store.tokens import Scope
 
 TEXT = "an-operators-own-long-token"
 

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from jobs.celery_settings import broker_url, celery_config
-from jobs.settings import Settings
+from jobs.model.settings import Settings
+from jobs.scheduling.celery_config import broker_url, celery_config
 
 
 @pytest.mark.parametrize(

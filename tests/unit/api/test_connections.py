@@ -1,7 +1,7 @@
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from api.connections import connect
+from api.data.redis_pool import connect
 
 pytestmark = pytest.mark.anyio
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api import cursors
-from api.cursors import LogCursor
-from jobs.errors import MalformedCursor
+from api.http import cursors
+from api.http.cursors import LogCursor
+from jobs.model.errors import MalformedCursor
 from tests.unit.api.records import JOB
 
 

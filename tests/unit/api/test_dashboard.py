@@ -9,8 +9,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from api.routes import dashboard
-from jobs.pictures import marks, palette
+from api.system import dashboard_routes
+from jobs.render.svg import highlights, palette
 
 WEB = Path(__file__).parents[3] / "web" / "src"
 LIGHT, DARK = re.findall(r":root \{(.*?)\}", (WEB / "styles.css").read_text(), re.DOTALL)
@@ -20,18 +20,18 @@ THEMES = [(LIGHT, palette.LIGHT, "light"), (DARK, palette.DARK, "dark")]
 @pytest.fixture
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The directory that the dashboard is served from."""
-    monkeypatch.setattr(dashboard, "_web", lambda: tmp_path)
-    for cached in (dashboard._built, dashboard._assets):
+    monkeypatch.setattr(dashboard_routes, "_web", lambda: tmp_path)
+    for cached in (dashboard_routes._built, dashboard_routes._assets):
         cached.cache_clear()
     yield tmp_path
-    for cached in (dashboard._built, dashboard._assets):
+    for cached in (dashboard_routes._built, dashboard_routes._assets):
         cached.cache_clear()
 
 
 @pytest.fixture
 def browser(built: Path) -> TestClient:
     app = FastAPI()
-    app.include_router(dashboard.router)
+    app.include_router(dashboard_routes.router)
     return TestClient(app, raise_server_exceptions=False)
 
 
@@ -60,13 +60,13 @@ def test_the_dashboard_has_the_words_and_rules_of_the_pictures() -> None:
         "SLOW": f'"{palette.SLOW}"',
         "OUTPUT": f'"{palette.OUTPUT}"',
         "LEVELS": palette.LEVELS,
-        "SLOW_FROM": marks.SLOW_FROM,
-        "SLOW_STEPS": marks.SLOW_STEPS,
+        "SLOW_FROM": highlights.SLOW_FROM,
+        "SLOW_STEPS": highlights.SLOW_STEPS,
     }.items():
         assert f"const {constant} = {value};" in text
     causes = re.search(r"SLOW_CAUSES.*?\(\[(.*?)\]\)", text)
     assert causes is not None
-    assert set(re.findall(r'"(\w+)"', causes[1])) == marks.SLOW_CAUSES
+    assert set(re.findall(r'"(\w+)"', causes[1])) == highlights.SLOW_CAUSES
 
 
 def test_what_was_not_built_says_how_to_build_it(browser: TestClient) -> None:

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api import cursors, events_position, events_steps
-from api.events_batches import BATCH_LINES, Batch, Window, of_page
-from api.events_position import Position
-from api.events_steps import Place, Step, Steps
-from api.services import events
-from api.services.events import Reader, Slots, TooManyStreams
-from jobs.errors import Unauthenticated, Unavailable
-from jobs.events import data
-from jobs.logs import Dropped, Line, Page
+from api.events import broadcast_cache, event_id, service
+from api.events.broadcast_cache import Place, Step, Steps
+from api.events.event_id import Position
+from api.events.service import Reader, Slots, TooManyStreams
+from api.events.windows import BATCH_LINES, Batch, Window, of_page
+from api.http import cursors
+from jobs.files.log_file import Dropped, Line, Page
+from jobs.model.errors import Unauthenticated, Unavailable
+from shardyard.contract.stream_events import data
 
 COUNTS = st.integers(0, 2**40)
 
@@ -31,16 +31,16 @@ COUNTS = st.integers(0, 2**40)
     )
 )
 def test_an_id_is_one_line_and_stands_for_its_position(position: Position) -> None:
-    text = events_position.encode(position)
+    text = event_id.encode(position)
     assert text.isascii()
     assert text.replace("-", "").replace("_", "").isalnum()
     assert len(text) < 2048
-    assert events_position.decode(text) == position
+    assert event_id.decode(text) == position
 
 
 @given(st.one_of(st.text(), st.binary().map(cursors.to_text)))
 def test_an_id_that_somebody_made_up_stands_for_nothing_or_for_a_position(text: str) -> None:
-    found = events_position.decode(text)
+    found = event_id.decode(text)
     assert found is None or found.attempt >= 0
 
 
@@ -108,7 +108,7 @@ class Quiet:
 
 def collect(check: Any, *told: bytes) -> list[bytes]:
     async def run() -> list[bytes]:
-        stream = events._told(cast(Reader, Quiet(*told)), check)
+        stream = service._told(cast(Reader, Quiet(*told)), check)
         async with asyncio.timeout(5):
             return [sent async for sent in stream]
 
@@ -116,7 +116,7 @@ def collect(check: Any, *told: bytes) -> list[bytes]:
 
 
 def test_a_stream_ends_when_its_token_is_no_longer_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(service, "CHECK_SECONDS", 0.01)
     asked: list[int] = []
 
     async def check() -> None:
@@ -131,7 +131,7 @@ def test_a_stream_ends_when_its_token_is_no_longer_good(monkeypatch: pytest.Monk
 
 
 def test_a_stream_ends_after_its_longest_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MAX_STREAM_SECONDS", 0.01)
+    monkeypatch.setattr(service, "MAX_STREAM_SECONDS", 0.01)
 
     async def check() -> None: ...
 
@@ -141,14 +141,14 @@ def test_a_stream_ends_after_its_longest_time(monkeypatch: pytest.MonkeyPatch) -
 def test_a_stream_begins_with_when_to_come_again_and_says_now_and_then_that_it_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(events, "MAX_STREAM_SECONDS", 0.5)
-    monkeypatch.setattr(events, "PING_SECONDS", 0.02)
+    monkeypatch.setattr(service, "MAX_STREAM_SECONDS", 0.5)
+    monkeypatch.setattr(service, "PING_SECONDS", 0.02)
 
     async def check() -> None: ...
 
     first, second, *pings = collect(check, b"event: a\n\n", b"event: b\n\n")
     assert (first, second) == (b"retry: 1000\nevent: a\n\n", b"event: b\n\n")
-    assert set(pings) == {events.PING}
+    assert set(pings) == {service.PING}
     assert 2 <= len(pings) <= 25
 
 
@@ -222,7 +222,7 @@ def test_steps_are_kept_within_bounds_the_newest_first() -> None:
         steps = Steps()
         places = [Place(str(number), (), live_data=True) for number in range(20)]
         for place in places:
-            maker = Maker(a_step(events_steps.KEPT_BYTES // 10))
+            maker = Maker(a_step(broadcast_cache.KEPT_BYTES // 10))
             maker.may.set()
             await steps.after(place, maker)
         again = Maker(a_step())

@@ -3,21 +3,21 @@ from pathlib import Path
 
 import pytest
 
-from api import files
-from api.files import LogQuery
-from jobs import layout
-from jobs.errors import NotFound
-from jobs.logs import CONTINUED, LogWriter, Run
-from jobs.metrics import MetricWriter
-from jobs.telemetry import Metric
+from api.data import attempt_files
+from api.data.attempt_files import LogQuery
+from jobs.files import paths
+from jobs.files.log_file import CONTINUED, LogWriter, Run
+from jobs.files.metric_file import MetricWriter
+from jobs.model.errors import NotFound
+from jobs.protocol.records import Metric
 
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> Path:
     """Two devices that print in turn, ten lines each; device 1 is one second behind device 0."""
-    layout.logs_dir(tmp_path).mkdir()
+    paths.logs_dir(tmp_path).mkdir()
     for device in (0, 1):
-        writer = LogWriter(layout.log_file(tmp_path, device))
+        writer = LogWriter(paths.log_file(tmp_path, device))
         for line in range(10):
             text = f"device {device} line {line}".encode()
             writer.append([Run("stdout", device, line, 1000.0 + 2 * line + device, 0, [text])])
@@ -29,7 +29,7 @@ def follow(attempt: Path, devices: list[int], query: LogQuery) -> list[tuple[int
     """Every (device, seq) of all pages, one after the other."""
     found, seen = [], dict[int, int]()
     for _ in range(100):
-        page = files.read_logs(attempt, devices, seen, query)
+        page = attempt_files.read_logs(attempt, devices, seen, query)
         found += [(line.device, line.seq) for line in page.lines]
         seen = page.seen
         if page.at_end:
@@ -38,7 +38,7 @@ def follow(attempt: Path, devices: list[int], query: LogQuery) -> list[tuple[int
 
 
 def test_lines_of_several_devices_come_by_time(attempt: Path) -> None:
-    page = files.read_logs(attempt, [0, 1], {}, LogQuery())
+    page = attempt_files.read_logs(attempt, [0, 1], {}, LogQuery())
     assert [(line.device, line.seq) for line in page.lines] == [(d, s) for s in range(1, 11) for d in (0, 1)]
     assert page.at_end
     assert page.sealed
@@ -51,63 +51,63 @@ def test_pages_of_any_size_have_every_line_once(attempt: Path, limit: int) -> No
 
 
 def test_the_tail_is_the_newest_lines_of_all_devices_and_goes_on_at_the_end(attempt: Path) -> None:
-    page = files.read_logs(attempt, [0, 1], {}, LogQuery(tail=3))
+    page = attempt_files.read_logs(attempt, [0, 1], {}, LogQuery(tail=3))
     assert [(line.device, line.seq) for line in page.lines] == [(1, 9), (0, 10), (1, 10)]
     assert page.seen == {0: 10, 1: 10}
     assert page.at_end
 
 
 def test_lines_can_be_asked_for_by_step(attempt: Path) -> None:
-    page = files.read_logs(attempt, [1], {}, LogQuery(from_step=4, to_step=5))
+    page = attempt_files.read_logs(attempt, [1], {}, LogQuery(from_step=4, to_step=5))
     assert [line.text for line in page.lines] == ["device 1 line 4", "device 1 line 5"]
 
 
 def test_lines_are_shown_without_control_characters_and_say_when_they_go_on(tmp_path: Path) -> None:
-    layout.logs_dir(tmp_path).mkdir()
-    writer = LogWriter(layout.log_file(tmp_path, 0))
+    paths.logs_dir(tmp_path).mkdir()
+    writer = LogWriter(paths.log_file(tmp_path, 0))
     writer.append([Run("stderr", 0, None, 1.5, CONTINUED, [b"\x1b[31mred\x1b[0m \x07bell"])])
-    (line,) = files.read_logs(tmp_path, [0], {}, LogQuery()).lines
+    (line,) = attempt_files.read_logs(tmp_path, [0], {}, LogQuery()).lines
     assert (line.text, line.continued, line.step) == ("red bell", True, None)
     assert line.at == "1970-01-01T00:00:01.500000Z"
 
 
 def test_an_attempt_that_has_written_nothing_has_an_empty_log_and_no_series(tmp_path: Path) -> None:
-    page = files.read_logs(tmp_path, [0, 1], {}, LogQuery())
+    page = attempt_files.read_logs(tmp_path, [0, 1], {}, LogQuery())
     assert page.lines == []
     assert not page.sealed
-    assert files.read_metrics(tmp_path, None, None, 0, None) == []
-    assert files.read_report(tmp_path) is None
+    assert attempt_files.read_metrics(tmp_path, None, None, 0, None) == []
+    assert attempt_files.read_report(tmp_path) is None
 
 
 def test_a_value_that_is_no_number_is_null_in_a_series(tmp_path: Path) -> None:
-    MetricWriter(layout.metrics_file(tmp_path)).append([Metric(-1, "loss", 0, float("nan"), 1.0)])
-    (series,) = files.read_metrics(tmp_path, -1, "loss", 0, None)
+    MetricWriter(paths.metrics_file(tmp_path)).append([Metric(-1, "loss", 0, float("nan"), 1.0)])
+    (series,) = attempt_files.read_metrics(tmp_path, -1, "loss", 0, None)
     assert series.points[0].value is None
 
 
 def test_removing_a_job_takes_its_files_and_no_others(tmp_path: Path) -> None:
-    kept = layout.attempt_dir(tmp_path, "default", "b", 1)
-    for directory in (layout.attempt_dir(tmp_path, "default", "a", 1), kept):
+    kept = paths.attempt_dir(tmp_path, "default", "b", 1)
+    for directory in (paths.attempt_dir(tmp_path, "default", "a", 1), kept):
         directory.mkdir(parents=True)
         (directory / "report.json").write_text("{}")
-    files.remove_job(tmp_path, "default", "a")
-    files.remove_job(tmp_path, "default", "never-ran")
+    attempt_files.remove_job(tmp_path, "default", "a")
+    attempt_files.remove_job(tmp_path, "default", "never-ran")
     assert [p.name for p in (tmp_path / "jobs" / "default").iterdir()] == ["b"]
 
 
 def test_a_link_in_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
     mine, theirs = tmp_path / "mine", tmp_path / "theirs"
     for directory in (mine, theirs):
-        layout.logs_dir(directory).mkdir(parents=True)
-    layout.report_file(theirs).write_text("{}")
-    LogWriter(layout.log_file(theirs, 0)).append([Run("stdout", 0, None, 1.0, 0, [b"secret"])])
-    layout.report_file(mine).symlink_to(layout.report_file(theirs))
-    layout.log_file(mine, 0).symlink_to(layout.log_file(theirs, 0))
-    layout.metrics_file(mine).symlink_to(layout.metrics_file(theirs))
+        paths.logs_dir(directory).mkdir(parents=True)
+    paths.report_file(theirs).write_text("{}")
+    LogWriter(paths.log_file(theirs, 0)).append([Run("stdout", 0, None, 1.0, 0, [b"secret"])])
+    paths.report_file(mine).symlink_to(paths.report_file(theirs))
+    paths.log_file(mine, 0).symlink_to(paths.log_file(theirs, 0))
+    paths.metrics_file(mine).symlink_to(paths.metrics_file(theirs))
     reads: list[Callable[[], object]] = [
-        lambda: files.read_report(mine),
-        lambda: files.read_logs(mine, [0], {}, LogQuery()),
-        lambda: files.read_metrics(mine, None, None, 0, None),
+        lambda: attempt_files.read_report(mine),
+        lambda: attempt_files.read_logs(mine, [0], {}, LogQuery()),
+        lambda: attempt_files.read_metrics(mine, None, None, 0, None),
     ]
     for read in reads:
         with pytest.raises(NotFound, match="plain file"):

@@ -1,5 +1,5 @@
-from api.events_service import _essence
-from jobs.record import NodeRecord
+from api.events.service_feed import _essence
+from jobs.model.records import NodeRecord
 from jobs.store import Fleet
 
 NODE = {

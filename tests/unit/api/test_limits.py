@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from api.limits import Bodies, BodyLimits, Door, allowed_hosts, host_name, is_loopback
-from api.monitoring import Monitoring
-from jobs.errors import ShardyardError
-from jobs.settings import Settings
+from api.http.middleware import Bodies, BodyLimits, Door, allowed_hosts, host_name, is_loopback
+from api.http.prometheus import Monitoring
+from jobs.model.errors import ShardyardError
+from jobs.model.settings import Settings
 
 HOST = (b"host", b"localhost:8000")
 

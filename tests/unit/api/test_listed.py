@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from api import views
-from api.listed import KEPT_ROWS, EndedRows
+from api.jobs.finished_row_cache import KEPT_ROWS, EndedRows
+from api.schemas import views
 from jobs import store
-from jobs.state import Reason, State
+from jobs.model.state import Reason, State
 from jobs.store import PackedJob
 from tests.unit.api.records import JOB, a_job
 

@@ -1,6 +1,6 @@
 import pytest
 
-from api.negotiation import MAX_RANGES, NotAcceptable, choose
+from api.http.negotiation import MAX_RANGES, NotAcceptable, choose
 
 OFFERS = ("application/json", "text/plain", "text/html", "image/svg+xml")
 JSON, TEXT, HTML, SVG = OFFERS

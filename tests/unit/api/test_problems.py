@@ -3,8 +3,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from api import problems
-from jobs.errors import FieldError, ShardyardError
+from api.http import problems
+from jobs.model.errors import FieldError, ShardyardError
 
 
 def tree(root: type[ShardyardError]) -> Iterator[type[ShardyardError]]:

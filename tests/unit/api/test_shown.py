@@ -1,11 +1,11 @@
 import json
 from typing import Any
 
-from api import shown
-from api.fleet import labels_of
-from api.shown import ShownStatuses
-from jobs.record import QueueView
-from jobs.state import Reason, State
+from api.data.fleet_cache import labels_of
+from api.jobs import status_cache
+from api.jobs.status_cache import ShownStatuses
+from jobs.model.records import QueueView
+from jobs.model.state import Reason, State
 from jobs.store import JobView
 from tests.unit.api.records import a_job, a_spec
 
@@ -56,9 +56,9 @@ def test_progress_is_final_when_a_job_has_ended_and_has_some() -> None:
 
 def test_few_are_kept_and_large_ones_are_not() -> None:
     statuses = ShownStatuses()
-    statuses.answer(a_view(message="x" * shown.MAX_KEPT_BYTES, reason=Reason.BACKING_OFF), None, LABELS)
+    statuses.answer(a_view(message="x" * status_cache.MAX_KEPT_BYTES, reason=Reason.BACKING_OFF), None, LABELS)
     assert statuses.last("default", a_job().id) is None
-    for number in range(shown.MAX_KEPT + 10):
+    for number in range(status_cache.MAX_KEPT + 10):
         statuses.answer(a_view(id=str(number)), None, LABELS)
     assert statuses.last("default", "9") is None
     assert statuses.last("default", "10") is not None

@@ -2,9 +2,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from api import views
-from jobs.record import QueueView
-from jobs.state import Reason, State
+from api.schemas import views
+from jobs.model.records import QueueView
+from jobs.model.state import Reason, State
 from jobs.store import Fleet, JobView
 from tests.unit.api.records import JOB, a_job, a_node, a_spec
 from tests.unit.jobs.script_streams import script_spec

@@ -3,10 +3,10 @@ import asyncio
 import pytest
 
 from api.app import Sweep, keep_sweeping, look_after_storage, prove_storage, watch_scheduler
-from api.monitoring import Counts, Monitoring
-from api.schemas import PoolView
-from jobs.errors import Unavailable
-from jobs.storage import StorageMismatch
+from api.http.prometheus import Counts, Monitoring
+from jobs.files.identity import StorageMismatch
+from jobs.model.errors import Unavailable
+from shardyard.contract.responses import PoolView
 
 
 def test_the_process_ends_when_its_scheduler_has_died() -> None:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from jobs.spec import JobSpec, parse
+from jobs.model.spec import JobSpec, parse
 
 
 def make_spec(

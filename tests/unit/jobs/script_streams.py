@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jobs.aggregator import Aggregator
-from jobs.lint import _REMEDIES, Finding
-from jobs.report import Report
-from jobs.script_findings import CODES
-from jobs.spec import JobSpec, parse
-from jobs.telemetry import Activity, AnyRecord, Began, Group, Loaded, Outcome, Split, Step, Wrapped
+from jobs.model.spec import JobSpec, parse
+from jobs.protocol.records import Activity, AnyRecord, Began, Group, Loaded, Outcome, Split, Step, Wrapped
+from jobs.splits.lint import _REMEDIES, Finding
+from jobs.splits.report import Report
 from tests.unit.jobs.streams import aggregator, split, step
+from workers.supervisor.report.aggregator import Aggregator
+from workers.supervisor.report.script_lint import CODES
 
 #: A number that stands for "these indices": equal ones mean the same rows.
 SAME_ROWS = 1234

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jobs.aggregator import Aggregator, LeasedDevice
-from jobs.plan import Run, eval_pass, predict, train_pass
-from jobs.shard_lines import ShardLine
-from jobs.spec import JobSpec
-from jobs.telemetry import AnyRecord, Outcome, Split, Step
+from jobs.model.spec import JobSpec
+from jobs.protocol.records import AnyRecord, Outcome, Split, Step
+from jobs.splits.plan import Run, eval_pass, predict, train_pass
+from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
+from workers.supervisor.report.shard_lines import ShardLine
 
 FORWARD_MS_PER_ROW = 0.1
 BACKWARD_MS_PER_ROW = 0.2

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs import bundles, zips
-from jobs.bundles import BundleFile, Contents, Limits
-from jobs.errors import BadBundle
+from jobs.bundles import bundle, strict_zip
+from jobs.bundles.bundle import BundleFile, Contents, Limits
+from jobs.model.errors import BadBundle
 from tests.unit.jobs import made_zips
 from tests.unit.jobs.made_zips import DESCRIBED, DEVICE, DIRECTORY, ENCRYPTED, LINK, PIPE, UTF8, Part, names, zipped
 
@@ -181,9 +181,9 @@ def test_an_attack_is_refused_at_the_door_and_before_unpacking(attack: str, tmp_
     path = tmp_path / "bundle.zip"
     path.write_bytes(body)
     with pytest.raises(BadBundle, match=words):
-        bundles.inspect(path, SMALL)
+        bundle.inspect(path, SMALL)
     with pytest.raises(BadBundle, match=words):
-        bundles.extract(path, tmp_path / "out", identity(body), SMALL)
+        bundle.extract(path, tmp_path / "out", identity(body), SMALL)
     left = {found.relative_to(tmp_path).parts[0] for found in tmp_path.rglob("*")}
     assert left <= {"bundle.zip", "out"}, "nothing was written elsewhere"
 
@@ -193,7 +193,7 @@ def test_a_refusal_shows_no_control_characters_and_is_short(attack: str, tmp_pat
     path = tmp_path / "bundle.zip"
     path.write_bytes(ATTACKS[attack][0])
     with pytest.raises(BadBundle) as caught:
-        bundles.inspect(path, SMALL)
+        bundle.inspect(path, SMALL)
     assert caught.value.message.isprintable()
     assert len(caught.value.message) < 400
 
@@ -203,7 +203,7 @@ def test_a_refusal_shows_no_control_characters_and_is_short(attack: str, tmp_pat
     [
         zipped(Part("a", b"\0" * (1 << 26), local={"size": 10}, central={"size": 10})),
         zipped(Part("a", b"\0" * (1 << 26))),
-        zipped(PLAIN, length=bundles.MIB * 15),
+        zipped(PLAIN, length=bundle.MIB * 15),
         made_zips.quoting(200, b"\0" * (1 << 20)),
     ],
     ids=["a lying bomb", "an honest bomb", "a large directory", "quotes"],
@@ -215,25 +215,25 @@ def test_a_bomb_takes_little_memory(body: bytes, tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(BadBundle):
-            bundles.inspect(path, SMALL)
-        assert tracemalloc.get_traced_memory()[1] < 2 * bundles.MIB
+            bundle.inspect(path, SMALL)
+        assert tracemalloc.get_traced_memory()[1] < 2 * bundle.MIB
     finally:
         tracemalloc.stop()
 
 
 def test_the_default_limits_refuse_a_bomb_of_a_gibibyte() -> None:
-    limits = bundles.LIMITS
+    limits = bundle.LIMITS
     assert limits.entries <= 10_000
-    assert limits.file <= limits.total <= 1024 * bundles.MIB
-    assert limits.ratio * bundles.MIB < limits.total
+    assert limits.file <= limits.total <= 1024 * bundle.MIB
+    assert limits.ratio * bundle.MIB < limits.total
 
 
 def test_a_bomb_within_a_zip_is_just_a_file(tmp_path: Path) -> None:
     body = made_zips.nested(3, b"\0" * (1 << 24))
     path = tmp_path / "bundle.zip"
     path.write_bytes(body)
-    assert bundles.inspect(path).bytes < 20_000
-    bundles.extract(path, tmp_path / "out", identity(body))
+    assert bundle.inspect(path).bytes < 20_000
+    bundle.extract(path, tmp_path / "out", identity(body))
     assert [found.name for found in (tmp_path / "out").iterdir()] == ["2.zip"]
 
 
@@ -326,8 +326,8 @@ def test_what_usual_tools_pack_is_unpacked_as_it_was(
 ) -> None:
     path, out = tmp_path / "bundle.zip", tmp_path / "out"
     pack(tree, path)
-    found = bundles.inspect(path)
-    assert bundles.extract(path, out, identity(path.read_bytes())) == found == bundles.contents(path)
+    found = bundle.inspect(path)
+    assert bundle.extract(path, out, identity(path.read_bytes())) == found == bundle.contents(path)
     assert {file.path: file.bytes for file in found.files} == {p: len(d) for p, d in TREE.items()} | {"run.sh": 10}
     assert [file.path for file in found.files] == sorted(file.path for file in found.files)
     assert found.bytes == sum(map(len, TREE.values())) + 10
@@ -343,7 +343,7 @@ def test_a_descriptor_may_leave_its_signature_out(tmp_path: Path) -> None:
     path = tmp_path / "bundle.zip"
     for descriptor in (behind, behind[4:]):
         path.write_bytes(zipped(Part("a", flags=UTF8 | DESCRIBED, descriptor=descriptor), Part("b")))
-        assert [file.path for file in bundles.inspect(path).files] == ["a", "b"]
+        assert [file.path for file in bundle.inspect(path).files] == ["a", "b"]
 
 
 def test_modes_are_the_umasks_and_not_the_zips(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_modes_are_the_umasks_and_not_the_zips(tmp_path: Path) -> None:
     path.write_bytes(body)
     before = os.umask(0o027)
     try:
-        bundles.extract(path, tmp_path / "out", identity(body))
+        bundle.extract(path, tmp_path / "out", identity(body))
     finally:
         os.umask(before)
     modes = {found.name: found.stat().st_mode & 0o7777 for found in (tmp_path / "out").iterdir()}
@@ -373,32 +373,32 @@ def test_bytes_that_are_not_the_bundles_are_refused(packed: Path, tmp_path: Path
     wanted = identity(packed.read_bytes())
     packed.write_bytes(zipped(PLAIN))
     with pytest.raises(BadBundle, match="upload the bundle again"):
-        bundles.extract(packed, tmp_path / "out", wanted)
+        bundle.extract(packed, tmp_path / "out", wanted)
     assert not (tmp_path / "out").exists()
 
 
 def test_nothing_is_unpacked_into_what_is_there(packed: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(FileExistsError):
-        bundles.extract(packed, tmp_path / "out", identity(packed.read_bytes()))
+        bundle.extract(packed, tmp_path / "out", identity(packed.read_bytes()))
     (tmp_path / "link").symlink_to(tmp_path / "out")
     with pytest.raises(FileExistsError):
-        bundles.extract(packed, tmp_path / "link", identity(packed.read_bytes()))
+        bundle.extract(packed, tmp_path / "link", identity(packed.read_bytes()))
 
 
 def test_a_link_that_appears_on_the_way_leads_nowhere(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
-    unpack = zips.unpack
+    unpack = strict_zip.unpack
 
-    def with_a_link(file: io.BufferedReader, entry: zips.Entry) -> object:
+    def with_a_link(file: io.BufferedReader, entry: strict_zip.Entry) -> object:
         (tmp_path / "out" / "a").symlink_to(tmp_path / "elsewhere")
         return unpack(file, entry)
 
-    monkeypatch.setattr(zips, "unpack", with_a_link)
+    monkeypatch.setattr(strict_zip, "unpack", with_a_link)
     with pytest.raises(BadBundle, match="leads out"):
-        bundles.extract(packed, tmp_path / "out", identity(packed.read_bytes()))
+        bundle.extract(packed, tmp_path / "out", identity(packed.read_bytes()))
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
@@ -420,7 +420,7 @@ def test_a_damaged_zip_is_refused_or_means_what_other_readers_say(
     path = tmp_path_factory.getbasetemp() / "damaged.zip"
     path.write_bytes(body[: len(body) - cut])
     try:
-        found = bundles.inspect(path)
+        found = bundle.inspect(path)
     except BadBundle:
         return
     with zipfile.ZipFile(path) as file:
@@ -444,7 +444,7 @@ FILES = holds("src/train.py", "train.pyc", "package/__init__.py", "package/main.
 
 @pytest.mark.parametrize("entrypoint", ["src/train.py", "package.main", "tool", "package", "src.train"])
 def test_an_entry_point_is_a_file_or_a_module_of_the_bundle(entrypoint: str) -> None:
-    assert bool(bundles.wrong_entrypoint(entrypoint, FILES)) is (entrypoint == "package")
+    assert bool(bundle.wrong_entrypoint(entrypoint, FILES)) is (entrypoint == "package")
 
 
 @pytest.mark.parametrize(
@@ -457,14 +457,14 @@ def test_an_entry_point_is_a_file_or_a_module_of_the_bundle(entrypoint: str) -> 
     ],
 )
 def test_a_wrong_entry_point_is_told_what_was_probably_meant(entrypoint: str, words: str) -> None:
-    assert words in bundles.wrong_entrypoint(entrypoint, FILES)
+    assert words in bundle.wrong_entrypoint(entrypoint, FILES)
 
 
 def test_an_entry_point_is_seen_from_the_directory_that_the_program_starts_in() -> None:
-    assert bundles.wrong_entrypoint("b.py", holds("mnist/b.py"), "mnist") == ""
-    assert "did you mean 'b.py'?" in bundles.wrong_entrypoint("c.py", holds("mnist/b.py"), "mnist")
-    assert "no directory 'mnist'" in bundles.wrong_entrypoint("b.py", holds("b.py"), "mnist")
+    assert bundle.wrong_entrypoint("b.py", holds("mnist/b.py"), "mnist") == ""
+    assert "did you mean 'b.py'?" in bundle.wrong_entrypoint("c.py", holds("mnist/b.py"), "mnist")
+    assert "no directory 'mnist'" in bundle.wrong_entrypoint("b.py", holds("b.py"), "mnist")
 
 
 def test_a_bundle_without_python_says_so() -> None:
-    assert "no .py file" in bundles.wrong_entrypoint("train.py", holds("a.txt"))
+    assert "no .py file" in bundle.wrong_entrypoint("train.py", holds("a.txt"))

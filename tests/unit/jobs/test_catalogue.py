@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from jobs import catalogue
-from jobs.errors import FieldError
-from jobs.spec import Component, JobSpec, parse
+from jobs.model import catalogue
+from jobs.model.errors import FieldError
+from jobs.model.spec import Component, JobSpec, parse
 
 PROGRAM: dict[str, Any] = {
     "model": {"ref": "linear", "args": {"in_features": 5, "out_features": 2}},
@@ -159,6 +159,6 @@ def test_the_listing_has_schemas_with_defaults_and_bounds() -> None:
 
 
 def test_importing_the_catalogue_brings_neither_torch_nor_a_validator() -> None:
-    code = "import sys, jobs.catalogue; print({'torch', 'jsonschema_rs'} & set(sys.modules))"
+    code = "import sys, jobs.model.catalogue; print({'torch', 'jsonschema_rs'} & set(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "set()"

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jobs import checkpoints
-from jobs.checkpoints import Damaged, File, Kept, Manifest, Pointer
+from jobs.files import checkpoints
+from jobs.files.checkpoints import Damaged, File, Kept, Manifest, Pointer
 
 FILES = {"model.safetensors": b"weights", "rank-0.pt": b"x" * 3_000_000, "report.state": b"", "metrics.bin": b"points"}
 

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from jobs import failpoints
+from jobs.support import failpoints
 
 REACH_TWICE = (
-    "from jobs.failpoints import reach; reach('here'); print('once', flush=True); reach('here'); print('twice')"
+    "from jobs.support.failpoints import reach; reach('here'); print('once', flush=True); reach('here'); print('twice')"
 )
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.lint import Finding, describe, lint
-from jobs.plan import Pattern, predict
-from jobs.spec import JobSpec, parse
+from jobs.model.spec import JobSpec, parse
+from jobs.splits.lint import Finding, describe, lint
+from jobs.splits.plan import Pattern, predict
 from tests.unit.jobs.made import make_spec
 
 

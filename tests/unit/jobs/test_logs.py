@@ -6,8 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from jobs.frames import CorruptFrame, FrameReader
-from jobs.logs import CONTINUED, Dropped, Line, LogWriter, Page, Run, Seal, StreamName, read_chunk, read_page, read_seal
+from jobs.files.frame_file import CorruptFrame, FrameReader
+from jobs.files.log_file import (
+    CONTINUED,
+    Dropped,
+    Line,
+    LogWriter,
+    Page,
+    Run,
+    Seal,
+    StreamName,
+    read_chunk,
+    read_page,
+    read_seal,
+)
 from tests.unit.disks import largest_file
 
 

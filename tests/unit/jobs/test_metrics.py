@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.metrics import (
+from jobs.files.metric_file import (
     MAX_NAME_CHARACTERS,
     MAX_POINTS,
     MAX_SERIES,
@@ -19,7 +19,7 @@ from jobs.metrics import (
     read,
     read_frame,
 )
-from jobs.telemetry import Metric
+from jobs.protocol.records import Metric
 
 
 def metric(value: float, step: int = 0, device: int = -1, name: str = "loss") -> Metric:

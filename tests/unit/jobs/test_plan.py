@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from jobs.plan import (
+from jobs.model.spec import JobSpec
+from jobs.splits.plan import (
     Pattern,
     Prediction,
     batch_pass,
@@ -23,7 +24,6 @@ from jobs.plan import (
     strided_rows,
     train_pass,
 )
-from jobs.spec import JobSpec
 from tests.unit.jobs.made import make_spec
 
 few_rows = st.integers(min_value=1, max_value=150)

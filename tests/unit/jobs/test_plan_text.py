@@ -1,7 +1,7 @@
-from jobs.lint import lint
-from jobs.plan import predict
-from jobs.plan_text import render
-from jobs.spec import JobSpec
+from jobs.model.spec import JobSpec
+from jobs.render.plan_text import render
+from jobs.splits.lint import lint
+from jobs.splits.plan import predict
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.script_streams import script_spec
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from jobs.aggregator import Aggregator
-from jobs.patterns import MAX_PATTERNS
-from jobs.plan import Pattern, predict
-from jobs.report import Report, decode, encode
-from jobs.telemetry import MAX_INTERNED, DeviceInfo, Note, Outcome, Outline, Split
+from jobs.protocol.records import MAX_INTERNED, DeviceInfo, Note, Outcome, Outline, Split
+from jobs.splits.plan import Pattern, predict
+from jobs.splits.report import Report, decode, encode
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.memory import allocated
 from tests.unit.jobs.streams import aggregator, lease, rank_stream, run, split, step
+from workers.supervisor.report.aggregator import Aggregator
+from workers.supervisor.report.patterns import MAX_PATTERNS
 
 
 def counted(report: Report) -> dict[tuple[str, tuple[int | None, ...] | None], int | None]:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from jobs.measures import Balance
-from jobs.report import Report
-from jobs.telemetry import Primitives
+from jobs.protocol.records import Primitives
+from jobs.splits.report import Report
+from jobs.splits.timings import Balance
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.streams import aggregator, run, split, step
 

@@ -1,10 +1,10 @@
 import msgspec
 import pytest
 
-from jobs.measures import PrimitiveTimings, Timing
-from jobs.report import Report, Resumed
-from jobs.report_diff import Pair, diff
-from jobs.report_diff_text import render
+from jobs.render.diff_text import render
+from jobs.splits.diff import Pair, diff
+from jobs.splits.report import Report, Resumed
+from jobs.splits.timings import PrimitiveTimings, Timing
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.streams import run
 

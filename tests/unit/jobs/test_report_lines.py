@@ -2,10 +2,10 @@
 
 import pytest
 
-from jobs.shard_lines import ALWAYS_PRINTED, ShardLine, lines_of
-from jobs.telemetry import Shape, Split
+from jobs.protocol.records import Shape, Split
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.streams import aggregator, run, split, step
+from workers.supervisor.report.shard_lines import ALWAYS_PRINTED, ShardLine, lines_of
 
 
 def texts(lines: list[ShardLine], number: int) -> list[tuple[int, str]]:

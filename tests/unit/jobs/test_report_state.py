@@ -10,24 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.aggregator import Aggregator, LeasedDevice
-from jobs.patterns import MAX_PATTERNS
-from jobs.plan import Run, batch_pass, eval_pass, predict
-from jobs.report import Report, Resumed
-from jobs.report_state import VERSION
-from jobs.spec import JobSpec
-from jobs.telemetry import (
-    MAX_INTERNED,
-    AnyRecord,
-    DeviceInfo,
-    Note,
-    Outcome,
-    Outline,
-    Primitives,
-)
+from jobs.model.spec import JobSpec
+from jobs.protocol.records import MAX_INTERNED, AnyRecord, DeviceInfo, Note, Outcome, Outline, Primitives
+from jobs.splits.plan import Run, batch_pass, eval_pass, predict
+from jobs.splits.report import Report, Resumed
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.script_streams import script_spec
 from tests.unit.jobs.streams import lease, split, step
+from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
+from workers.supervisor.report.aggregator_state import VERSION
+from workers.supervisor.report.patterns import MAX_PATTERNS
 
 Streams = list[list[AnyRecord]]  # by rank
 

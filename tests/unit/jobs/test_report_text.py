@@ -3,9 +3,9 @@ import re
 import msgspec
 import pytest
 
-from jobs.report import Report, Resumed
-from jobs.report_text import render
-from jobs.telemetry import Note, Split
+from jobs.protocol.records import Note, Split
+from jobs.render.report_text import render
+from jobs.splits.report import Report, Resumed
 from tests.unit.jobs import script_streams
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.streams import aggregator, run, split, step

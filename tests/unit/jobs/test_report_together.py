@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from jobs.aggregator import Aggregator
-from jobs.shard_lines import ShardLine
-from jobs.spec import JobSpec
-from jobs.telemetry import Primitives, Step
+from jobs.model.spec import JobSpec
+from jobs.protocol.records import Primitives, Step
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.streams import aggregator, split, step
+from workers.supervisor.report.aggregator import Aggregator
+from workers.supervisor.report.shard_lines import ShardLine
 
 STEPS = 60
 

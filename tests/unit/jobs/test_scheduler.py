@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.scheduler import StillCounters, backoff_seconds
+from jobs.scheduling.scheduler import StillCounters, backoff_seconds
 
 PATIENCE = 120.0
 GAP = 6.0

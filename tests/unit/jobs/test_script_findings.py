@@ -2,22 +2,10 @@
 
 import pytest
 
-from jobs.aggregator import Aggregator
-from jobs.report import Report
-from jobs.telemetry import Note, Outcome, Returned, Step, Wrapped
-from tests.unit.jobs.script_streams import (
-    DDP,
-    IDLE,
-    activity,
-    began,
-    end,
-    feed,
-    findings,
-    joined,
-    loaded,
-    steps,
-    told,
-)
+from jobs.protocol.records import Note, Outcome, Returned, Step, Wrapped
+from jobs.splits.report import Report
+from tests.unit.jobs.script_streams import DDP, IDLE, activity, began, end, feed, findings, joined, loaded, steps, told
+from workers.supervisor.report.aggregator import Aggregator
 
 DATA_PARALLEL = Wrapped("DataParallel", "Net", (0, 1))
 

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from jobs.aggregator import MAX_RANKS, Aggregator
-from jobs.joining import PATIENCE
-from jobs.report import decode, encode
-from jobs.telemetry import Note, Primitives, Split, Wrapped
+from jobs.protocol.records import Note, Primitives, Split, Wrapped
+from jobs.splits.report import decode, encode
 from tests.unit.jobs.memory import allocated
 from tests.unit.jobs.script_streams import (
     DDP,
@@ -25,6 +23,8 @@ from tests.unit.jobs.script_streams import (
     told,
 )
 from tests.unit.jobs.streams import split, step
+from workers.supervisor.report.aggregator import MAX_RANKS, Aggregator
+from workers.supervisor.report.step_joiner import PATIENCE
 
 # -- one process -----------------------------------------------------------------------------------
 

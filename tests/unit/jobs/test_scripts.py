@@ -13,7 +13,9 @@ DEFINED = r"^local (?:function )?(\w+)"
 
 
 def library_names() -> set[str]:
-    return set(re.findall(DEFINED, (Path(jobs.__file__).parent / "scripts" / "_lib.lua").read_text(), re.MULTILINE))
+    return set(
+        re.findall(DEFINED, (Path(jobs.__file__).parent / "store" / "lua" / "_lib.lua").read_text(), re.MULTILINE)
+    )
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -11,7 +11,7 @@ import pytest
 PROGRAM = """
 import logging, sys, threading
 import structlog
-from jobs import service_log
+from jobs.support import logging_config as service_log
 service_log.configure("INFO")
 log = structlog.get_logger("api.of-ours")
 """

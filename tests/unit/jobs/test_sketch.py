@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.sketch import MAX_BUCKETS, RELATIVE_ERROR, Sketch
+from jobs.support.quantiles import MAX_BUCKETS, RELATIVE_ERROR, Sketch
 
 times = st.floats(min_value=1e-6, max_value=1e9)
 

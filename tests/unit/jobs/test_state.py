@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from jobs import state
-from jobs.state import CAUSE_OF, STATE_OF, TERMINAL, TRANSITIONS, Cause, Reason, State
+from jobs.model import state
+from jobs.model.state import CAUSE_OF, STATE_OF, TERMINAL, TRANSITIONS, Cause, Reason, State
 
 #: The arrows of the diagram by their letters. e, f and g leave starting as well as running.
 ARROWS = {

@@ -9,8 +9,9 @@ import pytest
 import zstandard
 from pydantic import BaseModel
 
-from jobs import spec, store
-from jobs.errors import UnreadableSpec
+from jobs import store
+from jobs.model import spec
+from jobs.model.errors import UnreadableSpec
 
 JOB = b"""{"program": {"model": {"ref": "linear", "args": {"bias": null}}, "data": {"ref": "random_vectors"},
  "loss": {"ref": "cross_entropy"}, "optimizer": {"ref": "sgd"}, "epochs": 2}}"""

@@ -17,13 +17,13 @@ import httpx
 import msgspec
 import pytest
 
-from api import schemas
-from jobs import errors as tree
-from jobs import events as told
+from jobs.model import errors as tree
 from shardyard import AsyncClient, AsyncJob, Client, Job, errors
-from shardyard.client import calls, events, flows, models
+from shardyard.client import endpoints, events, models, operations
 from shardyard.client.events import Parser
-from shardyard.client.wire import Pause, Wire
+from shardyard.client.transport import Pause, Wire
+from shardyard.contract import responses
+from shardyard.contract import stream_events as told
 
 JOB = "01980000-0000-7000-8000-000000000001"
 STATUS: dict[str, Any] = {"id": JOB, "name": "a", "state": "running", "created_at": "2026-01-02T03:04:05.000006Z"}
@@ -113,8 +113,8 @@ def test_attempts_are_bounded(service: Callable[..., Service]) -> None:
     away = service(REFUSED)
     with pytest.raises(errors.Unavailable):
         away.client().pools()
-    assert len(away.seen) == flows.ATTEMPTS
-    assert len(away.pauses) == flows.ATTEMPTS - 1
+    assert len(away.seen) == operations.ATTEMPTS
+    assert len(away.pauses) == operations.ATTEMPTS - 1
     assert sum(away.pauses) < 5
 
 
@@ -199,7 +199,7 @@ def test_waiting_asks_the_service_to_hold_the_request_and_names_what_it_knows(
     service: Callable[..., Service],
 ) -> None:
     held = service(ok(STATUS, ETag='W/"3.x"'), httpx.Response(304), LOST, no(503), ok(ENDED, ETag='W/"4.x"'))
-    assert held.client().run(flows.wait(JOB, None)).state == "succeeded"
+    assert held.client().run(operations.wait(JOB, None)).state == "succeeded"
     assert "If-None-Match" not in held.seen[0].headers
     assert {request.headers["If-None-Match"] for request in held.seen[1:]} == {'W/"3.x"'}
     assert {request.url.params["wait"] for request in held.seen[1:]} == {"25.0"}
@@ -208,15 +208,15 @@ def test_waiting_asks_the_service_to_hold_the_request_and_names_what_it_knows(
 def test_waiting_gives_up_when_the_service_stays_away(
     service: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flows, "PATIENCE_SECONDS", -1)
+    monkeypatch.setattr(operations, "PATIENCE_SECONDS", -1)
     with pytest.raises(errors.Unavailable):
-        service(ok(STATUS, ETag="x"), REFUSED).client().run(flows.wait(JOB, None))
+        service(ok(STATUS, ETag="x"), REFUSED).client().run(operations.wait(JOB, None))
 
 
 def test_waiting_is_over_in_time_also_while_the_service_is_away(service: Callable[..., Service]) -> None:
     away = service(ok(STATUS, ETag="x"), REFUSED)
     with pytest.raises(TimeoutError, match=r"within 0\.05 seconds; it is running"):
-        away.client().run(flows.wait(JOB, 0.05))
+        away.client().run(operations.wait(JOB, 0.05))
     assert all(0 <= seconds <= 0.05 for seconds in away.pauses)
 
 
@@ -244,7 +244,7 @@ def test_a_download_that_breaks_leaves_no_half_of_it(service: Callable[..., Serv
 
 def test_waiting_for_a_job_that_is_not_there_ends_at_once(service: Callable[..., Service]) -> None:
     with pytest.raises(errors.NotFound):
-        service(no(404, "not_found")).client().run(flows.wait(JOB, 5))
+        service(no(404, "not_found")).client().run(operations.wait(JOB, 5))
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def test_a_stream_that_breaks_goes_on_behind_its_last_event_and_says_nothing_twi
         no(503, "unavailable"),
         stream(sse(("c", "state", STATE), ("d", "from_the_future", {}), ("e", "end", END))),
     )
-    followed = list(broken.client().items(flows.follow(JOB, [0, 3])))
+    followed = list(broken.client().items(operations.follow(JOB, [0, 3])))
     assert [type(event).__name__ for event in followed] == ["StateChanged", "Progressed", "Ended"]
     assert [event.event_id for event in followed] == ["a", "b", "e"]
     assert [request.headers.get("Last-Event-ID") for request in broken.seen] == [None, "b", "b", "b"]
@@ -280,17 +280,17 @@ def test_a_stream_that_breaks_goes_on_behind_its_last_event_and_says_nothing_twi
 
 
 def test_a_reader_who_was_told_the_end_is_told_nothing_more(service: Callable[..., Service]) -> None:
-    assert list(service(httpx.Response(204)).client().items(flows.follow(JOB, after="z"))) == []
+    assert list(service(httpx.Response(204)).client().items(operations.follow(JOB, after="z"))) == []
 
 
 def test_following_ends_when_the_service_stays_away_or_refuses(
     service: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(errors.NotFound):
-        list(service(no(404, "not_found")).client().items(flows.follow(JOB)))
-    monkeypatch.setattr(flows, "PATIENCE_SECONDS", -1)
+        list(service(no(404, "not_found")).client().items(operations.follow(JOB)))
+    monkeypatch.setattr(operations, "PATIENCE_SECONDS", -1)
     with pytest.raises(errors.Unavailable):
-        list(service(REFUSED).client().items(flows.follow(JOB)))
+        list(service(REFUSED).client().items(operations.follow(JOB)))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
@@ -319,7 +319,7 @@ def test_an_event_without_an_end_does_not_fill_the_memory(monkeypatch: pytest.Mo
 def test_an_event_that_is_not_what_its_name_says_is_an_error(service: Callable[..., Service]) -> None:
     for data in ("[]", '{"attempt": 1}', "{"):
         with pytest.raises(errors.ShardyardError, match="an event 'state' that cannot be read"):
-            list(service(stream(f"event: state\ndata: {data}\n\n")).client().items(flows.follow(JOB)))
+            list(service(stream(f"event: state\ndata: {data}\n\n")).client().items(operations.follow(JOB)))
 
 
 def test_the_client_knows_every_event_of_the_service_and_all_their_fields() -> None:
@@ -338,15 +338,15 @@ def test_the_client_knows_every_event_of_the_service_and_all_their_fields() -> N
 # -- models ----------------------------------------------------------------------------------------
 
 MODELS = {
-    schemas.JobSummary: models.JobSummary, schemas.JobStatus: models.JobStatus, schemas.JobList: models.JobPage,
-    schemas.CheckpointView: models.Checkpoint, schemas.CancelledJobs: models.Cancelled,
-    schemas.ArtifactView: models.Artifact, schemas.ArtifactList: models.ArtifactList,
-    schemas.BundleView: models.Bundle, schemas.BundleContents: models.BundleContents,
-    schemas.AttemptView: models.Attempt, schemas.LogLine: models.LogLine, schemas.DroppedLines: models.Dropped,
-    schemas.LogPage: models.LogPage, schemas.PointView: models.Point, schemas.BucketView: models.Bucket,
-    schemas.SeriesView: models.Series, schemas.MetricList: models.MetricList, schemas.DeviceView: models.Device,
-    schemas.NodeView: models.Node, schemas.PoolView: models.Pool, schemas.TokenView: models.Token,
-    schemas.NewToken: models.NewToken, schemas.Readiness: models.Readiness,
+    responses.JobSummary: models.JobSummary, responses.JobStatus: models.JobStatus, responses.JobList: models.JobPage,
+    responses.CheckpointView: models.Checkpoint, responses.CancelledJobs: models.Cancelled,
+    responses.ArtifactView: models.Artifact, responses.ArtifactList: models.ArtifactList,
+    responses.BundleView: models.Bundle, responses.BundleContents: models.BundleContents,
+    responses.AttemptView: models.Attempt, responses.LogLine: models.LogLine, responses.DroppedLines: models.Dropped,
+    responses.LogPage: models.LogPage, responses.PointView: models.Point, responses.BucketView: models.Bucket,
+    responses.SeriesView: models.Series, responses.MetricList: models.MetricList, responses.DeviceView: models.Device,
+    responses.NodeView: models.Node, responses.PoolView: models.Pool, responses.TokenView: models.Token,
+    responses.NewToken: models.NewToken, responses.Readiness: models.Readiness,
 }  # fmt: skip
 
 
@@ -363,14 +363,15 @@ def test_every_route_of_the_api_has_a_call() -> None:
     table = (Path(__file__).parents[3] / "docs" / "api.md").read_text().split("## Routes", 1)[1].split("\n## ", 1)[0]
     documented = {tuple(route.split(" ")) for route in re.findall(r"^\| `(\w+ /\S*)` \|", table, re.MULTILINE)}
     routes = {(method, path) for method, path in documented if not path.startswith(NOT_FOR_PROGRAMS)}
+    e = endpoints
     made = [
-        calls.submit({}), calls.plan({}), calls.jobs(), calls.job("a"), calls.cancel("a"), calls.cancel_many(),
-        calls.resubmit("a"), calls.delete("a"), calls.attempts("a"), calls.splits("a"), calls.splits_diff("a", "b"),
-        calls.logs("a"), calls.metrics("a"), calls.artifacts("a"), calls.artifact("a", "b/c"), calls.job_events("a"),
-        calls.service_events(), calls.upload_bundle(io.BytesIO()), calls.bundle("a"), calls.recipes(), calls.pools(),
-        calls.nodes(), calls.drain("a"), calls.undrain("a"), calls.quarantine("a", 0, "b"), calls.unquarantine("a", 0),
-        calls.forget("a"), calls.tokens(), calls.create_token("a", scopes=[]), calls.revoke_token("a"),
-        calls.readiness(),
+        e.submit({}), e.plan({}), e.jobs(), e.job("a"), e.cancel("a"), e.cancel_many(),
+        e.resubmit("a"), e.delete("a"), e.attempts("a"), e.splits("a"), e.splits_diff("a", "b"),
+        e.logs("a"), e.metrics("a"), e.artifacts("a"), e.artifact("a", "b/c"), e.job_events("a"),
+        e.service_events(), e.upload_bundle(io.BytesIO()), e.bundle("a"), e.recipes(), e.pools(),
+        e.nodes(), e.drain("a"), e.undrain("a"), e.quarantine("a", 0, "b"), e.unquarantine("a", 0),
+        e.forget("a"), e.tokens(), e.create_token("a", scopes=[]), e.revoke_token("a"),
+        e.readiness(),
     ]  # fmt: skip
 
     def called(method: str, path: str) -> bool:
@@ -447,4 +448,4 @@ def test_the_types_of_both_clients_can_be_looked_up() -> None:
     for kind in (Client, AsyncClient, Job, AsyncJob):
         for _, method in inspect.getmembers(kind, inspect.isfunction):
             get_type_hints(method, localns=late)
-    assert calls.MAX_WAIT_SECONDS >= flows.HELD_SECONDS
+    assert endpoints.MAX_WAIT_SECONDS >= operations.HELD_SECONDS

@@ -3,9 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.errors import Unauthenticated, Unavailable
-from shardyard import connection
-from shardyard.client import Client
+from jobs.model.errors import Unauthenticated, Unavailable
+from shardyard.client import Client, connection
 
 
 @pytest.fixture(autouse=True)

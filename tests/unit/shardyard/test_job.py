@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from jobs.telemetry import AnyRecord, Metric, Progress
-from shardyard import job
+from jobs.protocol.records import AnyRecord, Metric, Progress
+from shardyard.script import job
 
 
 @pytest.fixture(autouse=True)

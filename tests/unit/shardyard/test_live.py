@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
-from shardyard.cli import device_bars, top
-from shardyard.cli.device_bars import DeviceRow, Pace, device_rows, drawn
+from shardyard.cli import device_table, top
+from shardyard.cli.device_table import DeviceRow, Pace, device_rows, drawn
 from shardyard.cli.top import Board, Chosen, Sort
 from shardyard.client import events
 from shardyard.client.models import Device, JobSummary, Node, Placement, Pool, Progress, Reason
@@ -217,4 +217,4 @@ def test_a_report_as_json_is_read_back() -> None:
     first = report("three-of-thirty")
     assert SplitReport.from_json(first.to_json()) == first
     assert json.loads(first.to_json())["job_id"] == first.job_id
-    assert device_bars.IDLE == "idle"
+    assert device_table.IDLE == "idle"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs import bundles
-from jobs.bundles import LIMITS
-from jobs.errors import InvalidRequest
-from shardyard import pack
-from shardyard.pack import Bundle, Selection
+from jobs.bundles import bundle as bundles
+from jobs.bundles.bundle import LIMITS
+from jobs.model.errors import InvalidRequest
+from shardyard.bundling import pack
+from shardyard.bundling.pack import Bundle, Selection
 
 
 def made(root: Path, *files: str, **texts: str) -> Path:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from jobs import layout
+from jobs.files import paths
 from jobs.store import AttemptId
-from shardyard import saving
-from workers.script_checkpoints import take_over
+from shardyard.script import checkpoint as saving
+from workers.supervisor.checkpoints.script_resume import take_over
 
 SECOND = AttemptId("default", "job-1", 2)
 
@@ -21,7 +21,7 @@ SECOND = AttemptId("default", "job-1", 2)
 @pytest.fixture
 def output(tmp_path: Path) -> Path:
     """Where the job's first attempt keeps its files."""
-    return layout.artifacts_dir(layout.attempt_dir(tmp_path / "storage", SECOND.tenant, SECOND.job, 1))
+    return paths.artifacts_dir(paths.attempt_dir(tmp_path / "storage", SECOND.tenant, SECOND.job, 1))
 
 
 def contents(path: Path) -> dict[str, bytes]:

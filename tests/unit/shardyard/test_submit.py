@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from jobs import spec
+from jobs.model import spec
 from shardyard import cli
 from shardyard.cli.submit import PANEL
 

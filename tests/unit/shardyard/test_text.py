@@ -2,7 +2,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from shardyard import text
+from shardyard import formatting
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from shardyard import text
     ],
 )
 def test_a_duration_is_written_in_the_unit_that_fits(seconds: float | None, expected: str) -> None:
-    assert text.duration(seconds) == expected
+    assert formatting.duration(seconds) == expected
 
 
 @pytest.mark.parametrize(
@@ -33,30 +33,30 @@ def test_a_duration_is_written_in_the_unit_that_fits(seconds: float | None, expe
     ],
 )
 def test_device_names_are_shortened_to_runs(labels: list[str], expected: str) -> None:
-    assert text.device_names(labels) == expected
+    assert formatting.device_names(labels) == expected
 
 
 @pytest.mark.parametrize(
     ("count", "expected"), [(None, "-"), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 40, "3.0 TiB")]
 )
 def test_bytes_are_written_in_the_unit_that_fits(count: int | None, expected: str) -> None:
-    assert text.byte_count(count) == expected
+    assert formatting.byte_count(count) == expected
 
 
 @pytest.mark.parametrize(
     ("value", "expected"), [(None, "-"), (0.123456, "0.1235"), (9182.5, "9182"), (123456.7, "123,457"), (1.0, "1")]
 )
 def test_a_number_keeps_four_significant_digits(value: float | None, expected: str) -> None:
-    assert text.number(value) == expected
+    assert formatting.number(value) == expected
 
 
 def test_time_between_runs_to_now_while_there_is_no_end() -> None:
     now = datetime(2026, 1, 2, 3, 4, 10, tzinfo=UTC)
     start = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    assert text.between(start, None, now) == 5
-    assert text.between(start, start + timedelta(milliseconds=250), now) == 0.25
-    assert text.between(None, None, now) is None
+    assert formatting.between(start, None, now) == 5
+    assert formatting.between(start, start + timedelta(milliseconds=250), now) == 0.25
+    assert formatting.between(None, None, now) is None
 
 
 def test_a_count_of_one_has_no_plural() -> None:
-    assert (text.plural(1, "device"), text.plural(3, "device")) == ("1 device", "3 devices")
+    assert (formatting.plural(1, "device"), formatting.plural(3, "device")) == ("1 device", "3 devices")

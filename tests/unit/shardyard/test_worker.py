@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from jobs.errors import InvalidRequest
+from jobs.model.errors import InvalidRequest
 from shardyard.cli.service import worker
 
 
@@ -27,5 +27,5 @@ def test_environments_are_passed_on_to_the_worker(monkeypatch: pytest.MonkeyPatc
     started: list[str] = []
     monkeypatch.setattr("shardyard.cli.service._become", lambda *module: started.extend(module))
     worker(env=["vision=/opt/vision/bin/python", "nlp=/opt/nlp/bin/python"])
-    assert started == ["workers.keeper"]
+    assert started == ["workers.node.worker_monitor"]
     assert os.environ["SHARDYARD_ENVIRONMENTS"] == "vision=/opt/vision/bin/python,nlp=/opt/nlp/bin/python"

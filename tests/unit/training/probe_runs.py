@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from jobs import telemetry
-from jobs.telemetry import AnyRecord, Note, Record, Split, Step
-from workers.training.context import Device, DeviceStreams, RankContext
+from jobs.protocol import records as telemetry
+from jobs.protocol.records import AnyRecord, Note, Record, Split, Step
+from workers.runtime.context import Device, DeviceStreams, RankContext
 
 T = TypeVar("T", bound=Record)
 
@@ -120,8 +120,8 @@ def _run(pipe: Connection, program: Any, args: Any, rank: int, world: int, devic
 def _watch(sink: Seen, program: Any, args: Any, rank: int, world: int, devices: int, rehearsed: bool) -> Any:
     import torch
 
-    from workers.training import rehearsal
-    from workers.training.probe import script
+    from workers.probe import probe as script
+    from workers.rehearsal import install
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -135,7 +135,7 @@ def _watch(sink: Seen, program: Any, args: Any, rank: int, world: int, devices: 
     streams.install()
     context = RankContext(rank, world, own, devices, 1, sink, streams)
     if rehearsed:
-        rehearsal.install(devices, rank, world > 1)
+        install.install(devices, rank, world > 1)
     probe = script.install(context, rehearsed=rehearsed)
     try:
         return program(*args)

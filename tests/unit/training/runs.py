@@ -4,13 +4,13 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from jobs.aggregator import Aggregator, LeasedDevice
-from jobs.plan import predict
-from jobs.report import Report
-from jobs.spec import JobSpec, parse
-from jobs.telemetry import AnyRecord, Outcome, Record, Result
+from jobs.model.spec import JobSpec, parse
+from jobs.protocol.records import AnyRecord, Outcome, Record, Result
+from jobs.splits.plan import predict
+from jobs.splits.report import Report
+from workers.runtime.context import Device, RankContext
+from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
 from workers.training import entry
-from workers.training.context import Device, RankContext
 
 T = TypeVar("T", bound=Record)
 

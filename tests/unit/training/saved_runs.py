@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from jobs.aggregator import Aggregator, LeasedDevice
-from jobs.plan import predict
-from jobs.report import Report
-from jobs.spec import JobSpec
-from jobs.telemetry import AnyRecord, Metric, Outcome, Paused, Result, Saved, Split, Step
+from jobs.model.spec import JobSpec
+from jobs.protocol.records import AnyRecord, Metric, Outcome, Paused, Result, Saved, Split, Step
+from jobs.splits.plan import predict
+from jobs.splits.report import Report
 from tests.unit.training.runs import Kept, context_of, spec_of
+from workers.runtime.commands import CONTINUE
+from workers.runtime.context import Checkpoints, Stopped
+from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
 from workers.training import entry
-from workers.training.context import Checkpoints, Stopped
-from workers.words import CONTINUE
 
 
 class Killed(BaseException):

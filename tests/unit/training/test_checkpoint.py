@@ -13,25 +13,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, load_model
 
-from jobs.telemetry import AnyRecord, Paused, Saved, Step
+from jobs.protocol.records import AnyRecord, Paused, Saved, Step
 from tests.unit.disks import largest_file
 from tests.unit.training.runs import VECTORS, Kept, context_of, run_here, spec_of
 from tests.unit.training.saved_parts import Tied
-from tests.unit.training.saved_runs import (
-    Attempts,
-    attempts,
-    flat,
-    is_metric,
-    is_saved,
-    is_step,
-    seen,
-    splits,
-)
-from workers.training import checkpoint, drafts, entry
-from workers.training.context import Checkpoints, Device, RejectedByWorker, Stopped
-from workers.training.probe.clock import CLOCKS, Clock
+from tests.unit.training.saved_runs import Attempts, attempts, flat, is_metric, is_saved, is_step, seen, splits
+from workers.probe.clock import CLOCKS, Clock
+from workers.runtime.commands import CONTINUE, LEAVE, SAVE
+from workers.runtime.context import Checkpoints, Device, RejectedByWorker, Stopped
+from workers.training import entry
+from workers.training.checkpoint import files
+from workers.training.checkpoint import state as checkpoint
 from workers.training.recipes import optim
-from workers.words import CONTINUE, LEAVE, SAVE
 
 PARTS = "tests.unit.training.saved_parts"
 SMALL: dict[str, Any] = {
@@ -378,7 +371,7 @@ def test_a_tensor_with_two_names_is_written_once_and_read_for_both(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "dtype", [dtype for dtype in drafts.NAMES if dtype not in (torch.float8_e4m3fn, torch.float8_e5m2)]
+    "dtype", [dtype for dtype in files.NAMES if dtype not in (torch.float8_e4m3fn, torch.float8_e5m2)]
 )
 def test_tensors_of_every_type_are_read_by_the_library_as_they_were(dtype: torch.dtype, tmp_path: Path) -> None:
     tensors = {
@@ -388,8 +381,8 @@ def test_tensors_of_every_type_are_read_by_the_library_as_they_were(dtype: torch
         "none": torch.zeros(0, 4).to(dtype),
         "one": torch.tensor(1).to(dtype),
     }
-    with drafts.draft(tmp_path, 1) as draft:
-        draft.write("a.safetensors", lambda sheet: drafts.write_tensors(sheet, tensors))
+    with files.draft(tmp_path, 1) as draft:
+        draft.write("a.safetensors", lambda sheet: files.write_tensors(sheet, tensors))
     read = load_file(tmp_path / "1" / "a.safetensors")
     assert sorted(read) == sorted(tensors)
     for name, tensor in tensors.items():
@@ -426,16 +419,16 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_it_is_
 def test_a_link_in_the_place_of_a_draft_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "3").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="3"), drafts.draft(tmp_path, 3):
+    with pytest.raises(OSError, match="3"), files.draft(tmp_path, 3):
         pass
     link = tmp_path / "drafts"
     link.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="drafts"), drafts.draft(link, 3):
+    with pytest.raises(OSError, match="drafts"), files.draft(link, 3):
         pass
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def write_new(sheet: drafts.Sheet) -> None:
+def write_new(sheet: files.Sheet) -> None:
     sheet.write(b"new")
 
 
@@ -443,7 +436,7 @@ def test_a_link_in_the_place_of_a_file_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     for name in ("a", ".a.part"):
         (tmp_path / "1" / name).symlink_to(tmp_path / "other")
-    with drafts.draft(tmp_path, 1) as draft:
+    with files.draft(tmp_path, 1) as draft:
         draft.write("a", write_new)
     assert not (tmp_path / "other").exists()
     assert (tmp_path / "1" / "a").read_bytes() == b"new"

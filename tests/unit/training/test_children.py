@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from jobs.telemetry import Activity, AnyRecord, Began, Group, Hello, Metric, Note, Step, Unpacker
+from jobs.protocol.records import Activity, AnyRecord, Began, Group, Hello, Metric, Note, Step, Unpacker
 from tests.unit.workers.listening import Listening
-from workers.training.context import ChannelSink, Device, RankContext
-from workers.training.probe import children
-from workers.training.probe.children import ChildSink, Family, FamilySink
+from workers.probe import descendants
+from workers.probe.descendants import ChildSink, Family, FamilySink
+from workers.runtime.context import ChannelSink, Device, RankContext
 
 BEGAN = Began(0, "train", 1.0)
 STEP = Step(0, 0, "train", (), 1.0, 1.0)
@@ -60,7 +60,7 @@ def ended(listening: Listening, pid: int) -> int:
 
 def test_a_family_survives_the_environment() -> None:
     family = a_family(rank=3, world_size=4)
-    assert Family.decode(children.environment(family)[children.FAMILY]) == family
+    assert Family.decode(descendants.environment(family)[descendants.FAMILY]) == family
 
 
 # -- forked children -------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def test_a_child_goes_on_where_nobody_listens() -> None:
 
 
 def test_a_supervisor_that_does_not_answer_holds_up_an_end_for_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr(descendants, "FLUSH_SECONDS", 0.1)
     with TemporaryDirectory(prefix="sy-") as directory, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(Path(directory) / "probe"))
         listener.listen(1)
@@ -268,7 +268,7 @@ def test_a_queue_of_callers_that_is_full_is_waited_for() -> None:
         for _ in sinks:
             connection, _ = listener.accept()
             with connection:
-                connection.send(children.ADMITTED)
+                connection.send(descendants.ADMITTED)
                 assert connection.recv(1 << 16)
         for sink in sinks:
             sink.abandon()
@@ -317,16 +317,16 @@ def test_series_belong_to_the_job_or_to_the_device_of_the_process(
 
 
 def test_a_rank_keeps_its_own_sink_and_gives_its_programs_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in children.environment(a_family()):
+    for name in descendants.environment(a_family()):
         monkeypatch.setenv(name, "")  # so that all are as they were afterwards
     reader, writer = os.pipe()
     own = ChannelSink(writer)
     context = RankContext(0, 1, DEVICES, 2, 1, own)
-    followed = children.follow(context, "/address", "/output", rehearsed=True)
+    followed = descendants.follow(context, "/address", "/output", rehearsed=True)
     followed.sink.emit(STEP)
     assert list(Unpacker().feed(os.read(reader, 4096))) == [STEP]
-    assert Family.decode(os.environ[children.FAMILY]).rehearsed
-    assert os.environ["PYTHONPATH"] == str(children.BOOT)
-    assert (children.BOOT / "sitecustomize.py").exists()
+    assert Family.decode(os.environ[descendants.FAMILY]).rehearsed
+    assert os.environ["PYTHONPATH"] == str(descendants.BOOT)
+    assert (descendants.BOOT / "sitecustomize.py").exists()
     own.close()
     os.close(reader)

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from jobs.telemetry import AnyRecord, Note, Step, Unpacker
-from workers.training import context
-from workers.training.context import ChannelSink, DeviceStreams
+from jobs.protocol.records import AnyRecord, Note, Step, Unpacker
+from workers.runtime import context
+from workers.runtime.context import ChannelSink, DeviceStreams
 
 Pipe = tuple[int, int]
 
@@ -93,7 +93,7 @@ def test_ranks_of_a_host_send_at_the_same_moments(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(context, "FLUSH_SECONDS", 0.25)
     ends = []
     for now in (1000.01, 1000.2499, 1000.25):
-        monkeypatch.setattr("workers.training.context.time.time", lambda now=now: now)
+        monkeypatch.setattr("workers.runtime.context.time.time", lambda now=now: now)
         ends.append(round(now + context._until_flush(), 6))
     assert ends == [1000.25, 1000.25, 1000.5]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import scatter_gather
 
-from workers.training import virtual_devices
+from workers.rehearsal import virtual_devices
 from workers.training.data_parallel import TracedDataParallel
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from jobs.telemetry import DeviceInfo, Metric, Note, Outline, Split, Step
+from jobs.protocol.records import DeviceInfo, Metric, Note, Outline, Split, Step
 from tests.unit.training.runs import DIGITS, FORWARD, VECTORS, Kept, context_of, run_here, spec_of
+from workers.runtime.context import RejectedByWorker, Stopped
 from workers.training import entry
-from workers.training.context import RejectedByWorker, Stopped
 
 
 def changed(program: dict[str, Any], **changes: Any) -> dict[str, Any]:

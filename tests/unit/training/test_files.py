@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from jobs import catalogue
-from jobs.spec import Component
+from jobs.model import catalogue
+from jobs.model.spec import Component
 from tests.unit.training.cifar import BINARY, PYTHON, make_small_cifar, pickled_by_python_2
 from tests.unit.training.runs import FORWARD, VECTORS, Kept, context_of, report_here, run_spec, spec_of
+from workers.runtime.context import RejectedByWorker
 from workers.training import entry
-from workers.training.context import RejectedByWorker
 from workers.training.recipes import cifar10
 from workers.training.recipes.files import DataRoot
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from workers.training.isolation import HOME, Hidden
+from workers.runtime.sys_path import HOME, Hidden
 
 #: What a rank does before the program, in a process of its own: it takes modules out of `sys.modules`.
 BEGIN = """
 import queue, sys
-import workers.training.script
+import workers.rank.script
 from pathlib import Path
-from workers import packages
-from workers.training import isolation
+from workers.runtime import import_hook as packages
+from workers.runtime import sys_path as isolation
 packages.remember()
-import jobs.zips
+import jobs.bundles.strict_zip
 isolation.set_path(Path({first!r}))
 """
 
@@ -44,7 +44,7 @@ for name in ("api", "jobs", "workers"):
 from shardyard import job
 print(job.__name__)
 """
-    assert run(tmp_path, program).split() == ["api", "jobs", "workers", "shardyard.job"]
+    assert run(tmp_path, program).split() == ["api", "jobs", "workers", "shardyard.script.job"]
 
 
 def test_none_of_our_modules_is_left_whenever_it_was_imported(tmp_path: Path) -> None:
@@ -69,4 +69,6 @@ def test_where_ours_lie_among_other_packages_they_are_looked_past(
     found = Hidden.find_spec("jobs")
     assert found is not None
     assert list(found.submodule_search_locations or ()) == [str(tmp_path / "jobs")]
-    assert Hidden.find_spec("json") is Hidden.find_spec("jobs.spec", ["x"]) is Hidden.find_spec("shardyard") is None
+    assert (
+        Hidden.find_spec("json") is Hidden.find_spec("jobs.model.spec", ["x"]) is Hidden.find_spec("shardyard") is None
+    )

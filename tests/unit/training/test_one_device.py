@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.telemetry import MAX_INTERNED, Split, Step
+from jobs.protocol.records import MAX_INTERNED, Split, Step
 from tests.unit.training.runs import Kept, context_of
-from workers.training.probe import steps as module
-from workers.training.probe.one_device import OneDevice
-from workers.training.probe.recorder import DdpTimes, Recorder
+from workers.probe import step_records as module
+from workers.probe.recorder import DdpTimes, Recorder
+from workers.probe.single_device_recorder import OneDevice
 
 
 def watching(model: nn.Module, recorder: Recorder) -> nn.Module:
@@ -68,7 +68,7 @@ def test_several_forwards_of_a_step_have_a_split_each() -> None:
 
 def test_splits_beyond_the_bound_are_sent_for_every_step_that_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_INTERNED", 1)
-    monkeypatch.setattr("workers.training.probe.one_device.MAX_INTERNED", 1)
+    monkeypatch.setattr("workers.probe.single_device_recorder.MAX_INTERNED", 1)
     assert MAX_INTERNED > 1
     sink = Kept()
     recorder = OneDevice(context_of(1, sink))

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.telemetry import Metric, Outline, Split, Step
+from jobs.protocol.records import Metric, Outline, Split, Step
 from tests.unit.training.runs import FORWARD, VECTORS, Kept, context_of, report_here, run_here, spec_of
+from workers.runtime.context import RejectedByWorker
 from workers.training import entry, loop
-from workers.training.context import RejectedByWorker
 
 
 def losses(sink: Kept) -> list[float]:

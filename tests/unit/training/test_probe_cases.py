@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from jobs.telemetry import Activity, Loaded
+from jobs.protocol.records import Activity, Loaded
 from tests.unit.training.probe_runs import Seen, backward, learn, watched
 from tests.unit.training.test_probe_loops import network, vectors
 

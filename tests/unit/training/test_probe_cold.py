@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.telemetry import DeviceInfo
+from jobs.protocol.records import DeviceInfo
 from tests.unit.training.probe_runs import Seen, learn, watched
 from tests.unit.training.test_probe_loops import network
-from workers.training.probe.imports import Finder, when_imported
+from workers.runtime.import_callbacks import Finder, when_imported
 
 COLD = """
 import json, sys
-from workers.training.context import Device, RankContext
-from workers.training.probe import script
+from workers.runtime.context import Device, RankContext
+from workers.probe import probe as script
 
 class Kept(list):
     emit = list.append

@@ -9,14 +9,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from jobs.telemetry import Note
+from jobs.protocol.records import Note
 from tests.unit.training.probe_runs import learn, watched, watched_ranks
 from tests.unit.training.test_probe_loops import network, vectors
-from workers.training.probe import hooks, watch
-from workers.training.probe.loaders import Loaders
-from workers.training.probe.models import Models
-from workers.training.probe.watch import Watch
-from workers.training.probe.windows import Windows
+from workers.probe import patches, tracker
+from workers.probe.dataloaders import Loaders
+from workers.probe.module_registry import Models
+from workers.probe.step_builder import Windows
+from workers.probe.tracker import Watch
 
 
 def train() -> list[float]:
@@ -53,8 +53,8 @@ PLACES: dict[str, Any] = {
     "Windows": Windows,
     "Loaders": Loaders,
     "Models": Models,
-    "watch": watch,
-    "hooks": hooks,
+    "watch": tracker,
+    "hooks": patches,
 }
 FUNCTIONS = [
     ("Watch", "begin"),

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from jobs.telemetry import Activity, Began, Loaded
+from jobs.protocol.records import Activity, Began, Loaded
 from tests.unit.training.probe_runs import learn, watched
 
 

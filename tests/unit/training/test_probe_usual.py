@@ -14,13 +14,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from jobs.telemetry import Activity, Began, Loaded, Metric, Note, Step
+from jobs.protocol.records import Activity, Began, Loaded, Metric, Note, Step
 from tests.unit.training import test_probe_cases as cases
 from tests.unit.training.probe_runs import Seen, backward, learn, watched, watched_ranks
 from tests.unit.training.test_probe_loops import network, train_and_evaluate, vectors
 from tests.unit.training.test_probe_wrappers import begin
-from workers.training.probe import steps
-from workers.training.probe.usual import Usual, Waiting
+from workers.probe import step_records
+from workers.probe.fast_path import Usual, Waiting
 
 
 def never_usual(program: Callable[..., None], *args: Any) -> None:
@@ -231,7 +231,7 @@ def test_what_a_second_thread_does_within_a_step_belongs_to_it() -> None:
 def in_parallel(store: str, rank: int) -> None:
     """Thirty steps of DistributedDataParallel, some of two batches, with evaluation in between. None is called quick:
     what is asked would depend on the machine."""
-    steps.DDP_QUICK_SECONDS = 0.0
+    step_records.DDP_QUICK_SECONDS = 0.0
     begin(store, rank)
     net = DistributedDataParallel(network())
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -258,7 +258,7 @@ def test_usual_steps_under_ddp_are_the_same_records() -> None:
 
 
 def test_quick_reductions_are_measured_seldom_and_slow_ones_every_tenth() -> None:
-    reductions, now = steps.Reductions(weakref.ref(network())), 0.0
+    reductions, now = step_records.Reductions(weakref.ref(network())), 0.0
     measured = []
     for number, seconds in enumerate([0.001] * 250 + [0.1] * 100, 1):
         reductions.count, now = number, now + seconds

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.telemetry import DeviceInfo, Metric, Step
+from jobs.protocol.records import DeviceInfo, Metric, Step
 from tests.unit.training.runs import Kept
 from tests.unit.training.test_recorder import LateDevice
-from workers.training.context import Device, RankContext
-from workers.training.probe.clock import CLOCKS
-from workers.training.probe.watch import Here, Torch, Watch
+from workers.probe.clock import CLOCKS
+from workers.probe.tracker import Here, Torch, Watch
+from workers.runtime.context import Device, RankContext
 
 
 def watch_on_cuda(late: LateDevice, monkeypatch: pytest.MonkeyPatch) -> tuple[Watch, Kept]:

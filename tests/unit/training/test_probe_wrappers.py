@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from jobs.telemetry import Activity, Group, Loaded, Wrapped
+from jobs.protocol.records import Activity, Group, Loaded, Wrapped
 from tests.unit.training.probe_runs import Seen, backward, learn, watched, watched_ranks
 from tests.unit.training.test_probe_loops import network, vectors
 

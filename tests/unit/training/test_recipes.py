@@ -6,16 +6,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from workers.training import catalogue
-from workers.training.context import RejectedByWorker
-from workers.training.recipes import data
+from workers.runtime.context import RejectedByWorker
+from workers.training.recipes import data, generate_catalogue
 from workers.training.recipes.data import DATA, DigitsArgs, RandomVectorsArgs
 from workers.training.recipes.models import MODELS
 from workers.training.recipes.optim import snake_case
 
 
 def test_the_catalogue_file_is_what_torch_offers() -> None:
-    assert catalogue.PATH.read_text(encoding="utf-8") == catalogue.text()
+    assert generate_catalogue.PATH.read_text(encoding="utf-8") == generate_catalogue.text()
 
 
 @pytest.mark.parametrize(

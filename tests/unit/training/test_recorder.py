@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.telemetry import Note, Split, Step
+from jobs.protocol.records import Note, Split, Step
 from tests.unit.training.runs import Kept, context_of
-from workers.training.probe import steps as module
-from workers.training.probe.clock import CLOCKS, Clock
-from workers.training.probe.recorder import DdpTimes, Recorder
+from workers.probe import step_records as module
+from workers.probe.clock import CLOCKS, Clock
+from workers.probe.recorder import DdpTimes, Recorder
 
 
 @dataclass

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.unit.training.runs import VECTORS, Kept, spec_of
+from workers.runtime.context import Device, RankContext, RejectedByWorker
 from workers.training import straggler, strategies
-from workers.training.context import Device, RankContext, RejectedByWorker
 
 
 def context(kind: Any, devices: int) -> RankContext:

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from workers.training import virtual_devices
+from workers.rehearsal import virtual_devices
 from workers.training.data_parallel import VIRTUAL, TracedDataParallel
 
 

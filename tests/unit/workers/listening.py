@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 
-from jobs.telemetry import AnyRecord, Hello, pack
-from workers.children import ADMITTED, Children, listen
+from jobs.protocol.records import AnyRecord, Hello, pack
+from workers.supervisor.descendants import ADMITTED, Children, listen
 
 DEADLINE_SECONDS = 60.0
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Literal
 
-from jobs.record import DeviceRecord
-from jobs.spec import JobSpec
+from jobs.model.records import DeviceRecord
+from jobs.model.spec import JobSpec
 from jobs.store import AttemptId
-from workers.launch import Launch
+from workers.runtime.launch import Launch
 
 ATTEMPT = AttemptId("default", "job-1", 3)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from workers.bars import Bar, Bars, parse
-from workers.tails import KEPT_BYTES, Tails
+from workers.supervisor.telemetry.output_tail import KEPT_BYTES, Tails
+from workers.supervisor.telemetry.tqdm_parser import Bar, Bars, parse
 
 PLAIN = (
     "\r  0%|          | 0/4 [00:00<?, ?it/s]\r 25%|██▌       | 1/4 [00:00<00:00, 19.96it/s]"

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from jobs.telemetry import Began, Hello, Note, Outcome, RankUp, Result, pack
+from jobs.protocol.records import Began, Hello, Note, Outcome, RankUp, Result, pack
 from tests.unit.workers.listening import Caller, Listening
-from workers import children
-from workers.children import MAX_PACKET_BYTES, STOPPING
+from workers.supervisor import descendants
+from workers.supervisor.descendants import MAX_PACKET_BYTES, STOPPING
 
 BEGAN = Began(0, "train", 1.0)
 
@@ -125,7 +125,7 @@ def test_a_stranger_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         with Listening(ranks={}) as listening:
             # As if the other one were the supervisor: this process does not descend from it.
-            monkeypatch.setattr("workers.children.os.getpid", lambda: other.pid)
+            monkeypatch.setattr("workers.supervisor.descendants.os.getpid", lambda: other.pid)
             caller = Caller(listening)
             assert not caller.let_in()
             assert listening.children.sources == 0
@@ -143,7 +143,7 @@ def test_an_orphan_counts_for_the_rank_that_it_names() -> None:
 
 
 def test_more_connections_than_can_be_followed_are_refused_and_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "MAX_LIVE", 3)
+    monkeypatch.setattr(descendants, "MAX_LIVE", 3)
     with Listening() as listening:
         callers = [a_child(listening) for _ in range(3)]
         refused = [Caller(listening) for _ in range(2)]

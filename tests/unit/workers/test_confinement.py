@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from workers import confinement
-from workers.confinement import Account, choose
-from workers.devices import discover
+from workers.node.devices import discover
+from workers.sandbox import run_as as confinement
+from workers.sandbox.run_as import Account, choose
 
 DEVICES = discover("cpu:4")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give ranks another account")

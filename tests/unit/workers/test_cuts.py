@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from jobs.telemetry import AnyRecord, Outline, Paused, Saved, SavedFile, Step
-from workers import words
-from workers.cuts import APART_SECONDS, SAVE_SECONDS, Cuts
+from jobs.protocol.records import AnyRecord, Outline, Paused, Saved, SavedFile, Step
+from workers.runtime import commands
+from workers.supervisor.checkpoints.coordinator import APART_SECONDS, SAVE_SECONDS, Cuts
 
 
 class Keeper:
@@ -67,10 +67,10 @@ def test_ranks_go_on_together_when_the_last_one_has_saved() -> None:
     world = World(3)
     assert world.saved(1, 10) == {}
     assert world.saved(0, 10) == {}
-    assert world.saved(2, 10) == everybody(words.CONTINUE, 3)
+    assert world.saved(2, 10) == everybody(commands.CONTINUE, 3)
     assert world.keeper.taken == [10]
     assert world.saved(0, 20) == world.saved(2, 20) == {}
-    assert world.saved(1, 20) == everybody(words.CONTINUE, 3)
+    assert world.saved(1, 20) == everybody(commands.CONTINUE, 3)
     assert world.keeper.taken == [10, 20]
 
 
@@ -81,7 +81,7 @@ def test_ranks_wait_while_the_disk_is_busy_with_an_older_checkpoint() -> None:
     assert world.saved(1, 10) == world.passes(5) == {}
     assert world.gathers()
     world.keeper.has_room = True
-    assert world.passes(0.1) == everybody(words.CONTINUE)
+    assert world.passes(0.1) == everybody(commands.CONTINUE)
     assert world.keeper.taken == [10]
 
 
@@ -109,7 +109,7 @@ def test_what_is_no_checkpoint_is_missed_and_training_goes_on(
     for rank, options in enumerate((first, second)):
         names, step = options.pop("names", ()), options.pop("step", 10)
         said = world.saved(rank, step, *names, **options)  # type: ignore[arg-type, misc]
-    assert said == everybody(words.CONTINUE)
+    assert said == everybody(commands.CONTINUE)
     assert world.keeper.taken == []
     ((_, told),) = world.keeper.missed
     assert why in told
@@ -122,19 +122,19 @@ def test_a_rank_that_does_not_save_is_waited_for_as_long_as_the_job_calls_no_sta
     world = World(2, stall_seconds=stall_seconds)
     world.saved(0, 10)
     assert world.passes(waits - 1) == {}
-    assert world.passes(2) == {0: words.CONTINUE}
+    assert world.passes(2) == {0: commands.CONTINUE}
 
 
 def test_a_rank_that_does_not_save_holds_the_others_for_a_while_only() -> None:
     world = World(2)
     world.saved(0, 10)
     assert world.passes(SAVE_SECONDS - 1) == {}
-    assert world.passes(2) == {0: words.CONTINUE}
+    assert world.passes(2) == {0: commands.CONTINUE}
     assert world.keeper.missed == [(10, f"rank 1 did not save within {SAVE_SECONDS:g} s; training goes on")]
     assert not world.gathers()
-    assert world.saved(1, 10) == {1: words.CONTINUE}  # too late, and told at once
+    assert world.saved(1, 10) == {1: commands.CONTINUE}  # too late, and told at once
     world.saved(0, 20)
-    assert world.saved(1, 20) == everybody(words.CONTINUE)
+    assert world.saved(1, 20) == everybody(commands.CONTINUE)
     assert world.keeper.taken == [20]
 
 
@@ -162,10 +162,10 @@ def test_ranks_that_stop_at_the_same_step_save_it_and_leave() -> None:
     world = World(2)
     world.cuts.stop()
     assert world.paused(0, 7) == {}
-    assert world.paused(1, 7) == everybody(words.SAVE)
+    assert world.paused(1, 7) == everybody(commands.SAVE)
     assert world.passes(1) == {}
     assert world.saved(0, 7) == {}
-    assert world.saved(1, 7) == everybody(words.LEAVE)
+    assert world.saved(1, 7) == everybody(commands.LEAVE)
     assert world.keeper.taken == [7]
     assert world.cuts.left
 
@@ -175,9 +175,9 @@ def test_a_rank_that_stopped_too_early_takes_one_more_step_for_the_one_that_wait
     world.cuts.stop()
     world.paused(0, 7)
     assert world.passes(APART_SECONDS / 2) == {}
-    assert world.passes(APART_SECONDS) == {0: words.CONTINUE}  # rank 1 hangs in a collective of step 8
+    assert world.passes(APART_SECONDS) == {0: commands.CONTINUE}  # rank 1 hangs in a collective of step 8
     assert world.paused(1, 8) == {}
-    assert world.paused(0, 8) == everybody(words.SAVE)
+    assert world.paused(0, 8) == everybody(commands.SAVE)
 
 
 def test_ranks_that_all_paused_at_different_steps_are_brought_to_the_highest() -> None:
@@ -185,9 +185,9 @@ def test_ranks_that_all_paused_at_different_steps_are_brought_to_the_highest() -
     world.cuts.stop()
     world.paused(0, 7)
     world.paused(1, 8)
-    assert world.paused(2, 7) == {0: words.CONTINUE, 2: words.CONTINUE}
+    assert world.paused(2, 7) == {0: commands.CONTINUE, 2: commands.CONTINUE}
     world.paused(2, 8)
-    assert world.paused(0, 8) == everybody(words.SAVE, 3)
+    assert world.paused(0, 8) == everybody(commands.SAVE, 3)
 
 
 def test_a_step_that_was_just_saved_is_not_saved_again_by_a_stop() -> None:
@@ -196,7 +196,7 @@ def test_a_step_that_was_just_saved_is_not_saved_again_by_a_stop() -> None:
     world.saved(1, 10)
     world.cuts.stop()
     world.paused(0, 10)
-    assert world.paused(1, 10) == everybody(words.LEAVE)
+    assert world.paused(1, 10) == everybody(commands.LEAVE)
     assert world.keeper.taken == [10]
 
 
@@ -204,9 +204,9 @@ def test_a_checkpoint_that_is_under_way_when_the_stop_comes_is_finished_first() 
     world = World(2)
     world.saved(0, 10)
     world.cuts.stop()
-    assert world.saved(1, 10) == everybody(words.CONTINUE)
+    assert world.saved(1, 10) == everybody(commands.CONTINUE)
     world.paused(1, 10)
-    assert world.paused(0, 10) == everybody(words.LEAVE)
+    assert world.paused(0, 10) == everybody(commands.LEAVE)
     assert world.keeper.taken == [10]
 
 
@@ -214,22 +214,22 @@ def test_a_rank_that_paused_where_another_saves_saves_too() -> None:
     world = World(2)
     world.cuts.stop()
     world.saved(0, 10)
-    assert world.paused(1, 10) == {1: words.SAVE}
-    assert world.saved(1, 10) == everybody(words.LEAVE)
+    assert world.paused(1, 10) == {1: commands.SAVE}
+    assert world.saved(1, 10) == everybody(commands.LEAVE)
 
 
 def test_a_stop_whose_checkpoint_cannot_be_saved_is_not_tried_for_ever() -> None:
     world = World(1)
     world.cuts.stop()
-    assert world.paused(0, 7) == {0: words.SAVE}
-    assert world.saved(0, 7, error="no space left on device") == {0: words.LEAVE}
+    assert world.paused(0, 7) == {0: commands.SAVE}
+    assert world.saved(0, 7, error="no space left on device") == {0: commands.LEAVE}
     assert world.keeper.missed == [(7, "no space left on device")]
 
 
 def test_a_run_that_was_resumed_and_stopped_at_the_same_step_has_nothing_to_save() -> None:
     world = World(1, resumed=7)
     world.cuts.stop()
-    assert world.paused(0, 7) == {0: words.LEAVE}
+    assert world.paused(0, 7) == {0: commands.LEAVE}
 
 
 def test_nobody_waits_for_a_word_when_the_attempt_ends() -> None:
@@ -238,15 +238,15 @@ def test_nobody_waits_for_a_word_when_the_attempt_ends() -> None:
     world.cuts.stop()
     world.paused(1, 9)
     world.cuts.leave()
-    assert world.said() == {0: words.LEAVE, 1: words.LEAVE}
-    assert world.saved(2, 10) == world.paused(2, 10) == {2: words.LEAVE}
+    assert world.said() == {0: commands.LEAVE, 1: commands.LEAVE}
+    assert world.saved(2, 10) == world.paused(2, 10) == {2: commands.LEAVE}
     world.cuts.leave()
     assert world.said() == {}
     assert world.keeper.taken == []
 
 
 def test_a_pause_without_a_stop_is_the_end_of_the_rank() -> None:
-    assert World(1).paused(0, 3) == {0: words.LEAVE}
+    assert World(1).paused(0, 3) == {0: commands.LEAVE}
 
 
 def test_ranks_that_pause_beside_one_that_has_finished_go_on() -> None:
@@ -254,4 +254,4 @@ def test_ranks_that_pause_beside_one_that_has_finished_go_on() -> None:
     world.cuts.stop()
     world.cuts.done(1)
     assert world.paused(0, 7) == {}
-    assert world.passes(2 * APART_SECONDS) == {0: words.CONTINUE}
+    assert world.passes(2 * APART_SECONDS) == {0: commands.CONTINUE}

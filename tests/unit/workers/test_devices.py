@@ -1,7 +1,7 @@
 import pynvml
 import pytest
 
-from workers.devices import discover, users_of
+from workers.node.devices import discover, users_of
 
 
 class Nvml:
@@ -62,12 +62,12 @@ def test_nobody_is_known_to_compute_where_there_is_no_driver(no_gpu: None) -> No
 
 @pytest.fixture
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.devices.pynvml", Nvml(4))
+    monkeypatch.setattr("workers.node.devices.pynvml", Nvml(4))
 
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.devices.pynvml", Nvml(0))
+    monkeypatch.setattr("workers.node.devices.pynvml", Nvml(0))
 
 
 @pytest.mark.usefixtures("no_gpu")

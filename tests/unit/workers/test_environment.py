@@ -3,7 +3,7 @@
 import pytest
 
 from tests.unit.workers.made import a_launch
-from workers.ranks import environment
+from workers.rank.process import environment
 
 RENDEZVOUS = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
 

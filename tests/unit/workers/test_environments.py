@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.environments import choose, find
+from workers.node.environments import choose, find
 
 
 def test_environments_are_listed_by_name() -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from jobs.record import DeviceRecord
-from workers.devices import discover
-from workers.fitness import Fitness
+from jobs.model.records import DeviceRecord
+from workers.node.device_check import Fitness
+from workers.node.devices import discover
 
 CPU = DeviceRecord(0, "cpu", 0, "cpu:0", "virtual device")
 #: No such GPU is anywhere.
@@ -23,13 +23,13 @@ def test_a_device_that_cannot_compute_says_why_in_one_line() -> None:
 
 
 def test_a_computation_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.fitness.PROGRAM", "import signal; signal.pause()")
+    monkeypatch.setattr("workers.node.device_check.PROGRAM", "import signal; signal.pause()")
     assert Fitness(seconds=0.1).found_wrong(CPU) == "a small computation on it did not end within 0.1 s"
 
 
 def test_a_gpu_that_somebody_uses_is_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
     users = {GONE.id: [41, 42]}
-    monkeypatch.setattr("workers.fitness.users_of", lambda gpu: users[gpu])
+    monkeypatch.setattr("workers.node.device_check.users_of", lambda gpu: users[gpu])
     assert Fitness().found_wrong(GONE) == "in use by process 41, 42, which no lease explains"
 
 

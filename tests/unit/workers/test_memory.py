@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.memory import kernel_kills
+from workers.supervisor.oom import kernel_kills
 
 
 def own(tmp_path: Path, text: str) -> Path:

@@ -1,7 +1,7 @@
 import pytest
 
-from jobs.telemetry import Metric, Outline, Split, Step
-from workers.progress import WINDOW_SECONDS, Progress
+from jobs.protocol.records import Metric, Outline, Split, Step
+from workers.supervisor.telemetry.progress import WINDOW_SECONDS, Progress
 
 
 def outline(total: int | None = 10) -> Outline:

@@ -4,13 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from jobs import layout, metrics
-from jobs.frames import FrameReader, Kind
-from jobs.logs import MAX_LINE_BYTES, REDRAWN, UNENDED, Page, clean_for_display, read_page, read_seal
-from jobs.shard_lines import ShardLine
-from jobs.telemetry import Metric
+from jobs.files import metric_file, paths
+from jobs.files.frame_file import FrameReader, Kind
+from jobs.files.log_file import MAX_LINE_BYTES, REDRAWN, UNENDED, Page, clean_for_display, read_page, read_seal
+from jobs.protocol.records import Metric
 from tests.unit.disks import largest_file
-from workers.relay import CHUNK_LINES, CHUNK_SECONDS, MAX_CHUNK_LINES, REDRAW_SECONDS, RETRY_SECONDS, Relay
+from workers.supervisor.report.shard_lines import ShardLine
+from workers.supervisor.telemetry.log_relay import (
+    CHUNK_LINES,
+    CHUNK_SECONDS,
+    MAX_CHUNK_LINES,
+    REDRAW_SECONDS,
+    RETRY_SECONDS,
+    Relay,
+)
 
 
 class Clock:
@@ -31,7 +38,7 @@ def relay(tmp_path: Path, clock: Clock) -> Relay:
 
 
 def page(tmp_path: Path, device: int = 0) -> Page:
-    return read_page(layout.log_file(tmp_path, device), limit=100_000)
+    return read_page(paths.log_file(tmp_path, device), limit=100_000)
 
 
 def texts(tmp_path: Path, device: int = 0) -> list[bytes]:
@@ -39,7 +46,7 @@ def texts(tmp_path: Path, device: int = 0) -> list[bytes]:
 
 
 def chunk_sizes(tmp_path: Path) -> list[int]:
-    with FrameReader(layout.log_file(tmp_path, 0)) as reader:
+    with FrameReader(paths.log_file(tmp_path, 0)) as reader:
         return [f.last - f.first + 1 for f in reader.forward(reader.first()) if f.kind == Kind.DATA]
 
 
@@ -91,7 +98,7 @@ def test_shard_lines_and_points_of_a_packet_wait_for_nothing_more(tmp_path: Path
     assert texts(tmp_path) == [b"first", b"second"]
     assert relay.deadline() == clock.now
     relay.flush(clock.now)
-    (series,) = metrics.read(layout.metrics_file(tmp_path))
+    (series,) = metric_file.read(paths.metrics_file(tmp_path))
     assert len(series.points) == 1
     assert relay.deadline() is None
 
@@ -132,7 +139,7 @@ def test_closing_writes_the_unfinished_lines_and_seals_every_device(tmp_path: Pa
     relay.close()
     assert [(line.text, line.flags) for line in page(tmp_path).lines] == [(b"done", 0), (b"no newline", UNENDED)]
     for device in (0, 1):
-        seal = read_seal(layout.log_file(tmp_path, device))
+        seal = read_seal(paths.log_file(tmp_path, device))
         assert seal is not None
         assert (seal.count, seal.dropped) == (2 * (device == 0), 0)
 
@@ -170,7 +177,7 @@ def test_metrics_are_written_by_their_deadline_and_at_the_end(tmp_path: Path, re
     relay.flush(deadline)
     relay.metric(Metric(-1, "loss", 1, 0.25, clock.now))
     relay.close()
-    (series,) = metrics.read(layout.metrics_file(tmp_path))
+    (series,) = metric_file.read(paths.metrics_file(tmp_path))
     assert [point.value for point in series.points] == [0.5, 0.25]
 
 
@@ -178,9 +185,9 @@ def test_many_points_that_came_together_are_written_together_and_do_not_wait(tmp
     for step in range(2 * CHUNK_LINES):
         relay.metric(Metric(0, "loss", step, 1.0, 1000.0))
     relay.flush(1000.0)
-    (series,) = metrics.read(layout.metrics_file(tmp_path))
+    (series,) = metric_file.read(paths.metrics_file(tmp_path))
     assert len(series.points) == 2 * CHUNK_LINES
-    with FrameReader(layout.metrics_file(tmp_path)) as reader:
+    with FrameReader(paths.metrics_file(tmp_path)) as reader:
         assert len(list(reader.forward(reader.first()))) == 1
 
 
@@ -190,12 +197,12 @@ def test_a_point_whose_time_cannot_be_gets_that_of_its_arrival(
 ) -> None:
     relay.metric(Metric(0, "loss", 0, 0.5, claimed))
     relay.close()
-    assert metrics.read(layout.metrics_file(tmp_path))[0].points[0].at == clock.now
+    assert metric_file.read(paths.metrics_file(tmp_path))[0].points[0].at == clock.now
 
 
 def test_a_full_disk_stops_nothing_and_the_log_says_what_is_missing(tmp_path: Path, relay: Relay) -> None:
     relay.output(0, "stdout", 0, b"before\n", None)
-    with largest_file(layout.log_file(tmp_path, 0).stat().st_size + 60):
+    with largest_file(paths.log_file(tmp_path, 0).stat().st_size + 60):
         for n in range(200):
             relay.output(0, "stdout", 0, b"lost %03d\n" % n, None)
         relay.metric(Metric(-1, "loss", 0, 0.5, 0.0))
@@ -214,9 +221,9 @@ def test_points_of_an_earlier_attempt_come_first_also_where_the_disk_has_no_room
     earlier = Relay(tmp_path / "earlier", 1, None, clock)
     earlier.metric(Metric(-1, "loss", 1, 0.5, 999.0))
     earlier.cut_metrics()
-    file = layout.metrics_file(tmp_path)
+    file = paths.metrics_file(tmp_path)
     file.symlink_to("/dev/full")
-    relay.begin_metrics_with(layout.metrics_file(tmp_path / "earlier"))
+    relay.begin_metrics_with(paths.metrics_file(tmp_path / "earlier"))
     relay.metric(Metric(-1, "loss", 2, 0.25, 1000.0))
     file.symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device"):
@@ -224,15 +231,15 @@ def test_points_of_an_earlier_attempt_come_first_also_where_the_disk_has_no_room
     assert not file.is_symlink()
     clock.now += RETRY_SECONDS
     relay.flush(clock.now)
-    (series,) = metrics.read(file)
+    (series,) = metric_file.read(file)
     assert ([point.step for point in series.points], relay.dropped) == ([1, 2], 0)
 
 
 def test_points_wait_for_a_disk_that_is_full_and_only_so_many(
     tmp_path: Path, relay: Relay, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.relay.MAX_WAITING_POINTS", 3)
-    file = layout.metrics_file(tmp_path)
+    monkeypatch.setattr("workers.supervisor.telemetry.log_relay.MAX_WAITING_POINTS", 3)
+    file = paths.metrics_file(tmp_path)
     file.symlink_to("/dev/full")
     for step in (1, 2):
         relay.metric(Metric(-1, "loss", step, 0.5, 1000.0))
@@ -247,7 +254,7 @@ def test_points_wait_for_a_disk_that_is_full_and_only_so_many(
     relay._metric_writer.close()  # its file is another one now
     file.unlink()
     relay.close()
-    (series,) = metrics.read(file)
+    (series,) = metric_file.read(file)
     assert ([point.step for point in series.points], relay.dropped) == ([1, 2, 3], 2)
 
 

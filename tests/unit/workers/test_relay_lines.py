@@ -5,8 +5,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.logs import CONTINUED, MAX_LINE_BYTES, REDRAWN, UNENDED
-from workers.lines import Splitter
+from jobs.files.log_file import CONTINUED, MAX_LINE_BYTES, REDRAWN, UNENDED
+from workers.supervisor.telemetry.line_splitter import Splitter
 
 Flat = list[tuple[bytes, int]]
 

@@ -7,12 +7,12 @@ from typing import cast
 
 import pytest
 
-from jobs.checkpoints import Damaged, Progress
-from jobs.state import Order
-from workers import resume
-from workers.lifeline import Lifeline
-from workers.publisher import Publisher
-from workers.resume import Interrupted, NoAnswer
+from jobs.files.checkpoints import Damaged, Progress
+from jobs.model.state import Order
+from workers.supervisor.checkpoints import resume
+from workers.supervisor.checkpoints.resume import Interrupted, NoAnswer
+from workers.supervisor.lease import Lifeline
+from workers.supervisor.telemetry.publisher import Publisher
 
 
 @dataclass

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.redis_store import RedisStore
 from jobs.store import AttemptId
-from workers.launch import Marks
-from workers.rounds import MAX_CLEARED, Rounds
+from jobs.store.client import RedisStore
+from workers.node.janitor import MAX_CLEARED, Rounds
+from workers.runtime.launch import Marks
 
 LEFT = AttemptId("default", "left", 1)
 

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from jobs import layout, trees
+from jobs.files import paths
 from jobs.store import AttemptId
-from shardyard import saving
-from workers.script_checkpoints import MAX_TRIED, Search, take_over
+from jobs.support import fs
+from shardyard.script import checkpoint
+from workers.supervisor.checkpoints.script_resume import MAX_TRIED, Search, take_over
 
 THIRD = AttemptId("default", "job-1", 3)
 NOTHING = hashlib.sha256().hexdigest()
@@ -32,20 +33,20 @@ class Job(NamedTuple):
 
     def output(self, number: int) -> Path:
         """Where an attempt keeps its files."""
-        return layout.artifacts_dir(layout.attempt_dir(self.directory / "storage", THIRD.tenant, THIRD.job, number))
+        return paths.artifacts_dir(paths.attempt_dir(self.directory / "storage", THIRD.tenant, THIRD.job, number))
 
     def save(self, number: int, text: str = "", name: str = "model.pt") -> Path:
         """Have an attempt save a file; its copy."""
         source = self.directory / name
         source.write_text(text or f"of attempt {number}")
-        return saving.save(source, self.output(number))
+        return checkpoint.save(source, self.output(number))
 
     def look(self, attempt: AttemptId = THIRD) -> Search:
         return take_over(self.directory / "storage", attempt, self.into)
 
     def describe(self, number: int, **changes: Any) -> None:
         """Change the only manifest of an attempt."""
-        (path,) = (self.output(number) / saving.MANIFESTS).iterdir()
+        (path,) = (self.output(number) / checkpoint.MANIFESTS).iterdir()
         path.write_text(json.dumps(json.loads(path.read_bytes()) | changes))
 
 
@@ -67,7 +68,7 @@ def test_the_newest_attempt_that_saved_anything_counts(job: Job) -> None:
     job.save(1)
     assert read(job.look()) == "of attempt 1"  # the second died before it saved
     job.save(2)
-    trees.remove(job.into)
+    fs.remove(job.into)
     assert read(job.look()) == "of attempt 2"
 
 
@@ -89,7 +90,7 @@ def test_the_copy_is_there_for_reading_only_and_is_not_the_file_that_was_saved(j
     assert stat.S_IMODE((found.directory / "model.pt").stat().st_mode) == 0o444
     kept.write_text("changed meanwhile")
     assert (found.directory / "model.pt").read_text() == "of attempt 2"
-    trees.remove(found.directory)
+    fs.remove(found.directory)
     assert not found.directory.exists()
 
 
@@ -132,7 +133,7 @@ def _checkpoints_are_a_link(job: Job) -> None:
 def _inner_directory_is_a_link(job: Job) -> None:
     (job.directory / "state" / "part").mkdir(parents=True)
     (job.directory / "state" / "part" / "a").write_text("a")
-    kept = saving.save(job.directory / "state", job.output(2))
+    kept = checkpoint.save(job.directory / "state", job.output(2))
     (kept / "part").rename(job.directory / "elsewhere")
     (kept / "part").symlink_to(job.directory / "elsewhere")
 
@@ -165,7 +166,7 @@ def _leads_out(path: str) -> Callable[[Job], None]:
     def do(job: Job) -> None:
         (job.directory / "state").mkdir()
         (job.directory / "state" / "a").write_text("secret")
-        kept = saving.save(job.directory / "state", job.output(2))
+        kept = checkpoint.save(job.directory / "state", job.output(2))
         (kept / path).write_text("secret")
         digest = hashlib.sha256(b"secret").hexdigest()
         job.describe(2, files=[["a", 6, digest], [path, 6, digest]])
@@ -190,7 +191,7 @@ def _described(**changes: Any) -> Callable[[Job], None]:
 def _manifest(body: bytes) -> Callable[[Job], None]:
     def do(job: Job) -> None:
         job.save(2)
-        (path,) = (job.output(2) / saving.MANIFESTS).iterdir()
+        (path,) = (job.output(2) / checkpoint.MANIFESTS).iterdir()
         path.write_bytes(body)
 
     return do
@@ -198,14 +199,14 @@ def _manifest(body: bytes) -> Callable[[Job], None]:
 
 def _manifest_is_a_link(job: Job) -> None:
     job.save(2)
-    (path,) = (job.output(2) / saving.MANIFESTS).iterdir()
+    (path,) = (job.output(2) / checkpoint.MANIFESTS).iterdir()
     path.rename(job.directory / "manifest")
     path.symlink_to(job.directory / "manifest")
 
 
 def _manifest_is_a_pipe(job: Job) -> None:
     job.save(2)
-    (path,) = (job.output(2) / saving.MANIFESTS).iterdir()
+    (path,) = (job.output(2) / checkpoint.MANIFESTS).iterdir()
     path.unlink()
     os.mkfifo(path)
 
@@ -223,7 +224,7 @@ ATTACKS: dict[str, Callable[[Job], None]] = {
     "manifest is a pipe": _manifest_is_a_pipe,
     "manifest is no JSON": _manifest(b"\x80"),
     "manifest is deep": _manifest(b"[" * 1_000_000),
-    "manifest is large": _manifest(b" " * (saving.MAX_MANIFEST_BYTES + 1)),
+    "manifest is large": _manifest(b" " * (checkpoint.MAX_MANIFEST_BYTES + 1)),
     "manifest has a huge number": _manifest(b'{"version": ' + b"9" * 5000 + b"}"),
     "version": _described(version=2),
     "name leads out": _described(name="../../../../secret"),
@@ -248,7 +249,7 @@ ATTACKS: dict[str, Callable[[Job], None]] = {
     "negative size": _described(files=[["", -1, NOTHING]]),
     "size is a word": _described(files=[["", "large", NOTHING]]),
     "no digest": _described(files=[["", 12, "none"]]),
-    "more files than there can be": _described(directories=["", *(f"{n}" for n in range(saving.MAX_FILES))]),
+    "more files than there can be": _described(directories=["", *(f"{n}" for n in range(checkpoint.MAX_FILES))]),
     "nothing in it": _described(directories=[], files=[]),
 }
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from jobs.telemetry import AnyRecord, Group, Loaded, Metric, Progress, Split, Step
-from workers.bars import Bar
-from workers.script_progress import ScriptProgress
+from jobs.protocol.records import AnyRecord, Group, Loaded, Metric, Progress, Split, Step
+from workers.supervisor.telemetry.script_progress import ScriptProgress
+from workers.supervisor.telemetry.tqdm_parser import Bar
 
 
 def split(number: int = 0, rows: int = 4) -> Split:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.workers.made import a_launch
-from workers.supervisor import Credentials, _listen, _quarantine, _read
+from workers.supervisor.main import Credentials, _listen, _quarantine, _read
 
 
 def test_credentials_come_by_the_pipe_which_is_closed_after_them() -> None:

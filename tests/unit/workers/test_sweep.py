@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.workers.made import ATTEMPT
-from workers import cgroup
-from workers.launch import Marks, environment_mark
-from workers.sweep import start_time, supervisor_is_dead, sweep
+from workers.runtime.launch import Marks, environment_mark
+from workers.sandbox import cgroup
+from workers.supervisor.process_sweep import start_time, supervisor_is_dead, sweep
 
 SLEEP = [sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(60)"]
 

@@ -15,18 +15,18 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from jobs import spec
-from jobs.logs import StreamName
-from jobs.state import Order, Reason
-from jobs.telemetry import AnyRecord, Began, Hello, Note, Outcome, RankUp, Result, Returned, Step, pack
+from jobs.files.log_file import StreamName
+from jobs.model import spec
+from jobs.model.state import Order, Reason
+from jobs.protocol.records import AnyRecord, Began, Hello, Note, Outcome, RankUp, Result, Returned, Step, pack
 from tests.timing import once_below
 from tests.unit.workers.made import a_launch
-from workers.checkpoint_places import Place
-from workers.checkpoints import Saving
-from workers.children import listen
-from workers.ranks import Output, Rank
-from workers.verdict import Ending
-from workers.watch import DEATH_SECONDS, Watch
+from workers.rank.process import Output, Rank
+from workers.supervisor.checkpoints.directories import Place
+from workers.supervisor.checkpoints.writer import Saving
+from workers.supervisor.descendants import listen
+from workers.supervisor.outcome import Ending
+from workers.supervisor.rank_monitor import DEATH_SECONDS, Watch
 
 SPEC = spec.parse(
     b'{"program": {"mode": "forward", "model": {"ref": "linear"}, "data": {"ref": "random_vectors"}},'
@@ -336,8 +336,8 @@ def has_a_child_at_work(pipes: Pipes) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.watch.TEARDOWN_SECONDS", 0.3)
-    monkeypatch.setattr("workers.watch.FAILED_TEARDOWN_SECONDS", 0.2)
+    monkeypatch.setattr("workers.supervisor.rank_monitor.TEARDOWN_SECONDS", 0.3)
+    monkeypatch.setattr("workers.supervisor.rank_monitor.FAILED_TEARDOWN_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -369,7 +369,7 @@ def test_threads_of_a_rank_alone_and_of_ranks_among_others_at_work_are_waited_fo
 
 
 def test_processes_that_a_finished_rank_waits_for_are_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.watch.TEARDOWN_SECONDS", 0.9)
+    monkeypatch.setattr("workers.supervisor.rank_monitor.TEARDOWN_SECONDS", 0.9)
     published = Published()
     ending = watch(has_a_child_at_work, published=published)
     assert (ending, published.said) == (Ending(Reason.COMPLETED), [])
@@ -609,14 +609,14 @@ def test_a_child_that_breaks_the_rules_does_not_fail_the_attempt(place: Path) ->
 def test_work_that_nobody_saw_is_noted(
     place: Path, child: Callable[[], None], noted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.watch.UNSEEN_SECONDS", 0.2)
+    monkeypatch.setattr("workers.supervisor.rank_monitor.UNSEEN_SECONDS", 0.2)
     published = Published()
     watch(has_a_child(child), published=published, listener=listen(place))
     assert any(isinstance(record, Note) for _, record in published.records) is noted
 
 
 def test_work_that_was_seen_is_not_noted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.watch.UNSEEN_SECONDS", 0.2)
+    monkeypatch.setattr("workers.supervisor.rank_monitor.UNSEEN_SECONDS", 0.2)
 
     def child() -> None:
         computes()

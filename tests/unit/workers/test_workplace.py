@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from jobs import layout, spec
+from jobs.files import paths
+from jobs.model import spec
 from tests.unit.workers.made import a_launch
-from workers import workplace
-from workers.launch import Launch, Marks
+from workers.runtime.launch import Launch, Marks
+from workers.supervisor import working_dir
 
 
 def a_bundle(launch: Launch, files: dict[str, str]) -> str:
@@ -24,7 +25,7 @@ def a_bundle(launch: Launch, files: dict[str, str]) -> str:
         for name, text in files.items():
             archive.writestr(zipfile.ZipInfo(name), text)
     bundle = "sha256:" + hashlib.sha256(made.read_bytes()).hexdigest()
-    kept = layout.bundle_file(launch.storage, launch.attempt.tenant, bundle, "nonce")
+    kept = paths.bundle_file(launch.storage, launch.attempt.tenant, bundle, "nonce")
     kept.parent.mkdir(parents=True)
     made.rename(kept)
     return bundle
@@ -35,9 +36,9 @@ def a_script(bundle: str, **fields: Any) -> spec.JobSpec:
     return spec.parse(json.dumps({"program": program}))
 
 
-def prepared(launch: Launch, files: dict[str, str]) -> workplace.Workplace:
+def prepared(launch: Launch, files: dict[str, str]) -> working_dir.Workplace:
     Marks.of(launch.state_dir, launch.attempt).create()
-    place = workplace.prepare(launch, a_script(a_bundle(launch, files)))
+    place = working_dir.prepare(launch, a_script(a_bundle(launch, files)))
     assert place is not None
     return place
 
@@ -67,16 +68,16 @@ def test_paths_for_sockets_are_short_however_long_that_of_temporary_files_is(
 
 
 def test_what_a_rank_is_told_of_its_workplace_comes_through(tmp_path: Path) -> None:
-    place = workplace.Workplace(tmp_path, tmp_path / "t", tmp_path / "o", requirements=True)
-    assert workplace.Workplace.decode(json.loads(json.dumps(place.encode()))) == place
+    place = working_dir.Workplace(tmp_path, tmp_path / "t", tmp_path / "o", requirements=True)
+    assert working_dir.Workplace.decode(json.loads(json.dumps(place.encode()))) == place
 
 
 def test_a_recipe_without_a_bundle_has_no_workplace(tmp_path: Path) -> None:
     program = {"mode": "forward", "model": {"ref": "linear"}, "data": {"ref": "random_vectors"}}
-    assert workplace.prepare(a_launch(tmp_path), spec.parse(json.dumps({"program": program}))) is None
+    assert working_dir.prepare(a_launch(tmp_path), spec.parse(json.dumps({"program": program}))) is None
 
 
 def test_a_bundle_that_is_not_there_is_named(tmp_path: Path) -> None:
     bundle = "sha256:" + "0" * 64
-    with pytest.raises(workplace.Unusable, match=f"program.bundle: {bundle} is not in the storage"):
-        workplace.prepare(a_launch(tmp_path), a_script(bundle))
+    with pytest.raises(working_dir.Unusable, match=f"program.bundle: {bundle} is not in the storage"):
+        working_dir.prepare(a_launch(tmp_path), a_script(bundle))

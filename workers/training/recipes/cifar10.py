@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from workers.training.context import RejectedByWorker
+from workers.runtime.context import RejectedByWorker
 from workers.training.recipes.files import DataRoot
 
 IMAGE_BYTES = 3 * 32 * 32

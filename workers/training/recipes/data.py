@@ -12,7 +12,7 @@ from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from workers.training.context import RejectedByWorker
+from workers.runtime.context import RejectedByWorker
 from workers.training.recipes import cifar10 as cifar10_files
 from workers.training.recipes.files import DataRoot
 from workers.training.recipes.models import Args, Recipe, Width

@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from workers.training.context import RejectedByWorker
+from workers.runtime.context import RejectedByWorker
 
 MAX_PATH = 4096
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from jobs import report
-from jobs.measures import Timing
-from jobs.report import Report
+from jobs.splits import report
+from jobs.splits.report import Report
+from jobs.splits.timings import Timing
 
 EXAMPLES = Path(__file__).parents[4] / "docs" / "examples"
 SVG = "{http://www.w3.org/2000/svg}"

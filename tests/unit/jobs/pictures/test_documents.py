@@ -1,7 +1,7 @@
 import pytest
 
-from jobs.pictures.__main__ import DOCS, DRAWN, pictures
 from tests.unit.jobs.pictures.reading import parsed
+from tools.draw_doc_pictures import DOCS, DRAWN, pictures
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in DRAWN])
@@ -9,7 +9,7 @@ def test_pictures_in_the_documents_are_fresh(name: str) -> None:
     drawn = {path.stem: text for path, text in pictures()}
     kept = (DOCS / "pictures" / f"{name}.svg").read_text()
     parsed(kept)
-    assert kept == drawn[name], "draw them again: python -m jobs.pictures"
+    assert kept == drawn[name], "draw them again: python -m tools.draw_doc_pictures"
 
 
 def test_no_picture_in_the_documents_is_left_over() -> None:

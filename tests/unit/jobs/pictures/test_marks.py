@@ -1,8 +1,8 @@
 import msgspec
 import pytest
 
-from jobs.pictures.marks import slow_device
-from jobs.pictures.words import devices_in_words, verdicts
+from jobs.render.svg.captions import devices_in_words, verdicts
+from jobs.render.svg.highlights import slow_device
 from tests.unit.jobs.pictures.reading import changed, example, many, with_times
 
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.lint import Finding
-from jobs.pictures import bars, curves
-from jobs.pictures.comparison import comparison
-from jobs.pictures.curves import MAX_CHARTS, MAX_CURVES, Curve
-from jobs.pictures.page import POLICY, About, page
-from jobs.pictures.svg import Frame
-from jobs.report import Report
+from jobs.render.svg import bar_chart, line_chart
+from jobs.render.svg.comparison_page import comparison
+from jobs.render.svg.line_chart import MAX_CHARTS, MAX_CURVES, Curve
+from jobs.render.svg.report_page import POLICY, About, page
+from jobs.render.svg.svg import Frame
+from jobs.splits.lint import Finding
+from jobs.splits.report import Report
 from tests.unit.jobs.pictures.reading import SVG, changed, example, many, on_gpus, words
 
 ABOUT = About(
@@ -127,33 +127,35 @@ def test_a_rehearsal_says_that_times_are_not_those_of_gpus() -> None:
 def test_what_was_not_measured_has_its_note_and_no_bar() -> None:
     said = text_of(page(example("three-of-thirty"), ABOUT))
     assert "not measured: virtual devices share the memory of the host" in said
-    chart = bars.memory(on_gpus(), 0)
+    chart = bar_chart.memory(on_gpus(), 0)
     assert [bool(bar.parts) for bar in chart.bars] == [True] * 7 + [False]
-    assert "not measured" in words(bars.draw(chart, Frame(heading=False)))
+    assert "not measured" in words(bar_chart.draw(chart, Frame(heading=False)))
 
 
 def test_memory_names_the_skew_of_the_output_device() -> None:
-    chart = bars.memory(on_gpus(), 0)
+    chart = bar_chart.memory(on_gpus(), 0)
     assert (
         chart.remarks[0] == "device 0, which gathers the outputs, held 4.44 times as much as the others (their median)"
     )
 
 
 def test_times_of_ranks_are_stacked_and_say_what_they_include() -> None:
-    chart = bars.times(example("two-ranks"))
+    chart = bar_chart.times(example("two-ranks"))
     assert [part.name for part in chart.parts] == ["data wait", "forward", "backward", "communication"]
     assert any("may overlap with backward" in remark for remark in chart.remarks)
 
 
 def test_primitives_are_one_bar_of_four_parts() -> None:
-    chart = bars.primitives(example("three-of-thirty"))
+    chart = bar_chart.primitives(example("three-of-thirty"))
     assert [part.name for part, *_ in chart.bars[0].parts] == ["replicate", "scatter", "parallel_apply", "gather"]
-    assert bars.primitives(example("two-ranks")).remarks == ('not measured: only strategy "dp" gathers on one device',)
+    assert bar_chart.primitives(example("two-ranks")).remarks == (
+        'not measured: only strategy "dp" gathers on one device',
+    )
 
 
 def test_parts_are_as_long_as_a_typical_step_is_and_the_pointer_has_the_rest() -> None:
     """Totals would make what was measured in some steps only too short."""
-    drawn = bars.draw(bars.times(example("straggler-on-rank-1")), Frame(heading=False))
+    drawn = bar_chart.draw(bar_chart.times(example("straggler-on-rank-1")), Frame(heading=False))
     assert {"slow", "device 1"} <= set(words(drawn))
     wide = {tip.split(",")[1]: float(rect.get("width", "")) for tip, rect in segments(drawn) if "device 1," in tip}
     assert wide[" data wait 50.3 ms"] / wide[" communication 4.90 ms"] == pytest.approx(50.27 / 4.90, rel=0.02)
@@ -163,7 +165,7 @@ def test_parts_are_as_long_as_a_typical_step_is_and_the_pointer_has_the_rest() -
 
 def test_a_curve_leaves_a_gap_where_a_value_is_no_number() -> None:
     curve = Curve("loss", -1, ((0, 1.0), (1, math.nan), (2, None), (3, math.inf), (4, 0.5), (5, 0.4)))
-    drawn = curves.draw([curve], Frame(heading=False))
+    drawn = line_chart.draw([curve], Frame(heading=False))
     (path,) = re.findall(r'<path class="curve[^>]* d="([^"]*)"', drawn)
     assert path.count("M") == 2
     assert "nan" not in drawn
@@ -172,7 +174,7 @@ def test_a_curve_leaves_a_gap_where_a_value_is_no_number() -> None:
 
 @pytest.mark.parametrize("values", [[0.0], [1.0, 1.0], [-3.0, 5.0], [1e-30, 2e-30], [1e300, -1e300], [5e-324, 0.0]])
 def test_curves_of_any_size_stay_inside_their_chart(values: list[float]) -> None:
-    drawn = curves.draw([Curve("x", 0, tuple(enumerate(values)))], Frame(heading=False))
+    drawn = line_chart.draw([Curve("x", 0, tuple(enumerate(values)))], Frame(heading=False))
     for x, y in re.findall(r"[ML](-?[\d.]+) (-?[\d.]+)", re.findall(r' d="(M[^"]*h0[^"]*)"', drawn)[0]):
         assert 0 <= float(x) <= 392
         assert 0 <= float(y) <= 190
@@ -182,7 +184,7 @@ def test_series_that_are_too_many_are_counted() -> None:
     many_curves = [
         Curve(f"m{n}", d, ((0, 1.0), (1, 2.0))) for n in range(MAX_CHARTS + 2) for d in range(MAX_CURVES + 1)
     ]
-    shown, left = curves.charts([*many_curves, Curve("empty", 0, ((0, None),))])
+    shown, left = line_chart.charts([*many_curves, Curve("empty", 0, ((0, None),))])
     assert [len(same) for same in shown] == [MAX_CURVES] * MAX_CHARTS
     assert left == f"{len(many_curves) - MAX_CHARTS * MAX_CURVES} more series are not drawn"
 

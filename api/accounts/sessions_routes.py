@@ -1,0 +1,47 @@
+"""Signing in to the dashboard, and out."""
+
+from fastapi import APIRouter, Request, Response
+
+from api.accounts import sessions_service as service
+from api.http import responses
+from api.http.deps import SESSION_COOKIE, Body, Caller, SessionsService, check_origin
+from jobs.store.sessions import SESSION_SECONDS
+
+router = APIRouter(tags=["sessions"])
+
+
+@router.post("/v1/sign-in", status_code=204)
+async def sign_in(request: Request, sessions: SessionsService, body: Body) -> Response:
+    """Sets a cookie that stands for the token in the body, `{"token": "..."}`, for twelve hours. For browsers:
+    programs send the token itself."""
+    if "origin" in request.headers:
+        check_origin(request)
+    answer = Response(status_code=204, headers={"Cache-Control": "no-store"})
+    answer.set_cookie(
+        SESSION_COOKIE,
+        await sessions.begin(body),
+        max_age=SESSION_SECONDS,
+        path="/",
+        # TLS may end at a proxy, whose word is not taken; the browser knows how it came here.
+        secure="https" in (request.url.scheme, request.headers.get("origin", "").partition("://")[0]),
+        httponly=True,
+        samesite="strict",
+    )
+    return answer
+
+
+@router.post("/v1/sign-out", status_code=204)
+async def sign_out(request: Request, sessions: SessionsService) -> Response:
+    """Ends the session of the cookie, if there is one."""
+    if "origin" in request.headers:
+        check_origin(request)
+    await sessions.end(request.cookies.get(SESSION_COOKIE, ""))
+    answer = Response(status_code=204, headers={"Cache-Control": "no-store"})
+    answer.delete_cookie(SESSION_COOKIE, path="/", httponly=True, samesite="strict")
+    return answer
+
+
+@router.get("/v1/me")
+async def me(who: Caller) -> Response:
+    """Whose token or session this is, and what it may do."""
+    return responses.json(service.caller(who))

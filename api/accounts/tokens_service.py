@@ -1,0 +1,52 @@
+"""Tokens of a tenant: make, list, revoke."""
+
+import time
+
+import msgspec
+
+from api.http import audit
+from api.http.auth import Authenticator, Principal
+from api.schemas import views
+from api.schemas.requests import parse_new_token
+from jobs.model.errors import Forbidden, NotFound
+from jobs.protocol.names import DEFAULT_TENANT
+from jobs.store import tokens
+from jobs.store.client import AsyncRedisStore
+from shardyard.contract.responses import NewToken, TokenList, TokenView
+
+
+class Tokens:
+    def __init__(self, control: AsyncRedisStore, authenticator: Authenticator) -> None:
+        self._store = control
+        self._authenticator = authenticator
+
+    async def create(self, who: Principal, body: bytes) -> NewToken:
+        """Raises:
+        InvalidRequest: a field is wrong.
+        Forbidden: the token is for another tenant, and the caller is not the operator.
+        """
+        wanted = parse_new_token(body)
+        tenant = wanted.tenant or who.tenant
+        if tenant != who.tenant and who.tenant != DEFAULT_TENANT:
+            raise Forbidden("only the operator may make tokens for another tenant")
+        now = time.time_ns() // 1000
+        expires = None if wanted.expires_in_seconds is None else now + wanted.expires_in_seconds * 1_000_000
+        text, record = tokens.issue(tenant, wanted.scopes, wanted.name, created=now, expires=expires)
+        await self._store.run(tokens.put(record))
+        audit.note(who, "token_created", created=record.id, for_tenant=tenant, scopes=sorted(record.scopes))
+        return NewToken(**msgspec.structs.asdict(views.token(record)), token=text)
+
+    async def listing(self, who: Principal) -> TokenList:
+        found: list[TokenView] = [views.token(t) for t in await self._store.run(tokens.of_tenant(who.tenant))]
+        return TokenList(found)
+
+    async def revoke(self, who: Principal, token: str) -> None:
+        """Other API processes notice within a few seconds. Raises NotFound."""
+        known = any(found.id == token for found in await self._store.run(tokens.of_tenant(who.tenant)))
+        try:
+            await self._store.run(tokens.revoke(who.tenant, token))
+        except NotFound:
+            if not known:  # else it went by this very call, whose first reply was lost
+                raise
+        self._authenticator.forget(token)
+        audit.note(who, "token_revoked", revoked=token)

@@ -1,0 +1,74 @@
+"""Removes bundles that nobody needs any more, and what uploads that were cut off have left.
+
+The record goes first, atomically and only while no job needs it, and then the file that it named; an upload of the
+same bytes that comes in between has a file of its own. So any number of processes may do this at once.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import structlog
+
+from jobs import store
+from jobs.files import paths
+from jobs.store import StoredBundle
+from jobs.store.client import RedisStore
+
+log = structlog.get_logger(__name__)
+
+CHUNK = 100
+#: A file without a record is left alone for as long as an upload may be between its last byte and its record.
+STRAY_SECONDS = 3600.0
+
+_FILE = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{32})\.zip")
+_DRAFT = re.compile(r"\.[0-9a-f]{32}\.part")
+
+
+def sweep(control: RedisStore, storage: Path, rested_seconds: float, now: Callable[[], float] = time.time) -> None:
+    """Remove what has rested for so long, and strays.
+
+    Raises:
+        Unavailable: the control Redis does not answer.
+        OSError: a file cannot be removed.
+    """
+    while gone := control.run(store.collect_bundles(rested_seconds, CHUNK)):
+        for bundle in gone:
+            paths.bundle_file(storage, bundle.tenant, bundle.id, bundle.nonce).unlink(missing_ok=True)
+            log.info("bundle_removed", bundle=bundle.id, tenant=bundle.tenant)
+    old = [file for file in _files(storage) if _age(file, now()) > STRAY_SECONDS]
+    for draft in filter(_is_draft, old):
+        draft.unlink(missing_ok=True)
+    stored = [bundle for bundle in map(_stored, old) if bundle is not None]
+    for start in range(0, len(stored), CHUNK):
+        _remove_strays(control, storage, stored[start : start + CHUNK])
+
+
+def _remove_strays(control: RedisStore, storage: Path, stored: Sequence[StoredBundle]) -> None:
+    kept = control.run(store.are_kept(stored))
+    for bundle, is_kept in zip(stored, kept, strict=True):
+        if not is_kept:
+            paths.bundle_file(storage, bundle.tenant, bundle.id, bundle.nonce).unlink(missing_ok=True)
+            log.info("stray_bundle_removed", bundle=bundle.id, tenant=bundle.tenant)
+
+
+def _files(storage: Path) -> Iterator[Path]:
+    yield from paths.bundles_dir(storage).glob("*/*")
+
+
+def _age(file: Path, now: float) -> float:
+    """Seconds since it was written; 0 for one that has gone meanwhile."""
+    try:
+        return now - file.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _is_draft(file: Path) -> bool:
+    return _DRAFT.fullmatch(file.name) is not None
+
+
+def _stored(file: Path) -> StoredBundle | None:
+    match = _FILE.fullmatch(file.name)
+    return StoredBundle(file.parent.name, f"sha256:{match[1]}", match[2]) if match else None

@@ -1,0 +1,38 @@
+"""Sends hints to nodes with Celery. The library is imported when the first hint is due, or by `prepare`."""
+
+import threading
+from typing import Any
+
+from jobs.model.settings import Settings
+from jobs.scheduling.celery_config import celery_config
+from jobs.scheduling.hints import message
+from jobs.store import Hint
+
+
+class CeleryCourier:
+    """A `jobs.scheduling.hints.Courier`. One thread sends; another may prepare."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._config = celery_config(settings)
+        self._app: Any = None
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Import Celery now, so that the first hint need not wait for it."""
+        with self._lock:
+            if self._app is None:
+                from celery import Celery
+
+                app = Celery("shardyard", set_as_current=False)
+                app.conf.update(self._config)
+                self._app = app
+
+    def send(self, hint: Hint) -> None:
+        """Raises whatever the broker's client raises; nothing is tried twice here."""
+        self.prepare()
+        self._app.send_task(**message(hint))
+
+    def close(self) -> None:
+        with self._lock:
+            if self._app is not None:
+                self._app.close()

@@ -1,0 +1,138 @@
+"""Keeps the control Redis small: finished jobs go to disk when they are old enough, and, where the operator wants
+that, from there when they are older still.
+
+The file of a job is on disk, and read back, before Redis forgets the job, and Redis forgets it only if it is still what
+was written: so a job is always in one of the two, and a process that is killed in between leaves it in both, where
+Redis counts. One process at a time does this, for as long as it holds a lock in the storage directory, so a job that
+is missing afterwards was deleted by a user, and its file goes again.
+"""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import structlog
+
+from api.data import archive
+from jobs import store
+from jobs.files import paths
+from jobs.model.errors import NotFound
+from jobs.store import Archived
+from jobs.store.client import RedisStore
+from jobs.support import failpoints, fs
+
+log = structlog.get_logger(__name__)
+
+#: Jobs that are looked up at a time.
+CHUNK = 100
+#: One sweep ends after this long; a process that is about to end waits for it.
+BUSY_SECONDS = 3.0
+_LOCK = ".lock"
+
+
+def sweep(
+    control: RedisStore,
+    storage: Path,
+    retention_seconds: float,
+    archive_seconds: float,
+    now: Callable[[], float] = time.time,
+) -> bool:
+    """Archive jobs that ended so long ago, and remove those that were archived so long ago; 0 means never.
+
+    Returns whether there is more to do at once.
+
+    Raises:
+        Unavailable: the control Redis does not answer.
+        OSError: the disk refuses; the jobs stay where they are.
+    """
+    deadline = time.monotonic() + BUSY_SECONDS
+    with _alone(storage) as alone:
+        if not alone:
+            return False
+        more = bool(retention_seconds) and _archive(control, storage, retention_seconds, deadline)
+        if archive_seconds:
+            more |= _expire(control, storage, now() - archive_seconds, deadline)
+        return more
+
+
+def forget(control: RedisStore, storage: Path, tenant: str, job: str) -> None:
+    """Remove an archived job with its files; its record last, so that what was cut off is done again.
+
+    Raises:
+        Unavailable: the control Redis does not answer.
+        OSError: a file cannot be removed.
+    """
+    with contextlib.suppress(NotFound):  # damaged: it names no key
+        found = archive.read(storage, tenant, job)
+        if found is not None and found.key:
+            control.run(store.free_key(tenant, found.key, job))
+    fs.remove(paths.job_dir(storage, tenant, job))
+    archive.remove(storage, tenant, job)
+
+
+def _archive(control: RedisStore, storage: Path, age_seconds: float, deadline: float) -> bool:
+    """Archive what is due until the deadline; whether there is more."""
+    due = control.run(store.finished(age_seconds, CHUNK))
+    done = 0
+    for tenant, job in due:
+        if time.monotonic() > deadline:
+            return True
+        done += _archive_one(control, storage, tenant, job)
+    return len(due) == CHUNK and done > 0
+
+
+def _archive_one(control: RedisStore, storage: Path, tenant: str, job: str) -> bool:
+    found = control.run(store.snapshot(tenant, job))
+    if found is None:
+        return False  # deleted since it was found
+    try:
+        archive.write(storage, tenant, job, found)
+    except ValueError as error:
+        log.error("job_not_archived", job=job, tenant=tenant, error=str(error))
+        return False
+    failpoints.reach("archive.synced")
+    outcome = control.run(store.archive(tenant, job, found.version))
+    if outcome is Archived.MISSING:
+        archive.remove(storage, tenant, job)
+    if outcome is Archived.DONE:
+        log.info("job_archived", job=job, tenant=tenant)
+    return outcome is Archived.DONE
+
+
+def _expire(control: RedisStore, storage: Path, before: float, deadline: float) -> bool:
+    """Remove jobs that were archived before `before` (seconds since the epoch); whether there is more."""
+    removed = 0
+    for tenant, job, path in archive.oldest(storage, before):
+        if time.monotonic() > deadline:
+            return removed > 0
+        if _modified(path) < before:
+            forget(control, storage, tenant, job)
+            removed += 1
+            log.info("archived_job_removed", job=job, tenant=tenant)
+    return False
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # a user has just deleted it
+        return float("inf")
+
+
+@contextlib.contextmanager
+def _alone(storage: Path) -> Iterator[bool]:
+    """Whether this process has the archive for itself. Raises OSError."""
+    directory = paths.archive_dir(storage)
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(lock)

@@ -1,0 +1,231 @@
+"""Bundles: take an upload, check it, keep it once; show what is in one.
+
+An upload is written to a draft, checked there, and given its final name before the store hears of it, so a bundle
+that the store knows is always whole on disk. Two uploads of the same bytes have different files; the store keeps the
+first, and the other is removed.
+"""
+
+import hashlib
+import os
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from api.http import audit
+from api.http.auth import Principal
+from jobs import store
+from jobs.bundles import bundle as bundles
+from jobs.bundles.bundle import Contents
+from jobs.files import paths
+from jobs.model.errors import BundleQuota, FieldError, InvalidSpec, NotFound, ShardyardError
+from jobs.model.spec import JobSpec, ScriptProgram
+from jobs.store import BundleRecord
+from jobs.store.client import AsyncRedisStore
+from jobs.support.fs import sync_directory
+from shardyard.contract.responses import BundleContents, BundleFileView, BundleView, at
+
+T = TypeVar("T")
+
+#: Uploads at a time in one API process, and of one tenant: each holds a file and, at its end, a core.
+MAX_UPLOADS = 4
+MAX_UPLOADS_OF_TENANT = 2
+#: Bundles that are looked into at a time.
+MAX_READERS = 4
+#: What is collected in memory before a thread writes it.
+WRITE_BYTES = 1024 * 1024
+
+
+class TooManyUploads(ShardyardError):
+    """So many bundles arrive at the moment that this one has to wait."""
+
+    code = "too_many_uploads"
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    bundle: BundleView
+    created: bool  # False: the same bytes were there
+
+
+class Bundles:
+    def __init__(self, control: AsyncRedisStore, root: Path, quota: int) -> None:
+        """`root` is the storage directory; `quota` is how many bytes all bundles of one tenant may have."""
+        self._store = control
+        self._root = root
+        self._quota = quota
+        self._uploads: Counter[str] = Counter()
+        #: Threads of their own, so that somebody's large upload keeps nobody from submitting or from reading logs.
+        self._writers = anyio.CapacityLimiter(MAX_UPLOADS)
+        self._readers = anyio.CapacityLimiter(MAX_READERS)
+
+    async def upload(self, who: Principal, body: AsyncIterator[bytes]) -> Uploaded:
+        """Keep the zip that `body` brings, if it is one that may be kept.
+
+        Raises:
+            TooManyUploads: there are too many at the moment.
+            BadBundle: it breaks a rule.
+            BundleQuota: the tenant has no room for it.
+        """
+        nonce = uuid.uuid4().hex
+        draft = paths.bundle_draft(self._root, who.tenant, nonce)
+        with self._slot(who.tenant):
+            try:
+                bundle = await self._receive(body, draft)
+                record = await self._store.run(store.read_bundle(who.tenant, bundle))
+                if record is not None and await self._read(self._file(who, record).exists):
+                    return Uploaded(_view(record), created=False)
+                found = await self._write(partial(bundles.inspect, draft))
+                created = await self._keep(who, bundle, nonce, draft, found, gone=record.nonce if record else "")
+            finally:
+                draft.unlink(missing_ok=True)
+        if created:
+            audit.note(who, "bundle_uploaded", bundle=bundle, files=len(found.files))
+        return Uploaded(_view(await self._record(who, bundle)), created)
+
+    async def show(self, who: Principal, bundle: str) -> BundleContents:
+        """What a bundle holds. To look is to use, so it stays for a while.
+
+        Raises:
+            NotFound: the tenant has no such bundle, or its file is gone.
+        """
+        record = await self._record(who, bundle)
+        found = await self._contents(who, record)
+        if found is None:
+            raise _not_found(bundle)
+        return BundleContents(
+            id=bundle,
+            bytes=record.bytes,
+            unpacked_bytes=record.unpacked,
+            created_at=at(record.created),
+            jobs=record.jobs,
+            files=[BundleFileView(file.path, file.bytes) for file in found.files],
+        )
+
+    async def check(self, who: Principal, wanted: JobSpec) -> None:
+        """Whether the program of a spec is in its bundle. Whether there is such a bundle at all, the submit asks, after
+        what else it refuses: nobody should upload code for a job that could not run anyway.
+
+        Raises:
+            UnknownBundle: its file is gone.
+            InvalidSpec: the bundle lacks the entry point.
+        """
+        program = wanted.program
+        if not isinstance(program, ScriptProgram):
+            return
+        record = await self._store.run(store.read_bundle(who.tenant, program.bundle))
+        if record is None:
+            return
+        found = await self._contents(who, record)
+        if found is None:
+            raise store.unknown_bundle(program.bundle)
+        wrong = await self._read(partial(bundles.wrong_entrypoint, program.entrypoint, found, program.workdir))
+        if wrong:
+            fields = (FieldError("program.entrypoint", wrong),)
+            raise InvalidSpec("the job spec names a program that is not in its bundle", fields=fields)
+
+    @contextmanager
+    def _slot(self, tenant: str) -> Iterator[None]:
+        if self._uploads.total() >= MAX_UPLOADS or self._uploads[tenant] >= MAX_UPLOADS_OF_TENANT:
+            raise TooManyUploads("too many bundles are being uploaded at the moment; try again in a few seconds")
+        self._uploads[tenant] += 1
+        try:
+            yield
+        finally:
+            self._uploads[tenant] -= 1
+            self._uploads += Counter()  # forgets tenants that have none
+
+    async def _receive(self, body: AsyncIterator[bytes], draft: Path) -> str:
+        """Write a body to `draft`, onto the disk; the id of what was written."""
+        digest = hashlib.sha256()
+        held = bytearray()
+        with await self._write(partial(_create, draft)) as file:
+            async for part in body:
+                held += part
+                if len(held) >= WRITE_BYTES:
+                    await self._write(partial(_write, file, digest, bytes(held)))
+                    held.clear()
+            await self._write(partial(_write, file, digest, bytes(held), last=True))
+        return f"sha256:{digest.hexdigest()}"
+
+    async def _keep(self, who: Principal, bundle: str, nonce: str, draft: Path, found: Contents, *, gone: str) -> bool:
+        """Give a draft its name and tell the store; False when another upload of the same bytes was first."""
+        file = paths.bundle_file(self._root, who.tenant, bundle, nonce)
+        size = await self._write(partial(_put_in_place, draft, file))
+        try:
+            put = await self._store.run(
+                store.put_bundle(
+                    who.tenant,
+                    bundle,
+                    nonce,
+                    size=size,
+                    files=len(found.files),
+                    unpacked=found.bytes,
+                    gone=gone,
+                    quota=self._quota,
+                )
+            )
+        except BundleQuota:
+            await self._write(file.unlink)
+            raise  # of an Unavailable nobody knows whether it was noted: the file is swept if it was not
+        if put.nonce != nonce:
+            await self._write(file.unlink)
+        return put.created
+
+    async def _record(self, who: Principal, bundle: str) -> BundleRecord:
+        record = await self._store.run(store.read_bundle(who.tenant, bundle))
+        if record is None:
+            raise _not_found(bundle)
+        return record
+
+    async def _contents(self, who: Principal, record: BundleRecord) -> Contents | None:
+        """None when the file is gone: somebody has been at the storage directory."""
+        try:
+            return await self._read(partial(bundles.contents, self._file(who, record)))
+        except FileNotFoundError:
+            return None
+
+    def _file(self, who: Principal, record: BundleRecord) -> Path:
+        return paths.bundle_file(self._root, who.tenant, record.id, record.nonce)
+
+    async def _write(self, work: Callable[[], T]) -> T:
+        return await anyio.to_thread.run_sync(work, limiter=self._writers)
+
+    async def _read(self, work: Callable[[], T]) -> T:
+        return await anyio.to_thread.run_sync(work, limiter=self._readers)
+
+
+def _create(draft: Path) -> BinaryIO:
+    draft.parent.mkdir(parents=True, exist_ok=True)
+    return draft.open("xb", buffering=0)
+
+
+def _write(file: BinaryIO, digest: "hashlib._Hash", part: bytes, *, last: bool = False) -> None:
+    digest.update(part)
+    left = memoryview(part)
+    while left:
+        left = left[file.write(left) :]
+    if last:
+        os.fsync(file.fileno())
+
+
+def _put_in_place(draft: Path, file: Path) -> int:
+    """Rename, so that the name is on disk too before anybody is told of it; the bytes of the file."""
+    draft.rename(file)
+    sync_directory(file.parent)
+    return file.stat().st_size
+
+
+def _view(record: BundleRecord) -> BundleView:
+    return BundleView(id=record.id, files=record.files, bytes=record.bytes, unpacked_bytes=record.unpacked)
+
+
+def _not_found(bundle: str) -> NotFound:
+    return NotFound(f"there is no bundle {bundle}; upload it with POST /v1/bundles")

@@ -1,0 +1,202 @@
+"""Finished jobs on disk, when the control Redis no longer has them: one JSON file for each, in `layout.archive_file`.
+
+A file has the fields of the job and its attempts as Redis had them, and the spec, so that nothing is lost that a later
+version may want, and so that the same code reads both. Logs, metrics, reports and artifacts are files anyway, and
+stay where they are.
+"""
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from jobs import store
+from jobs.files import paths
+from jobs.model.errors import NotFound
+from jobs.model.records import AttemptRecord, Fields, JobRecord
+from jobs.store import JobFilter, JobPage, JobView, Snapshot
+from jobs.support import failpoints
+from jobs.support.fs import sync_directory
+
+log = structlog.get_logger(__name__)
+
+#: Of the files. A reader refuses one that it does not know.
+FORMAT = 1
+#: Files that one page looks at, when a filter matches rarely.
+MAX_SCANNED = 2_000
+_SUFFIX = ".json"
+
+
+class _File(msgspec.Struct):
+    format: int
+    job: dict[str, str]
+    attempts: list[dict[str, str]]
+    spec: msgspec.Raw
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedJob:
+    """One archived job, as it was when it ended."""
+
+    record: JobRecord
+    attempts: tuple[AttemptRecord, ...]
+    spec: bytes  # JSON
+    key: str  # the Idempotency-Key that made it; empty where there was none
+
+    def view(self) -> JobView:
+        """Raises UnreadableSpec."""
+        return JobView(self.record, store.read_spec(self.spec), None)
+
+
+def write(storage: Path, tenant: str, job: str, found: Snapshot) -> None:
+    """Put a job on disk: whole or not at all, safe from a power cut, and read back before this returns.
+
+    Raises:
+        OSError: the disk refuses, or gives back other bytes than it was given.
+        ValueError: a field of the job is no text.
+    """
+    file = _File(FORMAT, _texts(found.job), [_texts(fields) for fields in found.attempts], msgspec.Raw(found.spec))
+    body = msgspec.json.encode(file)
+    path = paths.archive_file(storage, tenant, job)
+    _make_directory(path.parent, storage)
+    draft = path.with_name(f".{job}.{uuid.uuid4().hex}.part")
+    try:
+        _write_synced(draft, body)
+        failpoints.reach("archive.written")
+        draft.rename(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync_directory(path.parent)
+    if path.read_bytes() != body:
+        raise OSError(f"{path} does not hold what was written to it")
+
+
+def read(storage: Path, tenant: str, job: str) -> ArchivedJob | None:
+    """An archived job, or None.
+
+    Raises:
+        NotFound: there is one, but its file cannot be read.
+        OSError: the disk refuses.
+    """
+    try:
+        body = paths.archive_file(storage, tenant, job).read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return _decoded(tenant, job, body)
+    except (ValueError, KeyError) as error:
+        raise NotFound(
+            f"job {job} was archived, and its record cannot be read; it is damaged, or was written by a newer "
+            f"version: {error}"
+        ) from error
+
+
+def page(storage: Path, tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50) -> JobPage:
+    """A page of archived jobs, newest first, as `store.page` gives one of the others. Raises OSError."""
+    found: list[JobRecord] = []
+    last = ""
+    for scanned, job in enumerate(_ids(storage, tenant, after)):
+        if len(found) == limit or scanned == MAX_SCANNED:
+            return JobPage(tuple(found), last)
+        last = job
+        try:
+            archived = read(storage, tenant, job)
+        except NotFound as error:
+            log.warning("archive_not_read", job=job, tenant=tenant, error=error.message)
+            continue
+        if archived is not None and _matches(archived.record, chosen):
+            found.append(archived.record)
+    return JobPage(tuple(found), None)
+
+
+def oldest(storage: Path, before: float) -> Iterator[tuple[str, str, Path]]:
+    """Archived jobs of all tenants, as (tenant, id, file), oldest directories first. None that was made after `before`
+    (seconds since the epoch) is among them, and some that were made shortly before it may be missing."""
+    last = f"{max(0, int(before * 1000)):012x}"  # ids begin with the time in milliseconds
+    for tenant in sorted(_names(paths.archive_dir(storage))):
+        root = paths.tenant_archive(storage, tenant)
+        for directory in sorted(_names(root)):
+            if directory >= paths.archive_file(storage, tenant, last).parent.name:
+                break
+            jobs = (name.removesuffix(_SUFFIX) for name in sorted(_names(root / directory)) if _is_record(name))
+            yield from ((tenant, job, paths.archive_file(storage, tenant, job)) for job in jobs)
+
+
+def remove(storage: Path, tenant: str, job: str) -> None:
+    """Remove the record of a job. Raises OSError; one that is not there is no error."""
+    paths.archive_file(storage, tenant, job).unlink(missing_ok=True)
+
+
+def _decoded(tenant: str, job: str, body: bytes) -> ArchivedJob:
+    """Raises ValueError or KeyError for what is none of ours."""
+    file = msgspec.json.decode(body, type=_File)
+    if file.format != FORMAT:
+        raise ValueError(f"it has format {file.format}, and this version knows {FORMAT}")
+    fields = _fields(file.job)
+    return ArchivedJob(
+        record=JobRecord.read(tenant, job, fields, archived=True),
+        attempts=tuple(AttemptRecord.read(n, _fields(attempt)) for n, attempt in enumerate(file.attempts, start=1)),
+        spec=bytes(file.spec),
+        key=file.job.get("idem", ""),
+    )
+
+
+def _ids(storage: Path, tenant: str, after: str) -> Iterator[str]:
+    """Ids of archived jobs, newest first, below `after` where that is given."""
+    root = paths.tenant_archive(storage, tenant)
+    first = paths.archive_file(storage, tenant, after).parent.name
+    for directory in sorted(_names(root), reverse=True):
+        if after and directory > first:
+            continue
+        ids = (name.removesuffix(_SUFFIX) for name in _names(root / directory) if _is_record(name))
+        yield from sorted((job for job in ids if not after or job < after), reverse=True)
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _is_record(name: str) -> bool:
+    return name.endswith(_SUFFIX) and not name.startswith(".")
+
+
+def _matches(job: JobRecord, chosen: JobFilter) -> bool:
+    key, value = chosen.label or ("", "")
+    return (
+        chosen.state in (None, job.state)
+        and chosen.pool in ("", job.pool)
+        and chosen.name in ("", job.name)
+        and (chosen.label is None or job.labels.get(key) == value)
+    )
+
+
+def _texts(fields: Fields) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in fields.items()}
+
+
+def _fields(texts: Mapping[str, str]) -> dict[bytes, bytes]:
+    return {name.encode(): value.encode() for name, value in texts.items()}
+
+
+def _write_synced(path: Path, body: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(body)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _make_directory(directory: Path, storage: Path) -> None:
+    """Make it with those above it, up to the storage, so that all their names are on disk."""
+    missing = [directory, *(parent for parent in directory.parents if parent.is_relative_to(storage))]
+    for path in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            sync_directory(path.parent)

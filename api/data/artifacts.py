@@ -1,0 +1,238 @@
+"""Files that an attempt left for people: listed and opened so that no link and no name leads out of its directory.
+
+A job may put anything where its files lie while they are being read. So every directory on the way
+is opened from the one above it, and nothing on the way may be a link.
+
+The checkpoints of a job belong to all its attempts. They are listed with each, as `checkpoints/step-<n>/...`.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from jobs.files import checkpoints, paths
+from jobs.files.checkpoints import Kept
+from jobs.model.errors import NotFound, ShardyardError
+from shardyard.contract.responses import ArtifactView, at
+
+#: What is offered, by its path below the attempt's directory; the rest is the service's own bookkeeping.
+OFFERED = (paths.report_file(Path()).name, paths.artifacts_dir(Path()).name)
+#: What checkpoints are listed below.
+CHECKPOINTS = paths.checkpoints_dir(Path(), "", "").name
+MAX_LISTED = 10_000
+MAX_DEPTH = 32
+MAX_PATH = 4096
+
+#: A step on the way needs the right to pass, not the right to list.
+_STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Opening a pipe without this would wait for somebody to write to it.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+_RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
+
+
+class RangeNotSatisfiable(ShardyardError):
+    """The Range header begins after the end of the file; `size` is its size."""
+
+    code = "range_not_satisfiable"
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"the file has {size} bytes; the range asks for none of them")
+        self.size = size
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """An open regular file. Whoever has it closes `file`. The tag changes whenever the file does."""
+
+    file: BinaryIO
+    name: str
+    size: int
+    tag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    artifacts: list[ArtifactView]
+    truncated: bool
+
+
+def listing(attempt: Path) -> Listing:
+    """All regular files that are offered, by path. Names that are not UTF-8 are left out. Raises OSError.
+
+    `truncated`: there are more than `MAX_LISTED`, or deeper ones than `MAX_DEPTH`.
+    """
+    found = _left(attempt)
+    saved = [view for name, one in _saved(attempt).items() for view in _files_of(one, name)]
+    both = sorted(found.artifacts + saved, key=lambda one: one.path)
+    return Listing(both[:MAX_LISTED], found.truncated or len(both) > MAX_LISTED)
+
+
+def _saved(attempt: Path) -> dict[str, Kept]:
+    """The checkpoints of the attempt's job, by the names that they are listed with; of two of one step, the later."""
+    kept = checkpoints.kept(attempt.parent / CHECKPOINTS)
+    return {f"{CHECKPOINTS}/step-{one.step}": one for one in reversed(kept)}
+
+
+def _files_of(one: Kept, name: str) -> Iterator[ArtifactView]:
+    try:
+        directory = _open_directory(one.directory)
+    except (FileNotFoundError, NotADirectoryError):  # it has just been replaced by a newer one
+        return
+    try:
+        for view in _walk_into(directory, ".", PurePosixPath(name), 0):
+            if view is not None:
+                yield view
+    finally:
+        os.close(directory)
+
+
+def _left(attempt: Path) -> Listing:
+    """What the attempt left in its own directory."""
+    try:
+        way = _open_directory(attempt)
+    except (FileNotFoundError, NotADirectoryError):
+        return Listing([], truncated=False)
+    try:
+        top = os.open(".", _DIRECTORY, dir_fd=way)
+    finally:
+        os.close(way)
+    try:
+        found: list[ArtifactView] = []
+        for view in _walk(top, PurePosixPath(), MAX_DEPTH):
+            if view is None or len(found) == MAX_LISTED:
+                return Listing(sorted(found, key=lambda one: one.path), truncated=True)
+            found.append(view)
+        return Listing(sorted(found, key=lambda one: one.path), truncated=False)
+    finally:
+        os.close(top)
+
+
+def _walk(directory: int, prefix: PurePosixPath, depth: int) -> Iterator[ArtifactView | None]:
+    """Files below a directory; None in place of what lies too deep."""
+    with os.scandir(directory) as entries:
+        names = sorted(entry.name for entry in entries if _is_text(entry.name))
+    for name in names if prefix.parts else [name for name in names if name in OFFERED]:
+        with suppress(FileNotFoundError):  # it may go while we look
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode):
+                yield ArtifactView(str(prefix / name), status.st_size, at(status.st_mtime_ns // 1000))
+            elif stat.S_ISDIR(status.st_mode) and depth == 0:
+                yield None
+            elif stat.S_ISDIR(status.st_mode):
+                yield from _walk_into(directory, name, prefix / name, depth - 1)
+
+
+def _walk_into(parent: int, name: str, prefix: PurePosixPath, depth: int) -> Iterator[ArtifactView | None]:
+    try:
+        directory = os.open(name, _DIRECTORY, dir_fd=parent)
+    except OSError:  # replaced by something else since, or closed to us
+        return
+    try:
+        yield from _walk(directory, prefix, depth)
+    finally:
+        os.close(directory)
+
+
+def open_file(attempt: Path, path: str) -> Artifact:
+    """Open one of the files that `listing` names.
+
+    Raises:
+        NotFound: there is no such regular file, or a link or `..` is on the way to it.
+        OSError: it cannot be read.
+    """
+    parts = path.split("/")
+    if not _is_plain(path, parts):
+        raise _missing(path)
+    top, below = attempt, parts
+    if parts[0] == CHECKPOINTS:
+        one = _saved(attempt).get("/".join(parts[:2]))
+        if one is None:
+            raise _missing(path)
+        top, below = one.directory, parts[2:]
+    if not below:
+        raise _missing(path)
+    try:
+        directory = _open_directory(top)
+        for name in below[:-1]:
+            parent, directory = directory, _descend(directory, name)
+            os.close(parent)
+        try:
+            descriptor = os.open(parts[-1], _FILE, dir_fd=directory)
+        finally:
+            os.close(directory)
+    except OSError:
+        raise _missing(path) from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise _missing(path)
+    tag = f'"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"'
+    return Artifact(open(descriptor, "rb", buffering=0), parts[-1], status.st_size, tag)
+
+
+def _descend(directory: int, name: str) -> int:
+    try:
+        return os.open(name, _STEP, dir_fd=directory)
+    except OSError:
+        os.close(directory)
+        raise
+
+
+def _open_directory(path: Path) -> int:
+    """An absolute path without links, opened step by step, so that it has none when it is used either."""
+    directory = os.open(path.anchor, _STEP)
+    for name in path.parts[1:]:
+        parent, directory = directory, _descend(directory, name)
+        os.close(parent)
+    return directory
+
+
+def _is_plain(path: str, parts: list[str]) -> bool:
+    ordinary = all(part not in ("", ".", "..") for part in parts)
+    return (
+        ordinary
+        and parts[0] in (*OFFERED, CHECKPOINTS)
+        and "\0" not in path
+        and len(path) <= MAX_PATH
+        and _is_text(path)
+    )
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _missing(path: str) -> NotFound:
+    return NotFound(f"this attempt has no artifact {path[:200]!r}; its list of artifacts has the names")
+
+
+def parse_range(header: str, size: int) -> tuple[int, int] | None:
+    """First and last byte (inclusive) that a Range header asks for; None: the whole file.
+
+    A header of another form, or with several ranges, is ignored, as HTTP allows.
+
+    Raises:
+        RangeNotSatisfiable: none of those bytes exist.
+    """
+    match = _RANGE.fullmatch(header.replace(" ", ""))
+    if match is None or match.groups() == ("", ""):
+        return None
+    first, last = match.groups()
+    if first and last and int(last) < int(first):
+        return None
+    begin = int(first) if first else max(0, size - int(last))
+    end = min(int(last), size - 1) if first and last else size - 1
+    if begin >= size:
+        raise RangeNotSatisfiable(size)
+    return begin, end

@@ -1,0 +1,180 @@
+"""Reads what attempts left in storage: reports, logs, metrics. For a worker thread; every read is bounded.
+
+Paths given to these functions are absolute and free of links down to the attempt's own directory.
+"""
+
+import heapq
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from api.data import archive
+from jobs.files import log_file, metric_file, paths
+from jobs.files.log_file import CONTINUED, Page, StreamName
+from jobs.model.errors import NotFound
+from jobs.support import fs
+from shardyard.contract.responses import BucketView, DroppedLines, LogLine, PointView, SeriesView, at
+
+#: A report's size follows the number of different splits, so a larger file is not one of ours.
+MAX_REPORT_BYTES = 16 * 1024 * 1024
+#: Text of one page of logs, over all devices.
+MAX_PAGE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LogQuery:
+    """Which lines. Bounds on steps are inclusive. `tail` asks for the newest lines instead of those after a cursor,
+    `from_line` for the first line of each device where there is no cursor."""
+
+    device: int | None = None
+    rank: int | None = None
+    stream: StreamName | None = None
+    from_step: int | None = None
+    to_step: int | None = None
+    limit: int = 1000
+    tail: int | None = None
+    from_line: int | None = None
+    search: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Lines of several devices by time, and how far each device was read. `at_end`: of what there is now."""
+
+    lines: list[LogLine]
+    dropped: list[DroppedLines]
+    seen: dict[int, int]
+    at_end: bool
+    sealed: bool
+
+
+def read_report(attempt: Path) -> bytes | None:
+    """The report that was kept, as JSON. Raises OSError."""
+    try:
+        with open(in_place(paths.report_file(attempt)), "rb") as file:
+            return file.read(MAX_REPORT_BYTES)
+    except FileNotFoundError:
+        return None
+
+
+def read_logs(attempt: Path, devices: Sequence[int], seen: Mapping[int, int], query: LogQuery) -> Lines:
+    """Lines of `devices` after those that were seen, merged by time. Raises OSError.
+
+    Lines of one device keep their order whatever the clock did.
+    """
+    before = 0 if query.from_line is None else query.from_line - 1
+    seen = {device: seen.get(device, before) for device in devices}
+    pages = {device: _read_device(attempt, device, seen[device], len(devices), query) for device in devices}
+    merged = heapq.merge(
+        *([_line(device, line) for line in page.lines] for device, page in pages.items()), key=lambda line: line.at
+    )
+    wanted = query.limit if query.tail is None else query.tail
+    lines = list(merged)
+    lines = lines[:wanted] if query.tail is None else lines[-wanted:]
+    reached = {device: page.next for device, page in pages.items()}
+    if query.tail is None:
+        reached = {device: _reached(device, page, lines, seen[device]) for device, page in pages.items()}
+    return Lines(
+        lines=lines,
+        dropped=[
+            DroppedLines(device, part.first, part.last, part.bytes)
+            for device, page in pages.items()
+            for part in page.dropped
+            if part.last <= reached[device]
+        ],
+        seen=reached,
+        at_end=all(reached[device] >= page.last for device, page in pages.items()),
+        sealed=all(page.sealed for page in pages.values()),
+    )
+
+
+def _read_device(attempt: Path, device: int, after: int, devices: int, query: LogQuery) -> Page:
+    return log_file.read_page(
+        in_place(paths.log_file(attempt, device)),
+        after,
+        query.limit,
+        stream=query.stream,
+        rank=query.rank,
+        from_step=query.from_step,
+        to_step=query.to_step,
+        search=query.search,
+        tail=query.tail,
+        max_bytes=max(MAX_PAGE_BYTES // devices, log_file.MAX_LINE_BYTES),
+    )
+
+
+def _reached(device: int, page: Page, taken: Sequence[LogLine], before: int) -> int:
+    """How far a device was read: its whole page, unless the merge left some of its lines for the next one."""
+    mine = [line.seq for line in taken if line.device == device]
+    if len(mine) == len(page.lines):
+        return page.next
+    return mine[-1] if mine else min(before, page.lines[0].seq - 1)
+
+
+def _line(device: int, line: log_file.Line) -> LogLine:
+    return LogLine(
+        seq=line.seq,
+        at=at(int(line.at * 1e6)),
+        device=device,
+        rank=line.rank,
+        stream=line.stream,
+        step=line.step,
+        text=log_file.clean_for_display(line.text),
+        continued=bool(line.flags & CONTINUED),
+    )
+
+
+def read_metrics(
+    attempt: Path, device: int | None, name: str | None, after: int, points: int | None
+) -> list[SeriesView]:
+    """Series of an attempt, whole or down-sampled. Raises OSError."""
+    return [
+        _series(series)
+        for series in metric_file.read(in_place(paths.metrics_file(attempt)), device, name, after, points)
+    ]
+
+
+def _series(series: metric_file.Series) -> SeriesView:
+    return SeriesView(
+        device=series.device,
+        name=series.name,
+        points=[_point(point) for point in series.points],
+        buckets=[
+            BucketView(
+                count=bucket.count,
+                first=_point(bucket.first),
+                last=_point(bucket.last),
+                minimum=bucket.minimum,
+                maximum=bucket.maximum,
+                mean=bucket.mean,
+            )
+            for bucket in series.buckets
+        ],
+        next=series.next,
+        last=series.last,
+    )
+
+
+def _point(point: metric_file.Point) -> PointView:
+    value = point.value if math.isfinite(point.value) else None
+    return PointView(point.number, point.step, value, at(int(point.at * 1e6)))
+
+
+def in_place(path: Path) -> Path:
+    """`path`, unless a link leads away from it: a job can put links where its files lie, to read what is not its own.
+
+    Raises:
+        NotFound: there is a link.
+    """
+    if os.path.realpath(path) != str(path):
+        raise NotFound(f"{path.name} of this attempt is not a plain file")
+    return path
+
+
+def remove_job(storage: Path, tenant: str, job: str) -> None:
+    """Remove everything that a job left, and its record where it is archived. Raises OSError; a job that left nothing
+    is no error."""
+    archive.remove(storage, tenant, job)
+    fs.remove(paths.job_dir(storage, tenant, job))

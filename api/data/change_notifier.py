@@ -1,0 +1,143 @@
+"""Requests that wait for a job to change: one task listens to the list of changes for all of them.
+
+However many clients wait, this holds one connection while somebody does, and costs a call for each change of a job that
+is waited for. Every `LOOK_SECONDS` all of them are looked at as well: a lost connection, or a list that was lost, needs
+no care beyond that.
+"""
+
+import asyncio
+import time
+from collections.abc import Collection
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from jobs import store
+from jobs.model.errors import Unavailable
+from jobs.protocol.names import CHANGES
+from jobs.store.client import AsyncRedisStore
+
+#: How late a change is seen that the list did not tell of.
+LOOK_SECONDS = 1.0
+#: Between two calls while much changes: what comes meanwhile is taken together.
+REST_SECONDS = 0.01
+RETRY_SECONDS = 0.1
+#: Entries that are read at once.
+MOST_CHANGES = 1_000
+#: Requests that may wait in one process.
+MAX_WAITING = 2_000
+
+Job = tuple[str, str]  # tenant, id
+
+
+class Changes:
+    """Tells waiting requests when the version of their job is no longer the one they know."""
+
+    def __init__(self, control: AsyncRedisStore, *, most: int = MAX_WAITING) -> None:
+        self._store = control
+        self._most = most
+        self._waiting: dict[Job, dict[asyncio.Future[None], int]] = {}  # which version each of them knows
+        self._count = 0
+        self._new: set[Job] = set()  # of those who came while the task was listening: not compared yet
+        self._listener: asyncio.Task[None] | None = None
+        self._comparer: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def wait(self, tenant: str, job: str, version: int, seconds: float) -> None:
+        """Return when the job's version is not `version`, or it is gone; at the latest after `seconds`, or when
+        the process is about to end.
+
+        Raises:
+            Unavailable: too many requests wait here already.
+        """
+        if self._closed:
+            return
+        if self._count >= self._most:
+            raise Unavailable(f"{self._most} requests wait here already; ask without `wait`, or try again")
+        changed = asyncio.get_running_loop().create_future()
+        others = self._waiting.setdefault((tenant, job), {})
+        others[changed] = version
+        self._count += 1
+        self._look_after((tenant, job))
+        try:
+            async with asyncio.timeout(seconds):
+                await changed
+        except TimeoutError:
+            return
+        finally:
+            self._count -= 1
+            del others[changed]
+            if not others:
+                del self._waiting[tenant, job]
+
+    def release(self) -> None:
+        """Let all requests go, and hold no further ones: the process is about to end."""
+        self._closed = True
+        for others in self._waiting.values():
+            _tell(others)
+        if self._listener is not None:
+            self._listener.cancel()
+
+    @property
+    def count(self) -> int:
+        """Requests that wait now."""
+        return self._count
+
+    def _look_after(self, job: Job) -> None:
+        """Begin to listen; or, where that goes on already, see whether the job has changed before it was waited for."""
+        if self._listener is None or self._listener.done():
+            self._listener = asyncio.create_task(self._listen())
+            return
+        self._new.add(job)
+        if self._comparer is None or self._comparer.done():
+            self._comparer = asyncio.create_task(self._compare_new())
+
+    async def _listen(self) -> None:
+        while self._waiting:
+            try:
+                last = await self._newest()  # what was before is found by comparing
+                await self._compare(self._waiting)
+                look = time.monotonic() + LOOK_SECONDS
+                while self._waiting and time.monotonic() < look and (found := await self._read(last)):
+                    last, changed = found
+                    await self._compare(changed & self._waiting.keys())
+                    await asyncio.sleep(REST_SECONDS)
+            except (Unavailable, RedisError):
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _newest(self) -> str:
+        entries: Any = await self._store.client.xrevrange(CHANGES, count=1)
+        return entries[0][0].decode() if entries else "0-0"
+
+    async def _read(self, last: str) -> tuple[str, set[Job]] | None:
+        """The id of the newest change behind `last`, and whose they are, as soon as there is one."""
+        found: Any = await self._store.client.xread({CHANGES: last}, MOST_CHANGES, round(LOOK_SECONDS * 1000))
+        if not found:
+            return None
+        ((_, entries),) = found
+        refs = (fields[b"job"].decode().partition("/") for _, fields in entries)
+        return entries[-1][0].decode(), {(tenant, job) for tenant, _, job in refs}
+
+    async def _compare_new(self) -> None:
+        while self._new:
+            jobs, self._new = self._new, set()
+            try:
+                await self._compare(jobs)
+            except Unavailable:
+                return  # the listener compares all when it is back
+
+    async def _compare(self, jobs: Collection[Job]) -> None:
+        """Tell those who know an older version of these jobs."""
+        if not jobs:
+            return
+        listed = list(jobs)
+        versions = await self._store.run(store.versions(listed))
+        for job, current in zip(listed, versions, strict=True):
+            others = self._waiting.get(job, {})
+            _tell([changed for changed, version in others.items() if version != current])
+
+
+def _tell(waiting: Collection[asyncio.Future[None]]) -> None:
+    for changed in waiting:
+        if not changed.done():
+            changed.set_result(None)

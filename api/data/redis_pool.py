@@ -1,0 +1,44 @@
+"""Connections to Redis for the routes: so many and no more, and a request waits for one instead of failing."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from jobs.store.client import CONNECT_SECONDS, REPLY_SECONDS
+
+T = TypeVar("T")
+
+#: Redis answers one at a time, so more connections would only queue there instead of here.
+MAX_CONNECTIONS = 32
+
+
+class _Retry(Retry):
+    """Knows a lost connection also by what uvloop raises for one that was reset: redis-py takes that for a bug of its
+    own, and neither tries again nor says that Redis is away."""
+
+    async def call_with_retry(self, do: Callable[[], Awaitable[T]], *args: Any, **kwargs: Any) -> T:
+        async def translated() -> T:
+            try:
+                return await do()
+            except RuntimeError as error:
+                raise RedisConnectionError(f"the connection was lost: {error}") from error
+
+        return await super().call_with_retry(translated, *args, **kwargs)
+
+
+def connect(url: str) -> Redis:
+    """An asyncio client whose every wait has a deadline. It connects when it is first used."""
+    pool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=MAX_CONNECTIONS,
+        timeout=REPLY_SECONDS,
+        socket_timeout=REPLY_SECONDS,
+        socket_connect_timeout=CONNECT_SECONDS,
+        health_check_interval=15,
+        retry=_Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 2),
+    )
+    return Redis.from_pool(pool)

@@ -1,0 +1,159 @@
+"""Reads what supervisors publish in the telemetry Redis. Nothing of the control plane may wait for it."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from jobs.model.errors import Unavailable
+from jobs.model.records import AttemptRecord
+from jobs.protocol import names
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+#: A status is answered without progress rather than late.
+PROGRESS_SECONDS = 0.3
+REPLY_SECONDS = 2.0
+#: After a failure nobody asks again for this long.
+PAUSE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was new. `entries`: key of a stream -> ids and frames."""
+
+    progress: bytes | None
+    report: bytes | None
+    entries: dict[str, list[tuple[str, bytes]]]
+
+
+class Telemetry:
+    def __init__(self, client: Redis, clock: Callable[[], float] = time.monotonic) -> None:
+        self.client = client
+        self._clock = clock
+        self._silent_until = 0.0
+
+    async def progress(self, tenant: str, job: str, attempt: int) -> dict[str, Any] | None:
+        """How far an attempt is, or `None`: it has not said so, or the telemetry Redis is away."""
+        if self._clock() < self._silent_until:
+            return None
+        key = names.progress_key(tenant, job, attempt)
+        try:
+            body = await self._within(PROGRESS_SECONDS, self.client.get(key))
+            return None if body is None else msgspec.json.decode(body, type=dict[str, Any])
+        except (Unavailable, msgspec.MsgspecError):
+            return None
+
+    async def progress_of(self, attempts: Sequence[tuple[str, str, int]]) -> list[dict[str, Any] | None]:
+        """As `progress`, of several attempts, each given as (tenant, job, number), in one exchange."""
+        unknown: list[dict[str, Any] | None] = [None] * len(attempts)
+        if not attempts or self._clock() < self._silent_until:
+            return unknown
+        keys = [names.progress_key(*attempt) for attempt in attempts]
+        try:
+            bodies = await self._within(PROGRESS_SECONDS, self.client.mget(keys))
+            return [None if body is None else msgspec.json.decode(body, type=dict[str, Any]) for body in bodies]
+        except (Unavailable, msgspec.MsgspecError):
+            return unknown
+
+    async def report(self, tenant: str, job: str, attempt: int) -> bytes | None:
+        """The split report of an attempt as it stands.
+
+        Raises:
+            Unavailable: the telemetry Redis does not answer.
+        """
+        if self._clock() < self._silent_until:
+            raise _away()
+        key = names.report_key(tenant, job, attempt)
+        body = await self._within(REPLY_SECONDS, self.client.get(key))
+        return body.encode() if isinstance(body, str) else body  # the client does not decode; its types cannot say so
+
+    async def look(
+        self, tenant: str, job: str, attempt: int, *, report: bool, streams: Mapping[str, str], entries: int
+    ) -> Look:
+        """What is new of a running attempt, in one exchange: its progress, its report if asked, and at most so many
+        entries of each stream after the id that is given with its key.
+
+        Raises:
+            Unavailable: the telemetry Redis does not answer.
+        """
+        if self._clock() < self._silent_until:
+            raise _away()
+        pipe = self.client.pipeline(transaction=False)
+        pipe.get(names.progress_key(tenant, job, attempt))
+        if report:
+            pipe.get(names.report_key(tenant, job, attempt))
+        if streams:
+            pipe.xread(_any(streams), count=entries)
+        replies = deque(await self._within(REPLY_SECONDS, pipe.execute()))
+        return Look(
+            progress=replies.popleft(),
+            report=replies.popleft() if report else None,
+            entries={
+                key.decode(): [(name.decode(), fields[b"f"]) for name, fields in found]
+                for key, found in _streams_of(replies.popleft() if streams else None)
+            },
+        )
+
+    async def ping(self) -> None:
+        """Raises:
+        Unavailable: the telemetry Redis does not answer.
+        """
+        await self._within(REPLY_SECONDS, self.client.ping())
+
+    async def forget(self, tenant: str, job: str, attempts: Sequence[AttemptRecord]) -> None:
+        """Remove everything about a job.
+
+        Raises:
+            Unavailable: the telemetry Redis does not answer; its keys then go when they expire.
+        """
+        keys = [key for attempt in attempts for key in _keys(tenant, job, attempt)]
+        if keys:
+            await self._within(REPLY_SECONDS, self.client.unlink(*keys))
+
+    async def close(self) -> None:
+        await self.client.aclose()
+
+    async def _within(self, seconds: float, reply: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout(seconds):
+                found = await reply
+        except (RedisError, TimeoutError, OSError) as error:
+            if self._clock() >= self._silent_until:
+                log.warning("telemetry_redis_unavailable", error=str(error) or type(error).__name__)
+            self._silent_until = self._clock() + PAUSE_SECONDS
+            raise _away() from error
+        self._silent_until = 0.0
+        return found
+
+
+def _any(streams: Mapping[str, str]) -> dict[Any, Any]:
+    """As redis-py's types want a dictionary of ids, which are narrower than what it takes."""
+    return dict(streams)
+
+
+def _streams_of(reply: Any) -> Iterable[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
+    """Keys and entries of an XREAD, which RESP3 gives as a map (with a list around each stream's entries)."""
+    if isinstance(reply, dict):
+        return [(key, [entry for part in found for entry in part]) for key, found in reply.items()]
+    return reply or []
+
+
+def _keys(tenant: str, job: str, attempt: AttemptRecord) -> list[str]:
+    number = attempt.number
+    logs = [names.log_stream(tenant, job, number, device) for device in range(len(attempt.leased))]
+    single = (names.metric_stream, names.report_key, names.progress_key)
+    return logs + [name(tenant, job, number) for name in single]
+
+
+def _away() -> Unavailable:
+    return Unavailable("the telemetry Redis does not answer; try again")

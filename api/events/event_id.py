@@ -1,0 +1,64 @@
+"""Where a reader of a stream is: the ids of events. They carry positions, never rights, so they need no signature."""
+
+import zlib
+from dataclasses import dataclass
+
+import msgspec
+
+from api.http import cursors
+from jobs.model.errors import MalformedCursor
+from shardyard.contract.stream_events import EventName
+
+#: Numbers of devices and lines that an id may name.
+MAX_DEVICES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event on its way to one reader; `id` is the position behind it."""
+
+    name: EventName
+    data: str
+    id: str
+
+
+class Position(msgspec.Struct, array_like=True):
+    """What a reader of one job has been told: all of it up to here, and nothing beyond.
+
+    `state`, `progress` and `report` are checksums of what was told last. Of the attempt's patterns so many were told,
+    of its findings those with these checksums, of its points so many over all series, and of each device's lines those
+    up to a number.
+    """
+
+    attempt: int
+    state: int = 0
+    progress: int = 0
+    report: int = 0
+    patterns: int = 0
+    findings: tuple[int, ...] = ()
+    points: int = 0
+    lines: dict[int, int] = {}
+    ended: bool = False
+
+    def at_attempt(self, number: int) -> "Position":
+        """The start of another attempt: lines of the same devices, from the first one."""
+        return Position(number, self.state, lines=dict.fromkeys(self.lines, 0))
+
+
+def encode(position: Position) -> str:
+    return cursors.to_text(msgspec.msgpack.encode(position))
+
+
+def decode(text: str) -> Position | None:
+    """The position that an id stands for; `None` for an id that is not one of ours."""
+    try:
+        found = msgspec.msgpack.decode(cursors.from_text(text), type=Position)
+    except (MalformedCursor, msgspec.MsgspecError, RecursionError):
+        return None
+    numbers = (found.attempt, found.patterns, found.points, *found.lines, *found.lines.values())
+    return found if len(found.lines) <= MAX_DEVICES and all(0 <= number < 2**63 for number in numbers) else None
+
+
+def checksum(content: bytes) -> int:
+    """Never 0, which stands for nothing at all."""
+    return zlib.crc32(content) or 1

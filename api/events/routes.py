@@ -1,0 +1,79 @@
+"""Streams of server-sent events: one job, and the whole service."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.responses import StreamingResponse
+
+from api.events.service import parse_wanted
+from api.http.deps import Caller, EventsService, JobId, authenticate
+from api.http.protocol import watch_client
+
+router = APIRouter(tags=["events"])
+
+#: Nothing on the way may keep a stream, or hold it back.
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+class EventStream(StreamingResponse):
+    """Bytes that are events already: the framework's own way encodes each event anew for every client."""
+
+    media_type = "text/event-stream"
+
+
+LastEventId = Annotated[str, Header(alias="Last-Event-ID", max_length=8192)]
+LastEventIdInQuery = Annotated[
+    str, Query(alias="last_event_id", max_length=8192, description="as the header Last-Event-ID, which counts first")
+]
+
+
+async def _job_stream(
+    request: Request,
+    who: Caller,
+    service: EventsService,
+    job: JobId,
+    logs: Annotated[str, Query(max_length=20_000, description="whose lines: all, or devices (0,3)")] = "",
+    tail: Annotated[
+        int | None, Query(ge=0, le=10_000, description="so many lines of each device from before, instead of all")
+    ] = None,
+    last_id: LastEventIdInQuery = "",
+    last_id_header: LastEventId = "",
+) -> AsyncIterator[AsyncIterator[bytes]]:
+    wanted = parse_wanted(logs, tail)
+    check = partial(authenticate, request)
+    async with service.follow(who, job, last_id_header or last_id, wanted, check) as events:
+        yield events
+
+
+async def _service_stream(
+    request: Request,
+    who: Caller,
+    service: EventsService,
+    last_id: LastEventIdInQuery = "",
+    last_id_header: LastEventId = "",
+) -> AsyncIterator[AsyncIterator[bytes]]:
+    async with service.follow_all(who, last_id_header or last_id, partial(authenticate, request)) as events:
+        yield events
+
+
+@router.get("/v1/jobs/{job}/events", response_class=EventStream)
+async def job_events(request: Request, events: Annotated[AsyncIterator[bytes], Depends(_job_stream)]) -> EventStream:
+    """What happens to a job, as it happens; docs/api.md has the events. After the last one the stream ends, and who
+    comes again with its id is answered 204."""
+    return _stream(request, events)
+
+
+@router.get("/v1/events", response_class=EventStream)
+async def service_events(
+    request: Request, events: Annotated[AsyncIterator[bytes], Depends(_service_stream)]
+) -> EventStream:
+    """Jobs of your tenant as they change, and word that nodes did."""
+    return _stream(request, events)
+
+
+def _stream(request: Request, events: AsyncIterator[bytes]) -> EventStream:
+    """A client that vanishes is noticed."""
+    watch_client(request.scope)
+    return EventStream(events, headers=HEADERS)

@@ -1,0 +1,458 @@
+"""Streams of events: each reader's position against what the feed of its job has."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+from api.data.job_repository import Records
+from api.events import event_id
+from api.events.broadcast_cache import Place, Step, encode
+from api.events.event_id import Event, Position, checksum
+from api.events.job_feed import POINTS, Feed, Feeds, Snapshot
+from api.events.service_feed import ServiceFeed, ServiceReader
+from api.events.windows import Part
+from api.http import cursors
+from api.http.auth import Principal
+from api.http.cursors import LogCursor
+from api.http.problems import NothingMore
+from jobs.model.errors import (
+    FieldError,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    ShardyardError,
+    Unauthenticated,
+    Unavailable,
+)
+from jobs.model.state import TERMINAL
+from shardyard.contract import stream_events
+from shardyard.contract.stream_events import EventName
+
+#: Streams of one process, and of one token.
+MAX_STREAMS = 2_000
+MAX_OF_TOKEN = 1_000
+#: How often it is looked whether a reader's token is still good.
+CHECK_SECONDS = 30.0
+#: Then a stream ends, and its reader comes again: readers find other processes too, and nothing is open for ever.
+MAX_STREAM_SECONDS = 3_600.0
+#: How long a client waits before it comes again, in milliseconds.
+RETRY_MS = 1000
+#: What is sent at the next tick after so long a time without events: no proxy on the way takes the stream for dead.
+PING_SECONDS = 15.0
+PING = b": ping\n\n"
+#: What is made ready for one reader at once; the rest waits until that was sent.
+READY_BYTES = 256 * 1024
+#: A new reader gets so many points from before.
+POINTS_BEFORE = 10_000
+#: A reader who once had the newest lines, and is so many behind, is too slow.
+LAG_ITEMS = 50_000
+
+
+class TooManyStreams(ShardyardError):
+    """The token has as many streams open as it may have."""
+
+    code = "too_many_streams"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Whose lines a reader wants: of all devices, or of some. `tail`: so many from before, instead of all."""
+
+    all_devices: bool = False
+    devices: frozenset[int] = frozenset()
+    tail: int | None = None
+
+    def of(self, count: int) -> frozenset[int]:
+        return frozenset(range(count)) if self.all_devices else self.devices
+
+
+def parse_wanted(text: str, tail: int | None) -> Wanted:
+    """The value of `logs`: empty, `all`, or devices as in `0,3`.
+
+    Raises:
+        InvalidRequest: it is something else.
+    """
+    if text in ("", "all"):
+        return Wanted(all_devices=text == "all", tail=tail)
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() and len(part) <= 4 for part in parts):
+        raise InvalidRequest(
+            "`logs` does not say whose lines are wanted",
+            fields=(FieldError("logs", "write all, or numbers of devices: 0,3"),),
+        )
+    return Wanted(devices=frozenset(int(part) for part in parts), tail=tail)
+
+
+class Slots:
+    """How many streams may be open at once."""
+
+    def __init__(self, most: int = MAX_STREAMS, of_token: int = MAX_OF_TOKEN) -> None:
+        self._most = most
+        self._of_token = of_token
+        self._held: Counter[str] = Counter()
+
+    @property
+    def count(self) -> int:
+        return self._held.total()
+
+    @contextmanager
+    def hold(self, token: str) -> Iterator[None]:
+        """Raises:
+        Unavailable, TooManyStreams: none is free.
+        """
+        if self.count >= self._most:
+            raise Unavailable(f"{self._most} streams are open here; close some, or try again")
+        if self._held[token] >= self._of_token:
+            raise TooManyStreams(f"this token has {self._of_token} streams open; close some")
+        self._held[token] += 1
+        try:
+            yield
+        finally:
+            self._held[token] -= 1
+            if not self._held[token]:
+                del self._held[token]
+
+
+class Events:
+    """All streams of this process."""
+
+    def __init__(self, records: Records, feeds: Feeds, service: ServiceFeed, slots: Slots) -> None:
+        self.slots = slots
+        self._service = service
+        self._records = records
+        self._feeds = feeds
+        self._closed = False
+
+    def close(self) -> None:
+        """End all streams, and open no others: the process is about to end."""
+        self._closed = True
+        self._feeds.close()
+        self._service.close()
+
+    @asynccontextmanager
+    async def follow(
+        self, who: Principal, job: str, last_id: str, wanted: Wanted, check: Callable[[], Awaitable[None]]
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The events of a job from now on, or after the one with `last_id`. `check` raises when the reader may not read
+        any more.
+
+        Raises:
+            NotFound: no such job, or no such device.
+            NothingMore: `last_id` is that of the last event of a job that has ended.
+            Unavailable, TooManyStreams: no stream is free.
+        """
+        with self._slot(who):
+            record = (await self._records.view(who.tenant, job)).record
+            beyond = [device for device in wanted.devices if device >= record.devices]
+            if beyond:
+                raise NotFound(f"job {job} has {record.devices} devices, numbered from 0; there is no {beyond[0]}")
+            position = event_id.decode(last_id) if last_id else None
+            if position is not None and position.ended and record.state in TERMINAL:
+                raise NothingMore
+            with self._feeds.join(who.tenant, job) as feed, _counted(feed, wanted.of(record.devices)) as devices:
+                reader = Reader(feed, devices, wanted.tail, position, known=not last_id or position is not None)
+                yield _told(reader, check)
+
+    @asynccontextmanager
+    async def follow_all(
+        self, who: Principal, last_id: str, check: Callable[[], Awaitable[None]]
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Changes of all jobs of the caller's tenant, and of the nodes; as `follow`.
+
+        Raises:
+            Unavailable, TooManyStreams: no stream is free.
+        """
+        with self._slot(who), self._service.join(who.tenant):
+            yield _told(ServiceReader(self._service, who.tenant, last_id), check)
+
+    @contextmanager
+    def _slot(self, who: Principal) -> Iterator[None]:
+        with self.slots.hold(who.token):
+            if self._closed:
+                raise Unavailable("this process is about to end; try again")
+            yield
+
+
+@contextmanager
+def _counted(feed: Feed, devices: frozenset[int]) -> Iterator[frozenset[int]]:
+    """Makes the feed keep the newest lines of these devices."""
+    counts = feed.readers.devices
+    for device in devices:
+        counts[device] = counts.get(device, 0) + 1
+    try:
+        yield devices
+    finally:
+        for device in devices:
+            counts[device] -= 1
+            if not counts[device]:
+                del counts[device]
+
+
+async def _told(reader: "Reader | ServiceReader", check: Callable[[], Awaitable[None]]) -> AsyncIterator[bytes]:
+    """What the reader is to be sent, as it comes. Ends after the last event, after `MAX_STREAM_SECONDS`, when the token
+    is no longer good, and when the process is about to end.
+
+    There is no timer here: feeds have news every `TICK_SECONDS`, if only that there are none.
+    """
+    loop = asyncio.get_running_loop()
+    end_after = loop.time() + MAX_STREAM_SECONDS
+    check_after = loop.time() + CHECK_SECONDS
+    silent_since, head = loop.time(), f"retry: {RETRY_MS}\n".encode()
+    while not reader.over and (now := loop.time()) < end_after:
+        news = reader.news
+        if now >= check_after:
+            check_after = now + CHECK_SECONDS
+            try:
+                await check()
+            except (Unauthenticated, Forbidden):
+                return
+            except Unavailable:
+                pass  # nobody can say; asked again in a while
+        if found := await reader.pending():
+            yield head + found
+            silent_since, head = now, b""
+        elif not reader.over:
+            if now - silent_since >= PING_SECONDS:
+                yield PING
+                silent_since = now
+            await news.wait()
+
+
+class Reader:
+    """One reader of a job: what it was told, and what it is to be told next.
+
+    Every event has the position behind it as its id, so the connection may break anywhere, and readers who were told an
+    event with the same id are to be told the same next (`api.events.broadcast_cache`).
+    """
+
+    def __init__(
+        self, feed: Feed, devices: frozenset[int], tail: int | None, position: Position | None, *, known: bool
+    ) -> None:
+        self.over = False
+        self._feed = feed
+        self._devices = sorted(devices)
+        self._tail = tail
+        self._place: Place | None = None  # once it was told something
+        self._position = position  # None: as the place says, and before there is one, as the job stands
+        self._resync = "" if known else "unknown_id"
+        self._ready: list[Event] = []
+        self._size = 0
+        self._shared = True
+        self._met: set[int] = set()  # devices (and the points) of which it once had the newest
+        self._drained: set[int] = set()  # of which its attempt has no more, as of `_drained_at`
+        self._drained_at: Snapshot | None = None
+        self._live_data = True
+
+    @property
+    def news(self) -> asyncio.Event:
+        return self._feed.news
+
+    async def pending(self) -> bytes:
+        """The next events, up to about `READY_BYTES`; none when there is nothing to tell now."""
+        if self._feed.closed:
+            self.over = True
+            return b""
+        place = self._place
+        step = await (self._make() if place is None else self._feed.steps.after(place, self._make))
+        if step is None:
+            return b""
+        if step.place is not self._place:
+            self._follow(step)
+        return step.data
+
+    def _follow(self, step: Step) -> None:
+        """Be where a step leads that another reader has made."""
+        self._place, self._position, self.over = step.place, None, step.over
+        self._live_data, self._met = step.place.live_data, set(step.met)
+        self._drained.clear()
+
+    async def _make(self) -> Step | None:
+        """The next step from here; the reader is behind it then."""
+        if self._place is not None and self._position is None:
+            self._position = event_id.decode(self._place.id)
+        self._ready, self._size, self._shared = [], 0, True
+        now = self._feed.now
+        if self._feed.gone:
+            self._end(now)
+        elif now is not None:
+            await self._tell(now)
+        if not self._ready:
+            return None
+        self._place = Place(self._ready[-1].id, tuple(self._devices), self._live_data)
+        return Step(encode(self._ready), self._place, frozenset(self._met), self.over, self._shared)
+
+    async def _tell(self, now: Snapshot) -> None:
+        here = await self._begin(now)
+        if here.state != (tag := checksum(now.state.encode())):
+            here.state = tag
+            self._add(EventName.STATE, now.state)
+        while here.attempt < now.record.attempt:  # the rest of an earlier attempt first
+            await self._tell_items(now, here, live=False)
+            if self._ready or not self._has_drained(here):
+                return
+            here = self._go_to(here.at_attempt(here.attempt + 1))
+        self._tell_snapshots(here)
+        await self._tell_items(now, here, live=now.live)
+        if now.over and not self._ready and self._has_drained(here) and now is self._feed.now:
+            self._end(now)
+
+    async def _begin(self, now: Snapshot) -> Position:
+        """The position of the reader; that of a new one is made first."""
+        here = self._position
+        if here is not None and here.attempt > now.record.attempt:
+            here, self._resync = None, "unknown_id"
+        if here is None:
+            here = Position(now.record.attempt)
+            if here.attempt:
+                here.points = max(0, await self._newest(here.attempt, POINTS) - POINTS_BEFORE)
+        if self._position is not here or here.lines.keys() != set(self._devices):
+            here.lines = {device: here.lines.get(device, -1) for device in self._devices}
+            for device in [device for device, line in here.lines.items() if line < 0]:
+                here.lines[device] = await self._first(here.attempt, device)
+            self._position = here
+        if self._resync:
+            self._add(
+                EventName.RESYNC, stream_events.data(stream_events.Resync(self._resync, _RESYNC_WORDS[self._resync]))
+            )
+            self._resync = ""
+        return here
+
+    async def _first(self, attempt: int, device: int) -> int:
+        """The line after which a new reader begins."""
+        if self._tail is None or not attempt:
+            return 0
+        return max(0, await self._newest(attempt, device) - self._tail)
+
+    async def _newest(self, attempt: int, device: int) -> int:
+        try:
+            return await self._feed.find_end(attempt, device)
+        except (NotFound, OSError):
+            return 0
+
+    def _go_to(self, position: Position) -> Position:
+        self._position = position
+        self._met.clear()
+        self._drained.clear()
+        return position
+
+    # -- what is told of what stands -----------------------------------------------------------------
+
+    def _tell_snapshots(self, here: Position) -> None:
+        feed = self._feed
+        if self._live_data != feed.live_data:
+            self._live_data = feed.live_data
+            code = "live_data_back" if feed.live_data else "live_data_away"
+            self._add(EventName.NOTICE, stream_events.data(stream_events.Notice(code, _NOTICE_WORDS[code])))
+        if feed.progress is not None and here.progress != (tag := checksum(feed.progress.encode())):
+            here.progress = tag
+            self._add(EventName.PROGRESS, feed.progress)
+        report = feed.report
+        if report is None:
+            return
+        for split in report.splits[here.patterns :]:
+            here.patterns += 1
+            self._add(EventName.SPLIT, split)
+        for tag, finding in report.findings:
+            if tag not in here.findings:
+                here.findings = (*here.findings, tag)
+                self._add(EventName.FINDING, finding)
+        if here.report != report.tag:
+            here.report = report.tag
+            self._add(EventName.REPORT, report.changed)
+
+    # -- lines and points ----------------------------------------------------------------------------
+
+    async def _tell_items(self, now: Snapshot, here: Position, *, live: bool) -> None:
+        """The next points and lines. Those of an attempt that is not live are in its files alone."""
+        if self._drained_at is not now:
+            self._drained_at = now
+            self._drained.clear()
+        moved = True
+        while moved and self._size < READY_BYTES:
+            moved = False
+            for device in [POINTS, *self._devices]:
+                if device not in self._drained and self._size < READY_BYTES:
+                    moved = await self._tell_next(here, device, live=live) or moved
+
+    async def _tell_next(self, here: Position, device: int, *, live: bool) -> bool:
+        """The next batch of a device, or a part of its file; False when there is nothing new."""
+        name, at = (EventName.METRIC, here.points) if device == POINTS else (EventName.LOG, here.lines[device])
+        window = self._feed.windows.get(device) if live else None
+        if window is not None and at >= window.last:
+            self._met.add(device)
+            return False
+        batch = None if window is None else window.after(at)
+        if batch is not None:
+            self._met.add(device)
+            self._move(here, device, batch.last)
+            self._add(name, batch.data)
+            return True
+        if window is not None and device in self._met and window.last - at > LAG_ITEMS:
+            await self._catch_up(here)
+            return True
+        part = await self._read(here.attempt, device, at)
+        for batch in part.batches:
+            self._move(here, device, batch.last)
+            self._add(name, batch.data)
+        self._move(here, device, part.next)
+        if part.at_end and part.next == at and not live:
+            self._drained.add(device)
+        return part.next != at
+
+    async def _read(self, attempt: int, device: int, after: int) -> Part:
+        if not attempt:
+            return Part([], after, at_end=True)
+        try:
+            return await self._feed.read_file(attempt, device, after)
+        except NotFound:
+            return Part([], after, at_end=True)  # not a plain file: whoever asks for it by itself is told so
+        except OSError:
+            return Part([], after, at_end=False)  # asked again in a while
+
+    async def _catch_up(self, here: Position) -> None:
+        """Leave out what a reader that is too slow has missed, and say so."""
+        missed = cursors.encode_log(LogCursor(here.attempt, dict(here.lines))) if here.lines else None
+        for device in [POINTS, *self._devices]:
+            window = self._feed.windows.get(device)
+            newest = await self._newest(here.attempt, device) if window is None else window.last
+            self._move(here, device, newest)
+        self._shared = False  # who has never had the newest is not too slow, though it may be at the same place
+        words = stream_events.Resync("too_slow", _RESYNC_WORDS["too_slow"], missed)
+        self._add(EventName.RESYNC, stream_events.data(words))
+
+    def _move(self, here: Position, device: int, item: int) -> None:
+        if device == POINTS:
+            here.points = item
+        else:
+            here.lines[device] = item
+
+    def _has_drained(self, here: Position) -> bool:
+        return not here.attempt or self._drained >= {POINTS, *self._devices}
+
+    # -- events --------------------------------------------------------------------------------------
+
+    def _end(self, now: Snapshot | None) -> None:
+        self.over = True
+        state = "deleted" if self._feed.gone or now is None else str(now.record.state)
+        attempt = 0 if now is None else now.record.attempt
+        if self._position is None:
+            self._position = Position(attempt)
+        self._position.ended = True
+        self._add(EventName.END, stream_events.data(stream_events.End(self._feed.job, state, attempt)))
+
+    def _add(self, name: EventName, data: str) -> None:
+        assert self._position is not None
+        self._ready.append(Event(name, data, event_id.encode(self._position)))
+        self._size += len(data)
+
+
+_RESYNC_WORDS = {
+    "too_slow": f"more than {LAG_ITEMS} lines or points behind: what was missed is left out here",
+    "unknown_id": "the id of the last event leads nowhere; this stream begins anew",
+}
+_NOTICE_WORDS = {
+    "live_data_away": "the telemetry Redis does not answer: progress and report stand still, lines come from files",
+    "live_data_back": "the telemetry Redis answers again",
+}

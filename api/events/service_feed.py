@@ -1,0 +1,337 @@
+"""What changes anywhere in the service, read once in this process for all who follow its lists, while some do."""
+
+import asyncio
+import re
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import msgspec
+import structlog
+
+from api.data.fleet_cache import FleetCache
+from api.events.broadcast_cache import Place, Step, Steps, encode
+from api.events.event_id import Event, checksum
+from api.events.job_feed import TICK_SECONDS
+from api.schemas import views
+from api.schemas.views import Labels
+from jobs import store
+from jobs.model.errors import Unavailable
+from jobs.model.records import JobRecord
+from jobs.store import Fleet
+from jobs.store.client import AsyncRedisStore
+from shardyard.contract import stream_events
+from shardyard.contract.stream_events import EventName
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 0.2
+FLEET_SECONDS = 2.0
+RETRY_SECONDS = 1.0
+#: Changes that are read at once, and that are kept for readers.
+LOOK_CHANGES = 500
+KEPT_CHANGES = 5_000
+#: A reader who comes again is told of changes since then, if they are no more than so many, of no more jobs than those.
+MISSED_CHANGES = 5_000
+MISSED_JOBS = 500
+#: Versions of jobs that were told; a job that changed twice before it was read is told once.
+KEPT_VERSIONS = 10_000
+
+#: What is made ready for one reader at once.
+READY_CHANGES = 200
+
+RESYNC_WORDS = {
+    "unknown_id": "changes since the last event are not all known any more: list the jobs anew",
+}
+_ID = re.compile(r"(\d{1,15}-\d{1,15})\.([0-9a-f]{1,8})")
+
+Id = tuple[int, int]
+START: Id = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A job as it stood when an entry of the list of changes was read."""
+
+    id: Id
+    tenant: str
+    name: EventName
+    data: str
+
+
+class ServiceFeed:
+    """`news` is set, and replaced, whenever there is something to look at."""
+
+    def __init__(self, control: AsyncRedisStore, fleet: FleetCache) -> None:
+        self.news = asyncio.Event()
+        self.closed = False
+        self.fleet = 0  # checksum of the nodes, once they are known
+        self.steps = Steps()
+        self._store = control
+        self._fleet = fleet
+        self._readers: Counter[str] = Counter()  # of each tenant
+        self._begun = False
+        self._last = START  # all changes up to here were read
+        self._from: dict[str, Id] = {}  # all changes of a tenant's jobs after this, up to `_last`, are in `_changes`
+        self._changes: deque[Change] = deque()
+        self._told: dict[tuple[str, str], int] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def join(self, tenant: str) -> Iterator[None]:
+        """Read for a tenant, as long as somebody of it follows."""
+        self._readers[tenant] += 1
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        try:
+            yield
+        finally:
+            self._readers[tenant] -= 1
+            if not self._readers[tenant]:
+                del self._readers[tenant]
+                self._from.pop(tenant, None)
+            if not self._readers:
+                self._stop()
+
+    def close(self) -> None:
+        """Let all readers go: the process is about to end."""
+        self.closed = True
+        self._tell()
+
+    def covers(self, position: Id, tenant: str) -> bool:
+        """Whether all changes of a tenant's jobs behind a position are here."""
+        return tenant in self._from and position >= self._from[tenant]
+
+    def after(self, position: Id, tenant: str) -> list[Change]:
+        """The changes behind a position that is covered."""
+        if position >= self._last:
+            return []
+        kept = list(self._changes)
+        behind = kept[bisect_right(kept, position, key=lambda change: change.id) :]
+        return [change for change in behind if change.tenant == tenant]
+
+    async def since(self, position: Id, tenant: str) -> tuple[list[Change], Id] | None:
+        """The changes behind a position that is not covered, and the position behind them. None when they are not all
+        known any more, or too many.
+
+        Raises:
+            Unavailable: Redis does not answer.
+        """
+        found = await self._store.run(store.changes(text_of(position), MISSED_CHANGES))
+        whole = found.known or position == START  # in an empty list there is no entry to know
+        ids = {(whose, job): parse_id(name) for name, whose, job in found.entries if whose == tenant}
+        if not whole or len(found.entries) == MISSED_CHANGES or len(ids) > MISSED_JOBS:
+            return None
+        reached = parse_id(found.entries[-1][0]) if found.entries else position
+        return await self._read(ids, {}), reached
+
+    async def newest(self) -> Id:
+        """The position behind all changes. Raises Unavailable."""
+        return parse_id((await self._store.run(store.changes("0-0", 1))).newest)
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._task = None
+        self._begun = False
+        self._forget(START)
+
+    def _forget(self, last: Id) -> None:
+        """Begin anew behind a position: what was read before it is no longer known here."""
+        self._changes.clear()
+        self._told.clear()
+        self._from.clear()
+        self.steps = Steps()
+        self._last = last
+
+    def _tell(self) -> None:
+        told, self.news = self.news, asyncio.Event()
+        told.set()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._follow_jobs())
+                    group.create_task(self._follow_fleet())
+                    group.create_task(self._tick())
+            except* Exception as errors:
+                log.error("service_feed_failed", exc_info=errors.exceptions[0])
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._tell()
+
+    async def _follow_jobs(self) -> None:
+        while True:
+            try:
+                full = await self._look()
+            except Unavailable:
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            await asyncio.sleep(0 if full else LOOK_SECONDS)
+
+    async def _look(self) -> bool:
+        """Read the changes since the last look; True when there may be more."""
+        found = await self._store.run(store.changes(text_of(self._last), LOOK_CHANGES))
+        if not self._begun or (not found.known and self._last != START):
+            # Nothing was read yet; or Redis has begun anew, or trimmed so much that changes are missing.
+            self._begun = True
+            self._forget(parse_id(found.newest))
+            self._tell()
+            return False
+        before, followed = self._last, list(self._readers)
+        if found.entries:
+            ids = {(tenant, job): parse_id(name) for name, tenant, job in found.entries if tenant in self._readers}
+            self._changes += await self._read(ids, self._told)
+            self._last = parse_id(found.entries[-1][0])
+        for tenant in followed:
+            self._from.setdefault(tenant, before)
+        while len(self._changes) > KEPT_CHANGES:
+            dropped = self._changes.popleft()
+            if dropped.tenant in self._from:
+                self._from[dropped.tenant] = dropped.id
+        while len(self._told) > KEPT_VERSIONS:
+            del self._told[next(iter(self._told))]
+        if found.entries:
+            self._tell()
+        return len(found.entries) == LOOK_CHANGES
+
+    async def _read(self, ids: dict[tuple[str, str], Id], told: dict[tuple[str, str], int]) -> list[Change]:
+        """Jobs as they are now, by the order of their changes, without those whose version was told."""
+        if not ids:
+            return []
+        found = await self._store.run(store.records(list(ids)))
+        labels = await self._fleet.labels()
+        changes: list[Change] = []
+        for (key, changed), record in zip(ids.items(), found, strict=True):
+            version = -1 if record is None else record.version
+            if told.pop(key, None) != version:
+                changes.append(_change(key, changed, record, labels))
+            told[key] = version
+        return sorted(changes, key=lambda change: change.id)
+
+    async def _follow_fleet(self) -> None:
+        while True:
+            try:
+                fleet = await self._fleet.read(max_age=FLEET_SECONDS / 2)
+            except Unavailable:
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            tag = checksum(_essence(fleet))
+            if tag != self.fleet:
+                self.fleet = tag
+                self._tell()
+            await asyncio.sleep(FLEET_SECONDS)
+
+
+def _change(key: tuple[str, str], changed: Id, record: JobRecord | None, labels: Labels) -> Change:
+    tenant, job = key
+    if record is None:
+        return Change(changed, tenant, EventName.GONE, stream_events.data(stream_events.Gone(job)))
+    return Change(changed, tenant, EventName.JOB, stream_events.data(views.summary(record, labels)))
+
+
+def _essence(fleet: Fleet) -> bytes:
+    """Everything about nodes that changes when something happens to them: not their beats."""
+    nodes = sorted((replace(node, beat=0) for node in fleet.nodes), key=lambda node: node.id)
+    return msgspec.json.encode(msgspec.to_builtins(nodes, str_keys=True), order="sorted")
+
+
+def parse_id(text: str) -> Id:
+    milliseconds, _, count = text.partition("-")
+    return int(milliseconds), int(count)
+
+
+def text_of(position: Id) -> str:
+    return f"{position[0]}-{position[1]}"
+
+
+class ServiceReader:
+    """One reader of the service: where it is in the list of changes, and which nodes it knows of. Readers of a tenant
+    who are at the same place are told the same (`api.events.broadcast_cache`)."""
+
+    def __init__(self, feed: ServiceFeed, tenant: str, last_id: str) -> None:
+        self.over = False
+        self._feed = feed
+        self._tenant = tenant
+        self._fleet = 0
+        self._position: Id | None = None
+        self._place: Place | None = None  # once it was told something
+        self._resync = "unknown_id" if last_id and not self._go_to(last_id) else ""
+
+    @property
+    def news(self) -> asyncio.Event:
+        return self._feed.news
+
+    async def pending(self) -> bytes:
+        """The next events; none when there is nothing to tell now, or nobody knows."""
+        if self._feed.closed:
+            self.over = True
+            return b""
+        try:
+            place = self._place
+            step = await (self._make() if place is None else self._feed.steps.after(place, self._make))
+        except Unavailable:
+            await asyncio.sleep(RETRY_SECONDS)
+            return b""
+        if step is None:
+            return b""
+        if step.place is not self._place:  # another reader has made it
+            self._place = step.place
+            self._go_to(step.place.id.rpartition(" ")[2])
+        return step.data
+
+    async def _make(self) -> Step | None:
+        """The next step from here; the reader is behind it then."""
+        ready = await self._pending()
+        if not ready:
+            return None
+        self._place = Place(f"{self._tenant} {ready[-1].id}", (), live_data=True)
+        shared = all(event.name is not EventName.RESYNC for event in ready)
+        return Step(encode(ready), self._place, frozenset(), over=False, shared=shared)
+
+    def _go_to(self, text: str) -> bool:
+        """Be behind the event with this id; False for one that is none of ours."""
+        found = _ID.fullmatch(text)
+        if found is not None:
+            self._position, self._fleet = parse_id(found[1]), int(found[2], 16)
+        return found is not None
+
+    async def _pending(self) -> list[Event]:
+        if self._position is None:
+            self._position = await self._feed.newest()
+        changes = await self._changes(self._position)
+        ready = []
+        if self._resync:
+            words = RESYNC_WORDS[self._resync]
+            ready.append(self._event(EventName.RESYNC, stream_events.data(stream_events.Resync(self._resync, words))))
+            self._resync = ""
+        if self._feed.fleet and self._fleet != self._feed.fleet:
+            self._fleet = self._feed.fleet
+            ready.append(self._event(EventName.FLEET, stream_events.data(stream_events.Fleet(f"{self._fleet:08x}"))))
+        for change in changes:
+            self._position = change.id
+            ready.append(self._event(change.name, change.data))
+        return ready
+
+    async def _changes(self, position: Id) -> list[Change]:
+        if self._feed.covers(position, self._tenant):
+            return self._feed.after(position, self._tenant)[:READY_CHANGES]
+        found = await self._feed.since(position, self._tenant)
+        if found is None:
+            self._resync = "unknown_id"
+            self._position = await self._feed.newest()
+            return []
+        changes, reached = found
+        if not changes:
+            self._position = reached
+        return changes
+
+    def _event(self, name: EventName, data: str) -> Event:
+        assert self._position is not None
+        return Event(name, data, f"{text_of(self._position)}.{self._fleet:x}")

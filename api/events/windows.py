@@ -1,0 +1,184 @@
+"""Lines and points on their way into a stream: batches out of frames, and windows of the newest.
+
+For every reader of a job the same batch is encoded once. Reading files is for a worker thread; every read is bounded.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from api.data.attempt_files import in_place
+from jobs.files import log_file, metric_file, paths
+from jobs.files.frame_file import CorruptFrame, FrameReader, Kind
+from jobs.files.log_file import CONTINUED, Page
+from shardyard.contract.responses import at
+from shardyard.contract.stream_events import Line, Log, Lost, Metric, data
+
+#: One event of lines has at most so many, and about so much text.
+BATCH_LINES = 200
+BATCH_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One event's worth: items `first` to `last` of a log (lines) or of a metric file (points of any series)."""
+
+    first: int
+    last: int
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Batches that follow `after`, read up to `next`. `at_end`: of what there is now."""
+
+    batches: list[Batch]
+    next: int
+    at_end: bool
+
+
+# -- lines -----------------------------------------------------------------------------------------
+
+
+def read_lines(attempt_dir: Path, attempt: int, device: int, after: int) -> Part:
+    """Lines of a device's file after number `after`. Raises OSError, NotFound."""
+    page = log_file.read_page(_log(attempt_dir, device), after, BATCH_LINES, max_bytes=BATCH_BYTES)
+    return Part(list(of_page(page, attempt, device, after)), page.next, page.next >= page.last)
+
+
+def newest_line(attempt_dir: Path, device: int) -> int:
+    """The number of the last line in a device's file. Raises OSError, NotFound."""
+    return log_file.read_page(_log(attempt_dir, device), 0, 1, tail=1).last
+
+
+def of_chunk(raw: bytes, attempt: int, device: int, after: int) -> tuple[int, list[Batch]]:
+    """The first line's number and the lines after `after` of one entry of a log's stream.
+
+    Raises:
+        CorruptFrame: the bytes are not a chunk.
+    """
+    page = log_file.read_chunk(raw, after)
+    numbers = [*(line.seq for line in page.lines[:1]), *(lost.first for lost in page.dropped[:1])]
+    return min(numbers, default=after + 1), list(of_page(page, attempt, device, after))
+
+
+def of_page(page: Page, attempt: int, device: int, after: int) -> Iterator[Batch]:
+    """The lines and losses of a page, in events of a bounded size."""
+    first, lines, size, lost = after + 1, list[Line](), 0, deque(page.dropped)
+    for line in page.lines:
+        if lines and (len(lines) >= BATCH_LINES or size + len(line.text) > BATCH_BYTES):
+            yield _log_batch(attempt, device, first, lines[-1].seq, lines, lost)
+            first, lines, size = lines[-1].seq + 1, [], 0
+        lines.append(_line(line))
+        size += len(line.text)
+    if lines or lost:
+        last = max([line.seq for line in lines[-1:]] + [part.last for part in lost])
+        yield _log_batch(attempt, device, first, last, lines, lost)
+
+
+def _log_batch(
+    attempt: int, device: int, first: int, last: int, lines: list[Line], lost: "deque[log_file.Dropped]"
+) -> Batch:
+    """Takes the losses up to `last` along."""
+    named = []
+    while lost and lost[0].first <= last:
+        part = lost.popleft()
+        named.append(Lost(part.first, part.last, part.bytes))
+    return Batch(first, last, data(Log(attempt, device, lines, named)))
+
+
+def _line(line: log_file.Line) -> Line:
+    text, continued = log_file.clean_for_display(line.text), bool(line.flags & CONTINUED)
+    return Line(line.seq, at(int(line.at * 1e6)), line.stream, line.rank, line.step, text, continued)
+
+
+def _log(attempt_dir: Path, device: int) -> Path:
+    return in_place(paths.log_file(attempt_dir, device))
+
+
+# -- points ----------------------------------------------------------------------------------------
+
+
+def read_points(attempt_dir: Path, attempt: int, after: int) -> Part:
+    """Points of an attempt's metric file after item `after`: those of one frame. Raises OSError, NotFound."""
+    try:
+        reader = FrameReader(in_place(paths.metrics_file(attempt_dir)))
+    except FileNotFoundError:
+        return Part([], after, at_end=True)
+    with reader:
+        frame = reader.locate(after + 1)
+        if frame is None or frame.kind == Kind.SEAL:
+            return Part([], after, at_end=True)
+        try:
+            _, batches = of_segments(reader.raw(frame), attempt, after)
+        except CorruptFrame:
+            batches = []  # passed over, as `jobs.files.metric_file` does
+        return Part(batches, max(after, frame.last), reader.frame_at(frame.end) is None)
+
+
+def newest_point(attempt_dir: Path) -> int:
+    """How many points the metric file has, over all series. Raises OSError, NotFound."""
+    try:
+        with FrameReader(in_place(paths.metrics_file(attempt_dir))) as reader:
+            frame = reader.last()
+            return 0 if frame is None else frame.last - (frame.kind == Kind.SEAL)
+    except FileNotFoundError:
+        return 0
+
+
+def of_segments(raw: bytes, attempt: int, after: int) -> tuple[int, list[Batch]]:
+    """The first item of one frame of points, and an event for each series in it whose items come after `after`.
+
+    Raises:
+        CorruptFrame: the bytes are not a frame of points.
+    """
+    frame, segments = metric_file.read_frame(raw)
+    batches, last = [], frame.first - 1
+    for segment in segments:
+        first, last = last + 1, last + len(segment.steps)
+        if last > after:
+            batches.append(Batch(first, last, data(_metric(attempt, segment))))
+    return frame.first, batches
+
+
+def _metric(attempt: int, segment: metric_file.Segment) -> Metric:
+    points = [
+        (point.step, point.value if math.isfinite(point.value) else None, at(int(point.at * 1e6)))
+        for point in segment.points()
+    ]
+    return Metric(attempt, segment.device, segment.name, segment.first, points)
+
+
+# -- the newest, for all readers -------------------------------------------------------------------
+
+
+class Window:
+    """The newest batches of one log, or of the points, within a number of characters. It begins after item `after`."""
+
+    def __init__(self, after: int, limit: int) -> None:
+        self.start = after + 1
+        self.last = after
+        self._limit = limit
+        self._size = 0
+        self._batches: deque[Batch] = deque()
+
+    def add(self, batches: Sequence[Batch], reached: int) -> None:
+        """Batches that follow `last`, and what then is the last item (damaged ones at the end have no batch)."""
+        for batch in batches:
+            self._batches.append(batch)
+            self._size += len(batch.data)
+        self.last = reached
+        while self._size > self._limit and len(self._batches) > 1:
+            dropped = self._batches.popleft()
+            self._size -= len(dropped.data)
+            self.start = dropped.last + 1
+
+    def after(self, item: int) -> Batch | None:
+        """The batch that begins after `item`, which is before `last`. None where no batch begins there: the file
+        has it, and at its end readers come to where batches begin."""
+        for batch in reversed(self._batches):  # nearly every reader is at the newest
+            if batch.first <= item + 1:
+                return batch if batch.first == item + 1 else None
+        return None

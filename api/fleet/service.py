@@ -1,0 +1,101 @@
+"""Pools and nodes."""
+
+from api.data.fleet_cache import FleetCache
+from api.http import audit
+from api.http.auth import Principal
+from api.schemas import views
+from api.schemas.requests import parse_drain, parse_quarantine
+from jobs import store
+from jobs.model.errors import Forbidden, NotFound
+from jobs.protocol.names import DEFAULT_TENANT
+from jobs.store.client import AsyncRedisStore
+from shardyard.contract.responses import NodeList, NodeView, PoolList
+
+
+class Fleet:
+    def __init__(self, control: AsyncRedisStore, fleet: FleetCache) -> None:
+        self._store = control
+        self._fleet = fleet
+
+    async def pools(self) -> PoolList:
+        return PoolList(views.pools(await self._fleet.read(max_age=0)))
+
+    async def nodes(self, who: Principal) -> NodeList:
+        fleet = await self._fleet.read(max_age=0)
+        return NodeList([views.node(node, who.tenant, fleet.queued.get(node.pool, 0)) for node in fleet.nodes])
+
+    async def drain(self, who: Principal, node: str, body: bytes) -> NodeView:
+        """Give a node no new work. What runs there goes on, or with a deadline moves to other nodes when that is over.
+
+        Raises:
+            MalformedJson, InvalidRequest: the body is not a drain request.
+            NotFound: there is no such node.
+            Forbidden: the caller is not the operator.
+        """
+        _require_operator(who)
+        seconds = parse_drain(body).deadline_seconds
+        await self._store.run(store.drain_node(node, deadline_seconds=seconds))
+        audit.note(who, "node_drained", node=node, deadline_seconds=seconds)
+        return await self._node(who, node)
+
+    async def undrain(self, who: Principal, node: str) -> NodeView:
+        """Give a node work again. Raises NotFound, Forbidden."""
+        _require_operator(who)
+        await self._store.run(store.undrain_node(node))
+        audit.note(who, "node_undrained", node=node)
+        return await self._node(who, node)
+
+    async def quarantine(self, who: Principal, node: str, device: int, body: bytes) -> NodeView:
+        """Give a device to nobody, until the operator brings it back; what runs on it goes on.
+
+        Raises:
+            MalformedJson, InvalidRequest: the body does not say why.
+            NotFound: there is no such node, or it has no such device.
+            Forbidden: the caller is not the operator.
+        """
+        _require_operator(who)
+        reason = parse_quarantine(body).reason
+        await self._store.run(store.quarantine_device(node, device, reason))
+        audit.note(who, "device_quarantined", node=node, device=device, reason=reason)
+        return await self._node(who, node)
+
+    async def unquarantine(self, who: Principal, node: str, device: int) -> NodeView:
+        """Bring a device back, whoever put it into quarantine. Raises NotFound, Forbidden."""
+        _require_operator(who)
+        await self._store.run(store.unquarantine(node, device))
+        audit.note(who, "device_unquarantined", node=node, device=device)
+        return await self._node(who, node)
+
+    async def _node(self, who: Principal, node: str) -> NodeView:
+        """Raises NotFound: it was forgotten meanwhile."""
+        found = next((found for found in (await self.nodes(who)).nodes if found.id == node), None)
+        if found is None:
+            raise NotFound(f"there is no node {node!r}")
+        return found
+
+    async def forget(self, who: Principal, node: str) -> None:
+        """Drop a node that is down for good, with what it held and its quarantine.
+
+        Raises:
+            NotFound: there is no such node.
+            NodeInUse: it is alive, or a lease on it has not expired.
+            Forbidden: the caller is not the operator.
+        """
+        _require_operator(who)
+        known = any(found.id == node for found in (await self._fleet.read(max_age=0)).nodes)
+        try:
+            await self._store.run(store.forget_node(node))
+        except NotFound:
+            if not known:  # else it went by this very call, whose first reply was lost
+                raise
+        audit.note(who, "node_forgotten", node=node)
+
+
+def _require_operator(who: Principal) -> None:
+    """Nodes belong to everybody, so one tenant's administrator must not stop them for the others.
+
+    Raises:
+        Forbidden: `who` is of another tenant than the operator's.
+    """
+    if who.tenant != DEFAULT_TENANT:
+        raise Forbidden("only the operator handles nodes")

@@ -1,0 +1,11 @@
+"""Who did what, for those who must account for it."""
+
+import structlog
+
+from api.http.auth import Principal
+
+_log = structlog.get_logger("shardyard.audit")
+
+
+def note(who: Principal, event: str, **fields: object) -> None:
+    _log.info(event, **fields, token=who.token, tenant=who.tenant)

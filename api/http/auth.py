@@ -1,0 +1,204 @@
+"""Who is asking, and what they may do. Denied unless a token says otherwise; the public routes are listed here."""
+
+import os
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from api.http.middleware import is_loopback
+from jobs.model.errors import Forbidden, Unauthenticated
+from jobs.model.records import TokenRecord
+from jobs.model.settings import Settings
+from jobs.protocol.names import DEFAULT_TENANT
+from jobs.store import sessions, tokens
+from jobs.store.client import AsyncRedisStore
+from jobs.store.tokens import Scope
+
+#: Everything else needs a token. They say whether the service is up, and how it is talked to: the same for everybody.
+PUBLIC = frozenset(
+    {
+        "/healthz",
+        "/readyz",
+        "/openapi.json",
+        "/docs",
+        "/docs/start.js",
+        "/docs/swagger-ui-bundle.js",
+        "/docs/swagger-ui.css",
+        "/v1/sign-in",
+        "/v1/sign-out",
+        "/",
+        "/sign-in",
+        "/submit",
+        "/compare",
+        "/nodes",
+    }
+)
+#: Pages and files of the dashboard: the same for everybody, and without any data.
+PUBLIC_PREFIXES = ("/assets/", "/jobs/")
+#: Methods that change nothing; a token that may read may use them.
+SAFE = frozenset({"GET", "HEAD"})
+
+CACHE_SECONDS = 5.0
+MAX_CACHED = 4096
+T = TypeVar("T")
+
+SESSION_OVER = "the session has ended; sign in again"
+
+
+def is_public(path: str) -> bool:
+    return path in PUBLIC or path.startswith(PUBLIC_PREFIXES)
+
+
+class UnsafeToStart(Exception):
+    """The settings would open the service to others without a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """The bearer of a token."""
+
+    token: str
+    tenant: str
+    scopes: frozenset[str]
+
+    def need(self, scope: Scope) -> None:
+        """Raises:
+        Forbidden: the token does not allow it.
+        """
+        if not tokens.allows(self.scopes, scope):
+            raise Forbidden(f"this needs a token with the scope {str(scope)!r}")
+
+
+class Authenticator:
+    """Turns a bearer token into a `Principal`. Verified tokens, and the headers that they came in, are remembered for a
+    few seconds, so one that is revoked or expires stays good for that long."""
+
+    def __init__(
+        self, store: AsyncRedisStore, operator: TokenRecord, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._operator = operator
+        self._clock = clock
+        self._known: OrderedDict[str, tuple[TokenRecord, float]] = OrderedDict()
+        self._proven: OrderedDict[str, tuple[Principal, float]] = OrderedDict()
+
+    async def principal(self, header: str | None) -> Principal:
+        """Raises:
+        Unauthenticated: no token, or not a valid one.
+        Unavailable: Redis does not answer.
+        """
+        header = header or ""
+        principal, until = self._proven.get(header, (None, 0.0))
+        if principal is not None and self._clock() < until:
+            return principal
+        scheme, _, text = header.partition(" ")
+        text = text.strip()
+        if scheme.lower() != "bearer" or not text or len(text) > tokens.MAX_TEXT_LENGTH:
+            raise Unauthenticated("send a token as `Authorization: Bearer <token>`")
+        principal = await self.proven(text)
+        _, until = self._known.get(principal.token, (None, self._clock() + CACHE_SECONDS))
+        _remember(self._proven, header, (principal, until))
+        return principal
+
+    async def proven(self, text: str) -> Principal:
+        """The bearer of a token, by its text. Raises as `principal` does."""
+        token, secret = tokens.split(text)
+        record = await self._record(token)
+        if record is None or not tokens.proves(record, secret, now=time.time_ns() // 1000):
+            raise Unauthenticated("the token is unknown, revoked or expired")
+        return Principal(record.id, record.tenant, record.scopes)
+
+    async def of_session(self, session: str) -> Principal:
+        """Who signed in with a browser. The token is looked at anew: a session ends with it.
+
+        Raises:
+            Unauthenticated: the session has ended, or its token has.
+            Unavailable: Redis does not answer.
+        """
+        if len(session) > sessions.MAX_ID_LENGTH:
+            raise Unauthenticated(SESSION_OVER)
+        token = await self._store.run(sessions.read(session))
+        record = await self._record(token) if token is not None else None
+        if record is None or tokens.is_expired(record, now=time.time_ns() // 1000):
+            raise Unauthenticated(SESSION_OVER)
+        return Principal(record.id, record.tenant, record.scopes)
+
+    def forget(self, token: str) -> None:
+        """Ask Redis again the next time, because the token was revoked."""
+        self._known.pop(token, None)
+        for header in [header for header, (who, _) in self._proven.items() if who.token == token]:
+            del self._proven[header]
+
+    async def _record(self, token: str) -> TokenRecord | None:
+        if token == self._operator.id:
+            return self._operator
+        record, until = self._known.get(token, (None, 0.0))
+        if record is not None and self._clock() < until:
+            return record
+        record = await self._store.run(tokens.read(token))
+        if record is not None:
+            _remember(self._known, token, (record, self._clock() + CACHE_SECONDS))
+        return record
+
+
+def _remember(known: OrderedDict[str, T], name: str, value: T) -> None:
+    known[name] = value
+    known.move_to_end(name)
+    if len(known) > MAX_CACHED:
+        known.popitem(last=False)
+
+
+def load_operator_token(settings: Settings) -> TokenRecord:
+    """The admin token: from the settings, else from its file, which is made where only this machine is served.
+
+    Raises:
+        UnsafeToStart: others could reach the service and no token is set, or the one that is set is unusable.
+    """
+    if settings.admin_token is not None:
+        return _checked(settings.admin_token.get_secret_value(), "SHARDYARD_ADMIN_TOKEN")
+    path = (settings.admin_token_file or settings.state_dir / "admin-token").expanduser()
+    if path.exists():
+        return _checked(_read_private(path), f"the admin token in {path}")
+    if not is_loopback(settings.host):
+        raise UnsafeToStart(
+            f"refusing to listen on {settings.host} without an admin token: set SHARDYARD_ADMIN_TOKEN, or "
+            "SHARDYARD_ADMIN_TOKEN_FILE to a file that has one, or listen on 127.0.0.1"
+        )
+    text, _ = tokens.issue(DEFAULT_TENANT, {Scope.ADMIN}, "operator", created=0)
+    return _checked(_write_private(path, text), f"the admin token in {path}")
+
+
+def _checked(text: str, source: str) -> TokenRecord:
+    try:
+        return tokens.operator_token(text, DEFAULT_TENANT)
+    except ValueError as error:
+        raise UnsafeToStart(f"{source} cannot be used: {error}") from None
+
+
+def _read_private(path: Path) -> str:
+    if path.stat().st_mode & 0o077:
+        raise UnsafeToStart(f"{path} can be read by others; run `chmod 600 {path}`")
+    return path.read_text().strip()
+
+
+def _write_private(path: Path, text: str) -> str:
+    """Keep `text` in `path`, unless another process was first; what the file has in the end.
+
+    It is written whole under another name and then linked, so nobody ever reads half a token.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "w") as file:
+            file.write(text + "\n")
+        with suppress(FileExistsError):
+            os.link(part, path)
+    finally:
+        part.unlink()
+    return _read_private(path)

@@ -1,0 +1,68 @@
+"""Opaque cursors: where a list or a log was left. They carry positions, never rights, so they need no signature."""
+
+import base64
+import binascii
+import uuid
+
+import msgspec
+
+from jobs.model.errors import MalformedCursor
+
+MAX_CURSOR_LENGTH = 32_768
+
+
+class LogCursor(msgspec.Struct, frozen=True, array_like=True):
+    """A position in the logs of one attempt: the last line seen of each device."""
+
+    attempt: int
+    seen: dict[int, int]
+
+
+def encode_job(job: str) -> str:
+    return to_text(uuid.UUID(job).bytes)
+
+
+def decode_job(cursor: str) -> str:
+    """The id of the job that a page ended with.
+
+    Raises:
+        MalformedCursor: not one of ours.
+    """
+    try:
+        return str(uuid.UUID(bytes=from_text(cursor)))
+    except ValueError:
+        raise _malformed() from None
+
+
+def encode_log(cursor: LogCursor) -> str:
+    return to_text(msgspec.msgpack.encode(cursor))
+
+
+def decode_log(cursor: str) -> LogCursor:
+    """Raises:
+    MalformedCursor: not one of ours.
+    """
+    try:
+        found = msgspec.msgpack.decode(from_text(cursor), type=LogCursor)
+    except (msgspec.MsgspecError, RecursionError):
+        raise _malformed() from None
+    if found.attempt < 1 or any(device < 0 or not 0 <= seq < 2**63 for device, seq in found.seen.items()):
+        raise _malformed()
+    return found
+
+
+def to_text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def from_text(text: str) -> bytes:
+    if len(text) > MAX_CURSOR_LENGTH:
+        raise _malformed()
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise _malformed() from None
+
+
+def _malformed() -> MalformedCursor:
+    return MalformedCursor("the cursor is not one that this service gave; leave it out to start from the beginning")

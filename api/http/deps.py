@@ -1,0 +1,197 @@
+"""What routes ask for: who is calling, the services behind them, and the parts of a request that need a check."""
+
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Path, Query, Request
+from starlette.requests import ClientDisconnect
+
+from api.accounts.sessions_service import Sessions
+from api.accounts.tokens_service import Tokens
+from api.bundles.service import Bundles
+from api.events.service import Events
+from api.fleet.service import Fleet
+from api.http.auth import SAFE, Authenticator, Principal, is_public
+from api.jobs.service import Jobs
+from api.results.service import Results
+from api.system.service import System
+from jobs.model.errors import FieldError, Forbidden, InvalidRequest, NotFound
+from jobs.store.tokens import Scope
+
+MAX_KEY_LENGTH = 255
+#: Holds the id of a browser's session.
+SESSION_COOKIE = "shardyard_session"
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What is behind the routes. The application keeps it in its state, as `services`."""
+
+    jobs: Jobs
+    results: Results
+    events: Events
+    bundles: Bundles
+    fleet: Fleet
+    tokens: Tokens
+    sessions: Sessions
+    system: System
+
+
+async def authenticate(request: Request) -> None:
+    """Dependency of the whole application: no route is reached without passing here."""
+    if is_public(request.scope["path"]):
+        return
+    authenticator: Authenticator = request.app.state.authenticator
+    header = header_of(request.scope, b"authorization")
+    session = request.cookies.get(SESSION_COOKIE) if header is None else None
+    if session is not None:
+        check_origin(request)
+        principal = await authenticator.of_session(session)
+    else:
+        principal = await authenticator.principal(header)
+    principal.need(Scope.READ if request.method in SAFE else Scope.SUBMIT)
+    request.state.principal = principal
+
+
+def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
+    """A header of a request; `name` in lower case."""
+    return next((value.decode("latin-1") for known, value in scope["headers"] if known == name), None)
+
+
+def check_origin(request: Request) -> None:
+    """A browser sends a cookie with whatever page asks it to: what changes something must come from our own.
+
+    Raises:
+        Forbidden: it comes from elsewhere, or does not say from where.
+    """
+    if request.method in SAFE:
+        return
+    origin = request.headers.get("origin", "")
+    if origin.partition("://")[2] != request.headers.get("host", ""):
+        raise Forbidden("a session is good for the pages of this service alone; send a token instead")
+
+
+# All of them are `async`, though they wait for nothing: the framework calls any other dependency in a thread.
+
+
+async def principal(request: Request) -> Principal:
+    principal: Principal = request.state.principal
+    return principal
+
+
+async def _admin(request: Request) -> Principal:
+    who = await principal(request)
+    who.need(Scope.ADMIN)
+    return who
+
+
+def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+async def jobs(request: Request) -> Jobs:
+    return _services(request).jobs
+
+
+async def _results(request: Request) -> Results:
+    return _services(request).results
+
+
+async def _events(request: Request) -> Events:
+    return _services(request).events
+
+
+async def _bundles(request: Request) -> Bundles:
+    return _services(request).bundles
+
+
+async def _fleet(request: Request) -> Fleet:
+    return _services(request).fleet
+
+
+async def _tokens(request: Request) -> Tokens:
+    return _services(request).tokens
+
+
+async def _sessions(request: Request) -> Sessions:
+    return _services(request).sessions
+
+
+async def _system(request: Request) -> System:
+    return _services(request).system
+
+
+async def job_id(job: Annotated[str, Path(description="id of a job")]) -> str:
+    return _checked_id(job)
+
+
+async def _other_job_id(against: Annotated[str, Query(description="id of the other job")]) -> str:
+    return _checked_id(against)
+
+
+def _checked_id(job: str) -> str:
+    """An id that is not one of ours is simply not found, and never reaches a key or a path."""
+    try:
+        given = uuid.UUID(job)
+    except ValueError:
+        given = None
+    if given is None or str(given) != job:
+        raise NotFound(f"there is no job {job[:64]!r}")
+    return job
+
+
+async def _bundle_id(bundle: Annotated[str, Path(description="id of a bundle")]) -> str:
+    """As `_checked_id`: what is not of the form of an id reaches no key and no path."""
+    if re.fullmatch(r"sha256:[0-9a-f]{64}", bundle) is None:
+        raise NotFound(f"there is no bundle {bundle[:80]!r}")
+    return bundle
+
+
+async def body(request: Request) -> bytes:
+    """All of it. The framework has it, too, by two generators, where most bodies come in one piece."""
+    parts, more = [], True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+async def idempotency_key(key: Annotated[str, Header(alias="Idempotency-Key", max_length=MAX_KEY_LENGTH)] = "") -> str:
+    if not (key.isascii() and key.isprintable()):
+        raise InvalidRequest(
+            "the Idempotency-Key cannot be used",
+            fields=(FieldError("Idempotency-Key", "send printable ASCII characters only, for example a UUID"),),
+        )
+    return key
+
+
+async def wants_text(request: Request) -> bool:
+    """Whether the Accept header puts text/plain before JSON."""
+    accept = request.headers.get("accept", "")
+    kinds = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+    return next((kind == "text/plain" for kind in kinds if kind in ("text/plain", "application/json")), False)
+
+
+Caller = Annotated[Principal, Depends(principal)]
+Admin = Annotated[Principal, Depends(_admin)]
+JobsService = Annotated[Jobs, Depends(jobs)]
+ResultsService = Annotated[Results, Depends(_results)]
+EventsService = Annotated[Events, Depends(_events)]
+BundlesService = Annotated[Bundles, Depends(_bundles)]
+FleetService = Annotated[Fleet, Depends(_fleet)]
+TokensService = Annotated[Tokens, Depends(_tokens)]
+SessionsService = Annotated[Sessions, Depends(_sessions)]
+SystemService = Annotated[System, Depends(_system)]
+JobId = Annotated[str, Depends(job_id)]
+BundleId = Annotated[str, Depends(_bundle_id)]
+OtherJobId = Annotated[str, Depends(_other_job_id)]
+Body = Annotated[bytes, Depends(body)]
+IdempotencyKey = Annotated[str, Depends(idempotency_key)]
+WantsText = Annotated[bool, Depends(wants_text)]

@@ -1,0 +1,184 @@
+"""Errors as RFC 9457 `application/problem+json`. The one table that knows which error is which HTTP status."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+
+import msgspec
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from jobs.model import validation
+from jobs.model.errors import FieldError, ShardyardError
+
+log = structlog.get_logger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_AFTER_SECONDS = 2
+
+
+class BadHost(ShardyardError):
+    """The Host header names something that this service does not answer to (DNS rebinding)."""
+
+    code = "bad_host"
+
+
+class BodyTimeout(ShardyardError):
+    """The body did not arrive in time."""
+
+    code = "body_timeout"
+
+
+class NothingMore(Exception):
+    """A stream of events is asked for after its last event."""
+
+
+class HeadersTooLarge(ShardyardError):
+    """More header lines, or longer ones, than any client of ours sends."""
+
+    code = "headers_too_large"
+
+
+#: Error code -> status and title. A code that is missing here is a bug of ours, and shown as `internal_error`.
+TABLE: dict[str, tuple[int, str]] = {
+    "invalid_request": (422, "The request is not valid"),
+    "invalid_spec": (422, "The job spec is not valid"),
+    "not_supported": (422, "Not supported in this version"),
+    "unknown_pool": (422, "Unknown pool"),
+    "too_large_for_pool": (422, "Too large for the pool"),
+    "unknown_bundle": (422, "Unknown bundle"),
+    "bad_bundle": (422, "The bundle cannot be used"),
+    "malformed_cursor": (400, "Malformed cursor"),
+    "malformed_json": (400, "Malformed JSON"),
+    "bad_host": (400, "Host not allowed"),
+    "bad_request": (400, "Bad request"),
+    "body_too_large": (413, "Body too large"),
+    "range_not_satisfiable": (416, "The range has none of the file's bytes"),
+    "body_timeout": (408, "The body did not arrive in time"),
+    "too_many_uploads": (429, "Too many uploads at the moment"),
+    "too_many_streams": (429, "Too many streams of events"),
+    "headers_too_large": (431, "Headers too large"),
+    "unauthenticated": (401, "A valid token is needed"),
+    "forbidden": (403, "The token lacks the scope"),
+    "not_found": (404, "Not found"),
+    "method_not_allowed": (405, "Method not allowed"),
+    "not_acceptable": (406, "Not acceptable"),
+    "conflict": (409, "Conflict"),
+    "idempotency_conflict": (409, "Idempotency key used for another request"),
+    "job_finished": (409, "The job has ended"),
+    "job_not_finished": (409, "The job has not ended"),
+    "node_in_use": (409, "The node is in use"),
+    "bundle_quota": (409, "No room for the bundle"),
+    "unreadable_spec": (409, "The job was stored by another version"),
+    "storage_mismatch": (503, "The storage directory is another one"),
+    "format_mismatch": (503, "The control Redis is that of another version"),
+    "unavailable": (503, "Temporarily unavailable"),
+    "internal_error": (500, "Internal error"),
+}
+
+#: What the framework raises by itself: statuses that have a code of their own.
+_FRAMEWORK: dict[int, str] = {
+    400: "bad_request",
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    406: "not_acceptable",
+    413: "body_too_large",
+}
+
+_HEADERS: dict[int, Mapping[str, str]] = {
+    401: {"WWW-Authenticate": "Bearer"},
+    408: {"Connection": "close"},
+    413: {"Connection": "close"},
+    429: {"Retry-After": str(RETRY_AFTER_SECONDS), "Connection": "close"},
+    503: {"Retry-After": str(RETRY_AFTER_SECONDS)},
+}
+
+
+class Problem(msgspec.Struct, omit_defaults=True):
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    instance: str
+    errors: list[FieldError] = msgspec.field(default_factory=list)
+
+
+def respond(code: str, detail: str, path: str, fields: tuple[FieldError, ...] = ()) -> Response:
+    """The answer for an error code; an unknown one is answered as an internal error that says nothing."""
+    if code not in TABLE:
+        code, detail, fields = "internal_error", "something went wrong here; the service's log has more", ()
+    status, title = TABLE[code]
+    problem = Problem(f"urn:shardyard:problem:{code}", title, status, detail, code, path, list(fields))
+    return Response(msgspec.json.encode(problem), status, _HEADERS.get(status), MEDIA_TYPE)
+
+
+def of_error(error: ShardyardError, path: str) -> Response:
+    return respond(error.code, error.message, path, error.fields)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of `app` as a problem."""
+    for kind, handler in _HANDLERS.items():
+        app.add_exception_handler(kind, handler)
+    app.add_exception_handler(Exception, _bug)
+
+
+async def answer(request: Request, error: Exception) -> Response:
+    """The answer to an error, as the application gives it."""
+    handler = next((handler for kind, handler in _HANDLERS.items() if isinstance(error, kind)), _bug)
+    return await handler(request, error)
+
+
+async def _ours(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ShardyardError)
+    if error.code not in TABLE or TABLE[error.code][0] == HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.error("request_failed", path=request.url.path, exc_info=error)
+    return of_error(error, request.url.path)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """FastAPI's own complaints, which concern the query and the path."""
+    assert isinstance(error, RequestValidationError)
+    fields = validation.field_errors([{**detail, "loc": detail["loc"][1:]} for detail in error.errors()])
+    return respond("invalid_request", "the request's parameters are not valid", request.url.path, fields)
+
+
+async def _framework(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = _FRAMEWORK.get(error.status_code, "internal_error")
+    details = {
+        404: f"there is nothing at {request.url.path}",
+        405: f"{request.method} is not possible at {request.url.path}",
+    }
+    response = respond(code, details.get(error.status_code, str(error.detail)), request.url.path)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _gone(request: Request, _error: Exception) -> Response:
+    """The client left while it was being listened to: nobody reads this, and nobody has to look."""
+    return respond("bad_request", "the connection ended before the body did", request.url.path)
+
+
+async def _nothing_more(_request: Request, _error: Exception) -> Response:
+    """The answer at which browsers stop coming again."""
+    return Response(status_code=204)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    log.error("request_failed", method=request.method, path=request.url.path, exc_info=error)
+    return respond("internal_error", "something went wrong here; the service's log has more", request.url.path)
+
+
+_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+    ShardyardError: _ours,
+    RequestValidationError: _invalid,
+    HTTPException: _framework,
+    ClientDisconnect: _gone,
+    NothingMore: _nothing_more,
+}

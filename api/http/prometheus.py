@@ -1,0 +1,76 @@
+"""What Prometheus reads: requests as they are answered, and the fleet and the queue at the time of asking."""
+
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from shardyard.contract.responses import PoolView
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"})
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the gauges show."""
+
+    jobs: dict[str, int]  # state -> jobs of one tenant
+    pools: list[PoolView]
+    waiting: int  # requests that are held until a status changes
+    streams: int = 0  # streams of events that are open
+
+
+class Monitoring:
+    """The metrics of one process."""
+
+    media_type = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        labels = ("method", "route", "status")
+        self._requests = Counter("shardyard_requests", "Answers given", labels, registry=self._registry)
+        self._seconds = Histogram(
+            "shardyard_request_seconds",
+            "Time until the last byte of an answer",
+            ("method", "route"),
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._jobs = Gauge("shardyard_jobs", "Jobs by state", ("state",), registry=self._registry)
+        self._devices = Gauge("shardyard_devices", "Devices by state", ("pool", "state"), registry=self._registry)
+        self._nodes = Gauge("shardyard_nodes", "Nodes by state", ("pool", "state"), registry=self._registry)
+        self._waiting = Gauge(
+            "shardyard_waiting_requests", "Requests held until a status changes", registry=self._registry
+        )
+        self._streams = Gauge("shardyard_event_streams", "Streams of events that are open", registry=self._registry)
+        self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._queued = Gauge("shardyard_queued_jobs", "Jobs that wait in a pool", ("pool",), registry=self._registry)
+
+    def observe(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count an answer under the route's pattern, so that ids never become labels."""
+        known = self._known.get((method, route, status))
+        if known is None:  # to find them takes longer than to count; there are as many as lines of /metrics
+            named = method if method in _METHODS else "other"  # a client's own invention must not become a label
+            known = self._requests.labels(named, route, str(status)), self._seconds.labels(named, route)
+            if named == method:
+                self._known[method, route, status] = known
+        counter, histogram = known
+        counter.inc()
+        histogram.observe(seconds)
+
+    def render(self, counts: Counts) -> bytes:
+        """Prometheus's text format."""
+        for state, number in counts.jobs.items():
+            self._jobs.labels(state).set(number)
+        self._waiting.set(counts.waiting)
+        self._streams.set(counts.streams)
+        self._devices.clear()
+        self._nodes.clear()
+        self._queued.clear()
+        for pool in counts.pools:
+            for state in ("free", "leased", "quarantined"):
+                self._devices.labels(pool.name, state).set(getattr(pool, state))
+            self._nodes.labels(pool.name, "live").set(pool.live_nodes)
+            self._nodes.labels(pool.name, "down").set(pool.nodes - pool.live_nodes)
+            self._queued.labels(pool.name).set(pool.queued)
+        return generate_latest(self._registry)

@@ -1,0 +1,134 @@
+"""uvicorn's HTTP protocol, with the deadline that it lacks: a request's head must arrive whole, soon, and small."""
+
+import socket
+from asyncio import BaseTransport, TimerHandle, Transport
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+HEAD_SECONDS = 10.0
+MAX_HEAD_BYTES = 64 * 1024
+#: A client of a stream that acknowledges nothing for so long, or takes nothing, is gone.
+VANISHED_SECONDS = 10
+#: When a connection on which nothing is sent is asked whether the other side is there, and how often.
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 3))
+#: What is copied to go out with its head; more goes out by itself.
+MAX_WHOLE_BYTES = 64 * 1024
+_CONNECTION, _EXCHANGE = "shardyard.client.connection", "shardyard.exchange"
+
+
+def watch_client(scope: Mapping[str, Any]) -> None:
+    """From now on, and until its answer is complete, notice within `VANISHED_SECONDS` when the client of a request has
+    vanished without a word. Without this, a client whose machine died keeps its stream for a quarter of an hour."""
+    connection: DeadlineProtocol | None = scope.get("extensions", {}).get(_CONNECTION)
+    if connection is not None:
+        connection.give_up_after(VANISHED_SECONDS)
+
+
+def has_come(scope: Mapping[str, Any]) -> bool:
+    """Whether all of a request is here, its body too."""
+    connection: DeadlineProtocol | None = scope.get("extensions", {}).get(_CONNECTION)
+    return connection is not None and connection.has_come
+
+
+def answer(scope: Scope, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+    """Send a whole answer in one write; uvicorn makes two of it, and takes several times as long. False where that is
+    not simple, and nothing was sent: uvicorn knows what to do then. `headers` have the body's length, if it has one."""
+    exchange: RequestResponseCycle | None = scope.get("extensions", {}).get(_EXCHANGE)
+    if exchange is None or exchange.disconnected or exchange.flow.write_paused or len(body) > MAX_WHOLE_BYTES:
+        return False
+    lines = [name + b": " + value + b"\r\n" for name, value in (*exchange.default_headers, *headers)]
+    head = b"".join((STATUS_LINE[status], *lines, b"\r\n"))
+    is_sound = head.count(b"\n") == head.count(b"\r") == len(lines) + 2 and b"\0" not in head
+    if not (is_sound and exchange.keep_alive and scope["method"] != "HEAD") or b"\r\nconnection: " in head:
+        return False
+    exchange.response_started = exchange.response_complete = True
+    exchange.transport.write(head + body)
+    exchange.message_event.set()
+    exchange.on_response()
+    return True
+
+
+def ask_if_alive(listener: socket.socket) -> None:
+    """Have the system ask silent clients whether they are there; connections inherit it from their listener."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE:
+        listener.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+class DeadlineProtocol(HttpToolsProtocol):
+    """Closes a connection that does not finish a request's head in time (slow loris), or sends a huge one."""
+
+    _deadline: TimerHandle | None = None
+    _gives_up = False  # it was said when to drop the connection
+    _head_bytes = 0
+    _in_head = True  # between requests too
+
+    @property
+    def has_come(self) -> bool:
+        """Whether the newest request is here, its body too."""
+        return self._in_head
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        super().connection_made(cast(Transport, transport))
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {_CONNECTION: self}  # type: ignore[dict-item]  # uvicorn's type is narrower
+
+    def give_up_after(self, seconds: float) -> None:
+        """Drop the connection when what was sent is not acknowledged, or not read, for so long; 0: when TCP does."""
+        self._gives_up = seconds > 0
+        connection = self.transport.get_extra_info("socket")
+        with suppress(OSError):  # it is closed already
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes and self._deadline is None:
+            self._arm()  # most heads come in one piece, and need no timer
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("The request's head is too large.")
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._disarm()
+        super().on_headers_complete()
+        self.scope["extensions"][_EXCHANGE] = self.cycle  # type: ignore[assignment]
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        self._disarm()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._gives_up and not self.transport.is_closing():
+            self.give_up_after(0)
+        if not self._in_head and not self.transport.is_closing():
+            self._arm()  # answered before the body was read: the rest of it must come soon as well
+
+    def _arm(self) -> None:
+        self._disarm()
+        self._deadline = self.loop.call_later(HEAD_SECONDS, self._expire)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _expire(self) -> None:
+        self._deadline = None
+        if not self.transport.is_closing():
+            self.transport.close()

@@ -1,0 +1,45 @@
+"""Before a job: what it can be made of, and how it would split. Asks nobody, so it is plain functions."""
+
+from typing import Any
+
+from api.schemas.requests import parse_spec
+from jobs.model.spec import JobSpec
+from shardyard.contract.responses import Plan
+
+
+def recipes() -> dict[str, Any]:
+    from jobs.model import catalogue
+
+    return dict(catalogue.listing())
+
+
+def plan(body: bytes) -> Plan:
+    """The splits that a spec would give in one epoch, and what is wrong with them. Pools are not asked: a plan may
+    be about more devices than there are. Otherwise it raises as `submit` does."""
+    return _planned(parse_spec(body))
+
+
+def plan_text(body: bytes) -> str:
+    """The same for people. Raises as `plan` does."""
+    from jobs.render import plan_text
+
+    wanted = parse_spec(body)
+    found = _planned(wanted)
+    return plan_text.render(wanted, found.rows, found.patterns, found.findings, found.notes)
+
+
+def _planned(wanted: JobSpec) -> Plan:
+    from jobs.model import catalogue
+    from jobs.splits.lint import lint
+    from jobs.splits.plan import predict
+
+    rows, eval_rows = catalogue.rows_of(wanted)
+    prediction = predict(wanted, rows, eval_rows)
+    return Plan(
+        rows=rows,
+        batch_size=wanted.batch_size,
+        global_batch_size=wanted.global_batch_size,
+        patterns=prediction.epoch,
+        findings=lint(wanted, prediction.epoch, rows),
+        notes=prediction.notes,
+    )

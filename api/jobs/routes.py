@@ -1,0 +1,94 @@
+"""Jobs: submit, look, cancel, delete."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from api.http import responses
+from api.http.deps import Body, Caller, IdempotencyKey, JobId, JobsService, WantsText
+from api.jobs import plan_service
+from api.jobs.service import MAX_WAIT_SECONDS, Submitted
+from api.schemas.requests import parse_label
+from jobs.model.state import State
+from jobs.store import JobFilter
+
+router = APIRouter(tags=["jobs"])
+
+
+@router.post("/v1/jobs", status_code=201)
+async def submit(who: Caller, jobs: JobsService, body: Body, key: IdempotencyKey) -> Response:
+    return _submitted(await jobs.submit(who, body, key))
+
+
+@router.post("/v1/plan")
+async def plan(body: Body, as_text: WantsText) -> Response:
+    """As JSON, or as text for people. Nothing is created, and no pool is asked whether it has the devices."""
+    return responses.text(plan_service.plan_text(body)) if as_text else responses.json(plan_service.plan(body))
+
+
+@router.get("/v1/jobs")
+async def list_jobs(
+    who: Caller,
+    jobs: JobsService,
+    state: State | None = None,
+    pool: Annotated[str, Query(max_length=63)] = "",
+    label: Annotated[str, Query(max_length=320, description="key=value")] = "",
+    name: Annotated[str, Query(max_length=200)] = "",
+    search: Annotated[str, Query(max_length=200, description="in the id, the name or a label")] = "",
+    archived: Annotated[bool, Query(description="jobs that ended long ago, instead of the others")] = False,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    cursor: str = "",
+) -> Response:
+    chosen = JobFilter(state, pool, parse_label(label), name)
+    return responses.json(await jobs.listing(who, chosen, cursor, limit, archived=archived, search=search))
+
+
+@router.post("/v1/jobs/cancel")
+async def cancel_many(who: Caller, jobs: JobsService, body: Body) -> Response:
+    """Cancels every job that matches all fields of the body. Jobs that are submitted meanwhile are left alone."""
+    return responses.json(await jobs.cancel_many(who, body))
+
+
+@router.get("/v1/jobs/{job}")
+async def show(
+    request: Request,
+    who: Caller,
+    jobs: JobsService,
+    job: JobId,
+    wait: Annotated[
+        float, Query(ge=0, le=MAX_WAIT_SECONDS, description="hold the answer until the status changes, so many seconds")
+    ] = 0,
+) -> Response:
+    """With `wait` and If-None-Match, the answer is held only while the job is still as the client knows it."""
+    if not wait:
+        return responses.unless_known(request, await jobs.shown(who, job))
+    changed = jobs.changed(who, job, wait, responses.known_versions(request))
+    found = await responses.unless_gone(request, changed)
+    return Response(status_code=204) if found is None else responses.unless_known(request, found)
+
+
+@router.post("/v1/jobs/{job}/resubmit", status_code=201)
+async def resubmit(who: Caller, jobs: JobsService, job: JobId, body: Body, key: IdempotencyKey) -> Response:
+    """A new job of the same spec, whose `parent_id` is this one. It takes no body."""
+    return _submitted(await jobs.resubmit(who, job, body, key))
+
+
+@router.post("/v1/jobs/{job}/cancel", status_code=202)
+async def cancel(who: Caller, jobs: JobsService, job: JobId) -> Response:
+    return responses.json(await jobs.cancel(who, job), 202)
+
+
+@router.delete("/v1/jobs/{job}", status_code=204)
+async def delete(who: Caller, jobs: JobsService, job: JobId) -> Response:
+    await jobs.delete(who, job)
+    return Response(status_code=204)
+
+
+@router.get("/v1/jobs/{job}/attempts")
+async def attempts(who: Caller, jobs: JobsService, job: JobId) -> Response:
+    return responses.json(await jobs.attempts(who, job))
+
+
+def _submitted(submitted: Submitted) -> Response:
+    location = {"Location": submitted.status.links["self"]}
+    return responses.json(submitted.status, 201 if submitted.created else 200, location)

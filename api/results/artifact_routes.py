@@ -1,0 +1,32 @@
+"""Files that a job left: list, download."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request, Response
+
+from api.http import responses
+from api.http.deps import Caller, JobId, ResultsService
+from api.results import file_response
+
+router = APIRouter(tags=["artifacts"])
+
+Attempt = Annotated[int | None, Query(ge=1, description="default: the newest")]
+
+
+@router.get("/v1/jobs/{job}/artifacts")
+async def list_artifacts(who: Caller, results: ResultsService, job: JobId, attempt: Attempt = None) -> Response:
+    return responses.json(await results.artifacts(who, job, attempt))
+
+
+@router.get("/v1/jobs/{job}/artifacts/{path:path}")
+async def download(
+    request: Request,
+    who: Caller,
+    results: ResultsService,
+    job: JobId,
+    path: str,
+    attempt: Attempt = None,
+    range_: Annotated[str, Header(alias="Range", max_length=200, description="bytes=first-last")] = "",
+) -> Response:
+    """The bytes of one file. Always as an attachment: a browser must not take it for a page of this service."""
+    return file_response.of(request, await results.artifact(who, job, attempt, path), range_)

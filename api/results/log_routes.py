@@ -1,0 +1,70 @@
+"""Logs and metrics of a job."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from api.data.attempt_files import LogQuery
+from api.http import responses
+from api.http.deps import Caller, JobId, ResultsService, WantsText
+from jobs.files.log_file import StreamName
+from jobs.files.metric_file import MAX_POINTS
+from shardyard.contract.responses import LogPage
+
+router = APIRouter(tags=["logs"])
+
+Index = Annotated[int | None, Query(ge=0)]
+Attempt = Annotated[int | None, Query(ge=1)]
+Step = Annotated[int | None, Query(ge=0, lt=2**63)]
+
+
+@router.get("/v1/jobs/{job}/logs")
+async def logs(
+    request: Request,
+    who: Caller,
+    results: ResultsService,
+    job: JobId,
+    as_text: WantsText,
+    device: Index = None,
+    rank: Index = None,
+    stream: StreamName | None = None,
+    after: Annotated[str, Query(description="`next` of the page before")] = "",
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    tail: Annotated[int | None, Query(ge=1, le=10_000)] = None,
+    from_step: Step = None,
+    to_step: Step = None,
+    from_line: Annotated[int | None, Query(ge=1, lt=2**63, description="number of the first line wanted")] = None,
+    search: Annotated[str, Query(max_length=200, description="text that a line must have; case does not matter")] = "",
+    attempt: Attempt = None,
+) -> Response:
+    """Lines of all devices by time, or of one. As text, `Link` has the address of what follows."""
+    query = LogQuery(device, rank, stream, from_step, to_step, limit, tail, from_line, search)
+    page = await results.logs(who, job, attempt, after, query)
+    if not as_text:
+        return responses.json(page)
+    following = request.url.include_query_params(after=page.next) if page.next and not page.ended else None
+    headers = {} if following is None else {"Link": f'<{following.path}?{following.query}>; rel="next"'}
+    return responses.text(_text(page, with_device=device is None), headers)
+
+
+@router.get("/v1/jobs/{job}/metrics")
+async def metrics(
+    who: Caller,
+    results: ResultsService,
+    job: JobId,
+    device: Annotated[int | None, Query(ge=-1, description="-1: the job as a whole")] = None,
+    name: Annotated[str | None, Query(max_length=200)] = None,
+    after: Annotated[int, Query(ge=0, description="number of the last point seen")] = 0,
+    points: Annotated[int | None, Query(ge=1, le=MAX_POINTS, description="down-sample to so many buckets")] = None,
+    attempt: Attempt = None,
+) -> Response:
+    found = await results.metrics(who, job, attempt, device=device, name=name, after=after, points=points)
+    return responses.json(found)
+
+
+def _text(page: LogPage, *, with_device: bool) -> str:
+    """Lines as they were printed; with several devices, each says which one it is of."""
+    several = with_device and len({line.device for line in page.lines}) > 1
+    return "".join(
+        f"{f'[{line.device}] ' if several else ''}{line.text}{'' if line.continued else chr(10)}" for line in page.lines
+    )

@@ -1,0 +1,293 @@
+"""What the attempts of a job left: split reports, logs, metrics, artifacts."""
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from api.data import artifacts, attempt_files
+from api.data.artifacts import Artifact
+from api.data.attempt_files import LogQuery
+from api.data.file_threads import Storage
+from api.data.job_repository import Records
+from api.data.telemetry_reader import Telemetry
+from api.http import cursors
+from api.http.auth import Principal
+from api.http.cursors import LogCursor
+from jobs.model.errors import FieldError, InvalidRequest, NotFound, Unavailable, UnreadableSpec
+from jobs.model.records import AttemptRecord
+from jobs.model.spec import JobSpec, RecipeProgram
+from jobs.model.state import AttemptState
+from jobs.render.svg.palette import By
+from jobs.splits import report
+from jobs.splits.diff import ReportDiff
+from jobs.splits.report import Report
+from shardyard.contract.responses import ArtifactList, LogPage, MetricList, SeriesView
+
+if TYPE_CHECKING:
+    from jobs.render.svg.line_chart import Curve
+    from jobs.render.svg.report_page import About
+
+#: Points of one line in a page.
+POINTS_OF_A_CURVE = 200
+
+
+class Results:
+    def __init__(self, records: Records, telemetry: Telemetry, storage: Storage) -> None:
+        self._records = records
+        self._telemetry = telemetry
+        self._storage = storage
+
+    async def splits(self, who: Principal, job: str, attempt: int | None, device: int | None) -> Report:
+        """The split report of an attempt (the newest one), for one device if asked.
+
+        Raises:
+            NotFound: there is no such attempt, or no report of it yet.
+        """
+        chosen = await self._attempt(who, job, attempt)
+        if chosen is None:
+            raise NotFound(f"job {job} has not started, so there is no split report; its status says what it waits for")
+        body = await self._report_body(who, job, chosen)
+        if body is None:
+            raise NotFound(_no_report(job, chosen))
+        try:
+            found = report.decode(body)
+        except ValueError as error:
+            raise NotFound(
+                f"the split report of attempt {chosen.number} of job {job} cannot be read; it is damaged, or was "
+                f"written by a newer version: {error}"
+            ) from error
+        return found if device is None else _of_device(found, device)
+
+    async def splits_text(self, who: Principal, job: str, attempt: int | None, device: int | None) -> str:
+        """The same for people. Raises as `splits` does."""
+        from jobs.render import report_text
+
+        found = await self.splits(who, job, attempt, device)
+        return await self._storage.run(partial(report_text.render, found))
+
+    async def splits_picture(self, who: Principal, job: str, attempt: int | None, device: int | None, by: By) -> str:
+        """The heat map as SVG. Raises as `splits` does."""
+        from jobs.render.svg.heat_map import heat_map
+
+        found = await self.splits(who, job, attempt, device)
+        about = await self._about(who, job)
+        drawn = partial(heat_map, found, by, name=about.name, output_device=about.output_device)
+        return await self._storage.run(drawn)
+
+    async def splits_page(self, who: Principal, job: str, attempt: int | None, device: int | None, by: By) -> str:
+        """Everything in one HTML file. Raises as `splits` does."""
+        from jobs.render.svg.report_page import page
+
+        found = await self.splits(who, job, attempt, device)
+        about = await self._about(who, job)
+        series = await self.metrics(
+            who, job, found.attempt, device=device, name=None, after=0, points=POINTS_OF_A_CURVE
+        )
+        about = replace(about, curves=[_curve(one) for one in series.series])
+        return await self._storage.run(partial(page, found, about, by))
+
+    async def splits_diff_page(
+        self, who: Principal, job: str, attempt: int | None, against: str, against_attempt: int | None
+    ) -> str:
+        """Two reports in one HTML file. Raises as `splits_diff` does."""
+        from jobs.render.svg.comparison_page import comparison
+
+        this = await self.splits(who, job, attempt, None)
+        other = await self.splits(who, against, against_attempt, None)
+        sides = (this, await self._about(who, job)), (other, await self._about(who, against))
+        return await self._storage.run(partial(comparison, *sides))
+
+    async def _about(self, who: Principal, job: str) -> "About":
+        """What a picture says of the job beside its report; nothing where another version has stored it."""
+        from jobs.render.svg.report_page import About
+
+        try:
+            view = await self._records.view(who.tenant, job)
+        except UnreadableSpec:
+            return About()
+        record, how = view.record, view.spec.parallelism
+        gathers = how.strategy == "dp" and isinstance(view.spec.program, RecipeProgram)
+        return About(
+            name=record.name,
+            state=record.state,
+            labels=record.labels,
+            spec=_shown_spec(view.spec),
+            output_device=how.output_device if gathers else None,
+        )
+
+    async def splits_diff(
+        self, who: Principal, job: str, attempt: int | None, against: str, against_attempt: int | None
+    ) -> ReportDiff:
+        """The split reports of two jobs, or of two attempts of one, side by side.
+
+        Raises:
+            NotFound: one of the two has no report.
+        """
+        from jobs.splits import diff
+
+        this = await self.splits(who, job, attempt, None)
+        other = await self.splits(who, against, against_attempt, None)
+        return await self._storage.run(partial(diff.diff, this, other))
+
+    async def splits_diff_text(
+        self, who: Principal, job: str, attempt: int | None, against: str, against_attempt: int | None
+    ) -> str:
+        """The same for people. Raises as `splits_diff` does."""
+        from jobs.render import diff_text
+
+        found = await self.splits_diff(who, job, attempt, against, against_attempt)
+        return await self._storage.run(partial(diff_text.render, found))
+
+    async def artifacts(self, who: Principal, job: str, attempt: int | None) -> ArtifactList:
+        """Files of an attempt (the newest one).
+
+        Raises:
+            NotFound: there is no such attempt.
+        """
+        chosen = await self._attempt(who, job, attempt)
+        if chosen is None:
+            return ArtifactList(0, [], truncated=False)
+        directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
+        found = await self._storage.run(partial(artifacts.listing, directory))
+        return ArtifactList(chosen.number, found.artifacts, found.truncated)
+
+    async def artifact(self, who: Principal, job: str, attempt: int | None, path: str) -> Artifact:
+        """One of these files, open; the caller closes it.
+
+        Raises:
+            NotFound: there is no such attempt, or no such file of it.
+        """
+        chosen = await self._attempt(who, job, attempt)
+        if chosen is None:
+            raise NotFound(f"job {job} has not started, so it has no artifacts")
+        directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
+        return await self._storage.run(partial(artifacts.open_file, directory, path))
+
+    async def logs(self, who: Principal, job: str, attempt: int | None, cursor: str, query: LogQuery) -> LogPage:
+        """A page of lines. `attempt` is the cursor's, else the newest.
+
+        Raises:
+            MalformedCursor: the cursor is not one of ours, or of another attempt than the one asked for.
+            NotFound: there is no such attempt.
+        """
+        position = cursors.decode_log(cursor) if cursor else None
+        if position is not None and attempt not in (None, position.attempt):
+            raise InvalidRequest(
+                "`after` and `attempt` disagree",
+                fields=(FieldError("attempt", f"the cursor is of attempt {position.attempt}; leave one of both out"),),
+            )
+        number = attempt if position is None else position.attempt
+        chosen = await self._attempt(who, job, number)
+        if chosen is None:
+            view = await self._records.view(who.tenant, job)
+            return LogPage(attempt=0, lines=[], dropped=[], next=None, ended=view.record.finished is not None)
+        devices = _chosen_devices(chosen, query.device)
+        seen = position.seen if position is not None else {}
+        directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
+        found = await self._storage.run(partial(attempt_files.read_logs, directory, devices, seen, query))
+        over = found.sealed or chosen.state is AttemptState.ENDED
+        return LogPage(
+            attempt=chosen.number,
+            lines=found.lines,
+            dropped=found.dropped,
+            next=cursors.encode_log(LogCursor(chosen.number, found.seen)),
+            ended=found.at_end and over,
+        )
+
+    async def metrics(
+        self,
+        who: Principal,
+        job: str,
+        attempt: int | None,
+        *,
+        device: int | None,
+        name: str | None,
+        after: int,
+        points: int | None,
+    ) -> MetricList:
+        """Series of an attempt (the newest one)."""
+        chosen = await self._attempt(who, job, attempt)
+        if chosen is None:
+            return MetricList(0, [])
+        directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
+        read = partial(attempt_files.read_metrics, directory, device, name, after, points)
+        return MetricList(chosen.number, await self._storage.run(read))
+
+    async def _attempt(self, who: Principal, job: str, number: int | None) -> AttemptRecord | None:
+        """The attempt of that number, or the newest; `None` when the job has not had one.
+
+        Raises:
+            NotFound: there is no attempt of that number.
+        """
+        records = await self._records.attempts(who.tenant, job)
+        if number is None:
+            return records[-1] if records else None
+        if number > len(records):
+            raise NotFound(f"job {job} has had {len(records)} attempts; there is no attempt {number}")
+        return records[number - 1]
+
+    async def _report_body(self, who: Principal, job: str, attempt: AttemptRecord) -> bytes | None:
+        """The archived one of an attempt that has ended, else from the telemetry Redis."""
+        directory = self._storage.attempt_dir(who.tenant, job, attempt.number)
+        if attempt.state is AttemptState.ENDED:
+            archived = await self._storage.run(partial(attempt_files.read_report, directory))
+            if archived is not None:
+                return archived
+        away: Unavailable | None = None
+        try:
+            body = await self._telemetry.report(who.tenant, job, attempt.number)
+            if body is not None:
+                return body
+        except Unavailable as error:
+            away = error
+        archived = await self._storage.run(partial(attempt_files.read_report, directory))
+        if archived is None and away is not None:
+            raise away
+        return archived
+
+
+def _shown_spec(spec: JobSpec) -> str:
+    """The spec as people wrote it, to be sent around: values of environment variables are left out."""
+    shown = spec.model_dump(mode="json", exclude_defaults=True)
+    program = shown.get("program", {})
+    if program.get("env"):
+        program["env"] = dict.fromkeys(program["env"], "(not shown)")
+    return msgspec.json.format(msgspec.json.encode(shown), indent=2).decode()
+
+
+def _curve(series: SeriesView) -> "Curve":
+    """A series for a picture: of points that were joined, their mean at the last one's step."""
+    from jobs.render.svg.line_chart import Curve
+
+    points = [(float(point.step), point.value) for point in series.points]
+    points += [(float(bucket.last.step), bucket.mean) for bucket in series.buckets]
+    return Curve(series.name, series.device, tuple(points))
+
+
+def _no_report(job: str, attempt: AttemptRecord) -> str:
+    if attempt.state is AttemptState.ENDED:
+        why = attempt.message or attempt.reason
+        return f"attempt {attempt.number} of job {job} ended without a split report: {why}"
+    return f"attempt {attempt.number} of job {job} has made no step yet, so there is no split report; ask again later"
+
+
+def _of_device(found: Report, device: int) -> Report:
+    """The same report with the entries of one device; patterns keep their rows for all devices."""
+    if all(entry.device != device for entry in found.devices):
+        raise NotFound(f"the attempt had {len(found.devices)} devices, numbered from 0; there is no device {device}")
+    return msgspec.structs.replace(
+        found,
+        devices=tuple(entry for entry in found.devices if entry.device == device),
+        per_device=tuple(entry for entry in found.per_device if entry.device == device),
+    )
+
+
+def _chosen_devices(attempt: AttemptRecord, device: int | None) -> list[int]:
+    count = len(attempt.leased)
+    if device is None:
+        return list(range(count))
+    if device >= count:
+        raise NotFound(f"the attempt had {count} devices, numbered from 0; there is no device {device}")
+    return [device]

@@ -1,1 +1,0 @@
-"""One module for each noun. A route parses, calls one function of `api.services`, and returns."""

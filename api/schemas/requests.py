@@ -1,0 +1,162 @@
+"""Request bodies, checked."""
+
+from functools import lru_cache
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from jobs.model import spec, validation
+from jobs.model.errors import FieldError, InvalidRequest, InvalidSpec
+from jobs.model.spec import JobSpec
+from jobs.model.state import TERMINAL, State
+from jobs.store import JobFilter
+from jobs.store.tokens import MAX_TEXT_LENGTH, Scope
+
+MAX_TOKEN_SECONDS = 10 * 365 * 86_400
+MAX_DRAIN_SECONDS = 30 * 86_400
+#: Far more than any spec needs, and few enough that reading a hostile one takes a few hundredths of a second.
+MAX_SPEC_VALUES = 5_000
+#: Bodies that are not read again when they come again, by a client that tries again or from a loop, and how large they
+#: may be.
+KEPT_SPECS, MAX_KEPT_BYTES = 64, 8192
+
+Tenant = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+
+
+class NewTokenRequest(BaseModel):
+    """`tenant` is the caller's when it is left out; a token without `expires_in_seconds` does not expire."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")
+    scopes: frozenset[Scope] = Field(min_length=1)
+    tenant: Tenant | None = None
+    expires_in_seconds: int | None = Field(None, ge=1, le=MAX_TOKEN_SECONDS)
+
+
+class SignInRequest(BaseModel):
+    """`token` is the text of a bearer token."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    token: str = Field(min_length=1, max_length=MAX_TEXT_LENGTH)
+
+
+class CancelRequest(BaseModel):
+    """Which jobs to cancel: those that match every field that is given, or, with `all`, all that have not ended."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    state: State | None = Field(None, description="queued, starting or running; any of them when left out")
+    pool: str | None = Field(None, min_length=1, max_length=63)
+    label: str | None = Field(None, min_length=1, max_length=320, description="key=value")
+    name: str | None = Field(None, min_length=1, max_length=200)
+    all: bool = Field(False, strict=True, description="needed when no other field is given")
+
+
+class DrainRequest(BaseModel):
+    """How long what runs on the node may stay. Left out: until it ends by itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    deadline_seconds: float | None = Field(
+        None, ge=0, le=MAX_DRAIN_SECONDS, allow_inf_nan=False, description="then it moves to other nodes; 0: at once"
+    )
+
+
+class QuarantineRequest(BaseModel):
+    """`reason` is shown to whoever looks at the node."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    reason: str = Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")
+
+
+SIGN_IN = f'send {{"token": "..."}} with a bearer token of at most {MAX_TEXT_LENGTH} characters'
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse_spec(body: bytes) -> JobSpec:
+    """Others may have the same one: change nothing in it. Raises MalformedJson, InvalidSpec, NotSupported."""
+    return _kept(body) if len(body) <= MAX_KEPT_BYTES else _parse_spec(body)
+
+
+def _parse_spec(body: bytes) -> JobSpec:
+    from jobs.model import catalogue
+
+    if body.count(b",") > MAX_SPEC_VALUES:
+        raise InvalidSpec(f"a job spec may have {MAX_SPEC_VALUES} values at most")
+    wanted = spec.parse(body)
+    wrong = catalogue.check(wanted)
+    if wrong:
+        raise InvalidSpec("the job spec names things that do not exist", fields=tuple(wrong))
+    return wanted
+
+
+_kept = lru_cache(KEPT_SPECS)(_parse_spec)
+
+
+def parse_new_token(body: bytes) -> NewTokenRequest:
+    """Raises MalformedJson, InvalidRequest."""
+    return _parse(NewTokenRequest, body, "the token request is not valid")
+
+
+def parse_sign_in(body: bytes) -> str:
+    """Raises MalformedJson, InvalidRequest: without repeating what was given, which is a secret."""
+    try:
+        return _parse(SignInRequest, body, "the sign-in is not valid").token.strip()
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, fields=(FieldError("token", SIGN_IN),)) from None
+
+
+def parse_cancel(body: bytes) -> JobFilter:
+    """Raises MalformedJson, InvalidRequest."""
+    wanted = _parse(CancelRequest, body, "the cancel request is not valid")
+    chosen = (wanted.state, wanted.pool, wanted.label, wanted.name)
+    if wanted.all == any(field is not None for field in chosen):
+        problem = (
+            "give either `all` or other fields" if wanted.all else 'name jobs by a field, or send {"all": true} for all'
+        )
+        raise InvalidRequest("the cancel request is not valid", fields=(FieldError("all", problem),))
+    if wanted.state in TERMINAL:
+        problem = f"{wanted.state} jobs have ended; queued, starting or running"
+        raise InvalidRequest("the cancel request is not valid", fields=(FieldError("state", problem),))
+    return JobFilter(wanted.state, wanted.pool or "", parse_label(wanted.label or ""), wanted.name or "")
+
+
+def parse_drain(body: bytes) -> DrainRequest:
+    """No body is an empty one. Raises MalformedJson, InvalidRequest."""
+    return _parse(DrainRequest, body.strip() or b"{}", "the drain request is not valid")
+
+
+def parse_quarantine(body: bytes) -> QuarantineRequest:
+    """Raises MalformedJson, InvalidRequest."""
+    return _parse(QuarantineRequest, body, "the quarantine request is not valid")
+
+
+def refuse_body(body: bytes) -> None:
+    """For what takes no body: one that a client sends all the same would be ignored without its noticing.
+
+    Raises:
+        InvalidRequest: there is one, and not just an empty object.
+    """
+    if body.strip() not in (b"", b"{}"):
+        raise InvalidRequest("this takes no body", fields=(FieldError("(body)", "leave it out"),))
+
+
+def parse_label(text: str) -> tuple[str, str] | None:
+    """Key and value of `key=value`; None of nothing. Raises InvalidRequest."""
+    if not text:
+        return None
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InvalidRequest("`label` cannot be used", fields=(FieldError("label", "write it as key=value"),))
+    return key, value
+
+
+def _parse(model: type[Model], body: bytes, problem: str) -> Model:
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        fields = validation.field_errors(validation.details(error), model)
+        raise InvalidRequest(problem, fields=fields) from None

@@ -1,0 +1,254 @@
+"""From the store's records to answers: pure functions, and the words in which a job says what it waits for."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from jobs.model.records import AttemptRecord, DeviceRecord, JobRecord, NodeRecord, QueueView, TokenRecord
+from jobs.model.state import TERMINAL, Reason, State
+from jobs.protocol.names import DEFAULT_TENANT
+from jobs.store import AttemptId, Fleet, JobView
+from shardyard.contract.responses import (
+    AttemptView,
+    CheckpointView,
+    DeviceView,
+    JobStatus,
+    JobSummary,
+    ListedJob,
+    NodeView,
+    PlacementView,
+    PoolView,
+    ReasonView,
+    ResumedView,
+    TokenView,
+    at,
+    utc,
+)
+
+#: Names of a node's devices by their indexes.
+Labels = Callable[[str, Sequence[int]], list[str]]
+
+PLAIN_WORDS: dict[Reason, str] = {
+    Reason.STARTING: "devices are leased; the node is starting it",
+    Reason.RUNNING: "running",
+    Reason.COMPLETED: "every rank ended well",
+}
+
+
+#: What every job has, and is linked to from its status.
+_LINKED = ("attempts", "splits", "logs", "metrics", "artifacts", "resubmit")
+
+
+def summary(job: JobRecord, labels: Labels) -> JobSummary:
+    return JobSummary(**_common(job, reason(job, None), labels))
+
+
+def listed(job: JobRecord, queue: QueueView | None, progress: dict[str, Any] | None, labels: Labels) -> ListedJob:
+    return ListedJob(
+        **_common(job, reason(job, queue), labels), progress=progress, queue_position=queue_position(job, queue)
+    )
+
+
+def queue_position(job: JobRecord, queue: QueueView | None) -> int | None:
+    return None if queue is None or job.reason is Reason.BACKING_OFF else queue.ahead + 1
+
+
+def status(view: JobView, progress: dict[str, Any] | None, labels: Labels) -> JobStatus:
+    job, spec = view.record, view.spec
+    return JobStatus(
+        **_common(job, reason(job, view.queue), labels),
+        version=job.version,
+        queue_position=queue_position(job, view.queue),
+        retries=job.retries,
+        max_retries=job.max_retries,
+        losses=job.losses,
+        retry_at=utc(job.retry_at),
+        checkpoint=checkpoint(job.checkpoint),
+        parent_id=job.parent,
+        batch_size=spec.batch_size,
+        global_batch_size=spec.global_batch_size,
+        start=spec.start,
+        rehearsal=spec.rehearsal,
+        progress=progress,
+        result=job.result,
+        error=job.error,
+        spec=msgspec.Raw(spec.as_json),
+    )
+
+
+def checkpoint(found: dict[str, Any] | None) -> CheckpointView | None:
+    if found is None:
+        return None
+    return CheckpointView(found["step"], found["epoch"], found["attempt"], at(found["at"]))
+
+
+def _common(job: JobRecord, why: ReasonView, labels: Labels) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "name": job.name,
+        "state": str(job.state),
+        "reason": why,
+        "pool": job.pool,
+        "devices": job.devices,
+        "strategy": job.strategy,
+        "priority": job.priority,
+        "labels": job.labels,
+        "attempt": job.attempt,
+        "cancel_requested": job.cancel_requested,
+        "created_at": at(job.created),
+        "started_at": utc(job.started),
+        "first_step_at": utc(job.first_step),
+        "finished_at": utc(job.finished),
+        "placement": placement(job.node, job.leased, labels),
+        "archived": job.archived,
+        "links": links(job.id, job.state),
+    }
+
+
+def reason(job: JobRecord, queue: QueueView | None) -> ReasonView:
+    """Why the job is where it is. `queue` is what it waits behind, where that is known."""
+    if queue is None or job.reason is Reason.BACKING_OFF:  # it is not in the queue yet, whatever is free there
+        return ReasonView(str(job.reason), job.message or PLAIN_WORDS.get(job.reason, ""))
+    code = Reason.NO_LIVE_NODE if queue.live_nodes == 0 else Reason.WAITING_FOR_DEVICES
+    words = _waiting(job, queue)
+    if job.reason is Reason.WAITING_FOR_DEVICES:
+        return ReasonView(str(code), words)
+    return ReasonView(str(job.reason), f"{job.message}; {words}" if job.message else words)
+
+
+def _waiting(job: JobRecord, queue: QueueView) -> str:
+    if queue.live_nodes == 0:
+        return (
+            f"needs {job.devices} in pool {job.pool}, and no node of it takes work now: they are down, stopping or "
+            "draining; `shardyard nodes` shows which"
+        )
+    if queue.total < job.devices:
+        return (
+            f"needs {job.devices} in pool {job.pool}, whose nodes have {queue.total} now; "
+            "start one with more devices, or cancel the job"
+        )
+    words = f"needs {job.devices} in pool {job.pool}: {queue.free} of {queue.total} free"
+    if queue.largest_gap < job.devices <= queue.free:
+        words += f" (at most {queue.largest_gap} of them on one node)"
+    return f"{words}, {_count(queue.ahead, 'job')} ahead"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def placement(node: str | None, leased: Sequence[int], labels: Labels) -> list[PlacementView]:
+    return [PlacementView(node, labels(node, leased))] if node and leased else []
+
+
+def links(job: str, state: State) -> dict[str, str]:
+    base = f"/v1/jobs/{job}"
+    found = {"self": base} | {name: f"{base}/{name}" for name in _LINKED}
+    return found if state in TERMINAL else found | {"cancel": f"{base}/cancel"}
+
+
+def attempt(record: AttemptRecord, labels: Labels) -> AttemptView:
+    return AttemptView(
+        attempt=record.number,
+        state=str(record.state),
+        placement=placement(record.node, record.leased, labels),
+        created_at=at(record.created),
+        claimed_at=utc(record.claimed),
+        started_at=utc(record.started),
+        first_step_at=utc(record.first_step),
+        ended_at=utc(record.ended),
+        reason=None if record.reason is None else ReasonView(str(record.reason), record.message),
+        error=record.error,
+        resumed_from=None if record.resumed is None else ResumedView(record.resumed["step"], record.resumed["attempt"]),
+    )
+
+
+# -- the fleet -------------------------------------------------------------------------------------
+
+
+def pools(fleet: Fleet) -> list[PoolView]:
+    names = sorted(set(fleet.queued) | {node.pool for node in fleet.nodes})
+    return [
+        _pool(name, [node for node in fleet.nodes if node.pool == name], fleet.queued.get(name, 0)) for name in names
+    ]
+
+
+def _pool(name: str, nodes: Sequence[NodeRecord], queued: int) -> PoolView:
+    return PoolView(
+        name=name,
+        devices=sum(len(node.info.devices) for node in nodes),
+        free=sum(node.free for node in nodes),
+        leased=sum(len(node.held) for node in nodes),
+        quarantined=sum(len(node.quarantine.keys() - node.held.keys()) for node in nodes),
+        largest_node=max((len(node.info.devices) for node in nodes), default=0),
+        nodes=len(nodes),
+        live_nodes=sum(node.alive for node in nodes),
+        queued=queued,
+    )
+
+
+def node(record: NodeRecord, tenant: str, queued: int) -> NodeView:
+    return NodeView(
+        id=record.id,
+        pool=record.pool,
+        host=record.info.host,
+        address=record.address,
+        version=record.info.version,
+        cores=record.info.cores,
+        alive=record.alive,
+        draining=record.draining,
+        stopping=record.stopping or record.leaving,
+        drain_deadline_at=utc(record.drain_until),
+        attempts=len(set(record.held.values())),
+        registered_at=at(record.registered),
+        devices=[_device(record, device, tenant) for device in record.info.devices],
+        environments=list(record.info.environments),
+        queued=queued,
+    )
+
+
+def _device(record: NodeRecord, device: DeviceRecord, tenant: str) -> DeviceView:
+    holder = record.held.get(device.index)
+    held_by = None if holder is None else AttemptId.parse(holder)
+    ours = held_by is not None and held_by.tenant == tenant
+    return DeviceView(
+        device=device.index,
+        label=device.label,
+        id=device.id,
+        name=device.name,
+        kind=device.kind,
+        memory_total_bytes=device.memory_total_bytes,
+        state=_device_state(record, device.index),
+        job=None if held_by is None else held_by.job if ours else "another tenant",
+        attempt=held_by.number if held_by is not None and ours else None,
+        quarantine=_quarantine(record, device.index, tenant),
+        quarantined_at=utc(why.since) if (why := record.quarantine.get(device.index)) is not None else None,
+    )
+
+
+def _quarantine(record: NodeRecord, index: int, tenant: str) -> str | None:
+    """Why a device is not used. The words name a process and whose job it was, which is for the operator only."""
+    why = record.quarantine.get(index)
+    if why is None:
+        return None
+    return why.reason if tenant == DEFAULT_TENANT else "it is set apart; ask the operator"
+
+
+def _device_state(record: NodeRecord, index: int) -> str:
+    if index in record.held:
+        return "leased"  # perhaps the last time
+    if index in record.quarantine:
+        return "quarantined"
+    return "free" if record.alive else "offline"
+
+
+def token(record: TokenRecord) -> TokenView:
+    return TokenView(
+        id=record.id,
+        name=record.name,
+        tenant=record.tenant,
+        scopes=sorted(record.scopes),
+        created_at=at(record.created),
+        expires_at=utc(record.expires),
+    )

@@ -1,0 +1,60 @@
+"""The service itself: is it ready, what does it count."""
+
+from collections.abc import Callable
+
+from api.data.change_notifier import Changes
+from api.data.fleet_cache import FleetCache
+from api.data.telemetry_reader import Telemetry
+from api.events.service import Slots
+from api.http.auth import Principal
+from api.http.prometheus import Counts
+from api.schemas import views
+from jobs import store
+from jobs.model.errors import Unavailable
+from jobs.store.client import AsyncRedisStore
+from shardyard.contract.responses import Readiness
+
+#: `/readyz` needs no token, so it does not ask Redis each time it is asked itself.
+READY_SECONDS = 0.5
+
+
+class System:
+    def __init__(
+        self,
+        control: AsyncRedisStore,
+        telemetry: Telemetry,
+        fleet: FleetCache,
+        changes: Changes,
+        streams: Slots,
+        scheduler_alive: Callable[[], bool],
+    ) -> None:
+        self._store = control
+        self._telemetry = telemetry
+        self._fleet = fleet
+        self._changes = changes
+        self._streams = streams
+        self._scheduler_alive = scheduler_alive
+
+    async def readiness(self) -> Readiness:
+        """Whether a job that is submitted now would be stored and could start."""
+        checks = {"scheduler": "ok" if self._scheduler_alive() else "not running"}
+        try:
+            fleet = await self._fleet.read(max_age=READY_SECONDS)
+            checks["control_redis"] = "ok"
+            checks["nodes"] = "ok" if any(node.takes_work for node in fleet.nodes) else "none takes work"
+        except Unavailable:
+            checks["control_redis"] = "does not answer"
+            checks["nodes"] = "not known"
+        try:
+            await self._telemetry.ping()
+            checks["telemetry_redis"] = "ok"
+        except Unavailable:
+            checks["telemetry_redis"] = "does not answer"
+        return Readiness(all(state == "ok" for state in checks.values()), checks)
+
+    async def census(self, who: Principal) -> Counts:
+        """What Prometheus's gauges show: jobs of the caller's tenant, and every pool."""
+        jobs = await self._store.run(store.count_jobs(who.tenant))
+        pools = views.pools(await self._fleet.read(max_age=0))
+        states = {str(state): number for state, number in jobs.items()}
+        return Counts(states, pools, self._changes.count, self._streams.count)

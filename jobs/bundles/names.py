@@ -1,0 +1,107 @@
+"""Which names the files of a bundle may have, so that they mean the same on every file system that unpacks them."""
+
+import re
+import unicodedata
+
+from jobs.model.errors import BadBundle
+
+MAX_PATH_BYTES = 1000
+#: What common file systems take for one part of a path.
+MAX_PART_BYTES = 255
+MAX_PARTS = 64
+#: Files and directories of one bundle, also those directories that are only a part of a name: each becomes an inode.
+MAX_NAMES = 10_000
+#: Longest part of a name that an error repeats.
+MAX_SHOWN = 100
+
+_DRIVE = re.compile(r"[A-Za-z]:")
+#: Control characters, lone surrogates, and what breaks a line where names are listed.
+_UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
+
+
+def shown(path: str) -> str:
+    """A hostile name as an error may show it: quoted, cut, and escaped where it is not printable."""
+    return repr(path if len(path) <= MAX_SHOWN else path[:MAX_SHOWN] + "...")
+
+
+class Names:
+    """The names of one bundle, taken one by one: each must be safe by itself and collide with none before it."""
+
+    def __init__(self, limit: int = MAX_NAMES) -> None:
+        self._limit = limit
+        #: Folded path -> how it was spelled.
+        self._spelled: dict[str, str] = {}
+        self._files: set[str] = set()
+        #: Directory -> its folded path.
+        self._directories: dict[str, str] = {"": ""}
+        self._announced: set[str] = set()
+
+    def add(self, name: str) -> None:
+        """Take the name of an entry; one that ends in "/" is a directory's.
+
+        Raises:
+            BadBundle: it is unsafe, collides, or is one too many.
+        """
+        wrong = _unsafe(name)
+        if wrong:
+            raise BadBundle(f"{shown(name)} {wrong}")
+        path = name.removesuffix("/")
+        if path == name:
+            self._take(path)
+            self._files.add(path)
+            return
+        if name in self._announced:
+            raise BadBundle(f"{shown(name)} is in the zip twice")
+        self._announced.add(name)
+        self._directory(path)
+
+    def _directory(self, path: str) -> str:
+        """The folded path of a directory, which is taken with those above it where it was not."""
+        if path not in self._directories:
+            self._directories[path] = self._take(path)
+        return self._directories[path]
+
+    def _take(self, path: str) -> str:
+        parent, _, name = path.rpartition("/")
+        folded = f"{self._directory(parent)}/{_folded(name)}"
+        before = self._spelled.setdefault(folded, path)
+        if before != path:
+            raise BadBundle(f"{shown(path)} and {shown(before)} are one name on some file systems; rename one")
+        if path in self._files:
+            raise BadBundle(f"{shown(path)} is in the zip twice, or both as a file and as a directory")
+        if path in self._directories:
+            raise BadBundle(f"{shown(path)} is in the zip both as a file and as a directory")
+        if len(self._spelled) > self._limit:
+            raise BadBundle(f"a bundle may have {self._limit} files and directories")
+        return folded
+
+
+def _folded(name: str) -> str:
+    """One spelling for all names that a file system without case, or with normalised names, takes for the same."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+
+
+def _unsafe(name: str) -> str:
+    """What is wrong with a name by itself; empty when nothing is."""
+    if not name:
+        return "is an empty name"
+    if name.startswith("/"):
+        return "is absolute; pack with names relative to the directory"
+    if "\\" in name:
+        return 'holds a backslash; pack with "/" between directories'
+    if _DRIVE.match(name):
+        return "begins with a drive letter; pack with names relative to the directory"
+    if not name.isprintable() and any(unicodedata.category(character) in _UNPRINTABLE for character in name):
+        return "holds a control character"
+    if len(name.encode()) > MAX_PATH_BYTES:
+        return f"is longer than {MAX_PATH_BYTES} bytes"
+    parts = name.removesuffix("/").split("/")
+    if ".." in parts:
+        return 'holds ".."'
+    if "" in parts or "." in parts:
+        return 'holds an empty part or "."'
+    if len(parts) > MAX_PARTS:
+        return f"is more than {MAX_PARTS} directories deep"
+    if any(len(part.encode()) > MAX_PART_BYTES for part in parts):
+        return f"has a part longer than {MAX_PART_BYTES} bytes"
+    return ""

@@ -1,0 +1,256 @@
+"""Checkpoints of a job on disk: what is in one, which one a new attempt goes on from, and which ones go.
+
+    <job>/checkpoints/<step>-<attempt>/manifest.json   written last; names every other file, with its SHA-256
+                                      /...             the files of the ranks, by names that they gave
+                                      /report.state    the split report up to this step
+                                      /metrics.bin     the points up to this step
+    <job>/checkpoints/.<step>-<attempt>.part/          while it is put together
+    <job>/<attempt>/drafts/<step>/                     where the ranks write
+
+A directory with its final name is whole and on disk. It counts when the control Redis points to it: the pointer has
+the SHA-256 of the manifest, which has that of every file. Whoever reads a checkpoint verifies all of them.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from jobs.files import paths
+
+FORMAT = 1
+MANIFEST: Final = "manifest.json"
+REPORT: Final = "report.state"
+METRICS: Final = paths.metrics_file(Path()).name
+#: Weights that people take away, by the name that rank 0 gives them.
+WEIGHTS: Final = "model.safetensors"
+#: What ranks may not name a file of theirs.
+RESERVED = frozenset((MANIFEST, REPORT, METRICS))
+MAX_FILES_OF_A_RANK = 64
+MAX_STEP = 10**12 - 1
+MAX_MANIFEST_BYTES = 4 * 1024 * 1024
+CHUNK_BYTES = 1024 * 1024
+
+_PLAIN = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
+_NAME = re.compile(r"(\d{12})-([1-9]\d{0,8})")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Opening a pipe without O_NONBLOCK would wait for somebody to write to it.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Damaged(Exception):
+    """A checkpoint is not what was saved; the message says what is wrong with it."""
+
+
+class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    bytes: int
+    sha256: str  # hex
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a checkpoint consists of. `step` steps are done in it; `files` has every file but the manifest itself."""
+
+    format: int
+    step: int
+    epoch: int
+    attempt: int
+    world_size: int
+    strategy: str
+    files: dict[str, File]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files together."""
+        return sum(file.bytes for file in self.files.values())
+
+    def encode(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(self)) + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A checkpoint on disk, by the name of its directory."""
+
+    step: int
+    attempt: int
+    directory: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """The newest checkpoint that was committed, as the control Redis has it."""
+
+    step: int
+    attempt: int
+    sha256: str  # of the manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A checkpoint every byte of which is what was saved."""
+
+    manifest: Manifest
+    sha256: str  # of the manifest
+    directory: Path
+
+
+def decode(body: bytes) -> Manifest:
+    """A manifest.
+
+    Raises:
+        Damaged: it is none of ours, or names what a checkpoint cannot have.
+    """
+    try:
+        found = msgspec.json.decode(body, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise Damaged(f"{MANIFEST} cannot be read: {error}") from error
+    if found.format != FORMAT:
+        raise Damaged(f"{MANIFEST} has format {found.format}, and this version knows {FORMAT}")
+    if not 0 <= found.step <= MAX_STEP or found.attempt < 1 or found.epoch < 0:
+        raise Damaged(f"{MANIFEST} is of step {found.step}, epoch {found.epoch} and attempt {found.attempt}")
+    for name, file in found.files.items():
+        if name == MANIFEST or not _PLAIN.fullmatch(name) or file.bytes < 0 or not is_sha256(file.sha256):
+            raise Damaged(f"{MANIFEST} names {name!r}, which no file of a checkpoint is called")
+    return found
+
+
+def is_rank_file(name: str) -> bool:
+    """Whether a rank may give a file this name."""
+    return bool(_PLAIN.fullmatch(name)) and name not in RESERVED
+
+
+def is_sha256(text: str) -> bool:
+    """Whether this is a SHA-256 in hex, as a manifest must have it."""
+    return bool(_SHA256.fullmatch(text))
+
+
+# -- what there is -----------------------------------------------------------------------------------
+
+
+def directory_name(step: int, attempt: int) -> str:
+    return paths.checkpoint_dir(Path(), "-", "-", step, attempt).name
+
+
+def parse_name(name: str) -> tuple[int, int] | None:
+    """Step and attempt of a directory with this name; None for any other name."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def kept(directory: Path) -> list[Kept]:
+    """The checkpoints in a job's directory of them, newest first: by step, then by attempt."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    listed = [Kept(*parsed, directory / name) for name in names if (parsed := parse_name(name))]
+    return sorted(listed, key=lambda one: (one.step, one.attempt), reverse=True)
+
+
+def candidates(found: Sequence[Kept], pointer: Pointer | None) -> list[Kept]:
+    """In which order a new attempt tries them: the one that is pointed to, then older ones, and at last those above
+    it, which are whole but were never committed; newest first. Without a pointer nothing was committed: none."""
+    if pointer is None:
+        return []
+    pointed = [one for one in found if (one.step, one.attempt) == (pointer.step, pointer.attempt)]
+    older = [one for one in found if one.step < pointer.step]
+    newer = [one for one in found if one.step >= pointer.step and one not in pointed]
+    return pointed + older + newer
+
+
+def obsolete(found: Sequence[Kept], attempt: int, step: int, keep: int, pointed: Collection[int]) -> list[Kept]:
+    """What may go when `attempt` has committed its checkpoint of `step`: what earlier attempts saved at that step or
+    beyond, and all but the newest `keep`. The control Redis points to one of the steps in `pointed`, which stay; so
+    does what later attempts have saved, whose number is a proof that this one's supervisor was taken for dead."""
+    overtaken = [one for one in found if one.step >= step and one.attempt < attempt]
+    rest = [one for one in found if one not in overtaken and one.step <= step]
+    return [one for one in overtaken + rest[keep:] if one.step not in pointed and one.attempt <= attempt]
+
+
+# -- verification ------------------------------------------------------------------------------------
+
+Progress = Callable[[int], None]
+
+
+def verify(directory: Path, sha256: str | None = None, read: Progress = lambda _: None) -> Verified:
+    """Read every byte of a checkpoint. `sha256` is what its manifest must have, where that is known; `read` is told
+    how many bytes were read, as they are.
+
+    Raises:
+        Damaged: a file is missing, is no plain file, has another size or SHA-256, or is one too many.
+        OSError: the disk refuses.
+    """
+    try:
+        top = os.open(directory, _DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise Damaged("its directory is missing") from error
+    try:
+        body = _contents(top, MANIFEST)
+        digest = hashlib.sha256(body).hexdigest()
+        if sha256 not in (None, digest):
+            raise Damaged(f"{MANIFEST} is not the one that was committed (its SHA-256 is another)")
+        manifest = decode(body)
+        there = set(os.listdir(top)) - {MANIFEST}
+        if there != set(manifest.files):
+            odd = min(there ^ set(manifest.files))
+            raise Damaged(f"{odd} is missing" if odd in manifest.files else f"{odd!r} does not belong to it")
+        for name, file in manifest.files.items():
+            _check(top, name, file, read)
+    finally:
+        os.close(top)
+    if directory.name != directory_name(manifest.step, manifest.attempt):
+        raise Damaged(f"{MANIFEST} is of step {manifest.step} of attempt {manifest.attempt}")
+    return Verified(manifest, digest, directory)
+
+
+def _check(top: int, name: str, file: File, read: Progress) -> None:
+    with _opened(top, name) as fd:
+        size = os.fstat(fd).st_size
+        if size != file.bytes:
+            raise Damaged(f"{name} has {size} bytes instead of {file.bytes}")
+        digest = hashlib.sha256()
+        for chunk in _chunks(fd):
+            digest.update(chunk)
+            read(len(chunk))
+    if digest.hexdigest() != file.sha256:
+        raise Damaged(f"{name} is not what was saved (its SHA-256 is another)")
+
+
+def _contents(top: int, name: str) -> bytes:
+    with _opened(top, name) as fd:
+        if os.fstat(fd).st_size > MAX_MANIFEST_BYTES:
+            raise Damaged(f"{name} is larger than any")
+        return b"".join(_chunks(fd))
+
+
+@contextmanager
+def _opened(top: int, name: str) -> Iterator[int]:
+    """A plain file of a directory, open. Raises as `verify` does."""
+    try:
+        fd = os.open(name, _FILE, dir_fd=top)
+    except FileNotFoundError as error:
+        raise Damaged(f"{name} is missing") from error
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise Damaged(f"{name} is a link") from error
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise Damaged(f"{name} is no plain file")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _chunks(fd: int) -> Iterator[bytes]:
+    while chunk := os.read(fd, CHUNK_BYTES):
+        yield chunk

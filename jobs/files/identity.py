@@ -1,0 +1,88 @@
+"""Proof that every part of the service sees the same storage directory.
+
+A file in it holds a nonce, and the control Redis knows it. A node or an API process whose directory
+has another nonce looks at another directory, and would keep logs and reports where nobody finds them.
+"""
+
+import contextlib
+import os
+import tempfile
+import uuid
+from pathlib import Path
+
+from jobs import store
+from jobs.model.errors import ShardyardError
+from jobs.store.client import RedisStore
+
+NONCE_FILE = ".shardyard-storage"
+#: Of every process that keeps files: what the service has of its users is for the service alone.
+UMASK = 0o077
+
+
+class StorageMismatch(ShardyardError):
+    code = "storage_mismatch"
+
+
+def prove(control: RedisStore, storage: Path) -> None:
+    """Check that `storage` is the service's directory; make it so if nobody has started before.
+
+    Raises:
+        StorageMismatch: it is another directory, or another user's.
+        FormatMismatch: the control Redis is that of another version of the service.
+        Unavailable: the control Redis does not answer.
+        OSError: the directory cannot be made or written.
+    """
+    storage.mkdir(parents=True, exist_ok=True)
+    created = _mark(storage)
+    _prove_user(storage)
+    nonce = (storage / NONCE_FILE).read_text()
+    if control.run(store.storage_nonce(nonce)) == nonce:
+        return
+    if created:
+        (storage / NONCE_FILE).unlink()
+    raise StorageMismatch(
+        f"{storage} is not the directory that the rest of the service keeps its files in; "
+        "mount that one here, and name it in SHARDYARD_STORAGE"
+    )
+
+
+def check(storage: Path) -> None:
+    """Look again whether a directory that was proven is still there: what was mounted may be so no longer.
+
+    Raises:
+        StorageMismatch: it has lost its mark.
+        OSError: it does not answer.
+    """
+    try:
+        (storage / NONCE_FILE).stat()
+    except FileNotFoundError:
+        raise StorageMismatch(f"{storage} is no longer what the service keeps its files in; is it mounted?") from None
+
+
+def _prove_user(storage: Path) -> None:
+    """Check that who marked the directory is who we are to it: files are kept so that no other user can read them."""
+    with tempfile.TemporaryFile(dir=storage) as draft:  # on a network file system, root may be somebody else
+        ours = os.fstat(draft.fileno()).st_uid
+    theirs = (storage / NONCE_FILE).stat().st_uid
+    if ours != theirs:
+        raise StorageMismatch(
+            f"the service keeps its files in {storage} as user {theirs}, and this process would as user {ours}; "
+            "run the API and all nodes as one user"
+        )
+
+
+def _mark(storage: Path) -> bool:
+    """Put a nonce into a directory that has none; False when it has. Whole or not at all, and only once,
+    however many start together."""
+    nonce = uuid.uuid4().hex
+    draft = storage / f"{NONCE_FILE}.{nonce}"
+    if (storage / NONCE_FILE).exists():
+        return False
+    draft.write_text(nonce)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, storage / NONCE_FILE)
+            return True
+        return False
+    finally:
+        draft.unlink()

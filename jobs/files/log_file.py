@@ -1,0 +1,479 @@
+"""The log of one device: its lines, the file of record (`jobs.files.paths`) and its chunks, and how both are read.
+
+Every line of a device has a number, `seq`, from 1 without a gap. Lines that could not be written keep
+their numbers, and a `Dropped` record says which they were. The bytes of a line are kept as they came;
+`clean_for_display` is for people.
+
+A source is one (stream, rank) of a device. Its text can be put together again: the texts of its lines,
+each followed by a newline unless one of its flags says otherwise.
+"""
+
+import hashlib
+import math
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from jobs.files.frame_file import (
+    NO_STEP,
+    CorruptFrame,
+    Draft,
+    Frame,
+    FrameReader,
+    FrameWriter,
+    Kind,
+    pack,
+    parse,
+    step_range,
+    unpack,
+)
+
+StreamName = Literal["stdout", "stderr", "shard", "service"]
+
+#: A longer line is split, and all parts but the last are marked `CONTINUED`.
+MAX_LINE_BYTES = 64 * 1024
+
+# Flags of a line. Each says that no newline stood at its end, and why.
+CONTINUED = 1  # the source's next line goes on where this one was split
+UNENDED = 2  # the source ended here
+REDRAWN = 4  # a progress bar that redraws itself with \r; the source's next line goes on with it
+
+#: A page reads at most this many frame headers; unpacking a frame counts for `_UNPACK_COST` of them.
+_SCAN_BUDGET = 20_000
+_UNPACK_COST = 40
+_MAX_PAGE_BYTES = 1024 * 1024
+
+
+class Line(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One line. `at` is when the supervisor read it, in seconds since the epoch; `step` the optimizer step then."""
+
+    seq: int
+    at: float
+    stream: StreamName
+    rank: int
+    step: int | None
+    text: bytes
+    flags: int = 0
+
+
+class Dropped(msgspec.Struct, frozen=True, gc=False, rename={"first": "from", "last": "to"}):
+    """Lines that could not be written (disk full), or not be read again (disk damaged): numbers, and bytes of text."""
+
+    first: int
+    last: int
+    bytes: int
+
+
+class Run(msgspec.Struct, array_like=True):
+    """Lines that came together from one source: the form in which a chunk holds them."""
+
+    stream: StreamName
+    rank: int
+    step: int | None
+    at: float
+    flags: int
+    texts: list[bytes]
+
+
+class Seal(msgspec.Struct, frozen=True, array_like=True):
+    """The end of a log. `digest` is BLAKE2b-128, in hex, over every written text, each followed by a newline."""
+
+    count: int
+    dropped: int
+    digest: str
+
+
+@dataclass(slots=True)
+class Page:
+    """Part of a log, in order.
+
+    `next` is the cursor for what follows (the last `seq` looked at). `last` is the newest `seq` known.
+    `sealed` means that the page reaches the end of a log to which nothing will be added.
+    """
+
+    next: int
+    last: int = 0
+    sealed: bool = False
+    lines: list[Line] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+
+
+# -- codec -----------------------------------------------------------------------------------------
+
+_runs_decoder = msgspec.msgpack.Decoder(list[Run])
+_seal_decoder = msgspec.msgpack.Decoder(Seal)
+_bytes_decoder = msgspec.msgpack.Decoder(int)
+
+
+def _data_draft(runs: Sequence[Run], first: int) -> Draft:
+    steps = [run.step for run in runs if run.step is not None]
+    return Draft(Kind.DATA, first, first - 1 + _count(runs), *step_range(steps), pack(runs))
+
+
+def _dropped_draft(lines: int, size: int, first: int) -> Draft:
+    return Draft(Kind.DROPPED, first, first - 1 + lines, NO_STEP, NO_STEP, pack(size))
+
+
+def _count(runs: Iterable[Run]) -> int:
+    return sum(len(run.texts) for run in runs)
+
+
+def _size(runs: Iterable[Run]) -> int:
+    return sum(len(text) for run in runs for text in run.texts)
+
+
+# -- writer ----------------------------------------------------------------------------------------
+
+
+class LogWriter:
+    """Appends to the log of one device. One writer at a time; a file that a crash left open can be gone on with.
+
+    Nothing reaches the disk for certain before `seal`: a machine that loses power may lose the last lines,
+    and training does not wait for the disk.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._frames = FrameWriter(path)
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._dropped = 0
+        self._lost_lines = 0
+        self._lost_bytes = 0
+
+    @property
+    def path(self) -> Path:
+        return self._frames.path
+
+    @property
+    def last(self) -> int:
+        """The newest `seq` in the file; 0 before the first append."""
+        return self._frames.last
+
+    @property
+    def end(self) -> int:
+        """Length in bytes of what is whole in the file: a reader beside the writer looks no further."""
+        return self._frames.end
+
+    @property
+    def dropped(self) -> int:
+        """Lines that could not be written, up to now."""
+        return self._dropped + self._lost_lines
+
+    def append(self, runs: Sequence[Run]) -> bytes:
+        """Number the lines, write them as one chunk, and return what was written, for shipping.
+
+        Raises:
+            OSError: the lines were not written, and count as dropped; the next append that works says so first.
+            ValueError: the log is sealed.
+        """
+        try:
+            self._open()
+            first = self._frames.last + self._lost_lines + 1
+            written = self._frames.append(*self._losses(), _data_draft(runs, first))
+        except OSError:
+            self._lost_lines += _count(runs)
+            self._lost_bytes += _size(runs)
+            raise
+        self._losses_written()
+        for run in runs:
+            self._hash(run)
+        return written
+
+    def seal(self) -> bytes:
+        """Write the end of the log, bring the file to the disk, close it, and return what was written.
+
+        Raises:
+            OSError: the disk refused; the log is not sealed.
+            ValueError: it is sealed already.
+        """
+        self._open()
+        end = self._frames.last + self._lost_lines + 1
+        seal = Seal(end - 1, self.dropped, self._digest.hexdigest())
+        written = self._frames.append(*self._losses(), Draft(Kind.SEAL, end, end, NO_STEP, NO_STEP, pack(seal)))
+        self._losses_written()
+        self._frames.sync()
+        self._frames.close()
+        return written
+
+    def close(self) -> None:
+        """Close the file without a seal."""
+        self._frames.close()
+
+    def _losses(self) -> tuple[Draft, ...]:
+        if not self._lost_lines:
+            return ()
+        return (_dropped_draft(self._lost_lines, self._lost_bytes, self._frames.last + 1),)
+
+    def _losses_written(self) -> None:
+        self._dropped += self._lost_lines
+        self._lost_lines = self._lost_bytes = 0
+
+    def _hash(self, run: Run) -> None:
+        self._digest.update(b"\n".join(run.texts) + b"\n")
+
+    def _open(self) -> None:
+        """Open the file; one that has lines already is read once, for the digest."""
+        if not self._frames.open():
+            return
+        with FrameReader(self.path) as reader:
+            for frame in reader.forward(reader.first()):
+                if frame.kind == Kind.DROPPED:
+                    self._dropped += frame.last - frame.first + 1
+                elif frame.kind == Kind.DATA:
+                    with suppress(CorruptFrame):  # the digest then disagrees, as it should
+                        for run in unpack(_runs_decoder, reader.payload(frame)):
+                            self._hash(run)
+
+
+# -- reader ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which lines a page is to hold. Bounds on steps are inclusive, and leave out lines that belong to no step.
+    `search`, without case, is looked for in a line as people see it."""
+
+    stream: StreamName | None = None
+    rank: int | None = None
+    from_step: int | None = None
+    to_step: int | None = None
+    search: str = ""
+
+    def may_hold(self, frame: Frame) -> bool:
+        """Whether a frame can have lines that pass, by its header."""
+        if frame.kind != Kind.DATA or (self.from_step is None and self.to_step is None):
+            return True
+        low, high = self._steps()
+        return frame.first_step != NO_STEP and frame.first_step <= high and frame.last_step >= low
+
+    def passes(self, run: Run) -> bool:
+        if (self.stream is not None and run.stream != self.stream) or (self.rank is not None and run.rank != self.rank):
+            return False
+        if self.from_step is None and self.to_step is None:
+            return True
+        low, high = self._steps()
+        return run.step is not None and low <= run.step <= high
+
+    def has(self, text: bytes) -> bool:
+        return not self.search or self.search in clean_for_display(text).casefold()
+
+    def _steps(self) -> tuple[float, float]:
+        return (
+            -math.inf if self.from_step is None else self.from_step,
+            math.inf if self.to_step is None else self.to_step,
+        )
+
+
+class _Collector:
+    """Fills one page from frames, in order, up to a number of lines and of bytes (one line always fits)."""
+
+    def __init__(self, after: int, wanted: Filter, limit: int, max_bytes: int) -> None:
+        self.page = Page(next=after, last=after)
+        self.after = after
+        self._wanted = wanted
+        self._limit = limit
+        self._room = max_bytes
+
+    def take(self, frame: Frame, payload: bytes) -> bool:
+        """Add a frame's lines; False once the page is full or the log has ended."""
+        if frame.kind == Kind.SEAL:
+            self.page.sealed = True
+            return False
+        if frame.kind == Kind.DROPPED:
+            self.lose(frame, unpack(_bytes_decoder, payload))
+            return True
+        seq = frame.first
+        for run in unpack(_runs_decoder, payload):
+            if self._wanted.passes(run) and not self._add(run, seq):
+                return False
+            seq += len(run.texts)
+            self.skip_to(seq - 1)
+        return True
+
+    def wants(self, frame: Frame) -> bool:
+        return self._wanted.may_hold(frame)
+
+    def lose(self, frame: Frame, size: int) -> None:
+        if frame.last > self.after:
+            self.page.dropped.append(Dropped(max(frame.first, self.after + 1), frame.last, size))
+        self.skip_to(frame.last)
+
+    def skip_to(self, seq: int) -> None:
+        self.page.next = max(self.page.next, seq)
+
+    def _add(self, run: Run, first: int) -> bool:
+        lines = self.page.lines
+        for seq, text in enumerate(run.texts, first):
+            if seq <= self.after or not self._wanted.has(text):
+                continue
+            if len(lines) >= self._limit or (lines and len(text) > self._room):
+                return False
+            lines.append(Line(seq, run.at, run.stream, run.rank, run.step, text, run.flags))
+            self._room -= len(text)
+            self.page.next = seq
+        return True
+
+
+def read_page(
+    path: Path,
+    after: int = 0,
+    limit: int = 1000,
+    *,
+    stream: StreamName | None = None,
+    rank: int | None = None,
+    from_step: int | None = None,
+    to_step: int | None = None,
+    tail: int | None = None,
+    search: str = "",
+    max_bytes: int = _MAX_PAGE_BYTES,
+) -> Page:
+    """Read lines from a device's file: those after `after`, or the newest `tail` of them.
+
+    Memory and time are bounded: at most `limit` lines and about `max_bytes` of text, and a bounded part of the
+    file is looked at, so a page may be empty though lines that pass the filters follow; `next` has moved on then.
+    A file that is not there yet is an empty log.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: `after` is negative, or `limit`, `tail` or `max_bytes` is not positive.
+    """
+    _check_bounds(after, limit=limit, tail=tail, max_bytes=max_bytes)
+    wanted = Filter(stream, rank, from_step, to_step, search.casefold())
+    try:
+        with FrameReader(path) as reader:
+            if tail is None:
+                return _read_forward(reader, _Collector(after, wanted, limit, max_bytes))
+            return _read_tail(reader, after, wanted, tail, max_bytes)
+    except FileNotFoundError:
+        return Page(next=after, last=after)
+
+
+def read_seal(path: Path) -> Seal | None:
+    """The seal of a device's file, or `None` while it has none.
+
+    Raises:
+        OSError: the file cannot be read.
+        CorruptFrame: the seal is damaged.
+    """
+    with FrameReader(path) as reader:
+        newest = reader.last()
+        if newest is None or newest.kind != Kind.SEAL:
+            return None
+        return unpack(_seal_decoder, reader.payload(newest))
+
+
+def _check_bounds(after: int, **positive: int | None) -> None:
+    if after < 0:
+        raise ValueError(f"after is {after}; a cursor is 0 or a line's seq")
+    for name, value in positive.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
+
+
+def _read_forward(reader: FrameReader, collector: _Collector) -> Page:
+    page, budget = collector.page, _SCAN_BUDGET
+    newest = reader.last()
+    page.last = _last_seq(newest)
+    for frame in reader.forward(reader.locate(page.next + 1)):
+        budget -= 1
+        if not collector.wants(frame):
+            collector.skip_to(frame.last)
+        elif not _take(reader, frame, collector, is_newest=frame == newest):
+            break
+        else:
+            budget -= _UNPACK_COST
+        if budget <= 0:
+            break
+    return page
+
+
+def _read_tail(reader: FrameReader, after: int, wanted: Filter, tail: int, max_bytes: int) -> Page:
+    newest = reader.last()
+    last = max(after, _last_seq(newest))
+    page, budget, room = Page(next=last, last=_last_seq(newest)), _SCAN_BUDGET, max_bytes
+    for frame in reader.backward(newest):
+        if frame.last <= after or budget <= 0 or len(page.lines) >= tail or room <= 0:
+            break
+        budget -= 1
+        collector = _Collector(after, wanted, limit=sys.maxsize, max_bytes=sys.maxsize)
+        if collector.wants(frame):
+            budget -= _UNPACK_COST
+            _take(reader, frame, collector, is_newest=frame == newest)
+        found = collector.page
+        page.lines[:0] = found.lines
+        page.dropped[:0] = found.dropped
+        page.sealed = page.sealed or found.sealed
+        room -= sum(len(line.text) for line in found.lines)
+    page.lines = page.lines[-tail:]
+    return page
+
+
+def _last_seq(newest: Frame | None) -> int:
+    if newest is None:
+        return 0
+    return newest.last - 1 if newest.kind == Kind.SEAL else newest.last
+
+
+def _take(reader: FrameReader, frame: Frame, collector: _Collector, *, is_newest: bool) -> bool:
+    """Give a frame to the collector. A damaged one is a loss, but the newest may only be half written."""
+    try:
+        return collector.take(frame, reader.payload(frame))
+    except CorruptFrame:
+        if is_newest:
+            return False
+        collector.lose(frame, frame.length)
+        return True
+
+
+# -- chunks, which the stream in Redis has as well -----------------------------------------------------
+
+
+def read_chunk(raw: bytes, after: int = 0) -> Page:
+    """The lines after `after` of one entry of a log stream (its field `f`), for those who follow the stream themselves.
+
+    A follower that finds more than `next + 1` as the first line has lost the window, and reads the file.
+
+    Raises:
+        CorruptFrame: the bytes are not a chunk.
+    """
+    collector = _Collector(after, Filter(), sys.maxsize, sys.maxsize)
+    frame, payload = parse(raw)
+    collector.take(frame, payload)
+    collector.page.last = collector.page.next
+    return collector.page
+
+
+# -- display ---------------------------------------------------------------------------------------
+
+_ESCAPES = re.compile(
+    r"\x1b(?:"
+    r"\[[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursor
+    r"|\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC: titles, links
+    r"|[PX^_][^\x1b]*(?:\x1b\\)?"  # DCS and its kin
+    r"|[ -/]*[0-~]?"  # all others
+    r")"
+)
+_HIDDEN = {
+    code: None
+    for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+    if chr(code) != "\t"
+}
+
+
+def clean_for_display(text: bytes) -> str:
+    """A line as a person may see it, whatever a program printed.
+
+    Bytes that are not UTF-8 become U+FFFD; ANSI escapes, control characters (tabs stay), line and paragraph
+    separators and marks that turn the writing direction are taken out. Of a line that redraws itself with
+    `\\r`, the last state that shows anything is left.
+    """
+    plain = _ESCAPES.sub("", text.decode("utf-8", "replace"))
+    if "\r" in plain:
+        states = plain.split("\r")
+        plain = next((state for state in reversed(states) if state.strip()), states[-1])
+    return plain.translate(_HIDDEN)

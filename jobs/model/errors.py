@@ -1,0 +1,138 @@
+"""Every error that a caller of this project may meet, as one tree.
+
+    ShardyardError
+    ├── InvalidRequest            the request itself is wrong; `fields` says where
+    │   ├── InvalidSpec           the job spec breaks a rule
+    │   │   └── NotSupported      a valid wish that this version refuses
+    │   ├── UnknownPool           no node ever registered for that pool
+    │   ├── TooLargeForPool       no node of the pool has that many devices
+    │   ├── UnknownBundle         the spec names code that the tenant has not uploaded
+    │   ├── BadBundle             an upload that is no zip, or breaks a rule on bundles
+    │   ├── MalformedCursor       a cursor that this service did not make
+    │   └── MalformedJson         the body is not JSON
+    ├── BodyTooLarge
+    ├── Unauthenticated           no token, or not one of ours
+    ├── Forbidden                 a token of ours that lacks the scope
+    ├── NotFound                  also what another tenant's id looks like
+    ├── Conflict
+    │   ├── IdempotencyConflict   same key, other body
+    │   ├── JobFinished           cancel of a job that has ended
+    │   ├── JobNotFinished        delete of a job that has not
+    │   ├── BundleQuota           a tenant's bundles have no more room
+    │   └── NodeInUse             forgetting a node that is alive or holds a lease
+    ├── UnreadableSpec            a stored spec of another version of the service
+    ├── FormatMismatch            the keys in Redis are those of another version; no request meets it
+    └── Unavailable               Redis does not answer; the request may be repeated
+
+Each class has a stable `code`. HTTP statuses live in one table of `api.http.problems`, not here.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """One wrong field: its dotted path in the request, what is wrong, and what would be right."""
+
+    field: str
+    message: str
+
+
+class ShardyardError(Exception):
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, fields: tuple[FieldError, ...] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = fields
+        for wrong in fields:
+            self.add_note(f"{wrong.field}: {wrong.message}")  # a traceback, as in a notebook, tells it too
+
+
+class InvalidRequest(ShardyardError):
+    code = "invalid_request"
+
+
+class InvalidSpec(InvalidRequest):
+    code = "invalid_spec"
+
+
+class NotSupported(InvalidSpec):
+    code = "not_supported"
+
+
+class UnknownPool(InvalidRequest):
+    code = "unknown_pool"
+
+
+class TooLargeForPool(InvalidRequest):
+    code = "too_large_for_pool"
+
+
+class UnknownBundle(InvalidRequest):
+    code = "unknown_bundle"
+
+
+class BadBundle(InvalidRequest):
+    code = "bad_bundle"
+
+
+class MalformedCursor(InvalidRequest):
+    code = "malformed_cursor"
+
+
+class MalformedJson(InvalidRequest):
+    code = "malformed_json"
+
+
+class BodyTooLarge(ShardyardError):
+    code = "body_too_large"
+
+
+class Unauthenticated(ShardyardError):
+    code = "unauthenticated"
+
+
+class Forbidden(ShardyardError):
+    code = "forbidden"
+
+
+class NotFound(ShardyardError):
+    code = "not_found"
+
+
+class Conflict(ShardyardError):
+    code = "conflict"
+
+
+class IdempotencyConflict(Conflict):
+    code = "idempotency_conflict"
+
+
+class JobFinished(Conflict):
+    code = "job_finished"
+
+
+class JobNotFinished(Conflict):
+    code = "job_not_finished"
+
+
+class BundleQuota(Conflict):
+    code = "bundle_quota"
+
+
+class NodeInUse(Conflict):
+    code = "node_in_use"
+
+
+class UnreadableSpec(ShardyardError):
+    code = "unreadable_spec"
+
+
+class FormatMismatch(ShardyardError):
+    code = "format_mismatch"
+
+
+class Unavailable(ShardyardError):
+    code = "unavailable"

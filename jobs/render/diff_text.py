@@ -1,0 +1,137 @@
+"""Two split reports side by side as plain text for a terminal."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import msgspec
+from rich.console import RenderableType
+
+from jobs.render.text_tables import (
+    NOT_MEASURED,
+    counted,
+    finding_lines,
+    grid,
+    measured,
+    note_lines,
+    page,
+    plain,
+    shortened,
+    size,
+)
+from jobs.splits.diff import Pair, PatternPair, ReportDiff, Side, Value
+from jobs.splits.lint import describe
+from jobs.splits.timings import Timing
+
+_COLUMNS = ("this", "against", "ratio")
+_BYTES = "memory_peak_bytes"
+
+
+def render(diff: ReportDiff, width: int = 100) -> str:
+    """Text of at most `width` columns (at least 80), which ends with a newline. Times are the p50 of one step."""
+    return page(_header(diff), ((title, partial(section, diff)) for title, section in _SECTIONS), width)
+
+
+def _header(diff: ReportDiff) -> Iterator[str]:
+    yield "Two split reports side by side"
+    yield f"this:    {_of(diff.this)}"
+    yield f"against: {_of(diff.against)}"
+
+
+def _of(side: Side) -> str:
+    kind = f"virtual {side.device_kind}" if side.virtual else side.device_kind
+    kind = f"REHEARSAL on {kind}" if side.rehearsal else kind
+    devices = f"{side.devices} {kind} {'device' if side.devices == 1 else 'devices'}"
+    resumed = "" if side.resumed is None else f", resumed after {counted(side.resumed.step)} steps"
+    so_far = "" if side.final else ", so far"
+    return f"job {side.job_id}, attempt {side.attempt}{resumed}{so_far}: {side.strategy} on {devices}"
+
+
+def _splits(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
+    table = grid(["phase", "rows of each device"], ["batch", "steps of this", "of against"])
+    for pattern in diff.patterns:
+        phase = shortened(f"{pattern.phase} {pattern.module}".rstrip())
+        steps = (counted(pattern.this_steps), counted(pattern.against_steps))
+        table.add_row(plain(phase), _rows(pattern), counted(pattern.batch_rows), *steps)
+    if table.row_count:
+        yield table
+
+
+def _rows(pattern: PatternPair) -> str:
+    return NOT_MEASURED if pattern.rows is None else describe(pattern.rows)
+
+
+def _devices(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
+    table = grid(["device", ""], _COLUMNS)
+    for device in diff.per_device:
+        first = str(device.device)
+        for name in device.__struct_fields__[1:]:
+            pair: Pair = getattr(device, name)
+            if pair.this is not None or pair.against is not None:
+                table.add_row(first, _title(name), *_cells(pair, name))
+                first = ""
+    if table.row_count:
+        yield table
+
+
+def _fields(pairs: msgspec.Struct | None, heading: str) -> Iterator[RenderableType]:
+    if pairs is None:
+        return
+    table = grid([heading], _COLUMNS)
+    for name in pairs.__struct_fields__:
+        table.add_row(_title(name), *_cells(getattr(pairs, name), name))
+    yield table
+
+
+def _primitives(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
+    return _fields(diff.primitives, "primitive")
+
+
+def _balance(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
+    return _fields(diff.balance, "")
+
+
+def _findings(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
+    found = diff.findings
+    for side, findings in (("this", found.this_only), ("against", found.against_only)):
+        if findings:
+            yield f"{side} only:"
+            yield from finding_lines(findings)
+    if found.both:
+        yield f"both: {', '.join(found.both)}"
+
+
+def _notes(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
+    """A note that both have once."""
+    both = {key: note for key, note in diff.notes.this.items() if diff.notes.against.get(key) == note}
+    yield from note_lines(both)
+    for side, notes in (("this", diff.notes.this), ("against", diff.notes.against)):
+        yield from note_lines({f"{side}: {key}": note for key, note in notes.items() if key not in both})
+
+
+_SECTIONS: tuple[tuple[str, Callable[[ReportDiff, int], Iterator[RenderableType]]], ...] = (
+    ("Splits", _splits),
+    ("Devices, times in ms", _devices),
+    ("DataParallel's primitives in ms", _primitives),
+    ("Balance", _balance),
+    ("Findings", _findings),
+    ("Notes", _notes),
+)
+
+
+def _title(name: str) -> str:
+    return name.removesuffix("_ms").removesuffix("_bytes").replace("_", " ")
+
+
+def _cells(pair: Pair, name: str) -> tuple[str, str, str]:
+    ratio = NOT_MEASURED if pair.ratio is None else f"{measured(pair.ratio)}x"
+    return _value(pair.this, name), _value(pair.against, name), ratio
+
+
+def _value(value: Value, name: str) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Timing):
+        return measured(value.p50)
+    if isinstance(value, int):
+        return size(value) if name == _BYTES else counted(value)
+    return measured(value)

@@ -1,0 +1,122 @@
+"""Two split reports side by side as one HTML file, for DataParallel against DistributedDataParallel."""
+
+from collections.abc import Sequence
+
+from jobs.render.svg import bar_chart
+from jobs.render.svg.captions import REHEARSAL, kind_of, verdicts, what_it_is
+from jobs.render.svg.heat_map import heat_map
+from jobs.render.svg.markup import Markup, element, joined, text
+from jobs.render.svg.report_page import About, both_widths, chart_section, document, finding_box, section
+from jobs.render.text_tables import counted, measured, size
+from jobs.splits.diff import Pair, ReportDiff, diff
+from jobs.splits.report import Report
+from jobs.splits.timings import Timing
+
+#: Lines of the table of differences: the name of a number, where it is in the comparison.
+_BALANCE = (
+    ("rows, most over mean", "rows_max_over_mean"),
+    ("time, most over mean", "time_max_over_mean"),
+    ("what costs most", "cause"),
+    ("slowest device", "slowest_device"),
+    ("steps of idle devices", "idle_device_steps"),
+    ("device time spent waiting, s", "wasted_device_seconds"),
+    ("memory, output device over the others", "output_device_memory_skew"),
+)
+_DEVICE = (
+    ("rows", "rows"),
+    ("ms per row", "ms_per_row"),
+    ("forward, p50 ms", "forward_ms"),
+    ("backward, p50 ms", "backward_ms"),
+    ("data wait, p50 ms", "data_wait_ms"),
+    ("communication, p50 ms", "comm_ms"),
+    ("peak memory", "memory_peak_bytes"),
+)
+#: Devices in the table of differences.
+_MOST = 64
+
+
+def comparison(this: tuple[Report, About], against: tuple[Report, About]) -> str:
+    """The whole document: what differs in numbers, then each report's findings, split and times beside the other's."""
+    found = diff(this[0], against[0])
+    names = [_name(*side) for side in (this, against)]
+    body = joined(
+        [
+            element(
+                "header",
+                element("p", Markup("Two split reports side by side"), class_="kicker"),
+                element("h1", text(names[0]), Markup(" and "), text(names[1]), dir="auto"),
+            ),
+            element("div", _side("a", *this), _side("b", *against), class_="sides"),
+            _balance(found, names),
+            _devices(found, names),
+        ]
+    )
+    return document(f"{names[0]} and {names[1]}", body)
+
+
+def _name(report: Report, about: About) -> str:
+    return about.name or f"job {report.job_id}"
+
+
+def _side(ids: str, report: Report, about: About) -> Markup:
+    """The narrow pictures serve for every width: each side has half the page."""
+    said = [element("p", text(words), class_=f"verdict {kind_of(words)}") for words in verdicts(report)]
+    findings = [finding_box(finding) for finding in report.findings]
+    drawn = both_widths(
+        f"{ids}-map",
+        "Rows of each device",
+        lambda frame: heat_map(report, output_device=about.output_device, frame=frame),
+        half=True,
+    )
+    charts = [bar_chart.primitives(report)] if report.strategy == "dp" else []
+    charts.append(bar_chart.times(report, about.output_device))
+    return element(
+        "section",
+        element("h2", text(_name(report, about)), dir="auto"),
+        element("p", text(what_it_is(report)), class_="muted"),
+        element("p", text(f"job {report.job_id}"), class_="muted"),
+        element("p", text(REHEARSAL), class_="banner") if report.rehearsal else None,
+        drawn,
+        *said,
+        *(findings or [element("p", Markup("Nothing that should be changed was found."), class_="muted")]),
+        *(chart_section(f"{ids}-chart{place}", chart, half=True) for place, chart in enumerate(charts)),
+    )
+
+
+def _balance(found: ReportDiff, names: Sequence[str]) -> Markup:
+    rows = [_row([name], getattr(found.balance, field)) for name, field in _BALANCE]
+    return section("Balance", _table(["number"], names, rows))
+
+
+def _devices(found: ReportDiff, names: Sequence[str]) -> Markup:
+    rows = [
+        _row([name if not place else "", str(device.device)], pair)
+        for name, field in _DEVICE
+        for place, device in enumerate(found.per_device[:_MOST])
+        if (pair := getattr(device, field)).this is not None or pair.against is not None
+    ]
+    return section("Devices", _table(["number", "device"], names, rows))
+
+
+def _table(first: Sequence[str], names: Sequence[str], rows: Sequence[Markup]) -> Markup:
+    heads = [element("th", text(name), scope="col") for name in first]
+    heads += [element("th", text(name), class_="n", scope="col", dir="auto") for name in (*names, "ratio")]
+    table = element("table", element("thead", element("tr", *heads)), element("tbody", *rows))
+    return element("div", table, class_="scroll", tabindex="0", role="group", aria_label="Numbers side by side")
+
+
+def _row(first: Sequence[str], pair: Pair) -> Markup:
+    cells = [element("td", text(words)) for words in first]
+    ratio = "" if pair.ratio is None else measured(pair.ratio)
+    cells += [element("td", text(words), class_="n") for words in (_value(pair.this), _value(pair.against), ratio)]
+    return element("tr", *cells)
+
+
+def _value(value: int | float | str | Timing | None) -> str:
+    if isinstance(value, Timing):
+        return measured(value.p50)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return measured(value)
+    return size(value) if value is not None and value >= 1 << 20 else counted(value)

@@ -1,0 +1,58 @@
+"""What every picture has: the SVG document around it, its title and description, and the hatching of what is idle."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jobs.render.svg.chart_css import sheet
+from jobs.render.svg.markup import Markup, element, text
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where a picture goes. `heading`: with title and sentences, for a picture that stands alone, or bare, for a page
+    that says them itself and has the style sheet. `narrow`: for a telephone. `ids` tells a page's pictures apart."""
+
+    heading: bool = True
+    narrow: bool = False
+    ids: str = "sy"
+
+
+ALONE = Frame()
+
+
+def label_text(words: str, x: float, y: float, classes: str) -> Markup:
+    return element("text", text(words), x=x, y=y, class_=classes or None)
+
+
+def hatched(frame: Frame) -> str:
+    """The fill of what is idle."""
+    return f"url(#{frame.ids}-idle)"
+
+
+def document(parts: Sequence[Markup], wide: float, high: float, title: str, description: str, frame: Frame) -> Markup:
+    """`parts` in an `svg` element; `description` is what a screen reader reads."""
+    hatching = element(
+        "pattern",
+        element("rect", class_="idle-ground", width=7, height=7),
+        element("path", class_="idle-lines", d="M-1 8L8 -1M-1 1L1 -1M6 8L8 6", stroke_width=1.5),
+        id=f"{frame.ids}-idle",
+        width=7,
+        height=7,
+        patternUnits="userSpaceOnUse",
+    )
+    return element(
+        "svg",
+        element("title", text(title), id=f"{frame.ids}-title"),
+        element("desc", text(description), id=f"{frame.ids}-desc"),
+        element("style", Markup(sheet())) if frame.heading else None,
+        element("defs", hatching),
+        element("rect", class_="ground", width=wide, height=high) if frame.heading else None,
+        *parts,
+        xmlns="http://www.w3.org/2000/svg",
+        class_="sy",
+        role="img",
+        aria_labelledby=f"{frame.ids}-title {frame.ids}-desc",
+        width=wide,
+        height=high,
+        viewBox=f"0 0 {wide:.1f} {high:.1f}",
+    )

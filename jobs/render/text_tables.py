@@ -1,0 +1,160 @@
+"""How splits, plans and reports are drawn as plain text, readable at 80 to 120 columns, without colour.
+
+Steps run down and devices across, at most eight devices to a block, so that 64 stay readable. A
+device that got nothing of a batch shows "idle"; a number that was not measured shows "-", and the
+notes at the end say why.
+"""
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from jobs.splits.lint import Finding
+from jobs.splits.plan import Pattern
+from jobs.splits.timings import Timing
+
+MIN_WIDTH = 80
+INDENT = 2
+#: Devices beside each other in the table of splits: the first of these that fits.
+ACROSS = (8, 4, 2, 1)
+COLUMN_GAP = 3
+LONGEST_NAME = 20
+_MODULE = "module"
+
+NOT_MEASURED = "-"
+IDLE = "idle"
+
+#: What stands under a title: given the columns that it may take, strings and tables. Without any, the title goes too.
+Section = Callable[[int], Iterator[RenderableType]]
+
+
+def page(paragraphs: Iterable[str], sections: Iterable[tuple[str, Section]], width: int) -> str:
+    """Text of at most `width` columns (at least 80), which ends with a newline."""
+    console = Console(file=io.StringIO(), width=max(width, MIN_WIDTH), color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        for paragraph in paragraphs:
+            console.print(plain(paragraph))
+        for title, section in sections:
+            parts = list(section(console.width - INDENT))
+            if parts:
+                console.print()
+                console.print(Text(title))
+            for part in parts:
+                console.print(Padding(plain(part) if isinstance(part, str) else part, (0, 0, 0, INDENT)))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+# -- what plans and reports have in common ---------------------------------------------------------
+
+
+def split_tables(patterns: Sequence[Pattern], width: int) -> Iterator[RenderableType]:
+    """Steps down and devices across, in as few blocks as the width allows. Every pattern must have its rows."""
+    devices = len(patterns[0].rows or ())
+    for across in ACROSS:
+        blocks = [range(start, min(start + across, devices)) for start in range(0, devices, across)]
+        tables = [_split_cells(patterns, block) for block in blocks]
+        if across == ACROSS[-1] or all(_width(cells) <= width for cells in tables):
+            break
+    for place, cells in enumerate(tables):
+        if place:
+            yield ""
+        names = 1 + (cells[0][1] == _MODULE)
+        table = grid(cells[0][:names], cells[0][names:])
+        for row in cells[1:]:
+            table.add_row(*map(plain, row))
+        yield table
+
+
+def _split_cells(patterns: Sequence[Pattern], devices: range) -> list[list[str]]:
+    named = any(pattern.module for pattern in patterns)
+    cells = [["phase", *([_MODULE] if named else []), "steps", "from-to", "batch", *map(str, devices)]]
+    for pattern in patterns:
+        rows = pattern.rows or ()
+        cells.append(
+            [
+                pattern.phase + (" *" if pattern.shapes_vary else ""),
+                *([shortened(pattern.module)] if named else []),
+                counted(pattern.steps),
+                _span(pattern),
+                counted(pattern.batch_rows),
+                *(IDLE if rows[device] == 0 else counted(rows[device]) for device in devices),
+            ]
+        )
+    return cells
+
+
+def _span(pattern: Pattern) -> str:
+    if pattern.first_step is None or pattern.last_step is None:
+        return NOT_MEASURED
+    return f"{counted(pattern.first_step)}-{counted(pattern.last_step)}"
+
+
+def _width(cells: Sequence[Sequence[str]]) -> int:
+    return sum(max(map(len, column)) + COLUMN_GAP for column in zip(*cells, strict=True)) - COLUMN_GAP
+
+
+def finding_lines(findings: Sequence[Finding]) -> Iterator[RenderableType]:
+    if not findings:
+        yield "none"
+    for finding in findings:
+        yield f"[{finding.severity}] {finding.code}: {finding.message}"
+        yield Padding(plain(f"-> {finding.suggestion}"), (0, 0, 0, INDENT))
+
+
+def note_lines(notes: Mapping[str, str]) -> Iterator[RenderableType]:
+    for field, reason in sorted(notes.items()):
+        yield f"{field}: {reason}"
+
+
+# -- cells -----------------------------------------------------------------------------------------
+
+
+def grid(names: Sequence[str], numbers: Sequence[str]) -> Table:
+    """A table with names first, which fold where space is short, then numbers, which do not."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+    for name in names:
+        table.add_column(name, overflow="fold")
+    for number in numbers:
+        table.add_column(number, justify="right", no_wrap=True)
+    return table
+
+
+def plain(words: str) -> Text:
+    """Text as it is: no markup, and nothing that a terminal would obey."""
+    return Text("".join(letter if letter.isprintable() else "?" for letter in words))
+
+
+def shortened(name: str) -> str:
+    """A long dotted path keeps its end, which tells it apart."""
+    return name if len(name) <= LONGEST_NAME else "..." + name[3 - LONGEST_NAME :]
+
+
+def counted(value: int | None) -> str:
+    return NOT_MEASURED if value is None else f"{value:,}"
+
+
+def measured(value: float | None) -> str:
+    """Three digits that mean something: 12,346 or 123 or 12.3 or 1.23 or 0.012."""
+    if value is None:
+        return NOT_MEASURED
+    if 0 < value < 0.0005:
+        return "<0.001"
+    digits = next((digits for limit, digits in ((100, 0), (10, 1), (1, 2)) if value >= limit), 3)
+    return f"{value:,.{digits}f}" if value else "0"
+
+
+def spread(timing: Timing | None) -> str:
+    return NOT_MEASURED if timing is None else f"{measured(timing.p50)} / {measured(timing.p95)}"
+
+
+def size(value: int | None) -> str:
+    if value is None:
+        return NOT_MEASURED
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    scale = min(max(0, (value.bit_length() - 1) // 10), len(units) - 1)
+    return f"{measured(value / 1024**scale)} {units[scale]}"

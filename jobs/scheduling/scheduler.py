@@ -1,0 +1,178 @@
+"""The reconciler: leases devices to queued jobs, sends hints, and ends attempts that have died.
+
+Every API process and every node runs one. All it does is atomic in Redis, so any number may run at
+once. To spare Redis, reaping is left to one of them at a time, which leads; and so is the rest where
+no API process is there that hears at once when something was queued or freed.
+"""
+
+import random
+import threading
+import uuid
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import suppress
+from time import monotonic
+from typing import Generic, TypeVar
+
+import structlog
+from redis.exceptions import RedisError
+
+from jobs import store
+from jobs.model.errors import Unavailable
+from jobs.model.settings import Settings
+from jobs.model.state import Reason
+from jobs.protocol.names import WAKE_CHANNEL
+from jobs.scheduling.hints import Courier
+from jobs.store.client import RedisStore
+
+log = structlog.get_logger(__name__)
+
+K = TypeVar("K", bound=Hashable)
+
+#: A hint that nobody claimed is sent again after this long.
+RESEND_SECONDS = 5.0
+
+
+class StillCounters(Generic[K]):
+    """Finds counters that have stood still for `patience` seconds of watched time.
+
+    Watched time is what this process has itself seen, by a monotonic clock: `look` adds at most
+    `longest_gap` for one pair of looks, and `forget` (Redis was away) starts over. So neither an
+    outage, nor a suspended process, nor a jumping clock reads as a death.
+    """
+
+    def __init__(self, patience: float, longest_gap: float, clock: Callable[[], float] = monotonic) -> None:
+        self._patience = patience
+        self._longest_gap = longest_gap
+        self._clock = clock
+        self._last_look: float | None = None
+        self._seen: dict[K, tuple[int, float]] = {}  # key -> counter, seconds it was seen unchanged
+
+    def look(self, counters: Mapping[K, int]) -> Iterable[tuple[K, int]]:
+        now = self._clock()
+        passed = 0.0 if self._last_look is None else min(now - self._last_look, self._longest_gap)
+        self._last_look = now
+        still: dict[K, tuple[int, float]] = {}
+        for key, counter in counters.items():
+            before, seconds = self._seen.get(key, (counter, -passed))
+            still[key] = (counter, seconds + passed if counter == before else 0.0)
+        self._seen = still
+        return [(key, counter) for key, (counter, seconds) in still.items() if seconds >= self._patience]
+
+    def forget(self) -> None:
+        self._last_look = None
+        self._seen = {}
+
+
+def backoff_seconds(base: float = 1.0) -> float:
+    """Wait before a lost or failed attempt starts again, with jitter so that many do not return at once."""
+    return base * random.uniform(0.5, 1.5)  # noqa: S311  (jitter, not a secret)
+
+
+class Scheduler:
+    """Runs `tick` in a thread every `reconcile_seconds`, and `deliver` at once when something is
+    queued or freed (if `listen`; nodes do not, or a thousand of them would race for every job. A node
+    that does not lead has nothing to do until the lead may be free)."""
+
+    def __init__(self, control: RedisStore, courier: Courier, settings: Settings, *, listen: bool) -> None:
+        self._store = control
+        self._courier = courier
+        self._settings = settings
+        self._listen = listen
+        self._name = uuid.uuid4().hex
+        gap = 3 * settings.reconcile_seconds
+        self._leases: StillCounters[store.AttemptId] = StillCounters(settings.lease_seconds, gap)
+        self._nodes: StillCounters[str] = StillCounters(settings.node_seconds, gap)
+        #: Less than a lease: a node and its attempts fall silent together, and each has beaten last at another time.
+        self._silent: StillCounters[str] = StillCounters(min(settings.node_seconds, settings.lease_seconds / 2), gap)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """End the thread; it finishes the tick it is in."""
+        self._stop.set()
+        if self._listen:
+            with suppress(RedisError):  # away: nobody listens now
+                self._store.client.publish(WAKE_CHANNEL, "")  # else it listens until the next tick is due
+        self._thread.join(timeout)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def tick(self) -> float:
+        """One round; the seconds until the next is due. Raises Unavailable while Redis is away."""
+        seconds = self._settings.reconcile_seconds
+        taken = self._store.run(store.lead(self._name, 3 * seconds))
+        if self._listen or not taken:
+            self.deliver()
+        if not taken:
+            self._reap()
+            return seconds
+        self._forget()
+        return min(seconds, taken) if self._listen else taken
+
+    def deliver(self) -> None:
+        """Lease what fits, then send every hint that is due."""
+        while len(self._store.run(store.dispatch(self._settings.hold_seconds))) == store.MAX_DISPATCHED:
+            pass
+        for hint in self._store.run(store.hints(RESEND_SECONDS)):
+            try:
+                self._courier.send(hint)
+            except Exception as error:  # noqa: BLE001  (a carrier may raise anything; the hint stays due)
+                log.warning("hint_not_sent", node=hint.node, attempt=str(hint.attempt), error=str(error))
+
+    def _reap(self) -> None:
+        beats = self._store.run(store.beats())
+        silent = dict(self._silent.look(beats.nodes))
+        for attempt, beat in self._leases.look(beats.leases):
+            node, seconds = beats.node_of[attempt], f"{self._settings.lease_seconds:g} s"
+            lost = store.reap(
+                attempt,
+                Reason.LEASE_EXPIRED,
+                f"no beat for {seconds}",
+                beat=beat,
+                backoff_seconds=backoff_seconds(),
+                node_beat=silent.get(node),
+                node_message=f"node {node} is lost: neither it nor the attempt gave a sign of life for {seconds}",
+            )
+            if reason := self._store.run(lost):
+                log.warning(str(reason), attempt=str(attempt), node=node)
+        for node, beat in self._nodes.look(beats.nodes):
+            if self._store.run(store.node_down(node, beat)):
+                log.warning("node_down", node=node, seconds=self._settings.node_seconds)
+
+    def _forget(self) -> None:
+        for counters in (self._leases, self._nodes, self._silent):
+            counters.forget()
+
+    def _run(self) -> None:
+        ears = self._store.client.pubsub(ignore_subscribe_messages=True) if self._listen else None  # type: ignore[no-untyped-call]
+        due = monotonic()
+        while not self._stop.is_set():
+            try:
+                if monotonic() >= due:
+                    due = monotonic() + self.tick()
+                if ears is None:
+                    self._stop.wait(max(0.0, due - monotonic()))
+                    continue
+                if not ears.subscribed:
+                    ears.subscribe(WAKE_CHANNEL)
+                    self.deliver()  # what was published before we listened
+                if ears.get_message(timeout=max(0.0, due - monotonic())) is not None:
+                    while ears.get_message(timeout=0) is not None:
+                        pass  # one look serves a burst
+                    if not self._stop.is_set():
+                        self.deliver()
+            except (Unavailable, RedisError) as error:
+                log.warning("control_redis_unavailable", error=str(error))
+                self._forget()
+                self._stop.wait(1.0)
+            except Exception:
+                log.exception("scheduler_tick_failed")
+                self._forget()
+                self._stop.wait(1.0)
+        if ears is not None:
+            ears.close()

@@ -1,0 +1,202 @@
+"""Two split reports side by side: what each device got, what it cost, and how the two compare.
+
+A `ratio` is this one over the other, of numbers as they are and of times by their p50; it is `None`
+where one of the two was not measured, or the other is 0.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from jobs.splits.lint import Finding
+from jobs.splits.plan import Pattern
+from jobs.splits.report import Report, Resumed
+from jobs.splits.timings import DeviceMeasures, Timing
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+Value = int | float | str | Timing | None
+
+_DEVICE_FIELDS = tuple(name for name in DeviceMeasures.__struct_fields__ if name != "device")
+_PRIMITIVES = ("replicate_ms", "scatter_ms", "parallel_apply_ms", "gather_ms")
+
+
+class Side(msgspec.Struct, frozen=True):
+    """Which report one side is."""
+
+    job_id: str
+    attempt: int
+    final: bool
+    strategy: str
+    devices: int
+    device_kind: str
+    virtual: bool
+    rehearsal: bool
+    resumed: Resumed | None
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """One number, time or word of both reports."""
+
+    this: Value
+    against: Value
+    ratio: float | None
+
+
+class PatternPair(msgspec.Struct, frozen=True):
+    """A way to divide a batch, and in how many steps each of the two divided one so; 0: in none."""
+
+    phase: str
+    module: str
+    batch_rows: int | None
+    rows: tuple[int | None, ...] | None
+    this_steps: int | None
+    against_steps: int | None
+
+
+class DevicePair(msgspec.Struct, frozen=True):
+    """A device of the lease; every number is `None` on the side that had no such device."""
+
+    device: int
+    rows: Pair
+    share: Pair
+    steps: Pair
+    idle_steps: Pair
+    forward_ms: Pair
+    backward_ms: Pair
+    data_wait_ms: Pair
+    comm_ms: Pair
+    ms_per_row: Pair
+    memory_peak_bytes: Pair
+
+
+class PrimitivePairs(msgspec.Struct, frozen=True):
+    replicate_ms: Pair
+    scatter_ms: Pair
+    parallel_apply_ms: Pair
+    gather_ms: Pair
+
+
+class BalancePairs(msgspec.Struct, frozen=True):
+    rows_max_over_mean: Pair
+    time_max_over_mean: Pair
+    slowest_device: Pair
+    cause: Pair
+    idle_device_steps: Pair
+    wasted_device_seconds: Pair
+    output_device_memory_skew: Pair
+
+
+class FindingPairs(msgspec.Struct, frozen=True):
+    """Findings of one side only, and the codes of those that both have."""
+
+    this_only: tuple[Finding, ...]
+    against_only: tuple[Finding, ...]
+    both: tuple[str, ...]
+
+
+class SideNotes(msgspec.Struct, frozen=True):
+    this: dict[str, str]
+    against: dict[str, str]
+
+
+class ReportDiff(msgspec.Struct, frozen=True):
+    """`primitives` is `None` where neither has them."""
+
+    this: Side
+    against: Side
+    patterns: tuple[PatternPair, ...]
+    per_device: tuple[DevicePair, ...]
+    primitives: PrimitivePairs | None
+    balance: BalancePairs
+    findings: FindingPairs
+    notes: SideNotes
+
+
+def diff(this: Report, against: Report) -> ReportDiff:
+    """Both reports side by side. They may be of any two jobs."""
+    primitives = None
+    if this.primitives is not None or against.primitives is not None:
+        primitives = PrimitivePairs(*(_pair_of(this.primitives, against.primitives, name) for name in _PRIMITIVES))
+    return ReportDiff(
+        this=_side(this),
+        against=_side(against),
+        patterns=tuple(_patterns(this.patterns, against.patterns)),
+        per_device=tuple(_devices(this.per_device, against.per_device)),
+        primitives=primitives,
+        balance=BalancePairs(
+            *(_pair_of(this.balance, against.balance, name) for name in BalancePairs.__struct_fields__)
+        ),
+        findings=_findings(this.findings, against.findings),
+        notes=SideNotes(this.notes, against.notes),
+    )
+
+
+def _side(report: Report) -> Side:
+    return Side(
+        job_id=report.job_id,
+        attempt=report.attempt,
+        final=report.final,
+        strategy=report.strategy,
+        devices=len(report.devices),
+        device_kind=report.device_kind,
+        virtual=report.virtual,
+        rehearsal=report.rehearsal,
+        resumed=report.resumed,
+    )
+
+
+def _pair_of(this: msgspec.Struct | None, against: msgspec.Struct | None, name: str) -> Pair:
+    left, right = (None if one is None else getattr(one, name) for one in (this, against))
+    comparable = name != "slowest_device"  # an index, not a quantity
+    return Pair(left, right, _ratio(left, right) if comparable else None)
+
+
+def _ratio(this: Value, against: Value) -> float | None:
+    left, right = _size(this), _size(against)
+    return None if left is None or not right else left / right
+
+
+def _size(value: Value) -> float | None:
+    if isinstance(value, Timing):
+        return value.p50
+    return None if isinstance(value, str) else value
+
+
+def _patterns(this: Sequence[Pattern], against: Sequence[Pattern]) -> Iterator[PatternPair]:
+    """In the order of this report, then what only the other one has."""
+    ours, theirs = _by_key(this, _split_of), _by_key(against, _split_of)
+    for key in dict.fromkeys([*ours, *theirs]):
+        mine, other = ours.get(key), theirs.get(key)
+        yield PatternPair(*key, 0 if mine is None else mine.steps, 0 if other is None else other.steps)
+
+
+_Split = tuple[str, str, int | None, tuple[int | None, ...] | None]
+
+
+def _split_of(pattern: Pattern) -> _Split:
+    return pattern.phase, pattern.module, pattern.batch_rows, pattern.rows
+
+
+K = TypeVar("K")
+
+
+def _by_key(entries: Sequence[S], key: Callable[[S], K]) -> dict[K, S]:
+    return {key(entry): entry for entry in entries}
+
+
+def _devices(this: Sequence[DeviceMeasures], against: Sequence[DeviceMeasures]) -> Iterator[DevicePair]:
+    ours, theirs = (_by_key(side, lambda device: device.device) for side in (this, against))
+    for device in sorted({*ours, *theirs}):
+        pairs = (_pair_of(ours.get(device), theirs.get(device), name) for name in _DEVICE_FIELDS)
+        yield DevicePair(device, *pairs)
+
+
+def _findings(this: Sequence[Finding], against: Sequence[Finding]) -> FindingPairs:
+    ours, theirs = ({finding.code for finding in side} for side in (this, against))
+    return FindingPairs(
+        this_only=tuple(finding for finding in this if finding.code not in theirs),
+        against_only=tuple(finding for finding in against if finding.code not in ours),
+        both=tuple(sorted(ours & theirs)),
+    )

@@ -1,0 +1,340 @@
+"""What is wrong with a split, in words and numbers, and what to change in the spec.
+
+`lint` reads patterns, and does not mind whether they were planned or observed. Only the main phase
+(train, or forward in forward mode) is looked at: an evaluation has no gradient and is a small part
+of a run. A suggestion is never a guess: each candidate is planned first and offered only when the
+finding is gone from its plan and the run still has a batch.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+import msgspec
+
+from jobs.model.spec import JobSpec, RecipeProgram
+from jobs.splits.plan import Pattern, predict, sampler_rows, train_pass
+
+Severity = Literal["info", "warning"]
+
+#: How many batch sizes (multiples of the devices) on either side of the user's are tried.
+_NEIGHBOURS = 16
+_MAX_BATCH_SIZE = 1_000_000
+_BATCH_SIZE = "program.data.batch_size"
+_DROP_LAST = "program.data.drop_last"
+_DEVICES = "resources.devices"
+_STRAGGLER = "program.straggler"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    code: str
+    severity: str
+    message: str
+    suggestion: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A finding without its suggestion."""
+
+    code: str
+    severity: Severity
+    message: str
+
+
+#: Dotted path in the spec -> new value; `None` means: leave the field out.
+_Change = Mapping[str, Any]
+
+
+def lint(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) -> list[Finding]:
+    """Findings about `patterns` of a job with `spec` over `rows` rows of training data (`None`: unknown)."""
+    if not isinstance(spec.program, RecipeProgram):
+        return []
+    return [
+        Finding(problem.code, problem.severity, problem.message, _suggest(spec, rows, problem.code))
+        for problem in _problems(spec, patterns, rows)
+    ]
+
+
+def describe(rows: Sequence[int | None]) -> str:
+    """Rows of a split for a sentence: "4, 4, 2", or "7 x 4, 2" where a list would be long."""
+    if len(rows) <= 8:
+        return ", ".join("?" if count is None else str(count) for count in rows)
+    groups: list[tuple[int | None, int]] = []
+    for count in rows:
+        times = groups.pop()[1] + 1 if groups and groups[-1][0] == count else 1
+        groups.append((count, times))
+    return ", ".join(
+        f"{times} x {'?' if count is None else count}" if times > 1 else describe([count]) for count, times in groups
+    )
+
+
+# -- finding problems ------------------------------------------------------------------------------
+
+
+def _problems(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) -> list[Problem]:
+    split = [(pattern, counts) for pattern, counts in _countable(patterns) if pattern.phase != "eval"]
+    found: list[Problem] = []
+    if spec.parallelism.strategy == "dp" and spec.resources.devices > 1 and split:
+        split = _single_batches(spec, split, rows)
+        largest = max(sum(counts) for _, counts in split)
+        full = next(counts for _, counts in split if sum(counts) == largest)
+        smaller = [counts for _, counts in split if sum(counts) < largest]
+        found += data_parallel_problems(full, smaller, spec.resources.devices)
+    if spec.distributed:
+        found += rank_problems(patterns)
+    if rows is not None:
+        found += _of_the_data_set(spec, rows)
+    if _ddp_would_fit(spec):
+        found.append(
+            Problem(
+                "ddp-would-fit-better",
+                "info",
+                f"DataParallel copies the model to {spec.resources.devices} devices and gathers the outputs on one "
+                "in every step; under ddp each device keeps its copy and only gradients travel",
+            )
+        )
+    return found
+
+
+def _countable(patterns: Sequence[Pattern]) -> Iterator[tuple[Pattern, tuple[int, ...]]]:
+    for pattern in patterns:
+        if pattern.rows is not None:
+            counts = tuple(count for count in pattern.rows if count is not None)
+            if len(counts) == len(pattern.rows) and any(counts):
+                yield pattern, counts
+
+
+_Split = list[tuple[Pattern, tuple[int, ...]]]
+
+
+def _single_batches(spec: JobSpec, split: _Split, rows: int | None) -> _Split:
+    """What one batch gives each device. A pattern adds up the batches of a step where gradients are accumulated, so
+    there the plan of the single batches is taken."""
+    if spec.recipe.accumulate_steps == 1:
+        return split
+    alone = apply(spec, {"program.accumulate_steps": None, "program.max_steps": None})
+    return [one for one in _countable(predict(alone, rows).epoch) if one[0].phase != "eval"] or split
+
+
+def data_parallel_problems(
+    full: Sequence[int],
+    smaller: Sequence[Sequence[int]],
+    devices: int,
+    words: tuple[str, str] = ("the last batch", "the others have"),
+) -> Iterator[Problem]:
+    """What is wrong with how DataParallel divides the largest batch, and smaller ones. `words` say what the smaller
+    ones are, and what the largest is to them."""
+    batch, (which, others) = sum(full), words
+    if batch < devices:
+        yield Problem(
+            "batch-smaller-than-devices",
+            "warning",
+            f"a batch of {batch} cannot give a row to each of {devices} devices: {describe(full)}",
+        )
+    if 0 in full:
+        yield _idle(full, "a batch", "warning")
+    elif (idle := next((counts for counts in smaller if 0 in counts), None)) is not None:
+        yield _idle(idle, which, "info")
+    if 0 not in full and len(set(full)) > 1:
+        yield Problem(
+            "ragged-batch",
+            "info",
+            f"a batch of {batch} does not divide evenly among {devices} devices: {describe(full)}",
+        )
+    if (ragged := next((counts for counts in smaller if len(set(counts)) > 1), None)) is not None:
+        yield Problem(
+            "ragged-last-batch",
+            "info",
+            f"{which} of {sum(ragged)} ({others} {batch}) does not divide evenly "
+            f"among {devices} devices: {describe(ragged)}",
+        )
+
+
+def _idle(rows: Sequence[int], which: str, severity: Severity) -> Problem:
+    idle = rows.count(0)
+    return Problem(
+        "idle-devices",
+        severity,
+        f"{idle} of {len(rows)} devices {'gets' if idle == 1 else 'get'} nothing of {which} of {sum(rows)}: "
+        f"{describe(rows)}",
+    )
+
+
+def rank_problems(patterns: Sequence[Pattern]) -> Iterator[Problem]:
+    """Ranks with other row counts in one step; a rank that had ended (0 rows) is not averaged."""
+    split = [(pattern, counts) for pattern, counts in _countable(patterns) if pattern.phase != "eval"]
+    unequal = [(pattern, counts) for pattern, counts in split if len(set(counts) - {0}) > 1]
+    if unequal and unequal[0][0].phase == "train":
+        steps = sum(pattern.steps or 0 for pattern, _ in unequal)
+        counts = unequal[0][1]
+        yield Problem(
+            "unequal-gradient-weight",
+            "warning",
+            f"in {steps} {'step' if steps == 1 else 'steps'} the ranks had different numbers of rows "
+            f"({describe(counts)}), but their gradients are averaged as equals: a row on the smallest rank weighs "
+            f"{max(counts) / min(count for count in counts if count):.3g} times one on the largest",
+        )
+
+
+def _of_the_data_set(spec: JobSpec, rows: int) -> Iterator[Problem]:
+    devices, data = spec.resources.devices, spec.recipe.data
+    if data.drop_last:
+        used = sum(sum(shards) * times for shards, times in train_pass(spec, rows))
+        if used < rows:
+            yield Problem(
+                "dropped-rows",
+                "info" if used else "warning",
+                f"drop_last leaves {rows - used} of {rows} rows out of every epoch"
+                + ("" if used else ": there is no batch at all"),
+            )
+    elif spec.distributed:
+        each = sampler_rows(rows, devices, drop_last=False)
+        if each * devices > rows:
+            repeated = each * devices - rows
+            yield Problem(
+                "sampler-padding",
+                "info",
+                f"{devices} ranks of {each} rows read {each * devices} rows of {rows}: "
+                f"{repeated} {'is a repeat' if repeated == 1 else 'are repeats'}, in every epoch",
+            )
+
+
+def _ddp_would_fit(spec: JobSpec) -> bool:
+    how = spec.parallelism
+    return how.strategy == "dp" and how.dim == 0 and spec.resources.devices > 1 and spec.recipe.mode == "train"
+
+
+# -- suggesting a change ---------------------------------------------------------------------------
+
+
+def _suggest(spec: JobSpec, rows: int | None, code: str) -> str:
+    for candidates in _REMEDIES[code]:
+        working = (change for change in candidates(spec, rows) if _helps(spec, change, rows, code))
+        best = list(islice(working, 2))
+        if best:
+            return _words(best)
+    return _WITHOUT_A_SETTING[code]
+
+
+def _helps(spec: JobSpec, change: _Change, rows: int | None, code: str) -> bool:
+    """Whether the plan of the changed spec is free of a finding, and still has a batch."""
+    if rows is None and code in _NEEDS_ROWS and _BATCH_SIZE in change:
+        return False
+    changed = apply(spec, change)
+    plan = predict(changed, rows).epoch
+    if rows is not None and not any(pattern.steps for pattern in plan):
+        return False
+    return all(problem.code != code for problem in _problems(changed, plan, rows))
+
+
+def apply(spec: JobSpec, change: _Change) -> JobSpec:
+    """The spec with some fields set (dotted path -> value) or left out (`None`)."""
+    body = spec.model_dump(exclude_unset=True)
+    for path, value in change.items():
+        *parents, last = path.split(".")
+        place = body
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        if value is None:
+            place.pop(last, None)
+        else:
+            place[last] = value
+    return JobSpec.model_validate(body)
+
+
+def _words(changes: Sequence[_Change]) -> str:
+    """The first change as a sentence, or two that are only batch sizes: "set program.data.batch_size to 24 or 32"."""
+    first = changes[0]
+    if len(changes) > 1 and list(first) == [_BATCH_SIZE] == list(changes[1]):
+        sizes = sorted(change[_BATCH_SIZE] for change in changes)
+        return f"set {_BATCH_SIZE} to {sizes[0]} or {sizes[1]}"
+    kept = [f"{path} to {msgspec.json.encode(value).decode()}" for path, value in first.items() if value is not None]
+    left_out = [path for path, value in first.items() if value is None]
+    return f"set {' and '.join(kept)}" + (f", and leave out {', '.join(left_out)}" if left_out else "")
+
+
+def _even_sizes(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
+    """Batch sizes that every device shares evenly, nearest first, up to the whole data set."""
+    share = spec.resources.devices if spec.parallelism.strategy == "dp" else 1
+    return ({_BATCH_SIZE: other} for other in nearest_sizes(spec.recipe.data.batch_size, share, rows))
+
+
+def _any_sizes(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
+    return ({_BATCH_SIZE: other} for other in nearest_sizes(spec.recipe.data.batch_size, 1, rows))
+
+
+def nearest_sizes(size: int, unit: int, rows: int | None) -> list[int]:
+    """Multiples of `unit` from half to twice `size`, nearest first: further away, training itself would change."""
+    middle = size // unit
+    multiples = (unit * times for times in range(max(1, middle - _NEIGHBOURS), middle + _NEIGHBOURS + 1))
+    largest = min(max(2 * size, unit), _MAX_BATCH_SIZE, _MAX_BATCH_SIZE if rows is None else rows)
+    usable = [other for other in multiples if other != size and size / 2 <= other <= largest]
+    return sorted(usable, key=lambda other: abs(other - size))
+
+
+def _even_sizes_dropping(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
+    return ({**change, _DROP_LAST: True} for change in ({}, *_even_sizes(spec, rows)))
+
+
+def _drop_last(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
+    if not spec.recipe.data.drop_last:
+        yield {_DROP_LAST: True}
+
+
+def _keep_last(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
+    yield {_DROP_LAST: False}
+
+
+def _fewer_devices(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
+    for devices in range(spec.resources.devices - 1, 0, -1):
+        moved = spec.parallelism.output_device >= devices
+        yield {
+            _DEVICES: devices,
+            **({"parallelism.output_device": 0} if moved else {}),
+            **({_STRAGGLER: None} if _slow_one(spec) >= devices else {}),
+        }
+
+
+def _slow_one(spec: JobSpec) -> int:
+    """Index of the device or rank that is slow on purpose; -1 where there is none."""
+    straggler = spec.recipe.straggler
+    if straggler is None:
+        return -1
+    return max(-1 if index is None else index for index in (straggler.device, straggler.rank))
+
+
+def _ddp(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
+    """The same global batch, or the nearest one, with one DataLoader per rank."""
+    how = spec.parallelism
+    size = max(1, round(spec.recipe.data.batch_size / spec.resources.devices))
+    only_dp = {"dim": how.dim, "output_device": how.output_device, "functional": how.functional}
+    left_out = {f"parallelism.{field}": None for field, value in only_dp.items() if value}
+    left_out |= {_STRAGGLER: None} if spec.recipe.straggler is not None else {}
+    change = {"parallelism.strategy": "ddp", _BATCH_SIZE: size, **left_out}
+    yield change
+    yield {**change, _DROP_LAST: False}
+
+
+_Candidates = Callable[[JobSpec, int | None], Iterator[_Change]]
+
+#: Candidates for each finding, group by group: the first group with one that helps is used.
+_REMEDIES: dict[str, tuple[_Candidates, ...]] = {
+    "batch-smaller-than-devices": (_even_sizes, _even_sizes_dropping, _fewer_devices),
+    "idle-devices": (_even_sizes, _even_sizes_dropping, _fewer_devices),
+    "ragged-batch": (_even_sizes, _even_sizes_dropping, _fewer_devices),
+    "ragged-last-batch": (_even_sizes, _drop_last, _even_sizes_dropping, _fewer_devices),
+    "sampler-padding": (_drop_last, _fewer_devices),
+    "dropped-rows": (_even_sizes, _any_sizes, _keep_last),
+    "unequal-gradient-weight": (_drop_last,),
+    "ddp-would-fit-better": (_ddp,),
+}
+
+#: Findings about the end of an epoch: without the number of rows, no batch size can be promised.
+_NEEDS_ROWS = frozenset({"ragged-last-batch", "dropped-rows"})
+
+_WITHOUT_A_SETTING = {
+    **dict.fromkeys(_REMEDIES, "no setting near this one avoids it: the devices would have to divide the data set"),
+    "unequal-gradient-weight": "weight each rank's loss by its rows times ranks over the rows of the whole batch",
+}

@@ -1,0 +1,290 @@
+"""What a spec will do to its batches, worked out before anything runs: pure arithmetic, no torch.
+
+Three rules of PyTorch decide every split, and the tests hold each against torch itself:
+
+- DataParallel scatters with `torch.chunk`: shards of ceil(rows / devices), so the last one may be
+  smaller and later devices may get nothing (`chunk`).
+- DistributedSampler gives every rank the same number of rows: it repeats the first rows as padding,
+  or drops the tail when `drop_last` is set (`sampler_rows`).
+- DataLoader cuts what it is given into batches of `batch_size` and keeps the smaller rest, unless
+  `drop_last` is set (`batches`).
+
+One optimizer step reads `accumulate_steps` batches, and what it has when the epoch ends (`grouped`).
+
+Evaluation under ddp is sharded without padding, so that no row counts twice in a metric: rank r gets
+the rows r, r + ranks, r + 2 * ranks, ... (`strided_rows`).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from jobs.model.spec import JobSpec, RecipeProgram
+from jobs.protocol.records import Shape
+
+#: Rows of one split, one number per leased device.
+Rows = tuple[int, ...]
+#: A split, and how many batches in a row are divided that way.
+Run = tuple[Rows, int]
+
+_NO_SHAPES: Final = "shapes are known once the model has run"
+_SCRIPT: Final = "what a script does with its data only its run can tell"
+_UNKNOWN_ROWS: Final = "the data set's size is known only where it is loaded; this is the split of one full step"
+
+
+class Pattern(msgspec.Struct, frozen=True):
+    """All batches that were (or will be) divided in the same way; the unit of plans and of reports.
+
+    The key is (phase, module, batch_rows, rows). `rows` has one number per leased device, 0 where it
+    gets nothing. Under ddp a device's number is what its rank reads, and `batch_rows` is their sum.
+    Shapes run parallel to `rows` and are those of the first occurrence. Steps count from 0 within
+    their phase, over all epochs. `None` means not known; `notes` of the document says why.
+    """
+
+    phase: str
+    module: str
+    batch_rows: int | None
+    rows: tuple[int | None, ...] | None
+    shapes_vary: bool | None
+    input_shapes: tuple[Shape | None, ...] | None
+    output_shapes: tuple[Shape | None, ...] | None
+    steps: int | None
+    first_step: int | None
+    last_step: int | None
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """The splits of one epoch (with one evaluation, where there is one) and of the whole run.
+
+    `planned` is False for a script: nothing can be said before it runs.
+    """
+
+    train_rows: int | None
+    eval_rows: int | None
+    epoch: tuple[Pattern, ...]
+    run: tuple[Pattern, ...]
+    notes: dict[str, str]
+    planned: bool = True
+
+
+# -- the arithmetic of torch -----------------------------------------------------------------------
+
+
+def chunk(rows: int, devices: int) -> Rows:
+    """Rows of each device when a batch is scattered as `torch.chunk` does it, 0 for idle devices.
+
+    Raises:
+        ValueError: `rows` is negative, or there is no device.
+    """
+    if rows < 0 or devices < 1:
+        raise ValueError(f"cannot divide {rows} rows among {devices} devices")
+    size = _ceil(rows, devices)
+    return tuple(max(0, min(size, rows - device * size)) for device in range(devices))
+
+
+def sampler_rows(rows: int, ranks: int, drop_last: bool) -> int:
+    """Rows that DistributedSampler gives to each rank: padded up, or cut down when `drop_last`."""
+    return rows // ranks if drop_last else _ceil(rows, ranks)
+
+
+def strided_rows(rows: int, ranks: int) -> Rows:
+    """Rows of each rank when rank r takes every `ranks`-th row from row r on, without padding."""
+    return tuple(max(0, _ceil(rows - rank, ranks)) for rank in range(ranks))
+
+
+def batches(rows: int, batch_size: int, drop_last: bool) -> list[tuple[int, int]]:
+    """Batches that a DataLoader yields in one pass, as (rows of the batch, how many of them)."""
+    full, rest = divmod(rows, batch_size)
+    cut = [(batch_size, full), (0 if drop_last else rest, 1)]
+    return [(size, count) for size, count in cut if size and count]
+
+
+def grouped(runs: Sequence[Run], size: int) -> list[Run]:
+    """Splits of single batches, in order, as the splits of steps that read `size` batches each, added up device by
+    device. The last step reads what is left."""
+    steps: list[Run] = []
+    open_rows, missing = (0,) * (len(runs[0][0]) if runs else 0), size
+    for rows, count in runs:
+        first = min(count, missing) if missing < size else 0
+        whole, rest = divmod(count - first, size)
+        if first:
+            open_rows, missing = _plus(open_rows, rows, first), missing - first
+        if missing == 0:
+            steps.append((open_rows, 1))
+            open_rows, missing = (0,) * len(rows), size
+        if whole:
+            steps.append((_plus(open_rows, rows, size), whole))
+        if rest:
+            open_rows, missing = _plus(open_rows, rows, rest), size - rest
+    return [*steps, (open_rows, 1)] if missing < size else steps
+
+
+def _plus(rows: Rows, more: Rows, times: int) -> Rows:
+    return tuple(have + times * got for have, got in zip(rows, more, strict=True))
+
+
+def _ceil(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)
+
+
+# -- one pass over a data set ----------------------------------------------------------------------
+
+
+def train_pass(spec: JobSpec, rows: int) -> list[Run]:
+    """The splits of one epoch over `rows` rows of training data, step by step, in order."""
+    return grouped(batch_pass(spec, rows), spec.recipe.accumulate_steps)
+
+
+def batch_pass(spec: JobSpec, rows: int) -> list[Run]:
+    """As `train_pass`, batch by batch: several make one step when gradients are accumulated."""
+    data, devices = spec.recipe.data, spec.resources.devices
+    if spec.distributed:
+        mine = sampler_rows(rows, devices, data.drop_last)
+        return [((size,) * devices, count) for size, count in batches(mine, data.batch_size, data.drop_last)]
+    return [(chunk(size, devices), count) for size, count in batches(rows, data.batch_size, data.drop_last)]
+
+
+def eval_pass(spec: JobSpec, rows: int, batch_size: int) -> list[Run]:
+    """The splits of one evaluation over `rows` rows, in order. Ranks may run out at different batches."""
+    devices = spec.resources.devices
+    if not spec.distributed:
+        return [(chunk(size, devices), count) for size, count in batches(rows, batch_size, drop_last=False)]
+    shards = strided_rows(rows, devices)
+    full = min(shards) // batch_size
+    rest = [
+        (tuple(max(0, min(batch_size, shard - step * batch_size)) for shard in shards), 1)
+        for step in range(full, _ceil(max(shards), batch_size))
+    ]
+    return [((batch_size,) * devices, full), *rest] if full else rest
+
+
+# -- a whole job -----------------------------------------------------------------------------------
+
+
+def predict(spec: JobSpec, train_rows: int | None, eval_rows: int | None = None) -> Prediction:
+    """The splits that `spec` will give over data sets of so many rows.
+
+    `None` for a row count means that only the worker can know it: the answer then has the split of
+    one full batch, without step counts. `max_steps` cuts the last epoch short; an evaluation that is
+    due after that epoch still takes place.
+    """
+    if not isinstance(spec.program, RecipeProgram):
+        return Prediction(None, None, (), (), {"patterns": _SCRIPT, "rows": _SCRIPT}, planned=False)
+    main = "train" if spec.recipe.mode == "train" else "forward"
+    evaluate = spec.recipe.evaluate
+    train_runs = None if train_rows is None else train_pass(spec, train_rows)
+    per_epoch = None if train_runs is None else sum(count for _, count in train_runs)
+    one = _phase(spec, main, train_runs, passes=1)
+    run = _phase(spec, main, train_runs, passes=spec.recipe.epochs)
+    if evaluate is not None:
+        eval_runs = None if eval_rows is None else eval_pass(spec, eval_rows, evaluate.data.batch_size)
+        one += _phase(spec, "eval", eval_runs, passes=1)
+        evaluations = _evaluations(spec.recipe, per_epoch)
+        if evaluations is None:
+            run += [_uncounted(pattern) for pattern in _phase(spec, "eval", eval_runs, passes=1)]
+        elif evaluations:
+            run += _phase(spec, "eval", eval_runs, passes=evaluations)
+    notes = _notes(spec, train_rows, eval_rows)
+    return Prediction(train_rows, eval_rows, tuple(one), tuple(run), notes)
+
+
+def rows_unplannable(spec: JobSpec) -> str | None:
+    """Why the rows of a shard cannot be worked out for this spec; `None` when they can."""
+    if spec.parallelism.strategy == "dp" and spec.parallelism.dim != 0:
+        return f"the batch is split along dimension {spec.parallelism.dim}, whose size only the data itself tells"
+    if spec.parallelism.strategy == "single" and spec.resources.devices > 1:
+        return "modules are placed on several devices, and each batch passes through them whole"
+    return None
+
+
+def _evaluations(program: RecipeProgram, steps_per_epoch: int | None) -> int | None:
+    """Evaluations of the whole run; `None` when it depends on an unknown number of steps."""
+    if program.evaluate is None:
+        return 0
+    epochs = program.epochs
+    if program.max_steps is not None:
+        if steps_per_epoch is None:
+            return None
+        epochs = min(epochs, _ceil(program.max_steps, steps_per_epoch)) if steps_per_epoch else epochs
+    return epochs // program.evaluate.every_epochs
+
+
+def _phase(spec: JobSpec, phase: str, runs: list[Run] | None, passes: int) -> list[Pattern]:
+    if runs is None:
+        return [_pattern(spec, phase, _full_batch(spec, phase), None, 0, None)]
+    limit = None if phase == "eval" else spec.recipe.max_steps
+    length = sum(count for _, count in runs)
+    total = passes * length if limit is None else min(passes * length, limit)
+    patterns = []
+    start = 0
+    for rows, count in runs:
+        whole, rest = divmod(total, length)
+        partial = max(0, min(count, rest - start))
+        steps = whole * count + partial
+        last = whole * length + start + partial if partial else (whole - 1) * length + start + count
+        if steps:
+            patterns.append(_pattern(spec, phase, rows, steps, start, last - 1))
+        start += count
+    return _merge_without_rows(patterns)
+
+
+def _full_batch(spec: JobSpec, phase: str) -> Rows:
+    evaluate, devices = spec.recipe.evaluate, spec.resources.devices
+    size = evaluate.data.batch_size if phase == "eval" and evaluate else spec.recipe.data.batch_size
+    times = 1 if phase == "eval" else spec.recipe.accumulate_steps
+    rows = (size,) * devices if spec.distributed else chunk(size, devices)
+    return tuple(times * count for count in rows)
+
+
+def _pattern(
+    spec: JobSpec, phase: str, rows: Rows, steps: int | None, first_step: int | None, last_step: int | None
+) -> Pattern:
+    known = rows_unplannable(spec) is None
+    return Pattern(
+        phase=phase,
+        module=spec.parallelism.module or "",
+        batch_rows=sum(rows) if known else None,
+        rows=rows if known else None,
+        shapes_vary=None,
+        input_shapes=None,
+        output_shapes=None,
+        steps=steps,
+        first_step=first_step,
+        last_step=last_step,
+    )
+
+
+def _uncounted(pattern: Pattern) -> Pattern:
+    return msgspec.structs.replace(pattern, steps=None, last_step=None)
+
+
+def _merge_without_rows(patterns: list[Pattern]) -> list[Pattern]:
+    """Patterns whose rows are unknown share one key, so they are one pattern."""
+    if len(patterns) < 2 or patterns[0].rows is not None:
+        return patterns
+    return [
+        msgspec.structs.replace(
+            patterns[0],
+            steps=sum(pattern.steps or 0 for pattern in patterns),
+            last_step=max(pattern.last_step or 0 for pattern in patterns),
+        )
+    ]
+
+
+def _notes(spec: JobSpec, train_rows: int | None, eval_rows: int | None) -> dict[str, str]:
+    notes = {f"patterns.{field}": _NO_SHAPES for field in ("shapes_vary", "input_shapes", "output_shapes")}
+    unplannable = rows_unplannable(spec)
+    if unplannable is not None:
+        notes |= {"patterns.rows": unplannable, "patterns.batch_rows": unplannable}
+    unknown = [name for name, missing in _unknown_sets(spec, train_rows, eval_rows) if missing]
+    if unknown:
+        notes["patterns.steps"] = notes["patterns.last_step"] = f"{' and '.join(unknown)}: {_UNKNOWN_ROWS}"
+    if train_rows is None:
+        notes["rows"] = _UNKNOWN_ROWS
+    return notes
+
+
+def _unknown_sets(spec: JobSpec, train_rows: int | None, eval_rows: int | None) -> Iterable[tuple[str, bool]]:
+    yield "program.data", train_rows is None
+    yield "program.evaluate.data", spec.recipe.evaluate is not None and eval_rows is None

@@ -1,0 +1,119 @@
+"""Executes store calls on Redis: one class for threads, one for asyncio, and nothing else in them."""
+
+import hashlib
+from functools import cache
+from typing import TypeVar
+
+import redis
+import redis.asyncio
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import (
+    BusyLoadingError,
+    MasterDownError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+from jobs import store
+from jobs.model.errors import Unavailable
+from jobs.store.multiplexer import Exchange
+
+T = TypeVar("T")
+
+CONNECT_SECONDS = 2.0
+REPLY_SECONDS = 5.0
+
+#: How a server says that it cannot serve for now. redis-py has classes for some, which drop the word.
+_REFUSALS = (OutOfMemoryError, ReadOnlyError, MasterDownError, BusyLoadingError)
+_REFUSING_WORDS = ("OOM", "MISCONF", "LOADING", "READONLY", "BUSY", "MASTERDOWN", "NOREPLICAS")
+
+
+def connect(url: str) -> "redis.Redis":
+    """A synchronous client. Every wait has a deadline, and a lost connection is tried again twice:
+    each call is idempotent, so a command whose reply was lost may be sent again."""
+    client: redis.Redis = redis.Redis.from_url(
+        url,
+        socket_timeout=REPLY_SECONDS,
+        socket_connect_timeout=CONNECT_SECONDS,
+        health_check_interval=15,
+        retry=_retry(),
+        driver_info=None,  # else each connection reads which version this is from disk, and tells it in two more calls
+    )
+    return client
+
+
+def _retry() -> Retry:
+    return Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 2)
+
+
+class RedisStore:
+    """Runs calls from a thread.
+
+    Raises (from `run`):
+        Unavailable: Redis does not answer, or refuses to serve for now.
+    """
+
+    def __init__(self, client: "redis.Redis") -> None:
+        self.client = client
+        self._scripts: dict[str, redis.commands.core.Script] = {}
+
+    @classmethod
+    def from_url(cls, url: str) -> "RedisStore":
+        return cls(connect(url))
+
+    def run(self, call: store.Call[T]) -> T:
+        script = self._scripts.get(call.script)
+        if script is None:
+            script = self._scripts[call.script] = self.client.register_script(store.source(call.script))
+        try:
+            return call.parse(script(args=call.args))
+        except RedisError as error:
+            raise _translate(error) from error
+
+    def close(self) -> None:
+        self.client.close()
+
+
+class AsyncRedisStore:
+    """Runs calls from asyncio, all of them on one connection. Raises as `RedisStore` does.
+
+    `client` is for what would hold up the others: it has connections of its own.
+    """
+
+    def __init__(self, client: "redis.asyncio.Redis") -> None:
+        self.client = client
+        self._exchange = Exchange(client, REPLY_SECONDS)
+
+    async def run(self, call: store.Call[T]) -> T:
+        source, digest = _script(call.script)
+        try:
+            reply = await self._exchange.script(source, digest, call.args)
+        except RedisError as error:
+            raise _translate(error) from error
+        return call.parse(reply)
+
+    async def close(self) -> None:
+        await self._exchange.close()
+        await self.client.aclose()
+
+
+@cache
+def _script(name: str) -> tuple[str, str]:
+    """Source of a script, and the digest under which a server keeps it."""
+    source = store.source(name)
+    return source, hashlib.sha1(source.encode()).hexdigest()  # noqa: S324  (Redis's own way to name it)
+
+
+def _translate(error: RedisError) -> Exception:
+    """`Unavailable` for what passes by itself; anything else is a bug here and stays what it is."""
+    refused = isinstance(error, _REFUSALS) or str(error).startswith(_REFUSING_WORDS)
+    if refused and isinstance(error, ResponseError | BusyLoadingError):
+        return Unavailable(f"the control Redis refuses to serve for now ({error}); try again")
+    if isinstance(error, RedisConnectionError | RedisTimeoutError):
+        return Unavailable("the control Redis does not answer; it is not known whether the call took effect, try again")
+    return error

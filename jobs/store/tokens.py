@@ -1,0 +1,126 @@
+"""Bearer tokens: `sy_<id>_<secret>`. Redis keeps the SHA-256 of the secret, never the secret.
+
+The secret is 256 random bits, so a plain hash is enough: there is nothing to guess, and a slow hash
+would only slow the service down.
+"""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Any
+
+from jobs.model.errors import NotFound
+from jobs.model.records import TokenRecord
+from jobs.store import Call, fields_of
+
+PREFIX = "sy"
+#: The id of the token that the operator sets, which may have any form.
+OPERATOR_ID = "admin"
+MIN_OPERATOR_LENGTH = 20
+MAX_TEXT_LENGTH = 512
+
+
+class Scope(StrEnum):
+    """What a token may do. Each scope includes those before it."""
+
+    READ = "read"
+    SUBMIT = "submit"
+    ADMIN = "admin"
+
+
+#: What covers each scope: admin implies all, submit implies read.
+_COVERING = {wanted: frozenset(str(scope) for scope in list(Scope)[i:]) for i, wanted in enumerate(Scope)}
+
+
+def allows(granted: Iterable[str], wanted: Scope) -> bool:
+    """Whether scopes that were granted cover the one that is wanted."""
+    return not _COVERING[wanted].isdisjoint(granted)
+
+
+def issue(
+    tenant: str, scopes: Iterable[Scope], name: str, *, created: int, expires: int | None = None
+) -> tuple[str, TokenRecord]:
+    """A new token: its text, to be shown once, and what is stored. Times are microseconds since the epoch."""
+    token, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+    granted = frozenset(str(scope) for scope in scopes)
+    record = TokenRecord(token, tenant, granted, digest(secret), name, created, expires)
+    return f"{PREFIX}_{token}_{secret}", record
+
+
+def operator_token(text: str, tenant: str) -> TokenRecord:
+    """The record of the admin token that the operator set.
+
+    Raises:
+        ValueError: it is too short to be safe, or holds characters that a header cannot carry.
+    """
+    if not MIN_OPERATOR_LENGTH <= len(text) <= MAX_TEXT_LENGTH:
+        raise ValueError(f"the admin token must have {MIN_OPERATOR_LENGTH} to {MAX_TEXT_LENGTH} characters")
+    if not (text.isascii() and text.isprintable()) or " " in text:
+        raise ValueError("the admin token may hold printable ASCII characters only, and no space")
+    token, secret = split(text)
+    return TokenRecord(token, tenant, frozenset({str(Scope.ADMIN)}), digest(secret), "operator", 0, None)
+
+
+def split(text: str) -> tuple[str, str]:
+    """Id and secret of a token's text. A text of another form than ours can only be the operator's."""
+    prefix, _, rest = text.partition("_")
+    token, _, secret = rest.partition("_")
+    if prefix == PREFIX and token and secret and token.isalnum() and token.isascii():
+        return token, secret
+    return OPERATOR_ID, text
+
+
+def digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def proves(record: TokenRecord, secret: str, *, now: int) -> bool:
+    """Whether `secret` is the token's, compared in constant time, and the token has not expired."""
+    same = hmac.compare_digest(record.digest, digest(secret))
+    return same and not is_expired(record, now=now)
+
+
+def is_expired(record: TokenRecord, *, now: int) -> bool:
+    return record.expires is not None and now >= record.expires
+
+
+# -- calls on the control Redis --------------------------------------------------------------------
+
+
+def put(record: TokenRecord) -> Call[None]:
+    fields: dict[str, str | int] = {
+        "tenant": record.tenant,
+        "scopes": ",".join(sorted(record.scopes)),
+        "digest": record.digest,
+        "name": record.name,
+        "created": record.created,
+        "expires": "" if record.expires is None else record.expires,
+    }
+    flat = [part for pair in fields.items() for part in pair]
+    return Call("token_put", (record.id, record.tenant, *flat), lambda reply: None)
+
+
+def read(token: str) -> Call[TokenRecord | None]:
+    return Call("token_read", (token,), lambda reply: TokenRecord.read(token, fields_of(reply)) if reply else None)
+
+
+def of_tenant(tenant: str) -> Call[tuple[TokenRecord, ...]]:
+    """All tokens of a tenant, oldest first."""
+
+    def parse(reply: Sequence[Any]) -> tuple[TokenRecord, ...]:
+        records = (TokenRecord.read(token.decode(), fields_of(fields)) for token, fields in reply)
+        return tuple(sorted(records, key=lambda record: (record.created, record.id)))
+
+    return Call("token_list", (tenant,), parse)
+
+
+def revoke(tenant: str, token: str) -> Call[None]:
+    """Forget a token. Raises NotFound on execution."""
+
+    def parse(reply: bytes) -> None:
+        if reply == b"missing":
+            raise NotFound(f"there is no token {token!r}")
+
+    return Call("token_delete", (tenant, token), parse)

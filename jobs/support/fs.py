@@ -1,0 +1,41 @@
+"""Directories on disk: names that are synced, and trees that users' programs have filled, removed."""
+
+import os
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+
+def sync_directory(directory: Path) -> None:
+    """Have the names in a directory on the disk: of files that were made, renamed or removed there.
+
+    Raises:
+        OSError: the disk refuses, or it is no directory.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(directory: Path) -> None:
+    """Remove a directory and all in it, however deep that is, and where directories are closed to their owner, whom we
+    are. No link is followed. It may be gone already.
+
+    Raises:
+        OSError: something of it stays.
+    """
+    with suppress(OSError, RecursionError):
+        shutil.rmtree(directory)  # a call and an open file for each level, of which there may be too many
+        return
+    if os.geteuid() != 0:  # to whom nothing is closed, and whom a link that takes a name's place would lead astray
+        _run("chmod", "-R", "u+rwX", "--", directory)
+    done = _run("rm", "-rf", "--", directory)
+    if done.returncode:
+        raise OSError(f"{directory} cannot be removed: {done.stderr[-1000:].strip()}")
+
+
+def _run(*command: str | Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)

@@ -1,0 +1,437 @@
+"""Packing a directory of code into a bundle: which files, and the zip that holds them.
+
+`select` walks the directory and decides; `write` makes the zip. The same files make the same bytes,
+whenever and wherever they are packed, so a bundle that the service knows is not sent again.
+
+What is packed, first match wins:
+
+    1. never: version control, caches, virtual environments (`NEVER`, `*.pyc`)
+    2. left out: what --exclude names
+    3. packed: the entry point itself, and what --include names
+    4. left out: what .gitignore files leave out, here and above, as far as the git checkout reaches
+    5. packed: everything else
+
+Links to files and directories inside the directory are packed as what they lead to; links that lead
+out of it are left out and reported, like pipes and sockets.
+"""
+
+import hashlib
+import os
+import re
+import stat
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from io import BufferedRandom
+from pathlib import Path
+from typing import Literal
+
+from pathspec import GitIgnoreSpec
+
+from jobs.bundles.bundle import LIMITS, Limits
+from jobs.bundles.names import MAX_PARTS, Names
+from jobs.model.errors import BadBundle, FieldError, InvalidRequest
+from shardyard import formatting
+
+#: Names that are never packed, wherever they are.
+NEVER = frozenset(
+    {".git", ".hg", ".svn", "__pycache__", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+    | {".tox", ".nox", ".DS_Store"}
+)
+#: A directory that holds one of these is a Python environment.
+ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
+MAX_IGNORE_FILE_BYTES = 1024 * 1024
+#: How many problems one message lists.
+MAX_PROBLEMS = 20
+#: An ignored directory is one line here, but a million ignored files beside each other are as many.
+MAX_LEFT_OUT = 1000
+#: How many of the largest files and directories a message names.
+SHOWN_LARGEST = 5
+CHUNK = 1024 * 1024
+#: The earliest time that a zip can say: times of files must not change a bundle.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file to pack: its path in the bundle, where it is, and its size when it was looked at."""
+
+    path: str
+    file: str
+    bytes: int
+    executable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What is not packed, and why in words. A path that ends in "/" is a whole directory."""
+
+    path: str
+    why: str
+
+
+@dataclass(slots=True)
+class Selection:
+    """What goes into a bundle. `directories` are the empty ones, which a script may want to write to."""
+
+    files: list[Source] = field(default_factory=list)
+    directories: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)  # the first `MAX_LEFT_OUT`
+
+    @property
+    def bytes(self) -> int:
+        return sum(source.bytes for source in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A written zip: its id for the service, and its size in bytes."""
+
+    id: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """Ignore patterns and the directory that they are relative to."""
+
+    base: str
+    patterns: GitIgnoreSpec
+
+    def verdict(self, path: str) -> bool | None:
+        """True: ignored; False: a pattern with "!" takes it back; None: these rules say nothing of it."""
+        return self.patterns.check_file(path[len(self.base) + 1 :]).include
+
+
+def select(
+    root: Path, entry: str = "", include: Iterable[str] = (), exclude: Iterable[str] = (), limits: Limits = LIMITS
+) -> Selection:
+    """Decide what of `root` is packed. `entry` is the entry point's path below it, or "" for a module.
+
+    Patterns are those of .gitignore, relative to `root`.
+
+    Raises:
+        InvalidRequest: a pattern is not usable, files cannot be read, or there is too much; the
+            message says what to leave out.
+    """
+    walk = _Walk(root, _Wanted(entry, tuple(include)), _patterns("--exclude", exclude), limits)
+    walk.run()
+    return walk.chosen
+
+
+def write(selection: Selection, file: BufferedRandom, advanced: Callable[[int], None] = lambda count: None) -> Bundle:
+    """Write the zip of a selection to an empty file. `advanced` hears how many bytes were read each time.
+
+    Raises:
+        InvalidRequest: a file cannot be read any more.
+        OSError: the zip cannot be written.
+    """
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as zipped:
+        sources = {source.path: source for source in selection.files}
+        for path in sorted([*sources, *selection.directories]):
+            if path in sources:
+                _write_file(zipped, sources[path], advanced)
+            else:
+                zipped.writestr(_header(path, stat.S_IFDIR | 0o755), b"")
+    file.seek(0)
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
+    size = file.tell()
+    file.seek(0)
+    return Bundle(f"sha256:{digest}", size)
+
+
+# -- choosing --------------------------------------------------------------------------------------
+
+#: How something is packed: by the rules; only what is asked for by name; all of it; nothing of it.
+_Mode = Literal["ruled", "ignored", "whole", "out"]
+
+
+class _Wanted:
+    """What is packed whatever .gitignore says: the entry point, and what --include names."""
+
+    def __init__(self, entry: str, include: tuple[str, ...]) -> None:
+        self._entry = entry
+        self._patterns = _patterns("--include", include)
+        self._include = include
+
+    def has(self, path: str) -> bool:
+        """`path` ends in "/" when it is a directory's."""
+        return path == self._entry or self._patterns.check_file(path).include is True
+
+    def may_be_below(self, path: str) -> bool:
+        """Whether it is worth looking into a directory; `path` ends in "/"."""
+        return self._entry.startswith(path) or any(_may_match_below(pattern, path) for pattern in self._include)
+
+
+class _Walk:
+    """One walk over a directory, top down, in the order of names."""
+
+    def __init__(self, root: Path, wanted: _Wanted, exclude: GitIgnoreSpec, limits: Limits) -> None:
+        self._root = os.path.realpath(root)
+        self._wanted = wanted
+        self._exclude = exclude
+        self._limits = limits
+        self._names = Names(limits.entries)
+        self._directories: set[str] = set()  # those that the zip makes, by saying so or as a part of a name
+        self._problems: list[FieldError] = []
+        self.chosen = Selection()
+
+    def run(self) -> None:
+        self._directory(self._root, "", "ruled", _rules_above(self._root), (self._root,))
+        if self._problems:
+            raise InvalidRequest(
+                "the directory cannot be packed as it is; mend this, or leave it out with --exclude",
+                fields=tuple(self._problems[:MAX_PROBLEMS]),
+            )
+        _check_size(self.chosen, self._limits)
+
+    def _directory(
+        self, directory: str, path: str, mode: _Mode, rules: tuple[_Rules, ...], way: tuple[str, ...]
+    ) -> None:
+        """Pack what is below `path`, which is "" for the root, else ends in "/".
+
+        `way` has the real paths from the root to here, so that links cannot lead in circles.
+        """
+        if len(way) > MAX_PARTS:
+            return self._refuse(path, f"is more than {MAX_PARTS} directories deep")
+        try:
+            with os.scandir(directory) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError as error:
+            return self._refuse(path, f"cannot be listed: {error.strerror}")
+        if path and not entries and mode != "ignored" and self._named(path):
+            self.chosen.directories.append(path)
+        rules += tuple(_rules_in(directory))
+        for entry in entries:
+            self._entry(entry, path + entry.name, mode, rules, way)
+        return None
+
+    def _entry(
+        self, entry: "os.DirEntry[str]", path: str, mode: _Mode, rules: tuple[_Rules, ...], way: tuple[str, ...]
+    ) -> None:
+        if _is_never(entry.name):
+            return
+        is_directory = _is_directory(entry)
+        path += "/" if is_directory else ""
+        mode, why = self._decide(entry, path, mode, rules)
+        if why:
+            self._leave(path, why)
+        if mode == "out" or (mode == "ignored" and not (is_directory and self._wanted.may_be_below(path))):
+            return
+        if entry.is_symlink() and (why := _astray(entry.path, way)):
+            self._leave(path, why)
+        elif is_directory:
+            self._directory(entry.path, path, mode, rules, (*way, os.path.realpath(entry.path)))
+        else:
+            self._file(entry, path)
+
+    def _decide(
+        self, entry: "os.DirEntry[str]", path: str, mode: _Mode, rules: tuple[_Rules, ...]
+    ) -> tuple[_Mode, str]:
+        """How an entry is packed, and in words why it is not, where it is the first to be left out on its way."""
+        if path.endswith("/") and _is_environment(entry.path):
+            return "out", "a Python environment"
+        if self._exclude.match_file(path):
+            return "out", "--exclude"
+        if self._wanted.has(path):
+            return "whole", ""
+        if mode == "ruled" and _is_ignored(rules, os.path.join(self._root, path)):
+            return "ignored", ".gitignore"
+        return mode, ""
+
+    def _file(self, entry: "os.DirEntry[str]", path: str) -> None:
+        try:
+            status = entry.stat()
+        except OSError as error:
+            return self._refuse(path, f"cannot be read: {error.strerror}")
+        if not stat.S_ISREG(status.st_mode):
+            return self._leave(path, "not a regular file")
+        if not os.access(entry.path, os.R_OK, effective_ids=True):
+            return self._refuse(path, "cannot be read: Permission denied")
+        if status.st_size > self._limits.file:
+            most = formatting.byte_count(self._limits.file)
+            return self._refuse(
+                path,
+                f"has {formatting.byte_count(status.st_size)}; a file of a bundle may have {most}. "
+                "Let the script read it from a path that the worker sees",
+            )
+        if self._named(path):
+            executable = bool(status.st_mode & stat.S_IXUSR)
+            self.chosen.files.append(Source(path, entry.path, status.st_size, executable))
+        return None
+
+    def _named(self, path: str) -> bool:
+        """Whether a bundle takes one more entry, of this name."""
+        above = path.rpartition("/")[0]
+        while above and above not in self._directories:
+            self._directories.add(above)
+            above = above.rpartition("/")[0]
+        if len(self.chosen.files) + len(self._directories) + (not path.endswith("/")) > self._limits.entries:
+            raise InvalidRequest(
+                f"more than {self._limits.entries:,} files and directories to pack; leave data out with --exclude, "
+                "and let the script read it from a path that the worker sees",
+                fields=tuple(_fullest(self.chosen)),
+            )
+        try:
+            self._names.add(path)
+        except BadBundle as error:
+            self._refuse(path, f"a bundle cannot hold this name: {error.message}")
+            return False
+        return True
+
+    def _leave(self, path: str, why: str) -> None:
+        if len(self.chosen.left_out) < MAX_LEFT_OUT:
+            self.chosen.left_out.append(LeftOut(path, why))
+
+    def _refuse(self, path: str, problem: str) -> None:
+        self._problems.append(FieldError(printable(path) or "./", problem))
+
+
+def printable(path: str) -> str:
+    """A path as a terminal may show it: what would move the cursor, or is no text at all, is escaped."""
+    return path if path.isprintable() else ascii(path)[1:-1]
+
+
+def _patterns(option: str, lines: Iterable[str]) -> GitIgnoreSpec:
+    try:
+        return GitIgnoreSpec.from_lines(lines)
+    except ValueError as error:
+        raise InvalidRequest(f"{option} takes patterns as .gitignore has them: {error}") from None
+
+
+def _may_match_below(pattern: str, directory: str) -> bool:
+    """Whether a pattern could match something in a directory, as far as the pattern's beginning tells."""
+    anchored = pattern.rstrip("/").lstrip("/")
+    if not pattern.startswith("/") and "/" not in anchored:
+        return True
+    literal = re.split(r"[*?\[\\]", anchored, maxsplit=1)[0]
+    return literal.startswith(directory) or (literal != anchored and directory.startswith(literal))
+
+
+def _is_never(name: str) -> bool:
+    return name in NEVER or name.endswith((".pyc", ".pyo"))
+
+
+def _is_directory(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle, or through a directory that is closed to us
+        return False
+
+
+def _is_environment(directory: str) -> bool:
+    return any(os.path.exists(os.path.join(directory, mark)) for mark in ENVIRONMENT_MARKS)
+
+
+def _astray(link: str, way: tuple[str, ...]) -> str:
+    """Why a link cannot be followed; empty when it can. `way[0]` is the root."""
+    real = os.path.realpath(link)
+    if not os.path.exists(real):
+        return "a link that leads nowhere"
+    if os.path.commonpath((way[0], real)) != way[0]:
+        return f"a link out of the directory, to {printable(real)}"
+    if real in way:
+        return "a link to a directory that it is in"
+    return ""
+
+
+# -- .gitignore ------------------------------------------------------------------------------------
+
+
+def _is_ignored(rules: tuple[_Rules, ...], path: str) -> bool:
+    """What the innermost rules say that say anything."""
+    verdicts = (rule.verdict(path) for rule in reversed(rules))
+    return next((verdict for verdict in verdicts if verdict is not None), False)
+
+
+def _rules_above(root: str) -> tuple[_Rules, ...]:
+    """Rules of the git checkout that `root` is in, from its top down to `root`, exclusive; none outside of one."""
+    above = [*map(str, Path(root).parents)]
+    top = next((index for index, path in enumerate([root, *above]) if os.path.exists(os.path.join(path, ".git"))), None)
+    if top is None:
+        return ()
+    checkout = [root, *above][top]
+    own = _rules_of(checkout, os.path.join(checkout, ".git", "info", "exclude"))
+    rules = (*own, *(rule for path in reversed(above[:top]) for rule in _rules_in(path)))
+    return () if _is_ignored(rules, f"{root}/") else rules  # who packs an ignored directory means what is in it
+
+
+def _rules_in(directory: str) -> list[_Rules]:
+    return _rules_of(directory, os.path.join(directory, ".gitignore"))
+
+
+def _rules_of(base: str, file: str) -> list[_Rules]:
+    try:
+        with open(file, encoding="utf-8-sig", errors="surrogateescape") as lines:  # git passes over a mark as well
+            patterns = lines.read(MAX_IGNORE_FILE_BYTES).split("\n")
+    except OSError:
+        return []
+    return [_Rules(base, GitIgnoreSpec.from_lines(filter(_is_pattern, patterns)))]
+
+
+def _is_pattern(line: str) -> bool:
+    """Git passes over lines that it cannot read as a pattern."""
+    try:
+        GitIgnoreSpec.from_lines([line])
+    except ValueError:
+        return False
+    return True
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def _write_file(zipped: zipfile.ZipFile, source: Source, advanced: Callable[[int], None]) -> None:
+    try:
+        file = open(source.file, "rb")  # noqa: SIM115  # closed below; an error of the zip must not read as one of it
+    except OSError as error:
+        raise InvalidRequest(f"{printable(source.path)} cannot be read: {error.strerror}") from error
+    mode = stat.S_IFREG | (0o755 if source.executable else 0o644)
+    with file, zipped.open(_header(source.path, mode), "w") as packed:
+        while chunk := file.read(CHUNK):
+            packed.write(chunk)
+            advanced(len(chunk))
+
+
+def _header(path: str, mode: int) -> zipfile.ZipInfo:
+    """A header that says nothing about when, where and by whom the zip was made."""
+    header = zipfile.ZipInfo(path, _EPOCH)
+    header.create_system = 3  # modes are those of Unix
+    header.external_attr = mode << 16
+    header.compress_type = zipfile.ZIP_STORED if path.endswith("/") else zipfile.ZIP_DEFLATED
+    return header
+
+
+# -- what is large ---------------------------------------------------------------------------------
+
+
+def largest(selection: Selection, count: int = SHOWN_LARGEST) -> list[tuple[str, int]]:
+    """The files and directories at the top with the most bytes, as (path, bytes)."""
+    sizes: Counter[str] = Counter()
+    for source in selection.files:
+        sizes[_top(source.path)] += source.bytes
+    return sizes.most_common(count)
+
+
+def _check_size(selection: Selection, limits: Limits) -> None:
+    if selection.bytes > limits.total:
+        raise InvalidRequest(
+            f"{formatting.byte_count(selection.bytes)} to pack; a bundle may have "
+            f"{formatting.byte_count(limits.total)}. "
+            "Leave data out with --exclude, and let the script read it from a path that the worker sees",
+            fields=tuple(FieldError(printable(path), formatting.byte_count(size)) for path, size in largest(selection)),
+        )
+
+
+def _fullest(selection: Selection) -> list[FieldError]:
+    counts = Counter(_top(source.path) for source in selection.files)
+    return [
+        FieldError(printable(path), formatting.plural(count, "file"))
+        for path, count in counts.most_common(SHOWN_LARGEST)
+    ]
+
+
+def _top(path: str) -> str:
+    first, slash, _ = path.partition("/")
+    return first + slash

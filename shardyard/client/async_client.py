@@ -1,0 +1,379 @@
+"""`AsyncClient` and `AsyncJob`: `Client` and `Job` to be awaited. What they do is in `calls` and `flows`."""
+
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar, Unpack
+
+import anyio.to_thread
+import httpx
+
+from jobs.model.errors import NotFound
+from shardyard.client import downloads, endpoints, models, operations
+from shardyard.client.connection import find
+from shardyard.client.endpoints import Spec
+from shardyard.client.job_handle import JobHandle, card
+from shardyard.client.models import JobStatus, JobSummary
+from shardyard.client.transport import AsyncWire, Call, Flow, Items
+
+if TYPE_CHECKING:
+    from shardyard.client.events import Event
+    from shardyard.client.report import Plan, SplitReport
+    from shardyard.client.scripts import ScriptOptions
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """Talks to a service. Several threads may use it.
+
+    Without a URL or token it finds them as the command line does: SHARDYARD_URL and SHARDYARD_TOKEN,
+    else the service that `shardyard up` runs on this machine. `attempts`: how often a request that is
+    safe to repeat is tried while the service is away.
+
+    Raises:
+        Unavailable: no URL is given, and no service runs here.
+        Unauthenticated: no token is given, and the local one is not for this URL.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        attempts: int = operations.ATTEMPTS,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        address = find(url, token)
+        self.url = address.url
+        self._attempts = attempts
+        self._wire = AsyncWire(address.url, address.headers, transport)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._wire.close()
+
+    def __repr__(self) -> str:
+        return f"<AsyncClient of {self.url}>"
+
+    async def call(self, call: Call[T]) -> T:
+        """One request of `shardyard.client.endpoints`, and its answer as a value."""
+        return await self.run(operations.done(call, self._attempts))
+
+    async def json(self, call: Call[Any]) -> Any:
+        """The same with the answer's JSON as it is, fields that this version does not know included."""
+        return await self.run(operations.raw(call, self._attempts))
+
+    async def run(self, flow: Flow[T]) -> T:
+        """One of the flows of `shardyard.client.operations`, which may take several requests."""
+        return await self._wire.run(flow)
+
+    def items(self, items: Items[T]) -> AsyncGenerator[T, None]:
+        """What one of the paged or endless flows of `shardyard.client.operations` gives, one by one."""
+        return self._wire.items(items)
+
+    # -- jobs --------------------------------------------------------------------------------------
+
+    async def submit(self, spec: Spec, *, key: str | None = None) -> "AsyncJob":
+        """Create a job from a spec: a mapping, JSON, or the path of a file. The same `key` never makes a second job.
+
+        Raises:
+            InvalidSpec: the spec breaks a rule; `fields` says where.
+        """
+        return AsyncJob(self, await self.call(endpoints.submit(spec, key)))
+
+    async def submit_script(
+        self,
+        path: str | os.PathLike[str],
+        args: Sequence[str] = (),
+        *,
+        entrypoint: str | None = None,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        **options: Unpack["ScriptOptions"],
+    ) -> "AsyncJob":
+        """Run a Python file, whose directory is sent with it, or a directory in which `entrypoint` says what runs.
+
+        What .gitignore leaves out is not sent, unless `include` names it; `exclude` leaves out more. The
+        service is sent the directory only if it does not have these very files yet. Options: those of
+        `ScriptOptions`, which stand for fields of the job spec.
+
+        Raises:
+            InvalidRequest: the program is not there, or the directory cannot be packed.
+        """
+        from shardyard.client import scripts
+
+        program = scripts.located(path, entrypoint)
+        wanted = scripts.spec(args, **options)
+        file, bundle = await anyio.to_thread.run_sync(scripts.packed, program, include, exclude)
+        with file:
+            spec = scripts.completed(wanted, bundle=bundle.id, entrypoint=program.entrypoint)
+            return AsyncJob(self, await self.run(operations.submit_bundled(spec, file, bundle)))
+
+    async def plan(self, spec: Spec) -> "Plan":
+        """What a spec would split into, and what is wrong with that; nothing is created."""
+        return await self.call(endpoints.plan(spec))
+
+    async def job(self, job: str) -> "AsyncJob":
+        """A job by its id. Raises NotFound."""
+        return AsyncJob(self, await self.call(endpoints.job(job)))
+
+    def jobs(
+        self,
+        *,
+        state: str | None = None,
+        pool: str | None = None,
+        label: str | None = None,
+        name: str | None = None,
+        archived: bool = False,
+        limit: int | None = None,
+    ) -> AsyncIterator["AsyncJob"]:
+        """All your jobs, newest first, or those that match, at most `limit`; pages are fetched as they are needed."""
+        chosen: dict[str, Any] = {
+            "state": state,
+            "pool": pool,
+            "label": label,
+            "name": name,
+            "archived": archived or None,
+        }
+        return (AsyncJob(self, known) async for known in self.items(operations.pages(limit=limit, **chosen)))
+
+    async def cancel_jobs(self, **chosen: Any) -> tuple[int, int]:
+        """Cancel all jobs that match `state`, `pool`, `label`, `name`, or with `all=True` every one.
+
+        How many were cancelled at once, and how many, which run, were told to end.
+        """
+        return await self.run(operations.cancel_many(chosen))
+
+    def log_pages(self, job: str, **chosen: Any) -> AsyncGenerator[models.LogPage, None]:
+        """Lines of a job in pages, with what was dropped. `follow`, `tail`, `after`, and the filters of `Job.logs`."""
+        return self.items(operations.log_pages(job, **chosen))
+
+    def events(self, *, after: str | None = None) -> AsyncGenerator["Event", None]:
+        """What happens in the service: `JobChanged`, `JobGone`, `FleetChanged`, `Resync`; it does not end by itself."""
+        return self.items(operations.service_events(after))
+
+    # -- bundles -----------------------------------------------------------------------------------
+
+    async def upload_bundle(
+        self, zipped: BinaryIO, advanced: Callable[[int], None] = lambda count: None
+    ) -> models.Bundle:
+        """Send a zip of code; its id goes into `program.bundle`. The same bytes have the same id.
+
+        `advanced` hears how many bytes went out each time, and a negative number where they are sent again.
+
+        Raises:
+            BadBundle: it breaks a rule on bundles.
+            BodyTooLarge: it is larger than this service takes.
+        """
+        return await self.call(endpoints.upload_bundle(zipped, advanced))
+
+    async def bundle(self, bundle: str) -> models.BundleContents:
+        """What a bundle holds. Raises NotFound."""
+        return await self.call(endpoints.bundle(bundle))
+
+    async def has_bundle(self, bundle: str) -> bool:
+        """Whether the service has a bundle of this id, for this token's owner."""
+        try:
+            await self.bundle(bundle)
+        except NotFound:
+            return False
+        return True
+
+    # -- the service -------------------------------------------------------------------------------
+
+    async def missing(self) -> dict[str, str] | None:
+        """What the service still needs before it can run jobs, part by part; empty when it is ready.
+        None: it does not answer. Asked once."""
+        return await self.run(operations.missing())
+
+    async def pools(self) -> list[models.Pool]:
+        return (await self.call(endpoints.pools())).pools
+
+    async def nodes(self) -> list[models.Node]:
+        return (await self.call(endpoints.nodes())).nodes
+
+    async def drain(self, node: str, *, deadline_seconds: float | None = None) -> models.Node:
+        """Give a node no new work. What still runs there after the deadline moves elsewhere. For an admin token."""
+        return await self.call(endpoints.drain(node, deadline_seconds=deadline_seconds))
+
+    async def undrain(self, node: str) -> models.Node:
+        """Give a node work again. For an admin token."""
+        return await self.call(endpoints.undrain(node))
+
+    async def quarantine(self, node: str, device: int, reason: str) -> models.Node:
+        """Give a device, by its index on the node, to nobody until it is brought back. For an admin token."""
+        return await self.call(endpoints.quarantine(node, device, reason))
+
+    async def unquarantine(self, node: str, device: int) -> models.Node:
+        """Bring a device back, whatever put it into quarantine. For an admin token."""
+        return await self.call(endpoints.unquarantine(node, device))
+
+    async def forget(self, node: str) -> None:
+        """Drop a node that is down for good. For an admin token."""
+        await self.call(endpoints.forget(node))
+
+    async def recipes(self) -> Any:
+        """Built-in models, data sets, losses and optimizers, with JSON schemas of their arguments."""
+        return await self.call(endpoints.recipes())
+
+    async def tokens(self) -> list[models.Token]:
+        return (await self.call(endpoints.tokens())).tokens
+
+    async def create_token(
+        self,
+        name: str,
+        *,
+        scopes: Sequence[str] = ("read", "submit"),
+        tenant: str | None = None,
+        expires_in_seconds: int | None = None,
+    ) -> models.NewToken:
+        """A new token; its secret, `token`, is shown this once. For an admin token."""
+        made = endpoints.create_token(name, scopes=scopes, tenant=tenant, expires_in_seconds=expires_in_seconds)
+        return await self.call(made)
+
+    async def revoke_token(self, token: str) -> None:
+        await self.call(endpoints.revoke_token(token))
+
+
+class AsyncJob(JobHandle):
+    """A job of an `AsyncClient`. In a notebook it shows its state."""
+
+    def __init__(self, client: AsyncClient, known: JobSummary) -> None:
+        super().__init__(known)
+        self._client = client
+
+    @property
+    def status(self) -> JobStatus:
+        """Everything about the job as it was when it was last looked at.
+
+        Raises:
+            RuntimeError: it came from a list, and nobody has awaited `refresh()` since.
+        """
+        if not isinstance(self._known, JobStatus):
+            raise RuntimeError(  # noqa: TRY004  (it is not what the caller gave)
+                f"job {self.id} came from a list, which says less: await job.refresh() first"
+            )
+        return self._known
+
+    async def refresh(self) -> Self:
+        """Look at the job again."""
+        self._known = await self._client.call(endpoints.job(self.id))
+        return self
+
+    async def wait(self, timeout: float | None = None) -> Self:
+        """Return when the job has ended, however; also over a restart of the service.
+
+        Raises:
+            TimeoutError: it has not ended within `timeout` seconds. It goes on.
+        """
+        self._known = await self._client.run(operations.wait(self.id, timeout))
+        return self
+
+    async def follow(
+        self, *, logs: Sequence[int] | str | None = None, tail: int | None = None, after: str | None = None
+    ) -> AsyncGenerator["Event", None]:
+        """What happens to the job, event by event, until it has ended; also over a restart of the service.
+
+        `logs="all"`, or the numbers of devices, brings their lines too: all from the start, or the last `tail` of
+        each. `after`: an `event_id` to go on from. Behind the last event, `status` is that of the end.
+        """
+        async with aclosing(self._client.items(operations.follow(self.id, logs, after, tail))) as events:
+            async for event in events:
+                yield event
+        with suppress(NotFound):  # deleted meanwhile, as the last event has said
+            await self.refresh()
+
+    def logs(
+        self,
+        *,
+        device: int | None = None,
+        follow: bool = False,
+        tail: int | None = None,
+        stream: str | None = None,
+        rank: int | None = None,
+        from_step: int | None = None,
+        to_step: int | None = None,
+        attempt: int | None = None,
+    ) -> AsyncIterator[models.LogLine]:
+        """Lines of all devices by time, or of one; with `follow`, until the job has ended."""
+        chosen: dict[str, Any] = {
+            "device": device,
+            "stream": stream,
+            "rank": rank,
+            "from_step": from_step,
+            "to_step": to_step,
+        }
+        pages = operations.log_pages(self.id, follow=follow, tail=tail, attempt=attempt, **chosen)
+        return (line async for page in self._client.items(pages) for line in page.lines)
+
+    async def metrics(
+        self,
+        name: str | None = None,
+        *,
+        device: int | None = None,
+        points: int | None = None,
+        attempt: int | None = None,
+    ) -> list[models.Series]:
+        """Series of numbers, of one name or all; with `points`, put together into at most so many `buckets` each."""
+        return await self._client.run(
+            operations.metrics(self.id, name=name, device=device, points=points, attempt=attempt)
+        )
+
+    async def report(self, *, attempt: int | None = None) -> "SplitReport":
+        """The split report; also while the job runs. Raises NotFound where there is none yet."""
+        return await self._client.call(endpoints.splits(self.id, attempt=attempt))
+
+    async def attempts(self) -> list[models.Attempt]:
+        return (await self._client.call(endpoints.attempts(self.id))).attempts
+
+    async def artifacts(self, *, attempt: int | None = None) -> list[models.Artifact]:
+        """Files that an attempt left, the newest one's by default."""
+        return (await self._client.call(endpoints.artifacts(self.id, attempt=attempt))).artifacts
+
+    async def download(
+        self, path: str, to: str | os.PathLike[str] | None = None, *, attempt: int | None = None
+    ) -> Path:
+        """Save one of these files as `to`, or in the directory `to`; here by default. It is whole, or not there.
+
+        Raises:
+            NotFound: there is no such file.
+            OSError: it cannot be written.
+        """
+        target = downloads.place(path, to)
+        with downloads.draft(target) as file:
+            async for part in self.read(path, attempt=attempt):
+                file.write(part)
+        return target
+
+    def read(self, path: str, *, attempt: int | None = None) -> AsyncGenerator[bytes, None]:
+        """The bytes of one of these files, part by part, as they come."""
+        return self._client.items(operations.download(self.id, path, attempt))
+
+    async def cancel(self) -> Self:
+        """End the job: at once where it waits, else when its processes have ended.
+
+        Raises:
+            JobFinished: it has ended, and was not cancelled.
+        """
+        self._known = await self._client.call(endpoints.cancel(self.id))
+        return self
+
+    async def resubmit(self, *, key: str | None = None) -> "AsyncJob":
+        """A new job of the same spec. The same `key` never makes a second one."""
+        return AsyncJob(self._client, await self._client.call(endpoints.resubmit(self.id, key)))
+
+    async def delete(self) -> None:
+        """Forget a finished job, with its logs, report and files. Raises JobNotFinished."""
+        await self._client.run(operations.delete(self.id))
+
+    def _repr_html_(self) -> str:
+        """A notebook does not await: the job as it was when it was last looked at, without the picture."""
+        return card(self._known, None)

@@ -1,0 +1,91 @@
+"""How the command line and the client find their service: what is given, else variables, else the one on this machine.
+
+A running `shardyard up` keeps `service.json` in its data directory: its URL, the file of its admin
+token and its pid. That token is only ever sent to that URL.
+"""
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jobs.model.errors import Unauthenticated, Unavailable
+
+SERVICE_FILE = "service.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalService:
+    """What `service.json` says."""
+
+    url: str
+    token_file: Path
+    pid: int
+
+
+def default_data_dir() -> Path:
+    """SHARDYARD_DATA_DIR, else `shardyard` in the XDG data directory."""
+    chosen = os.environ.get("SHARDYARD_DATA_DIR")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(base).expanduser() / "shardyard"
+
+
+def local_service(data_dir: Path) -> LocalService | None:
+    """The service that runs on `data_dir`, or None."""
+    try:
+        found = json.loads((data_dir / SERVICE_FILE).read_text())
+        return LocalService(found["url"], Path(found["token_file"]), found["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a service is, and who asks. An empty token is none."""
+
+    url: str
+    token: str = field(repr=False)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+
+def find(url: str | None = None, token: str | None = None) -> Address:
+    """The service that the caller means. An empty `token` asks without one.
+
+    Raises:
+        Unavailable: no URL is given, and none runs here.
+        Unauthenticated: no token is given, and the local one is not for this URL.
+    """
+    url = (url or os.environ.get("SHARDYARD_URL") or "").rstrip("/") or None
+    if token is None:
+        token = os.environ.get("SHARDYARD_TOKEN") or None
+    local = local_service(default_data_dir())
+    if url is None and local is None:
+        raise Unavailable(
+            "no service is running on this machine; start one with `shardyard up`, "
+            "or name one with --url or SHARDYARD_URL"
+        )
+    if local is not None and url in (None, local.url):
+        url = local.url
+        token = _read(local.token_file) if token is None else token
+    if token is None:
+        raise Unauthenticated(f"no token for {url}; give one with --token or SHARDYARD_TOKEN")
+    assert url is not None
+    return Address(url, token)
+
+
+def url_host(host: str) -> str:
+    """The host part of a URL under which a server that listens on `host` is reached from this machine."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104  # compared only
+    return f"[{reachable}]" if ":" in reachable else reachable
+
+
+def _read(token_file: Path) -> str | None:
+    try:
+        return token_file.read_text().strip() or None
+    except OSError:
+        return None

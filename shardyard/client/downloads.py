@@ -1,0 +1,35 @@
+"""Downloads on their way to disk."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from jobs.model.errors import InvalidRequest
+
+
+def place(path: str, to: str | os.PathLike[str] | None) -> Path:
+    """Where a download goes: `to`, or the artifact's own name in the directory `to`; here by default.
+
+    Raises:
+        InvalidRequest: the artifact's path does not end in the name of a file.
+    """
+    target, name = Path("." if to is None else to), Path(path).name
+    if not target.is_dir():
+        return target
+    if name in ("", ".."):
+        raise InvalidRequest(f"{path!r} does not end in the name of a file")
+    return target / name
+
+
+@contextlib.contextmanager
+def draft(target: Path) -> Iterator[IO[bytes]]:
+    """A file that takes its place when all of it is there, and is gone otherwise. Raises OSError."""
+    beside = target.with_name(f".{target.name}.{os.urandom(4).hex()}.part")
+    try:
+        with beside.open("wb") as file:
+            yield file
+        beside.replace(target)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,406 @@
+"""What takes more than one request, written once for both clients (`shardyard.client.transport` says how).
+
+answered   a request, repeated where that is safe
+wait       a job until it ends
+pages      all jobs of a list, page by page
+follow     the events of a job, over broken connections and restarts of the service
+log_pages  lines of a job, page by page, and on to its end
+submit_bundled  a job with the code that it needs
+"""
+
+import random
+import time
+import uuid
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+import msgspec
+
+from jobs.model.errors import BodyTooLarge, JobNotFinished, ShardyardError, Unavailable, UnknownBundle
+from shardyard.client import endpoints
+from shardyard.client.models import JobStatus, JobSummary, LogPage, Series
+from shardyard.client.problems import error_of, retry_after
+from shardyard.client.transport import Answer, Call, Flow, Item, Items, NotSent, Open, Pause, Read, Send
+from shardyard.formatting import byte_count
+
+if TYPE_CHECKING:
+    from shardyard.bundling.pack import Bundle
+
+T = TypeVar("T")
+
+ATTEMPTS = 4
+FIRST_PAUSE_SECONDS = 0.1
+#: The longest that `Retry-After` is heeded between two attempts; who asks for more is told to the caller at once.
+MAX_PAUSE_SECONDS = 10.0
+#: A service that restarts is back well within this time; what waits or follows goes on that long without it.
+PATIENCE_SECONDS = 120.0
+#: How long the service is asked to hold a request, and how often logs are asked for.
+HELD_SECONDS = 25.0
+POLL_SECONDS = 0.4
+#: A service that is about to stop holds nothing: it is asked again after this.
+HASTE_SECONDS = 0.1
+LINES_PER_PAGE = 1000
+JOBS_PER_PAGE = 200
+#: How long a job that has ended may take to give up its devices.
+RELEASE_SECONDS = 10.0
+
+
+class Patience:
+    """How long the service has been away, and the pauses between two attempts to reach it again."""
+
+    def __init__(self, deadline: float | None = None) -> None:
+        self._deadline = deadline
+        self.heard()
+
+    def heard(self) -> None:
+        """The service has answered."""
+        self._last = time.monotonic()
+        self._pause = FIRST_PAUSE_SECONDS
+
+    def pause(self, error: Unavailable) -> Pause:
+        """What to do before the next attempt. Raises `error` when the service has been away for too long."""
+        now = time.monotonic()
+        if now - self._last > PATIENCE_SECONDS:
+            raise error
+        pause = spread(self._pause)
+        self._pause = min(self._pause * 2, 2.0)
+        return Pause(pause if self._deadline is None else max(0.0, min(pause, self._deadline - now)))
+
+
+def spread(seconds: float) -> float:
+    """Many clients that met the same restart must not all come back at the same moment."""
+    return seconds * random.uniform(0.5, 1.5)  # noqa: S311  # spreads clients, guards nothing
+
+
+# -- one request -----------------------------------------------------------------------------------
+
+
+def answered(call: Call[Any], attempts: int = ATTEMPTS) -> Flow[Answer]:
+    """The answer to a call; what is safe to repeat is repeated while the service is away.
+
+    Raises:
+        ShardyardError: what the service said, as one of its classes.
+    """
+    pause = FIRST_PAUSE_SECONDS
+    for left in reversed(range(attempts)):
+        asked = None
+        try:
+            answer: Answer = yield Send(call)
+            if not answer.is_error:
+                return answer
+            asked = retry_after(answer)
+            raise error_of(answer)
+        except Unavailable as error:
+            safe = call.repeat or isinstance(error, NotSent)
+            if not left or not safe or (asked or 0.0) > MAX_PAUSE_SECONDS:
+                raise
+        yield Pause(max(spread(pause), asked or 0.0))
+        pause *= 3
+    raise AssertionError("attempts is 0")
+
+
+def done(call: Call[T], attempts: int = ATTEMPTS) -> Flow[T]:
+    """What a call asks for."""
+    answer = yield from answered(call, attempts)
+    return parsed(call, answer)
+
+
+def raw(call: Call[Any], attempts: int = ATTEMPTS) -> Flow[Any]:
+    """The answer's JSON as it is, with fields that this version does not know."""
+    answer = yield from answered(call, attempts)
+    return _decoded(call, answer, Any)
+
+
+def parsed(call: Call[T], answer: Answer) -> T:
+    if call.kind is bytes:
+        found: Any = answer.body
+    elif call.kind is str:
+        found = answer.body.decode(errors="replace")
+    elif call.kind is type(None):
+        found = None
+    else:
+        found = _decoded(call, answer, call.kind)
+    return found  # type: ignore[no-any-return]
+
+
+def _decoded(call: Call[Any], answer: Answer, kind: Any) -> Any:
+    try:
+        if getattr(kind, "from_json", None) is not None:
+            return kind.from_json(answer.body)
+        return msgspec.json.decode(answer.body, type=kind)
+    except (ValueError, UnicodeDecodeError) as error:
+        name = getattr(kind, "__name__", "JSON")
+        raise ShardyardError(f"the answer to {call.method} {call.path} is not a {name}: {error}") from error
+
+
+def missing() -> Flow[dict[str, str] | None]:
+    """What the service still needs before it can run jobs, part by part; None: it does not answer. Asked once."""
+    try:
+        answer: Answer = yield Send(endpoints.readiness())
+        checks = parsed(endpoints.readiness(), answer).checks
+    except ShardyardError:
+        return None
+    return {part: state for part, state in checks.items() if state != "ok"} if answer.is_error else {}
+
+
+# -- jobs ------------------------------------------------------------------------------------------
+
+
+def wait(job: str, timeout: float | None) -> Flow[JobStatus]:
+    """The job's status once it has ended. The service holds each request until something changes.
+
+    Raises:
+        TimeoutError: it has not ended within `timeout` seconds; None: there is no limit.
+        Unavailable: the service was away for longer than `PATIENCE_SECONDS`.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    patience = Patience(deadline)
+    status: JobStatus | None = None
+    tag: str | None = None
+    while True:
+        left = HELD_SECONDS if deadline is None else max(0.0, min(HELD_SECONDS, deadline - time.monotonic()))
+        call = endpoints.job(job, wait=round(left, 3) if tag else None, tag=tag)
+        asked = time.monotonic()
+        try:
+            answer: Answer = yield Send(call)
+            if answer.is_error:
+                raise error_of(answer)
+            patience.heard()
+            if answer.status == 200:
+                status, tag = parsed(call, answer), answer.headers.get("etag")
+            pause = Pause(HASTE_SECONDS if answer.status != 200 and time.monotonic() - asked < HASTE_SECONDS else 0.0)
+        except Unavailable as error:
+            pause = patience.pause(error)
+        if status is not None and status.ended:
+            return status
+        if deadline is not None and time.monotonic() >= deadline:
+            state = "unknown" if status is None else f"{status.state}: {status.reason.message}"
+            raise TimeoutError(f"job {job} has not ended within {timeout:g} seconds; it is {state}")
+        if pause.seconds:
+            yield pause
+
+
+def delete(job: str) -> Flow[None]:
+    """Forget a job that has ended. Its devices are given up a moment after its end, and only then it can go.
+
+    Raises:
+        JobNotFinished: it has not ended.
+    """
+    deadline = time.monotonic() + RELEASE_SECONDS
+    while True:
+        try:
+            yield from done(endpoints.delete(job))
+            return
+        except JobNotFinished:
+            status = yield from done(endpoints.job(job))
+            if not status.ended or time.monotonic() >= deadline:
+                raise
+        yield Pause(FIRST_PAUSE_SECONDS)
+
+
+def pages(limit: int | None = None, **filters: Any) -> Items[JobSummary]:
+    """All jobs of a list, newest first, at most `limit`."""
+    cursor: str | None = None
+    given = 0
+    while limit is None or given < limit:
+        size = JOBS_PER_PAGE if limit is None else min(JOBS_PER_PAGE, limit - given)
+        page = yield from done(endpoints.jobs(**filters, limit=size, cursor=cursor))
+        for job in page.jobs:
+            yield Item(job)
+        given += len(page.jobs)
+        cursor = page.next
+        if cursor is None:
+            return
+
+
+def cancel_many(chosen: dict[str, Any]) -> Flow[tuple[int, int]]:
+    """How many were cancelled at once, and how many told to end. A call that ran out of time is followed by another."""
+    cancelled = cancelling = 0
+    while True:
+        did = yield from done(endpoints.cancel_many(**chosen))
+        cancelled, cancelling = cancelled + did.cancelled, cancelling + did.cancelling
+        if did.complete:
+            return cancelled, cancelling
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """What a reader of a job's events has to remember: whether the end came, and what was said of the state."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self._said: tuple[Any, ...] | None = None
+
+    def takes(self, event: Any) -> bool:
+        """Whether an event is news. A stream begins by saying what the state is, also when it is opened again."""
+        kind = type(event).__name__
+        self.over = self.over or kind == "Ended"
+        if kind != "StateChanged":
+            return True
+        says = event.state, event.reason, event.attempt, event.version
+        news, self._said = says != self._said, says
+        return news
+
+
+def _nobody(error: ShardyardError) -> None: ...
+
+
+def follow(
+    job: str,
+    logs: Sequence[int] | str | None = None,
+    after: str | None = None,
+    tail: int | None = None,
+    away: Callable[[ShardyardError], None] = _nobody,
+) -> Items[Any]:
+    """A job's events; the last one is `Ended`. `away` hears each time that the service could not be reached.
+
+    Raises:
+        NotFound: there is no such job.
+        Unavailable: the service was away for longer than `PATIENCE_SECONDS`.
+    """
+    reader = _Reader()
+    last = after
+    patience = Patience()
+    while not reader.over:
+        call = endpoints.job_events(job, logs=logs, last=last, tail=tail)
+        last = yield from _stream(call, last, reader, patience, away)
+        if not reader.over:
+            yield Pause(spread(FIRST_PAUSE_SECONDS))  # the service closes a stream in order when it stops
+
+
+def service_events(after: str | None = None, away: Callable[[ShardyardError], None] = _nobody) -> Items[Any]:
+    """Events of the whole service, without an end. Raises Unavailable as `follow` does."""
+    last = after
+    patience = Patience()
+    while True:
+        last = yield from _stream(endpoints.service_events(last=last), last, _Reader(), patience, away)
+        yield Pause(spread(FIRST_PAUSE_SECONDS))
+
+
+def _stream(
+    call: Call[bytes],
+    last: str | None,
+    reader: _Reader,
+    patience: Patience,
+    away: Callable[[ShardyardError], None],
+) -> Generator[Any, Any, str | None]:
+    """The events of one connection; the id to go on from."""
+    from shardyard.client.events import Parser, decode
+
+    try:
+        answer: Answer = yield Open(call)
+        if answer.is_error:
+            raise error_of(answer)
+        if answer.status == 204:  # the service knows that this reader was told the end
+            reader.over = True
+            return last
+        parser = Parser()
+        while part := (yield Read()):
+            patience.heard()
+            for message in parser.feed(part):
+                event = decode(message)
+                last = message.id or last
+                if event is not None and reader.takes(event):
+                    yield Item(event)
+    except Unavailable as error:
+        away(error)
+        yield patience.pause(error)
+    return last
+
+
+# -- logs and metrics ------------------------------------------------------------------------------
+
+
+def log_pages(
+    job: str, *, follow: bool = False, tail: int | None = None, after: str | None = None, **filters: Any
+) -> Items[LogPage]:
+    """Pages of lines, those without lines left out; with `follow`, until the job has ended, over all further attempts.
+
+    Raises:
+        NotFound: there is no such job.
+        Unavailable: the service was away; with `follow`, for longer than `PATIENCE_SECONDS`.
+    """
+    cursor = after
+    attempt = filters.pop("attempt", None)
+    patience = Patience()
+    while True:
+        fresh = {"tail": tail, "attempt": attempt} if cursor is None else {"after": cursor}
+        try:
+            page = yield from done(endpoints.logs(job, limit=LINES_PER_PAGE, **filters, **fresh))
+            cursor = page.next or cursor
+            if page.lines or page.dropped:
+                yield Item(page)
+                continue  # there may be more already
+            if not follow:
+                return
+            status = yield from done(endpoints.job(job))
+            if page.ended and (status.ended or attempt is not None):
+                return
+            if status.attempt > page.attempt and attempt is None:
+                cursor = tail = None  # the cursor belongs to the attempt before
+            patience.heard()
+        except Unavailable as error:
+            if not follow:
+                raise
+            yield patience.pause(error)
+            continue
+        yield Pause(POLL_SECONDS)
+
+
+def metrics(job: str, *, points: int | None = None, **filters: Any) -> Flow[list[Series]]:
+    """Every series with all its points, or put together into at most `points` buckets each."""
+    first = yield from done(endpoints.metrics(job, points=points, **filters))
+    series: list[Series] = []
+    for part in first.series:
+        whole = part
+        while points is None and whole.next < whole.last:
+            chosen = {"device": part.device, "name": part.name, "attempt": first.attempt or filters.get("attempt")}
+            more = yield from done(endpoints.metrics(job, after=whole.next, **chosen))
+            found = next((one for one in more.series if one.points), None)
+            if found is None:
+                break  # they were there when the first page was made, and are no more
+            whole = msgspec.structs.replace(found, points=whole.points + found.points)
+        series.append(whole)
+    return series
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def download(job: str, path: str, attempt: int | None) -> Items[bytes]:
+    """The bytes of one file, part by part, as they come. A connection that breaks ends it: `Unavailable`."""
+    call = endpoints.artifact(job, path, attempt=attempt)
+    answer: Answer = yield Open(call)
+    if answer.is_error:
+        raise error_of(answer)
+    while part := (yield Read()):
+        yield Item(part)
+
+
+# -- scripts ---------------------------------------------------------------------------------------
+
+
+def submit_bundled(
+    spec: dict[str, Any], file: BinaryIO, bundle: "Bundle", advanced: Callable[[int], None] = lambda count: None
+) -> Flow[JobStatus]:
+    """Submit a job that needs a bundle, which is sent only if the service says that it lacks it.
+
+    Raises:
+        BodyTooLarge: the bundle is larger than this service takes.
+    """
+    key = str(uuid.uuid4())
+    try:
+        found = yield from done(endpoints.submit(spec, key))
+        return found
+    except UnknownBundle:
+        pass
+    try:
+        stored = yield from done(endpoints.upload_bundle(file, advanced))
+    except BodyTooLarge as error:
+        raise BodyTooLarge(f"a bundle of {byte_count(bundle.bytes)} is too large: {error.message}") from error
+    if stored.id != bundle.id:
+        raise ShardyardError(f"the service stored {stored.id} in the place of {bundle.id}; submit again")
+    found = yield from done(endpoints.submit(spec, key))
+    return found

@@ -1,0 +1,284 @@
+"""Requests as values, and the two transports that carry them out: one blocks, one awaits.
+
+What the client does is written once, as plain generators that do nothing themselves: a `Flow` yields
+a step (send this, wait so long, open a stream, read from it), is sent what came of it, and returns a
+value; an `Items` also yields values for the caller. `Wire` and `AsyncWire` run them.
+"""
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import anyio
+import httpx
+
+from jobs.model.errors import InvalidRequest, ShardyardError, Unavailable
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+CONNECT_SECONDS = 5.0
+READ_SECONDS = 30.0
+
+
+class NotSent(Unavailable):
+    """There was no connection, so the service has seen nothing of the request: it is safe to repeat, whatever it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[T_co]):
+    """One request, and what its answer is: a struct for JSON, `str` for text, `bytes`, or `NoneType` for nothing.
+
+    `repeat`: sending it twice is as good as once. `make` gives a large body anew each time.
+    """
+
+    method: str
+    path: str
+    kind: Any
+    params: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content: bytes | None = None
+    make: Callable[[], Iterator[bytes]] | None = None
+    read_seconds: float = READ_SECONDS
+    repeat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the service answered; `body` is empty where a stream was opened."""
+
+    status: int
+    headers: Mapping[str, str]  # names in small letters
+    body: bytes = b""
+
+    @property
+    def is_error(self) -> bool:
+        return self.status >= 400
+
+
+# -- steps -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Gives an `Answer`, also for an error."""
+
+    call: Call[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Gives the `Answer` without its body, which the next `Read` steps give; an error comes with its body.
+
+    A stream that was open before is closed.
+    """
+
+    call: Call[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Gives the next bytes of the open stream; none at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Generic[T]):
+    """A value for the caller."""
+
+    value: T
+
+
+Step = Send | Open | Read | Pause
+Flow = Generator[Step, Any, T]
+Items = Generator[Step | Item[T], Any, None]
+
+
+def _advance(flow: Generator[Any, Any, Any], outcome: Any) -> Any:
+    return flow.throw(outcome) if isinstance(outcome, ShardyardError) else flow.send(outcome)
+
+
+class Wire:
+    """Carries out steps, and blocks meanwhile. Several threads may use it."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.BaseTransport | None = None) -> None:
+        self.url = url
+        self._http = _checked(url, lambda: httpx.Client(base_url=url, headers=headers, transport=transport))
+
+    def close(self) -> None:
+        self._http.close()
+
+    def run(self, flow: Flow[T]) -> T:
+        outcome: Any = None
+        try:
+            while True:
+                outcome = self._outcome(_advance(flow, outcome), [])
+        except StopIteration as end:
+            found: T = end.value
+            return found
+
+    def items(self, flow: Items[T]) -> Generator[T, None, None]:
+        """The flow's values. Whatever is open is closed with this iterator."""
+        outcome: Any = None
+        opened: list[tuple[httpx.Response, Iterator[bytes]]] = []
+        try:
+            while True:
+                try:
+                    step = _advance(flow, outcome)
+                except StopIteration:
+                    return
+                if isinstance(step, Item):
+                    yield step.value
+                    outcome = None
+                else:
+                    outcome = self._outcome(step, opened)
+        finally:
+            flow.close()
+            _close(opened)
+
+    def _outcome(self, step: Step, opened: list[tuple[httpx.Response, Iterator[bytes]]]) -> Any:
+        """What came of a step; a failure is given back, not raised."""
+        try:
+            match step:
+                case Pause(seconds):
+                    time.sleep(seconds)
+                    return None
+                case Send(call):
+                    body = call.content if call.make is None else call.make()
+                    return _answer(self._http.request(**_request(call), content=body))
+                case Open(call):
+                    _close(opened)
+                    response = self._http.send(self._http.build_request(**_request(call)), stream=True)
+                    opened.append((response, response.iter_bytes()))
+                    if response.is_error:
+                        response.read()
+                        return _answer(response)
+                    return Answer(response.status_code, _small(response))
+                case Read():
+                    return next(opened[-1][1], b"")
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            return translated(self.url, error)
+
+
+class AsyncWire:
+    """Carries out steps, and awaits meanwhile."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.AsyncBaseTransport | None = None) -> None:
+        self.url = url
+        self._http = _checked(url, lambda: httpx.AsyncClient(base_url=url, headers=headers, transport=transport))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def run(self, flow: Flow[T]) -> T:
+        outcome: Any = None
+        try:
+            while True:
+                outcome = await self._outcome(_advance(flow, outcome), [])
+        except StopIteration as end:
+            found: T = end.value
+            return found
+
+    async def items(self, flow: Items[T]) -> AsyncGenerator[T, None]:
+        """The flow's values. Whatever is open is closed with this iterator."""
+        outcome: Any = None
+        opened: list[tuple[httpx.Response, AsyncIterator[bytes]]] = []
+        try:
+            while True:
+                try:
+                    step = _advance(flow, outcome)
+                except StopIteration:
+                    return
+                if isinstance(step, Item):
+                    yield step.value
+                    outcome = None
+                else:
+                    outcome = await self._outcome(step, opened)
+        finally:
+            flow.close()
+            with anyio.CancelScope(shield=True):
+                await _aclose(opened)
+
+    async def _outcome(self, step: Step, opened: list[tuple[httpx.Response, AsyncIterator[bytes]]]) -> Any:
+        try:
+            match step:
+                case Pause(seconds):
+                    await anyio.sleep(seconds)
+                    return None
+                case Send(call):
+                    body = call.content if call.make is None else _awaited(call.make())
+                    return _answer(await self._http.request(**_request(call), content=body))
+                case Open(call):
+                    await _aclose(opened)
+                    response = await self._http.send(self._http.build_request(**_request(call)), stream=True)
+                    opened.append((response, response.aiter_bytes()))
+                    if response.is_error:
+                        await response.aread()
+                        return _answer(response)
+                    return Answer(response.status_code, _small(response))
+                case Read():
+                    return await anext(opened[-1][1], b"")
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            return translated(self.url, error)
+
+
+def translated(url: str, error: Exception) -> ShardyardError:
+    """A failure to talk at all as an exception of this project."""
+    if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol):
+        return InvalidRequest(f"{url!r} is not a URL: {error}")
+    kind = NotSent if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) else Unavailable
+    found = kind(f"{url} cannot be reached: {error or type(error).__name__}")
+    found.__cause__ = error
+    return found
+
+
+C = TypeVar("C", httpx.Client, httpx.AsyncClient)
+
+
+def _checked(url: str, make: Callable[[], C]) -> C:
+    try:
+        return make()
+    except httpx.InvalidURL as error:
+        raise InvalidRequest(f"{url!r} is not a URL: {error}") from error
+
+
+def _request(call: Call[Any]) -> dict[str, Any]:
+    return {
+        "method": call.method,
+        "url": call.path,
+        "params": {name: _said(value) for name, value in call.params.items() if value is not None},
+        "headers": dict(call.headers),
+        "timeout": httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, read=call.read_seconds),
+    }
+
+
+def _said(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _answer(response: httpx.Response) -> Answer:
+    return Answer(response.status_code, _small(response), response.content)
+
+
+def _small(response: httpx.Response) -> dict[str, str]:
+    return {name.lower(): value for name, value in response.headers.items()}
+
+
+async def _awaited(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+def _close(opened: list[tuple[httpx.Response, Iterator[bytes]]]) -> None:
+    while opened:
+        opened.pop()[0].close()
+
+
+async def _aclose(opened: list[tuple[httpx.Response, AsyncIterator[bytes]]]) -> None:
+    while opened:
+        await opened.pop()[0].aclose()

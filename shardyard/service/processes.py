@@ -1,0 +1,370 @@
+"""Processes that `shardyard up` runs: started, adopted, watched and stopped by one mechanism.
+
+Each service has a lock file. The child inherits it, locked, so the lock is held exactly as long as
+the child lives, whatever happens to the process that started it. A start therefore meets one of
+three cases:
+
+    lock free                         spawn
+    lock held, same command           adopt: an earlier `up` was killed, and its child lives on
+    lock held, other command          stop the old one, then spawn
+
+A service with `keep` set is adopted whatever its command was: two Redis servers on one data
+directory would both accept writes.
+
+Linux only: ends are noticed through pidfds, so a recycled pid is never signalled.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, ClassVar, Literal
+
+import shardyard
+from jobs.model.errors import Unavailable
+
+#: More deaths than this within the window end the service: a restart does not help any more. A process that was
+#: killed by SIGKILL has nothing wrong with itself, so it is started again however often that happens.
+MAX_DEATHS = 5
+DEATH_WINDOW_SECONDS = 60.0
+FIRST_BACK_OFF_SECONDS = 0.5
+MAX_BACK_OFF_SECONDS = 8.0
+#: Of a server that runs wait for: without it no lease is renewed.
+MAX_BACK_OFF_SECONDS_OF_REDIS = 2.0
+MAX_LOG_BYTES = 16 * 1024 * 1024
+LOG_TAIL_LINES = 15
+KILL_SECONDS = 5.0
+
+#: With less room on its disk than this a service that dies is started again however often: Redis ends rather than
+#: promise what it cannot write down, and is well when there is room.
+LEAST_ROOM_BYTES = 1024 * 1024
+
+#: Variables of the command line that mean nothing to a service, and must not make it look changed.
+CLIENT_VARIABLES = ("SHARDYARD_URL", "SHARDYARD_TOKEN")
+
+How = Literal["started", "adopted", "replaced"]
+
+
+class ServiceError(Unavailable):
+    """A process of the service does not start, does not stay up, or is in the way."""
+
+    code: ClassVar[str] = "service_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One long-running process. `env` is added to this process's own environment."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    lock_path: Path
+    log_path: Path
+    keep: bool = False
+    stop_seconds: float = 10.0
+
+    def environment(self) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if name not in CLIENT_VARIABLES}
+        return inherited | dict(self.env)
+
+    def fingerprint(self) -> str:
+        """Changes when the service would run differently: other code, arguments or settings."""
+        settings = {
+            name: value
+            for name, value in self.environment().items()
+            if name in self.env or name.startswith(("SHARDYARD_", "CUDA_"))
+        }
+        command = json.dumps([shardyard.__version__, self.argv, sorted(settings.items())])
+        return hashlib.sha256(command.encode()).hexdigest()
+
+
+@dataclass(slots=True)
+class _Running:
+    service: Service
+    pid: int
+    pidfd: int
+    child: subprocess.Popen[bytes] | None  # None: adopted, so its exit code is not ours to read
+
+    def reap(self) -> "_Death":
+        """How the process, which has ended, did so."""
+        os.close(self.pidfd)
+        if self.child is None:
+            return _Death("ended", by_itself=True)
+        code = self.child.wait(timeout=KILL_SECONDS)
+        text = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return _Death(text, by_itself=code != -signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Death:
+    how: str
+    by_itself: bool  # nobody killed it from outside, as far as that can be told
+    at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True)
+class _Restart:
+    service: Service
+    due: float  # time.monotonic()
+
+
+@dataclass(slots=True)
+class Processes:
+    """The services of one `up`, by name.
+
+    `say` receives one sentence about everything unexpected. `hurried` is asked while a stop waits:
+    once it says true, what has not ended is killed.
+    """
+
+    say: Callable[[str], None]
+    hurried: Callable[[], bool] = lambda: False
+    _running: dict[str, _Running] = field(default_factory=dict)
+    _deaths: dict[str, deque[_Death]] = field(default_factory=dict)
+    _restarts: dict[str, _Restart] = field(default_factory=dict)
+
+    def start(self, service: Service) -> How:
+        """Start `service`, or take over the one that survived an earlier `up`.
+
+        Raises:
+            ServiceError: the program cannot be run, or its lock is held by a process out of reach.
+        """
+        how: How = "started"
+        while True:
+            lock = _open_lock(service.lock_path)
+            if lock is not None:
+                self._running[service.name] = _spawn(service, lock)
+                return how
+            survivor = _survivor(service)
+            if survivor is None:
+                continue  # it ended between the two looks
+            if service.keep or _recorded(service.lock_path) == service.fingerprint():
+                self._running[service.name] = survivor
+                return "adopted"
+            self._end(survivor)
+            how = "replaced"
+
+    def watch(self, timeout: float, *, restart: bool = True) -> None:
+        """Wait up to `timeout` seconds for a process to end or to be due again; restart what died.
+
+        Raises:
+            ServiceError: one service died too often, or (without `restart`: while starting) at all.
+        """
+        now = time.monotonic()
+        soonest = min((planned.due for planned in self._restarts.values()), default=now + timeout)
+        ended = _wait_for_end(self._running.values(), max(0.0, min(timeout, soonest - now)))
+        for running in ended:
+            self._note_death(running, allowed=MAX_DEATHS if restart else 0)
+        for name, planned in list(self._restarts.items()):
+            if planned.due <= time.monotonic():
+                del self._restarts[name]
+                self.start(planned.service)
+                self.say(f"{name} is running again (pid {self._running[name].pid})")
+
+    def pid(self, name: str) -> int:
+        return self._running[name].pid
+
+    def stop(self, name: str) -> None:
+        """SIGTERM, wait as long as the service may take, then SIGKILL. A stopped service is no error."""
+        self._restarts.pop(name, None)
+        running = self._running.pop(name, None)
+        if running is not None:
+            self._end(running)
+
+    def _end(self, running: _Running) -> None:
+        service = running.service
+        _signal(running, signal.SIGTERM)
+        deadline = time.monotonic() + service.stop_seconds
+        while not _wait_for_end([running], 0.05):
+            # Redis gets its whole time even in a hurry: what it has accepted is then on disk.
+            if time.monotonic() > deadline or (self.hurried() and not service.keep):
+                why = "did not end in time" if time.monotonic() > deadline else "is not waited for"
+                self.say(f"{service.name} (pid {running.pid}) {why}; killing it")
+                _signal(running, signal.SIGKILL)
+                if not _wait_for_end([running], KILL_SECONDS):
+                    raise ServiceError(f"{service.name} (pid {running.pid}) does not end, not even when killed")
+                break
+        running.reap()
+
+    def _note_death(self, running: _Running, allowed: int) -> None:
+        service, death = running.service, running.reap()
+        del self._running[service.name]
+        deaths = self._deaths.setdefault(service.name, deque(maxlen=MAX_DEATHS + 1))
+        deaths.append(death)
+        recent = [one for one in deaths if death.at - one.at <= DEATH_WINDOW_SECONDS]
+        fatal = len(recent) if not allowed else sum(one.by_itself for one in recent)
+        full = bool(allowed) and not _has_room(service.lock_path.parent)
+        if fatal > allowed and not full:
+            often = f", {len(recent)} times within {DEATH_WINDOW_SECONDS:.0f} s" if len(recent) > 1 else ""
+            log = f"The end of {service.log_path}:\n{tail(service.log_path)}"
+            raise ServiceError(f"{service.name} {death.how}{often}. {log}")
+        longest = MAX_BACK_OFF_SECONDS_OF_REDIS if service.keep else MAX_BACK_OFF_SECONDS
+        pause = min(FIRST_BACK_OFF_SECONDS * 2 ** (len(recent) - 1), longest)
+        self._restarts[service.name] = _Restart(service, death.at + pause)
+        again = f"starting it again in {pause:g} s, see {service.log_path}"
+        if full:
+            again = f"there is no room left in {service.lock_path.parent}; " + again
+        self.say(f"{service.name} (pid {running.pid}) {death.how}; {again}")
+
+
+def is_alive(service: Service) -> bool:
+    """Whether somebody holds the service's lock now."""
+    lock = _open_lock(service.lock_path)
+    if lock is None:
+        return True
+    os.close(lock)
+    return False
+
+
+@contextlib.contextmanager
+def sole_owner(path: Path) -> Iterator[None]:
+    """Hold `path` as this process's own lock; children do not inherit it.
+
+    Raises:
+        ServiceError: another process holds it; the message names its pid.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = _open_lock(path)
+    if lock is None:
+        raise ServiceError(
+            f"`shardyard up` already runs on {path.parent} (pid {path.read_text().strip() or 'unknown'}). "
+            "Stop it first, or give this one another --data-dir."
+        )
+    try:
+        os.ftruncate(lock, 0)
+        os.write(lock, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(lock)
+
+
+def tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
+    """The last lines of a log, indented for a message."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 64 * 1024))
+            text = file.read().decode(errors="replace")
+    except OSError as error:
+        return f"    (cannot be read: {error})"
+    return "\n".join(f"    {line}" for line in text.splitlines()[-lines:]) or "    (empty)"
+
+
+def _open_lock(path: Path) -> int | None:
+    """A descriptor that holds the lock, or None when somebody else does."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _spawn(service: Service, lock: int) -> _Running:
+    # Written before the child exists: a record that comes too late would make a survivor a stranger.
+    _record(lock, json.dumps({"fingerprint": service.fingerprint(), "argv": service.argv}).encode())
+    try:
+        with _open_log(service.log_path) as log:
+            child = subprocess.Popen(
+                service.argv,
+                env=service.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a Ctrl-C in the terminal reaches `up` alone, which stops all in order
+                pass_fds=(lock,),
+            )
+    except OSError as error:
+        raise ServiceError(f"cannot start {service.name} ({service.argv[0]}): {error}") from error
+    finally:
+        os.close(lock)
+    return _Running(service, child.pid, os.pidfd_open(child.pid), child)
+
+
+def _record(lock: int, body: bytes) -> None:
+    """Have a lock file hold `body`. One that does is left alone: a disk that is full would not take it back."""
+    if os.pread(lock, len(body) + 1, 0) == body:
+        return
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, body, 0)
+
+
+def _has_room(directory: Path) -> bool:
+    disk = os.statvfs(directory)
+    return disk.f_bavail * disk.f_frsize >= LEAST_ROOM_BYTES
+
+
+def _open_log(path: Path) -> BinaryIO:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
+        path.replace(path.with_name(path.name + ".1"))
+    return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def _survivor(service: Service) -> _Running | None:
+    """The process that holds the service's lock, or None when it has just ended.
+
+    Found through /proc rather than through a recorded pid, which may by now belong to another process.
+    """
+    deadline = time.monotonic() + service.stop_seconds
+    while True:
+        holders = _holders(service.lock_path)
+        for pid in holders:
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(pid) == pid:
+                    return _Running(service, pid, os.pidfd_open(pid), None)
+        if not holders and is_alive(service):
+            who = "a process that cannot be seen from here: of another user, container or host"
+        elif holders:
+            # For example the child with which Redis rewrites its log: it ends by itself.
+            who = f"descendants of an earlier {service.name}, pid {', '.join(map(str, holders))}"
+        else:
+            return None
+        if time.monotonic() > deadline:
+            raise ServiceError(f"{service.lock_path} is held by {who}. End it, then try again.")
+        time.sleep(0.05)
+
+
+def _holders(path: Path) -> list[int]:
+    """Processes that have `path` open, as far as this user may look."""
+    wanted = path.stat()
+    found = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit() or int(process.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if os.path.samestat(descriptor.stat(), wanted):
+                        found.append(int(process.name))
+                        break
+    return sorted(found)
+
+
+def _recorded(path: Path) -> str | None:
+    try:
+        return str(json.loads(path.read_text())["fingerprint"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _signal(running: _Running, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(running.pidfd, number)
+
+
+def _wait_for_end(candidates: Collection[_Running], timeout: float) -> list[_Running]:
+    """Those that have ended; waits up to `timeout` seconds for the first."""
+    with selectors.DefaultSelector() as selector:
+        for running in candidates:
+            selector.register(running.pidfd, selectors.EVENT_READ, running)
+        return [key.data for key, _ in selector.select(timeout)]

@@ -1,0 +1,96 @@
+"""What devices this node has. GPUs come from NVML, so the worker's main process never imports torch."""
+
+import re
+
+import pynvml
+
+from jobs.model.records import DeviceRecord
+
+VIRTUAL_DEVICES = 8
+MAX_VIRTUAL_DEVICES = 1024
+
+_GPUS = re.compile(r"cuda:(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)")
+_VIRTUAL = re.compile(r"cpu:(\d+)")
+
+
+def discover(wanted: str) -> tuple[DeviceRecord, ...]:
+    """The devices that `wanted` names: `auto`, `cuda:0-3`, `cuda:0,2`, or `cpu:8`.
+
+    `auto` takes every GPU; on a host without one, eight virtual devices.
+
+    Raises:
+        ValueError: the text is none of these, or names a GPU that the host does not have.
+    """
+    if wanted == "auto":
+        return _gpus() or _virtual(VIRTUAL_DEVICES)
+    if match := _VIRTUAL.fullmatch(wanted):
+        count = int(match[1])
+        if not 1 <= count <= MAX_VIRTUAL_DEVICES:
+            raise ValueError(f"{wanted!r}: between 1 and {MAX_VIRTUAL_DEVICES} virtual devices, please")
+        return _virtual(count)
+    if match := _GPUS.fullmatch(wanted):
+        return _choose(_gpus(), _numbers(match[1]), wanted)
+    raise ValueError(f"{wanted!r} names no devices; use auto, cuda:0-3, cuda:0,2 or cpu:8")
+
+
+def users_of(gpu: str) -> list[int]:
+    """Processes that compute on a GPU now, by its UUID; of a container, as the host numbers them. None where the driver
+    does not tell."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(gpu)
+        return [int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _virtual(count: int) -> tuple[DeviceRecord, ...]:
+    return tuple(DeviceRecord(i, "cpu", i, f"cpu:{i}", "virtual device") for i in range(count))
+
+
+def _gpus() -> tuple[DeviceRecord, ...]:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        return tuple(_gpu(ordinal) for ordinal in range(pynvml.nvmlDeviceGetCount()))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(ordinal: int) -> DeviceRecord:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(ordinal)
+    return DeviceRecord(
+        index=ordinal,
+        kind="cuda",
+        ordinal=ordinal,
+        id=str(pynvml.nvmlDeviceGetUUID(handle)),
+        name=str(pynvml.nvmlDeviceGetName(handle)),
+        memory_total_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def _choose(gpus: tuple[DeviceRecord, ...], ordinals: list[int], wanted: str) -> tuple[DeviceRecord, ...]:
+    missing = [number for number in ordinals if number >= len(gpus)]
+    if missing:
+        raise ValueError(f"{wanted!r}: this host has {len(gpus)} GPUs, so there is no cuda:{missing[0]}")
+    if len(set(ordinals)) != len(ordinals) or not ordinals:
+        raise ValueError(f"{wanted!r} names a device twice, or none")
+    return tuple(
+        DeviceRecord(index, "cuda", gpus[n].ordinal, gpus[n].id, gpus[n].name, gpus[n].memory_total_bytes)
+        for index, n in enumerate(ordinals)
+    )

@@ -1,0 +1,344 @@
+"""The warm forkserver: one process that has torch and the training code imported, and forks supervisors.
+
+A supervisor with its ranks is up in tens of milliseconds where a cold start takes seconds. The worker starts the server
+and speaks with it over a socket: a launch goes there, the process id of the supervisor comes back. The server waits for
+nothing else, and for none of its children: a supervisor outlives server and worker.
+
+The standard library has such a server too, which takes a process in between with what `multiprocessing` does there.
+Ours has one process waiting, forked ahead, that becomes the next supervisor; until then it knows no credentials and no
+attempt.
+
+Forking is safe only while the server has one thread and no CUDA context: it looks, and refuses.
+"""
+
+import contextlib
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+import structlog
+
+from jobs.support import failpoints
+from workers.rank.process import KEPT_VARIABLES, name_process
+from workers.runtime.launch import Launch
+
+log = structlog.get_logger(__name__)
+
+WARM_SECONDS = 120.0
+REPLY_SECONDS = 20.0
+DEATH_SECONDS = 5.0
+#: How much later than a broken connection the server's death may show.
+LATE_SECONDS = 0.5
+#: After a start, before the next supervisor is forked ahead: the ranks have the cores first.
+REST_SECONDS = 0.2
+_LENGTH = struct.Struct("!I")
+
+
+class ForkFailed(Exception):
+    """The forkserver could not start a supervisor; the message says why."""
+
+
+class ForkServer:
+    """One per worker. `warm` before the node registers; `launch` for every attempt."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._line: socket.socket | None = None
+        self._lock = threading.Lock()
+
+    def warm(self) -> float:
+        """Start the server, or start it again, and wait until it is ready to fork.
+
+        Returns:
+            seconds that it took.
+
+        Raises:
+            ForkFailed: it is not up after two minutes, or has not imported all that it should.
+        """
+        began = time.monotonic()
+        with self._lock:
+            self._warm()
+        return time.monotonic() - began
+
+    def replace(self) -> float:
+        """Kill the server, whatever is wrong with it, and warm a new one. Returns and raises as `warm`."""
+        self._kill()
+        return self.warm()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server runs that was warmed last."""
+        return not self._is_dead(0)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def launch(self, launch: Launch, control_url: str, telemetry_url: str) -> int:
+        """Start the supervisor of an attempt.
+
+        Returns:
+            its process id.
+
+        Raises:
+            ForkFailed: it did not come up.
+        """
+        reader, writer = os.pipe()
+        try:
+            secrets = {"control_url": control_url, "telemetry_url": telemetry_url}
+            with Connection(writer, readable=False) as pipe:
+                pipe.send_bytes(json.dumps(secrets).encode())  # waits in the pipe until the ranks are forked
+            with self._lock:
+                if self._is_dead(0):  # the line may not tell: a supervisor that was stopped at its birth has it too
+                    self._warm()
+                try:
+                    return self._ask(launch, reader)
+                except ForkFailed:
+                    if not self._is_dead(LATE_SECONDS):
+                        raise
+                    # Somebody killed it. Should a supervisor have come up all the same, its lock stops the second.
+                    self._warm()
+                    return self._ask(launch, reader)
+        finally:
+            os.close(reader)
+
+    def close(self) -> None:
+        """End the server; supervisors go on."""
+        self._kill()
+        if self._line is not None:
+            self._line.close()
+
+    def _warm(self) -> None:
+        self.close()
+        ours, theirs = socket.socketpair()
+        # It imports what the worker imports, also where variables that ranks must not see have led to that.
+        path = f"import sys; sys.path[:] = {sys.path!r}"
+        program = f"{path}; from workers.node.forkserver import serve; serve({theirs.fileno()})"
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        with theirs, _scrubbed_environment():
+            self._process = subprocess.Popen([sys.executable, *flags, "-c", program], pass_fds=[theirs.fileno()])
+        self._line = ours
+        self._answer(WARM_SECONDS)
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(DEATH_SECONDS)
+
+    def _is_dead(self, wait: float) -> bool:
+        if self._process is None:
+            return True
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(wait)
+        return self._process.returncode is not None
+
+    def _ask(self, launch: Launch, credentials: int) -> int:
+        if self._line is None:
+            raise ForkFailed("the forkserver was never warm")
+        try:
+            _send(self._line, pickle.dumps(launch), [credentials])
+        except OSError as error:
+            raise ForkFailed(f"the forkserver died: {error!r}") from error
+        return int(self._answer(REPLY_SECONDS))
+
+    def _answer(self, seconds: float) -> str:
+        """What the server answers. One that does not is killed: its next answer would be taken for another's.
+
+        Raises:
+            ForkFailed: it did not answer in time, died, or says why it cannot.
+        """
+        assert self._line is not None
+        self._line.settimeout(seconds)
+        try:
+            status, text = json.loads(_receive(self._line)[0])
+        except TimeoutError as error:
+            self._kill()
+            raise ForkFailed(f"the forkserver did not answer within {seconds:g} s") from error
+        except (EOFError, OSError, ValueError) as error:
+            raise ForkFailed(f"the forkserver died: {error!r}") from error
+        if status != "ok":
+            raise ForkFailed(text)
+        return str(text)
+
+
+def _send(line: socket.socket, body: bytes, descriptors: list[int]) -> None:
+    socket.send_fds(line, [_LENGTH.pack(len(body))], descriptors)
+    line.sendall(body)
+
+
+def _receive(line: socket.socket) -> tuple[bytes, list[int]]:
+    """A message with the descriptors that came with it.
+
+    Raises:
+        EOFError: the other side is gone.
+    """
+    head, descriptors, _, _ = socket.recv_fds(line, _LENGTH.size, 1)
+    head += _exactly(line, _LENGTH.size - len(head)) if head else b""
+    if not head:
+        raise EOFError
+    return _exactly(line, _LENGTH.unpack(head)[0]), descriptors
+
+
+def _exactly(line: socket.socket, size: int) -> bytes:
+    body = b""
+    while len(body) < size:
+        part = line.recv(size - len(body))
+        if not part:
+            raise EOFError
+        body += part
+    return body
+
+
+# -- below here everything runs in the server --------------------------------------------------------
+
+
+def serve(descriptor: int) -> NoReturn:
+    """Import everything, say so, and fork a supervisor for every launch that comes, until the worker is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the worker's to obey
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps: nobody asks how a supervisor ended
+    line = socket.socket(fileno=descriptor)
+    try:
+        import workers.node.preload  # noqa: F401
+
+        _tell(line, *_ready())
+        _serve(line)
+    except (EOFError, ConnectionError):
+        pass  # the worker is gone
+    except BaseException:  # noqa: BLE001  (the worker is told by the end of the line)
+        traceback.print_exc()
+    finally:
+        os._exit(0)  # what was imported has exit handlers, which nobody needs here
+
+
+def _serve(line: socket.socket) -> None:
+    """Answer launches. In between, fork a process ahead, which becomes the next supervisor; it ends with the server."""
+    spare: tuple[int, socket.socket] | None = None
+    while True:
+        if spare is None and not _is_readable(line, REST_SECONDS):
+            spare = _fork_spare()
+            continue
+        launch, descriptors = _receive(line)
+        pid = _hand_over(spare, launch, descriptors) if spare is not None else 0
+        _tell(line, *(("ok", str(pid)) if pid else _fork_supervisor(launch, descriptors)))
+        spare = None
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _is_readable(line: socket.socket, seconds: float) -> bool:
+    return bool(select.select([line], [], [], seconds)[0])
+
+
+def _tell(line: socket.socket, status: str, text: str) -> None:
+    _send(line, json.dumps([status, text]).encode(), [])
+
+
+def _ready() -> tuple[str, str]:
+    missing = {"torch", "torch._dynamo", "workers.supervisor.main"} - set(sys.modules)
+    why_not = f"the forkserver could not import {', '.join(sorted(missing))}" if missing else _unsafe_to_fork()
+    return ("failed", why_not) if why_not else ("ok", str(os.getpid()))
+
+
+def _fork_spare() -> tuple[int, socket.socket] | None:
+    """A process that waits to be a supervisor, and the line to it; None where there can be none."""
+    from workers.supervisor.main import become_leader
+
+    if _unsafe_to_fork():
+        return None
+    ours, theirs = socket.socketpair()
+    try:
+        pid = os.fork()
+    except OSError:
+        pid = -1
+    if pid == 0:
+        try:
+            name_process("sy-spare")
+            become_leader(theirs.fileno())
+            with contextlib.suppress(EOFError):  # the server is gone
+                message = _receive(theirs)
+                theirs.close()
+                _supervise(*message)
+        finally:
+            os._exit(0)
+    theirs.close()
+    if pid < 0:
+        ours.close()
+        return None
+    return pid, ours
+
+
+def _hand_over(spare: tuple[int, socket.socket], launch: bytes, descriptors: list[int]) -> int:
+    """Have the spare process run a launch; its process id, or 0 where it is dead."""
+    pid, line = spare
+    with line:
+        try:
+            _send(line, launch, descriptors)
+        except OSError:
+            return 0
+    return pid
+
+
+def _fork_supervisor(launch: bytes, descriptors: list[int]) -> tuple[str, str]:
+    from workers.supervisor.main import become_leader
+
+    if why_not := _unsafe_to_fork():
+        return "failed", why_not
+    try:
+        pid = os.fork()
+    except OSError as error:
+        return "failed", f"the forkserver cannot fork: {error}"
+    if pid == 0:
+        try:
+            become_leader(descriptors[0])
+            _supervise(launch, descriptors)
+        finally:
+            os._exit(1)
+    return "ok", str(pid)
+
+
+def _supervise(launch: bytes, descriptors: list[int]) -> None:
+    from workers.supervisor.main import main
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    main(pickle.loads(launch), Connection(descriptors[0], writable=False))  # noqa: S301  (the worker's own)
+
+
+def _unsafe_to_fork() -> str:
+    """Why children forked from this process could hang; "" when nothing speaks against it."""
+    import torch
+
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        return f"the forkserver has {threads} threads; restart the worker"
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return "the forkserver has initialised CUDA; restart the worker"
+    return ""
+
+
+@contextmanager
+def _scrubbed_environment() -> Iterator[None]:
+    """Only what ranks may see, while the server may be started: it keeps the environment it starts with."""
+    before = dict(os.environ)
+    kept = {name: before[name] for name in KEPT_VARIABLES if name in before} | failpoints.kept(before)
+    os.environ.clear()
+    # OpenBLAS starts its threads at import, and the server must have one thread.
+    os.environ.update(kept, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,29 @@
+"""`python -m workers.node.health`: exit code 0 while the service counts this node as alive. A container's health
+check."""
+
+import sys
+
+from jobs import store
+from jobs.model.errors import Unavailable
+from jobs.model.settings import Settings
+from jobs.store.client import RedisStore
+
+
+def main() -> int:
+    settings = Settings()
+    control = RedisStore.from_url(settings.control_url())
+    try:
+        nodes = control.run(store.fleet()).nodes
+    except Unavailable as error:
+        print(error)
+        return 1
+    finally:
+        control.close()
+    if any(node.id == settings.node and node.alive for node in nodes):
+        return 0
+    print(f"the service does not know node {settings.node}, or has not heard from it")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""What a node looks at once a minute: remains of attempts that nobody else clears away, and devices in quarantine.
+
+It has a thread of its own, since a look may take a minute: the node must beat meanwhile.
+"""
+
+import threading
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+import structlog
+
+from jobs import store
+from jobs.model.errors import Unavailable
+from jobs.model.records import DeviceRecord
+from jobs.store import AttemptId, Quarantined
+from jobs.store.client import RedisStore
+from workers.node.device_check import Fitness
+from workers.runtime.launch import Marks
+from workers.supervisor import pending_end, working_dir
+from workers.supervisor.process_sweep import supervisor_is_dead, sweep
+
+log = structlog.get_logger(__name__)
+
+EVERY_SECONDS = 60.0
+#: Directories that are cleared, and devices that are tried, in one round. What is left has its turn in the next.
+MAX_CLEARED = 16
+MAX_TRIED = 8
+SWEEP_SECONDS = 1.0
+
+
+class Rounds:
+    def __init__(
+        self,
+        node: str,
+        devices: tuple[DeviceRecord, ...],
+        state_dir: Path,
+        storage: Path,
+        control: RedisStore,
+        holding: Callable[[], Collection[AttemptId]],
+    ) -> None:
+        """`state_dir` is the node's own, `holding` tells the attempts that have devices here: those are the agent's."""
+        self._node = node
+        self._devices = {device.index: device for device in devices}
+        self._state_dir = state_dir
+        self._storage = storage
+        self._store = control
+        self._holding = holding
+        self._fitness = Fitness()
+        self._left_before: set[AttemptId] = set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begin no further round. One that is under way is not waited for: it may stop anywhere."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        while not self._stop.wait(EVERY_SECONDS):
+            try:
+                self.clear_away()
+                self.try_devices()
+            except Unavailable as error:
+                log.warning("control_redis_unavailable", error=str(error))
+            except Exception:
+                log.exception("round_failed")
+
+    def clear_away(self) -> None:
+        """Clear what supervisors left that were killed after they gave their devices back. An attempt that is just
+        being started looks the same for a moment, so it must do so in two rounds."""
+        held = set(self._holding())
+        left = {attempt for attempt in left_behind(self._state_dir) if attempt not in held}
+        for attempt in sorted(left & self._left_before, key=str)[:MAX_CLEARED]:
+            pending_end.tell(self._store, attempt, Marks.of(self._state_dir, attempt).untold)
+            clear(self._state_dir, self._storage, attempt, SWEEP_SECONDS)
+        self._left_before = left
+
+    def try_devices(self) -> None:
+        """Bring devices back whose quarantine is over: nothing is left of the attempt, and they can compute."""
+        found = [
+            one
+            for one in self._store.run(store.quarantined(self._node))
+            if one.why.by == "sweep" and one.device in self._devices
+        ]
+        swept: dict[str, str] = {}
+        for one in sorted(found, key=lambda one: one.why.checked or 0)[:MAX_TRIED]:
+            attempt = one.why.attempt
+            if attempt not in swept:
+                swept[attempt] = self._survivors_of(AttemptId.parse(attempt))
+            wrong = swept[attempt] or self._fitness.found_wrong(self._devices[one.device])
+            self._decide(one, wrong)
+
+    def _survivors_of(self, attempt: AttemptId) -> str:
+        survivors = clear(self._state_dir, self._storage, attempt, SWEEP_SECONDS)
+        return f"would not die after {attempt}: {culprits(survivors)}" if survivors else ""
+
+    def _decide(self, found: Quarantined, wrong: str) -> None:
+        if wrong:
+            log.warning("device_stays_in_quarantine", device=found.device, why=wrong)
+            self._store.run(store.keep_quarantine(self._node, found, wrong))
+        elif self._store.run(store.prove_fit(self._node, found)):
+            log.info("device_is_back", device=found.device, was=found.why.reason)
+
+
+def left_behind(state_dir: Path) -> Iterator[AttemptId]:
+    """Attempts that have a directory, and no supervisor that lives."""
+    for directory in (state_dir / "attempts").glob("*.*.*"):
+        tenant, job, number = directory.name.rsplit(".", 2)
+        if number.isdigit() and supervisor_is_dead(Marks(directory)):
+            yield AttemptId(tenant, job, int(number))
+
+
+def clear(state_dir: Path, storage: Path, attempt: AttemptId, seconds: float = 5.0) -> dict[int, str]:
+    """Sweep what a dead supervisor has left. Its traces go, unless its end is still to be told, or something would not
+    die within `seconds`: that is returned, as `sweep` does."""
+    marks = Marks.of(state_dir, attempt)
+    survivors = sweep(marks, attempt, seconds)
+    working_dir.close(storage, attempt)
+    if not survivors and not marks.untold.exists():
+        marks.remove()
+    return survivors
+
+
+def culprits(survivors: dict[int, str]) -> str:
+    """Who would not die, in words."""
+    return "; ".join(f"process {pid} ({command})" for pid, command in survivors.items())

@@ -1,0 +1,190 @@
+"""`python -m workers.node.worker_monitor`: keeps one node's worker running, and is fit to be a container's first
+process.
+
+    worker dies                  started again, after a pause that grows; running attempts do not notice
+    SIGTERM, SIGINT              passed on to the worker, whose end is then ours; a second one kills it, or where it
+                                 drains (--drain) is passed on as well, and has it leave at once
+    any other child dies         reaped: supervisors outlive the worker and become children of this process
+
+A worker that has never stayed up has wrong settings rather than bad luck. Trying it again would only
+hide that, so after a few times its exit code is ours. Once it has stayed up, attempts may be running
+that would die with this process, so it is never given up.
+
+Signals are blocked and read one by one: no handler runs, and as first process of a container we get
+even those that the kernel would not give to a first process without a handler.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+from pydantic import ValidationError
+
+from jobs.model.settings import Settings
+from jobs.scheduling.celery_config import celery_config
+from jobs.support.logging_config import configure
+from workers.node import environments, shutdown
+from workers.node.devices import discover
+from workers.node.shutdown import MAX_SECONDS, Leaving
+from workers.sandbox import run_as
+
+log = structlog.get_logger("workers.node.worker_monitor")
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+#: A worker that lived this long stayed up.
+STEADY_SECONDS = 30.0
+#: Quick deaths in a row before a worker that never stayed up is given up.
+MAX_FALSE_STARTS = 5
+FIRST_PAUSE_SECONDS = 0.5
+MAX_PAUSE_SECONDS = 15.0
+#: The worker brings its attempts back to the queue in this time, beside what they may take to save.
+STOP_SECONDS = 30.0
+#: A worker that drains leaves in this time when it is asked again.
+HURRY_SECONDS = 10.0
+
+_STOP = frozenset({signal.SIGTERM, signal.SIGINT})
+_WATCHED = _STOP | {signal.SIGCHLD}
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How patient a keeper is, in seconds."""
+
+    steady: float = STEADY_SECONDS
+    first_pause: float = FIRST_PAUSE_SECONDS
+    max_pause: float = MAX_PAUSE_SECONDS
+    stop: float = STOP_SECONDS  # from a stop until the worker is killed
+    hurry: float = 0.0  # from a second stop, which is passed on too; 0: it kills the worker
+
+
+def keep(command: Sequence[str], pace: Pace = Pace()) -> int:
+    """Run `command` again and again until SIGTERM or SIGINT; its last exit code (128 + n: killed by signal n)."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    false_starts, steady = 0, False
+    while True:
+        began = time.monotonic()
+        pid = _spawn(command)
+        stopping, code = _until_end(pid, pace)
+        if stopping:
+            return code
+        lived = time.monotonic() - began
+        steady = steady or lived >= pace.steady
+        false_starts = 0 if lived >= pace.steady else false_starts + 1
+        if not steady and false_starts >= MAX_FALSE_STARTS:
+            log.error("worker_does_not_start", times=false_starts, exit_code=code)
+            return code or 1
+        pause = min(pace.first_pause * 2 ** min(false_starts, 10), pace.max_pause)
+        log.warning("worker_died", pid=pid, exit_code=code, lived_seconds=round(lived, 1), again_in_seconds=pause)
+        if _stopped_within(pause):
+            return 0
+
+
+def _spawn(command: Sequence[str]) -> int:
+    """Start the worker in a session of its own, so that a terminal's Ctrl-C reaches it once, through us."""
+    keeper = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() == keeper:  # it may have died before we asked
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+            os.execv(command[0], list(command))  # noqa: S606
+    finally:
+        os._exit(127)
+
+
+def _until_end(worker: int, pace: Pace) -> tuple[bool, int]:
+    """Wait for the worker's end, and reap whoever else dies.
+
+    Returns:
+        whether we were asked to stop, and the worker's exit code.
+    """
+    patience = [pace.stop, *([pace.hurry] if pace.hurry else [])]  # for each stop that is passed on
+    deadline: float | None = None
+    while True:
+        ended = _reap()
+        if worker in ended:
+            return deadline is not None, _exit_code(ended[worker])
+        number = _next_signal(None if deadline is None else deadline - time.monotonic())
+        if number in _STOP and patience:
+            deadline = time.monotonic() + patience.pop(0)
+            os.kill(worker, signal.SIGTERM)
+        elif number in _STOP or number is None:  # asked again, or the time is over
+            log.warning("worker_killed", pid=worker)
+            os.kill(worker, signal.SIGKILL)
+            return True, _exit_code(os.waitpid(worker, 0)[1])
+
+
+def _stopped_within(seconds: float) -> bool:
+    """Wait, and reap; True as soon as we are asked to stop."""
+    deadline = time.monotonic() + seconds
+    while (number := _next_signal(deadline - time.monotonic())) is not None:
+        _reap()
+        if number in _STOP:
+            return True
+    return False
+
+
+def _next_signal(seconds: float | None) -> int | None:
+    """The next signal; None after `seconds`."""
+    if seconds is None:
+        return signal.sigwait(_WATCHED)
+    received = signal.sigtimedwait(_WATCHED, max(0.0, seconds))
+    return None if received is None else received.si_signo
+
+
+def _reap() -> dict[int, int]:
+    """Wait statuses of all children that have ended, by process id."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = status
+
+
+def _exit_code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def pace_of(how: Leaving, checkpoint_seconds: float) -> Pace:
+    """How patient to be with a worker that leaves in this way. Attempts that it stops may save their checkpoints."""
+    if not how.drain:
+        return Pace(stop=STOP_SECONDS + checkpoint_seconds)
+    seconds = MAX_SECONDS if how.drain_seconds is None else how.drain_seconds
+    return Pace(stop=seconds + checkpoint_seconds + STOP_SECONDS, hurry=HURRY_SECONDS)
+
+
+def main() -> int:
+    how = shutdown.parse()
+    configure("INFO")
+    try:
+        settings = Settings()
+        configure(settings.log_level)
+        celery_config(settings)
+        run_as.choose(settings.run_as, discover(settings.devices))
+        environments.find(settings.environments)
+    except (ValidationError, ValueError) as error:
+        log.error("cannot_start", error=str(error))
+        return 2
+    # -P: a directory called `jobs` or `workers` in the working directory must not shadow ours.
+    pace = pace_of(how, settings.checkpoint_seconds)
+    return keep((sys.executable, "-P", "-m", "workers", *sys.argv[1:]), pace)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

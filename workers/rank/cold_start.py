@@ -1,0 +1,78 @@
+"""A rank in a new Python: where the job names an environment of the operator's, or sets variables that libraries
+read when they are imported. A rank that was forked warm becomes one by `exec`.
+
+    rank (forked)    waits for the word to go, as ever; writes down its seat and its script; `exec`
+    workers/rank/cold_main.py    runs in the new Python, which may have none of our packages; imports this module
+    `main`           goes on where the forked rank has left off
+
+The environment may lack what our service needs, so nothing here, or imported from here, may need more than the
+standard library and msgspec, which we bring along for a Python like ours (`workers.runtime.import_hook`).
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jobs.protocol.records import RankUp
+from workers.rank import program as endings
+from workers.rank.script import Script, prepare
+from workers.runtime import import_hook, sys_path
+from workers.runtime.endpoints import Seat
+
+BOOT = Path(__file__).with_name("cold_main.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What a rank knows at the moment of `exec`, beside its environment; `lent` is
+    `workers.runtime.import_hook.lend`'s."""
+
+    seat: Seat
+    script: Script
+    lent: str
+
+    def encode(self) -> bytes:
+        script = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self.script).items()}
+        return json.dumps({"seat": self.seat.encode(), "script": script, "lent": self.lent}).encode()
+
+    @classmethod
+    def decode(cls, found: dict[str, Any]) -> "Handover":
+        script = found["script"]
+        paths = {name: Path(script[name]) for name in ("root", "output")}
+        return cls(
+            Seat.decode(found["seat"]), Script(**script | paths | {"args": tuple(script["args"])}), found["lent"]
+        )
+
+
+def become(python: Path, seat: Seat, script: Script) -> NoReturn:
+    """Go on in another Python. To be called while the process has one thread.
+
+    Raises:
+        OSError: there is no such program any more.
+    """
+    paper = os.memfd_create("handover", 0)
+    os.write(paper, Handover(seat, script, import_hook.lend()).encode())
+    for fd in seat.descriptors:
+        os.set_inheritable(fd, True)
+    os.execv(python, [str(python), str(BOOT), str(paper)])  # noqa: S606  (no shell; listed by the operator)
+
+
+# -- below here everything runs in the new Python ----------------------------------------------------
+
+
+def begin(found: dict[str, Any]) -> Callable[[], NoReturn]:
+    """Take over from the forked rank. What comes back runs the script to its end; nothing of ours is imported in it."""
+    handover = Handover.decode(found)
+    seat = handover.seat
+    for fd in seat.descriptors:
+        if fd > 2:
+            os.set_inheritable(fd, False)
+    opened = seat.open()
+    opened.sink.emit(RankUp(seat.rank))
+    sys_path.know_plain_path(sys.path[1:])
+    program = prepare(handover.script, opened.context)
+    return lambda: endings.run(program, opened.context, opened.sink, seat.command)

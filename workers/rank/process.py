@@ -1,0 +1,431 @@
+"""A rank: one training process, from the fork to `os._exit`.
+
+The supervisor forks it, it gives up everything that is not its own, waits for the word to go, runs
+the program, and leaves only when the supervisor says that all ranks are done. That last word, not a
+collective, is the closing barrier: with torch 2.13 the usual endings of a gloo group deadlock now
+and then (pytorch#190489).
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from jobs.files.log_file import StreamName
+from jobs.model.spec import JobSpec, ScriptProgram
+from jobs.protocol.records import Outcome, RankUp, Returned, Unpacker
+from workers.rank import cold_start
+from workers.rank import program as endings
+from workers.rank.script import Script
+from workers.runtime import commands
+from workers.runtime.context import Device, RankContext
+from workers.runtime.endpoints import Seat
+from workers.runtime.launch import Launch, Marks, environment_mark
+from workers.sandbox import cgroup, run_as
+from workers.supervisor.working_dir import Workplace
+
+if TYPE_CHECKING:
+    from workers.training.entry import Parts
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+PR_SET_NO_NEW_PRIVS = 38
+#: Descriptors of ours in a rank are from here on.
+FIRST_FD = 200
+#: Exit codes of a rank that never came to run the program.
+EXIT_ORPHANED = 98
+EXIT_BROKEN = 99
+#: The service keeps its files to itself; a program's own have the modes that they have elsewhere.
+USUAL_UMASK = 0o022
+
+#: What a rank may see of the worker's environment. Everything else is set by us or not at all.
+KEPT_VARIABLES = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
+
+
+_STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a rank is told when it may go."""
+
+    place: Workplace | None  # where the job brings code of its own
+    drafts: Path | None = None  # where it saves its part of checkpoints, if the job asks for them
+    resume: Path | None = None  # a checkpoint to begin with
+
+    def encode(self) -> bytes:
+        place = self.place.encode() if self.place is not None else None
+        paths = {name: str(path) for name, path in (("drafts", self.drafts), ("resume", self.resume)) if path}
+        return json.dumps({"place": place, "paths": paths}).encode()
+
+    @classmethod
+    def decode(cls, body: bytes) -> "Orders":
+        found = json.loads(body)
+        place = Workplace.decode(found["place"]) if found["place"] is not None else None
+        paths = {name: Path(path) for name, path in found["paths"].items()}
+        return cls(place, **paths)
+
+
+@dataclass(slots=True)
+class Output:
+    """One pipe that carries what a device's log gets."""
+
+    fd: int
+    device: int
+    stream: StreamName
+
+
+@dataclass(slots=True)
+class Rank:
+    """The supervisor's handle on a rank."""
+
+    number: int
+    pid: int
+    pidfd: int
+    channel: int  # records come from here
+    command: int  # words go in here
+    orders: int  # a file in memory that all ranks share, written once the attempt is claimed
+    outputs: list[Output]
+    unpacker: Unpacker = field(default_factory=Unpacker)
+    up: bool = False
+    returned: Returned | None = None  # its program has ended, and this is what is left to do
+    returned_at: float = 0.0  # monotonic
+    outcome: Outcome | None = None
+    status: int | None = None  # exit code, or minus the signal
+    last_words: bytes = b""  # the end of what it wrote to stderr
+
+    @property
+    def alive(self) -> bool:
+        return self.status is None
+
+    def go(self, orders: "Orders") -> None:
+        """Let the rank run its program. Never blocks: a pipe might, with long paths and a rank that does not read."""
+        os.pwrite(self.orders, orders.encode(), 0)
+        self.tell(commands.GO)
+
+    def leave(self) -> None:
+        self.tell(commands.LEAVE)
+
+    def tell(self, word: bytes) -> None:
+        """Never blocks: a rank that asks and asks and does not listen has a full pipe, and misses words."""
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):  # it is dead, which its pidfd will tell
+            os.write(self.command, word)
+
+    def kill(self, number: int) -> None:
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, number)
+
+    def reap(self) -> bool:
+        """Take the exit status if it is there; True when the rank is dead."""
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+        return self.status is not None
+
+
+@dataclass(slots=True)
+class _Pipes:
+    """Both ends of everything between the supervisor and one rank."""
+
+    channel: tuple[int, int]
+    command: tuple[int, int]
+    outputs: dict[tuple[int, StreamName], tuple[int, int]]  # (logical device, stream) -> read end, write end
+
+    def all(self) -> Iterator[tuple[int, int]]:
+        yield self.channel
+        yield self.command
+        yield from self.outputs.values()
+
+
+def start(launch: Launch, rendezvous_port: int | None) -> list[Rank]:
+    """Fork all ranks. They wait, and touch no device and run nobody's code, until they are told to go.
+
+    Must be called from the supervisor's main thread: the parent-death signal is bound to the thread
+    that forks.
+    """
+    marks = Marks.of(launch.state_dir, launch.attempt)
+    supervisor = os.getpid()
+    # Inherited by the ranks and by all that they fork; this process closes it below.
+    lock = os.open(marks.ranks_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    group = cgroup.create(marks.cgroup, marks.directory.name)
+    orders = os.memfd_create("orders")
+    plumbing = [_pipes(launch, number) for number in range(launch.world_size)]
+    ranks = []
+    for number, pipes in enumerate(plumbing):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                if group is not None:
+                    cgroup.enter(group)
+                _run(launch, number, pipes, (lock, orders), supervisor, rendezvous_port)
+            except BaseException:  # noqa: BLE001  (nothing may escape into the supervisor's stack)
+                traceback.print_exc()
+            finally:
+                os._exit(EXIT_BROKEN)
+        outputs = [Output(ends[0], device, stream) for (device, stream), ends in pipes.outputs.items()]
+        ranks.append(Rank(number, pid, os.pidfd_open(pid), pipes.channel[0], pipes.command[1], orders, outputs))
+    for pipes in plumbing:
+        os.close(pipes.command[0])
+        for _, write_end in (pipes.channel, *pipes.outputs.values()):
+            os.close(write_end)
+    os.close(lock)
+    for rank in ranks:
+        for fd in (rank.channel, rank.command, *(output.fd for output in rank.outputs)):
+            os.set_blocking(fd, False)
+    return ranks
+
+
+def has_children(pid: int) -> bool:
+    """Whether a process has living children, but for the helper with which multiprocessing cleans up after it."""
+    pids: list[str] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            pids += children.read_text().split()
+    return any(_is_at_work(child) for child in pids)
+
+
+def _is_at_work(pid: str) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return bool(command) and b"multiprocessing.resource_tracker" not in command  # a zombie has no command
+
+
+def await_death(ranks: list[Rank], seconds: float) -> None:
+    """Wait until one of these ranks is dead, for at most `seconds`."""
+    deaths = select.poll()
+    for rank in ranks:
+        deaths.register(rank.pidfd, select.POLLIN)
+    if ranks:
+        deaths.poll(seconds * 1000)
+
+
+def _pipes(launch: Launch, number: int) -> _Pipes:
+    return _Pipes(
+        channel=os.pipe(),
+        command=os.pipe(),
+        outputs={
+            (device, stream): os.pipe() for device, _ in launch.devices_of(number) for stream in ("stdout", "stderr")
+        },
+    )
+
+
+# -- below here everything runs in the rank --------------------------------------------------------
+
+
+def _run(
+    launch: Launch, number: int, pipes: _Pipes, shared: tuple[int, int], supervisor: int, port: int | None
+) -> NoReturn:
+    """`shared` are the descriptors that all ranks have: the lock, which stays open, and the orders."""
+    _die_with(supervisor)
+    os.setpgid(0, 0)  # a program that signals its own group does not mean the supervisor
+    name_process(f"sy-rank-{number}")
+    signal.set_wakeup_fd(-1)
+    for name in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+        signal.signal(name, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as in any Python program
+    command, channel, streams = _take_own(launch, number, pipes, shared)
+    if launch.account is not None:
+        run_as.confine(launch.account, launch.processes, [fd for pair in streams for fd in pair])
+        _die_with(supervisor)  # a change of account forgets it
+    os.umask(USUAL_UMASK)
+    _set_environment(launch, number, port)
+    _give_up_rights()
+
+    seat = Seat(
+        rank=number,
+        world_size=launch.world_size,
+        devices=tuple(Device(index, device.kind, device.id) for index, device in launch.devices_of(number)),
+        lease_size=len(launch.devices),
+        threads=launch.threads,
+        channel=channel,
+        command=command,
+        streams=tuple(streams),
+    )
+    if launch.python is not None:
+        orders = _await_go(command, shared[1])
+        _add_to_environment(launch, orders)
+        cold_start.become(launch.python, seat, _script(launch.spec, orders))
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    opened = seat.open(stopping.is_set, launch.data_root)
+    parts = _made_ahead(launch.spec, opened.context)
+    orders = _await_go(command, shared[1])
+    _add_to_environment(launch, orders)
+    context = replace(opened.context, checkpoints=seat.checkpoints(orders.drafts, orders.resume))
+    endings.run(_program(launch.spec, orders, context, parts), context, opened.sink, command)
+
+
+def _made_ahead(spec: JobSpec, context: RankContext) -> "Parts | None":
+    """Say that the rank is up, and build what a recipe of ours needs of its spec alone, while the supervisor claims."""
+    from workers.training import entry
+
+    context.sink.emit(RankUp(context.rank))
+    if not entry.is_ours(spec):
+        return None
+    try:
+        return entry.build_parts(spec, context)
+    except Exception:  # noqa: BLE001  (it fails again after the go, where it is told)
+        return None
+
+
+def _script(spec: JobSpec, orders: Orders) -> Script:
+    program, place = spec.program, orders.place
+    assert isinstance(program, ScriptProgram)
+    assert place is not None
+    strategy = spec.parallelism.strategy
+    start = place.root / program.workdir
+    return Script(program.entrypoint, program.args, start, place.output, strategy, program.rehearse)
+
+
+def _program(spec: JobSpec, orders: Orders, context: RankContext, parts: "Parts | None") -> endings.Program:
+    """What the rank is to run, with all that it needs imported."""
+    import torch
+
+    from workers.rank import script
+    from workers.runtime import sys_path
+    from workers.training import entry
+
+    if isinstance(spec.program, ScriptProgram):
+        torch.set_num_threads(context.threads)
+        return script.prepare(_script(spec, orders), context)
+    if orders.place is not None:
+        sys_path.set_path(orders.place.root)
+    return endings.Program(lambda: entry.run(spec, context, parts), strict=True)
+
+
+def _give_up_rights() -> None:
+    """What the program starts gets no more rights than it has itself, and a crash leaves no core file."""
+    ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def name_process(name: str) -> None:
+    """What `ps -o comm` and top show of this process: forked from one server, they all look alike otherwise."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def _die_with(supervisor: int) -> None:
+    """Ask for SIGKILL when the supervisor dies. It may have died before we asked."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != supervisor:
+        os._exit(EXIT_ORPHANED)
+
+
+def _take_own(
+    launch: Launch, number: int, pipes: _Pipes, shared: tuple[int, int]
+) -> tuple[int, int, list[tuple[int, int]]]:
+    """Keep this rank's ends and the lock, close every other descriptor, and put the first device's
+    pipes on 1 and 2, where C code and child processes write.
+
+    Returns:
+        the command pipe, the channel, and one (stdout, stderr) pair per device of this rank.
+    """
+    own = {pipes.command[0], pipes.channel[1], *shared} | {write_end for _, write_end in pipes.outputs.values()}
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if fd > 2 and fd not in own:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+    pairs = []
+    for index, (device, _) in enumerate(launch.devices_of(number)):
+        out, err = (pipes.outputs[device, stream][1] for stream in _STREAMS)
+        if index == 0:
+            os.dup2(out, 1)
+            os.dup2(err, 2)
+            os.close(out)
+            os.close(err)
+            out, err = 1, 2
+        pairs.append((out, err))
+    os.set_inheritable(_out_of_the_way(shared[0]), True)  # what is started without closing files keeps the mark
+    return _out_of_the_way(pipes.command[0]), _out_of_the_way(pipes.channel[1]), pairs
+
+
+def _out_of_the_way(fd: int) -> int:
+    """Move a descriptor up, where programs that close or count on the first ones do not meet it."""
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
+    os.close(fd)
+    return moved
+
+
+def _await_go(command: int, orders: int) -> Orders:
+    """Block until the supervisor says go. End of file means that it never will."""
+    if not os.read(command, 1):
+        os._exit(EXIT_ORPHANED)
+    body = os.pread(orders, os.fstat(orders).st_size, 0)
+    os.close(orders)
+    return Orders.decode(body)
+
+
+def _set_environment(launch: Launch, number: int, port: int | None) -> None:
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    os.environ.clear()
+    os.environ.update(kept)
+    os.environ.update(environment(launch, number, port))
+
+
+def _add_to_environment(launch: Launch, orders: Orders) -> None:
+    if orders.place is not None:
+        os.environ.update(
+            TMPDIR=str(orders.place.temporary),
+            SHARDYARD_OUTPUT_DIR=str(orders.place.output),
+            SHARDYARD_PROBE_SOCKET=str(orders.place.socket),
+        )
+        if orders.place.resume is not None:
+            os.environ["SHARDYARD_RESUME_DIR"] = str(orders.place.resume)
+    if launch.account is not None:
+        home = str(orders.place.temporary) if orders.place is not None else "/nonexistent"
+        os.environ.update(HOME=home, USER=launch.account.name, LOGNAME=launch.account.name)
+    if isinstance(launch.spec.program, ScriptProgram):
+        os.environ.update(launch.spec.program.env)
+
+
+def environment(launch: Launch, number: int, port: int | None) -> Mapping[str, str]:
+    """The variables of a rank: torchrun's whole set under ddp and fsdp, none of them otherwise, since
+    a program that starts its own ranks would wait for a master that is not there."""
+    mark, value = environment_mark(launch.attempt)
+    gpus = ",".join(device.id for device in launch.devices if device.kind == "cuda")
+    variables = {
+        mark: value,
+        "CUDA_VISIBLE_DEVICES": gpus,
+        "OMP_NUM_THREADS": str(launch.threads),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if not launch.distributed:
+        return variables
+    assert port is not None
+    world = str(launch.world_size)
+    return variables | {
+        "MASTER_ADDR": launch.address,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": world,
+        "RANK": str(number),
+        "LOCAL_RANK": str(number),
+        "LOCAL_WORLD_SIZE": world,
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(number),
+        "ROLE_WORLD_SIZE": world,
+        "TORCHELASTIC_RESTART_COUNT": str(launch.attempt.number - 1),
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": launch.attempt.job,
+        # The supervisor serves the store; without this rank 0 would try to bind its port and fail.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }

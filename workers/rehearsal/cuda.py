@@ -1,0 +1,356 @@
+"""What torch.cuda and torch.accelerator answer: about devices, their memory, their random numbers, and time.
+
+A virtual device is called what it is, has the memory of the host (of which none is ever counted as used), and the
+compute capability 8.0, so that scripts choose what current GPUs do: bfloat16 and TF32 are supported.
+"""
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from workers.rehearsal.devices import Devices
+from workers.rehearsal.errors import NotRehearsable
+from workers.rehearsal.patching import Function
+
+NAME = "virtual device (rehearsal)"
+CAPABILITY = (8, 0)
+NCCL_VERSION = (2, 21, 5)
+
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+)
+
+#: Functions of torch.cuda, torch.cuda.memory and others, with the value that each gives.
+CONSTANTS: dict[str, Any] = {
+    "empty_cache": None,
+    "init": None,
+    "ipc_collect": None,
+    "reset_peak_memory_stats": None,
+    "reset_accumulated_memory_stats": None,
+    "reset_max_memory_allocated": None,
+    "reset_max_memory_cached": None,
+    "reset_peak_host_memory_stats": None,
+    "reset_accumulated_host_memory_stats": None,
+    "set_per_process_memory_fraction": None,
+    "get_per_process_memory_fraction": 1.0,
+    "memory_allocated": 0,
+    "max_memory_allocated": 0,
+    "memory_reserved": 0,
+    "max_memory_reserved": 0,
+    "memory_cached": 0,
+    "max_memory_cached": 0,
+    "memory_snapshot": [],
+    "memory_summary": "virtual devices have no memory of their own",
+    "list_gpu_processes": "virtual devices have no processes",
+    "get_allocator_backend": "native",
+    "is_bf16_supported": True,
+    "is_tf32_supported": True,
+    "is_current_stream_capturing": False,
+    "can_device_access_peer": True,
+    "get_arch_list": [f"sm_{CAPABILITY[0]}{CAPABILITY[1]}"],
+}
+#: The same of torch.cuda.nvtx and torch.cuda.profiler: marks for a profiler that is not there.
+NVTX: dict[str, Any] = {"range_push": 0, "range_pop": 0, "range_start": 0, "range_end": None, "mark": None}
+
+
+def act(devices: Devices) -> None:
+    cuda: Any = torch.cuda
+    for name, value in CONSTANTS.items():
+        for owner in (cuda, cuda.memory):
+            if hasattr(owner, name):
+                setattr(owner, name, _constant(value))
+    for owner, answers in (
+        (cuda, _about_devices(devices) | _about_memory() | _about_time(devices) | _about_random_numbers(devices)),
+        (cuda.memory, _about_memory()),
+        (cuda.random, _about_random_numbers(devices)),
+        (cuda.nvtx, {name: _constant(value) for name, value in NVTX.items()} | {"range": _nothing}),
+        (cuda.profiler, {"start": _constant(None), "stop": _constant(None), "profile": _nothing}),
+        (cuda.nccl, {"version": _constant(NCCL_VERSION)}),
+        (torch.accelerator, _about_the_accelerator(devices)),
+        (torch.accelerator.memory, _memory_of_the_accelerator()),
+    ):
+        for name, answer in answers.items():
+            setattr(owner, name, answer)
+    cuda._lazy_init = _caught
+    cuda.default_generators = tuple(torch.Generator() for _ in range(devices.whole))
+
+
+def _constant(value: Any) -> Function:
+    return lambda *args, **kwargs: value
+
+
+@contextmanager
+def _nothing(*args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
+
+
+def _caught() -> None:
+    """torch calls this wherever it is asked for CUDA, in Python and in C++: also on roads that nobody thought of."""
+    raise NotRehearsable("This call, which goes to CUDA itself,")
+
+
+# -- devices ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    name: str
+    total_memory: int
+    major: int = CAPABILITY[0]
+    minor: int = CAPABILITY[1]
+    multi_processor_count: int = 1
+    warp_size: int = 32
+    max_threads_per_multi_processor: int = 2048
+    regs_per_multiprocessor: int = 65536
+    shared_memory_per_block: int = 49152
+    shared_memory_per_block_optin: int = 166912
+    shared_memory_per_multiprocessor: int = 167936
+    L2_cache_size: int = 0
+    is_integrated: int = 0
+    is_multi_gpu_board: int = 0
+    gcnArchName: str = ""  # noqa: N815  (torch's name)
+    uuid: str = ""
+
+
+def _properties(devices: Devices) -> Callable[..., Properties]:
+    def get(device: Any = None) -> Properties:
+        try:
+            devices.index(device)
+        except RuntimeError as error:
+            raise AssertionError("Invalid device id") from error  # torch's words and class
+        return Properties(NAME, _memory()[1])
+
+    return get
+
+
+def _about_devices(devices: Devices) -> dict[str, Any]:
+    device = _device_class(devices)
+    return {
+        "is_available": lambda: devices.count > 0,
+        "device_count": lambda: devices.count,
+        "current_device": devices.index,
+        "set_device": lambda device: devices.select(devices.index(device) if _names_one(device) else -1),
+        "device": device,
+        "device_of": lambda tensor: device(devices.believed(tensor)),
+        "get_device_name": lambda device=None: _properties(devices)(device).name,
+        "get_device_capability": lambda device=None: CAPABILITY if _properties(devices)(device) else None,
+        "get_device_properties": _properties(devices),
+    }
+
+
+def _names_one(device: Any) -> bool:
+    return not isinstance(device, int) or device >= 0
+
+
+def _device_class(devices: Devices) -> Any:
+    class Current:
+        """Within, another device is the current one; a negative index leaves it."""
+
+        def __init__(self, device: Any = None) -> None:
+            self.idx = devices.index(device) if _names_one(device) else -1
+            self.prev_idx = -1
+
+        def __enter__(self) -> None:
+            self.prev_idx = devices.current
+            devices.select(self.idx)
+
+        def __exit__(self, *exc: object) -> None:
+            devices.select(self.prev_idx)
+
+    return Current
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def _memory() -> tuple[int, int]:
+    """The host's free and whole memory, in bytes."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+
+
+def _about_memory() -> dict[str, Any]:
+    return {
+        "mem_get_info": lambda device=None: _memory(),
+        "memory_stats": lambda device=None: defaultdict(int),
+        "host_memory_stats": lambda: defaultdict(int),
+    }
+
+
+def _memory_of_the_accelerator() -> dict[str, Any]:
+    names = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+    zeros = dict.fromkeys(names, _constant(0))
+    nothings = dict.fromkeys(("empty_cache", "reset_peak_memory_stats", "reset_accumulated_memory_stats"))
+    about = {"memory_stats": lambda device=None: defaultdict(int), "get_memory_info": lambda device=None: _memory()}
+    return zeros | {name: _constant(None) for name in nothings} | about
+
+
+# -- time ------------------------------------------------------------------------------------------
+
+
+class Event:
+    """A moment. Everything is done in order here, so what was recorded has also happened."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        self._at: float | None = None
+
+    def record(self, stream: object = None) -> None:
+        self._at = time.perf_counter()
+
+    def wait(self, stream: object = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end_event: "Event") -> float:
+        """Milliseconds.
+
+        Raises:
+            RuntimeError: one of the two was never recorded.
+        """
+        if self._at is None or end_event._at is None:
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        return 1000 * (end_event._at - self._at)
+
+
+class DefaultStream:
+    """The one stream of a virtual device: whatever it was given is done."""
+
+    cuda_stream = 0
+    stream_id = 0
+
+    def __init__(self, device_index: int) -> None:
+        self.device_index = device_index
+        self.device = torch.device("cuda", device_index)
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def wait_stream(self, stream: object) -> None:
+        pass
+
+    def wait_event(self, event: object) -> None:
+        pass
+
+    def record_event(self, event: Event | None = None) -> Event:
+        made = event or Event()
+        made.record()
+        return made
+
+    def __enter__(self) -> "DefaultStream":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DefaultStream) and other.device_index == self.device_index
+
+    def __hash__(self) -> int:
+        return hash(self.device)
+
+
+def _about_time(devices: Devices) -> dict[str, Any]:
+    def stream(device: Any = None) -> DefaultStream:
+        return DefaultStream(devices.index(device))
+
+    def synchronize(device: Any = None) -> None:
+        devices.index(device)
+
+    return {
+        "Event": Event,
+        "current_stream": stream,
+        "default_stream": stream,
+        "stream": _nothing,
+        "set_stream": _constant(None),
+        "synchronize": synchronize,
+    }
+
+
+# -- random numbers --------------------------------------------------------------------------------
+
+
+def _about_random_numbers(devices: Devices) -> dict[str, Any]:
+    """All numbers are drawn by the CPU's generator, which `torch.manual_seed` seeds. Seeding the devices changes
+    nothing there, as on a GPU; it is only remembered."""
+    seeds: defaultdict[int, int] = defaultdict(torch.initial_seed)
+
+    def seed_all(seed: int) -> None:
+        seeds.update(dict.fromkeys(range(devices.count), int(seed)))
+
+    def state(index: int) -> torch.Tensor:
+        return torch.frombuffer(bytearray((seeds[index] % 2**64).to_bytes(16, "little")), dtype=torch.uint8)
+
+    def restore(state: torch.Tensor, index: int) -> None:
+        seeds[index] = int.from_bytes(bytes(state.tolist())[:8], "little")
+
+    def restore_all(states: Iterable[torch.Tensor]) -> None:
+        for index, each in enumerate(states):
+            restore(each, index)
+
+    return {
+        "manual_seed": lambda seed: seeds.update({devices.current: int(seed)}),
+        "manual_seed_all": seed_all,
+        "seed": lambda: seeds.update({devices.current: _drawn_seed()}),
+        "seed_all": lambda: seed_all(_drawn_seed()),
+        "initial_seed": lambda: seeds[devices.current],
+        "get_rng_state": lambda device="cuda": state(devices.index(device)),
+        "get_rng_state_all": lambda: [state(index) for index in range(devices.count)],
+        "set_rng_state": lambda new_state, device="cuda": restore(new_state, devices.index(device)),
+        "set_rng_state_all": restore_all,
+    }
+
+
+def _drawn_seed() -> int:
+    return int.from_bytes(os.urandom(7), "little")
+
+
+# -- torch.accelerator -----------------------------------------------------------------------------
+
+
+def _about_the_accelerator(devices: Devices) -> dict[str, Any]:
+    answers = _about_devices(devices) | _about_time(devices)
+
+    def select(device: Any) -> None:
+        answers["set_device"](device)
+
+    def accelerator(check_available: bool = False) -> torch.device | None:
+        return torch.device("cuda") if devices.count else None
+
+    return {
+        "is_available": answers["is_available"],
+        "device_count": answers["device_count"],
+        "current_accelerator": accelerator,
+        "current_device_index": devices.index,
+        "current_device_idx": devices.index,
+        "set_device_index": select,
+        "set_device_idx": select,
+        "device_index": answers["device"],
+        "current_stream": answers["current_stream"],
+        "set_stream": answers["set_stream"],
+        "synchronize": answers["synchronize"],
+        "get_device_capability": lambda device=None: {"supported_dtypes": set(DTYPES)},
+    }

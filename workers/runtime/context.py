@@ -1,0 +1,300 @@
+"""What a rank is told about itself, and the two ways out of it: records and printed lines. No torch here."""
+
+import contextlib
+import io
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TextIO, cast
+
+from jobs.protocol import records
+from jobs.protocol.records import AnyRecord, Step
+
+FLUSH_SECONDS = 0.2
+#: The first packets follow each other closely, twice as far apart each time: news of a start should not wait.
+FIRST_FLUSH_SECONDS = 0.005
+#: Records that may wait for the pipe. Beyond this the trainer waits: the supervisor always drains.
+MAX_PENDING = 16_384
+#: Records in one packet, far below `telemetry.MAX_PACKET_BYTES`.
+MAX_IN_PACKET = 2_048
+CLOSE_SECONDS = 5.0
+#: Exit code of a rank whose records cannot be sent.
+EXIT_UNHEARD = 97
+
+
+class RejectedByWorker(Exception):
+    """The spec names something that cannot be imported, built, or put together here."""
+
+
+class Stopped(Exception):
+    """The rank was told to stop; the current step is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of the lease: `logical` is its index there, `id` its UUID, or "cpu:3" for a virtual one."""
+
+    logical: int
+    kind: Literal["cpu", "cuda"]
+    id: str
+
+
+class Sink(Protocol):
+    def emit(self, record: AnyRecord) -> None:
+        """Take one record. Costs microseconds, and may wait when the reader is far behind."""
+
+
+def innermost(sink: Sink) -> Sink:
+    """The sink that takes what is no concern of those around it."""
+    inner: Sink = getattr(sink, "inner", sink)
+    return inner
+
+
+class NullSink:
+    """Nobody listens."""
+
+    def emit(self, record: AnyRecord) -> None:
+        pass
+
+
+class ChannelSink:
+    """Sends records down a pipe from a small thread: those after a rest at once, the others packed every 200 ms.
+
+    `emit` only appends. A reader that has gone (EPIPE) turns the sink off without a word, since a
+    rank must not fail because nobody watches it.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._pending: list[AnyRecord] = []
+        self._writing = False
+        self._off = False
+        self._closed = False
+        self._stepped = False
+        self._hurry = threading.Event()
+        self._changed = threading.Condition()
+        self.idle = False  # nothing is on its way, and the thread sleeps until something is
+        self.chores: list[Callable[[], object]] = []  # what its thread does before it packs; they may emit
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: AnyRecord) -> None:
+        if self._off:
+            return
+        self._pending.append(record)
+        if self.idle:
+            self.idle = False  # once is enough: to wake a thread costs more than everything else here
+            self._wake.set()
+        if not self._stepped and isinstance(record, Step):
+            self._stepped = True  # of the first step people hear at once
+            self._hurry.set()
+        if len(self._pending) >= MAX_PENDING:
+            self._wait_for_room()
+
+    def flush(self, timeout: float = CLOSE_SECONDS) -> bool:
+        """Wait until everything emitted so far is written; False when `timeout` seconds were not enough."""
+        self._hurry.set()
+        self._wake.set()
+        with self._changed:
+            return self._changed.wait_for(lambda: self._off or not (self._pending or self._writing), timeout)
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> bool:
+        """Flush, end the thread, and take nothing more. The descriptor stays open: its owner closes it."""
+        done = self.flush(timeout)
+        self._closed = True
+        self._hurry.set()
+        self._wake.set()
+        self._thread.join(timeout)
+        self._off = True
+        return done
+
+    def abandon(self) -> None:
+        """Take nothing more and send nothing more: for the copy of a sink that a forked child has, whose thread
+        is not there and whose locks may be held by nobody. The pipe is the parent's."""
+        self._off = self._closed = True
+        self._pending = []
+        self.chores = []
+        self._hurry, self._wake, self._changed = threading.Event(), threading.Event(), threading.Condition()
+
+    def _wait_for_room(self) -> None:
+        if threading.current_thread() is self._thread:
+            return  # it is the one that makes room
+        # No deadline: either the supervisor drains the pipe, or it is dead, which ends the rank too.
+        self._hurry.set()
+        with self._changed:
+            self._changed.wait_for(lambda: self._off or len(self._pending) < MAX_PENDING)
+
+    def _run(self) -> None:
+        try:
+            self._pump()
+        except BaseException:  # noqa: BLE001  (whatever it is)
+            # Without this thread the rank could neither say how it ends nor go on for long: it must not hang instead.
+            sys.stderr.write("the rank's records cannot be sent\n" + traceback.format_exc())
+            with contextlib.suppress(OSError):
+                sys.stderr.flush()
+            os._exit(EXIT_UNHEARD)
+
+    def _pump(self) -> None:
+        pause = FIRST_FLUSH_SECONDS
+        while not self._closed:
+            if not self._send():
+                self._await_records()
+                self._send()
+            if self._hurry.wait(min(pause, _until_flush())):
+                self._hurry.clear()
+            pause = min(2 * pause, FLUSH_SECONDS)
+        self._send()
+
+    def _await_records(self) -> None:
+        """Sleep until there is something to send: only where a whole pause has brought nothing, since to be woken for
+        a single record costs the program, and the supervisor, as much as many records at once."""
+        self.idle = True
+        self._do_chores()
+        if not self._pending:
+            self._wake.wait()
+        self.idle = False
+        self._wake.clear()
+
+    def _send(self) -> bool:
+        """Write what is pending now, in packets; whether there was anything. A record appended meanwhile stays for the
+        next round."""
+        self._do_chores()
+        sent = bool(self._pending)
+        while self._pending and not self._off:
+            self._writing = True
+            batch = self._pending[:MAX_IN_PACKET]
+            del self._pending[: len(batch)]
+            self._write(records.pack(batch))
+            self._writing = False
+            with self._changed:
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+        return sent
+
+    def _do_chores(self) -> None:
+        for chore in self.chores:
+            chore()
+
+    def _write(self, packet: bytes) -> None:
+        view = memoryview(packet)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            self._off = True
+            self._pending.clear()
+
+
+class DeviceStreams:
+    """Sends what a thread prints to the log of the device that the thread works for.
+
+    `descriptors` has one (stdout, stderr) pair per device of this rank, in the order of
+    `RankContext.devices`; the first pair is the process's own (1, 2), and threads that are bound to
+    no device use it.
+    """
+
+    def __init__(self, descriptors: Sequence[tuple[int, int]]) -> None:
+        self._bound = threading.local()
+        self._streams = [(_line_writer(out), _line_writer(err)) for out, err in descriptors]
+
+    def install(self) -> None:
+        """Replace `sys.stdout` and `sys.stderr`."""
+        sys.stdout = cast(TextIO, _Router(self, 0))
+        sys.stderr = cast(TextIO, _Router(self, 1))
+
+    @contextlib.contextmanager
+    def on(self, index: int) -> Iterator[None]:
+        """Bind the current thread to the device at `index` of this rank."""
+        before = getattr(self._bound, "index", 0)
+        self._bound.index = index
+        try:
+            yield
+        finally:
+            self._bound.index = before
+
+    def current(self, which: int) -> io.TextIOWrapper:
+        """The stream of the current thread: 0 for stdout, 1 for stderr."""
+        return self._streams[getattr(self._bound, "index", 0)][which]
+
+    def flush(self) -> None:
+        for pair in self._streams:
+            for stream in pair:
+                with contextlib.suppress(OSError):
+                    stream.flush()
+
+
+class _Router:
+    """Looks like a text stream, and is the current thread's."""
+
+    def __init__(self, streams: DeviceStreams, which: int) -> None:
+        self._choose = streams.current
+        self._which = which
+
+    def write(self, text: str) -> int:
+        return self._choose(self._which).write(text)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._choose(self._which))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._choose(self._which), name)
+
+
+def _line_writer(fd: int) -> io.TextIOWrapper:
+    raw = io.FileIO(fd, "w", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True, newline="\n"
+    )
+
+
+def _until_flush() -> float:
+    """Seconds to the next moment for a packet. It is the same for all ranks of a host, which wait for each other in
+    every step: so they are held up together, and the supervisor is woken once for all of them."""
+    return FLUSH_SECONDS - time.time() % FLUSH_SECONDS
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Where a rank saves its part of a checkpoint, and what it begins with.
+
+    A rank that has saved, or has paused, waits in `ask` for the supervisor's word: CONTINUE, SAVE or LEAVE. The end
+    of the supervisor is LEAVE.
+    """
+
+    drafts: Path  # files of a checkpoint of n steps are written to <drafts>/<n>/, which the rank makes
+    resume: Path | None  # a checkpoint whose files were verified; nothing is loaded without
+    ask: Callable[[], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class RankContext:
+    """One rank. `devices` are its own: the whole lease under single and dp, one device under ddp and fsdp.
+
+    `data_root` is the directory below which a job may read files.
+    """
+
+    rank: int
+    world_size: int
+    devices: tuple[Device, ...]
+    lease_size: int
+    threads: int
+    sink: Sink
+    streams: DeviceStreams | None = None
+    stopping: Callable[[], bool] = _never
+    data_root: Path | None = None
+    checkpoints: Checkpoints | None = None  # where the spec asks for them
+
+    @property
+    def kind(self) -> Literal["cpu", "cuda"]:
+        return self.devices[0].kind

@@ -1,0 +1,81 @@
+"""A rank's place in its attempt: which one it is, its devices, and the descriptors that lead to the supervisor.
+
+Everything in here can be written down, since a rank that starts cold is told in a file. No torch, and nothing but
+the standard library and our records.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from workers.runtime import commands, watchdog
+from workers.runtime.context import ChannelSink, Checkpoints, Device, DeviceStreams, RankContext
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    rank: int
+    world_size: int
+    devices: tuple[Device, ...]  # the rank's own
+    lease_size: int
+    threads: int
+    channel: int  # records go in here
+    command: int  # words of the supervisor come from here
+    streams: tuple[tuple[int, int], ...]  # stdout and stderr of each device
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return (self.channel, self.command, *(fd for pair in self.streams for fd in pair))
+
+    def open(
+        self,
+        stopping: Callable[[], bool] | None = None,
+        data_root: Path | None = None,
+    ) -> "Opened":
+        """Begin to send records, and take over what is printed."""
+        sink = ChannelSink(self.channel)
+        routed = DeviceStreams(self.streams)
+        routed.install()
+        watchdog.show_stacks_on_signal()
+        context = RankContext(
+            rank=self.rank,
+            world_size=self.world_size,
+            devices=self.devices,
+            lease_size=self.lease_size,
+            threads=self.threads,
+            sink=sink,
+            streams=routed,
+            stopping=stopping or threading.Event().is_set,
+            data_root=data_root,
+        )
+        return Opened(context, sink)
+
+    def checkpoints(self, drafts: Path | None, resume: Path | None) -> Checkpoints | None:
+        """None where none are asked for: there are no `drafts`."""
+        return Checkpoints(drafts, resume, self._ask) if drafts is not None else None
+
+    def _ask(self) -> bytes:
+        """The supervisor's next word; its end is LEAVE. The supervisor has the deadline."""
+        try:
+            return os.read(self.command, 1) or commands.LEAVE
+        except OSError:  # the program has closed what is not its own
+            return commands.LEAVE
+
+    def encode(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return asdict(self)
+
+    @classmethod
+    def decode(cls, found: dict[str, Any]) -> "Seat":
+        devices = tuple(Device(**device) for device in found["devices"])
+        streams = tuple((out, err) for out, err in found["streams"])
+        return cls(**found | {"devices": devices, "streams": streams})
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    context: RankContext
+    sink: ChannelSink

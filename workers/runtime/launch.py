@@ -1,0 +1,124 @@
+"""What a supervisor is told when it is started: everything but the credentials, which come by a pipe."""
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.model.records import DeviceRecord
+from jobs.model.spec import DISTRIBUTED, JobSpec
+from jobs.protocol import names
+from jobs.store import AttemptId
+from jobs.support import fs
+from workers.sandbox.run_as import Account
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One attempt to be run on this node. `devices` is the lease, in logical order."""
+
+    attempt: AttemptId
+    spec: JobSpec
+    node: str
+    address: str  # the rendezvous listens here
+    devices: tuple[DeviceRecord, ...]
+    threads: int  # per rank
+    state_dir: Path  # node-local: locks
+    storage: Path
+    lease_seconds: float
+    beat_seconds: float
+    grace_seconds: float
+    checkpoint_seconds: float = 30.0  # that ranks have to save before they are stopped
+    data_root: Path | None = None  # jobs may read files below it
+    python: Path | None = None  # ranks start cold, in this Python
+    account: Account | None = None  # whom the ranks run as; None: as the worker
+    processes: int = 4096  # that the account may have
+
+    @property
+    def strategy(self) -> str:
+        return self.spec.parallelism.strategy
+
+    @property
+    def distributed(self) -> bool:
+        return self.strategy in DISTRIBUTED
+
+    @property
+    def world_size(self) -> int:
+        """One rank per device under ddp and fsdp, one for all devices otherwise."""
+        return len(self.devices) if self.distributed else 1
+
+    def devices_of(self, rank: int) -> tuple[tuple[int, DeviceRecord], ...]:
+        """(logical index, device) of each device that `rank` drives."""
+        if self.distributed:
+            return ((rank, self.devices[rank]),)
+        return tuple(enumerate(self.devices))
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Where the traces of an attempt's processes are kept, so that any later process can find them all."""
+
+    directory: Path
+
+    @classmethod
+    def of(cls, state_dir: Path, attempt: AttemptId) -> "Marks":
+        return cls(state_dir / "attempts" / f"{attempt.tenant}.{attempt.job}.{attempt.number}")
+
+    @property
+    def supervisor_lock(self) -> Path:
+        """Record-locked by the supervisor alone (such locks are not inherited): free means it is dead."""
+        return self.directory / "supervisor.lock"
+
+    @property
+    def ranks_lock(self) -> Path:
+        """flocked, and inherited by every forked descendant: it can be taken only when all are dead."""
+        return self.directory / "ranks.lock"
+
+    @property
+    def session(self) -> Path:
+        """Holds "<session id> <start time of its leader>"."""
+        return self.directory / "session"
+
+    @property
+    def cgroup(self) -> Path:
+        """Holds the path of the attempt's cgroup, where one could be made."""
+        return self.directory / "cgroup"
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "supervisor.log"
+
+    @property
+    def untold(self) -> Path:
+        """How the attempt ended, where its supervisor could not tell."""
+        return self.directory / "untold.json"
+
+    @property
+    def work(self) -> Path:
+        """The working copy of the job's bundle."""
+        return self.directory / "work"
+
+    @property
+    def resume(self) -> Path:
+        """A copy of the checkpoint that a script goes on from."""
+        return self.directory / "resume"
+
+    @property
+    def temporary(self) -> Path:
+        """Holds the path of the directory for temporary files, which lies elsewhere."""
+        return self.directory / "temporary"
+
+    def create(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def remove(self) -> None:
+        """Remove the traces, and all directories that the attempt's processes had for themselves."""
+        with contextlib.suppress(OSError):
+            if temporary := self.temporary.read_text():  # empty where its writer was killed
+                fs.remove(Path(temporary))
+        with contextlib.suppress(OSError):
+            fs.remove(self.directory)
+
+
+def environment_mark(attempt: AttemptId) -> tuple[str, str]:
+    """The variable that marks exec'd descendants."""
+    return names.ATTEMPT_MARK, str(attempt)

@@ -1,0 +1,236 @@
+"""Whether ranks under an account of their own can do what jobs need, and nothing that they must not: by trying it.
+
+Before a worker takes any work it starts a process under the account (`workers/sandbox/check_child.py`), which tries
+both. Whatever is not as it should be keeps the worker from starting: no job runs under an account that can do too
+much, or too little.
+"""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+from jobs.files import paths as layout
+from jobs.model.records import DeviceRecord
+from jobs.model.settings import Settings
+from workers.runtime import import_hook
+from workers.sandbox import run_as
+from workers.sandbox.run_as import Account, Accounts
+
+SECONDS = 120.0  # Python environments are started one by one, at worst each from a cold disk
+TRIAL = Path(__file__).with_name("check_child.py")
+PREFIX = "self-test-"
+SHARED_MEMORY = "/dev/shm"  # noqa: S108  (tried, not used)
+#: How much is tried of what lies in a directory that the service keeps for itself.
+MAX_TRIED = 20
+
+
+#: What a worker must be able to do, where it is root with some capabilities taken away.
+CAPABILITIES = "CHOWN, DAC_OVERRIDE, FOWNER, KILL, SETGID, SETUID and SYS_PTRACE"
+
+
+class NotConfined(Exception):
+    """The account is not fit for jobs; the message has every reason, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What the process is to try. JSON for `workers/sandbox/check_child.py`."""
+
+    worker: int
+    uid: int
+    groups: list[int]
+    own: list[str]  # directories in which it is to write: those of a job
+    shared_memory: str
+    closed: list[str]  # what it must not read
+    code: list[str]  # what it must read, and must not change
+    pythons: dict[str, str]
+    sockets: list[str]  # of Redis
+    data_root: str | None
+    gpus: list[str]
+
+
+def check(
+    accounts: Accounts,
+    settings: Settings,
+    node: Path,
+    environments: Mapping[str, Path],
+    devices: Sequence[DeviceRecord],
+) -> None:
+    """Try one of the accounts. `node` is the node's own directory, below the state directory.
+
+    Raises:
+        NotConfined: it lacks what jobs need, or can do what they must not.
+    """
+    account = accounts.of([0])
+    try:
+        wrong = _found_wrong(account, settings, node, environments, devices)
+    except OSError as error:
+        wrong = [f"the worker, which needs the capabilities {CAPABILITIES}, cannot try it: {error}"]
+    if wrong:
+        raise NotConfined(
+            f"SHARDYARD_RUN_AS: jobs cannot run as {account.name} ({account.uid}:{account.gid}): {'; '.join(wrong)}"
+        )
+
+
+def _found_wrong(
+    account: Account,
+    settings: Settings,
+    node: Path,
+    environments: Mapping[str, Path],
+    devices: Sequence[DeviceRecord],
+) -> list[str]:
+    node, kept = Path(os.path.realpath(node)), Path(os.path.realpath(settings.storage.expanduser()))
+    attempts = node / "attempts"
+    for directory in (attempts, kept):
+        directory.mkdir(parents=True, exist_ok=True)
+    with _directory(attempts) as near, _directory(kept) as far, _directory(Path(tempfile.gettempdir())) as temporary:
+        work, output = near / "work", layout.artifacts_dir(far)
+        work.mkdir()
+        output.mkdir()
+        run_as.open_way(node.parent, near)
+        run_as.open_way(kept, far)
+        own = (work, output, temporary)
+        for directory in own:
+            run_as.give(directory, account)
+        wrong = [*_barred(account, (*own, Path(sys.executable), TRIAL, *environments.values()))]
+        if not wrong:
+            gpus = run_as.gpu_files() if any(device.kind == "cuda" for device in devices) else []
+            closed = [*_closed(settings, node, kept)]
+            wrong = _try(account, _trial(account, settings, own, closed, gpus, environments), cwd=work)
+        if not run_as.close(far, output):
+            wrong.append("the worker cannot take back its files (CHOWN, DAC_OVERRIDE, FOWNER)")
+    return wrong
+
+
+def _trial(
+    account: Account,
+    settings: Settings,
+    own: tuple[Path, ...],
+    closed: list[Path],
+    gpus: list[Path],
+    environments: Mapping[str, Path],
+) -> Trial:
+    data_root = settings.data_root
+    return Trial(
+        worker=os.getpid(),
+        uid=account.uid,
+        groups=[account.gid, *account.groups],
+        own=[*map(str, own)],
+        shared_memory=SHARED_MEMORY,
+        closed=[*map(str, closed)],
+        code=[import_hook.ROOT, *(str(Path(import_hook.ROOT, name)) for name in import_hook.NAMES), str(TRIAL)],
+        pythons={name: str(path) for name, path in {"": Path(sys.executable), **environments}.items()},
+        sockets=[*_sockets(settings)],
+        data_root=str(data_root.expanduser()) if data_root is not None else None,
+        gpus=[*map(str, gpus)],
+    )
+
+
+@contextlib.contextmanager
+def _directory(where: Path) -> Iterator[Path]:
+    made = Path(os.path.realpath(tempfile.mkdtemp(prefix=PREFIX, dir=where)))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _barred(account: Account, paths: tuple[Path, ...]) -> Iterator[str]:
+    """Directories that the account may not pass, though what it needs lies beyond them."""
+    found = dict.fromkeys(
+        directory
+        for path in paths
+        for directory in Path(os.path.realpath(path)).parents
+        if not _may_pass(account, directory.stat())
+    )
+    for directory in found:
+        yield (
+            f"it cannot pass {directory}; keep SHARDYARD_STORAGE, SHARDYARD_STATE_DIR (`shardyard up`: --data-dir) and "
+            f"Python where every account may pass, or allow it with `chmod o+x {directory}`"
+        )
+
+
+def _may_pass(account: Account, directory: os.stat_result) -> bool:
+    """By the mode alone: where a list of accounts says otherwise, what is tried later has the last word."""
+    if directory.st_uid == account.uid:
+        return bool(directory.st_mode & 0o100)
+    if directory.st_gid in (account.gid, *account.groups):
+        return bool(directory.st_mode & 0o010)
+    return bool(directory.st_mode & 0o001)
+
+
+def _closed(settings: Settings, node: Path, kept: Path) -> Iterator[Path]:
+    """What the service keeps for itself, as far as it is there: of the storage, all but what a job has written."""
+    state, token = node.parent, settings.admin_token_file
+    yield from (state, state / "admin-token", node, node / "worker.lock", node / "home", node / "attempts")
+    if token is not None:
+        yield token.expanduser()
+    yield kept
+    for entry in _below(kept):
+        yield entry
+        for tenant in _below(entry):
+            yield from (tenant, *_below(tenant))
+
+
+def _below(directory: Path) -> list[Path]:
+    try:
+        with os.scandir(directory) as entries:
+            return [Path(entry.path) for entry in islice(entries, MAX_TRIED) if not entry.name.startswith(PREFIX)]
+    except OSError:
+        return []
+
+
+def _sockets(settings: Settings) -> Iterator[str]:
+    for url in {settings.control_url(), settings.telemetry()}:
+        if url.startswith("unix://"):
+            yield url.removeprefix("unix://").rpartition("@")[2].partition("?")[0]
+
+
+def _try(account: Account, trial: Trial, cwd: Path) -> list[str]:
+    """What is wrong with an account, as its process found it, and as we find it with that process."""
+    paper = cwd / "trial.json"
+    paper.write_text(json.dumps(asdict(trial)))
+    paper.chmod(0o644)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-I", str(TRIAL), str(paper)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=cwd,
+            env={"PATH": os.defpath},
+            user=account.uid,
+            group=account.gid,
+            extra_groups=account.groups,
+        )
+    except OSError as error:
+        return [f"it cannot run {sys.executable}: {error.strerror}"]
+    with process:
+        assert process.stdout is not None
+        try:
+            ready = select.select([process.stdout], [], [], SECONDS)[0]
+            said = process.stdout.readline() if ready else b""
+            return [*json.loads(said or '["it did not end its trial"]'), *_out_of_reach(process)]
+        finally:
+            with contextlib.suppress(PermissionError):
+                process.kill()
+
+
+def _out_of_reach(process: subprocess.Popen[bytes]) -> Iterator[str]:
+    """What we must be able to do with processes of the account, and cannot."""
+    try:
+        Path(f"/proc/{process.pid}/environ").read_bytes()
+    except OSError:
+        yield "the worker cannot look at its processes (SYS_PTRACE)"
+    try:
+        process.kill()
+    except PermissionError:
+        yield "the worker cannot kill its processes (KILL)"

@@ -1,0 +1,190 @@
+"""Ranks under an account of their own, where the operator names one (SHARDYARD_RUN_AS): what users' code does there, it
+does without the rights of the service.
+
+    at start           `choose` the accounts; `workers.sandbox.check` tries whether they can do what jobs need, and no
+    more in each rank       `confine`, before anything of the user's
+    for each attempt   `open_way` and `give` let it reach its own directories; `close` takes them back
+
+Directories of the service that lie on the way to an attempt's own may be passed, but not read. With a range of
+accounts, jobs that run side by side have different ones, and cannot get at each other either.
+"""
+
+import ctypes
+import os
+import pwd
+import re
+import resource
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from jobs.model.records import DeviceRecord
+
+log = structlog.get_logger(__name__)
+
+PR_SET_DUMPABLE = 4
+#: What lets others pass a directory without looking into it.
+PASSABLE = 0o011
+#: The largest id; the one after it means "none" to the kernel.
+MAX_ID = 2**32 - 2
+
+_NUMBERS = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?:(\d{1,10})")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Whom the ranks of an attempt run as. `groups` are those without which devices cannot be opened."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """The accounts of a node: one for all attempts, or a range with one for each device."""
+
+    first: int
+    last: int
+    gid: int
+    groups: tuple[int, ...]
+    name: str  # "": the account's number is its name
+
+    @property
+    def shared(self) -> bool:
+        return self.first == self.last
+
+    def of(self, devices: Iterable[int]) -> Account:
+        """The account for a lease of these devices of the node. No other lease has it, unless all share one."""
+        uid = self.first if self.shared else self.first + min(devices)
+        return Account(uid, self.gid, self.groups, self.name or str(uid))
+
+
+def choose(run_as: str, devices: Sequence[DeviceRecord]) -> Accounts | None:
+    """The accounts that a setting names: `name`, `uid:gid`, or `first-last:gid`. None where it is empty.
+
+    Raises:
+        ValueError: it has another form, names no account, or one that is no better than ours; or we are not root.
+    """
+    if not run_as:
+        return None
+    first, last, gid, name = _named(run_as)
+    if os.geteuid() != 0:
+        raise ValueError("SHARDYARD_RUN_AS: only a worker that runs as root can give its ranks another account")
+    if 0 in (first, gid):
+        raise ValueError(f"SHARDYARD_RUN_AS: {run_as!r} is root, or of root's group; name an account without rights")
+    if max(last, gid) > MAX_ID or last < first:
+        raise ValueError(f"SHARDYARD_RUN_AS: {run_as!r} has numbers that no account has")
+    if first < last and last - first + 1 < len(devices):
+        raise ValueError(
+            f"SHARDYARD_RUN_AS: {run_as!r} has {last - first + 1} accounts for {len(devices)} devices; "
+            "give one to each device"
+        )
+    has_gpus = any(device.kind == "cuda" for device in devices)
+    return Accounts(first, last, gid, _device_groups() if has_gpus else (), name)
+
+
+def warn(accounts: Accounts | None, devices: int) -> None:
+    """Tell the operator what users' code can reach, where that is more than it must be."""
+    if accounts is None and os.geteuid() == 0:
+        log.warning("jobs_run_as_root", advice="whoever may submit jobs is root here; set SHARDYARD_RUN_AS")
+    elif accounts is not None and accounts.shared and devices > 1:
+        log.warning("jobs_share_an_account", advice="set SHARDYARD_RUN_AS to first-last:gid, to keep them apart")
+
+
+def _named(run_as: str) -> tuple[int, int, int, str]:
+    """First and last uid, gid, and name."""
+    if match := _NUMBERS.fullmatch(run_as):
+        first, last, gid = match.groups()
+        return int(first), int(last or first), int(gid), ""
+    try:
+        found = pwd.getpwnam(run_as)
+    except KeyError:
+        raise ValueError(
+            f"SHARDYARD_RUN_AS: this host has no account {run_as!r}; write its name, uid:gid, or first-last:gid"
+        ) from None
+    return found.pw_uid, found.pw_uid, found.pw_gid, found.pw_name
+
+
+def gpu_files() -> list[Path]:
+    """The device files that CUDA opens."""
+    found = [*Path("/dev").glob("nvidia*"), *Path("/dev/nvidia-caps").glob("*")]
+    return [path for path in found if stat.S_ISCHR(path.stat().st_mode)]
+
+
+def _device_groups() -> tuple[int, ...]:
+    """Groups that may use the GPUs' files, where not everybody may."""
+    stats = [path.stat() for path in gpu_files()]
+    closed = [found for found in stats if found.st_mode & 0o060 == 0o060 and found.st_mode & 0o006 != 0o006]
+    return tuple(sorted({found.st_gid for found in closed} - {0}))
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+def become(account: Account) -> None:
+    """Take an account for good: with the old one go its groups and all capabilities."""
+    os.setgroups(account.groups)
+    os.setresgid(account.gid, account.gid, account.gid)
+    os.setresuid(account.uid, account.uid, account.uid)
+
+
+def confine(account: Account, processes: int, pipes: Iterable[int]) -> None:
+    """Have this process, a rank, go on as `account`, with so many processes at most. `pipes` are those it writes to.
+
+    The parent-death signal is lost by this.
+    """
+    for pipe in pipes:
+        os.fchown(pipe, account.uid, account.gid)  # else it could not open /dev/stdout, which is its own
+    become(account)
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # else /proc/self would be root's
+    _, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    bound = processes if most == resource.RLIM_INFINITY else min(processes, most)
+    resource.setrlimit(resource.RLIMIT_NPROC, (bound, bound))
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def open_way(first: Path, last: Path) -> None:
+    """Let other accounts pass through the directories from `first` down to `last`."""
+    steps = [last, *last.parents]
+    for directory in steps[: steps.index(first) + 1]:
+        mode = stat.S_IMODE(directory.stat().st_mode)
+        if mode & PASSABLE != PASSABLE:
+            directory.chmod(mode | PASSABLE)
+
+
+def give(tree: Path, account: Account) -> None:
+    """Make a directory and all in it the account's own. Nobody else may be able to write there."""
+    _chown_tree(tree, account.uid, account.gid)
+
+
+def close(directory: Path, given: Path) -> bool:
+    """Let nobody pass a directory any more that a way was opened to, and take back what was given away in it; False
+    where that fails.
+
+    What the account has left there is of its making: no link in it is followed, and it may be deeper than we can go.
+    """
+    try:
+        if not directory.stat().st_mode & PASSABLE:
+            return True
+        directory.chmod(0o700)
+        _chown_tree(given, os.geteuid(), os.getegid())
+    except FileNotFoundError:
+        return True
+    except (OSError, RecursionError) as error:
+        log.warning("not_taken_back", directory=str(given), error=str(error))
+        return False
+    return True
+
+
+def _chown_tree(tree: Path, uid: int, gid: int) -> None:
+    os.chown(tree, uid, gid, follow_symlinks=False)
+    for _, directories, files, here in os.fwalk(tree):
+        for name in (*directories, *files):
+            os.chown(name, uid, gid, dir_fd=here, follow_symlinks=False)

@@ -1,0 +1,254 @@
+"""Where all ranks of an attempt stand at the same step: when they save, and when they stop.
+
+A rank that has saved, or has paused since it was told to stop, waits for a word. When every rank has saved the same
+step, all that they sent before is known here and nothing that they will send later: a cut. Ranks that stop may differ
+by a step, and the one that is ahead then waits for the others in a collective, so those that have paused are sent one
+step further until all stand at the same one; that one is saved.
+
+Nothing in here waits or writes: the supervisor's loop tells it what has come and what time it is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from jobs.files.checkpoints import MAX_FILES_OF_A_RANK, MAX_STEP, is_rank_file, is_sha256
+from jobs.protocol.records import AnyRecord, Outline, Paused, Saved, Step
+from workers.runtime import commands
+
+#: From the step that is due, or the first rank's part, to the last rank's. Then the checkpoint is given up, and a rank
+#: that hangs is the watchdog's again.
+SAVE_SECONDS = 600.0
+#: That much even where the job says that a shorter pause is a stall: a large model may take long to write.
+LEAST_SAVE_SECONDS = 60.0
+#: So long after the last pause a rank that has not paused is taken to wait for those that have.
+APART_SECONDS = 0.2
+MAX_ERROR = 300
+
+Say = Callable[[int, bytes], None]
+
+
+class Keeper(Protocol):
+    """Takes the parts of a checkpoint over."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another one can be taken now: the disk may be slow."""
+
+    def take(self, saves: Sequence[Saved]) -> None:
+        """The ranks stand at the cut, and go on when this returns."""
+
+    def miss(self, step: int, why: str) -> None:
+        """There is no checkpoint of this step; what the ranks have written of it can go."""
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """The parts of one checkpoint, as they come."""
+
+    since: float  # monotonic
+    parts: dict[int, Saved]
+
+
+class Cuts:
+    """`say` gives a rank a word, and must not wait. Steps count those that are done. `stall_seconds` is the job's."""
+
+    def __init__(
+        self,
+        world_size: int,
+        every_steps: int,
+        keeper: Keeper,
+        say: Say,
+        resumed: int = 0,
+        stall_seconds: float | None = None,
+    ) -> None:
+        self._patience = min(SAVE_SECONDS, max(LEAST_SAVE_SECONDS, stall_seconds or SAVE_SECONDS))
+        self._world_size = world_size
+        self._every_steps = every_steps
+        self._keeper = keeper
+        self._say = say
+        self._total: int | None = None  # steps of the whole run
+        self._gathering: _Gathering | None = None
+        self._tried = resumed  # the last step that was saved, or could not be
+        self._paused: dict[int, int] = {}  # rank -> step
+        self._paused_at = 0.0  # when the last one paused, or was sent on
+        self._done: set[int] = set()
+        self._stopping = self._saving_to_stop = self._leaving = False
+
+    # -- what ranks say ------------------------------------------------------------------------------
+
+    def heed(self, rank: int, record: AnyRecord, now: float) -> None:
+        """Take a record of a rank, in the order in which they were sent."""
+        match record:
+            case Outline():
+                self._total = record.total_steps
+            case Step(phase="train"):
+                self._stepped(record, now)
+            case Saved():
+                self._saved(rank, record, now)
+            case Paused():
+                self._pause(rank, record, now)
+
+    def _stepped(self, step: Step, now: float) -> None:
+        """Where a checkpoint is due after a step, silence is no stall for a while."""
+        done = step.step + 1
+        if self._is_due(done) and done > self._tried and self._gathering is None:
+            self._gathering = _Gathering(now, {})
+
+    def _saved(self, rank: int, saved: Saved, now: float) -> None:
+        if self._leaving:
+            self._say(rank, commands.LEAVE)
+        elif not self._tried < saved.step <= MAX_STEP:
+            self._say(rank, commands.CONTINUE)  # too late: the others have gone on
+        else:
+            self._gathering = self._gathering or _Gathering(now, {})
+            self._gathering.parts[rank] = saved
+            self._look_for_cut()
+
+    def _pause(self, rank: int, paused: Paused, now: float) -> None:
+        if self._leaving or not self._stopping:
+            self._say(rank, commands.LEAVE)
+        else:
+            self._paused[rank] = paused.step
+            self._paused_at = now
+            self._look_for_stop(now)
+
+    def done(self, rank: int) -> None:
+        """A rank's program has ended, or the rank is dead."""
+        self._done.add(rank)
+        self._paused.pop(rank, None)
+
+    # -- what happens to them ------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """The ranks are told to stop, and will pause."""
+        self._stopping = True
+
+    def leave(self) -> None:
+        """The attempt ends: nobody waits any longer, now or later."""
+        self._leaving = True
+        self._release(commands.LEAVE)
+
+    @property
+    def left(self) -> bool:
+        """Whether all ranks were told to leave, with what they could save."""
+        return self._leaving
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether ranks may be silent because they save."""
+        return self._gathering is not None
+
+    def on_time(self, now: float) -> None:
+        if self._gathering is not None:
+            self._look_for_cut()
+        if self._gathering is not None and now - self._gathering.since > self._patience:
+            self._give_up()
+        if self._stopping and not self._leaving:
+            self._look_for_stop(now)
+
+    def _look_for_cut(self) -> None:
+        assert self._gathering is not None
+        parts = self._gathering.parts
+        if len(parts) < self._world_size or not self._keeper.has_room:
+            return
+        saves = [parts[rank] for rank in sorted(parts)]
+        why = _why_not(saves)
+        if why is None:
+            self._keeper.take(saves)
+        else:
+            self._miss(saves[0].step, why)
+        self._end_gathering(max(saved.step for saved in saves))
+
+    def _give_up(self) -> None:
+        """Some rank has not saved; those that have must not wait for it."""
+        assert self._gathering is not None
+        parts = self._gathering.parts
+        silent = [str(rank) for rank in range(self._world_size) if rank not in parts]
+        if parts:
+            who = f"rank {', '.join(silent)} did not save" if silent else "the storage was busy with an older one"
+            step = max(saved.step for saved in parts.values())
+            self._miss(step, f"{who} within {self._patience:g} s")
+            self._end_gathering(step)
+        else:
+            self._gathering = None
+
+    def _miss(self, step: int, why: str) -> None:
+        self._keeper.miss(step, why if self._stopping else f"{why}; training goes on")
+
+    def _end_gathering(self, step: int) -> None:
+        self._tried = step
+        if self._saving_to_stop:
+            self.leave()
+        else:
+            self._release(commands.CONTINUE)
+
+    def _release(self, word: bytes) -> None:
+        waiting = set(self._gathering.parts) if self._gathering is not None else set()
+        if word == commands.LEAVE:
+            waiting |= set(self._paused)
+            self._paused.clear()
+        self._gathering = None
+        for rank in sorted(waiting):
+            self._say(rank, word)
+
+    def _look_for_stop(self, now: float) -> None:
+        """Bring ranks that have paused to the same step, and have them save it."""
+        if not self._paused or self._saving_to_stop:
+            return
+        running = self._world_size - len(self._paused) - len(self._done)
+        steps = set(self._paused.values())
+        if self._gathering is not None and steps == {saved.step for saved in self._gathering.parts.values()}:
+            self._save(max(steps))  # the others had not been told yet, and save it as they always do
+        elif running == 0 and len(steps) == 1 and not self._done:
+            self._save(steps.pop())
+        elif running == 0 and len(steps) > 1:
+            self._send_on(max(steps), now)
+        elif now - self._paused_at > APART_SECONDS:
+            self._send_on(min(steps) + 1, now)
+
+    def _save(self, step: int) -> None:
+        if step <= self._tried:
+            self.leave()
+            return
+        self._saving_to_stop = True
+        for rank in sorted(self._paused):
+            self._say(rank, commands.SAVE)
+        self._paused.clear()
+
+    def _send_on(self, below: int, now: float) -> None:
+        """Have those that paused below a step take one more."""
+        for rank in [rank for rank, step in self._paused.items() if step < below]:
+            del self._paused[rank]
+            self._say(rank, commands.CONTINUE)
+        self._paused_at = now
+
+    def _is_due(self, done: int) -> bool:
+        return done % self._every_steps == 0 or done == self._total
+
+
+def _why_not(saves: Sequence[Saved]) -> str | None:
+    """Why the parts of all ranks make no checkpoint; None when they do. What ranks claim may be anything."""
+    for saved in saves:
+        if saved.error:
+            return _printable(saved.error)
+    if len({(saved.step, saved.epoch) for saved in saves}) > 1:
+        return "the ranks saved different steps"
+    if saves[0].epoch < 0:
+        return f"the ranks say that they are in epoch {saves[0].epoch}"
+    names = [file.name for saved in saves for file in saved.files]
+    for saved in saves:
+        if len(saved.files) > MAX_FILES_OF_A_RANK:
+            return f"rank {saved.rank} saved {len(saved.files)} files; it may have {MAX_FILES_OF_A_RANK}"
+    odd = next((name for name in names if not is_rank_file(name)), None)
+    if odd is not None:
+        return f"a rank called a file {_printable(odd)!r}, which it may not"
+    if not all(is_sha256(file.sha256) for saved in saves for file in saved.files):
+        return "a rank gave something else than the SHA-256 of a file"
+    if len(set(names)) < len(names):
+        return "two ranks gave the same name to a file"
+    return None
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text[:MAX_ERROR]).strip()

@@ -1,0 +1,125 @@
+"""Directories of an attempt's checkpoints: made, swept, opened to its ranks, and its weights published."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+import structlog
+
+from jobs.files import checkpoints, paths
+from jobs.files.checkpoints import WEIGHTS, Verified
+from jobs.support import fs
+from workers.runtime.launch import Launch
+from workers.sandbox import run_as
+from workers.supervisor.checkpoints.takeover import sync
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Directories of one attempt, of which the ranks know those that they need."""
+
+    drafts: Path
+    kept: Path  # of the job: all its checkpoints
+    attempt: Path
+
+
+def place_of(launch: Launch) -> Place:
+    """Where the checkpoints of an attempt go."""
+    attempt = launch.attempt
+    directory = paths.attempt_dir(launch.storage, attempt.tenant, attempt.job, attempt.number).absolute()
+    kept = paths.checkpoints_dir(launch.storage, attempt.tenant, attempt.job).absolute()
+    return Place(paths.drafts_dir(directory), kept, directory)
+
+
+def prepare(launch: Launch, place: Place) -> None:
+    """Make the directories, and sweep what earlier attempts have left unfinished.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    place.kept.mkdir(parents=True, exist_ok=True)
+    place.kept.chmod(0o700)  # no rank's account may pass, whatever the modes of the files in it
+    sync_way(launch.storage.absolute(), place.kept)
+    for name in os.listdir(place.kept):
+        if name.startswith("."):
+            fs.remove(place.kept / name)
+    for number in range(1, launch.attempt.number):
+        clear(place.attempt.with_name(str(number)))
+    clear(place.attempt)
+    place.drafts.mkdir(parents=True, mode=0o700)
+    if launch.account is not None:
+        run_as.open_way(launch.storage.absolute(), place.attempt)
+        run_as.give(place.drafts, launch.account)
+
+
+def sync_way(storage: Path, directory: Path) -> None:
+    """Have the names on disk that lead from the storage to a directory: what is synced in it is to survive a power cut.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    for above in takewhile(lambda above: above != storage.parent, directory.parents):
+        sync(above)
+
+
+def clear(attempt: Path) -> None:
+    """Remove what only a living attempt needs of its checkpoints. Says in the log what stays."""
+    for directory in (paths.drafts_dir(attempt), paths.resume_dir(attempt)):
+        if directory.exists():
+            try:
+                fs.remove(directory)
+            except OSError as error:
+                log.warning("not_removed", directory=str(directory), error=str(error))
+
+
+def readable(launch: Launch, place: Place, found: Verified) -> Path:
+    """A directory from which the ranks can read a checkpoint: its own, or one with links to the ranks' files in it,
+    which their account alone can enter. The files are the service's, and nobody can write to them.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    if launch.account is None:
+        return found.directory
+    directory = paths.resume_dir(place.attempt)
+    directory.mkdir(mode=0o700)
+    for name in found.manifest.files:
+        if name not in checkpoints.RESERVED:
+            _link(found.directory / name, directory / name)
+            (directory / name).chmod(0o444)
+    os.chown(directory, launch.account.uid, launch.account.gid)
+    directory.chmod(0o500)
+    return directory
+
+
+def publish_weights(place: Place, directory: Path) -> bool:
+    """Make the weights of a checkpoint an artifact of the attempt, all of whose processes are dead. False: it has no
+    such file, or the attempt left one of its own.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    source, target = directory / WEIGHTS, paths.artifacts_dir(place.attempt) / WEIGHTS
+    if not source.exists():
+        return False
+    target.parent.mkdir(exist_ok=True)
+    try:
+        _link(source, target)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _link(source: Path, target: Path) -> None:
+    """Another name for a file, or a copy where the file system has no such names."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except FileExistsError:
+        raise
+    except OSError:
+        with source.open("rb") as reader, target.open("xb") as writer:
+            shutil.copyfileobj(reader, writer, checkpoints.CHUNK_BYTES)

@@ -1,0 +1,203 @@
+"""What a new attempt goes on from: the newest checkpoint every byte of which is what was saved.
+
+A thread reads the files, so that the supervisor's loop can write lines, see a cancel, and give up on a disk that
+does not answer. The ranks wait meanwhile.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Generic, TypeVar, cast
+
+import structlog
+
+from jobs import store
+from jobs.files import checkpoints
+from jobs.files.checkpoints import Damaged, Kept, Pointer, Progress, Verified
+from jobs.model.spec import JobSpec, ScriptProgram
+from jobs.model.state import Order
+from jobs.protocol.records import Note
+from workers.runtime.launch import Launch, Marks
+from workers.supervisor.checkpoints import script_resume
+from workers.supervisor.checkpoints.directories import Place
+from workers.supervisor.checkpoints.script_resume import Search
+from workers.supervisor.lease import CLAIM_SECONDS, Lifeline
+from workers.supervisor.telemetry.publisher import Publisher
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+#: No byte was read for so long: the storage does not answer.
+SILENT_SECONDS = 120.0
+#: What takes longer to read is told of beforehand, and again as often.
+TELL_SECONDS = 2.0
+TICK_SECONDS = 0.05
+
+
+class Interrupted(Exception):
+    """The attempt is to end before it has begun; `order` says why."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__(order)
+        self.order = order
+
+
+class NoAnswer(Exception):
+    """The storage does not answer."""
+
+
+def choose(place: Place, lifeline: Lifeline, publisher: Publisher) -> Verified | None:
+    """Verify checkpoints, newest first, until one is whole; note it in the control Redis, and say it in the log. None:
+    the job begins at its first step.
+
+    Raises:
+        Interrupted: an order came meanwhile.
+        NoAnswer, OSError: the storage does not answer, or refuses to give back the only ones that could be used: at
+            another time, or on another node, it may, and to begin anew would lose everything.
+        Unavailable: Redis does not answer.
+    """
+    pointer = _pointer(lifeline)
+    if pointer is None:
+        return None  # nothing was ever committed, or an earlier attempt could use nothing
+    found, refused = None, None
+    there = checkpoints.kept(place.kept)
+    if not any((one.step, one.attempt) == (pointer.step, pointer.attempt) for one in there):
+        publisher.say(f"the checkpoint of step {pointer.step} of attempt {pointer.attempt} is not there any more")
+    for one in checkpoints.candidates(there, pointer):
+        try:
+            found = _verify(one, pointer, lifeline, publisher)
+        except OSError as error:
+            log.exception("checkpoint_not_read", step=one.step, attempt=one.attempt)
+            publisher.say(f"the checkpoint of step {one.step} of attempt {one.attempt} cannot be read: {error}")
+            refused = error
+        if found is not None:
+            break
+    if found is None and refused is not None:
+        raise refused
+    _note(lifeline, found)
+    if found is None:
+        publisher.say("no checkpoint could be used; the run begins at its first step")
+    else:
+        publisher.say(f"resumed at step {found.manifest.step} of attempt {found.manifest.attempt}")
+    return found
+
+
+def of_script(launch: Launch, spec: JobSpec, lifeline: Lifeline, publisher: Publisher) -> Path | None:
+    """Where the newest whole checkpoint is that a script has saved in its earlier attempts, and say so in the log and
+    in the report. None: there is none.
+
+    Raises:
+        Interrupted: an order came meanwhile.
+        NoAnswer, OSError: the storage does not answer, or there is no room for a copy.
+        Unavailable: nor does Redis.
+    """
+    if not isinstance(spec.program, ScriptProgram) or launch.attempt.number == 1:
+        return None
+    into = Marks.of(launch.state_dir, launch.attempt).resume
+    take_over = partial(script_resume.take_over, launch.storage, launch.attempt, into)
+    try:
+        search = _patiently(take_over, "reading the checkpoint of an earlier attempt", lifeline, publisher)
+    except Damaged as error:  # by a fault of ours, which is in the log: the job goes on all the same
+        search = Search(damaged=[str(error)])
+    for why in search.damaged:
+        log.warning("checkpoint_damaged", why=why)
+        publisher.say(why)
+    if search.found is None:
+        if search.damaged:
+            publisher.say("no checkpoint could be used; the script begins without one")
+        return None
+    name, attempt = search.found.name, search.found.attempt
+    if not lifeline.as_claimant(partial(store.script_resumes, saved_by=attempt), CLAIM_SECONDS):
+        raise Interrupted(Order.LOST)
+    publisher.say(f"resumed from the checkpoint {name!r} of attempt {attempt}")
+    begins = f"this attempt went on from the checkpoint {name!r} of attempt {attempt}, and its report begins there"
+    publisher.record(0, Note("resumed", begins))
+    return Path(os.path.realpath(search.found.directory))
+
+
+def _pointer(lifeline: Lifeline) -> Pointer | None:
+    found = lifeline.job().record.checkpoint
+    return None if found is None else Pointer(found["step"], found["attempt"], found["sha256"])
+
+
+def _note(lifeline: Lifeline, found: Verified | None) -> None:
+    """Raises Unavailable; and Interrupted, where another attempt has this one's place."""
+    call = partial(store.resume_from, step=None)
+    if found is not None:
+        made = found.manifest
+        call = partial(store.resume_from, step=made.step, epoch=made.epoch, saved_by=made.attempt, sha256=found.sha256)
+    if not lifeline.as_claimant(call, CLAIM_SECONDS):
+        raise Interrupted(Order.LOST)
+
+
+def _verify(one: Kept, pointer: Pointer, lifeline: Lifeline, publisher: Publisher) -> Verified | None:
+    """A checkpoint if it is whole, else None, and a line in the log says why. Raises as `_patiently` does."""
+    pointed = (one.step, one.attempt) == (pointer.step, pointer.attempt)
+    verify = partial(checkpoints.verify, one.directory, pointer.sha256 if pointed else None)
+    try:
+        return _patiently(verify, f"verifying the checkpoint of step {one.step}", lifeline, publisher)
+    except Damaged as error:
+        log.warning("checkpoint_damaged", step=one.step, attempt=one.attempt, why=str(error))
+        publisher.say(f"the checkpoint of step {one.step} of attempt {one.attempt} is damaged: {error}")
+        return None
+
+
+def _patiently(work: Callable[[Progress], T], what: str, lifeline: Lifeline, publisher: Publisher) -> T:
+    """Have a thread read files for as long as it gets on, and tell of it in the log.
+
+    Raises:
+        Interrupted: an order came meanwhile.
+        NoAnswer: the storage does not answer.
+        Damaged, OSError: as `work` does.
+    """
+    reading = _Reading(work)
+    told = monotonic()
+    while not reading.done.wait(TICK_SECONDS):
+        if lifeline.order is not Order.GO:
+            raise Interrupted(lifeline.order)
+        now = monotonic()
+        if now - reading.at > SILENT_SECONDS:
+            raise NoAnswer(f"the storage did not answer for {SILENT_SECONDS:g} s while a checkpoint was read")
+        if now - told > TELL_SECONDS:
+            told = now
+            publisher.say(f"{what}: {reading.bytes / 1e9:.1f} GB so far")
+        publisher.on_time(time.time())
+    return reading.result()
+
+
+class _Reading(Generic[T]):
+    """Reading in a thread of its own."""
+
+    def __init__(self, work: Callable[[Progress], T]) -> None:
+        self.bytes = 0
+        self.at = monotonic()  # when the last bytes came
+        self.done = threading.Event()
+        self._work = work
+        self._result: T | None = None
+        self._error: Exception | None = None
+        threading.Thread(target=self._run, name="reading", daemon=True).start()
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return cast(T, self._result)
+
+    def _run(self) -> None:
+        try:
+            self._result = self._work(self._read)
+        except (Damaged, OSError) as error:
+            self._error = error
+        except Exception as error:  # whatever is in the files: it cannot be used
+            log.exception("checkpoint_not_verified")
+            self._error = Damaged(f"{type(error).__name__}: {error}")
+        finally:
+            self.done.set()
+
+    def _read(self, count: int) -> None:
+        self.bytes += count
+        self.at = monotonic()

@@ -1,0 +1,127 @@
+"""Files that ranks have written become the service's, or are refused.
+
+What ranks write is hostile. No directory of theirs is renamed, only files out of it, whose names were checked, into a
+directory that is the service's alone; there each must be a plain file of the ranks' account with no other name. From
+then on it is the service's, and read-only. A rank that has kept it open can still write to it, and spoils what its own
+job may resume from: whoever resumes verifies every byte, when all processes of that rank are dead.
+"""
+
+import contextlib
+import hashlib
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from jobs.files import checkpoints
+from jobs.files.checkpoints import File
+from jobs.protocol.records import Saved
+from jobs.support import fs
+from workers.sandbox.run_as import Account
+
+log = structlog.get_logger(__name__)
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Refused(Exception):
+    """The ranks left something else than the files that they told of."""
+
+
+def take_over(saves: Sequence[Saved], draft: Path, part: Path, account: Account | None) -> dict[str, File]:
+    """Move the ranks' files into a directory of ours, and make them ours.
+
+    Raises:
+        Refused: they left something else than what they told of.
+        OSError: the disk refuses.
+    """
+    drafts = os.open(draft.parent, _DIRECTORY)  # ours, so no link; what is in it is the ranks'
+    try:
+        source = _open_draft(drafts, draft.name)
+    finally:
+        os.close(drafts)
+    target = os.open(part, _DIRECTORY)
+    try:
+        files = {}
+        for saved in saves:
+            for file in saved.files:
+                try:
+                    os.rename(file.name, file.name, src_dir_fd=source, dst_dir_fd=target)
+                except FileNotFoundError as error:
+                    raise Refused(f"rank {saved.rank} has not written {file.name}") from error
+                _make_ours(target, file.name, file.bytes, account)
+                files[file.name] = File(file.bytes, file.sha256)
+        return files
+    finally:
+        os.close(source)
+        os.close(target)
+
+
+def _open_draft(drafts: int, name: str) -> int:
+    try:
+        return os.open(name, _DIRECTORY, dir_fd=drafts)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise Refused("the ranks have not made a directory for it") from error
+
+
+def _make_ours(directory: int, name: str, size: int, account: Account | None) -> None:
+    """Make a file that was just moved into a directory of ours our own. Nothing here follows a link or waits."""
+    fd = -1
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise Refused(f"{name} is no plain file, or has other names too")
+        if account is not None and found.st_uid != account.uid:
+            raise Refused(f"{name} does not belong to the job's account")
+        if found.st_size != size:
+            raise Refused(f"{name} has {found.st_size} bytes instead of {size}")
+        if account is not None:
+            os.fchown(fd, os.geteuid(), os.getegid())
+        os.fchmod(fd, 0o444 if account is not None else 0o640)
+    except OSError as error:
+        raise Refused(f"{name} cannot be opened: {error.strerror}") from error
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def write(body: bytes, path: Path) -> File:
+    path.write_bytes(body)
+    return File(len(body), hashlib.sha256(body).hexdigest())
+
+
+def copy_start(source: Path, length: int, path: Path) -> File:
+    """The first bytes of a file that grows."""
+    digest, left = hashlib.sha256(), length
+    with path.open("xb") as writer, contextlib.ExitStack() as stack:
+        reader = stack.enter_context(source.open("rb")) if length else None
+        while left and reader is not None and (part := reader.read(min(left, checkpoints.CHUNK_BYTES))):
+            digest.update(part)
+            writer.write(part)
+            left -= len(part)
+    return File(length - left, digest.hexdigest())
+
+
+def sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def remove(directory: Path) -> None:
+    """Remove a directory that may be gone; what stays is swept with the attempt's rest."""
+    if not os.path.lexists(directory):
+        return
+    try:
+        if directory.is_symlink() or not directory.is_dir():
+            directory.unlink()
+        else:
+            fs.remove(directory)
+    except OSError as error:
+        log.warning("not_removed", directory=str(directory), error=str(error))

@@ -1,0 +1,259 @@
+"""The socket of an attempt, through which processes that descend from its ranks send their records.
+
+A script may start processes of its own: by `mp.spawn`, by fork, by running itself again. The probe
+follows into them (`workers.probe.descendants`), and each that has work to tell of connects
+here. Used by the supervisor's loop alone; nothing in here waits.
+
+Whoever connects must be a living descendant of the supervisor. It hears one byte once it is let in,
+and another when the attempt is told to end; it says hello, and then sends what a rank's channel
+carries. One that breaks these rules is cut off, and a note of the report says so.
+"""
+
+import os
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from jobs.protocol.records import AnyRecord, Hello, Note, Outcome, RankUp, Result, Unpacker
+
+log = structlog.get_logger(__name__)
+
+READ_BYTES = 256 * 1024
+#: At one time, and in the whole attempt: each source leaves a trace in the report.
+MAX_LIVE = 128
+MAX_SOURCES = 1024
+#: Of one packet. A sink sends at most some hundred kilobytes at once.
+MAX_PACKET_BYTES = 2 * 1024 * 1024
+#: Connections that are let in before others are heard again.
+MAX_ACCEPTED = 16
+#: Reads of one connection at the end: more than its buffer can hold, and still not for ever.
+MAX_READS = 64
+#: Generations between a rank and the process that connects.
+MAX_DEPTH = 64
+ADMITTED, STOPPING = b"+", b"S"
+#: The report's path that notes about children are under.
+FIELD = "per_device"
+#: What only a rank may say of itself.
+_RANKS_OWN = (RankUp, Outcome, Result, Hello)
+_CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass(slots=True)
+class _Child:
+    """One connection. `source` is its number, `rank` the rank that it descends from."""
+
+    connection: socket.socket
+    pid: int
+    source: int
+    found: int | None  # the rank that it was seen to descend from; None: its parents are gone
+    rank: int | None = None  # None before its hello
+    unpacker: Unpacker = field(default_factory=lambda: Unpacker(MAX_PACKET_BYTES))
+
+
+class Children:
+    """`ranks` maps process ids to rank numbers. `watch` and `unwatch` are the loop's, `record` and `ended` take
+    what comes: (rank, record, source) and (rank, source), with sources counted from 1.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        ranks: Mapping[int, int],
+        *,
+        watch: Callable[[int, Callable[[], object]], None],
+        unwatch: Callable[[int], None],
+        record: Callable[[int, AnyRecord, int], None],
+        ended: Callable[[int, int], None],
+        uid: int | None = None,
+    ) -> None:
+        """`uid`: the ranks' account, where it is not that of this process."""
+        self._uid = os.getuid() if uid is None else uid
+        self._listener = listener
+        self._ranks = dict(ranks)
+        self._watch, self._unwatch = watch, unwatch
+        self._record, self._ended = record, ended
+        self._live: dict[int, _Child] = {}  # by descriptor
+        self._sources = 0
+        self._said: set[str] = set()
+        listener.setblocking(False)
+        watch(listener.fileno(), self._accept)
+
+    @property
+    def sources(self) -> int:
+        """Connections that were let in so far."""
+        return self._sources
+
+    @property
+    def live(self) -> int:
+        """Connections that are open."""
+        return len(self._live)
+
+    def stop(self) -> None:
+        """Tell all children that the attempt is to end."""
+        for child in self._live.values():
+            _tell(child.connection, STOPPING)
+
+    def drain(self) -> None:
+        """Take in what has been sent so far: a process that has ended has sent all that it had."""
+        self._accept()
+        for child in list(self._live.values()):
+            for _ in range(MAX_READS):
+                if not self._read(child):
+                    break
+
+    def close(self) -> None:
+        """Take in the rest, and end every connection and the listening."""
+        if self._listener.fileno() < 0:
+            return
+        self.drain()
+        for child in list(self._live.values()):
+            self._end(child)
+        self._unwatch(self._listener.fileno())
+        self._listener.close()
+
+    # -- letting in ----------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        for _ in range(MAX_ACCEPTED):
+            try:
+                connection, _address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # no descriptors left: listening on would only spin
+                log.error("children_unheard", error=str(error))
+                self._unwatch(self._listener.fileno())
+                self._note(0, 0, f"processes that started from now on were not followed: {error}")
+                return
+            self._admit(connection)
+
+    def _admit(self, connection: socket.socket) -> None:
+        pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        known, rank = self._lineage(pid) if uid == self._uid else (False, None)
+        if not known:
+            log.warning("stranger_refused", pid=pid, uid=uid)
+            connection.close()
+            return
+        if len(self._live) >= MAX_LIVE or self._sources >= MAX_SOURCES:
+            connection.close()
+            self._note(
+                rank or 0,
+                0,
+                f"at most {MAX_LIVE} processes at a time, and {MAX_SOURCES} in all, are followed; others were not",
+            )
+            return
+        connection.setblocking(False)
+        self._sources += 1
+        child = _Child(connection, pid, self._sources, rank)
+        self._live[connection.fileno()] = child
+        _tell(connection, ADMITTED)
+        self._watch(connection.fileno(), partial(self._read, child))
+
+    def _lineage(self, pid: int) -> tuple[bool, int | None]:
+        """Whether a process descends from this one, and from which rank; `None` where it was adopted since."""
+        for _ in range(MAX_DEPTH):
+            if pid in self._ranks:
+                return True, self._ranks[pid]
+            if pid == os.getpid():
+                return True, None
+            pid = _parent(pid)
+            if pid <= 1:
+                break
+        return False, None
+
+    # -- listening -------------------------------------------------------------------------------------
+
+    def _read(self, child: _Child) -> bool:
+        """Take in what is there of one child; False when there is no more now."""
+        try:
+            data = child.connection.recv(READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._end(child)
+            return False
+        try:
+            for record in child.unpacker.feed(data):
+                self._take(child, record)
+        except ValueError as error:
+            self._cut_off(child, str(error))
+            return False
+        return True
+
+    def _take(self, child: _Child, record: AnyRecord) -> None:
+        """Raises ValueError where the record is none that may come now."""
+        if child.rank is None:
+            if not isinstance(record, Hello):
+                raise ValueError(f"its first word was {type(record).__name__}, not Hello")
+            child.rank = self._rank_of(child, record)
+            return
+        if isinstance(record, _RANKS_OWN):
+            raise ValueError(f"{type(record).__name__} is a rank's own to say")  # noqa: TRY004  (as of a bad packet)
+        self._record(child.rank, record, child.source)
+
+    def _rank_of(self, child: _Child, hello: Hello) -> int:
+        if child.found is not None:
+            return child.found
+        return hello.rank if hello.rank in self._ranks.values() else 0
+
+    def _cut_off(self, child: _Child, why: str) -> None:
+        log.warning("child_cut_off", pid=child.pid, why=why)
+        rank = child.rank if child.rank is not None else child.found or 0
+        self._note(rank, child.source, f"the records of process {child.pid} were not taken any further: {why[:200]}")
+        self._end(child)
+
+    def _end(self, child: _Child) -> None:
+        fd = child.connection.fileno()
+        self._unwatch(fd)
+        del self._live[fd]
+        child.connection.close()
+        if child.rank is not None:
+            self._ended(child.rank, child.source)
+
+    def _note(self, rank: int, source: int, reason: str) -> None:
+        if reason not in self._said and len(self._said) < MAX_LIVE:
+            self._said.add(reason)
+            self._record(rank, Note(FIELD, reason), source)
+
+
+def listen(path: Path) -> socket.socket:
+    """A socket at `path`, which must be short: an address has 108 bytes."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    listener.listen(MAX_LIVE)
+    return listener
+
+
+def _tell(connection: socket.socket, word: bytes) -> None:
+    try:
+        connection.send(word, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except OSError:
+        return  # it has gone, or does not listen
+
+
+def seconds_of_descendants(pid: int) -> float:
+    """Processor time of all that a process has started and waited for; it may be dead, and not reaped yet."""
+    fields = _stat(pid)
+    return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
+def _parent(pid: int) -> int:
+    """The parent of a process; 0 when there is no such process."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else 0
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of a process, from its state on; nothing when there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return []
+    return stat.rpartition(")")[2].split()

@@ -1,0 +1,73 @@
+"""How an attempt ended, while nobody can be told: the control Redis is away, and the supervisor may not wait for ever.
+
+It is kept in a file beside the attempt's marks, where no rank's account can write. Whoever finds the supervisor dead,
+which is the node's agent, tells it when Redis is back. Nothing of the attempt is lost then, however long that took.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from jobs import store
+from jobs.model.state import Reason
+from jobs.store import AttemptId
+from jobs.store.client import RedisStore
+from jobs.support.fs import sync_directory
+
+log = structlog.get_logger(__name__)
+
+
+class Untold(msgspec.Struct, frozen=True):
+    """What `jobs.store:finish` is to be told. Its layout grows at the end."""
+
+    claimant: str
+    reason: Reason
+    message: str
+    error: dict[str, Any] | None = None
+    result: dict[str, Any] | None = None
+    backoff_seconds: float = 0.0
+
+
+def keep(path: Path, end: Untold) -> None:
+    """Have it on disk, so that it outlives this process, and this machine's run.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    draft = path.with_suffix(".draft")
+    with draft.open("wb") as file:
+        file.write(msgspec.json.encode(end))
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(path)
+    sync_directory(path.parent)
+
+
+def tell(control: RedisStore, attempt: AttemptId, path: Path) -> None:
+    """Tell the end that a supervisor has left in `path`, if it has left one. It is dead, and so is all that it started.
+    An attempt that was reaped meanwhile keeps the end that it has.
+
+    Raises:
+        Unavailable: Redis is away still; the file is left for later.
+    """
+    try:
+        end = msgspec.json.decode(path.read_bytes(), type=Untold)
+    except FileNotFoundError:
+        return
+    except msgspec.MsgspecError as error:
+        log.error("untold_end_unreadable", attempt=str(attempt), error=str(error))
+    else:
+        call = store.finish(
+            attempt,
+            end.claimant,
+            end.reason,
+            end.message,
+            error=end.error,
+            result=end.result,
+            backoff_seconds=end.backoff_seconds,
+        )
+        log.warning("told_for_its_supervisor", attempt=str(attempt), reason=end.reason, taken=control.run(call))
+    path.unlink(missing_ok=True)

@@ -1,0 +1,158 @@
+"""Proof that every process of an attempt is dead, by four marks, because each of them misses some:
+
+- the cgroup, where one could be made: misses nothing, but needs rights that many hosts do not give;
+- the session: misses a process that called setsid;
+- the inherited lock file: held by every forked descendant, lost by one that execs and closes its files;
+- the environment mark: shows in exec'd descendants only (a forked process keeps the old /proc/PID/environ).
+"""
+
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from jobs.store import AttemptId
+from workers.runtime.launch import Marks, environment_mark
+from workers.sandbox import cgroup
+
+PAUSE = 0.02
+
+
+def supervisor_is_dead(marks: Marks) -> bool:
+    """Whether nobody holds the supervisor's lock. Never started counts as dead."""
+    return _is_free(marks.supervisor_lock, fcntl.lockf)
+
+
+def sweep(marks: Marks, attempt: AttemptId, deadline_seconds: float = 5.0) -> dict[int, str]:
+    """Kill whatever is left of an attempt, until nothing is.
+
+    Returns:
+        What would not die by the deadline: process id -> command. Empty is the proof of death.
+    """
+    deadline = time.monotonic() + deadline_seconds
+    while True:
+        found = set(_members(marks, attempt)) - {os.getpid()}
+        for pid in found:
+            _kill(pid)
+        if not found and _is_free(marks.ranks_lock, fcntl.flock):
+            cgroup.remove(marks.cgroup)
+            return {}
+        if not found:
+            found = set(_holders(marks)) - {os.getpid()}
+            for pid in found:
+                _kill(pid)
+        if time.monotonic() > deadline:
+            return {pid: _command(pid) for pid in found} or {0: "an unseen process holds the attempt's lock"}
+        time.sleep(PAUSE)
+
+
+def _members(marks: Marks, attempt: AttemptId) -> Iterator[int]:
+    """Processes that carry the cgroup, session or environment mark. Zombies are dead.
+
+    A host may have thousands of processes, so what costs most is asked last: the environment only of those that are not
+    older than the attempt.
+    """
+    yield from cgroup.members(marks.cgroup)
+    session, since = _session(marks)
+    mark = "=".join(environment_mark(attempt)).encode()
+    for pid in _processes():
+        sid = _session_of(pid)
+        if not sid:
+            continue
+        state, started = _stat(pid)
+        if state in ("Z", "X", "") or (sid != session and started < since):
+            continue
+        if sid == session or mark in _environment(pid):
+            yield pid
+
+
+def _session(marks: Marks) -> tuple[int | None, int]:
+    """The session id, unless its number now belongs to somebody else, and when it began; 0: that is not known."""
+    try:
+        session, started = (int(part) for part in marks.session.read_text().split())
+    except (FileNotFoundError, ValueError):
+        return None, 0
+    return (session if start_time(session) in (0, started) else None), started
+
+
+def _session_of(pid: int) -> int:
+    """0 for a thread of the kernel, for a process whose session is out of sight, which is none that we have started,
+    and for one that is gone."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+def start_time(pid: int) -> int:
+    """Start time of a process in clock ticks since boot; 0 when there is none."""
+    return _stat(pid)[1]
+
+
+def _holders(marks: Marks) -> Iterator[int]:
+    """Processes that have the ranks' lock file open. Slow, so only asked when nothing else is found."""
+    for pid in _processes():
+        with contextlib.suppress(OSError):
+            if any(_is_file(fd, marks.ranks_lock) for fd in Path(f"/proc/{pid}/fd").iterdir()):
+                yield pid
+
+
+def _is_file(fd: Path, file: Path) -> bool:
+    """Whether a descriptor in /proc is open on `file`, by whatever path that was opened."""
+    try:
+        return fd.samefile(file)
+    except OSError:
+        return False
+
+
+def _is_free(path: Path, lock: Callable[[int, int], object]) -> bool:
+    """Whether a lock, of the kind that `lock` takes, is held by nobody; so it is when its file is not there."""
+    try:
+        handle = path.open("r+b")
+    except FileNotFoundError:
+        return True
+    with handle:
+        try:
+            lock(handle.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)  # orphans of the ranks are the supervisor's children
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    """(state, start time) of a process; ("", 0) when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            data = file.read()
+    except OSError:
+        return "", 0
+    fields = data[data.rindex(b")") + 2 :].split()  # the command before may hold spaces and brackets
+    return fields[0].decode(), int(fields[19])
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:200]
+    except OSError:
+        return "?"

@@ -1,0 +1,517 @@
+"""The loop of a supervisor: reads its ranks until the last one is dead, and says how the attempt ended.
+
+Single-threaded: one selector over the ranks' pipes and pidfds, and a clock. What is read goes to the
+relay (logs, metrics), the report's aggregator and the progress. Whatever ends one rank ends the
+others: SIGTERM, a grace, SIGKILL.
+"""
+
+import array
+import fcntl
+import os
+import selectors
+import signal
+import socket
+import termios
+import time
+from collections.abc import Callable
+from enum import Enum, auto
+from functools import partial
+from time import monotonic
+
+import structlog
+
+from jobs.model.spec import JobSpec, ScriptProgram
+from jobs.model.state import Order, Reason
+from jobs.protocol.records import (
+    AnyRecord,
+    Began,
+    Loaded,
+    Metric,
+    Note,
+    Outcome,
+    Paused,
+    Progress,
+    RankUp,
+    Result,
+    Returned,
+    Saved,
+    Step,
+)
+from workers.rank.process import Output, Rank, await_death, has_children
+from workers.runtime.launch import Launch
+from workers.runtime.watchdog import STACKS_SIGNAL, Watchdog, is_dying, is_stopped
+from workers.supervisor import error_hints
+from workers.supervisor import outcome as verdict
+from workers.supervisor.checkpoints.coordinator import Cuts
+from workers.supervisor.checkpoints.writer import Saving
+from workers.supervisor.descendants import FIELD, Children, seconds_of_descendants
+from workers.supervisor.lease import Lifeline
+from workers.supervisor.oom import kernel_kills
+from workers.supervisor.outcome import LOST, Ending
+from workers.supervisor.telemetry.publisher import Publisher
+
+log = structlog.get_logger(__name__)
+
+READ_BYTES = 256 * 1024
+#: Phases whose steps are the job's progress.
+MAIN_PHASES = ("train", "forward")
+#: Where a rank itself did nothing: what the programs that it started may compute without a word of it in the report.
+UNSEEN_SECONDS = 1.0
+UNSEEN = (
+    "no forward and no step was seen, while programs that the script started computed for {:.1f} s: if they trained, "
+    "they ran with an environment of their own or in another Python, where the probe does not follow"
+)
+#: The longest sleep of the loop: how late an order, a deadline or a lost lease may be noticed.
+TICK_SECONDS = 0.1
+#: A rank that was told to leave and is still there after this is killed; the attempt has succeeded all the same.
+LEAVE_SECONDS = 2.0
+KILL_SECONDS = 10.0
+#: A rank whose work is done is killed when its exit handlers take longer, or its threads once all others are done:
+#: it hangs. Python itself would wait for ever. Processes that it has started are work, for which there is no limit.
+TEARDOWN_SECONDS = 120.0
+#: The same where its program has failed, for which the other ranks wait.
+FAILED_TEARDOWN_SECONDS = 10.0
+#: How much of the end of a rank's stderr is looked at for its last line.
+LAST_WORDS_BYTES = 2048
+#: A rank must be up this soon after it was told to go.
+START_SECONDS = 120.0
+#: What a rank cannot send without getting on.
+SIGNS = (Step, Began, Loaded, Metric, Progress, Saved)
+#: How long the stacks of a run that has stalled may take to arrive.
+STACKS_SECONDS = 1.0
+#: The death of a rank that is dying may show this much later than the broken connection that it gave its peers.
+DEATH_SECONDS = 2.0
+#: Share of the lease without a beat after which the supervisor ends its own ranks.
+FENCE = 0.75
+
+
+class _Phase(Enum):
+    WORKING = auto()
+    LEAVING = auto()  # every rank has reported success and was told to leave
+    ENDING = auto()  # SIGTERM was sent
+    KILLING = auto()  # SIGKILL was sent
+
+
+class Watch:
+    def __init__(
+        self,
+        launch: Launch,
+        spec: JobSpec,
+        ranks: list[Rank],
+        lifeline: Lifeline,
+        out: Publisher,
+        *,
+        requirements: bool = False,
+        listener: socket.socket | None = None,
+        saving: Saving | None = None,
+    ) -> None:
+        """`requirements`: whether the job's bundle names packages that it needs. `listener`: where processes that
+        descend from the ranks report; it is closed in the end. `saving`: where the job asks for checkpoints."""
+        self._requirements = requirements
+        self._launch = launch
+        self._spec = spec
+        self._ranks = ranks
+        self._lifeline = lifeline
+        self._out = out
+        self._phase = _Phase.WORKING
+        self._phase_ends = monotonic() + START_SECONDS
+        self._wall_ends: float | None = None
+        self._over_at = 0.0  # when the last rank so far was done
+        self._ending: Ending | None = None
+        self._blamed: tuple[Rank, Outcome | None] | None = None  # who failed first
+        self._result: Result | None = None
+        self._saving = saving
+        self._cuts = self._cuts_of(saving) if saving is not None else None
+        self._stopped: Ending | None = None  # what the ranks save for
+        self._stop_ends = 0.0  # when they are no longer waited for
+        self._steps = [saving.step if saving is not None else 0] * len(ranks)
+        self._stepped = False
+        self._working: set[int] = set()  # ranks that began a forward or took a step, or had it done
+        self._watchdog = Watchdog(spec.limits.stall_seconds)
+        self._stacks_asked: float | None = None  # when, for a stall
+        self._kernel_kills = kernel_kills()
+        self._selector = selectors.DefaultSelector()
+        self._children = self._listen_to_children(listener) if listener is not None else None
+
+    def _cuts_of(self, saving: Saving) -> Cuts:
+        def say(rank: int, word: bytes) -> None:
+            self._ranks[rank].tell(word)
+
+        stall = self._spec.limits.stall_seconds
+        return Cuts(len(self._ranks), saving.wanted.every_steps, saving.keeper, say, saving.step, stall)
+
+    def _listen_to_children(self, listener: socket.socket) -> Children:
+        return Children(
+            listener,
+            {rank.pid: rank.number for rank in self._ranks},
+            watch=self._watch,
+            unwatch=self._unwatch,
+            record=self._record_of_child,
+            ended=self._out.source_ended,
+            uid=None if self._launch.account is None else self._launch.account.uid,
+        )
+
+    def run(self) -> Ending:
+        """Watch until every rank is dead. Their pipes are read to the end, or as far as they are ready:
+        a grandchild that keeps one open does not keep the attempt."""
+        for rank in self._ranks:
+            self._watch(rank.pidfd, partial(self._dead, rank))
+            self._watch(rank.channel, partial(self._records, rank))
+            for output in rank.outputs:
+                self._watch(output.fd, partial(self._output, rank, output))
+        while any(rank.alive for rank in self._ranks) and not self._gave_up():
+            for key, _ in self._selector.select(self._pause()):
+                if key.fd in self._selector.get_map():  # an earlier event of this round may have closed it
+                    key.data()
+            self._on_time()
+            self._bury_orphans()
+            self._out.on_time(time.time())
+        return self._ended()
+
+    # -- what happens to ranks -----------------------------------------------------------------------
+
+    def _output(self, rank: Rank, output: Output) -> None:
+        self._print(rank, output, self._read(output.fd))
+
+    def _print(self, rank: Rank, output: Output, data: bytes) -> None:
+        if data:  # of the step after the last that the rank has reported
+            self._out.output(output.device, output.stream, rank.number, data, self._steps[rank.number])
+        if data and output.stream == "stderr":
+            rank.last_words = (rank.last_words + data)[-LAST_WORDS_BYTES:]
+
+    def _records(self, rank: Rank) -> None:
+        self._take(rank, self._read(rank.channel))
+
+    def _take(self, rank: Rank, data: bytes) -> None:
+        try:
+            for record in rank.unpacker.feed(data):
+                self._record(rank, record)
+        except ValueError as error:
+            log.error("channel_corrupt", rank=rank.number, error=str(error))
+            self._unwatch(rank.channel)
+            self._fail(rank, Outcome(rank.number, 1, "code_error", f"the rank's channel is corrupt: {error}"))
+
+    def _record(self, rank: Rank, record: AnyRecord) -> None:
+        self._heed(record)
+        if self._cuts is not None:
+            self._cuts.heed(rank.number, record, monotonic())
+        match record:
+            case Saved() | Paused():
+                return
+            case RankUp():
+                self._up(rank)
+            case Step() if record.phase in MAIN_PHASES:
+                self._stepped_to(rank.number, record)
+            case Began():
+                self._working.add(rank.number)
+            case Result():
+                self._result = record
+            case Returned():
+                self._returned(rank, record)
+                return
+            case Outcome():
+                self._over(rank, record)
+        self._out.record(rank.number, record)
+
+    def _record_of_child(self, rank: int, record: AnyRecord, source: int) -> None:
+        self._heed(record)
+        match record:
+            case Began():
+                self._working.add(rank)
+            case Step() if record.phase in MAIN_PHASES:
+                self._stepped_to(rank, record)
+        self._out.record(rank, record, source)
+
+    def _heed(self, record: AnyRecord) -> None:
+        if isinstance(record, SIGNS):
+            self._watchdog.sign(monotonic())
+
+    def _stepped_to(self, rank: int, step: Step) -> None:
+        self._steps[rank] = step.step + 1
+        self._working.add(rank)
+        if not self._stepped:
+            self._stepped = True
+            self._lifeline.mark("first_step")
+
+    def _up(self, rank: Rank) -> None:
+        rank.up = True
+        if self._wall_ends is None:
+            self._wall_ends = monotonic() + self._spec.limits.wall_seconds
+            self._watchdog.start(monotonic())
+            self._lifeline.mark("running")
+
+    def _returned(self, rank: Rank, record: Returned) -> None:
+        rank.returned, rank.returned_at = record, monotonic()
+        if self._cuts is not None:
+            self._cuts.done(rank.number)
+        if record.outcome.exit_code:
+            self._blame(rank, record.outcome)  # whatever the others fail of next
+
+    def _over(self, rank: Rank, outcome: Outcome) -> None:
+        rank.outcome, self._over_at = outcome, monotonic()
+        if outcome.exit_code:
+            self._fail(rank, outcome)
+        elif all(other.outcome is not None and other.outcome.exit_code == 0 for other in self._ranks):
+            self._leave()
+        if self._phase is _Phase.ENDING:
+            rank.leave()
+
+    def _dead(self, rank: Rank) -> None:
+        spent = seconds_of_descendants(rank.pid)
+        if not rank.reap():
+            return
+        self._unwatch(rank.pidfd)
+        self._drain(rank)
+        if self._children is not None:
+            self._children.drain()  # they have sent what they had before the rank could know of their end
+            if rank.number not in self._working and spent > UNSEEN_SECONDS:
+                self._out.record(rank.number, Note(FIELD, UNSEEN.format(spent)))
+        self._out.rank_ended(rank.number)
+        if rank.outcome is None and self._left_well(rank):
+            outcome = Outcome(rank.number, 0)
+            self._out.record(rank.number, outcome)
+            self._over(rank, outcome)
+        elif rank.outcome is None:
+            self._fail(rank, None)
+
+    def _left_well(self, rank: Rank) -> bool:
+        """Whether a rank that said nothing of its end has succeeded all the same: a script may leave as it likes."""
+        return rank.status == 0 and isinstance(self._spec.program, ScriptProgram)
+
+    def _leave(self) -> None:
+        if self._phase is _Phase.WORKING:
+            self._enter(_Phase.LEAVING, LEAVE_SECONDS)
+            self._ending = Ending(Reason.COMPLETED)
+            for rank in self._ranks:
+                rank.leave()
+
+    # -- ends ------------------------------------------------------------------------------------------
+
+    def _fail(self, rank: Rank, outcome: Outcome | None) -> None:
+        """A rank failed: by its own report, or (`outcome` None) it died without a word."""
+        if self._stopped is not None and outcome is not None and outcome.kind == "stopped":
+            self._end(self._stopped)
+        elif self._phase is _Phase.WORKING:
+            first, its = self._blame(rank, outcome)
+            if first.outcome is not None and its is not None:
+                its = first.outcome  # its exit handlers may have more to say
+            self._end(self._failure(first, its))
+
+    def _blame(self, rank: Rank, outcome: Outcome | None) -> tuple[Rank, Outcome | None]:
+        """Who failed first, as far as that can be told, and is to be named in the end."""
+        if self._blamed is None:
+            # Peers of a dead rank report broken connections, perhaps before its death shows: look for it first.
+            if outcome is not None:
+                others = [other for other in self._ranks if other is not rank and other.alive]
+                await_death([other for other in others if is_dying(other.pid)], DEATH_SECONDS)
+            silent = next((r for r in self._ranks if r.reap() and not self._reported(r)), None)
+            self._blamed = (rank, outcome) if silent is None else (silent, None)
+        return self._blamed
+
+    def _reported(self, rank: Rank) -> bool:
+        """Whether a dead rank has said how it ended."""
+        self._drain(rank)
+        return rank.outcome is not None or self._left_well(rank)
+
+    def _failure(self, rank: Rank, outcome: Outcome | None) -> Ending:
+        """The ending that a failed rank gives the attempt."""
+        for output in rank.outputs:
+            self._output(rank, output)
+        ending = verdict.of_failed_rank(rank, outcome, starved=outcome is None and self._kernel_has_killed())
+        if self._spec.program.bundle is None:
+            return ending
+        facts = error_hints.Facts(
+            devices=len(self._launch.devices),
+            device_kind=self._launch.devices[0].kind,
+            strategy=self._launch.strategy,
+            rehearsing=self._spec.rehearsal,
+            requirements=self._requirements,
+        )
+        return verdict.advised(ending, outcome, facts)
+
+    def _kernel_has_killed(self) -> bool:
+        """Whether it has ended processes here for want of memory since this attempt began, as far as a file tells."""
+        now = kernel_kills()
+        return now is not None and now != self._kernel_kills
+
+    def _end(self, ending: Ending, seconds: float = 0.0) -> None:
+        """End all ranks; the first ending counts. They have the grace, or `seconds` where that is longer."""
+        if self._phase in (_Phase.WORKING, _Phase.LEAVING):
+            self._ending = ending
+            self._enter(_Phase.ENDING, max(seconds, self._launch.grace_seconds))
+            self._signal(signal.SIGTERM)
+            if self._cuts is not None:
+                self._cuts.leave()
+            if self._children is not None:
+                self._children.stop()
+            for rank in self._ranks:
+                if rank.outcome is not None:
+                    rank.leave()
+
+    def _on_time(self) -> None:
+        now = monotonic()
+        self._look_after_checkpoints(now)
+        order, fenced = self._lifeline.order, self._lifeline.silence > FENCE * self._launch.lease_seconds
+        if (order is Order.LOST or fenced) and self._phase is not _Phase.KILLING:
+            silence = self._lifeline.silence
+            self._ending = LOST if order is Order.LOST else Ending(Reason.LEASE_EXPIRED, f"no beat for {silence:.0f} s")
+            self._kill()
+        elif self._phase is _Phase.WORKING:
+            if order is Order.CANCEL:
+                self._end(Ending(Reason.CANCELLED_BY_USER, "cancelled while running"))
+            elif order is Order.STOP or self._stopped is not None:  # ranks that heard of a stop cannot take it back
+                self._stop(now, Ending(Reason.SERVICE_STOPPED, "the service was stopped"))
+            elif self._wall_ends is not None and now > self._wall_ends:
+                limit = self._spec.limits.wall_seconds
+                self._end(Ending(Reason.WALL_LIMIT, f"ran longer than limits.wall_seconds ({limit:g} s)"))
+            elif self._wall_ends is None and now > self._phase_ends:
+                self._end(Ending(Reason.START_FAILED, f"no rank was up within {START_SECONDS:g} s"))
+            else:
+                self._give_up_on_hanging(now)
+                self._look_for_stall(now)
+        elif now > self._phase_ends and self._phase is not _Phase.KILLING:
+            self._kill()
+
+    def _stop(self, now: float, ending: Ending) -> None:
+        """End the ranks; first they save what they have done, for which they have a while."""
+        if self._cuts is None or not self._stepped:
+            is_script = isinstance(self._spec.program, ScriptProgram)  # which may save when it hears of SIGTERM
+            self._end(ending, self._launch.checkpoint_seconds if is_script else 0.0)
+        elif self._stopped is None:
+            self._stopped, self._stop_ends = ending, now + self._launch.checkpoint_seconds
+            self._cuts.stop()
+            self._signal(signal.SIGTERM)
+        elif self._cuts.left or now > self._stop_ends:
+            if not self._cuts.left:
+                self._out.say(f"the ranks could not save within {self._launch.checkpoint_seconds:g} s; they are ended")
+            self._end(ending)
+
+    def _look_after_checkpoints(self, now: float) -> None:
+        if self._cuts is None or self._saving is None:
+            return
+        self._cuts.on_time(now)
+        if self._cuts.is_gathering:
+            self._watchdog.hold(now)
+        self._saving.tell(self._out)
+
+    def _give_up_on_hanging(self, now: float) -> None:
+        """Take ranks for done whose work is finished, but which do not come to an end."""
+        for rank in self._ranks:
+            if self._phase is _Phase.WORKING and self._hangs(rank, now):
+                assert rank.returned is not None
+                self._out.say(f"rank {rank.number} had finished its work and did not end; it was killed")
+                rank.kill(signal.SIGKILL)
+                self._over(rank, rank.returned.outcome)
+
+    def _look_for_stall(self, now: float) -> None:
+        """End a run in which no rank gets on. Its ranks show first where they are."""
+        why = self._watchdog.stalled(now)
+        if why is None:
+            self._stacks_asked = None
+        elif self._stacks_asked is None:
+            self._stacks_asked = now
+            self._out.say(f"{why}; the stacks of all ranks follow, in the log of each")
+            self._signal(STACKS_SIGNAL)
+        elif now - self._stacks_asked > STACKS_SECONDS and self._phase is _Phase.WORKING:
+            for rank in self._ranks:
+                if rank.outcome is None and is_stopped(rank.pid):
+                    self._out.say(f"rank {rank.number} is stopped (SIGSTOP) and could show no stack")
+            self._end(Ending(Reason.STALLED, f"{why}; the stacks of all ranks are in the log"))
+
+    def _hangs(self, rank: Rank, now: float) -> bool:
+        if rank.returned is None or rank.outcome is not None:
+            return False
+        if rank.returned.outcome.exit_code:
+            return now - rank.returned_at > FAILED_TEARDOWN_SECONDS
+        if rank.returned.stage == "threads" and not self._is_last(rank):
+            return False  # they may be its work
+        if has_children(rank.pid):
+            rank.returned_at = now  # it is still at work; when they have ended, it has its time
+        return now - max(rank.returned_at, self._over_at) > TEARDOWN_SECONDS
+
+    def _is_last(self, rank: Rank) -> bool:
+        """Whether there are other ranks, and all of them are done."""
+        return len(self._ranks) > 1 and all(other.outcome is not None for other in self._ranks if other is not rank)
+
+    def _bury_orphans(self) -> None:
+        """Take the exit status of the ranks' orphans, which the supervisor adopts, lest a long run collects zombies."""
+        mine = {rank.pid for rank in self._ranks if rank.alive}
+        try:
+            while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and dead.si_pid not in mine:
+                os.waitpid(dead.si_pid, 0)
+        except ChildProcessError:
+            return
+
+    def _kill(self) -> None:
+        self._enter(_Phase.KILLING, KILL_SECONDS)
+        self._signal(signal.SIGKILL)
+
+    def _gave_up(self) -> bool:
+        """What SIGKILL does not end (a process stuck in the kernel) is left to the sweep, its device to quarantine."""
+        return self._phase is _Phase.KILLING and monotonic() > self._phase_ends
+
+    def _enter(self, phase: _Phase, seconds: float) -> None:
+        self._phase = phase
+        self._phase_ends = monotonic() + seconds
+
+    def _signal(self, number: int) -> None:
+        for rank in self._ranks:
+            rank.kill(number)
+
+    def _ended(self) -> Ending:
+        for rank in self._ranks:
+            self._drain(rank)
+            for output in rank.outputs:
+                # What is there now and no more: a grandchild may go on writing.
+                if waiting := _waiting(output.fd):
+                    self._print(rank, output, os.read(output.fd, waiting))
+        if self._children is not None:
+            self._children.close()
+        self._selector.close()
+        ending = self._ending
+        assert ending is not None
+        if ending.reason is not Reason.COMPLETED or self._result is None:
+            return ending
+        return Ending(Reason.COMPLETED, result={"loss": self._result.loss, "metrics": self._result.metrics})
+
+    # -- pipes -----------------------------------------------------------------------------------------
+
+    def _watch(self, fd: int, handle: Callable[[], object]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, handle)
+
+    def _unwatch(self, fd: int) -> None:
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)
+
+    def _read(self, fd: int, *, last: bool = False) -> bytes:
+        """What is ready now; b"" at the end of the pipe, which is then no longer watched."""
+        try:
+            data = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            if last:
+                self._unwatch(fd)
+            return b""
+        if not data:
+            self._unwatch(fd)
+        return data
+
+    def _drain(self, rank: Rank) -> None:
+        """Read the records that a rank has written before it died."""
+        while rank.channel in self._selector.get_map():
+            data = self._read(rank.channel, last=True)
+            if not data:
+                return
+            self._take(rank, data)
+
+    def _pause(self) -> float:
+        deadline = self._out.deadline()
+        if deadline is None:
+            return TICK_SECONDS
+        return min(TICK_SECONDS, max(0.0, deadline - time.time()))
+
+
+def _waiting(pipe: int) -> int:
+    """Bytes that can be read from a pipe now."""
+    count = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return count[0]

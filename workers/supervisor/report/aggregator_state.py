@@ -1,0 +1,93 @@
+"""What of a report a checkpoint carries from one attempt of a recipe to the next.
+
+It is taken at a cut: every rank has sent all its steps up to one, and none beyond. So no step waits for other ranks,
+and what the ranks of the next attempt send adds up with it as if there had been one attempt. Left out is what belongs
+to the processes themselves and is sent anew: their splits, which they number from 0, their devices, how they ended,
+and which shard line was printed last, since each attempt has a log of its own.
+
+The bytes are msgpack, typed all the way down; nothing in them names code.
+"""
+
+from typing import Final
+
+import msgspec
+
+from jobs.splits.timings import Sums
+from workers.supervisor.report.patterns import Count
+from workers.supervisor.report.step_joiner import Key
+
+#: A state of another version is not read. Grows with every change of what is below, or of what it is made of.
+VERSION: Final = 1
+#: 1,024 devices with 256 splits of long shapes need some 20 MiB.
+MAX_BYTES: Final = 64 * 1024 * 1024
+
+
+class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whose report it is: of the same job, with the same ranks and devices. Steps of which phase are counted."""
+
+    job_id: str
+    strategy: str
+    ranks: int
+    devices: int
+    phase: str
+
+
+class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    about: About
+    attempt: int
+    step: int  # of the main phase: how many there were
+    gone: Key
+    forced: int
+    late: int
+    measures: dict[str, Sums]
+    patterns: list[Count]
+    other: Count
+    absent_from: dict[int, int]
+    notes: dict[str, list[str]]
+    malformed: int
+    uncounted: int
+    crowded: bool
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    version: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(State)
+_version_decoder = msgspec.msgpack.Decoder(_Versioned)
+
+
+def encode(state: State) -> bytes:
+    """Raises:
+    ValueError: a rank has sent numbers that no report can hold.
+    """
+    try:
+        return _encoder.encode(state)
+    except OverflowError as error:
+        raise ValueError(f"the report's state has a number beyond 64 bits: {error}") from error
+
+
+def decode(data: bytes, about: About) -> State:
+    """Read the state of a report like `about`.
+
+    Raises:
+        ValueError: these are no such bytes, or of another version, or of another report.
+    """
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"a report's state of {len(data):,} bytes is over the limit of {MAX_BYTES:,}")
+    try:
+        version = _version_decoder.decode(data).version
+        if version != VERSION:
+            raise ValueError(f"a report's state of version {version} cannot be read; this is version {VERSION}")
+        state = _decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"these bytes are no report's state: {error}") from error
+    if state.about != about:
+        raise ValueError(f"the state is of another report: {state.about} instead of {about}")
+    if any(count.first is None or len(count.first.rows) != about.devices for count in state.patterns):
+        raise ValueError(f"a pattern of the report's state is not one of {about.devices} devices")
+    if any(not sums.fits(about.devices) for sums in state.measures.values()):
+        raise ValueError(f"the measures of the report's state are not those of {about.devices} devices")
+    return state

@@ -1,0 +1,176 @@
+"""The notes of a report: why a number is not there, and what to know of one that is.
+
+Keys are paths in the report. What the ranks said of a path comes first, then what is remarked here; a path that is
+`None` somewhere and of which nobody has said anything gets the reason that follows from how the attempt ran.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from jobs.splits.plan import Prediction
+from jobs.splits.report import Report
+from jobs.splits.timings import Measures
+from workers.supervisor.report.patterns import MAX_PATTERNS
+from workers.supervisor.report.script_lint import Sight, how_it_ran, names, remarks_on_rows, unfinished
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of an attempt beside the numbers of its report."""
+
+    phase: str  # which `per_device`, `primitives` and `balance` are about
+    sight: Sight | None  # of a script; None of a recipe
+    prediction: Prediction
+    on_prediction: str | None  # what is to be said of the prediction's check
+    scatters: bool  # DataParallel divides batches
+    placed: bool  # the devices hold different modules
+    sharded: bool  # and wait for each other within forward
+    crowded: bool  # several processes used one device at once
+    overflowed: bool  # there are more patterns than are kept apart
+    malformed: int  # records that did not fit together
+    uncounted: int  # steps of more processes than a report takes in
+    forced: int  # steps that were counted before every rank had sent them
+    late: int  # and what came after that
+    absent_from: Mapping[int, int]  # by rank: the first step of which it sent nothing
+    said: Mapping[str, Sequence[str]]  # by path: what the ranks said
+
+
+def notes(report: Report, measures: Measures, facts: Facts) -> dict[str, str]:
+    """The notes of a report that has none yet."""
+    made: dict[str, str] = {}
+    for field, text in _remarks(report, measures, facts):
+        made[field] = f"{made[field]}; {text}" if field in made else text
+    for field, texts in facts.said.items():
+        made[field] = "; ".join([*texts, made[field]] if field in made else texts)
+    for field in _nulls(report):
+        made.setdefault(field, _reason(field, report, measures, facts))
+    return made
+
+
+def _remarks(report: Report, measures: Measures, facts: Facts) -> Iterator[tuple[str, str]]:
+    yield from _count_remarks(facts)
+    yield from _measure_remarks(report, measures, facts)
+    if facts.on_prediction:
+        yield "prediction", facts.on_prediction
+    if facts.sight is not None:
+        yield from _script_remarks(report, facts, facts.sight)
+
+
+def _count_remarks(facts: Facts) -> Iterator[tuple[str, str]]:
+    for rank, step in sorted(facts.absent_from.items()):
+        yield "patterns.rows", f"rank {rank} sent nothing for step {step}; where it is absent it counts 0 rows"
+    if facts.overflowed:
+        yield "patterns", f'only {MAX_PATTERNS} splits are kept apart; the rest counts in the phase "other"'
+    if facts.malformed:
+        yield "patterns", f"{facts.malformed} records did not fit together, so their rows are not counted"
+    if facts.uncounted:
+        yield "patterns", f"{facts.uncounted} steps came from more processes than a report takes in"
+    if facts.forced or facts.late:
+        then = ", and count as steps of their own" if facts.sight is not None and facts.late else ""
+        counted = f"{facts.forced} steps were counted before every rank had sent them"
+        yield "patterns", f"{counted}; {facts.late} records came too late{then}"
+
+
+def _measure_remarks(report: Report, measures: Measures, facts: Facts) -> Iterator[tuple[str, str]]:
+    for field, (count, steps) in measures.partly_measured().items():
+        yield f"per_device.{field}", f"measured in {count:,} of {steps:,} steps, which the numbers are about"
+    covered, steps = measures.covered_steps, measures.steps
+    for field in ("balance.time_max_over_mean", "balance.wasted_device_seconds"):
+        if 0 < covered < steps:
+            yield field, f"over the {covered:,} of {steps:,} steps in which every device was measured"
+        if covered and report.virtual and facts.scatters:
+            yield field, "as if the shards had run at once"
+    several_wait = len(report.devices) > 1 and report.per_device[0].data_wait_ms is not None
+    if facts.scatters and several_wait and not report.virtual:
+        yield "per_device.data_wait_ms", "one process feeds all devices, so they all show the same wait"
+
+
+def _script_remarks(report: Report, facts: Facts, sight: Sight) -> Iterator[tuple[str, str]]:
+    yield "strategy", f"as the job asked; {how_it_ran(sight.processes)}"
+    if facts.phase != "train":
+        yield "per_device", f"about the phase {facts.phase}: no training step was seen"
+    modules = sorted({pattern.module for pattern in report.patterns if pattern.phase == facts.phase})
+    if len(modules) > 1:
+        yield "per_device.rows", f"the rows of {len(modules)} modules are added up: {names(modules)}"
+    for text in remarks_on_rows(sight):
+        yield "patterns.rows", text
+    for one in unfinished(sight):
+        if not one.long:
+            yield "patterns.steps", str(one)
+
+
+def _reason(field: str, report: Report, measures: Measures, facts: Facts) -> str:
+    """Why a field is `None`, when no rank has said so."""
+    if field == "prediction.matches":
+        return _no_prediction(report, facts.prediction)
+    if field.startswith("patterns."):
+        return "these batches differ, or their rows could not be counted"
+    if report.virtual and "memory" in field:
+        return "virtual devices have no memory of their own"
+    if field in ("balance.output_device_memory_skew", "primitives") and not facts.scatters:
+        who = 'strategy "dp"' if facts.sight is None else "DataParallel"
+        return f"only {who} gathers on one device"
+    if len(report.devices) == 1 and field in _NEEDS_TWO:
+        return "there is only one device"
+    if measures.steps == 0:
+        return f"no {facts.phase} step has been seen"
+    if facts.crowded and field.startswith(("per_device.", "balance.")):
+        return "several processes used one device at once"
+    if field == "per_device.ms_per_row" and any(device.rows is None for device in report.per_device):
+        return _DEFAULT_REASONS["per_device.rows"]
+    if _only_idle_lack(report, field):
+        return "a device that got no rows has none"
+    if field.startswith("balance.") and facts.placed:
+        return "the devices hold different modules and take turns on each batch"
+    if field.startswith("balance.") and facts.sharded:
+        return "a rank's forward contains waiting for the others under fsdp, so their times cannot be compared"
+    if field == "per_device.comm_ms" and (report.strategy != "ddp" if facts.sight is None else facts.scatters):
+        return "the devices exchange nothing but what the primitives time"
+    return _DEFAULT_REASONS.get(field, "no rank measured it")
+
+
+def _no_prediction(report: Report, prediction: Prediction) -> str:
+    if not prediction.planned:
+        return f"nothing was planned: {prediction.notes['patterns']}"
+    return "nothing could be compared" if report.final else "compared when the attempt has ended"
+
+
+_NEEDS_TWO = frozenset(
+    {"balance.slowest_device", "balance.output_device_memory_skew", "per_device.comm_ms", "primitives"}
+)
+
+_DEFAULT_REASONS = {
+    "per_device.rows": "the rows of some batch could not be counted",
+    "per_device.share": "the rows of some batch could not be counted",
+    "balance.rows_max_over_mean": "the rows of some batch could not be counted",
+    "balance.time_max_over_mean": "there was no step in which every device was measured",
+    "balance.slowest_device": "there was no step in which every device was measured",
+    "balance.cause": "there was no step in which every device was measured",
+    "balance.wasted_device_seconds": "there was no step in which every device was measured",
+    "devices.memory_total_bytes": "no rank has looked at the device yet",
+}
+
+
+def _nulls(report: Report) -> Iterator[str]:
+    """Paths of the fields that are `None` somewhere."""
+    for name in ("devices", "patterns", "per_device"):
+        for struct in getattr(report, name):
+            yield from (f"{name}.{field}" for field in _null_fields(struct))
+    yield from (f"balance.{field}" for field in _null_fields(report.balance))
+    if report.primitives is None:
+        yield "primitives"
+    if report.prediction.matches is None:
+        yield "prediction.matches"
+
+
+def _only_idle_lack(report: Report, field: str) -> bool:
+    """Whether a field is missing only on devices that never got a row."""
+    name = field.removeprefix("per_device.")
+    busy = [device for device in report.per_device if device.steps > device.idle_steps]
+    return field.startswith("per_device.") and bool(busy) and all(getattr(d, name) is not None for d in busy)
+
+
+def _null_fields(struct: msgspec.Struct) -> list[str]:
+    return [field for field in struct.__struct_fields__ if getattr(struct, field) is None]

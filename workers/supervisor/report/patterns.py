@@ -1,0 +1,102 @@
+"""The different ways in which batches were divided, and how many steps each of them had. Memory is bounded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from jobs.protocol.records import Shape
+from jobs.splits.plan import Pattern
+
+#: Different splits that a report keeps; the rest counts in one pattern of the phase "other".
+MAX_PATTERNS = 256
+
+PatternKey = tuple[str, str, int | None, tuple[int | None, ...]]
+
+
+class Whole(msgspec.Struct, frozen=True, array_like=True, eq=False):
+    """The batches of all ranks in one step in one wrapped module, by logical device."""
+
+    phase: str
+    module: str
+    batch_rows: int | None
+    rows: tuple[int | None, ...]
+    input_shapes: tuple[Shape | None, ...]
+    output_shapes: tuple[Shape | None, ...]
+
+    @property
+    def key(self) -> PatternKey:
+        return self.phase, self.module, self.batch_rows, self.rows
+
+
+class Count(msgspec.Struct, array_like=True):
+    """Steps that were divided alike; `first` is the earliest of them, `None` where several splits count together."""
+
+    first: Whole | None
+    shapes_vary: bool = False
+    steps: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+
+    def add(self, steps: Sequence[int]) -> None:
+        lowest, highest = min(steps), max(steps)
+        self.steps += len(steps)
+        self.first_step = lowest if self.first_step is None else min(self.first_step, lowest)
+        self.last_step = highest if self.last_step is None else max(self.last_step, highest)
+
+
+def _none() -> Count:
+    return Count(None)
+
+
+@dataclass(slots=True)
+class Patterns:
+    """`kept` are counted each by itself, in the order in which they were first seen; `other` has the rest."""
+
+    kept: dict[PatternKey, Count] = field(default_factory=dict)
+    other: Count = field(default_factory=_none)
+
+    def add(self, steps: Sequence[int], whole: Whole) -> None:
+        """Count steps that were divided alike in one module."""
+        key = whole.key
+        count = self.kept.get(key)
+        if count is None and len(self.kept) < MAX_PATTERNS:
+            count = self.kept[key] = Count(whole)
+        if count is None:
+            count = self.other
+        first = count.first
+        if first is not None and first is not whole and not count.shapes_vary:
+            count.shapes_vary = (first.input_shapes, first.output_shapes) != (whole.input_shapes, whole.output_shapes)
+        count.add(steps)
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether there were more different splits than are kept apart."""
+        return self.other.steps > 0
+
+    def told_apart(self) -> list[Pattern]:
+        """For the report, without what `other` has."""
+        return [_pattern(count.first, count) for count in self.kept.values() if count.first is not None]
+
+    def all(self) -> tuple[Pattern, ...]:
+        """For the report. The steps of the last one, of phase "other", may be of several phases."""
+        other = self.other
+        if not self.overflowed:
+            return tuple(self.told_apart())
+        beyond = Pattern("other", "", None, None, True, None, None, other.steps, other.first_step, other.last_step)
+        return (*self.told_apart(), beyond)
+
+
+def _pattern(whole: Whole, count: Count) -> Pattern:
+    return Pattern(
+        phase=whole.phase,
+        module=whole.module,
+        batch_rows=whole.batch_rows,
+        rows=whole.rows,
+        shapes_vary=count.shapes_vary,
+        input_shapes=whole.input_shapes,
+        output_shapes=whole.output_shapes,
+        steps=count.steps,
+        first_step=count.first_step,
+        last_step=count.last_step,
+    )

@@ -1,0 +1,483 @@
+"""What is wrong with how a script used its devices, in words and numbers, and what to change in the script.
+
+Nothing can be planned for a script, so everything here is read from what its processes did. A suggestion
+with a number is never a guess: it is offered when the arithmetic of torch (`jobs.splits.plan`) says that the
+finding would be gone. What was not seen is no finding: a probe that is blind somewhere must not accuse.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import islice
+
+from jobs.model.spec import JobSpec
+from jobs.protocol.records import Loaded
+from jobs.splits.lint import Finding, data_parallel_problems, nearest_sizes, rank_problems
+from jobs.splits.plan import Pattern, batches, chunk, sampler_rows
+from workers.supervisor.report.rank_state import Process
+
+#: Findings that only scripts have; the others are those of `jobs.splits.lint`.
+CODES = frozenset({"no-work-done", "fewer-processes", "duplicated-work", "unsynchronised-ranks", "unfinished-step"})
+#: A step that was begun so long before the end, and not finished, is worth a warning.
+UNFINISHED_SECONDS = 10.0
+MAX_LINE = 200
+MAX_NAMES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """All that was seen of a script. `divided` has the splits of single forwards, by module, in the main phase;
+    `last_line` is what it printed last, and `blind` says where nobody could look."""
+
+    spec: JobSpec
+    virtual: bool
+    phase: str
+    patterns: Sequence[Pattern]
+    divided: Mapping[str, Set[tuple[int, ...]]]
+    processes: Sequence[Process]
+    final: bool
+    succeeded: bool
+    last_line: str
+    blind: str
+    now: float | None
+
+    @property
+    def devices(self) -> int:
+        return self.spec.resources.devices
+
+    @property
+    def workers(self) -> list[Process]:
+        """Processes that did anything with a model."""
+        return [process for process in self.processes if process.worked]
+
+    @property
+    def trainers(self) -> list[Process]:
+        """Processes that trained: one for each rank, the latest one where they followed each other."""
+        return list({process.rank: process for process in self.processes if process.trained}.values())
+
+
+def find(sight: Sight) -> list[Finding]:
+    """Everything worth saying, the most telling first."""
+    looks = _LOOKS if sight.workers else (_no_work_done,)
+    return [finding for look in (_never_finished, *looks) for finding in look(sight)]
+
+
+def names(modules: Sequence[str]) -> str:
+    """Modules for a sentence; the script's outermost one has no name of its own."""
+    shown = [module or "the model" for module in modules[:MAX_NAMES]]
+    return ", ".join([*shown, "..."] if len(modules) > MAX_NAMES else shown)
+
+
+def how_it_ran(processes: Iterable[Process]) -> str:
+    """What the script itself did about devices: "the script wrapped Net in DataParallel, ..."."""
+    listed = list(processes)
+    wrapped: dict[str, set[str]] = {}
+    for kind, inside in (one for process in listed for one in process.wrapped):
+        wrapped.setdefault(kind, set()).add(inside or "a module")
+    groups = [process.group for process in listed if process.group is not None]
+    what = " and ".join(f"wrapped {_list(sorted(inside))} in {kind}" for kind, inside in sorted(wrapped.items()))
+    largest = max(groups, key=lambda group: group.world_size, default=None)
+    if largest is None:
+        how = "made no process group"
+    else:
+        # One that was made without naming a backend is "undefined" to torch.
+        backend = "" if largest.backend == "undefined" else f" ({largest.backend})"
+        how = f"made a process group of {largest.world_size}{backend}"
+    children = sum(process.source != 0 and process.worked for process in listed)
+    who = f"; the work was done by {_count(children, 'process', 'processes')} that it started" if children else ""
+    return f"the script {what or 'wrapped no module'} and {how}, as far as the probe saw{who}"
+
+
+def remarks_on_rows(sight: Sight) -> Iterator[str]:
+    """Where a DataLoader gave more batches than the model got: what forwards show is what counts."""
+    for process in sight.trainers:
+        loaded = list(process.batches_loaded.values())
+        if len(loaded) == 1 and loaded[0] > process.trained_forwards:
+            yield (
+                f"{process.name} took {_count(loaded[0], 'batch', 'batches')} from its DataLoader, and the model got "
+                f"{process.trained_forwards:,} in training; rows are those that the model got"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A step that some ranks had begun and not finished when they ended without a word: for how many seconds, where
+    that is known, and which ranks were behind and had not even begun it."""
+
+    step: int
+    phase: str
+    ranks: Sequence[int]
+    behind: Sequence[int]
+    seconds: float | None
+
+    @property
+    def long(self) -> bool:
+        return self.seconds is not None and self.seconds >= UNFINISHED_SECONDS
+
+    def __str__(self) -> str:
+        later = f", {self.seconds:,.0f} s later" if self.seconds is not None else ""
+        behind = f"; {ranked(self.behind)} had not begun it" if self.behind else ""
+        ended = "it" if len(self.ranks) == 1 else "they"
+        return (
+            f"{ranked(self.ranks)} had begun step {self.step:,} ({self.phase}) and not finished it when {ended} ended"
+            f"{later}{behind}"
+        )
+
+
+def unfinished(sight: Sight) -> list[Unfinished]:
+    """Steps that nobody came back from, the earliest first. A process that has told how it ended has left nothing."""
+    if not sight.final:
+        return []
+    told = {process.origin for process in sight.processes if process.outcome is not None}
+    silent = [process for process in sight.processes if process.origin not in told]
+    steps: dict[tuple[int, str], list[Process]] = {}
+    for process in silent:
+        if process.unfinished is not None:
+            steps.setdefault((process.unfinished.step, process.unfinished.phase), []).append(process)
+    waiting = [process for process in silent if process.trained and process.unfinished is None]
+    return [
+        Unfinished(
+            step,
+            phase,
+            ranks=sorted({process.rank for process in stuck}),
+            behind=sorted({other.rank for other in waiting if other.done.get(phase, 0) <= step}),
+            seconds=_longest(sight.now, stuck),
+        )
+        for (step, phase), stuck in sorted(steps.items())
+    ]
+
+
+def _longest(now: float | None, stuck: Sequence[Process]) -> float | None:
+    begun = [process.began.at for process in stuck if process.began is not None]
+    return max(0.0, now - min(begun)) if now is not None and begun else None
+
+
+# -- whether there was any work, and who did it ----------------------------------------------------
+
+
+def _no_work_done(sight: Sight) -> Iterator[Finding]:
+    """A script that looked for GPUs, found none and ended with 0 is the most dangerous success."""
+    if not sight.succeeded or any(process.activity is None for process in sight.processes if process.source == 0):
+        return
+    if sight.blind:
+        yield Finding(
+            "no-work-done",
+            "info",
+            f"the script ended with 0; {sight.blind}",
+            "if that was its work, have the script train in its own process, by multiprocessing, or by its own Python",
+        )
+        return
+    printed = f'; the last line it printed: "{sight.last_line[:MAX_LINE]}"' if sight.last_line else ""
+    suggestion = "see in its log why it ended: it may need arguments, or what its main block asks for was not there"
+    if sight.virtual and not sight.spec.rehearsal:
+        suggestion = (
+            "if it looks for GPUs, there are none here: submit it with program.rehearse set to true, or to a pool that "
+            "has GPUs; else see in its log why it ended"
+        )
+    yield Finding(
+        "no-work-done",
+        "warning",
+        f"the script ended with 0, but no forward and no optimizer step was seen in it{printed}",
+        suggestion,
+    )
+
+
+def _fewer_processes(sight: Sight) -> Iterator[Finding]:
+    groups = [process.group.world_size for process in sight.processes if process.group is not None]
+    asked = max([sight.devices if sight.spec.distributed else 1, *groups])
+    working = {process.rank for process in sight.workers}
+    over = {process.rank for process in sight.processes if sight.final or process.ended}
+    missing = [rank for rank in range(asked) if rank not in working and (rank in over or sight.final)]
+    if missing:
+        yield Finding(
+            "fewer-processes",
+            "warning",
+            f"{asked} processes were asked for and {len(working)} worked: {ranked(missing)} ran no forward and no step",
+            f"see in rank {missing[0]}'s log why it had nothing to do, or ask for {_count(len(working), 'device')}",
+        )
+    elif sight.spec.distributed and groups and max(groups) < sight.devices:
+        yield Finding(
+            "fewer-processes",
+            "warning",
+            f"{sight.devices} processes were started, but the script's process group has {max(groups)}: "
+            "they do not work together",
+            "call init_process_group() without a rank and a world_size, so that it takes them from the environment",
+        )
+
+
+def _idle_all_along(sight: Sight) -> Iterator[Finding]:
+    """Devices of one process that no forward has used."""
+    if sight.spec.distributed or len({process.rank for process in sight.workers}) > 1:
+        return
+    used = {place for splits in sight.divided.values() for rows in splits for place, count in enumerate(rows) if count}
+    if sight.devices > 1 and used and all(len(rows) == 1 for splits in sight.divided.values() for rows in splits):
+        yield Finding(
+            "idle-devices",
+            "warning",
+            f"{sight.devices} devices were leased, and every forward that was seen ran on one of them",
+            _use_of_devices(sight),
+        )
+
+
+def _use_of_devices(sight: Sight) -> str:
+    wrapped = any(kind == "DataParallel" for process in sight.processes for kind, _ in process.wrapped)
+    if wrapped and sight.virtual and not sight.spec.rehearsal:
+        return (
+            "DataParallel divides nothing without GPUs: submit the script with program.rehearse set to true, or to a "
+            "pool that has GPUs"
+        )
+    return (
+        'wrap the model in nn.DataParallel, or use DistributedDataParallel under strategy "ddp", or ask for 1 device; '
+        "what the script itself puts on the others (model parallelism) is not seen"
+    )
+
+
+# -- the same work twice, or ranks that drift apart ------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """The same pass over the same DataLoader on several ranks, by rank."""
+
+    loads: Mapping[int, Loaded]
+
+    @property
+    def processed(self) -> int:
+        return sum(one.rows or 0 for one in self.loads.values())
+
+    @property
+    def distinct(self) -> int:
+        """Rows that are not the same on two ranks, where the ranks read either the same or different ones."""
+        different = {(one.digest, one.rows) for one in self.loads.values()}
+        return sum(rows or 0 for _, rows in different)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each rank has a part of its own."""
+        places = {one.replica for one in self.loads.values() if (one.replicas or 0) > 1}
+        digests = {one.digest for one in self.loads.values()}
+        parts = all((one.rows or 0) < (one.dataset_rows or 0) for one in self.loads.values())
+        return len(places) == len(self.loads) or (len(digests) == len(self.loads) and None not in digests and parts)
+
+
+def _common_pass(trainers: Sequence[Process]) -> _Pass | None:
+    """The latest pass that all ranks have trained on, a complete one if there is any. Passes are told by their order:
+    one rank may have made more loaders than another, for evaluation or for what only it does."""
+    if len(trainers) < 2:
+        return None
+    shared = [key for key in trainers[0].passes if all(key in other.passes for other in trainers)]
+    found = [_Pass({process.rank: process.passes[key] for process in trainers}) for key in reversed(shared)]
+    trained = [one for one in found if all(load.trained and load.rows for load in one.loads.values())]
+    complete = [one for one in trained if all(load.complete for load in one.loads.values())]
+    return next(iter(complete or trained), None)
+
+
+def _duplicated(shared: _Pass | None) -> bool:
+    if shared is None or any(load.digest is None or (load.replicas or 0) > 1 for load in shared.loads.values()):
+        return False
+    return shared.distinct < shared.processed
+
+
+def _same_or_apart(sight: Sight) -> Iterator[Finding]:
+    """Several ranks trained: on the same rows, or on their own without anything that keeps their models alike."""
+    trainers = sight.trainers
+    if len(trainers) < 2 or any(process.shares_tensors for process in trainers):
+        return
+    shared = _common_pass(trainers)
+    grouped = any(process.group is not None and process.group.world_size > 1 for process in trainers)
+    if shared is not None and _duplicated(shared):
+        yield _duplicated_work(shared, grouped)
+    elif not _kept_alike(trainers) and (not grouped or (shared is not None and shared.sharded)):
+        how = "each on a part of the data of its own" if shared is not None and shared.sharded else "each by itself"
+        yield Finding(
+            "unsynchronised-ranks",
+            "warning",
+            f"{len(trainers)} ranks trained, {how}, and nothing averaged their gradients: their models drift apart",
+            "wrap the model in DistributedDataParallel on every rank, or average the gradients with all_reduce "
+            "before each optimizer step",
+        )
+
+
+def _kept_alike(trainers: Sequence[Process]) -> bool:
+    """Whether something may keep the models alike: a wrapper, or reductions of the script's own. So it is where
+    nobody has counted them."""
+    return any(
+        process.synchronised or process.activity is None or process.activity.reductions > 0 for process in trainers
+    )
+
+
+def _duplicated_work(shared: _Pass, grouped: bool) -> Finding:
+    ranks = len(shared.loads)
+    rows = f"{shared.processed:,} rows were processed in one pass, {shared.distinct:,} of them distinct"
+    if grouped:
+        return Finding(
+            "duplicated-work",
+            "warning",
+            f"{ranks} ranks went over the same rows: {rows}",
+            "give the DataLoader sampler=DistributedSampler(dataset) and shuffle=False, and call the sampler's "
+            "set_epoch in every epoch; ranks that share one model's tensors need the same rows, and are right as "
+            "they are",
+        )
+    return Finding(
+        "duplicated-work",
+        "warning",
+        f"{ranks} processes without a process group trained side by side over the same rows: {rows}",
+        "call torch.distributed.init_process_group(), wrap the model in DistributedDataParallel and give the "
+        'DataLoader a DistributedSampler; or ask for 1 device under strategy "single"',
+    )
+
+
+# -- how batches were divided ----------------------------------------------------------------------
+
+
+def _under_data_parallel(sight: Sight) -> Iterator[Finding]:
+    """The first finding of each kind, over all modules that were wrapped."""
+    found: dict[str, Finding] = {}
+    for module, splits in sorted(sight.divided.items()):
+        divided = sorted((rows for rows in splits if len(rows) > 1 and any(rows)), key=sum, reverse=True)
+        if not divided:
+            continue
+        full = divided[0]
+        smaller = [rows for rows in divided if sum(rows) < sum(full)]
+        loads = [one for process in sight.processes for one in process.passes.values()]
+        load = next((one for one in reversed(loads) if one.batch_size == sum(full)), None)
+        ends = load is not None and load.rows is not None and load.complete
+        last = ends and load is not None and smaller[:1] and sum(smaller[0]) == (load.rows or 0) % sum(full)
+        which = ("the last batch", "the others have") if last else ("a batch", "the largest has")
+        for problem in data_parallel_problems(full, smaller, len(full), which):
+            where = f" (module {module})" if module else ""
+            suggestion = _better_batches(problem.code, full, load if ends else None, load is not None)
+            found.setdefault(problem.code, Finding(problem.code, problem.severity, problem.message + where, suggestion))
+        if sight.phase == "train":
+            found.setdefault("ddp-would-fit-better", _ddp_would_fit(full))
+    yield from found.values()
+
+
+def _better_batches(code: str, full: Sequence[int], load: Loaded | None, by_loader: bool) -> str:
+    """`load` is a whole pass over the DataLoader, where one was seen."""
+    size, devices = sum(full), len(full)
+    if tuple(full) != chunk(size, devices):
+        return "the devices did not get equal shards along the first dimension, so no batch size can be worked out"
+    rows = load.rows if load is not None else None
+    subject = "change batch_size in your DataLoader to" if by_loader else "make the model's batches of"
+    if code != "ragged-last-batch" or rows is not None:
+        fits = _sizes(size, devices, rows, lambda other: _is_even(other, devices, rows, drop_last=False))
+        if fits:
+            return f"{subject} {' or '.join(map(str, fits))}"
+    if not by_loader:
+        return "make every batch a multiple of the number of devices"
+    if _is_even(size, devices, rows, drop_last=True):
+        return "pass drop_last=True to your DataLoader"
+    fits = _sizes(size, devices, rows, lambda other: _is_even(other, devices, rows, drop_last=True))
+    if fits:
+        return f"{subject} {' or '.join(map(str, fits))} and pass drop_last=True"
+    fewer = next((n for n in range(devices - 1, 0, -1) if _is_even(size, n, rows, drop_last=False)), None)
+    return f"ask for {_count(fewer, 'device')}" if fewer is not None else "use batches of at least one row a device"
+
+
+def _sizes(size: int, devices: int, rows: int | None, fits: Callable[[int], bool]) -> list[int]:
+    """The two nearest batch sizes that fit, in order."""
+    return sorted(islice(filter(fits, nearest_sizes(size, devices, rows)), 2))
+
+
+def _is_even(size: int, devices: int, rows: int | None, *, drop_last: bool) -> bool:
+    """Whether every device gets equally many rows of every batch of a pass."""
+    cut = [size] if rows is None else [batch for batch, _ in batches(rows, size, drop_last)]
+    return bool(cut) and all(len(set(chunk(batch, devices))) == 1 for batch in cut)
+
+
+def _ddp_would_fit(full: Sequence[int]) -> Finding:
+    devices = len(full)
+    return Finding(
+        "ddp-would-fit-better",
+        "info",
+        f"DataParallel copies the model to {devices} devices and gathers the outputs on one in every step; under "
+        "DistributedDataParallel each device keeps its copy and only gradients travel",
+        f"wrap the model in DistributedDataParallel, batch {max(1, round(sum(full) / devices))} rows on each rank "
+        'with a DistributedSampler, and submit it with strategy "ddp"',
+    )
+
+
+def _among_ranks(sight: Sight) -> Iterator[Finding]:
+    """Ranks whose gradients are averaged as equals although their row counts differ."""
+    if len(sight.trainers) < 2 or not any(process.synchronised or _reduces(process) for process in sight.trainers):
+        return
+    for problem in rank_problems(sight.patterns):
+        yield Finding(problem.code, problem.severity, problem.message, _equal_ranks(sight.trainers))
+
+
+def _reduces(process: Process) -> bool:
+    return process.activity is not None and process.activity.reductions > 0
+
+
+def _equal_ranks(trainers: Sequence[Process]) -> str:
+    shared = _common_pass(trainers)
+    if shared is not None and all(load.complete and load.batch_size for load in shared.loads.values()):
+        full = {((load.rows or 0) // (load.batch_size or 1), load.batch_size) for load in shared.loads.values()}
+        if len(full) == 1 and next(iter(full))[0]:
+            return "pass drop_last=True to your DataLoader: every rank then has the same full batches"
+    return "weight each rank's loss by its rows times ranks over the rows of the whole batch"
+
+
+def _padding(sight: Sight) -> Iterator[Finding]:
+    for load in (one for process in sight.trainers for one in reversed(process.passes.values())):
+        rows, ranks, read = load.dataset_rows, load.replicas or 1, load.rows
+        if not (load.trained and load.complete and ranks > 1 and rows and read and read * ranks > rows):
+            continue
+        repeated = read * ranks - rows
+        if read != sampler_rows(rows, ranks, drop_last=False):
+            continue
+        yield Finding(
+            "sampler-padding",
+            "info",
+            f"{ranks} ranks of {read:,} rows read {read * ranks:,} rows of {rows:,}: "
+            f"{repeated:,} {'is a repeat' if repeated == 1 else 'are repeats'}, in every pass",
+            _without_padding(rows, ranks),
+        )
+        return
+
+
+def _without_padding(rows: int, ranks: int) -> str:
+    fewer = next((n for n in range(ranks - 1, 1, -1) if rows % n == 0), None)
+    dropping = (
+        f"pass drop_last=True to the DistributedSampler, which leaves {_count(rows % ranks, 'row')} out of each pass"
+    )
+    return dropping if fewer is None else f"{dropping}, or ask for {fewer} devices"
+
+
+# -- a step that never came back -------------------------------------------------------------------
+
+
+def _never_finished(sight: Sight) -> Iterator[Finding]:
+    for one in unfinished(sight):
+        if one.long:
+            yield Finding(
+                "unfinished-step",
+                "warning",
+                str(one),
+                f"see the last lines in the log of {ranked(one.behind or one.ranks)}: a step that does not end often "
+                "waits for a collective that another rank never calls, or for a lock",
+            )
+
+
+_Look = Callable[[Sight], Iterator[Finding]]
+_LOOKS: tuple[_Look, ...] = (
+    _fewer_processes,
+    _same_or_apart,
+    _idle_all_along,
+    _under_data_parallel,
+    _among_ranks,
+    _padding,
+)
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def _list(parts: Sequence[object]) -> str:
+    return ", ".join(map(str, parts[:MAX_NAMES])) + (", ..." if len(parts) > MAX_NAMES else "")
+
+
+def ranked(ranks: Sequence[int]) -> str:
+    """Ranks for a sentence."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_list(ranks)}"

@@ -1,0 +1,97 @@
+"""The log lines that say what each device got of a batch, in the wording of PyTorch's own tutorials."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from jobs.protocol.records import Shape, Split, Step
+
+#: Under `observe: auto`, steps of a phase that are all printed; later ones only when the split changes.
+ALWAYS_PRINTED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLine:
+    """One line of a logical device's log."""
+
+    device: int
+    step: int
+    phase: str
+    text: str
+
+
+#: (logical device, text) of everything that one split prints.
+Lines = tuple[tuple[int, str], ...]
+
+#: Everything of a split that its lines show.
+_Look = tuple[tuple[int, ...], tuple[int | None, ...], tuple[Shape | None, ...], tuple[Shape | None, ...]]
+
+
+class Printer:
+    """Decides which steps are printed: `every` one, none (`off`), or by the rule of `auto`."""
+
+    def __init__(self, observe: Literal["auto", "every", "off"], dim: int) -> None:
+        self._observe = observe
+        self._dim = dim
+        self._last: dict[tuple[int, str], list[_Look]] = {}
+
+    def lines(self, rank: int, steps: Sequence[Step], splits: Sequence[Split]) -> list[ShardLine]:
+        """The lines of one rank's steps, one or several of one phase that were divided alike; `splits` has one entry
+        for each forward in such a step."""
+        due = steps if self._observe == "every" else self._due(rank, steps, splits) if self._observe == "auto" else ()
+        if not due:
+            return []
+        texts = [line for split in splits for line in lines_of(split, self._dim)]
+        return [ShardLine(device, step.step, step.phase, text) for step in due for device, text in texts]
+
+    def _due(self, rank: int, steps: Sequence[Step], splits: Sequence[Split]) -> list[Step]:
+        first = steps[0]
+        now = [(split.devices, split.rows, split.input_shapes, split.output_shapes) for split in splits]
+        changed = now != self._last.get((rank, first.phase))
+        self._last[rank, first.phase] = now
+        return [step for step in steps if step.step < ALWAYS_PRINTED or (changed and step is first)]
+
+
+def lines_of(split: Split, dim: int) -> Lines:
+    """One line for each device that got something, then one for the whole batch on the first of these.
+
+    The whole batch is the shards put together along `dim`.
+    """
+    busy = [i for i, rows in enumerate(split.rows) if rows != 0]
+    inputs = [split.input_shapes[i] for i in busy]
+    outputs = [split.output_shapes[i] for i in busy]
+    if all(shape is None for shape in [*inputs, *outputs]):  # nobody got anything, or nothing was seen
+        return ()
+    shards = [
+        (split.devices[i], f"In Model: input size {_size(given)} output size {_size(made)}")
+        for i, given, made in zip(busy, inputs, outputs, strict=True)
+    ]
+    whole = f"Outside: input size {_size(_together(inputs, dim))} output_size {_size(_together(outputs, dim))}"
+    return (*shards, (split.devices[busy[0]], whole))
+
+
+def _size(shape: Shape | None) -> str:
+    return "unknown" if shape is None else f"torch.Size({list(shape)})"
+
+
+def _together(shapes: Sequence[Shape | None], dim: int) -> Shape | None:
+    """Shape of all shards put together along `dim`; `None` when they do not fit each other.
+
+    Shards without any dimension are stacked, as DataParallel's gather does with a loss.
+    """
+    known = [list(shape) for shape in shapes if shape is not None]
+    if len(known) < len(shapes):
+        return None
+    if len(known) == 1:
+        return tuple(known[0])
+    if all(not shape for shape in known):
+        return (len(known),)
+    rank = len(known[0])
+    if any(len(shape) != rank for shape in known) or not -rank <= dim < rank:
+        return None
+    total = sum(shape.pop(dim) for shape in known)
+    rest = known[0]
+    if any(shape != rest for shape in known):
+        return None
+    rest.insert(dim % rank, total)
+    return tuple(rest)

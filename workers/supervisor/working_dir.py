@@ -1,0 +1,111 @@
+"""Where the user's own code runs: a working copy of its bundle, a private directory for temporary files, the directory
+whose files are kept, and, for a script that is started again, the checkpoint that it goes on from.
+
+The supervisor makes a workplace once it has claimed the attempt, before its ranks may go; all ranks share it. The
+working copy lies beside the attempt's marks and is thrown away with them. The directory for temporary files lies
+under the system's own, because the path of a socket may have 108 bytes only; the marks say where it is, so that
+whoever sweeps the attempt removes it too.
+"""
+
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jobs.bundles import bundle as bundles
+from jobs.files import paths as layout
+from jobs.model.errors import BadBundle
+from jobs.model.spec import JobSpec
+from jobs.store import AttemptId
+from workers.runtime.launch import Launch, Marks
+from workers.sandbox import run_as
+from workers.supervisor.checkpoints import directories
+
+#: A bundle that has one of these expects packages which the worker may not have.
+REQUIREMENTS = "requirements.txt"
+#: Longest path of the system's directory for temporary files, in bytes; programs have the rest of 108.
+MAX_TEMPORARY = 40
+
+
+class Unusable(Exception):
+    """The bundle is gone, or is not what it should be; the message says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    root: Path  # of the bundle's working copy
+    temporary: Path
+    output: Path  # kept as the attempt's artifacts
+    requirements: bool  # whether the bundle names packages that it needs
+    resume: Path | None = None  # a checkpoint that a script goes on from
+
+    def encode(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+
+    @property
+    def socket(self) -> Path:
+        """Where processes that the program starts report to the supervisor."""
+        return self.temporary / ".shardyard"
+
+    @classmethod
+    def decode(cls, found: dict[str, Any]) -> "Workplace":
+        paths = {name: Path(found[name]) for name in ("root", "temporary", "output", "resume") if found[name]}
+        return cls(**found | paths)
+
+
+def prepare(launch: Launch, spec: JobSpec) -> Workplace | None:
+    """Unpack the bundle of `spec` and make the directories around it; `None` where the spec has no bundle.
+
+    Raises:
+        Unusable: the bundle is not there, or is broken.
+        OSError: the disk refuses.
+    """
+    bundle = spec.program.bundle
+    if bundle is None:
+        return None
+    attempt, marks = launch.attempt, Marks.of(launch.state_dir, launch.attempt)
+    packed = layout.find_bundle(launch.storage, attempt.tenant, bundle)
+    if packed is None:
+        raise Unusable(f"program.bundle: {bundle} is not in the storage any more; upload it again and resubmit")
+    try:
+        bundles.extract(packed, marks.work, bundle)
+    except BadBundle as error:
+        raise Unusable(f"program.bundle: {error}") from error
+    temporary = Path(os.path.realpath(tempfile.mkdtemp(prefix="sy-", dir=_short_enough(tempfile.gettempdir()))))
+    marks.temporary.write_text(str(temporary))
+    storage = launch.storage.absolute()
+    output = layout.artifacts_dir(layout.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number))
+    output.mkdir(parents=True, exist_ok=True)
+    directories.sync_way(storage, output)  # for what a script saves there
+    return Workplace(
+        Path(os.path.realpath(marks.work)), temporary, output, requirements=(marks.work / REQUIREMENTS).exists()
+    )
+
+
+def _short_enough(directory: str) -> str:
+    """The system's directory for temporary files, or `/tmp` where sockets below that would have too long a path."""
+    return directory if len(os.fsencode(os.path.realpath(directory))) <= MAX_TEMPORARY else "/tmp"  # noqa: S108
+
+
+def hand_over(launch: Launch, place: Workplace) -> None:
+    """Let the ranks' account, where they have one, reach its workplace, and nothing else of the service's.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    if launch.account is None:
+        return
+    run_as.open_way(Path(os.path.realpath(launch.state_dir.parent)), place.root.parent)
+    run_as.open_way(launch.storage.absolute(), place.output.parent)
+    for directory in (place.root, place.temporary, place.output):
+        directory.chmod(0o700)
+        run_as.give(directory, launch.account)
+
+
+def close(storage: Path, attempt: AttemptId) -> None:
+    """Take back what an attempt has left in the storage; its processes must be dead."""
+    directory = layout.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number).absolute()
+    directories.clear(directory)
+    run_as.close(directory, layout.artifacts_dir(directory))

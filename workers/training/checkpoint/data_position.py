@@ -1,0 +1,80 @@
+"""Where a run is in its data: the batches of an epoch from the beginning, or from where the run was broken off.
+
+A loader draws the order of its rows, and the seed of its workers, from its generator when an epoch begins. So the
+generator is saved as it was then, with the number of batches that have been trained on.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from workers.runtime.context import Stopped
+from workers.training.checkpoint import rng_state
+from workers.training.run_state import EpochStart, Run
+
+
+def batches(run: Run) -> Iterator[Any]:
+    """The batches of the epoch that are still to come.
+
+    Raises:
+        Stopped: the rank was told to stop while it passed over batches.
+    """
+    resumed, run.resumed = run.resumed, None
+    if resumed is None:
+        if run.checkpoints is not None:
+            run.epoch_start = EpochStart(rng_state.capture(run.context.devices), _generator(run.loader).get_state())
+        return iter(run.loader)
+    rng_state.restore(resumed.epoch_start.draws)
+    _generator(run.loader).set_state(resumed.epoch_start.loader)
+    rest = iter(_from(run.loader, run.batches_done)) if _may_skip(run) else _after(run, iter(run.loader))
+    rng_state.restore(resumed.draws)
+    return rest
+
+
+def _may_skip(run: Run) -> bool:
+    """Whether the batches to come are the same when those before them are not loaded. Rows of a data set of the user
+    may be drawn anew each time, and then workers must draw what they drew before."""
+    if isinstance(run.loader.dataset, IterableDataset):
+        return False
+    return ":" not in run.program.data.ref or run.loader.num_workers == 0
+
+
+def _after(run: Run, every: Iterator[Any]) -> Iterator[Any]:
+    """Load the batches that were trained on, and forget them."""
+    for _ in islice(every, run.batches_done):
+        if run.context.stopping():
+            raise Stopped(f"told to stop while going back to step {run.steps_done}")
+    return every
+
+
+class _Rest(Sampler[list[int]]):
+    """The batches of a sampler without the first ones. The sampler draws its order as it would for all of them."""
+
+    def __init__(self, all_batches: Any, done: int) -> None:
+        self._all, self._done = all_batches, done
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return islice(iter(self._all), self._done, None)
+
+    def __len__(self) -> int:
+        return max(0, len(self._all) - self._done)
+
+
+def _from(loader: DataLoader[Any], done: int) -> DataLoader[Any]:
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=_Rest(loader.batch_sampler, done),
+        num_workers=loader.num_workers,
+        multiprocessing_context=loader.multiprocessing_context,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        generator=loader.generator,
+    )
+
+
+def _generator(loader: DataLoader[Any]) -> torch.Generator:
+    assert isinstance(loader.generator, torch.Generator)
+    return loader.generator

@@ -1,0 +1,64 @@
+"""When a rank saves its part of a checkpoint, and what it asks the supervisor then."""
+
+from jobs.protocol.records import Paused, Saved
+from workers.runtime.commands import CONTINUE, SAVE
+from workers.runtime.context import Stopped
+from workers.training.checkpoint import state
+from workers.training.run_state import Run
+
+
+def after_step(run: Run, total_steps: int | None) -> None:
+    """Save the run if it is due; pause if the rank was told to stop, and save if the supervisor says so.
+
+    Raises:
+        Stopped: the rank is to end.
+    """
+    if run.checkpoints is None:
+        if run.context.stopping():
+            raise _stopped(run)
+        return
+    whole = run.steps_done == total_steps
+    wanted = run.program.checkpoint
+    if wanted is not None and run.steps_done % wanted.every_steps == 0:
+        _save(run, whole=whole)
+    if run.context.stopping() and _tell(run, Paused(run.context.rank, run.steps_done)) == SAVE:
+        _save(run, whole=whole)
+
+
+def at_end(run: Run) -> None:
+    """Save the run as it is in the end, unless nothing has changed.
+
+    Raises:
+        Stopped: the rank is to end.
+    """
+    if run.checkpoints is not None and run.saved_step != run.steps_done:
+        _save(run, whole=True)
+
+
+def _save(run: Run, *, whole: bool) -> None:
+    run.settle()
+    run.strategy.recorder.finish()
+    saved = state.save(run, whole=whole)
+    run.saved_step = run.steps_done  # also where it failed: ranks must do the same, and only one may have failed
+    _tell(run, saved)
+
+
+def _tell(run: Run, record: Paused | Saved) -> bytes:
+    """Send everything up to here, and wait for the supervisor's word.
+
+    Raises:
+        Stopped: it is to end, or the supervisor has ended.
+    """
+    assert run.checkpoints is not None
+    run.strategy.recorder.emit(record)
+    flush = getattr(run.context.sink, "flush", None)
+    if flush is not None:
+        flush()
+    word = run.checkpoints.ask()
+    if word not in (CONTINUE, SAVE):
+        raise _stopped(run)
+    return word
+
+
+def _stopped(run: Run) -> Stopped:
+    return Stopped(f"told to stop after step {run.steps_done - 1}")
