@@ -42,7 +42,7 @@ def paced(seconds: float) -> Iterator[list[str]]:
 
 
 def main() -> None:
-    from shardyard.script import job
+    from shardyard import job
 
     go, deadline = Path(sys.argv[1]), time.monotonic() + WAIT_SECONDS
     while not go.exists():

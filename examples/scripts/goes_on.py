@@ -8,7 +8,7 @@ import argparse
 import torch
 from torch import nn
 
-from shardyard.script import job  # (1)
+from shardyard import job  # (1)
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)

@@ -102,7 +102,9 @@ def _same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     ours["warnings"] = [one for one in ours["warnings"] if "SymPy" not in one]
     assert ours.pop("seed") != theirs.pop("seed")
     # The source tree, where ours are installed from it, is not for programs.
-    theirs["path"] = [entry for entry in theirs["path"] if not Path(entry, "workers", "packages.py").exists()]
+    theirs["path"] = [
+        entry for entry in theirs["path"] if not Path(entry, "workers", "runtime", "import_hook.py").exists()
+    ]
     assert {name: (ours[name], theirs[name]) for name in theirs if ours[name] != theirs[name]} == {}
 
 

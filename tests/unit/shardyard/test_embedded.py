@@ -29,7 +29,12 @@ def test_the_packaged_server_comes_first() -> None:
 
 
 def test_finding_the_packaged_server_imports_nothing_of_the_package() -> None:
-    code = "import sys; from shardyard.service import embedded_redis as e; e.find_server(); print('valkey' in str(sys.modules))"
+    code = """
+import sys
+from shardyard.service.embedded_redis import find_server
+find_server()
+print("valkey" in str(sys.modules))
+"""
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert said.stdout == "False\n"
 
