@@ -48,11 +48,11 @@ from api.system import routes as system_routes
 from api.system.service import System
 from jobs.files import identity as storage_proof
 from jobs.files.identity import StorageMismatch
-from jobs.model.errors import FormatMismatch, Unavailable
 from jobs.model.records import TokenRecord
 from jobs.model.settings import Settings
 from jobs.scheduling.scheduler import Scheduler
 from jobs.store.client import AsyncRedisStore, RedisStore
+from shardyard.contract.errors import FormatMismatch, Unavailable
 
 log = structlog.get_logger(__name__)
 

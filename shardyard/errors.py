@@ -1,6 +1,6 @@
-"""What a client of the service may raise: the tree of `jobs.model.errors`. Each class has a stable `code`."""
+"""What a client of the service may raise: the tree of `shardyard.contract.errors`. Each class has a stable `code`."""
 
-from jobs.model.errors import (
+from shardyard.contract.errors import (
     BadBundle,
     BodyTooLarge,
     BundleQuota,

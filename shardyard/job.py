@@ -1,7 +1,13 @@
-"""`shardyard.job`, the name under which a script imports `shardyard.job`."""
+"""The functions that a training script calls: `from shardyard import job`.
 
-import sys
+job.log("loss", loss, step)             # a number of a series: a float, or a tensor of one element
+job.progress(step, steps)               # how far the script is
+path = job.output_dir() / "model.pt"    # files here are kept: `shardyard artifacts JOB`
+job.checkpoint(path)                    # keeps a copy of a file or directory under checkpoints/
+job.resume_dir()                        # the newest of them when the job was started again, else None
+if job.should_stop(): ...               # the job was told to end; save, and leave
+"""
 
-from shardyard.script import job
+from shardyard.script.job import checkpoint, log, output_dir, progress, resume_dir, should_stop
 
-sys.modules[__name__] = job
+__all__ = ["checkpoint", "log", "output_dir", "progress", "resume_dir", "should_stop"]

@@ -18,10 +18,10 @@ import msgspec
 import zstandard
 
 from jobs.model import catalogue, spec
-from jobs.model.errors import ShardyardError
 from jobs.model.spec import JobSpec
 from jobs.model.state import Reason
 from jobs.store.compact import Snapshot, plain
+from shardyard.contract.errors import ShardyardError
 
 SAMPLES = 4_000
 BYTES = 12_288

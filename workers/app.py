@@ -17,7 +17,6 @@ from celery.exceptions import SecurityWarning
 from kombu.entity import Queue
 
 from jobs.files import identity
-from jobs.model.errors import Unavailable
 from jobs.model.settings import Settings
 from jobs.protocol.names import CELERY_TASK, node_queue
 from jobs.scheduling.celery_config import celery_config
@@ -25,6 +24,7 @@ from jobs.scheduling.hints import message
 from jobs.store import AttemptId, Hint
 from jobs.store.client import RedisStore
 from jobs.support.logging_config import configure
+from shardyard.contract.errors import Unavailable
 from workers.node import environments
 from workers.node.agent import Agent, NodeTaken
 from workers.node.devices import discover

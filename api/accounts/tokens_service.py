@@ -8,10 +8,10 @@ from api.http import audit
 from api.http.auth import Authenticator, Principal
 from api.schemas import views
 from api.schemas.requests import parse_new_token
-from jobs.model.errors import Forbidden, NotFound
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store import tokens
 from jobs.store.client import AsyncRedisStore
+from shardyard.contract.errors import Forbidden, NotFound
 from shardyard.contract.responses import NewToken, TokenList, TokenView
 
 

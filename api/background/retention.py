@@ -19,10 +19,10 @@ import structlog
 from api.data import archive
 from jobs import store
 from jobs.files import paths
-from jobs.model.errors import NotFound
 from jobs.store import Archived
 from jobs.store.client import RedisStore
 from jobs.support import failpoints, fs
+from shardyard.contract.errors import NotFound
 
 log = structlog.get_logger(__name__)
 

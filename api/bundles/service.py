@@ -25,11 +25,11 @@ from jobs import store
 from jobs.bundles import bundle as bundles
 from jobs.bundles.bundle import Contents
 from jobs.files import paths
-from jobs.model.errors import BundleQuota, FieldError, InvalidSpec, NotFound, ShardyardError
 from jobs.model.spec import JobSpec, ScriptProgram
 from jobs.store import BundleRecord
 from jobs.store.client import AsyncRedisStore
 from jobs.support.fs import sync_directory
+from shardyard.contract.errors import BundleQuota, FieldError, InvalidSpec, NotFound, ShardyardError
 from shardyard.contract.responses import BundleContents, BundleFileView, BundleView, at
 
 T = TypeVar("T")

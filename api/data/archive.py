@@ -17,11 +17,11 @@ import structlog
 
 from jobs import store
 from jobs.files import paths
-from jobs.model.errors import NotFound
 from jobs.model.records import AttemptRecord, Fields, JobRecord
 from jobs.store import JobFilter, JobPage, JobView, Snapshot
 from jobs.support import failpoints
 from jobs.support.fs import sync_directory
+from shardyard.contract.errors import NotFound
 
 log = structlog.get_logger(__name__)
 

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from jobs.files import checkpoints, paths
 from jobs.files.checkpoints import Kept
-from jobs.model.errors import NotFound, ShardyardError
+from shardyard.contract.errors import NotFound, ShardyardError
 from shardyard.contract.responses import ArtifactView, at
 
 #: What is offered, by its path below the attempt's directory; the rest is the service's own bookkeeping.

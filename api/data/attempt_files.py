@@ -13,8 +13,8 @@ from pathlib import Path
 from api.data import archive
 from jobs.files import log_file, metric_file, paths
 from jobs.files.log_file import CONTINUED, Page, StreamName
-from jobs.model.errors import NotFound
 from jobs.support import fs
+from shardyard.contract.errors import NotFound
 from shardyard.contract.responses import BucketView, DroppedLines, LogLine, PointView, SeriesView, at
 
 #: A report's size follows the number of different splits, so a larger file is not one of ours.

@@ -13,9 +13,9 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from jobs import store
-from jobs.model.errors import Unavailable
 from jobs.protocol.names import CHANGES
 from jobs.store.client import AsyncRedisStore
+from shardyard.contract.errors import Unavailable
 
 #: How late a change is seen that the list did not tell of.
 LOOK_SECONDS = 1.0

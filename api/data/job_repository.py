@@ -6,10 +6,10 @@ from api.data import archive
 from api.data.archive import ArchivedJob
 from api.data.file_threads import Storage
 from jobs import store
-from jobs.model.errors import NotFound
 from jobs.model.records import AttemptRecord
 from jobs.store import JobFilter, JobPage, JobView
 from jobs.store.client import AsyncRedisStore
+from shardyard.contract.errors import NotFound
 
 
 class Records:

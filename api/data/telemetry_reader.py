@@ -12,9 +12,9 @@ import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from jobs.model.errors import Unavailable
 from jobs.model.records import AttemptRecord
 from jobs.protocol import names
+from shardyard.contract.errors import Unavailable
 
 log = structlog.get_logger(__name__)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from api.http import cursors
-from jobs.model.errors import MalformedCursor
+from shardyard.contract.errors import MalformedCursor
 from shardyard.contract.stream_events import EventName
 
 #: Numbers of devices and lines that an id may name.

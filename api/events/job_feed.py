@@ -28,12 +28,12 @@ from api.events.event_id import checksum
 from api.events.windows import Batch, Part, Window
 from api.schemas import views
 from jobs.files.frame_file import CorruptFrame
-from jobs.model.errors import NotFound, Unavailable
 from jobs.model.records import JobRecord
 from jobs.model.state import TERMINAL, State
 from jobs.protocol import names
 from jobs.store import JobView
 from shardyard.contract import stream_events
+from shardyard.contract.errors import NotFound, Unavailable
 
 log = structlog.get_logger(__name__)
 

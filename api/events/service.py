@@ -17,7 +17,9 @@ from api.http import cursors
 from api.http.auth import Principal
 from api.http.cursors import LogCursor
 from api.http.problems import NothingMore
-from jobs.model.errors import (
+from jobs.model.state import TERMINAL
+from shardyard.contract import stream_events
+from shardyard.contract.errors import (
     FieldError,
     Forbidden,
     InvalidRequest,
@@ -26,8 +28,6 @@ from jobs.model.errors import (
     Unauthenticated,
     Unavailable,
 )
-from jobs.model.state import TERMINAL
-from shardyard.contract import stream_events
 from shardyard.contract.stream_events import EventName
 
 #: Streams of one process, and of one token.

@@ -18,11 +18,11 @@ from api.events.job_feed import TICK_SECONDS
 from api.schemas import views
 from api.schemas.views import Labels
 from jobs import store
-from jobs.model.errors import Unavailable
 from jobs.model.records import JobRecord
 from jobs.store import Fleet
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract import stream_events
+from shardyard.contract.errors import Unavailable
 from shardyard.contract.stream_events import EventName
 
 log = structlog.get_logger(__name__)

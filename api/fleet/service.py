@@ -6,9 +6,9 @@ from api.http.auth import Principal
 from api.schemas import views
 from api.schemas.requests import parse_drain, parse_quarantine
 from jobs import store
-from jobs.model.errors import Forbidden, NotFound
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store.client import AsyncRedisStore
+from shardyard.contract.errors import Forbidden, NotFound
 from shardyard.contract.responses import NodeList, NodeView, PoolList
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from api.http.middleware import is_loopback
-from jobs.model.errors import Forbidden, Unauthenticated
 from jobs.model.records import TokenRecord
 from jobs.model.settings import Settings
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store import sessions, tokens
 from jobs.store.client import AsyncRedisStore
 from jobs.store.tokens import Scope
+from shardyard.contract.errors import Forbidden, Unauthenticated
 
 #: Everything else needs a token. They say whether the service is up, and how it is talked to: the same for everybody.
 PUBLIC = frozenset(

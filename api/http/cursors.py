@@ -6,7 +6,7 @@ import uuid
 
 import msgspec
 
-from jobs.model.errors import MalformedCursor
+from shardyard.contract.errors import MalformedCursor
 
 MAX_CURSOR_LENGTH = 32_768
 

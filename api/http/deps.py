@@ -18,8 +18,8 @@ from api.http.auth import SAFE, Authenticator, Principal, is_public
 from api.jobs.service import Jobs
 from api.results.service import Results
 from api.system.service import System
-from jobs.model.errors import FieldError, Forbidden, InvalidRequest, NotFound
 from jobs.store.tokens import Scope
+from shardyard.contract.errors import FieldError, Forbidden, InvalidRequest, NotFound
 
 MAX_KEY_LENGTH = 255
 #: Holds the id of a browser's session.

@@ -16,8 +16,8 @@ from api.http import problems
 from api.http.problems import BadHost, BodyTimeout, HeadersTooLarge
 from api.http.prometheus import Monitoring
 from api.http.protocol import answer, has_come
-from jobs.model.errors import BodyTooLarge, ShardyardError
 from jobs.model.settings import Settings
+from shardyard.contract.errors import BodyTooLarge, ShardyardError
 
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 32 * 1024

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from jobs.model.errors import ShardyardError
+from shardyard.contract.errors import ShardyardError
 
 #: Media ranges that are read of one header.
 MAX_RANGES = 64

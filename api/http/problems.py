@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from jobs.model import validation
-from jobs.model.errors import FieldError, ShardyardError
+from shardyard.contract.errors import FieldError, ShardyardError
 
 log = structlog.get_logger(__name__)
 

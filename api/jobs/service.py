@@ -25,13 +25,13 @@ from api.jobs.status_cache import ShownStatuses, Tagged
 from api.schemas import views
 from api.schemas.requests import parse_cancel, parse_spec, refuse_body
 from jobs import store
-from jobs.model.errors import JobFinished, JobNotFinished, NotFound, Unavailable, UnreadableSpec
 from jobs.model.records import AttemptRecord, JobRecord, QueueView
 from jobs.model.spec import JobSpec
 from jobs.model.state import TERMINAL, State
 from jobs.store import JobFilter, JobPage
 from jobs.store.client import AsyncRedisStore
 from jobs.support import failpoints
+from shardyard.contract.errors import JobFinished, JobNotFinished, NotFound, Unavailable, UnreadableSpec
 from shardyard.contract.responses import AttemptList, CancelledJobs, JobList, JobStatus
 
 log = structlog.get_logger(__name__)

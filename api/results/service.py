@@ -15,7 +15,6 @@ from api.data.telemetry_reader import Telemetry
 from api.http import cursors
 from api.http.auth import Principal
 from api.http.cursors import LogCursor
-from jobs.model.errors import FieldError, InvalidRequest, NotFound, Unavailable, UnreadableSpec
 from jobs.model.records import AttemptRecord
 from jobs.model.spec import JobSpec, RecipeProgram
 from jobs.model.state import AttemptState
@@ -23,6 +22,7 @@ from jobs.render.svg.palette import By
 from jobs.splits import report
 from jobs.splits.diff import ReportDiff
 from jobs.splits.report import Report
+from shardyard.contract.errors import FieldError, InvalidRequest, NotFound, Unavailable, UnreadableSpec
 from shardyard.contract.responses import ArtifactList, LogPage, MetricList, SeriesView
 
 if TYPE_CHECKING:

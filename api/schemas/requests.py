@@ -6,11 +6,11 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jobs.model import spec, validation
-from jobs.model.errors import FieldError, InvalidRequest, InvalidSpec
 from jobs.model.spec import JobSpec
 from jobs.model.state import TERMINAL, State
 from jobs.store import JobFilter
 from jobs.store.tokens import MAX_TEXT_LENGTH, Scope
+from shardyard.contract.errors import FieldError, InvalidRequest, InvalidSpec
 
 MAX_TOKEN_SECONDS = 10 * 365 * 86_400
 MAX_DRAIN_SECONDS = 30 * 86_400

@@ -9,7 +9,7 @@ from importlib.resources.abc import Traversable
 
 from fastapi import APIRouter, Response
 
-from jobs.model.errors import NotFound
+from shardyard.contract.errors import NotFound
 
 router = APIRouter(include_in_schema=False)
 

@@ -10,8 +10,8 @@ from api.http.auth import Principal
 from api.http.prometheus import Counts
 from api.schemas import views
 from jobs import store
-from jobs.model.errors import Unavailable
 from jobs.store.client import AsyncRedisStore
+from shardyard.contract.errors import Unavailable
 from shardyard.contract.responses import Readiness
 
 #: `/readyz` needs no token, so it does not ask Redis each time it is asked itself.

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from jobs.bundles import strict_zip
 from jobs.bundles.names import MAX_NAMES, Names, shown
 from jobs.bundles.strict_zip import Entry
-from jobs.model.errors import BadBundle
+from shardyard.contract.errors import BadBundle
 
 MIB = 1024 * 1024
 

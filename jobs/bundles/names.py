@@ -3,7 +3,7 @@
 import re
 import unicodedata
 
-from jobs.model.errors import BadBundle
+from shardyard.contract.errors import BadBundle
 
 MAX_PATH_BYTES = 1000
 #: What common file systems take for one part of a path.

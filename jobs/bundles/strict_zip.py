@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 from jobs.bundles.names import shown
-from jobs.model.errors import BadBundle
+from shardyard.contract.errors import BadBundle
 
 STORED: Final = 0
 DEFLATED: Final = 8

@@ -11,8 +11,8 @@ import uuid
 from pathlib import Path
 
 from jobs import store
-from jobs.model.errors import ShardyardError
 from jobs.store.client import RedisStore
+from shardyard.contract.errors import ShardyardError
 
 NONCE_FILE = ".shardyard-storage"
 #: Of every process that keeps files: what the service has of its users is for the service alone.

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.model.errors import FieldError
 from jobs.model.spec import Component, JobSpec, RecipeProgram
+from shardyard.contract.errors import FieldError
 
 if TYPE_CHECKING:
     import jsonschema_rs

@@ -23,8 +23,8 @@ from pydantic import (
 from pydantic import WrapValidator as Wrap
 
 from jobs.model import validation
-from jobs.model.errors import FieldError, InvalidSpec, NotSupported
 from jobs.model.validation import MAX_REPORTED_ERRORS
+from shardyard.contract.errors import FieldError, InvalidSpec, NotSupported
 
 MAX_DEVICES = 1024
 #: Strategies with one process per device.

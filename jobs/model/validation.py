@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from jobs.model.errors import FieldError, MalformedJson
+from shardyard.contract.errors import FieldError, MalformedJson
 
 MAX_REPORTED_ERRORS = 20
 #: Longest part of a request that an error repeats.

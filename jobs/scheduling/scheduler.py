@@ -17,12 +17,12 @@ import structlog
 from redis.exceptions import RedisError
 
 from jobs import store
-from jobs.model.errors import Unavailable
 from jobs.model.settings import Settings
 from jobs.model.state import Reason
 from jobs.protocol.names import WAKE_CHANNEL
 from jobs.scheduling.hints import Courier
 from jobs.store.client import RedisStore
+from shardyard.contract.errors import Unavailable
 
 log = structlog.get_logger(__name__)
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs.model.errors import BundleQuota, FieldError, UnknownBundle
 from jobs.protocol.names import bundle_ref
 from jobs.store.script_call import Call, fields_of
+from shardyard.contract.errors import BundleQuota, FieldError, UnknownBundle
 
 
 @dataclass(frozen=True, slots=True)

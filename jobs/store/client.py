@@ -20,8 +20,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from jobs import store
-from jobs.model.errors import Unavailable
 from jobs.store.multiplexer import Exchange
+from shardyard.contract.errors import Unavailable
 
 T = TypeVar("T")
 

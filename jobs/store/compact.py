@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import msgspec
 import zstandard
 
-from jobs.model.errors import UnreadableSpec
 from jobs.model.records import Fields, JobRecord
 from jobs.protocol.names import job_ref
 from jobs.store.script_call import Call, fields_of
 from jobs.store.specs import MAX_SPEC_BYTES, unpacked
+from shardyard.contract.errors import UnreadableSpec
 
 #: Grows when packed jobs are laid out in another way. `_lib.lua` has the same order.
 LAYOUT = "1"

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from jobs.model.errors import IdempotencyConflict, JobFinished, JobNotFinished, NotFound, TooLargeForPool, UnknownPool
 from jobs.model.records import AttemptRecord, JobRecord, QueueView
 from jobs.model.spec import JobSpec
 from jobs.model.state import Reason, State
@@ -15,6 +14,14 @@ from jobs.store.bundles import unknown_bundle
 from jobs.store.compact import PackedJob, unpack
 from jobs.store.script_call import Call, fields_of
 from jobs.store.specs import pack_spec, read_spec, unpack_spec
+from shardyard.contract.errors import (
+    IdempotencyConflict,
+    JobFinished,
+    JobNotFinished,
+    NotFound,
+    TooLargeForPool,
+    UnknownPool,
+)
 
 MAX_CANCEL_SCANNED = 1_000
 #: Jobs that one call cancels, and looks at: Redis answers nobody else meanwhile.

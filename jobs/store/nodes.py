@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from jobs.model.errors import FormatMismatch, NodeInUse, NotFound
 from jobs.model.records import NodeInfo, NodeRecord
 from jobs.model.state import AttemptState
 from jobs.store.attempts import AttemptId
 from jobs.store.script_call import Call, fields_of, is_ok
+from shardyard.contract.errors import FormatMismatch, NodeInUse, NotFound
 
 #: Of the keys as a whole. It changes when a version of the service could not work beside the one before it; what is
 #: added, keys and fields of hashes, changes nothing here: whoever does not know it leaves it alone.

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jobs.model.errors import NotFound
 from jobs.model.records import Quarantine
 from jobs.store.script_call import Call, fields_of, is_ok
+from shardyard.contract.errors import NotFound
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One script call: `parse` turns the raw reply into `T`, or raises an error of `jobs.model.errors`."""
+    """One script call: `parse` turns the raw reply into `T`, or raises an error of `shardyard.contract.errors`."""
 
     script: str
     args: tuple[str | bytes | int, ...]

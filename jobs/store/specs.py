@@ -6,8 +6,8 @@ from functools import lru_cache
 import zstandard
 from pydantic import ValidationError
 
-from jobs.model.errors import UnreadableSpec
 from jobs.model.spec import JobSpec
+from shardyard.contract.errors import UnreadableSpec
 
 MAX_SPEC_BYTES = 16 * 1024 * 1024
 #: Specs that are kept as they were read, and how large they may be: who polls asks for the same few again and again.

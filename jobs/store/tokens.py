@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
-from jobs.model.errors import NotFound
 from jobs.model.records import TokenRecord
 from jobs.store import Call, fields_of
+from shardyard.contract.errors import NotFound
 
 PREFIX = "sy"
 #: The id of the token that the operator sets, which may have any form.

@@ -31,8 +31,8 @@ from pathspec import GitIgnoreSpec
 
 from jobs.bundles.bundle import LIMITS, Limits
 from jobs.bundles.names import MAX_PARTS, Names
-from jobs.model.errors import BadBundle, FieldError, InvalidRequest
 from shardyard import formatting
+from shardyard.contract.errors import BadBundle, FieldError, InvalidRequest
 
 #: Names that are never packed, wherever they are.
 NEVER = frozenset(

@@ -18,10 +18,10 @@ from typing import NoReturn
 
 import typer
 
-from jobs.model.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
 from shardyard import __version__
 from shardyard.cli import artifacts, attempts, backup, jobs, logs, pools, service, splits, submit, tokens, top
 from shardyard.cli.common import Commands
+from shardyard.contract.errors import BodyTooLarge, InvalidRequest, ShardyardError, Unavailable
 
 #: First match wins.
 EXIT_CODES: tuple[tuple[type[ShardyardError], int], ...] = (

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.model.errors import InvalidRequest
 from shardyard import formatting
 from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect, console, print_json, table
+from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from shardyard.client.models import ArtifactList

@@ -14,8 +14,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from jobs.model.errors import InvalidRequest
 from shardyard import formatting
+from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from shardyard.client import Client

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from jobs.model.errors import InvalidRequest
 from shardyard import formatting
 from shardyard.cli.common import (
     AsJson,
@@ -26,6 +25,7 @@ from shardyard.cli.common import (
 )
 from shardyard.cli.status import state_and_reason, status_lines
 from shardyard.cli.submit import submit
+from shardyard.contract.errors import InvalidRequest
 
 #: Columns of a terminal from which on a list of jobs shows everything.
 WIDE = 120

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from jobs.model.errors import Conflict, InvalidRequest, NotFound
 from shardyard import formatting
 from shardyard.cli.common import AsJson, Commands, Token, Url, connect, console, print_json, table
+from shardyard.contract.errors import Conflict, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from shardyard.client import Client

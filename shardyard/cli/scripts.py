@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from jobs.model.errors import BodyTooLarge, InvalidRequest
 from shardyard import formatting
 from shardyard.bundling import pack
 from shardyard.bundling.pack import Bundle, Selection, printable
@@ -22,6 +21,7 @@ from shardyard.cli.common import connect, console, followed, print_json, print_s
 from shardyard.client import Client, endpoints, operations
 from shardyard.client.models import JobStatus
 from shardyard.client.scripts import completed
+from shardyard.contract.errors import BodyTooLarge, InvalidRequest
 
 #: From this size on, what is large is named: most of it is often data that nobody meant to send.
 LARGE_BYTES = 20 * 1024 * 1024

@@ -8,8 +8,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from jobs.model.errors import FieldError, InvalidRequest
 from shardyard.cli.common import AsJson, Commands, console, print_json, table
+from shardyard.contract.errors import FieldError, InvalidRequest
 
 Devices = Annotated[
     str,

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from jobs.model.errors import InvalidRequest
 from shardyard.cli.common import AsJson, NoColor, Token, Url, connect, followed, print_json, print_submitted, read_spec
+from shardyard.contract.errors import InvalidRequest
 
 
 class Strategy(StrEnum):

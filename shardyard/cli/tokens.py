@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from jobs.model.errors import Unavailable
 from shardyard import formatting
 from shardyard.cli.common import AsJson, Token, Url, connect, console, print_json, table
+from shardyard.contract.errors import Unavailable
 
 app = typer.Typer(help="Tokens that let people and programs in.", no_args_is_help=True)
 

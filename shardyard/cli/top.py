@@ -25,9 +25,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from jobs.model.errors import NotFound, ShardyardError, Unavailable
 from shardyard import formatting
 from shardyard.cli.common import STATE_STYLES, Commands, NoColor, Token, Url, connect, console
+from shardyard.contract.errors import NotFound, ShardyardError, Unavailable
 
 if TYPE_CHECKING:
     from shardyard.client import Client

@@ -12,7 +12,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from jobs.model.errors import NotFound, ShardyardError, Unavailable
 from jobs.splits.lint import Finding
 from shardyard import formatting
 from shardyard.cli.common import STATE_STYLES, state_text
@@ -21,6 +20,7 @@ from shardyard.cli.status import error_text, progress_text, result_text, state_a
 from shardyard.client import Client, endpoints, events, operations
 from shardyard.client.models import JobStatus, Progress
 from shardyard.client.report import SplitReport
+from shardyard.contract.errors import NotFound, ShardyardError, Unavailable
 
 PLAIN_SECONDS = 2.0
 REFRESHES_PER_SECOND = 4

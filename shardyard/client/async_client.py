@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar, Unpack
 import anyio.to_thread
 import httpx
 
-from jobs.model.errors import NotFound
 from shardyard.client import downloads, endpoints, models, operations
 from shardyard.client.connection import find
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import JobHandle, card
 from shardyard.client.models import JobStatus, JobSummary
 from shardyard.client.transport import AsyncWire, Call, Flow, Items
+from shardyard.contract.errors import NotFound
 
 if TYPE_CHECKING:
     from shardyard.client.events import Event

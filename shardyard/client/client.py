@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar, Unpack
 
 import httpx
 
-from jobs.model.errors import NotFound, ShardyardError
 from shardyard.client import downloads, endpoints, models, operations
 from shardyard.client.connection import find
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import JobHandle, card
 from shardyard.client.models import JobStatus, JobSummary
 from shardyard.client.transport import Call, Flow, Items, Wire
+from shardyard.contract.errors import NotFound, ShardyardError
 
 if TYPE_CHECKING:
     from shardyard.client.events import Event

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs.model.errors import Unauthenticated, Unavailable
+from shardyard.contract.errors import Unauthenticated, Unavailable
 
 SERVICE_FILE = "service.json"
 

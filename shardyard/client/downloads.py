@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from jobs.model.errors import InvalidRequest
+from shardyard.contract.errors import InvalidRequest
 
 
 def place(path: str, to: str | os.PathLike[str] | None) -> Path:

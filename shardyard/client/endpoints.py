@@ -10,9 +10,9 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
 
-from jobs.model.errors import InvalidRequest
 from shardyard.client import models
 from shardyard.client.transport import READ_SECONDS, Call
+from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from jobs.splits.diff import ReportDiff

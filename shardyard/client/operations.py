@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import msgspec
 
-from jobs.model.errors import BodyTooLarge, JobNotFinished, ShardyardError, Unavailable, UnknownBundle
 from shardyard.client import endpoints
 from shardyard.client.models import JobStatus, JobSummary, LogPage, Series
 from shardyard.client.problems import error_of, retry_after
 from shardyard.client.transport import Answer, Call, Flow, Item, Items, NotSent, Open, Pause, Read, Send
+from shardyard.contract.errors import BodyTooLarge, JobNotFinished, ShardyardError, Unavailable, UnknownBundle
 from shardyard.formatting import byte_count
 
 if TYPE_CHECKING:

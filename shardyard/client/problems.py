@@ -1,10 +1,11 @@
-"""From an answer that says no to an exception: the classes of `jobs.model.errors`, chosen by the answer's `code`."""
+"""Reads exceptions from error answers: the classes of `shardyard.contract.errors`, chosen by the `code`."""
 
 from collections.abc import Iterator
 
 import msgspec
 
-from jobs.model.errors import (
+from shardyard.client.transport import Answer
+from shardyard.contract.errors import (
     BodyTooLarge,
     Conflict,
     FieldError,
@@ -15,7 +16,6 @@ from jobs.model.errors import (
     Unauthenticated,
     Unavailable,
 )
-from shardyard.client.transport import Answer
 
 #: For answers that carry no code of ours, for example a proxy's. 429, 502, 503, 504: another time.
 _BY_STATUS: dict[int, type[ShardyardError]] = {

@@ -9,9 +9,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from jobs.model.errors import InvalidRequest
 from shardyard.bundling import pack
 from shardyard.bundling.pack import Bundle
+from shardyard.contract.errors import InvalidRequest
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 

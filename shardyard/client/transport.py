@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import anyio
 import httpx
 
-from jobs.model.errors import InvalidRequest, ShardyardError, Unavailable
+from shardyard.contract.errors import InvalidRequest, ShardyardError, Unavailable
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -1,13 +1,6 @@
-"""What a training script may tell its job, and ask of it. Everything here is optional.
+"""What a training script reports to its job and asks of it; users import it as `shardyard.job`.
 
-    from shardyard import job
-
-    job.log("loss", loss, step)             # a number of a series: a float, or a tensor of one element
-    job.progress(step, steps)               # how far the script is
-    path = job.output_dir() / "model.pt"    # files here are kept: `shardyard artifacts JOB`
-    job.checkpoint(path)                    # keeps a copy of a file or directory under checkpoints/
-    job.resume_dir()                        # where the last of them is, when the job was started again; else None
-    if job.should_stop(): ...               # the job was told to end; save, and leave
+Everything here is optional.
 
 Outside a job the same script runs unchanged: `log` and `progress` do nothing, `checkpoint` returns
 its path as it is, `resume_dir` is None, `should_stop` is False, `output_dir` is `./output`, and one line on standard

@@ -30,12 +30,12 @@ import shardyard
 from jobs import store
 from jobs.files import checkpoints, paths
 from jobs.files.identity import NONCE_FILE
-from jobs.model.errors import InvalidRequest, ShardyardError
 from jobs.model.records import Fields
 from jobs.model.state import TERMINAL
 from jobs.store import Entry
 from jobs.store.client import CONNECT_SECONDS, RedisStore
 from jobs.support.fs import sync_directory
+from shardyard.contract.errors import InvalidRequest, ShardyardError
 from shardyard.service import embedded_redis
 from shardyard.service.processes import Processes, sole_owner
 

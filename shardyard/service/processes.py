@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar, Literal
 
 import shardyard
-from jobs.model.errors import Unavailable
+from shardyard.contract.errors import Unavailable
 
 #: More deaths than this within the window end the service: a restart does not help any more. A process that was
 #: killed by SIGKILL has nothing wrong with itself, so it is started again however often that happens.

@@ -23,12 +23,12 @@ from typing import Any, Self
 from rich.console import Console
 from rich.markup import escape
 
-from jobs.model.errors import ShardyardError
 from jobs.model.settings import Settings
 from shardyard import formatting
 from shardyard.client import Client
 from shardyard.client.connection import SERVICE_FILE, default_data_dir, url_host
 from shardyard.client.models import Node
+from shardyard.contract.errors import ShardyardError
 from shardyard.service import embedded_redis
 from shardyard.service.processes import Processes, Service, ServiceError, is_alive, sole_owner
 

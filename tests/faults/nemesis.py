@@ -27,8 +27,8 @@ import psutil
 from redis.exceptions import RedisError
 
 from jobs import store
-from jobs.model.errors import Unavailable
 from jobs.model.state import TERMINAL, Reason, State
+from shardyard.contract.errors import Unavailable
 from tests.faults.checker import violations
 from tests.faults.inject import processes
 from tests.faults.inject.proxy import Act, Rule

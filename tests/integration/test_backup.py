@@ -13,10 +13,10 @@ from api.background import retention
 from api.data import archive
 from jobs import store
 from jobs.files import identity as storage_proof
-from jobs.model.errors import InvalidRequest
 from jobs.model.state import Order, Reason, State
 from jobs.store import JobFilter, tokens
 from jobs.store.client import RedisStore
+from shardyard.contract.errors import InvalidRequest
 from shardyard.service import backup
 from shardyard.service.backup import BackupError, Service
 from tests.integration.redis_server import running_redis

@@ -18,12 +18,12 @@ from api.http import problems
 from api.system import dashboard_routes
 from benchmarks import results
 from jobs.model import catalogue, spec, state
-from jobs.model.errors import InvalidSpec
 from jobs.model.settings import Settings
 from jobs.model.spec import JobSpec, Parallelism
 from jobs.render import diff_text, report_text
 from jobs.splits import diff, report
 from jobs.splits.plan import predict
+from shardyard.contract.errors import InvalidSpec
 from tools import spec_reference
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,6 @@ import structlog
 
 from jobs import store
 from jobs.files import identity
-from jobs.model.errors import FormatMismatch, NotFound, Unavailable, UnreadableSpec
 from jobs.model.records import DeviceRecord, NodeInfo
 from jobs.model.settings import Settings
 from jobs.model.spec import DISTRIBUTED, JobSpec, ScriptProgram
@@ -30,6 +29,7 @@ from jobs.scheduling.hints import Courier
 from jobs.scheduling.scheduler import RESEND_SECONDS, Scheduler, backoff_seconds
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
+from shardyard.contract.errors import FormatMismatch, NotFound, Unavailable, UnreadableSpec
 from workers.node import environments
 from workers.node.forkserver import ForkFailed, ForkServer
 from workers.node.janitor import Rounds, clear, culprits, left_behind

@@ -4,9 +4,9 @@ check."""
 import sys
 
 from jobs import store
-from jobs.model.errors import Unavailable
 from jobs.model.settings import Settings
 from jobs.store.client import RedisStore
+from shardyard.contract.errors import Unavailable
 
 
 def main() -> int:

@@ -10,10 +10,10 @@ from pathlib import Path
 import structlog
 
 from jobs import store
-from jobs.model.errors import Unavailable
 from jobs.model.records import DeviceRecord
 from jobs.store import AttemptId, Quarantined
 from jobs.store.client import RedisStore
+from shardyard.contract.errors import Unavailable
 from workers.node.device_check import Fitness
 from workers.runtime.launch import Marks
 from workers.supervisor import pending_end, working_dir

@@ -336,5 +336,5 @@ def _install(sink: FamilySink, family: Family) -> None:
 
 
 def _job() -> Any:
-    """`shardyard.job`, where the program has imported it."""
-    return sys.modules.get("shardyard.job")
+    """What `shardyard.job` offers, where the program has imported it."""
+    return sys.modules.get("shardyard.script.job")

@@ -21,10 +21,10 @@ from typing import Any, Literal, TypeVar
 import structlog
 
 from jobs import store
-from jobs.model.errors import Unavailable
 from jobs.model.state import Order, Reason
 from jobs.protocol.names import orders_channel
 from jobs.store.client import RedisStore
+from shardyard.contract.errors import Unavailable
 from workers.supervisor import pending_end
 from workers.supervisor.pending_end import Untold
 

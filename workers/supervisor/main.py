@@ -35,7 +35,6 @@ import structlog
 from jobs import store
 from jobs.files import paths
 from jobs.model.catalogue import rows_of
-from jobs.model.errors import Unavailable
 from jobs.model.spec import JobSpec
 from jobs.model.state import Order, Reason
 from jobs.protocol.records import Note
@@ -43,6 +42,7 @@ from jobs.scheduling.scheduler import backoff_seconds
 from jobs.splits.plan import predict
 from jobs.store.client import RedisStore
 from jobs.support.logging_config import configure
+from shardyard.contract.errors import Unavailable
 from workers.rank import process as rank_processes
 from workers.rank.process import Orders, Rank, await_death
 from workers.runtime.launch import Launch, Marks

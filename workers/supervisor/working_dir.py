@@ -15,9 +15,9 @@ from typing import Any
 
 from jobs.bundles import bundle as bundles
 from jobs.files import paths as layout
-from jobs.model.errors import BadBundle
 from jobs.model.spec import JobSpec
 from jobs.store import AttemptId
+from shardyard.contract.errors import BadBundle
 from workers.runtime.launch import Launch, Marks
 from workers.sandbox import run_as
 from workers.supervisor.checkpoints import directories

@@ -10,12 +10,12 @@ import pytest
 
 from jobs import store
 from jobs.files import paths
-from jobs.model.errors import BadBundle
 from jobs.protocol import names
 from jobs.splits import report
 from jobs.store.client import RedisStore
 from shardyard import cli
 from shardyard.client import Client, endpoints
+from shardyard.contract.errors import BadBundle
 from tests.integration.api.conftest import ADMIN
 from tests.integration.api.test_process import Process, add_node, api_process, until
 from tests.integration.api.test_splits import a_report

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from api.data.change_notifier import Changes
-from jobs.model.errors import Unavailable
 from jobs.store.client import AsyncRedisStore
+from shardyard.contract.errors import Unavailable
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_jobs import until_state
 from tests.unit.api.records import JOB

@@ -3,8 +3,8 @@
 import pytest
 
 from jobs import store
-from jobs.model.errors import BundleQuota, UnknownBundle
 from jobs.store import BundlePut, StoredBundle
+from shardyard.contract.errors import BundleQuota, UnknownBundle
 from tests.integration.store.world import NEVER, TENANT, World, a_spec, bundle_id, script
 
 pytestmark = pytest.mark.integration

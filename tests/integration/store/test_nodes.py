@@ -3,10 +3,10 @@
 import pytest
 
 from jobs import store
-from jobs.model.errors import NotFound
 from jobs.model.records import NodeRecord
 from jobs.model.state import AttemptState, Order, Reason, State
 from jobs.store import AttemptId, NodeStanding
+from shardyard.contract.errors import NotFound
 from tests.integration.store.world import TENANT, World, node_info
 
 pytestmark = pytest.mark.integration

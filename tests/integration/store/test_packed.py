@@ -8,9 +8,9 @@ import pytest
 
 from api.background.compaction import Packing
 from jobs import store
-from jobs.model.errors import JobFinished, NotFound, UnreadableSpec
 from jobs.model.state import Reason, State
 from jobs.store import Archived, JobFilter, JobPage
+from shardyard.contract.errors import JobFinished, NotFound, UnreadableSpec
 from tests.integration.store.world import TENANT, World, a_spec, script
 
 DAY = 86_400.0

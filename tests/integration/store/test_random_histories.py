@@ -17,10 +17,10 @@ from hypothesis.stateful import (
 
 from api.background.compaction import Packing
 from jobs import store
-from jobs.model.errors import JobFinished, JobNotFinished, NotFound, TooLargeForPool, UnknownBundle
 from jobs.model.records import AttemptRecord, JobRecord
 from jobs.model.state import CAUSE_OF, STATE_OF, TERMINAL, TRANSITIONS, AttemptState, Order, Reason, State
 from jobs.store import Archived, AttemptId, NodeStanding
+from shardyard.contract.errors import JobFinished, JobNotFinished, NotFound, TooLargeForPool, UnknownBundle
 from tests.integration.store.invariants import violations
 from tests.integration.store.world import NEVER, TENANT, World, script
 

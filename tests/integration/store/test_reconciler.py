@@ -7,13 +7,13 @@ from time import monotonic
 import pytest
 
 from jobs import store
-from jobs.model.errors import Unavailable
 from jobs.model.settings import Settings
 from jobs.model.state import Order, State
 from jobs.scheduling.hints import Courier, MemoryCourier
 from jobs.scheduling.scheduler import Scheduler
 from jobs.store import Hint
 from jobs.store.client import RedisStore
+from shardyard.contract.errors import Unavailable
 from tests.integration.redis_server import redis_server
 from tests.integration.store.world import World
 

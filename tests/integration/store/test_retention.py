@@ -15,12 +15,12 @@ from api.background import retention
 from api.data import archive
 from jobs import store
 from jobs.files import paths
-from jobs.model.errors import IdempotencyConflict, NotFound
 from jobs.model.state import Reason, State
 from jobs.store import Archived, JobFilter
 from jobs.store.client import RedisStore
 from jobs.store.script_call import Call, T
 from jobs.support import failpoints
+from shardyard.contract.errors import IdempotencyConflict, NotFound
 from tests.integration.store.world import NEVER, TENANT, World, a_spec, bundle_id, script
 
 pytestmark = pytest.mark.integration

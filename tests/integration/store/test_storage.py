@@ -8,8 +8,8 @@ import pytest
 
 from jobs import store
 from jobs.files.identity import NONCE_FILE, StorageMismatch, prove
-from jobs.model.errors import FormatMismatch
 from jobs.store.client import RedisStore
+from shardyard.contract.errors import FormatMismatch
 from tests.integration.redis_server import running_redis
 
 

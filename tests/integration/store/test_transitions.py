@@ -7,7 +7,9 @@ import pytest
 import zstandard
 
 from jobs import store
-from jobs.model.errors import (
+from jobs.model.state import AttemptState, Order, Reason, State
+from jobs.store import MAX_LOSSES, AttemptId, NodeStanding
+from shardyard.contract.errors import (
     IdempotencyConflict,
     JobFinished,
     JobNotFinished,
@@ -18,8 +20,6 @@ from jobs.model.errors import (
     UnknownPool,
     UnreadableSpec,
 )
-from jobs.model.state import AttemptState, Order, Reason, State
-from jobs.store import MAX_LOSSES, AttemptId, NodeStanding
 from tests.integration.store.world import TENANT, World, a_spec, node_info
 
 pytestmark = pytest.mark.integration

@@ -23,7 +23,6 @@ from jobs import store
 from jobs.files import paths
 from jobs.files.log_file import Line, read_page
 from jobs.model import spec
-from jobs.model.errors import JobFinished
 from jobs.model.records import AttemptRecord, JobRecord, NodeRecord
 from jobs.model.settings import Settings
 from jobs.model.state import TERMINAL, State
@@ -32,6 +31,7 @@ from jobs.scheduling.hints import message
 from jobs.scheduling.scheduler import Scheduler
 from jobs.store import AttemptId, Hint
 from jobs.store.client import RedisStore
+from shardyard.contract.errors import JobFinished
 from tests.integration.redis_server import RedisServer, redis_server
 from tests.integration.store.invariants import violations
 from workers.runtime.launch import Marks

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from jobs import store
-from jobs.model.errors import Unavailable
 from jobs.model.state import Order, Reason, State
 from jobs.protocol.names import orders_channel
 from jobs.store.client import RedisStore
+from shardyard.contract.errors import Unavailable
 from tests.integration.redis_server import RedisServer, redis_server
 from tests.integration.store.world import World
 from workers.node.janitor import Rounds, clear

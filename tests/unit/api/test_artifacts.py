@@ -7,7 +7,7 @@ import pytest
 from api.data import artifacts
 from api.data.artifacts import RangeNotSatisfiable, parse_range
 from jobs.files import paths as layout
-from jobs.model.errors import NotFound
+from shardyard.contract.errors import NotFound
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from api.http.auth import PUBLIC, Principal, UnsafeToStart, is_public, load_operator_token
-from jobs.model.errors import Forbidden
 from jobs.model.settings import Settings
 from jobs.store import tokens
 from jobs.store.tokens import Scope
+from shardyard.contract.errors import Forbidden
 
 TEXT = "an-operators-own-long-token"
 

@@ -3,9 +3,9 @@ import json
 import pytest
 
 from api.schemas.requests import MAX_KEPT_BYTES, parse_cancel, parse_spec, refuse_body
-from jobs.model.errors import InvalidRequest, MalformedJson
 from jobs.model.state import State
 from jobs.store import JobFilter
+from shardyard.contract.errors import InvalidRequest, MalformedJson
 from tests.unit.api.records import a_spec_body
 
 

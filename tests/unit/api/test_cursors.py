@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from api.http import cursors
 from api.http.cursors import LogCursor
-from jobs.model.errors import MalformedCursor
+from shardyard.contract.errors import MalformedCursor
 from tests.unit.api.records import JOB
 
 

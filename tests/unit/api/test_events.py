@@ -13,7 +13,7 @@ from api.events.service import Reader, Slots, TooManyStreams
 from api.events.windows import BATCH_LINES, Batch, Window, of_page
 from api.http import cursors
 from jobs.files.log_file import Dropped, Line, Page
-from jobs.model.errors import Unauthenticated, Unavailable
+from shardyard.contract.errors import Unauthenticated, Unavailable
 from shardyard.contract.stream_events import data
 
 COUNTS = st.integers(0, 2**40)

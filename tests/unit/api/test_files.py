@@ -8,8 +8,8 @@ from api.data.attempt_files import LogQuery
 from jobs.files import paths
 from jobs.files.log_file import CONTINUED, LogWriter, Run
 from jobs.files.metric_file import MetricWriter
-from jobs.model.errors import NotFound
 from jobs.protocol.records import Metric
+from shardyard.contract.errors import NotFound
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from api.http.middleware import Bodies, BodyLimits, Door, allowed_hosts, host_name, is_loopback
 from api.http.prometheus import Monitoring
-from jobs.model.errors import ShardyardError
 from jobs.model.settings import Settings
+from shardyard.contract.errors import ShardyardError
 
 HOST = (b"host", b"localhost:8000")
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from api.http import problems
-from jobs.model.errors import FieldError, ShardyardError
+from shardyard.contract.errors import FieldError, ShardyardError
 
 
 def tree(root: type[ShardyardError]) -> Iterator[type[ShardyardError]]:

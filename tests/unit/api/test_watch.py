@@ -5,7 +5,7 @@ import pytest
 from api.app import Sweep, keep_sweeping, look_after_storage, prove_storage, watch_scheduler
 from api.http.prometheus import Counts, Monitoring
 from jobs.files.identity import StorageMismatch
-from jobs.model.errors import Unavailable
+from shardyard.contract.errors import Unavailable
 from shardyard.contract.responses import PoolView
 
 

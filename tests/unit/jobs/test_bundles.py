@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from jobs.bundles import bundle, strict_zip
 from jobs.bundles.bundle import BundleFile, Contents, Limits
-from jobs.model.errors import BadBundle
+from shardyard.contract.errors import BadBundle
 from tests.unit.jobs import made_zips
 from tests.unit.jobs.made_zips import DESCRIBED, DEVICE, DIRECTORY, ENCRYPTED, LINK, PIPE, UTF8, Part, names, zipped
 

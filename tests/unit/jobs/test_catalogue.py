@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jobs.model import catalogue
-from jobs.model.errors import FieldError
 from jobs.model.spec import Component, JobSpec, parse
+from shardyard.contract.errors import FieldError
 
 PROGRAM: dict[str, Any] = {
     "model": {"ref": "linear", "args": {"in_features": 5, "out_features": 2}},

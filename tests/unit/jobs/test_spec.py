@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from jobs import store
 from jobs.model import spec
-from jobs.model.errors import InvalidSpec, MalformedJson, NotSupported
 from jobs.model.validation import MAX_REPORTED_ERRORS
+from shardyard.contract.errors import InvalidSpec, MalformedJson, NotSupported
 
 MODEL = {"ref": "linear", "args": {"in_features": 5, "out_features": 2}}
 DATA = {"ref": "random_vectors", "args": {"rows": 100, "features": 5}, "batch_size": 30}

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from jobs import store
 from jobs.model import spec
-from jobs.model.errors import UnreadableSpec
+from shardyard.contract.errors import UnreadableSpec
 
 JOB = b"""{"program": {"model": {"ref": "linear", "args": {"bias": null}}, "data": {"ref": "random_vectors"},
  "loss": {"ref": "cross_entropy"}, "optimizer": {"ref": "sgd"}, "epochs": 2}}"""

@@ -17,11 +17,11 @@ import httpx
 import msgspec
 import pytest
 
-from jobs.model import errors as tree
 from shardyard import AsyncClient, AsyncJob, Client, Job, errors
 from shardyard.client import endpoints, events, models, operations
 from shardyard.client.events import Parser
 from shardyard.client.transport import Pause, Wire
+from shardyard.contract import errors as tree
 from shardyard.contract import responses
 from shardyard.contract import stream_events as told
 

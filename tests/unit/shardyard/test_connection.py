@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.model.errors import Unauthenticated, Unavailable
 from shardyard.client import Client, connection
+from shardyard.contract.errors import Unauthenticated, Unavailable
 
 
 @pytest.fixture(autouse=True)

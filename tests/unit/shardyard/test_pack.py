@@ -12,9 +12,9 @@ import pytest
 
 from jobs.bundles import bundle as bundles
 from jobs.bundles.bundle import LIMITS
-from jobs.model.errors import InvalidRequest
 from shardyard.bundling import pack
 from shardyard.bundling.pack import Bundle, Selection
+from shardyard.contract.errors import InvalidRequest
 
 
 def made(root: Path, *files: str, **texts: str) -> Path:

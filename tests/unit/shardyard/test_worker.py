@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from jobs.model.errors import InvalidRequest
 from shardyard.cli.service import worker
+from shardyard.contract.errors import InvalidRequest
 
 
 @pytest.mark.parametrize("url", [None, "", "unix://:secret@/data/control/r.sock?db=0"])

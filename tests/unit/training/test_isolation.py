@@ -44,7 +44,7 @@ for name in ("api", "jobs", "workers"):
 from shardyard import job
 print(job.__name__)
 """
-    assert run(tmp_path, program).split() == ["api", "jobs", "workers", "shardyard.script.job"]
+    assert run(tmp_path, program).split() == ["api", "jobs", "workers", "shardyard.job"]
 
 
 def test_none_of_our_modules_is_left_whenever_it_was_imported(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class Trigger:
             return self._find_anew(name)
         if name == "shardyard":
             return PathFinder.find_spec(name) or PathFinder.find_spec(name, [ROOT])
-        if name == "shardyard.job":
+        if name == "shardyard.script.job":  # what `shardyard.job` offers
             spec = PathFinder.find_spec(name, path)
             if spec is not None:
                 spec.loader = Then(spec.loader, self._try_to_join)  # type: ignore[assignment]

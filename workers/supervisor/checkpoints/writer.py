@@ -26,10 +26,10 @@ import structlog
 from jobs import store
 from jobs.files import checkpoints
 from jobs.files.checkpoints import FORMAT, MANIFEST, METRICS, REPORT, Manifest, Verified
-from jobs.model.errors import Unavailable
 from jobs.model.spec import Checkpoint, JobSpec, RecipeProgram
 from jobs.protocol.records import AnyRecord, Note, Saved
 from jobs.support import failpoints, fs
+from shardyard.contract.errors import Unavailable
 from workers.runtime.launch import Launch
 from workers.supervisor.checkpoints.directories import Place
 from workers.supervisor.checkpoints.takeover import Refused, copy_start, remove, sync, take_over, write
