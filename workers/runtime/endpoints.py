@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.runtime import commands, watchdog
+from workers.runtime import commands, stacks
 from workers.runtime.context import ChannelSink, Checkpoints, Device, DeviceStreams, RankContext
 
 
@@ -39,7 +39,7 @@ class Seat:
         sink = ChannelSink(self.channel)
         routed = DeviceStreams(self.streams)
         routed.install()
-        watchdog.show_stacks_on_signal()
+        stacks.show_stacks_on_signal()
         context = RankContext(
             rank=self.rank,
             world_size=self.world_size,

@@ -1,15 +1,26 @@
 """What a supervisor is told when it is started: everything but the credentials, which come by a pipe."""
 
 import contextlib
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from jobs.model.records import DeviceRecord
 from jobs.model.spec import DISTRIBUTED, JobSpec
 from jobs.protocol import names
 from jobs.store import AttemptId
 from jobs.support import fs
-from workers.sandbox.run_as import Account
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Whom the ranks of an attempt run as. `groups` are those without which devices cannot be opened."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +128,50 @@ class Marks:
                 fs.remove(Path(temporary))
         with contextlib.suppress(OSError):
             fs.remove(self.directory)
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    root: Path  # of the bundle's working copy
+    temporary: Path
+    output: Path  # kept as the attempt's artifacts
+    requirements: bool  # whether the bundle names packages that it needs
+    resume: Path | None = None  # a checkpoint that a script goes on from
+
+    def encode(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+
+    @property
+    def socket(self) -> Path:
+        """Where processes that the program starts report to the supervisor."""
+        return self.temporary / ".shardyard"
+
+    @classmethod
+    def decode(cls, found: dict[str, Any]) -> "Workplace":
+        paths = {name: Path(found[name]) for name in ("root", "temporary", "output", "resume") if found[name]}
+        return cls(**found | paths)
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a rank is told when it may go."""
+
+    place: Workplace | None  # where the job brings code of its own
+    drafts: Path | None = None  # where it saves its part of checkpoints, if the job asks for them
+    resume: Path | None = None  # a checkpoint to begin with
+
+    def encode(self) -> bytes:
+        place = self.place.encode() if self.place is not None else None
+        paths = {name: str(path) for name, path in (("drafts", self.drafts), ("resume", self.resume)) if path}
+        return json.dumps({"place": place, "paths": paths}).encode()
+
+    @classmethod
+    def decode(cls, body: bytes) -> "Orders":
+        found = json.loads(body)
+        place = Workplace.decode(found["place"]) if found["place"] is not None else None
+        paths = {name: Path(path) for name, path in found["paths"].items()}
+        return cls(place, **paths)
 
 
 def environment_mark(attempt: AttemptId) -> tuple[str, str]:

@@ -22,8 +22,9 @@ from jobs.files import paths as layout
 from jobs.model.records import DeviceRecord
 from jobs.model.settings import Settings
 from workers.runtime import import_hook
+from workers.runtime.launch import Account
 from workers.sandbox import run_as
-from workers.sandbox.run_as import Account, Accounts
+from workers.sandbox.run_as import Accounts
 
 SECONDS = 120.0  # Python environments are started one by one, at worst each from a cold disk
 TRIAL = Path(__file__).with_name("check_child.py")

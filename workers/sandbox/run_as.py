@@ -22,6 +22,7 @@ from pathlib import Path
 import structlog
 
 from jobs.model.records import DeviceRecord
+from workers.runtime.launch import Account
 
 log = structlog.get_logger(__name__)
 
@@ -32,16 +33,6 @@ PASSABLE = 0o011
 MAX_ID = 2**32 - 2
 
 _NUMBERS = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?:(\d{1,10})")
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """Whom the ranks of an attempt run as. `groups` are those without which devices cannot be opened."""
-
-    uid: int
-    gid: int
-    groups: tuple[int, ...]
-    name: str
 
 
 @dataclass(frozen=True, slots=True)

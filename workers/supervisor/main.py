@@ -43,9 +43,10 @@ from jobs.splits.plan import predict
 from jobs.store.client import RedisStore
 from jobs.support.logging_config import configure
 from shardyard.contract.errors import Unavailable
-from workers.rank import process as rank_processes
-from workers.rank.process import Orders, Rank, await_death
-from workers.runtime.launch import Launch, Marks
+from workers.rank import handle
+from workers.rank.handle import Rank, await_death
+from workers.rank.process import name_process
+from workers.runtime.launch import Launch, Marks, Orders, Workplace
 from workers.supervisor import descendants, working_dir
 from workers.supervisor.checkpoints import directories, resume, writer
 from workers.supervisor.checkpoints.resume import Interrupted
@@ -58,7 +59,7 @@ from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
 from workers.supervisor.telemetry.log_relay import Relay
 from workers.supervisor.telemetry.publisher import Publisher
 from workers.supervisor.telemetry.shipper import Shipper
-from workers.supervisor.working_dir import Unusable, Workplace
+from workers.supervisor.working_dir import Unusable
 
 log = structlog.get_logger(__name__)
 
@@ -92,7 +93,7 @@ def supervise(launch: Launch, credentials: Connection) -> None:
     _take(marks, launch)
     rendezvous = _listen(launch.address) if launch.distributed else None
     port = rendezvous.getsockname()[1] if rendezvous is not None else None
-    ranks = rank_processes.start(launch, port)
+    ranks = handle.start(launch, port)
 
     spec = launch.spec
     secrets = _read(credentials)
@@ -176,7 +177,7 @@ def become_leader(keep: int) -> None:
 
 def _take(marks: Marks, launch: Launch) -> None:
     """Open the attempt's log and lock."""
-    rank_processes.name_process("sy-supervisor")
+    name_process("sy-supervisor")
     marks.create()
     null, output = os.open(os.devnull, os.O_RDONLY), os.open(marks.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for source, target in ((null, 0), (output, 1), (output, 2)):

@@ -7,7 +7,7 @@ from typing import Any
 from jobs.files.log_file import clean_for_display
 from jobs.model.state import Reason
 from jobs.protocol.records import Outcome
-from workers.rank.process import Rank
+from workers.rank.handle import Rank
 from workers.supervisor import error_hints
 
 

@@ -37,9 +37,9 @@ from jobs.protocol.records import (
     Saved,
     Step,
 )
-from workers.rank.process import Output, Rank, await_death, has_children
+from workers.rank.handle import Output, Rank, await_death, has_children
 from workers.runtime.launch import Launch
-from workers.runtime.watchdog import STACKS_SIGNAL, Watchdog, is_dying, is_stopped
+from workers.runtime.stacks import STACKS_SIGNAL
 from workers.supervisor import error_hints
 from workers.supervisor import outcome as verdict
 from workers.supervisor.checkpoints.coordinator import Cuts
@@ -48,6 +48,7 @@ from workers.supervisor.descendants import FIELD, Children, seconds_of_descendan
 from workers.supervisor.lease import Lifeline
 from workers.supervisor.oom import kernel_kills
 from workers.supervisor.outcome import LOST, Ending
+from workers.supervisor.stall_detector import Watchdog, is_dying, is_stopped
 from workers.supervisor.telemetry.publisher import Publisher
 
 log = structlog.get_logger(__name__)

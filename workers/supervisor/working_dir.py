@@ -9,16 +9,14 @@ whoever sweeps the attempt removes it too.
 
 import os
 import tempfile
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from jobs.bundles import bundle as bundles
 from jobs.files import paths as layout
 from jobs.model.spec import JobSpec
 from jobs.store import AttemptId
 from shardyard.contract.errors import BadBundle
-from workers.runtime.launch import Launch, Marks
+from workers.runtime.launch import Launch, Marks, Workplace
 from workers.sandbox import run_as
 from workers.supervisor.checkpoints import directories
 
@@ -30,29 +28,6 @@ MAX_TEMPORARY = 40
 
 class Unusable(Exception):
     """The bundle is gone, or is not what it should be; the message says so."""
-
-
-@dataclass(frozen=True, slots=True)
-class Workplace:
-    root: Path  # of the bundle's working copy
-    temporary: Path
-    output: Path  # kept as the attempt's artifacts
-    requirements: bool  # whether the bundle names packages that it needs
-    resume: Path | None = None  # a checkpoint that a script goes on from
-
-    def encode(self) -> dict[str, Any]:
-        """As JSON takes it."""
-        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
-
-    @property
-    def socket(self) -> Path:
-        """Where processes that the program starts report to the supervisor."""
-        return self.temporary / ".shardyard"
-
-    @classmethod
-    def decode(cls, found: dict[str, Any]) -> "Workplace":
-        paths = {name: Path(found[name]) for name in ("root", "temporary", "output", "resume") if found[name]}
-        return cls(**found | paths)
 
 
 def prepare(launch: Launch, spec: JobSpec) -> Workplace | None:

@@ -20,8 +20,7 @@ from tests.integration.redis_server import RedisServer, redis_server
 from tests.integration.store.world import TENANT, World
 from tests.integration.workers.service import eventually
 from tests.unit.workers.made import a_launch
-from workers.runtime.launch import Launch
-from workers.sandbox.run_as import Account
+from workers.runtime.launch import Account, Launch
 from workers.supervisor.checkpoints import directories
 from workers.supervisor.checkpoints.directories import Place
 from workers.supervisor.checkpoints.writer import Keeper

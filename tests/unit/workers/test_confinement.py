@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from workers.node.devices import discover
+from workers.runtime.launch import Account
 from workers.sandbox import run_as as confinement
-from workers.sandbox.run_as import Account, choose
+from workers.sandbox.run_as import choose
 
 DEVICES = discover("cpu:4")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give ranks another account")

@@ -21,7 +21,7 @@ from jobs.model.state import Order, Reason
 from jobs.protocol.records import AnyRecord, Began, Hello, Note, Outcome, RankUp, Result, Returned, Step, pack
 from tests.timing import once_below
 from tests.unit.workers.made import a_launch
-from workers.rank.process import Output, Rank
+from workers.rank.handle import Output, Rank
 from workers.supervisor.checkpoints.directories import Place
 from workers.supervisor.checkpoints.writer import Saving
 from workers.supervisor.descendants import listen

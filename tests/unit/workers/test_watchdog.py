@@ -1,6 +1,6 @@
 """When a run counts as stalled."""
 
-from workers.runtime.watchdog import FACTOR, LEAST_SECONDS, LEAST_SIGNS, Watchdog
+from workers.supervisor.stall_detector import FACTOR, LEAST_SECONDS, LEAST_SIGNS, Watchdog
 
 
 def after_steps(dog: Watchdog, count: int, pause: float) -> float:

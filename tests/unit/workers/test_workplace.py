@@ -13,7 +13,7 @@ import pytest
 from jobs.files import paths
 from jobs.model import spec
 from tests.unit.workers.made import a_launch
-from workers.runtime.launch import Launch, Marks
+from workers.runtime.launch import Launch, Marks, Workplace
 from workers.supervisor import working_dir
 
 
@@ -36,7 +36,7 @@ def a_script(bundle: str, **fields: Any) -> spec.JobSpec:
     return spec.parse(json.dumps({"program": program}))
 
 
-def prepared(launch: Launch, files: dict[str, str]) -> working_dir.Workplace:
+def prepared(launch: Launch, files: dict[str, str]) -> Workplace:
     Marks.of(launch.state_dir, launch.attempt).create()
     place = working_dir.prepare(launch, a_script(a_bundle(launch, files)))
     assert place is not None
@@ -68,8 +68,8 @@ def test_paths_for_sockets_are_short_however_long_that_of_temporary_files_is(
 
 
 def test_what_a_rank_is_told_of_its_workplace_comes_through(tmp_path: Path) -> None:
-    place = working_dir.Workplace(tmp_path, tmp_path / "t", tmp_path / "o", requirements=True)
-    assert working_dir.Workplace.decode(json.loads(json.dumps(place.encode()))) == place
+    place = Workplace(tmp_path, tmp_path / "t", tmp_path / "o", requirements=True)
+    assert Workplace.decode(json.loads(json.dumps(place.encode()))) == place
 
 
 def test_a_recipe_without_a_bundle_has_no_workplace(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from jobs.files import checkpoints
 from jobs.files.checkpoints import File
 from jobs.protocol.records import Saved
 from jobs.support import fs
-from workers.sandbox.run_as import Account
+from workers.runtime.launch import Account
 
 log = structlog.get_logger(__name__)
 

@@ -9,12 +9,7 @@ twenty times its longest pause, and for half an hour. That may be far too late, 
 an evaluation that is long and sends no sign.
 """
 
-import faulthandler
-import signal
 from pathlib import Path
-
-#: Asks a rank for the stacks of all its threads. Programs have their uses for the signals with names.
-STACKS_SIGNAL = signal.SIGRTMIN + 9
 
 FACTOR = 20.0
 LEAST_SECONDS = 1800.0
@@ -64,12 +59,6 @@ class Watchdog:
         if self._limit is not None:
             return self._limit
         return max(LEAST_SECONDS, FACTOR * self._longest) if self._signs >= LEAST_SIGNS else None
-
-
-def show_stacks_on_signal() -> None:
-    """Have this rank write its stacks to stderr when it is asked: from within the signal handler, so that a thread
-    which keeps the interpreter's lock in a call that does not return is no obstacle."""
-    faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)
 
 
 def is_stopped(pid: int) -> bool:

@@ -1,0 +1,151 @@
+"""The supervisor's handles on its ranks: forks them, sends them commands, and takes their exit statuses."""
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jobs.files.log_file import StreamName
+from jobs.protocol.records import Outcome, Returned, Unpacker
+from workers.rank.process import EXIT_BROKEN, RankPipes, run_rank
+from workers.runtime import commands
+from workers.runtime.launch import Launch, Marks, Orders
+from workers.sandbox import cgroup
+
+
+@dataclass(slots=True)
+class Output:
+    """One pipe that carries what a device's log gets."""
+
+    fd: int
+    device: int
+    stream: StreamName
+
+
+@dataclass(slots=True)
+class Rank:
+    """The supervisor's handle on a rank."""
+
+    number: int
+    pid: int
+    pidfd: int
+    channel: int  # records come from here
+    command: int  # words go in here
+    orders: int  # a file in memory that all ranks share, written once the attempt is claimed
+    outputs: list[Output]
+    unpacker: Unpacker = field(default_factory=Unpacker)
+    up: bool = False
+    returned: Returned | None = None  # its program has ended, and this is what is left to do
+    returned_at: float = 0.0  # monotonic
+    outcome: Outcome | None = None
+    status: int | None = None  # exit code, or minus the signal
+    last_words: bytes = b""  # the end of what it wrote to stderr
+
+    @property
+    def alive(self) -> bool:
+        return self.status is None
+
+    def go(self, orders: Orders) -> None:
+        """Let the rank run its program. Never blocks: a pipe might, with long paths and a rank that does not read."""
+        os.pwrite(self.orders, orders.encode(), 0)
+        self.tell(commands.GO)
+
+    def leave(self) -> None:
+        self.tell(commands.LEAVE)
+
+    def tell(self, word: bytes) -> None:
+        """Never blocks: a rank that asks and asks and does not listen has a full pipe, and misses words."""
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):  # it is dead, which its pidfd will tell
+            os.write(self.command, word)
+
+    def kill(self, number: int) -> None:
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, number)
+
+    def reap(self) -> bool:
+        """Take the exit status if it is there; True when the rank is dead."""
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+        return self.status is not None
+
+
+def start(launch: Launch, rendezvous_port: int | None) -> list[Rank]:
+    """Fork all ranks. They wait, and touch no device and run nobody's code, until they are told to go.
+
+    Must be called from the supervisor's main thread: the parent-death signal is bound to the thread
+    that forks.
+    """
+    marks = Marks.of(launch.state_dir, launch.attempt)
+    supervisor = os.getpid()
+    # Inherited by the ranks and by all that they fork; this process closes it below.
+    lock = os.open(marks.ranks_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    group = cgroup.create(marks.cgroup, marks.directory.name)
+    orders = os.memfd_create("orders")
+    plumbing = [_pipes(launch, number) for number in range(launch.world_size)]
+    ranks = []
+    for number, pipes in enumerate(plumbing):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                if group is not None:
+                    cgroup.enter(group)
+                run_rank(launch, number, pipes, (lock, orders), supervisor, rendezvous_port)
+            except BaseException:  # noqa: BLE001  (nothing may escape into the supervisor's stack)
+                traceback.print_exc()
+            finally:
+                os._exit(EXIT_BROKEN)
+        outputs = [Output(ends[0], device, stream) for (device, stream), ends in pipes.outputs.items()]
+        ranks.append(Rank(number, pid, os.pidfd_open(pid), pipes.channel[0], pipes.command[1], orders, outputs))
+    for pipes in plumbing:
+        os.close(pipes.command[0])
+        for _, write_end in (pipes.channel, *pipes.outputs.values()):
+            os.close(write_end)
+    os.close(lock)
+    for rank in ranks:
+        for fd in (rank.channel, rank.command, *(output.fd for output in rank.outputs)):
+            os.set_blocking(fd, False)
+    return ranks
+
+
+def has_children(pid: int) -> bool:
+    """Whether a process has living children, but for the helper with which multiprocessing cleans up after it."""
+    pids: list[str] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            pids += children.read_text().split()
+    return any(_is_at_work(child) for child in pids)
+
+
+def _is_at_work(pid: str) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return bool(command) and b"multiprocessing.resource_tracker" not in command  # a zombie has no command
+
+
+def await_death(ranks: list[Rank], seconds: float) -> None:
+    """Wait until one of these ranks is dead, for at most `seconds`."""
+    deaths = select.poll()
+    for rank in ranks:
+        deaths.register(rank.pidfd, select.POLLIN)
+    if ranks:
+        deaths.poll(seconds * 1000)
+
+
+def _pipes(launch: Launch, number: int) -> RankPipes:
+    return RankPipes(
+        channel=os.pipe(),
+        command=os.pipe(),
+        outputs={
+            (device, stream): os.pipe() for device, _ in launch.devices_of(number) for stream in ("stdout", "stderr")
+        },
+    )
