@@ -29,7 +29,7 @@ from workers.node import environments
 from workers.node.agent import Agent, NodeTaken
 from workers.node.devices import discover
 from workers.node.forkserver import ForkFailed
-from workers.node.shutdown import Leaving
+from workers.node.shutdown import ShutdownOptions
 from workers.sandbox import run_as
 from workers.sandbox.check import NotConfined
 
@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 warnings.filterwarnings("ignore", category=SecurityWarning)
 
 settings = Settings()
-leaving = Leaving()
+leaving = ShutdownOptions()
 _asked_to_leave = 0
 
 

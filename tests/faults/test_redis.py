@@ -20,7 +20,7 @@ from tests.faults.inject import processes
 from tests.faults.inject.proxy import Act, Rule
 from tests.faults.site import Site
 from tests.integration.workers.service import TENANT, eventually
-from workers.runtime.launch import Marks
+from workers.runtime.launch import AttemptDirectory
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
@@ -66,7 +66,7 @@ def test_row_08_an_end_that_was_reached_while_redis_was_away_is_told_though_its_
 ) -> None:
     job = site.post("ddp", 2, steps=40, talks=True, fault="wait_for_the_test", at_step=10)
     site.held(job)
-    marks = Marks.of(site.state_dir / site.settings.node, site.attempt(job))
+    marks = AttemptDirectory.of(site.state_dir / site.settings.node, site.attempt(job))
     supervisor = site.supervisor(site.attempt(job))
     site.server.kill()
     site.let_go(job)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.node.shutdown import Leaving
-from workers.node.worker_monitor import Pace, pace_of
+from workers.node.shutdown import ShutdownOptions
+from workers.node.worker_monitor import RestartPolicy, pace_of
 
 pytestmark = pytest.mark.integration
 
@@ -226,6 +226,6 @@ def caught(pid: int) -> set[int]:
 
 
 def test_the_keeper_is_as_patient_as_the_drain_and_the_checkpoints_may_take() -> None:
-    assert pace_of(Leaving(), 20) == Pace(stop=50)
-    assert pace_of(Leaving(drain=True, drain_seconds=600), 20) == Pace(stop=650, hurry=10)
-    assert pace_of(Leaving(drain=True), 20).stop > 86_400
+    assert pace_of(ShutdownOptions(), 20) == RestartPolicy(stop=50)
+    assert pace_of(ShutdownOptions(drain=True, drain_seconds=600), 20) == RestartPolicy(stop=650, hurry=10)
+    assert pace_of(ShutdownOptions(drain=True), 20).stop > 86_400

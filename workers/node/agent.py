@@ -1,7 +1,7 @@
 """What a node does besides running attempts: it registers, beats, starts supervisors, and proves deaths.
 
 One agent per worker. It owns no attempt: a supervisor that it started goes on without it, and an
-agent that comes back finds every attempt again by what that left in the state directory (`Marks`).
+agent that comes back finds every attempt again by what that left in the state directory (`AttemptDirectory`).
 """
 
 import fcntl
@@ -32,8 +32,8 @@ from jobs.store.client import RedisStore
 from shardyard.contract.errors import FormatMismatch, NotFound, Unavailable, UnreadableSpec
 from workers.node import environments
 from workers.node.forkserver import ForkFailed, ForkServer
-from workers.node.janitor import Rounds, clear, culprits, left_behind
-from workers.runtime.launch import Launch, Marks
+from workers.node.janitor import Janitor, clear, culprits, left_behind
+from workers.runtime.launch import AttemptConfig, AttemptDirectory
 from workers.sandbox import check
 from workers.sandbox.run_as import Accounts
 from workers.supervisor import pending_end, working_dir
@@ -97,7 +97,7 @@ class Agent:
         self._beats = 0
         self._drain: int | None = None  # the number of a drain that has a deadline, while that is not over
         self._drain_ends = 0.0  # by the monotonic clock
-        self._rounds = Rounds(
+        self._rounds = Janitor(
             settings.node, devices, self._state_dir, self._storage, control, lambda: list(self._holding)
         )
         self._reconnect = reconnect
@@ -134,7 +134,7 @@ class Agent:
             log.warning(
                 "supervisor_found_dead",
                 attempt=str(attempt),
-                last_words=_tail(Marks.of(self._state_dir, attempt).log),
+                last_words=_tail(AttemptDirectory.of(self._state_dir, attempt).log),
             )
             clear(self._state_dir, self._storage, attempt)
 
@@ -341,10 +341,10 @@ class Agent:
 
     def _launch(
         self, attempt: AttemptId, spec: JobSpec, lease: tuple[DeviceRecord, ...], python: Path | None
-    ) -> Launch:
+    ) -> AttemptConfig:
         distributed = spec.parallelism.strategy in DISTRIBUTED
         cores = len(os.sched_getaffinity(0))
-        return Launch(
+        return AttemptConfig(
             attempt=attempt,
             spec=spec,
             node=self._node,
@@ -382,7 +382,7 @@ class Agent:
     def _look_after_attempts(self) -> None:
         """Find attempts here whose supervisor is dead, kill what is left of them, and free their devices."""
         for attempt, state in list(self._holding.items()):
-            marks = Marks.of(self._state_dir, attempt)
+            marks = AttemptDirectory.of(self._state_dir, attempt)
             if state is AttemptState.LEASED or not (supervisor_is_dead(marks) or self._is_stuck(attempt)):
                 continue
             survivors = sweep(marks, attempt)

@@ -27,7 +27,7 @@ if total != 512.0 ** 3:
 """
 
 
-class Fitness:
+class DeviceChecker:
     """Tries devices. A trial that cannot be killed, as with a driver that hangs, is not joined by a second one."""
 
     def __init__(self, seconds: float = SECONDS) -> None:

@@ -33,7 +33,7 @@ import structlog
 
 from jobs.support import failpoints
 from workers.rank.process import KEPT_VARIABLES, name_process
-from workers.runtime.launch import Launch
+from workers.runtime.launch import AttemptConfig
 
 log = structlog.get_logger(__name__)
 
@@ -87,7 +87,7 @@ class ForkServer:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
-    def launch(self, launch: Launch, control_url: str, telemetry_url: str) -> int:
+    def launch(self, launch: AttemptConfig, control_url: str, telemetry_url: str) -> int:
         """Start the supervisor of an attempt.
 
         Returns:
@@ -146,7 +146,7 @@ class ForkServer:
             self._process.wait(wait)
         return self._process.returncode is not None
 
-    def _ask(self, launch: Launch, credentials: int) -> int:
+    def _ask(self, launch: AttemptConfig, credentials: int) -> int:
         if self._line is None:
             raise ForkFailed("the forkserver was never warm")
         try:

@@ -14,8 +14,8 @@ from jobs.model.records import DeviceRecord
 from jobs.store import AttemptId, Quarantined
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
-from workers.node.device_check import Fitness
-from workers.runtime.launch import Marks
+from workers.node.device_check import DeviceChecker
+from workers.runtime.launch import AttemptDirectory
 from workers.supervisor import pending_end, working_dir
 from workers.supervisor.process_sweep import supervisor_is_dead, sweep
 
@@ -28,7 +28,7 @@ MAX_TRIED = 8
 SWEEP_SECONDS = 1.0
 
 
-class Rounds:
+class Janitor:
     def __init__(
         self,
         node: str,
@@ -45,7 +45,7 @@ class Rounds:
         self._storage = storage
         self._store = control
         self._holding = holding
-        self._fitness = Fitness()
+        self._fitness = DeviceChecker()
         self._left_before: set[AttemptId] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
@@ -73,7 +73,7 @@ class Rounds:
         held = set(self._holding())
         left = {attempt for attempt in left_behind(self._state_dir) if attempt not in held}
         for attempt in sorted(left & self._left_before, key=str)[:MAX_CLEARED]:
-            pending_end.tell(self._store, attempt, Marks.of(self._state_dir, attempt).untold)
+            pending_end.tell(self._store, attempt, AttemptDirectory.of(self._state_dir, attempt).untold)
             clear(self._state_dir, self._storage, attempt, SWEEP_SECONDS)
         self._left_before = left
 
@@ -108,14 +108,14 @@ def left_behind(state_dir: Path) -> Iterator[AttemptId]:
     """Attempts that have a directory, and no supervisor that lives."""
     for directory in (state_dir / "attempts").glob("*.*.*"):
         tenant, job, number = directory.name.rsplit(".", 2)
-        if number.isdigit() and supervisor_is_dead(Marks(directory)):
+        if number.isdigit() and supervisor_is_dead(AttemptDirectory(directory)):
             yield AttemptId(tenant, job, int(number))
 
 
 def clear(state_dir: Path, storage: Path, attempt: AttemptId, seconds: float = 5.0) -> dict[int, str]:
     """Sweep what a dead supervisor has left. Its traces go, unless its end is still to be told, or something would not
     die within `seconds`: that is returned, as `sweep` does."""
-    marks = Marks.of(state_dir, attempt)
+    marks = AttemptDirectory.of(state_dir, attempt)
     survivors = sweep(marks, attempt, seconds)
     working_dir.close(storage, attempt)
     if not survivors and not marks.untold.exists():

@@ -9,7 +9,7 @@ MAX_SECONDS = 30 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class ShutdownOptions:
     """By default a worker leaves at once, and its attempts go on."""
 
     stop_attempts: bool = False  # they are ended first, and their jobs go back to the queue
@@ -17,7 +17,7 @@ class Leaving:
     drain_seconds: float | None = None  # so long; then they move to other nodes. None: for as long as it takes
 
 
-def parse(arguments: Sequence[str] | None = None) -> Leaving:
+def parse(arguments: Sequence[str] | None = None) -> ShutdownOptions:
     """The options of `python -m workers`. Leaves with exit code 2 where they are wrong."""
     parser = argparse.ArgumentParser(prog="python -m workers", description="Run one node's worker; see SHARDYARD_*.")
     how = parser.add_mutually_exclusive_group()
@@ -37,7 +37,7 @@ def parse(arguments: Sequence[str] | None = None) -> Leaving:
     )
     found = parser.parse_args(arguments)
     given = found.drain is not None
-    return Leaving(found.stop_attempts_on_exit, given, found.drain if given and found.drain >= 0 else None)
+    return ShutdownOptions(found.stop_attempts_on_exit, given, found.drain if given and found.drain >= 0 else None)
 
 
 def _seconds(text: str) -> float:

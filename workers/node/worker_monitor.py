@@ -30,7 +30,7 @@ from jobs.scheduling.celery_config import celery_config
 from jobs.support.logging_config import configure
 from workers.node import environments, shutdown
 from workers.node.devices import discover
-from workers.node.shutdown import MAX_SECONDS, Leaving
+from workers.node.shutdown import MAX_SECONDS, ShutdownOptions
 from workers.sandbox import run_as
 
 log = structlog.get_logger("workers.node.worker_monitor")
@@ -54,7 +54,7 @@ _WATCHED = _STOP | {signal.SIGCHLD}
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RestartPolicy:
     """How patient a keeper is, in seconds."""
 
     steady: float = STEADY_SECONDS
@@ -64,7 +64,7 @@ class Pace:
     hurry: float = 0.0  # from a second stop, which is passed on too; 0: it kills the worker
 
 
-def keep(command: Sequence[str], pace: Pace = Pace()) -> int:
+def keep(command: Sequence[str], pace: RestartPolicy = RestartPolicy()) -> int:
     """Run `command` again and again until SIGTERM or SIGINT; its last exit code (128 + n: killed by signal n)."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -103,7 +103,7 @@ def _spawn(command: Sequence[str]) -> int:
         os._exit(127)
 
 
-def _until_end(worker: int, pace: Pace) -> tuple[bool, int]:
+def _until_end(worker: int, pace: RestartPolicy) -> tuple[bool, int]:
     """Wait for the worker's end, and reap whoever else dies.
 
     Returns:
@@ -161,12 +161,12 @@ def _exit_code(status: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def pace_of(how: Leaving, checkpoint_seconds: float) -> Pace:
+def pace_of(how: ShutdownOptions, checkpoint_seconds: float) -> RestartPolicy:
     """How patient to be with a worker that leaves in this way. Attempts that it stops may save their checkpoints."""
     if not how.drain:
-        return Pace(stop=STOP_SECONDS + checkpoint_seconds)
+        return RestartPolicy(stop=STOP_SECONDS + checkpoint_seconds)
     seconds = MAX_SECONDS if how.drain_seconds is None else how.drain_seconds
-    return Pace(stop=seconds + checkpoint_seconds + STOP_SECONDS, hurry=HURRY_SECONDS)
+    return RestartPolicy(stop=seconds + checkpoint_seconds + STOP_SECONDS, hurry=HURRY_SECONDS)
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ from jobs.protocol.records import RankUp
 from workers.rank import program as endings
 from workers.rank.script import Script, prepare
 from workers.runtime import import_hook, sys_path
-from workers.runtime.endpoints import Seat
+from workers.runtime.endpoints import RankEndpoints
 
 BOOT = Path(__file__).with_name("cold_main.py")
 
@@ -31,7 +31,7 @@ class Handover:
     """What a rank knows at the moment of `exec`, beside its environment; `lent` is
     `workers.runtime.import_hook.lend`'s."""
 
-    seat: Seat
+    seat: RankEndpoints
     script: Script
     lent: str
 
@@ -44,11 +44,13 @@ class Handover:
         script = found["script"]
         paths = {name: Path(script[name]) for name in ("root", "output")}
         return cls(
-            Seat.decode(found["seat"]), Script(**script | paths | {"args": tuple(script["args"])}), found["lent"]
+            RankEndpoints.decode(found["seat"]),
+            Script(**script | paths | {"args": tuple(script["args"])}),
+            found["lent"],
         )
 
 
-def become(python: Path, seat: Seat, script: Script) -> NoReturn:
+def become(python: Path, seat: RankEndpoints, script: Script) -> NoReturn:
     """Go on in another Python. To be called while the process has one thread.
 
     Raises:

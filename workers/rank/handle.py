@@ -13,12 +13,12 @@ from jobs.files.log_file import StreamName
 from jobs.protocol.records import Outcome, Returned, Unpacker
 from workers.rank.process import EXIT_BROKEN, RankPipes, run_rank
 from workers.runtime import commands
-from workers.runtime.launch import Launch, Marks, Orders
+from workers.runtime.launch import AttemptConfig, AttemptDirectory, StartMessage
 from workers.sandbox import cgroup
 
 
 @dataclass(slots=True)
-class Output:
+class OutputPipe:
     """One pipe that carries what a device's log gets."""
 
     fd: int
@@ -27,7 +27,7 @@ class Output:
 
 
 @dataclass(slots=True)
-class Rank:
+class RankHandle:
     """The supervisor's handle on a rank."""
 
     number: int
@@ -36,7 +36,7 @@ class Rank:
     channel: int  # records come from here
     command: int  # words go in here
     orders: int  # a file in memory that all ranks share, written once the attempt is claimed
-    outputs: list[Output]
+    outputs: list[OutputPipe]
     unpacker: Unpacker = field(default_factory=Unpacker)
     up: bool = False
     returned: Returned | None = None  # its program has ended, and this is what is left to do
@@ -49,7 +49,7 @@ class Rank:
     def alive(self) -> bool:
         return self.status is None
 
-    def go(self, orders: Orders) -> None:
+    def go(self, orders: StartMessage) -> None:
         """Let the rank run its program. Never blocks: a pipe might, with long paths and a rank that does not read."""
         os.pwrite(self.orders, orders.encode(), 0)
         self.tell(commands.GO)
@@ -76,13 +76,13 @@ class Rank:
         return self.status is not None
 
 
-def start(launch: Launch, rendezvous_port: int | None) -> list[Rank]:
+def fork_ranks(launch: AttemptConfig, rendezvous_port: int | None) -> list[RankHandle]:
     """Fork all ranks. They wait, and touch no device and run nobody's code, until they are told to go.
 
     Must be called from the supervisor's main thread: the parent-death signal is bound to the thread
     that forks.
     """
-    marks = Marks.of(launch.state_dir, launch.attempt)
+    marks = AttemptDirectory.of(launch.state_dir, launch.attempt)
     supervisor = os.getpid()
     # Inherited by the ranks and by all that they fork; this process closes it below.
     lock = os.open(marks.ranks_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -102,8 +102,8 @@ def start(launch: Launch, rendezvous_port: int | None) -> list[Rank]:
                 traceback.print_exc()
             finally:
                 os._exit(EXIT_BROKEN)
-        outputs = [Output(ends[0], device, stream) for (device, stream), ends in pipes.outputs.items()]
-        ranks.append(Rank(number, pid, os.pidfd_open(pid), pipes.channel[0], pipes.command[1], orders, outputs))
+        outputs = [OutputPipe(ends[0], device, stream) for (device, stream), ends in pipes.outputs.items()]
+        ranks.append(RankHandle(number, pid, os.pidfd_open(pid), pipes.channel[0], pipes.command[1], orders, outputs))
     for pipes in plumbing:
         os.close(pipes.command[0])
         for _, write_end in (pipes.channel, *pipes.outputs.values()):
@@ -115,7 +115,7 @@ def start(launch: Launch, rendezvous_port: int | None) -> list[Rank]:
     return ranks
 
 
-def has_children(pid: int) -> bool:
+def has_working_children(pid: int) -> bool:
     """Whether a process has living children, but for the helper with which multiprocessing cleans up after it."""
     pids: list[str] = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -132,7 +132,7 @@ def _is_at_work(pid: str) -> bool:
     return bool(command) and b"multiprocessing.resource_tracker" not in command  # a zombie has no command
 
 
-def await_death(ranks: list[Rank], seconds: float) -> None:
+def await_death(ranks: list[RankHandle], seconds: float) -> None:
     """Wait until one of these ranks is dead, for at most `seconds`."""
     deaths = select.poll()
     for rank in ranks:
@@ -141,7 +141,7 @@ def await_death(ranks: list[Rank], seconds: float) -> None:
         deaths.poll(seconds * 1000)
 
 
-def _pipes(launch: Launch, number: int) -> RankPipes:
+def _pipes(launch: AttemptConfig, number: int) -> RankPipes:
     return RankPipes(
         channel=os.pipe(),
         command=os.pipe(),

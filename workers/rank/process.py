@@ -24,8 +24,8 @@ from workers.rank import cold_start
 from workers.rank import program as endings
 from workers.rank.script import Script
 from workers.runtime.context import Device, RankContext
-from workers.runtime.endpoints import Seat
-from workers.runtime.launch import Launch, Orders, environment_mark
+from workers.runtime.endpoints import RankEndpoints
+from workers.runtime.launch import AttemptConfig, StartMessage, attempt_variable
 from workers.sandbox import run_as
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class RankPipes:
 
 
 def run_rank(
-    launch: Launch, number: int, pipes: RankPipes, shared: tuple[int, int], supervisor: int, port: int | None
+    launch: AttemptConfig, number: int, pipes: RankPipes, shared: tuple[int, int], supervisor: int, port: int | None
 ) -> NoReturn:
     """`shared` are the descriptors that all ranks have: the lock, which stays open, and the orders."""
     _die_with(supervisor)
@@ -82,7 +82,7 @@ def run_rank(
     _set_environment(launch, number, port)
     _give_up_rights()
 
-    seat = Seat(
+    seat = RankEndpoints(
         rank=number,
         world_size=launch.world_size,
         devices=tuple(Device(index, device.kind, device.id) for index, device in launch.devices_of(number)),
@@ -119,7 +119,7 @@ def _made_ahead(spec: JobSpec, context: RankContext) -> "Parts | None":
         return None
 
 
-def _script(spec: JobSpec, orders: Orders) -> Script:
+def _script(spec: JobSpec, orders: StartMessage) -> Script:
     program, place = spec.program, orders.place
     assert isinstance(program, ScriptProgram)
     assert place is not None
@@ -128,7 +128,7 @@ def _script(spec: JobSpec, orders: Orders) -> Script:
     return Script(program.entrypoint, program.args, start, place.output, strategy, program.rehearse)
 
 
-def _program(spec: JobSpec, orders: Orders, context: RankContext, parts: "Parts | None") -> endings.Program:
+def _program(spec: JobSpec, orders: StartMessage, context: RankContext, parts: "Parts | None") -> endings.Program:
     """What the rank is to run, with all that it needs imported."""
     import torch
 
@@ -163,7 +163,7 @@ def _die_with(supervisor: int) -> None:
 
 
 def _take_own(
-    launch: Launch, number: int, pipes: RankPipes, shared: tuple[int, int]
+    launch: AttemptConfig, number: int, pipes: RankPipes, shared: tuple[int, int]
 ) -> tuple[int, int, list[tuple[int, int]]]:
     """Keep this rank's ends and the lock, close every other descriptor, and put the first device's
     pipes on 1 and 2, where C code and child processes write.
@@ -199,23 +199,23 @@ def _out_of_the_way(fd: int) -> int:
     return moved
 
 
-def _await_go(command: int, orders: int) -> Orders:
+def _await_go(command: int, orders: int) -> StartMessage:
     """Block until the supervisor says go. End of file means that it never will."""
     if not os.read(command, 1):
         os._exit(EXIT_ORPHANED)
     body = os.pread(orders, os.fstat(orders).st_size, 0)
     os.close(orders)
-    return Orders.decode(body)
+    return StartMessage.decode(body)
 
 
-def _set_environment(launch: Launch, number: int, port: int | None) -> None:
+def _set_environment(launch: AttemptConfig, number: int, port: int | None) -> None:
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     os.environ.clear()
     os.environ.update(kept)
     os.environ.update(environment(launch, number, port))
 
 
-def _add_to_environment(launch: Launch, orders: Orders) -> None:
+def _add_to_environment(launch: AttemptConfig, orders: StartMessage) -> None:
     if orders.place is not None:
         os.environ.update(
             TMPDIR=str(orders.place.temporary),
@@ -231,10 +231,10 @@ def _add_to_environment(launch: Launch, orders: Orders) -> None:
         os.environ.update(launch.spec.program.env)
 
 
-def environment(launch: Launch, number: int, port: int | None) -> Mapping[str, str]:
+def environment(launch: AttemptConfig, number: int, port: int | None) -> Mapping[str, str]:
     """The variables of a rank: torchrun's whole set under ddp and fsdp, none of them otherwise, since
     a program that starts its own ranks would wait for a master that is not there."""
-    mark, value = environment_mark(launch.attempt)
+    mark, value = attempt_variable(launch.attempt)
     gpus = ",".join(device.id for device in launch.devices if device.kind == "cuda")
     variables = {
         mark: value,

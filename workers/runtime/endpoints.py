@@ -16,7 +16,7 @@ from workers.runtime.context import ChannelSink, Checkpoints, Device, DeviceStre
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RankEndpoints:
     rank: int
     world_size: int
     devices: tuple[Device, ...]  # the rank's own
@@ -34,7 +34,7 @@ class Seat:
         self,
         stopping: Callable[[], bool] | None = None,
         data_root: Path | None = None,
-    ) -> "Opened":
+    ) -> "OpenedEndpoints":
         """Begin to send records, and take over what is printed."""
         sink = ChannelSink(self.channel)
         routed = DeviceStreams(self.streams)
@@ -51,7 +51,7 @@ class Seat:
             stopping=stopping or threading.Event().is_set,
             data_root=data_root,
         )
-        return Opened(context, sink)
+        return OpenedEndpoints(context, sink)
 
     def checkpoints(self, drafts: Path | None, resume: Path | None) -> Checkpoints | None:
         """None where none are asked for: there are no `drafts`."""
@@ -69,13 +69,13 @@ class Seat:
         return asdict(self)
 
     @classmethod
-    def decode(cls, found: dict[str, Any]) -> "Seat":
+    def decode(cls, found: dict[str, Any]) -> "RankEndpoints":
         devices = tuple(Device(**device) for device in found["devices"])
         streams = tuple((out, err) for out, err in found["streams"])
         return cls(**found | {"devices": devices, "streams": streams})
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedEndpoints:
     context: RankContext
     sink: ChannelSink

@@ -24,7 +24,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class AttemptConfig:
     """One attempt to be run on this node. `devices` is the lease, in logical order."""
 
     attempt: AttemptId
@@ -65,13 +65,13 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class AttemptDirectory:
     """Where the traces of an attempt's processes are kept, so that any later process can find them all."""
 
     directory: Path
 
     @classmethod
-    def of(cls, state_dir: Path, attempt: AttemptId) -> "Marks":
+    def of(cls, state_dir: Path, attempt: AttemptId) -> "AttemptDirectory":
         return cls(state_dir / "attempts" / f"{attempt.tenant}.{attempt.job}.{attempt.number}")
 
     @property
@@ -131,7 +131,7 @@ class Marks:
 
 
 @dataclass(frozen=True, slots=True)
-class Workplace:
+class WorkingDirectory:
     root: Path  # of the bundle's working copy
     temporary: Path
     output: Path  # kept as the attempt's artifacts
@@ -148,16 +148,16 @@ class Workplace:
         return self.temporary / ".shardyard"
 
     @classmethod
-    def decode(cls, found: dict[str, Any]) -> "Workplace":
+    def decode(cls, found: dict[str, Any]) -> "WorkingDirectory":
         paths = {name: Path(found[name]) for name in ("root", "temporary", "output", "resume") if found[name]}
         return cls(**found | paths)
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class StartMessage:
     """What a rank is told when it may go."""
 
-    place: Workplace | None  # where the job brings code of its own
+    place: WorkingDirectory | None  # where the job brings code of its own
     drafts: Path | None = None  # where it saves its part of checkpoints, if the job asks for them
     resume: Path | None = None  # a checkpoint to begin with
 
@@ -167,13 +167,13 @@ class Orders:
         return json.dumps({"place": place, "paths": paths}).encode()
 
     @classmethod
-    def decode(cls, body: bytes) -> "Orders":
+    def decode(cls, body: bytes) -> "StartMessage":
         found = json.loads(body)
-        place = Workplace.decode(found["place"]) if found["place"] is not None else None
+        place = WorkingDirectory.decode(found["place"]) if found["place"] is not None else None
         paths = {name: Path(path) for name, path in found["paths"].items()}
         return cls(place, **paths)
 
 
-def environment_mark(attempt: AttemptId) -> tuple[str, str]:
+def attempt_variable(attempt: AttemptId) -> tuple[str, str]:
     """The variable that marks exec'd descendants."""
     return names.ATTEMPT_MARK, str(attempt)

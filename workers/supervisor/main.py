@@ -44,9 +44,9 @@ from jobs.store.client import RedisStore
 from jobs.support.logging_config import configure
 from shardyard.contract.errors import Unavailable
 from workers.rank import handle
-from workers.rank.handle import Rank, await_death
+from workers.rank.handle import RankHandle, await_death
 from workers.rank.process import name_process
-from workers.runtime.launch import Launch, Marks, Orders, Workplace
+from workers.runtime.launch import AttemptConfig, AttemptDirectory, StartMessage, WorkingDirectory
 from workers.supervisor import descendants, working_dir
 from workers.supervisor.checkpoints import directories, resume, writer
 from workers.supervisor.checkpoints.resume import Interrupted
@@ -87,13 +87,13 @@ class Credentials:
     telemetry_url: str
 
 
-def supervise(launch: Launch, credentials: Connection) -> None:
+def supervise(launch: AttemptConfig, credentials: Connection) -> None:
     """Run one attempt to its end. Ranks are dead, and their devices released or quarantined, when it returns."""
-    marks = Marks.of(launch.state_dir, launch.attempt)
+    marks = AttemptDirectory.of(launch.state_dir, launch.attempt)
     _take(marks, launch)
     rendezvous = _listen(launch.address) if launch.distributed else None
     port = rendezvous.getsockname()[1] if rendezvous is not None else None
-    ranks = handle.start(launch, port)
+    ranks = handle.fork_ranks(launch, port)
 
     spec = launch.spec
     secrets = _read(credentials)
@@ -109,7 +109,7 @@ def supervise(launch: Launch, credentials: Connection) -> None:
         meeting = _serve_store(launch, rendezvous) if rendezvous is not None else None
         told_more = place is not None or writer.asked_for(spec) is not None
         if not told_more:  # the ranks need not wait for the files that their records go to
-            _go(ranks, Orders(None))
+            _go(ranks, StartMessage(None))
         publisher = _open_publisher(launch, spec, secrets)
         listener = _listen_to_children(place, publisher) if place is not None else None
         if place is not None:
@@ -125,7 +125,7 @@ def supervise(launch: Launch, credentials: Connection) -> None:
     requirements = place is not None and place.requirements
     watch = Watch(launch, spec, ranks, lifeline, publisher, requirements=requirements, listener=listener, saving=saving)
     if told_more:
-        _go(ranks, Orders(place) if saving is None else Orders(place, saving.place.drafts, saving.resume))
+        _go(ranks, StartMessage(place) if saving is None else StartMessage(place, saving.place.drafts, saving.resume))
     ending = watch.run()
     del meeting
 
@@ -140,7 +140,7 @@ def supervise(launch: Launch, credentials: Connection) -> None:
     publisher.close()
 
 
-def main(launch: Launch, credentials: Connection) -> None:
+def main(launch: AttemptConfig, credentials: Connection) -> None:
     """Entry point in the forked process, once that is a leader. Leaves with `os._exit`: the forkserver's exit handlers
     are not ours."""
     code = 1
@@ -175,7 +175,7 @@ def become_leader(keep: int) -> None:
     configure("INFO", libraries="WARNING")  # which is what ranks begin with
 
 
-def _take(marks: Marks, launch: Launch) -> None:
+def _take(marks: AttemptDirectory, launch: AttemptConfig) -> None:
     """Open the attempt's log and lock."""
     name_process("sy-supervisor")
     marks.create()
@@ -209,7 +209,7 @@ def _listen(address: str) -> socket.socket:
     return listener
 
 
-def _serve_store(launch: Launch, listener: socket.socket) -> object:
+def _serve_store(launch: AttemptConfig, listener: socket.socket) -> object:
     """The store through which the ranks find each other, on the socket that was bound before."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -240,7 +240,7 @@ def _claim(lifeline: Lifeline) -> bool:
     return claim.granted
 
 
-def _refuse(launch: Launch, credentials: Connection, error: BaseException) -> None:
+def _refuse(launch: AttemptConfig, credentials: Connection, error: BaseException) -> None:
     """Say why an attempt cannot be started here, if it is not claimed yet: the ranks die with this process."""
     if credentials.closed:
         return
@@ -260,12 +260,12 @@ def _unstarted(error: Exception) -> Ending:
     return Ending(Reason.START_FAILED, f"the supervisor cannot start its ranks: {error}")
 
 
-def _go(ranks: list[Rank], orders: Orders) -> None:
+def _go(ranks: list[RankHandle], orders: StartMessage) -> None:
     for rank in ranks:
         rank.go(orders)
 
 
-def _discard(ranks: list[Rank], marks: Marks, launch: Launch) -> dict[int, str]:
+def _discard(ranks: list[RankHandle], marks: AttemptDirectory, launch: AttemptConfig) -> dict[int, str]:
     """End ranks of an attempt that comes to nothing. Returns what would not die, as `sweep` does."""
     for rank in ranks:
         rank.kill(signal.SIGKILL)
@@ -275,7 +275,7 @@ def _discard(ranks: list[Rank], marks: Marks, launch: Launch) -> dict[int, str]:
     return _clear(marks, launch)
 
 
-def _clear(marks: Marks, launch: Launch) -> dict[int, str]:
+def _clear(marks: AttemptDirectory, launch: AttemptConfig) -> dict[int, str]:
     """Prove that the attempt's processes are dead, and take back what they had. Returns what `sweep` does."""
     survivors = sweep(marks, launch.attempt)
     working_dir.close(launch.storage, launch.attempt)
@@ -285,7 +285,7 @@ def _clear(marks: Marks, launch: Launch) -> dict[int, str]:
 # -- checkpoints -------------------------------------------------------------------------------------
 
 
-def _prepare_saving(launch: Launch, spec: JobSpec, lifeline: Lifeline, publisher: Publisher) -> Saving | None:
+def _prepare_saving(launch: AttemptConfig, spec: JobSpec, lifeline: Lifeline, publisher: Publisher) -> Saving | None:
     """Make room for checkpoints, where the job asks for them, and choose the one to begin with.
 
     Raises:
@@ -321,7 +321,7 @@ def _publish_weights(saving: Saving) -> None:
 # -- 5: telemetry ------------------------------------------------------------------------------------
 
 
-def _listen_to_children(place: Workplace, publisher: Publisher) -> socket.socket | None:
+def _listen_to_children(place: WorkingDirectory, publisher: Publisher) -> socket.socket | None:
     """Where processes that the job's own code starts can report; without it, the job runs all the same."""
     try:
         return descendants.listen(place.socket)
@@ -330,7 +330,7 @@ def _listen_to_children(place: Workplace, publisher: Publisher) -> socket.socket
         return None
 
 
-def _open_publisher(launch: Launch, spec: JobSpec, secrets: Credentials) -> Publisher:
+def _open_publisher(launch: AttemptConfig, spec: JobSpec, secrets: Credentials) -> Publisher:
     attempt = launch.attempt
     directory = paths.attempt_dir(launch.storage, attempt.tenant, attempt.job, attempt.number)
     shipper = Shipper(secrets.telemetry_url, attempt.tenant, attempt.job, attempt.number)
@@ -361,7 +361,9 @@ def _seal(publisher: Publisher, lifeline: Lifeline, ending: Ending) -> Ending:
     return Ending(Reason.STORAGE_FAILED, message, result=ending.result)
 
 
-def _tell(lifeline: Lifeline, launch: Launch, marks: Marks, ending: Ending, survivors: dict[int, str]) -> None:
+def _tell(
+    lifeline: Lifeline, launch: AttemptConfig, marks: AttemptDirectory, ending: Ending, survivors: dict[int, str]
+) -> None:
     """Write the end, and give the devices back: but for `survivors`, every process of the attempt is proven dead."""
     bad = _quarantine(launch, survivors)
     end = ending.reason, ending.message, ending.error, ending.result
@@ -374,7 +376,7 @@ def _tell(lifeline: Lifeline, launch: Launch, marks: Marks, ending: Ending, surv
         marks.remove()
 
 
-def _quarantine(launch: Launch, survivors: dict[int, str]) -> dict[int, str]:
+def _quarantine(launch: AttemptConfig, survivors: dict[int, str]) -> dict[int, str]:
     """A process that will not die may still use any of the attempt's devices."""
     if not survivors:
         return {}

@@ -7,7 +7,7 @@ from typing import Any
 from jobs.files.log_file import clean_for_display
 from jobs.model.state import Reason
 from jobs.protocol.records import Outcome
-from workers.rank.handle import Rank
+from workers.rank.handle import RankHandle
 from workers.supervisor import error_hints
 
 
@@ -32,7 +32,7 @@ _REASONS = {
 }
 
 
-def of_failed_rank(rank: Rank, outcome: Outcome | None, *, starved: bool) -> Ending:
+def of_failed_rank(rank: RankHandle, outcome: Outcome | None, *, starved: bool) -> Ending:
     """The ending that a failed rank gives the attempt: by its own report, or (`outcome` None) by its death without a
     word. `starved`: the kernel has killed for want of memory meanwhile."""
     error: dict[str, Any] = {"rank": rank.number, "exit_code": None, "signal": None, "message": "", "traceback": None}
@@ -72,7 +72,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _last_line(rank: Rank) -> str:
+def _last_line(rank: RankHandle) -> str:
     lines = rank.last_words.decode(errors="replace").strip().splitlines()
     return lines[-1].strip()[:500] if lines else ""
 

@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jobs.store import AttemptId
-from workers.runtime.launch import Marks, environment_mark
+from workers.runtime.launch import AttemptDirectory, attempt_variable
 from workers.sandbox import cgroup
 
 PAUSE = 0.02
 
 
-def supervisor_is_dead(marks: Marks) -> bool:
+def supervisor_is_dead(marks: AttemptDirectory) -> bool:
     """Whether nobody holds the supervisor's lock. Never started counts as dead."""
     return _is_free(marks.supervisor_lock, fcntl.lockf)
 
 
-def sweep(marks: Marks, attempt: AttemptId, deadline_seconds: float = 5.0) -> dict[int, str]:
+def sweep(marks: AttemptDirectory, attempt: AttemptId, deadline_seconds: float = 5.0) -> dict[int, str]:
     """Kill whatever is left of an attempt, until nothing is.
 
     Returns:
@@ -49,7 +49,7 @@ def sweep(marks: Marks, attempt: AttemptId, deadline_seconds: float = 5.0) -> di
         time.sleep(PAUSE)
 
 
-def _members(marks: Marks, attempt: AttemptId) -> Iterator[int]:
+def _members(marks: AttemptDirectory, attempt: AttemptId) -> Iterator[int]:
     """Processes that carry the cgroup, session or environment mark. Zombies are dead.
 
     A host may have thousands of processes, so what costs most is asked last: the environment only of those that are not
@@ -57,7 +57,7 @@ def _members(marks: Marks, attempt: AttemptId) -> Iterator[int]:
     """
     yield from cgroup.members(marks.cgroup)
     session, since = _session(marks)
-    mark = "=".join(environment_mark(attempt)).encode()
+    mark = "=".join(attempt_variable(attempt)).encode()
     for pid in _processes():
         sid = _session_of(pid)
         if not sid:
@@ -69,7 +69,7 @@ def _members(marks: Marks, attempt: AttemptId) -> Iterator[int]:
             yield pid
 
 
-def _session(marks: Marks) -> tuple[int | None, int]:
+def _session(marks: AttemptDirectory) -> tuple[int | None, int]:
     """The session id, unless its number now belongs to somebody else, and when it began; 0: that is not known."""
     try:
         session, started = (int(part) for part in marks.session.read_text().split())
@@ -92,7 +92,7 @@ def start_time(pid: int) -> int:
     return _stat(pid)[1]
 
 
-def _holders(marks: Marks) -> Iterator[int]:
+def _holders(marks: AttemptDirectory) -> Iterator[int]:
     """Processes that have the ranks' lock file open. Slow, so only asked when nothing else is found."""
     for pid in _processes():
         with contextlib.suppress(OSError):

@@ -37,8 +37,8 @@ from jobs.protocol.records import (
     Saved,
     Step,
 )
-from workers.rank.handle import Output, Rank, await_death, has_children
-from workers.runtime.launch import Launch
+from workers.rank.handle import OutputPipe, RankHandle, await_death, has_working_children
+from workers.runtime.launch import AttemptConfig
 from workers.runtime.stacks import STACKS_SIGNAL
 from workers.supervisor import error_hints
 from workers.supervisor import outcome as verdict
@@ -48,7 +48,7 @@ from workers.supervisor.descendants import FIELD, Children, seconds_of_descendan
 from workers.supervisor.lease import Lifeline
 from workers.supervisor.oom import kernel_kills
 from workers.supervisor.outcome import LOST, Ending
-from workers.supervisor.stall_detector import Watchdog, is_dying, is_stopped
+from workers.supervisor.stall_detector import StallDetector, is_dying, is_stopped
 from workers.supervisor.telemetry.publisher import Publisher
 
 log = structlog.get_logger(__name__)
@@ -96,9 +96,9 @@ class _Phase(Enum):
 class Watch:
     def __init__(
         self,
-        launch: Launch,
+        launch: AttemptConfig,
         spec: JobSpec,
-        ranks: list[Rank],
+        ranks: list[RankHandle],
         lifeline: Lifeline,
         out: Publisher,
         *,
@@ -119,7 +119,7 @@ class Watch:
         self._wall_ends: float | None = None
         self._over_at = 0.0  # when the last rank so far was done
         self._ending: Ending | None = None
-        self._blamed: tuple[Rank, Outcome | None] | None = None  # who failed first
+        self._blamed: tuple[RankHandle, Outcome | None] | None = None  # who failed first
         self._result: Result | None = None
         self._saving = saving
         self._cuts = self._cuts_of(saving) if saving is not None else None
@@ -128,7 +128,7 @@ class Watch:
         self._steps = [saving.step if saving is not None else 0] * len(ranks)
         self._stepped = False
         self._working: set[int] = set()  # ranks that began a forward or took a step, or had it done
-        self._watchdog = Watchdog(spec.limits.stall_seconds)
+        self._watchdog = StallDetector(spec.limits.stall_seconds)
         self._stacks_asked: float | None = None  # when, for a stall
         self._kernel_kills = kernel_kills()
         self._selector = selectors.DefaultSelector()
@@ -171,19 +171,19 @@ class Watch:
 
     # -- what happens to ranks -----------------------------------------------------------------------
 
-    def _output(self, rank: Rank, output: Output) -> None:
+    def _output(self, rank: RankHandle, output: OutputPipe) -> None:
         self._print(rank, output, self._read(output.fd))
 
-    def _print(self, rank: Rank, output: Output, data: bytes) -> None:
+    def _print(self, rank: RankHandle, output: OutputPipe, data: bytes) -> None:
         if data:  # of the step after the last that the rank has reported
             self._out.output(output.device, output.stream, rank.number, data, self._steps[rank.number])
         if data and output.stream == "stderr":
             rank.last_words = (rank.last_words + data)[-LAST_WORDS_BYTES:]
 
-    def _records(self, rank: Rank) -> None:
+    def _records(self, rank: RankHandle) -> None:
         self._take(rank, self._read(rank.channel))
 
-    def _take(self, rank: Rank, data: bytes) -> None:
+    def _take(self, rank: RankHandle, data: bytes) -> None:
         try:
             for record in rank.unpacker.feed(data):
                 self._record(rank, record)
@@ -192,7 +192,7 @@ class Watch:
             self._unwatch(rank.channel)
             self._fail(rank, Outcome(rank.number, 1, "code_error", f"the rank's channel is corrupt: {error}"))
 
-    def _record(self, rank: Rank, record: AnyRecord) -> None:
+    def _record(self, rank: RankHandle, record: AnyRecord) -> None:
         self._heed(record)
         if self._cuts is not None:
             self._cuts.heed(rank.number, record, monotonic())
@@ -234,21 +234,21 @@ class Watch:
             self._stepped = True
             self._lifeline.mark("first_step")
 
-    def _up(self, rank: Rank) -> None:
+    def _up(self, rank: RankHandle) -> None:
         rank.up = True
         if self._wall_ends is None:
             self._wall_ends = monotonic() + self._spec.limits.wall_seconds
             self._watchdog.start(monotonic())
             self._lifeline.mark("running")
 
-    def _returned(self, rank: Rank, record: Returned) -> None:
+    def _returned(self, rank: RankHandle, record: Returned) -> None:
         rank.returned, rank.returned_at = record, monotonic()
         if self._cuts is not None:
             self._cuts.done(rank.number)
         if record.outcome.exit_code:
             self._blame(rank, record.outcome)  # whatever the others fail of next
 
-    def _over(self, rank: Rank, outcome: Outcome) -> None:
+    def _over(self, rank: RankHandle, outcome: Outcome) -> None:
         rank.outcome, self._over_at = outcome, monotonic()
         if outcome.exit_code:
             self._fail(rank, outcome)
@@ -257,7 +257,7 @@ class Watch:
         if self._phase is _Phase.ENDING:
             rank.leave()
 
-    def _dead(self, rank: Rank) -> None:
+    def _dead(self, rank: RankHandle) -> None:
         spent = seconds_of_descendants(rank.pid)
         if not rank.reap():
             return
@@ -275,7 +275,7 @@ class Watch:
         elif rank.outcome is None:
             self._fail(rank, None)
 
-    def _left_well(self, rank: Rank) -> bool:
+    def _left_well(self, rank: RankHandle) -> bool:
         """Whether a rank that said nothing of its end has succeeded all the same: a script may leave as it likes."""
         return rank.status == 0 and isinstance(self._spec.program, ScriptProgram)
 
@@ -288,7 +288,7 @@ class Watch:
 
     # -- ends ------------------------------------------------------------------------------------------
 
-    def _fail(self, rank: Rank, outcome: Outcome | None) -> None:
+    def _fail(self, rank: RankHandle, outcome: Outcome | None) -> None:
         """A rank failed: by its own report, or (`outcome` None) it died without a word."""
         if self._stopped is not None and outcome is not None and outcome.kind == "stopped":
             self._end(self._stopped)
@@ -298,7 +298,7 @@ class Watch:
                 its = first.outcome  # its exit handlers may have more to say
             self._end(self._failure(first, its))
 
-    def _blame(self, rank: Rank, outcome: Outcome | None) -> tuple[Rank, Outcome | None]:
+    def _blame(self, rank: RankHandle, outcome: Outcome | None) -> tuple[RankHandle, Outcome | None]:
         """Who failed first, as far as that can be told, and is to be named in the end."""
         if self._blamed is None:
             # Peers of a dead rank report broken connections, perhaps before its death shows: look for it first.
@@ -309,12 +309,12 @@ class Watch:
             self._blamed = (rank, outcome) if silent is None else (silent, None)
         return self._blamed
 
-    def _reported(self, rank: Rank) -> bool:
+    def _reported(self, rank: RankHandle) -> bool:
         """Whether a dead rank has said how it ended."""
         self._drain(rank)
         return rank.outcome is not None or self._left_well(rank)
 
-    def _failure(self, rank: Rank, outcome: Outcome | None) -> Ending:
+    def _failure(self, rank: RankHandle, outcome: Outcome | None) -> Ending:
         """The ending that a failed rank gives the attempt."""
         for output in rank.outputs:
             self._output(rank, output)
@@ -419,18 +419,18 @@ class Watch:
                     self._out.say(f"rank {rank.number} is stopped (SIGSTOP) and could show no stack")
             self._end(Ending(Reason.STALLED, f"{why}; the stacks of all ranks are in the log"))
 
-    def _hangs(self, rank: Rank, now: float) -> bool:
+    def _hangs(self, rank: RankHandle, now: float) -> bool:
         if rank.returned is None or rank.outcome is not None:
             return False
         if rank.returned.outcome.exit_code:
             return now - rank.returned_at > FAILED_TEARDOWN_SECONDS
         if rank.returned.stage == "threads" and not self._is_last(rank):
             return False  # they may be its work
-        if has_children(rank.pid):
+        if has_working_children(rank.pid):
             rank.returned_at = now  # it is still at work; when they have ended, it has its time
         return now - max(rank.returned_at, self._over_at) > TEARDOWN_SECONDS
 
-    def _is_last(self, rank: Rank) -> bool:
+    def _is_last(self, rank: RankHandle) -> bool:
         """Whether there are other ranks, and all of them are done."""
         return len(self._ranks) > 1 and all(other.outcome is not None for other in self._ranks if other is not rank)
 
@@ -496,7 +496,7 @@ class Watch:
             self._unwatch(fd)
         return data
 
-    def _drain(self, rank: Rank) -> None:
+    def _drain(self, rank: RankHandle) -> None:
         """Read the records that a rank has written before it died."""
         while rank.channel in self._selector.get_map():
             data = self._read(rank.channel, last=True)

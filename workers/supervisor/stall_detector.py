@@ -21,7 +21,7 @@ _EXITING = 0x4
 _GONE = ["X"] + 6 * ["0"]
 
 
-class Watchdog:
+class StallDetector:
     """Counts silence by a monotonic clock, whose readings it is given. `limit` is in seconds."""
 
     def __init__(self, limit: float | None) -> None:

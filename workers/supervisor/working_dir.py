@@ -16,7 +16,7 @@ from jobs.files import paths as layout
 from jobs.model.spec import JobSpec
 from jobs.store import AttemptId
 from shardyard.contract.errors import BadBundle
-from workers.runtime.launch import Launch, Marks, Workplace
+from workers.runtime.launch import AttemptConfig, AttemptDirectory, WorkingDirectory
 from workers.sandbox import run_as
 from workers.supervisor.checkpoints import directories
 
@@ -30,7 +30,7 @@ class Unusable(Exception):
     """The bundle is gone, or is not what it should be; the message says so."""
 
 
-def prepare(launch: Launch, spec: JobSpec) -> Workplace | None:
+def prepare(launch: AttemptConfig, spec: JobSpec) -> WorkingDirectory | None:
     """Unpack the bundle of `spec` and make the directories around it; `None` where the spec has no bundle.
 
     Raises:
@@ -40,7 +40,7 @@ def prepare(launch: Launch, spec: JobSpec) -> Workplace | None:
     bundle = spec.program.bundle
     if bundle is None:
         return None
-    attempt, marks = launch.attempt, Marks.of(launch.state_dir, launch.attempt)
+    attempt, marks = launch.attempt, AttemptDirectory.of(launch.state_dir, launch.attempt)
     packed = layout.find_bundle(launch.storage, attempt.tenant, bundle)
     if packed is None:
         raise Unusable(f"program.bundle: {bundle} is not in the storage any more; upload it again and resubmit")
@@ -54,7 +54,7 @@ def prepare(launch: Launch, spec: JobSpec) -> Workplace | None:
     output = layout.artifacts_dir(layout.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number))
     output.mkdir(parents=True, exist_ok=True)
     directories.sync_way(storage, output)  # for what a script saves there
-    return Workplace(
+    return WorkingDirectory(
         Path(os.path.realpath(marks.work)), temporary, output, requirements=(marks.work / REQUIREMENTS).exists()
     )
 
@@ -64,7 +64,7 @@ def _short_enough(directory: str) -> str:
     return directory if len(os.fsencode(os.path.realpath(directory))) <= MAX_TEMPORARY else "/tmp"  # noqa: S108
 
 
-def hand_over(launch: Launch, place: Workplace) -> None:
+def hand_over(launch: AttemptConfig, place: WorkingDirectory) -> None:
     """Let the ranks' account, where they have one, reach its workplace, and nothing else of the service's.
 
     Raises:

@@ -34,7 +34,7 @@ from jobs.store.client import RedisStore
 from shardyard.contract.errors import JobFinished
 from tests.integration.redis_server import RedisServer, redis_server
 from tests.integration.store.invariants import violations
-from workers.runtime.launch import Marks
+from workers.runtime.launch import AttemptDirectory
 from workers.supervisor.process_sweep import sweep
 
 T = TypeVar("T")
@@ -323,8 +323,8 @@ class Service:
     def held_by(self, job: str) -> list[int]:
         return [device for device, ref in self.node().held.items() if job in ref]
 
-    def marks(self, attempt: AttemptId) -> Marks:
-        return Marks.of(self.directory / "state" / NODE, attempt)
+    def marks(self, attempt: AttemptId) -> AttemptDirectory:
+        return AttemptDirectory.of(self.directory / "state" / NODE, attempt)
 
     def supervisor(self, attempt: AttemptId) -> int:
         return int(self.marks(attempt).session.read_text().split()[0])
@@ -402,7 +402,7 @@ class Service:
         directories = self.directory / "state" / NODE / "attempts"
         for path in directories.iterdir() if directories.exists() else ():
             tenant, job, number = path.name.split(".")
-            sweep(Marks(path), AttemptId(tenant, job, int(number)))
+            sweep(AttemptDirectory(path), AttemptId(tenant, job, int(number)))
         for pid in self.living():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

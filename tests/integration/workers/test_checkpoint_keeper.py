@@ -20,7 +20,7 @@ from tests.integration.redis_server import RedisServer, redis_server
 from tests.integration.store.world import TENANT, World
 from tests.integration.workers.service import eventually
 from tests.unit.workers.made import a_launch
-from workers.runtime.launch import Account, Launch
+from workers.runtime.launch import Account, AttemptConfig
 from workers.supervisor.checkpoints import directories
 from workers.supervisor.checkpoints.directories import Place
 from workers.supervisor.checkpoints.writer import Keeper
@@ -47,7 +47,7 @@ class Attempt:
     keep: int = 2
     state: bytes = b"state of the report"
     points: bytes = b""
-    launch: Launch = field(init=False)
+    launch: AttemptConfig = field(init=False)
     lifeline: Lifeline = field(init=False)
     place: Place = field(init=False)
     found: Verified | None = None
@@ -61,7 +61,7 @@ class Attempt:
     def _launch(self, job: str) -> None:
         attempt = self.world.attempt(job)
         spec = a_launch(strategy="single").spec
-        self.launch = Launch(
+        self.launch = AttemptConfig(
             attempt, spec, "n1", "127.0.0.1", (), 1, self.storage / "state", self.storage, 120, 5, 3,
             account=self.account,
         )  # fmt: skip

@@ -23,7 +23,7 @@ from jobs.model.records import JobRecord
 from jobs.model.state import Reason, State
 from jobs.protocol import names
 from tests.integration.workers.service import MODULE, NODE, TENANT, Service, eventually, running_service
-from workers.runtime.launch import Marks
+from workers.runtime.launch import AttemptDirectory
 
 pytestmark = pytest.mark.integration
 
@@ -365,7 +365,7 @@ def test_a_stop_does_not_wait_for_a_rank_that_cannot_save(service: Service) -> N
         job = submit(service, "ddp", 2, pool="odd", seconds=0.1)
         commits(service, job, EVERY)
         attempt = service.attempt(job)
-        marks = Marks.of(service.directory / "state" / "n2", attempt)
+        marks = AttemptDirectory.of(service.directory / "state" / "n2", attempt)
         leader = int(marks.session.read_text().split()[0])
         frozen = max(pid for pid in service.living() if os.getsid(pid) == leader and pid != leader)
         os.kill(frozen, signal.SIGSTOP)

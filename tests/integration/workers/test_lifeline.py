@@ -15,8 +15,8 @@ from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
 from tests.integration.redis_server import RedisServer, redis_server
 from tests.integration.store.world import World
-from workers.node.janitor import Rounds, clear
-from workers.runtime.launch import Marks
+from workers.node.janitor import Janitor, clear
+from workers.runtime.launch import AttemptDirectory
 from workers.supervisor import lease, pending_end
 from workers.supervisor.lease import Lifeline
 from workers.supervisor.pending_end import Untold
@@ -214,11 +214,11 @@ def test_an_untold_end_of_an_attempt_that_holds_nothing_is_told_in_the_rounds_an
     world: World, server: RedisServer, tmp_path: Path
 ) -> None:
     attempt = world.claimed()
-    marks = Marks.of(tmp_path / "state", attempt)
+    marks = AttemptDirectory.of(tmp_path / "state", attempt)
     marks.create()
     marks.supervisor_lock.touch()
     pending_end.keep(marks.untold, Untold("c", Reason.COMPLETED, "all went well"))
-    rounds = Rounds("n1", (), tmp_path / "state", tmp_path / "storage", world.store, tuple)
+    rounds = Janitor("n1", (), tmp_path / "state", tmp_path / "storage", world.store, tuple)
     rounds.clear_away()
     server.kill()
     with pytest.raises(Unavailable):

@@ -6,7 +6,7 @@ from typing import Literal
 from jobs.model.records import DeviceRecord
 from jobs.model.spec import JobSpec
 from jobs.store import AttemptId
-from workers.runtime.launch import Launch
+from workers.runtime.launch import AttemptConfig
 
 ATTEMPT = AttemptId("default", "job-1", 3)
 
@@ -18,7 +18,7 @@ def a_launch(
     devices: int = 2,
     kind: Literal["cpu", "cuda"] = "cpu",
     grace_seconds: float = 0.2,
-) -> Launch:
+) -> AttemptConfig:
     spec = JobSpec.model_validate(
         {
             "resources": {"devices": devices},
@@ -34,7 +34,7 @@ def a_launch(
     )
     ids = {"cpu": "cpu:", "cuda": "GPU-"}
     lease = tuple(DeviceRecord(n, kind, n, f"{ids[kind]}{n}", "a device") for n in range(devices))
-    return Launch(
+    return AttemptConfig(
         attempt=ATTEMPT,
         spec=spec,
         node="n1",

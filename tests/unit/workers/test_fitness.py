@@ -3,7 +3,7 @@
 import pytest
 
 from jobs.model.records import DeviceRecord
-from workers.node.device_check import Fitness
+from workers.node.device_check import DeviceChecker
 from workers.node.devices import discover
 
 CPU = DeviceRecord(0, "cpu", 0, "cpu:0", "virtual device")
@@ -12,11 +12,11 @@ GONE = DeviceRecord(1, "cuda", 1, "GPU-00000000-0000-0000-0000-000000000000", "g
 
 
 def test_a_device_that_computes_has_nothing_wrong() -> None:
-    assert Fitness().found_wrong(CPU) == ""
+    assert DeviceChecker().found_wrong(CPU) == ""
 
 
 def test_a_device_that_cannot_compute_says_why_in_one_line() -> None:
-    wrong = Fitness().found_wrong(GONE)
+    wrong = DeviceChecker().found_wrong(GONE)
     assert wrong.startswith("a small computation on it failed: ")
     assert "\n" not in wrong
     assert "cuda" in wrong.lower()
@@ -24,17 +24,17 @@ def test_a_device_that_cannot_compute_says_why_in_one_line() -> None:
 
 def test_a_computation_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.node.device_check.PROGRAM", "import signal; signal.pause()")
-    assert Fitness(seconds=0.1).found_wrong(CPU) == "a small computation on it did not end within 0.1 s"
+    assert DeviceChecker(seconds=0.1).found_wrong(CPU) == "a small computation on it did not end within 0.1 s"
 
 
 def test_a_gpu_that_somebody_uses_is_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
     users = {GONE.id: [41, 42]}
     monkeypatch.setattr("workers.node.device_check.users_of", lambda gpu: users[gpu])
-    assert Fitness().found_wrong(GONE) == "in use by process 41, 42, which no lease explains"
+    assert DeviceChecker().found_wrong(GONE) == "in use by process 41, 42, which no lease explains"
 
 
 @pytest.mark.gpu
 def test_a_gpu_that_computes_has_nothing_wrong() -> None:
     for device in discover("auto"):
         assert device.kind == "cuda"
-        assert Fitness().found_wrong(device) == ""
+        assert DeviceChecker().found_wrong(device) == ""

@@ -8,8 +8,8 @@ import pytest
 
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
-from workers.node.janitor import MAX_CLEARED, Rounds
-from workers.runtime.launch import Marks
+from workers.node.janitor import MAX_CLEARED, Janitor
+from workers.runtime.launch import AttemptDirectory
 
 LEFT = AttemptId("default", "left", 1)
 
@@ -20,19 +20,19 @@ def held() -> set[AttemptId]:
 
 
 @pytest.fixture
-def rounds(tmp_path: Path, held: set[AttemptId]) -> Rounds:
+def rounds(tmp_path: Path, held: set[AttemptId]) -> Janitor:
     control = RedisStore.from_url("unix:///never-connected")
-    return Rounds("n1", (), tmp_path / "state", tmp_path / "storage", control, lambda: held)
+    return Janitor("n1", (), tmp_path / "state", tmp_path / "storage", control, lambda: held)
 
 
-def remains(tmp_path: Path, attempt: AttemptId = LEFT) -> Marks:
-    marks = Marks.of(tmp_path / "state", attempt)
+def remains(tmp_path: Path, attempt: AttemptId = LEFT) -> AttemptDirectory:
+    marks = AttemptDirectory.of(tmp_path / "state", attempt)
     marks.create()
     marks.supervisor_lock.touch()
     return marks
 
 
-def test_what_lies_there_in_two_rounds_is_cleared_away(rounds: Rounds, tmp_path: Path) -> None:
+def test_what_lies_there_in_two_rounds_is_cleared_away(rounds: Janitor, tmp_path: Path) -> None:
     marks = remains(tmp_path)
     rounds.clear_away()
     assert marks.directory.exists(), "it may be an attempt that is just being started"
@@ -41,7 +41,7 @@ def test_what_lies_there_in_two_rounds_is_cleared_away(rounds: Rounds, tmp_path:
 
 
 def test_what_an_attempt_holds_devices_for_is_left_to_the_agent(
-    rounds: Rounds, tmp_path: Path, held: set[AttemptId]
+    rounds: Janitor, tmp_path: Path, held: set[AttemptId]
 ) -> None:
     marks = remains(tmp_path)
     rounds.clear_away()
@@ -52,7 +52,7 @@ def test_what_an_attempt_holds_devices_for_is_left_to_the_agent(
     assert marks.directory.exists(), "it begins anew"
 
 
-def test_an_attempt_whose_supervisor_lives_is_left_alone(rounds: Rounds, tmp_path: Path) -> None:
+def test_an_attempt_whose_supervisor_lives_is_left_alone(rounds: Janitor, tmp_path: Path) -> None:
     marks = remains(tmp_path)
     taken, told = os.pipe(), os.pipe()
     supervisor = os.fork()  # a record lock does not keep out the process that has it
@@ -74,7 +74,7 @@ def test_an_attempt_whose_supervisor_lives_is_left_alone(rounds: Rounds, tmp_pat
         os.waitpid(supervisor, 0)
 
 
-def test_a_round_clears_a_bounded_number(rounds: Rounds, tmp_path: Path) -> None:
+def test_a_round_clears_a_bounded_number(rounds: Janitor, tmp_path: Path) -> None:
     made = [remains(tmp_path, AttemptId("default", f"left{n:02d}", 1)) for n in range(MAX_CLEARED + 3)]
     rounds.clear_away()
     rounds.clear_away()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.workers.made import ATTEMPT
-from workers.runtime.launch import Marks, environment_mark
+from workers.runtime.launch import AttemptDirectory, attempt_variable
 from workers.sandbox import cgroup
 from workers.supervisor.process_sweep import start_time, supervisor_is_dead, sweep
 
@@ -19,8 +19,8 @@ SLEEP = [sys.executable, "-S", "-c", "import time; print('up', flush=True); time
 
 
 @pytest.fixture
-def marks(tmp_path: Path) -> Marks:
-    made = Marks.of(tmp_path, ATTEMPT)
+def marks(tmp_path: Path) -> AttemptDirectory:
+    made = AttemptDirectory.of(tmp_path, ATTEMPT)
     made.create()
     return made
 
@@ -68,26 +68,26 @@ def is_gone(pid: int) -> bool:
     return done == pid and os.WIFSIGNALED(status)
 
 
-def test_an_attempt_without_processes_is_swept_at_once(marks: Marks) -> None:
+def test_an_attempt_without_processes_is_swept_at_once(marks: AttemptDirectory) -> None:
     assert sweep(marks, ATTEMPT, 0) == {}
 
 
 def test_a_process_that_nothing_marks_is_left_alone(
-    marks: Marks, start: Callable[..., subprocess.Popen[bytes]]
+    marks: AttemptDirectory, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     stranger = start(env={})
     assert sweep(marks, ATTEMPT, 0) == {}
     assert stranger.poll() is None
 
 
-def test_the_session_finds_a_forked_process(marks: Marks) -> None:
+def test_the_session_finds_a_forked_process(marks: AttemptDirectory) -> None:
     leader = sleeper(os.setsid)
     marks.session.write_text(f"{leader} {start_time(leader)}")
     assert sweep(marks, ATTEMPT) == {}
     assert is_gone(leader)
 
 
-def test_a_session_number_that_belongs_to_somebody_else_by_now_marks_nobody(marks: Marks) -> None:
+def test_a_session_number_that_belongs_to_somebody_else_by_now_marks_nobody(marks: AttemptDirectory) -> None:
     leader = sleeper(os.setsid)
     marks.session.write_text(f"{leader} {start_time(leader) - 1}")
     assert sweep(marks, ATTEMPT, 0) == {}
@@ -96,9 +96,9 @@ def test_a_session_number_that_belongs_to_somebody_else_by_now_marks_nobody(mark
 
 
 def test_the_environment_finds_a_program_that_has_left_the_session_and_closed_its_files(
-    marks: Marks, start: Callable[..., subprocess.Popen[bytes]]
+    marks: AttemptDirectory, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    name, value = environment_mark(ATTEMPT)
+    name, value = attempt_variable(ATTEMPT)
     child = start(env={name: value}, start_new_session=True, close_fds=True)
     other = start(env={name: value + "0"}, start_new_session=True)  # the thirtieth attempt
     assert sweep(marks, ATTEMPT) == {}
@@ -107,9 +107,9 @@ def test_the_environment_finds_a_program_that_has_left_the_session_and_closed_it
 
 
 def test_a_program_that_has_left_the_session_is_found_if_it_is_not_older_than_that(
-    marks: Marks, start: Callable[..., subprocess.Popen[bytes]]
+    marks: AttemptDirectory, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    name, value = environment_mark(ATTEMPT)
+    name, value = attempt_variable(ATTEMPT)
     child = start(env={name: value}, start_new_session=True)
     marks.session.write_text(f"{os.getpid()} {start_time(child.pid) + 1}")
     assert sweep(marks, ATTEMPT, 0) == {}
@@ -119,7 +119,7 @@ def test_a_program_that_has_left_the_session_is_found_if_it_is_not_older_than_th
     assert child.wait(60) in (-9, 0)
 
 
-def test_the_lock_finds_a_forked_process_that_has_left_the_session(marks: Marks) -> None:
+def test_the_lock_finds_a_forked_process_that_has_left_the_session(marks: AttemptDirectory) -> None:
     lock = os.open(marks.ranks_lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
     pid = sleeper(os.setsid)
@@ -129,18 +129,18 @@ def test_the_lock_finds_a_forked_process_that_has_left_the_session(marks: Marks)
 
 
 def test_the_lock_finds_a_program_by_whatever_path_its_file_was_opened(
-    marks: Marks, tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]]
+    marks: AttemptDirectory, tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     (tmp_path / "alias").symlink_to(tmp_path)
     lock = os.open(marks.ranks_lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
     child = start(env={}, start_new_session=True, pass_fds=(lock,))
     os.close(lock)
-    assert sweep(Marks.of(tmp_path / "alias", ATTEMPT), ATTEMPT) == {}
+    assert sweep(AttemptDirectory.of(tmp_path / "alias", ATTEMPT), ATTEMPT) == {}
     assert child.wait(60) in (-9, 0)  # 0: the sweep has buried it, so nobody knows how it ended
 
 
-def test_the_cgroup_finds_a_process_that_has_no_other_mark(marks: Marks) -> None:
+def test_the_cgroup_finds_a_process_that_has_no_other_mark(marks: AttemptDirectory) -> None:
     group = cgroup.create(marks.cgroup, f"test-{os.getpid()}")
     if group is None:
         pytest.skip("no cgroup is writable here")
@@ -154,7 +154,7 @@ def test_the_cgroup_finds_a_process_that_has_no_other_mark(marks: Marks) -> None
     assert not group.exists()
 
 
-def test_what_will_not_die_is_named(marks: Marks) -> None:
+def test_what_will_not_die_is_named(marks: AttemptDirectory) -> None:
     """The sweep spares its own process, which holds the lock here."""
     lock = os.open(marks.ranks_lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -162,7 +162,7 @@ def test_what_will_not_die_is_named(marks: Marks) -> None:
     os.close(lock)
 
 
-def test_a_supervisor_is_alive_while_it_holds_its_lock_and_dead_when_it_never_was(marks: Marks) -> None:
+def test_a_supervisor_is_alive_while_it_holds_its_lock_and_dead_when_it_never_was(marks: AttemptDirectory) -> None:
     assert supervisor_is_dead(marks)
 
     def take_lock() -> None:

@@ -21,7 +21,7 @@ from jobs.model.state import Order, Reason
 from jobs.protocol.records import AnyRecord, Began, Hello, Note, Outcome, RankUp, Result, Returned, Step, pack
 from tests.timing import once_below
 from tests.unit.workers.made import a_launch
-from workers.rank.handle import Output, Rank
+from workers.rank.handle import OutputPipe, RankHandle
 from workers.supervisor.checkpoints.directories import Place
 from workers.supervisor.checkpoints.writer import Saving
 from workers.supervisor.descendants import listen
@@ -110,9 +110,9 @@ class Pipes:
 Program = Callable[[Pipes], None]
 
 
-def start(programs: list[Program]) -> list[Rank]:
+def start(programs: list[Program]) -> list[RankHandle]:
     """One forked rank for each program."""
-    ranks: list[Rank] = []
+    ranks: list[RankHandle] = []
     for number, program in enumerate(programs):
         channel, command, stdout = os.pipe(), os.pipe(), os.pipe()
         pid = os.fork()
@@ -128,8 +128,8 @@ def start(programs: list[Program]) -> list[Rank]:
             os.close(fd)
         for fd in (channel[0], stdout[0]):
             os.set_blocking(fd, False)
-        outputs = [Output(stdout[0], number, "stdout")]
-        ranks.append(Rank(number, pid, os.pidfd_open(pid), channel[0], command[1], -1, outputs))
+        outputs = [OutputPipe(stdout[0], number, "stdout")]
+        ranks.append(RankHandle(number, pid, os.pidfd_open(pid), channel[0], command[1], -1, outputs))
     return ranks
 
 

@@ -13,11 +13,11 @@ import pytest
 from jobs.files import paths
 from jobs.model import spec
 from tests.unit.workers.made import a_launch
-from workers.runtime.launch import Launch, Marks, Workplace
+from workers.runtime.launch import AttemptConfig, AttemptDirectory, WorkingDirectory
 from workers.supervisor import working_dir
 
 
-def a_bundle(launch: Launch, files: dict[str, str]) -> str:
+def a_bundle(launch: AttemptConfig, files: dict[str, str]) -> str:
     """A bundle in the storage of a launch; its id."""
     made = launch.state_dir / "made.zip"
     made.parent.mkdir(parents=True, exist_ok=True)
@@ -36,8 +36,8 @@ def a_script(bundle: str, **fields: Any) -> spec.JobSpec:
     return spec.parse(json.dumps({"program": program}))
 
 
-def prepared(launch: Launch, files: dict[str, str]) -> Workplace:
-    Marks.of(launch.state_dir, launch.attempt).create()
+def prepared(launch: AttemptConfig, files: dict[str, str]) -> WorkingDirectory:
+    AttemptDirectory.of(launch.state_dir, launch.attempt).create()
     place = working_dir.prepare(launch, a_script(a_bundle(launch, files)))
     assert place is not None
     return place
@@ -49,7 +49,7 @@ def test_a_workplace_is_made_and_goes_with_the_marks(tmp_path: Path) -> None:
     assert (place.root / "pkg" / "__init__.py").exists()
     assert place.requirements
     assert place.output.is_dir()
-    Marks.of(launch.state_dir, launch.attempt).remove()
+    AttemptDirectory.of(launch.state_dir, launch.attempt).remove()
     assert not place.root.exists()
     assert not place.temporary.exists()
     assert place.output.is_dir()
@@ -64,12 +64,12 @@ def test_paths_for_sockets_are_short_however_long_that_of_temporary_files_is(
     launch = a_launch(tmp_path)
     place = prepared(launch, {"train.py": "pass"})
     assert len(os.fsencode(place.temporary)) < 60
-    Marks.of(launch.state_dir, launch.attempt).remove()
+    AttemptDirectory.of(launch.state_dir, launch.attempt).remove()
 
 
 def test_what_a_rank_is_told_of_its_workplace_comes_through(tmp_path: Path) -> None:
-    place = Workplace(tmp_path, tmp_path / "t", tmp_path / "o", requirements=True)
-    assert Workplace.decode(json.loads(json.dumps(place.encode()))) == place
+    place = WorkingDirectory(tmp_path, tmp_path / "t", tmp_path / "o", requirements=True)
+    assert WorkingDirectory.decode(json.loads(json.dumps(place.encode()))) == place
 
 
 def test_a_recipe_without_a_bundle_has_no_workplace(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import structlog
 from jobs.files import checkpoints, paths
 from jobs.files.checkpoints import WEIGHTS, Verified
 from jobs.support import fs
-from workers.runtime.launch import Launch
+from workers.runtime.launch import AttemptConfig
 from workers.sandbox import run_as
 from workers.supervisor.checkpoints.takeover import sync
 
@@ -27,7 +27,7 @@ class Place:
     attempt: Path
 
 
-def place_of(launch: Launch) -> Place:
+def place_of(launch: AttemptConfig) -> Place:
     """Where the checkpoints of an attempt go."""
     attempt = launch.attempt
     directory = paths.attempt_dir(launch.storage, attempt.tenant, attempt.job, attempt.number).absolute()
@@ -35,7 +35,7 @@ def place_of(launch: Launch) -> Place:
     return Place(paths.drafts_dir(directory), kept, directory)
 
 
-def prepare(launch: Launch, place: Place) -> None:
+def prepare(launch: AttemptConfig, place: Place) -> None:
     """Make the directories, and sweep what earlier attempts have left unfinished.
 
     Raises:
@@ -76,7 +76,7 @@ def clear(attempt: Path) -> None:
                 log.warning("not_removed", directory=str(directory), error=str(error))
 
 
-def readable(launch: Launch, place: Place, found: Verified) -> Path:
+def readable(launch: AttemptConfig, place: Place, found: Verified) -> Path:
     """A directory from which the ranks can read a checkpoint: its own, or one with links to the ranks' files in it,
     which their account alone can enter. The files are the service's, and nobody can write to them.
 

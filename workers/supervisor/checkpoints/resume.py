@@ -21,7 +21,7 @@ from jobs.files.checkpoints import Damaged, Kept, Pointer, Progress, Verified
 from jobs.model.spec import JobSpec, ScriptProgram
 from jobs.model.state import Order
 from jobs.protocol.records import Note
-from workers.runtime.launch import Launch, Marks
+from workers.runtime.launch import AttemptConfig, AttemptDirectory
 from workers.supervisor.checkpoints import script_resume
 from workers.supervisor.checkpoints.directories import Place
 from workers.supervisor.checkpoints.script_resume import Search
@@ -87,7 +87,7 @@ def choose(place: Place, lifeline: Lifeline, publisher: Publisher) -> Verified |
     return found
 
 
-def of_script(launch: Launch, spec: JobSpec, lifeline: Lifeline, publisher: Publisher) -> Path | None:
+def of_script(launch: AttemptConfig, spec: JobSpec, lifeline: Lifeline, publisher: Publisher) -> Path | None:
     """Where the newest whole checkpoint is that a script has saved in its earlier attempts, and say so in the log and
     in the report. None: there is none.
 
@@ -98,7 +98,7 @@ def of_script(launch: Launch, spec: JobSpec, lifeline: Lifeline, publisher: Publ
     """
     if not isinstance(spec.program, ScriptProgram) or launch.attempt.number == 1:
         return None
-    into = Marks.of(launch.state_dir, launch.attempt).resume
+    into = AttemptDirectory.of(launch.state_dir, launch.attempt).resume
     take_over = partial(script_resume.take_over, launch.storage, launch.attempt, into)
     try:
         search = _patiently(take_over, "reading the checkpoint of an earlier attempt", lifeline, publisher)

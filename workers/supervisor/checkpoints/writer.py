@@ -30,7 +30,7 @@ from jobs.model.spec import Checkpoint, JobSpec, RecipeProgram
 from jobs.protocol.records import AnyRecord, Note, Saved
 from jobs.support import failpoints, fs
 from shardyard.contract.errors import Unavailable
-from workers.runtime.launch import Launch
+from workers.runtime.launch import AttemptConfig
 from workers.supervisor.checkpoints.directories import Place
 from workers.supervisor.checkpoints.takeover import Refused, copy_start, remove, sync, take_over, write
 from workers.supervisor.lease import FINISH_SECONDS, Lifeline
@@ -130,7 +130,7 @@ class Keeper:
 
     def __init__(
         self,
-        launch: Launch,
+        launch: AttemptConfig,
         place: Place,
         keep: int,
         lifeline: Lifeline,
