@@ -22,13 +22,13 @@ from jobs.model.catalogue import rows_of
 from jobs.model.records import DeviceRecord, NodeInfo
 from jobs.model.spec import JobSpec
 from jobs.model.state import Reason
-from jobs.protocol.records import AnyRecord, DeviceInfo, Metric, Outcome, Outline, Split, Step
+from jobs.protocol.records import AnyRecord, DeviceInfo, Metric, Outcome, Outline, Split, Step, batch_steps
 from jobs.splits.plan import predict
 from jobs.store import AttemptId, Call
 from jobs.store.client import RedisStore
 from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
 from workers.supervisor.telemetry.log_relay import Relay
-from workers.supervisor.telemetry.publisher import Publisher
+from workers.supervisor.telemetry.publisher import TelemetryPublisher
 from workers.supervisor.telemetry.shipper import Shipper
 
 T = TypeVar("T")
@@ -231,31 +231,30 @@ def publish(telemetry: str, storage: Path, made: Made, patterns: int = 2) -> Non
     lease = [LeasedDevice(n, f"cpu:{n}", "gpu-host-3", "cpu", "virtual") for n in range(devices)]
     aggregator = Aggregator(made.job, 1, made.spec, lease, predict(made.spec, *rows_of(made.spec)))
     attempt = AttemptId(TENANT, made.job, 1)
-    publisher = Publisher(directory, attempt, Relay(directory, devices, ship), ship, aggregator, made.spec)
-    for rank, record in records(made.spec, patterns):
-        publisher.record(rank, record)
-    publisher.on_time(0.0)
-    publisher.write_report()
+    publisher = TelemetryPublisher(directory, attempt, Relay(directory, devices, ship), ship, aggregator, made.spec)
+    for rank in range(made.spec.world_size):
+        for record in batch_steps(list(records(made.spec, rank, patterns))):
+            publisher.add_record(rank, record)
+    publisher.flush_due(0.0)
+    publisher.write_final_report()
     publisher.seal()
     publisher.close()
 
 
-def records(wanted: JobSpec, patterns: int, steps: int = 20) -> Iterator[tuple[int, AnyRecord]]:
-    """What the ranks of a job send: batches of so many different sizes, each step with times of its own."""
-    devices, ranks = wanted.resources.devices, wanted.world_size
-    chance = random.Random(str(wanted.labels))
-    for rank in range(ranks):
-        mine = tuple(range(devices)) if ranks == 1 else (rank,)
-        for device in mine:
-            yield rank, DeviceInfo(device, "virtual")
-        yield rank, Outline(1, steps, steps, 32, ROWS)
-        for number in range(patterns):
-            yield rank, _split(number, mine, 32 - number)
-        for step in range(steps):
-            yield rank, _step(step, min(step, patterns - 1), len(mine), chance)
-            if rank == 0:
-                yield rank, Metric(-1, "loss", step, chance.random(), 1.7e9 + step)
-        yield rank, Outcome(rank, 0)
+def records(wanted: JobSpec, rank: int, patterns: int, steps: int = 20) -> Iterator[AnyRecord]:
+    """What a rank of a job sends: batches of so many different sizes, each step with times of its own."""
+    chance = random.Random(f"{wanted.labels} {rank}")
+    mine = tuple(range(wanted.resources.devices)) if wanted.world_size == 1 else (rank,)
+    for device in mine:
+        yield DeviceInfo(device, "virtual")
+    yield Outline(1, steps, steps, 32, ROWS)
+    for number in range(patterns):
+        yield _split(number, mine, 32 - number)
+    for step in range(steps):
+        yield _step(step, min(step, patterns - 1), len(mine), chance)
+        if rank == 0:
+            yield Metric(-1, "loss", step, chance.random(), 1.7e9 + step)
+    yield Outcome(rank, 0)
 
 
 def _split(number: int, devices: Sequence[int], rows: int) -> Split:

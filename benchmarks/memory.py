@@ -25,7 +25,7 @@ from benchmarks import finished
 from benchmarks.comparing import Figure, Say, Scale, at_most, times_better
 from benchmarks.finished import Made, Maker
 from benchmarks.servers import redis_server
-from workers.supervisor.telemetry.publisher import WRITTEN_TTL
+from workers.supervisor.telemetry.report_publisher import WRITTEN_TTL
 
 TITLE = "Redis memory of a finished job"
 OURS, PLAIN = "shardyard", "hash with JSON"

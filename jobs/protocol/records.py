@@ -13,6 +13,7 @@ Devices are logical: indexes into the lease.
 
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -259,13 +260,12 @@ class Saved(Record, frozen=True):
     error: str = ""
 
 
-AnyRecord = (
+#: Every record but the two that come in masses.
+SingleRecord = (
     RankUp
     | DeviceInfo
     | Outline
     | Split
-    | Step
-    | Metric
     | Note
     | Result
     | Outcome
@@ -280,29 +280,58 @@ AnyRecord = (
     | Paused
     | Saved
 )
+AnyRecord = Step | Metric | SingleRecord
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[AnyRecord, ...])
 
 
-def pack(records: Sequence[AnyRecord]) -> bytes:
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """Steps and metrics that one process sent without another record in between, each kind in its order."""
+
+    steps: list[Step] = field(default_factory=list)
+    metrics: list[Metric] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.steps or self.metrics)
+
+
+def batch_steps(packet: Sequence[AnyRecord]) -> Iterator[StepBatch | SingleRecord]:
+    """The records of one packet in their order, with neighbouring steps and metrics in one batch."""
+    batch = StepBatch()
+    for record in packet:
+        if isinstance(record, Step):
+            batch.steps.append(record)
+        elif isinstance(record, Metric):
+            batch.metrics.append(record)
+        else:
+            if batch:
+                yield batch
+                batch = StepBatch()
+            yield record
+    if batch:
+        yield batch
+
+
+def encode_packet(records: Sequence[AnyRecord]) -> bytes:
     """Encode records as one packet, length first."""
     body = _encoder.encode(records)
     return _LENGTH.pack(len(body)) + body
 
 
-class Unpacker:
-    """Turns the bytes of a pipe, in whatever pieces they come, back into records."""
+class PacketDecoder:
+    """Decodes the packets of a pipe, whose bytes may come in pieces of any size."""
 
     def __init__(self, limit: int = MAX_PACKET_BYTES) -> None:
         self._limit = limit  # of one packet
         self._pending = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[AnyRecord]:
-        """Yield the records that `data` completes.
+    def feed(self, data: bytes) -> Iterator[tuple[AnyRecord, ...]]:
+        """Yield the packets that `data` completes.
 
         Raises:
-            ValueError: the stream is not ours (an impossible length, or bytes that do not decode).
+            ValueError: the stream does not consist of packets (an impossible length, or bytes that do not decode).
         """
         self._pending += data
         while len(self._pending) >= _LENGTH.size:
@@ -315,7 +344,7 @@ class Unpacker:
             body = bytes(self._pending[_LENGTH.size : end])
             del self._pending[:end]
             try:
-                records = _decoder.decode(body)
+                packet = _decoder.decode(body)
             except msgspec.MsgspecError as error:
                 raise ValueError(f"a packet does not decode: {error}") from error
-            yield from records
+            yield packet

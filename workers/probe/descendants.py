@@ -105,7 +105,7 @@ class SocketSink(ChannelSink):
     def _run(self) -> None:
         try:
             self._socket = _dial(self._address)
-            self._write(records.pack([self._hello]))
+            self._write(records.encode_packet([self._hello]))
             self._pump()
         except Exception:  # noqa: BLE001, S110  (whatever it is, the process goes on unobserved)
             pass

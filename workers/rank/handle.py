@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobs.files.log_file import StreamName
-from jobs.protocol.records import Outcome, Returned, Unpacker
+from jobs.protocol.records import Outcome, PacketDecoder, Returned
 from workers.rank.process import EXIT_BROKEN, RankPipes, run_rank
 from workers.runtime import commands
 from workers.runtime.launch import AttemptConfig, AttemptDirectory, StartMessage
@@ -37,7 +37,7 @@ class RankHandle:
     command: int  # words go in here
     orders: int  # a file in memory that all ranks share, written once the attempt is claimed
     outputs: list[OutputPipe]
-    unpacker: Unpacker = field(default_factory=Unpacker)
+    decoder: PacketDecoder = field(default_factory=PacketDecoder)
     up: bool = False
     returned: Returned | None = None  # its program has ended, and this is what is left to do
     returned_at: float = 0.0  # monotonic

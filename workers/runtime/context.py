@@ -20,7 +20,7 @@ FLUSH_SECONDS = 0.2
 FIRST_FLUSH_SECONDS = 0.005
 #: Records that may wait for the pipe. Beyond this the trainer waits: the supervisor always drains.
 MAX_PENDING = 16_384
-#: Records in one packet, far below `telemetry.MAX_PACKET_BYTES`.
+#: Records in one packet, far below `records.MAX_PACKET_BYTES`.
 MAX_IN_PACKET = 2_048
 CLOSE_SECONDS = 5.0
 #: Exit code of a rank whose records cannot be sent.
@@ -170,7 +170,7 @@ class ChannelSink:
             self._writing = True
             batch = self._pending[:MAX_IN_PACKET]
             del self._pending[: len(batch)]
-            self._write(records.pack(batch))
+            self._write(records.encode_packet(batch))
             self._writing = False
             with self._changed:
                 self._changed.notify_all()

@@ -19,7 +19,17 @@ from pathlib import Path
 
 import structlog
 
-from jobs.protocol.records import AnyRecord, Hello, Note, Outcome, RankUp, Result, Unpacker
+from jobs.protocol.records import (
+    Hello,
+    Note,
+    Outcome,
+    PacketDecoder,
+    RankUp,
+    Result,
+    SingleRecord,
+    StepBatch,
+    batch_steps,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +62,7 @@ class _Child:
     source: int
     found: int | None  # the rank that it was seen to descend from; None: its parents are gone
     rank: int | None = None  # None before its hello
-    unpacker: Unpacker = field(default_factory=lambda: Unpacker(MAX_PACKET_BYTES))
+    decoder: PacketDecoder = field(default_factory=lambda: PacketDecoder(MAX_PACKET_BYTES))
 
 
 class Children:
@@ -67,7 +77,7 @@ class Children:
         *,
         watch: Callable[[int, Callable[[], object]], None],
         unwatch: Callable[[int], None],
-        record: Callable[[int, AnyRecord, int], None],
+        record: Callable[[int, StepBatch | SingleRecord, int], None],
         ended: Callable[[int, int], None],
         uid: int | None = None,
     ) -> None:
@@ -179,18 +189,19 @@ class Children:
             self._end(child)
             return False
         try:
-            for record in child.unpacker.feed(data):
-                self._take(child, record)
+            for packet in child.decoder.feed(data):
+                for record in batch_steps(packet):
+                    self._take(child, record)
         except ValueError as error:
             self._cut_off(child, str(error))
             return False
         return True
 
-    def _take(self, child: _Child, record: AnyRecord) -> None:
+    def _take(self, child: _Child, record: StepBatch | SingleRecord) -> None:
         """Raises ValueError where the record is none that may come now."""
         if child.rank is None:
             if not isinstance(record, Hello):
-                raise ValueError(f"its first word was {type(record).__name__}, not Hello")
+                raise ValueError(f"its first word was {_record_name(record)}, not Hello")
             child.rank = self._rank_of(child, record)
             return
         if isinstance(record, _RANKS_OWN):
@@ -220,6 +231,12 @@ class Children:
         if reason not in self._said and len(self._said) < MAX_LIVE:
             self._said.add(reason)
             self._record(rank, Note(FIELD, reason), source)
+
+
+def _record_name(record: StepBatch | SingleRecord) -> str:
+    if isinstance(record, StepBatch):
+        return "Step" if record.steps else "Metric"
+    return type(record).__name__
 
 
 def listen(path: Path) -> socket.socket:

@@ -57,7 +57,7 @@ from workers.supervisor.process_sweep import start_time, sweep
 from workers.supervisor.rank_monitor import Watch
 from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
 from workers.supervisor.telemetry.log_relay import Relay
-from workers.supervisor.telemetry.publisher import Publisher
+from workers.supervisor.telemetry.publisher import TelemetryPublisher
 from workers.supervisor.telemetry.shipper import Shipper
 from workers.supervisor.working_dir import Unusable
 
@@ -103,7 +103,7 @@ def supervise(launch: AttemptConfig, credentials: Connection) -> None:
             marks.remove()
         return
 
-    publisher: Publisher | None = None
+    publisher: TelemetryPublisher | None = None
     try:
         place = working_dir.prepare(launch, spec)
         meeting = _serve_store(launch, rendezvous) if rendezvous is not None else None
@@ -285,7 +285,9 @@ def _clear(marks: AttemptDirectory, launch: AttemptConfig) -> dict[int, str]:
 # -- checkpoints -------------------------------------------------------------------------------------
 
 
-def _prepare_saving(launch: AttemptConfig, spec: JobSpec, lifeline: Lifeline, publisher: Publisher) -> Saving | None:
+def _prepare_saving(
+    launch: AttemptConfig, spec: JobSpec, lifeline: Lifeline, publisher: TelemetryPublisher
+) -> Saving | None:
     """Make room for checkpoints, where the job asks for them, and choose the one to begin with.
 
     Raises:
@@ -298,13 +300,13 @@ def _prepare_saving(launch: AttemptConfig, spec: JobSpec, lifeline: Lifeline, pu
     directories.prepare(launch, place)
     found = resume.choose(place, lifeline, publisher)
     if found is not None:
-        publisher.resume(found)
-    keeper = Keeper(launch, place, wanted.keep, lifeline, publisher.cut, found)
+        publisher.resume_from(found)
+    keeper = Keeper(launch, place, wanted.keep, lifeline, publisher.dump_state, found)
     readable = directories.readable(launch, place, found) if found is not None else None
     return Saving(wanted, place, keeper, found, readable)
 
 
-def _finish_saving(saving: Saving, publisher: Publisher) -> None:
+def _finish_saving(saving: Saving, publisher: TelemetryPublisher) -> None:
     saving.keeper.close()
     saving.tell(publisher)
 
@@ -321,16 +323,18 @@ def _publish_weights(saving: Saving) -> None:
 # -- 5: telemetry ------------------------------------------------------------------------------------
 
 
-def _listen_to_children(place: WorkingDirectory, publisher: Publisher) -> socket.socket | None:
+def _listen_to_children(place: WorkingDirectory, publisher: TelemetryPublisher) -> socket.socket | None:
     """Where processes that the job's own code starts can report; without it, the job runs all the same."""
     try:
         return descendants.listen(place.socket)
     except OSError as error:  # the system's temporary directory may have a name that is too long for a socket
-        publisher.record(0, Note(descendants.FIELD, f"processes that the script starts cannot be followed: {error}"))
+        publisher.add_record(
+            0, Note(descendants.FIELD, f"processes that the script starts cannot be followed: {error}")
+        )
         return None
 
 
-def _open_publisher(launch: AttemptConfig, spec: JobSpec, secrets: Credentials) -> Publisher:
+def _open_publisher(launch: AttemptConfig, spec: JobSpec, secrets: Credentials) -> TelemetryPublisher:
     attempt = launch.attempt
     directory = paths.attempt_dir(launch.storage, attempt.tenant, attempt.job, attempt.number)
     shipper = Shipper(secrets.telemetry_url, attempt.tenant, attempt.job, attempt.number)
@@ -341,18 +345,18 @@ def _open_publisher(launch: AttemptConfig, spec: JobSpec, secrets: Credentials) 
         for index, device in enumerate(launch.devices)
     ]
     reporter = Aggregator(attempt.job, attempt.number, spec, lease, prediction)
-    return Publisher(directory, attempt, relay, shipper, reporter, spec)
+    return TelemetryPublisher(directory, attempt, relay, shipper, reporter, spec)
 
 
 # -- the end -----------------------------------------------------------------------------------------
 
 
-def _seal(publisher: Publisher, lifeline: Lifeline, ending: Ending) -> Ending:
+def _seal(publisher: TelemetryPublisher, lifeline: Lifeline, ending: Ending) -> Ending:
     """Complete the files. An attempt that has succeeded waits a while for a disk that is full, unless it is wanted to
     end; without its report it has failed, so that nobody takes half of what it was to leave for all of it."""
     completed = ending.reason is Reason.COMPLETED
     deadline = monotonic() + (DISK_SECONDS if completed else 0)
-    while (why := publisher.write_report()) and monotonic() < deadline and lifeline.order is Order.GO:
+    while (why := publisher.write_final_report()) and monotonic() < deadline and lifeline.order is Order.GO:
         threading.Event().wait(DISK_RETRY_SECONDS)
     publisher.seal()
     if not why or not completed:

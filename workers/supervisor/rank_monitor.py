@@ -23,10 +23,8 @@ import structlog
 from jobs.model.spec import JobSpec, ScriptProgram
 from jobs.model.state import Order, Reason
 from jobs.protocol.records import (
-    AnyRecord,
     Began,
     Loaded,
-    Metric,
     Note,
     Outcome,
     Paused,
@@ -35,7 +33,9 @@ from jobs.protocol.records import (
     Result,
     Returned,
     Saved,
-    Step,
+    SingleRecord,
+    StepBatch,
+    batch_steps,
 )
 from workers.rank.handle import OutputPipe, RankHandle, await_death, has_working_children
 from workers.runtime.launch import AttemptConfig
@@ -49,7 +49,7 @@ from workers.supervisor.lease import Lifeline
 from workers.supervisor.oom import kernel_kills
 from workers.supervisor.outcome import LOST, Ending
 from workers.supervisor.stall_detector import StallDetector, is_dying, is_stopped
-from workers.supervisor.telemetry.publisher import Publisher
+from workers.supervisor.telemetry.publisher import TelemetryPublisher
 
 log = structlog.get_logger(__name__)
 
@@ -77,7 +77,7 @@ LAST_WORDS_BYTES = 2048
 #: A rank must be up this soon after it was told to go.
 START_SECONDS = 120.0
 #: What a rank cannot send without getting on.
-SIGNS = (Step, Began, Loaded, Metric, Progress, Saved)
+SIGNS = (StepBatch, Began, Loaded, Progress, Saved)
 #: How long the stacks of a run that has stalled may take to arrive.
 STACKS_SECONDS = 1.0
 #: The death of a rank that is dying may show this much later than the broken connection that it gave its peers.
@@ -100,7 +100,7 @@ class Watch:
         spec: JobSpec,
         ranks: list[RankHandle],
         lifeline: Lifeline,
-        out: Publisher,
+        out: TelemetryPublisher,
         *,
         requirements: bool = False,
         listener: socket.socket | None = None,
@@ -166,7 +166,7 @@ class Watch:
                     key.data()
             self._on_time()
             self._bury_orphans()
-            self._out.on_time(time.time())
+            self._out.flush_due(time.time())
         return self._ended()
 
     # -- what happens to ranks -----------------------------------------------------------------------
@@ -176,7 +176,7 @@ class Watch:
 
     def _print(self, rank: RankHandle, output: OutputPipe, data: bytes) -> None:
         if data:  # of the step after the last that the rank has reported
-            self._out.output(output.device, output.stream, rank.number, data, self._steps[rank.number])
+            self._out.add_output(output.device, output.stream, rank.number, data, self._steps[rank.number])
         if data and output.stream == "stderr":
             rank.last_words = (rank.last_words + data)[-LAST_WORDS_BYTES:]
 
@@ -185,23 +185,25 @@ class Watch:
 
     def _take(self, rank: RankHandle, data: bytes) -> None:
         try:
-            for record in rank.unpacker.feed(data):
-                self._record(rank, record)
+            for packet in rank.decoder.feed(data):
+                for record in batch_steps(packet):
+                    self._record(rank, record)
         except ValueError as error:
             log.error("channel_corrupt", rank=rank.number, error=str(error))
             self._unwatch(rank.channel)
             self._fail(rank, Outcome(rank.number, 1, "code_error", f"the rank's channel is corrupt: {error}"))
 
-    def _record(self, rank: RankHandle, record: AnyRecord) -> None:
+    def _record(self, rank: RankHandle, record: StepBatch | SingleRecord) -> None:
         self._heed(record)
         if self._cuts is not None:
-            self._cuts.heed(rank.number, record, monotonic())
+            for one in record.steps if isinstance(record, StepBatch) else (record,):
+                self._cuts.heed(rank.number, one, monotonic())
         match record:
             case Saved() | Paused():
                 return
             case RankUp():
                 self._up(rank)
-            case Step() if record.phase in MAIN_PHASES:
+            case StepBatch():
                 self._stepped_to(rank.number, record)
             case Began():
                 self._working.add(rank.number)
@@ -212,23 +214,26 @@ class Watch:
                 return
             case Outcome():
                 self._over(rank, record)
-        self._out.record(rank.number, record)
+        self._out.add_record(rank.number, record)
 
-    def _record_of_child(self, rank: int, record: AnyRecord, source: int) -> None:
+    def _record_of_child(self, rank: int, record: StepBatch | SingleRecord, source: int) -> None:
         self._heed(record)
         match record:
             case Began():
                 self._working.add(rank)
-            case Step() if record.phase in MAIN_PHASES:
+            case StepBatch():
                 self._stepped_to(rank, record)
-        self._out.record(rank, record, source)
+        self._out.add_record(rank, record, source)
 
-    def _heed(self, record: AnyRecord) -> None:
+    def _heed(self, record: StepBatch | SingleRecord) -> None:
         if isinstance(record, SIGNS):
             self._watchdog.sign(monotonic())
 
-    def _stepped_to(self, rank: int, step: Step) -> None:
-        self._steps[rank] = step.step + 1
+    def _stepped_to(self, rank: int, batch: StepBatch) -> None:
+        last = next((step for step in reversed(batch.steps) if step.phase in MAIN_PHASES), None)
+        if last is None:
+            return
+        self._steps[rank] = last.step + 1
         self._working.add(rank)
         if not self._stepped:
             self._stepped = True
@@ -266,11 +271,11 @@ class Watch:
         if self._children is not None:
             self._children.drain()  # they have sent what they had before the rank could know of their end
             if rank.number not in self._working and spent > UNSEEN_SECONDS:
-                self._out.record(rank.number, Note(FIELD, UNSEEN.format(spent)))
+                self._out.add_record(rank.number, Note(FIELD, UNSEEN.format(spent)))
         self._out.rank_ended(rank.number)
         if rank.outcome is None and self._left_well(rank):
             outcome = Outcome(rank.number, 0)
-            self._out.record(rank.number, outcome)
+            self._out.add_record(rank.number, outcome)
             self._over(rank, outcome)
         elif rank.outcome is None:
             self._fail(rank, None)
@@ -384,7 +389,9 @@ class Watch:
             self._signal(signal.SIGTERM)
         elif self._cuts.left or now > self._stop_ends:
             if not self._cuts.left:
-                self._out.say(f"the ranks could not save within {self._launch.checkpoint_seconds:g} s; they are ended")
+                self._out.log_line(
+                    f"the ranks could not save within {self._launch.checkpoint_seconds:g} s; they are ended"
+                )
             self._end(ending)
 
     def _look_after_checkpoints(self, now: float) -> None:
@@ -400,7 +407,7 @@ class Watch:
         for rank in self._ranks:
             if self._phase is _Phase.WORKING and self._hangs(rank, now):
                 assert rank.returned is not None
-                self._out.say(f"rank {rank.number} had finished its work and did not end; it was killed")
+                self._out.log_line(f"rank {rank.number} had finished its work and did not end; it was killed")
                 rank.kill(signal.SIGKILL)
                 self._over(rank, rank.returned.outcome)
 
@@ -411,12 +418,12 @@ class Watch:
             self._stacks_asked = None
         elif self._stacks_asked is None:
             self._stacks_asked = now
-            self._out.say(f"{why}; the stacks of all ranks follow, in the log of each")
+            self._out.log_line(f"{why}; the stacks of all ranks follow, in the log of each")
             self._signal(STACKS_SIGNAL)
         elif now - self._stacks_asked > STACKS_SECONDS and self._phase is _Phase.WORKING:
             for rank in self._ranks:
                 if rank.outcome is None and is_stopped(rank.pid):
-                    self._out.say(f"rank {rank.number} is stopped (SIGSTOP) and could show no stack")
+                    self._out.log_line(f"rank {rank.number} is stopped (SIGSTOP) and could show no stack")
             self._end(Ending(Reason.STALLED, f"{why}; the stacks of all ranks are in the log"))
 
     def _hangs(self, rank: RankHandle, now: float) -> bool:
@@ -505,7 +512,7 @@ class Watch:
             self._take(rank, data)
 
     def _pause(self) -> float:
-        deadline = self._out.deadline()
+        deadline = self._out.next_deadline()
         if deadline is None:
             return TICK_SECONDS
         return min(TICK_SECONDS, max(0.0, deadline - time.time()))

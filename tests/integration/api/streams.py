@@ -19,7 +19,7 @@ from jobs.protocol.records import Metric
 from jobs.store.client import RedisStore
 from tests.integration.api.conftest import ADMIN
 from workers.supervisor.telemetry.log_relay import Relay
-from workers.supervisor.telemetry.publisher import write_atomically
+from workers.supervisor.telemetry.report_publisher import write_atomically
 from workers.supervisor.telemetry.shipper import Shipper
 
 

@@ -8,6 +8,7 @@ import socket
 import time
 import traceback
 from dataclasses import dataclass
+from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +16,7 @@ from typing import TypeVar
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from jobs.model.spec import JobSpec
-from jobs.protocol.records import AnyRecord, Outcome, Record, Step, Unpacker
+from jobs.protocol.records import AnyRecord, Outcome, PacketDecoder, Record, Step
 from jobs.splits.plan import predict
 from jobs.splits.report import Report
 from workers.runtime.commands import CONTINUE
@@ -86,7 +87,7 @@ def _read_all(
     receivers: list[Connection], deadline: float, dies_after: int | None, leave: Connection
 ) -> list[list[AnyRecord]]:
     """Everything that the ranks send. They may leave when each has come to its end, or one has failed."""
-    unpackers = [Unpacker() for _ in receivers]
+    decoders = [PacketDecoder() for _ in receivers]
     records: list[list[AnyRecord]] = [[] for _ in receivers]
     with selectors.DefaultSelector() as selector:
         for rank, receiver in enumerate(receivers):
@@ -97,7 +98,7 @@ def _read_all(
                 raise TimeoutError(f"ranks still run; they sent {[seen[-1:] for seen in records]}")
             for key, _ in selector.select(left):
                 data = os.read(key.fd, 1 << 16)
-                records[key.data] += unpackers[key.data].feed(data)
+                records[key.data] += chain.from_iterable(decoders[key.data].feed(data))
                 if not data:
                     selector.unregister(key.fd)
             last = [_last(seen, dies_after) for seen in records]

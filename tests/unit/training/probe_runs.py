@@ -101,7 +101,9 @@ def _collect(started: Sequence[Any]) -> list[Seen]:
             process.join(DEADLINE_SECONDS)
     for _, _, failure, _ in answers:
         assert not failure, failure
-    return [Seen(list(telemetry.Unpacker().feed(packet)), result, printed) for packet, result, _, printed in answers]
+    return [
+        Seen(list(*telemetry.PacketDecoder().feed(packet)), result, printed) for packet, result, _, printed in answers
+    ]
 
 
 def _run(pipe: Connection, program: Any, args: Any, rank: int, world: int, devices: int, rehearsed: bool) -> None:
@@ -112,7 +114,7 @@ def _run(pipe: Connection, program: Any, args: Any, rank: int, world: int, devic
         result = _watch(sink, program, args, rank, world, devices, rehearsed)
     except BaseException:  # noqa: BLE001  (whatever it was is told)
         failure = traceback.format_exc()
-    pipe.send((telemetry.pack(sink.records), result, failure, sink.printed))
+    pipe.send((telemetry.encode_packet(sink.records), result, failure, sink.printed))
     pipe.poll(DEADLINE_SECONDS)  # whoever asked lets go of the pipe
     os._exit(0)
 

@@ -6,13 +6,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
 
-from jobs.protocol.records import Activity, AnyRecord, Began, Group, Hello, Metric, Note, Step, Unpacker
+from jobs.protocol.records import Activity, AnyRecord, Began, Group, Hello, Metric, Note, PacketDecoder, Step
 from tests.unit.workers.listening import Listening
 from workers.probe import descendants
 from workers.probe.descendants import ChildSink, Family, FamilySink
@@ -79,9 +80,9 @@ def test_a_forked_child_writes_to_the_socket_and_never_to_its_parents_pipe() -> 
         assert ended(listening, in_a_child(act)) == 0
         assert listening.records == [(0, 1, BEGAN)]
         sink.emit(STEP)
-        unpacker, heard = Unpacker(), list[AnyRecord]()
+        decoder, heard = PacketDecoder(), list[AnyRecord]()
         while STEP not in heard:
-            heard += unpacker.feed(os.read(reader, 4096))
+            heard += chain.from_iterable(decoder.feed(os.read(reader, 4096)))
         assert heard == [Note("field", "of the parent"), STEP]
     os.close(reader)
 
@@ -324,7 +325,7 @@ def test_a_rank_keeps_its_own_sink_and_gives_its_programs_what_they_need(monkeyp
     context = RankContext(0, 1, DEVICES, 2, 1, own)
     followed = descendants.follow(context, "/address", "/output", rehearsed=True)
     followed.sink.emit(STEP)
-    assert list(Unpacker().feed(os.read(reader, 4096))) == [STEP]
+    assert list(PacketDecoder().feed(os.read(reader, 4096))) == [(STEP,)]
     assert Family.decode(os.environ[descendants.FAMILY]).rehearsed
     assert os.environ["PYTHONPATH"] == str(descendants.BOOT)
     assert (descendants.BOOT / "sitecustomize.py").exists()

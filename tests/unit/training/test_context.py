@@ -6,10 +6,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 import pytest
 
-from jobs.protocol.records import AnyRecord, Note, Step, Unpacker
+from jobs.protocol.records import AnyRecord, Note, PacketDecoder, Step
 from workers.runtime import context
 from workers.runtime.context import ChannelSink, DeviceStreams
 
@@ -41,10 +42,14 @@ class Reader(threading.Thread):
         self.packets = 0
 
     def run(self) -> None:
-        unpacker = Unpacker()
+        decoder = PacketDecoder()
         while data := os.read(self._fd, 1 << 16):
-            self.records += unpacker.feed(data)
+            self.records += chain.from_iterable(decoder.feed(data))
             self.packets += 1
+
+
+def decoded(data: bytes) -> list[AnyRecord]:
+    return list(chain.from_iterable(PacketDecoder().feed(data)))
 
 
 # -- ChannelSink -----------------------------------------------------------------------------------
@@ -54,7 +59,7 @@ def test_the_first_record_is_sent_at_once(pipe: Pipe, monkeypatch: pytest.Monkey
     monkeypatch.setattr(context, "FLUSH_SECONDS", 60)
     sink = ChannelSink(pipe[1])
     sink.emit(note(1))
-    assert list(Unpacker().feed(os.read(pipe[0], 4096))) == [note(1)]
+    assert decoded(os.read(pipe[0], 4096)) == [note(1)]
     sink.close()
 
 
@@ -64,11 +69,11 @@ def test_the_first_step_is_sent_at_once_however_far_apart_packets_are(
     monkeypatch.setattr(context, "FIRST_FLUSH_SECONDS", 60)
     sink = ChannelSink(pipe[1])
     sink.emit(note(1))
-    assert list(Unpacker().feed(os.read(pipe[0], 4096))) == [note(1)]
+    assert decoded(os.read(pipe[0], 4096)) == [note(1)]
     step = Step(0, 0, "train", (0,), at=1.0, step_ms=1.0)
     sink.emit(step)
     assert select.select([pipe[0]], [], [], 60)[0], "it waits for the next packet"
-    assert list(Unpacker().feed(os.read(pipe[0], 4096))) == [step]
+    assert decoded(os.read(pipe[0], 4096)) == [step]
     sink.close()
 
 
@@ -82,7 +87,7 @@ def test_what_comes_without_a_rest_goes_into_one_packet_for_each_pause(
     sizes = []
     for _ in range(5):
         head = os.read(pipe[0], 4)
-        sizes.append(len(list(Unpacker().feed(head + os.read(pipe[0], int.from_bytes(head))))))
+        sizes.append(len(decoded(head + os.read(pipe[0], int.from_bytes(head)))))
         assert not sink.idle, "to be woken costs the program more than a record does"
     sink.chores.clear()
     sink.close()
@@ -117,7 +122,7 @@ def test_flush_waits_until_everything_is_written(pipe: Pipe, monkeypatch: pytest
     for number in range(100):
         sink.emit(note(number))
     assert sink.flush()
-    assert len(list(Unpacker().feed(os.read(pipe[0], 1 << 16)))) == 100
+    assert len(decoded(os.read(pipe[0], 1 << 16))) == 100
     sink.close()
 
 

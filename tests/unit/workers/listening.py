@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 
-from jobs.protocol.records import AnyRecord, Hello, pack
+from jobs.protocol.records import AnyRecord, Hello, SingleRecord, StepBatch, encode_packet
 from workers.supervisor.descendants import ADMITTED, Children, listen
 
 DEADLINE_SECONDS = 60.0
@@ -30,9 +30,13 @@ class Listening:
             {os.getpid(): 0} if ranks is None else ranks,
             watch=self._watch,
             unwatch=self._unwatch,
-            record=lambda rank, record, source: self.records.append((rank, source, record)),
+            record=self._add_record,
             ended=lambda rank, source: self.ended.append((rank, source)),
         )
+
+    def _add_record(self, rank: int, record: StepBatch | SingleRecord, source: int) -> None:
+        records: list[AnyRecord] = [*record.steps, *record.metrics] if isinstance(record, StepBatch) else [record]
+        self.records += [(rank, source, one) for one in records]
 
     def _watch(self, fd: int, handle: Callable[[], object]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, handle)
@@ -98,7 +102,7 @@ class Caller:
         return answer == [ADMITTED]
 
     def send(self, *records: AnyRecord) -> None:
-        self.socket.sendall(pack(records))
+        self.socket.sendall(encode_packet(records))
 
     def hello(self, rank: int = 0) -> None:
         self.send(Hello(os.getpid(), os.getppid(), "forked", rank))

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from jobs.protocol.records import Began, Hello, Note, Outcome, RankUp, Result, pack
+from jobs.protocol.records import Began, Hello, Note, Outcome, RankUp, Result, encode_packet
 from tests.unit.workers.listening import Caller, Listening
 from workers.supervisor import descendants
 from workers.supervisor.descendants import MAX_PACKET_BYTES, STOPPING
@@ -36,7 +36,7 @@ def forked(path: str, records: int) -> int:
             connection.settimeout(30)
             connection.connect(path)
             connection.recv(1)
-            connection.sendall(pack([Hello(os.getpid(), os.getppid(), "forked"), *[BEGAN] * records]))
+            connection.sendall(encode_packet([Hello(os.getpid(), os.getppid(), "forked"), *[BEGAN] * records]))
         finally:
             os._exit(0)
     return pid
@@ -80,11 +80,11 @@ def test_a_killed_child_has_ended() -> None:
         (struct.pack(">I", 4) + b"\xc1\xc1\xc1\xc1", "does not decode"),
         (struct.pack(">I", 3) + b"\x93\x01\x02", "does not decode"),
         (b"GET / HTTP/1.1\r\n\r\n", "over the limit"),
-        (pack([BEGAN]), "its first word was Began"),
-        (pack([Hello(1, 1, "forked"), Outcome(0, 0)]), "Outcome is a rank's own to say"),
-        (pack([Hello(1, 1, "forked"), RankUp(0)]), "RankUp is a rank's own to say"),
-        (pack([Hello(1, 1, "forked"), Result(0.0, {})]), "Result is a rank's own to say"),
-        (pack([Hello(1, 1, "forked"), Hello(1, 1, "forked")]), "Hello is a rank's own to say"),
+        (encode_packet([BEGAN]), "its first word was Began"),
+        (encode_packet([Hello(1, 1, "forked"), Outcome(0, 0)]), "Outcome is a rank's own to say"),
+        (encode_packet([Hello(1, 1, "forked"), RankUp(0)]), "RankUp is a rank's own to say"),
+        (encode_packet([Hello(1, 1, "forked"), Result(0.0, {})]), "Result is a rank's own to say"),
+        (encode_packet([Hello(1, 1, "forked"), Hello(1, 1, "forked")]), "Hello is a rank's own to say"),
     ],
 )
 def test_a_child_that_does_not_keep_to_the_rules_is_cut_off_with_a_note(data: bytes, why: str) -> None:
@@ -104,7 +104,7 @@ def test_a_child_that_does_not_keep_to_the_rules_is_cut_off_with_a_note(data: by
 
 def test_no_bytes_whatever_disturb_the_loop() -> None:
     dice = random.Random(0)
-    packet = pack([Hello(1, 1, "forked"), *[BEGAN] * 5])
+    packet = encode_packet([Hello(1, 1, "forked"), *[BEGAN] * 5])
     with Listening() as listening:
         for _ in range(60):
             bad = Caller(listening)

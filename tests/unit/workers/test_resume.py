@@ -12,7 +12,7 @@ from jobs.model.state import Order
 from workers.supervisor.checkpoints import resume
 from workers.supervisor.checkpoints.resume import Interrupted, NoAnswer
 from workers.supervisor.lease import Lifeline
-from workers.supervisor.telemetry.publisher import Publisher
+from workers.supervisor.telemetry.publisher import TelemetryPublisher
 
 
 @dataclass
@@ -23,15 +23,15 @@ class World:
     lines: list[str] = field(default_factory=list)
     told: threading.Event = field(default_factory=threading.Event)
 
-    def say(self, text: str) -> None:
+    def log_line(self, text: str) -> None:
         self.lines.append(text)
         self.told.set()
 
-    def on_time(self, now: float) -> None:
+    def flush_due(self, now: float) -> None:
         return
 
     def read(self, work: Callable[[Progress], str]) -> str:
-        return resume._patiently(work, "verifying", cast(Lifeline, self), cast(Publisher, self))
+        return resume._patiently(work, "verifying", cast(Lifeline, self), cast(TelemetryPublisher, self))
 
 
 def test_what_the_thread_has_made_or_raised_comes_back() -> None:

@@ -18,7 +18,20 @@ import pytest
 from jobs.files.log_file import StreamName
 from jobs.model import spec
 from jobs.model.state import Order, Reason
-from jobs.protocol.records import AnyRecord, Began, Hello, Note, Outcome, RankUp, Result, Returned, Step, pack
+from jobs.protocol.records import (
+    AnyRecord,
+    Began,
+    Hello,
+    Note,
+    Outcome,
+    RankUp,
+    Result,
+    Returned,
+    SingleRecord,
+    Step,
+    StepBatch,
+    encode_packet,
+)
 from tests.timing import once_below
 from tests.unit.workers.made import a_launch
 from workers.rank.handle import OutputPipe, RankHandle
@@ -56,20 +69,20 @@ class Published:
     def __init__(self, on_time: Callable[[], None] = lambda: None) -> None:
         self.text = b""
         self.steps: list[int | None] = []
-        self.records: list[tuple[int, AnyRecord]] = []
-        self.of_children: list[tuple[int, int, AnyRecord]] = []
+        self.records: list[tuple[int, StepBatch | SingleRecord]] = []
+        self.of_children: list[tuple[int, int, StepBatch | SingleRecord]] = []
         self.sources_ended: list[tuple[int, int]] = []
         self.said: list[str] = []
         self._on_time = on_time
 
-    def output(self, device: int, stream: StreamName, rank: int, data: bytes, step: int | None) -> None:
+    def add_output(self, device: int, stream: StreamName, rank: int, data: bytes, step: int | None) -> None:
         self.text += data
         self.steps.append(step)
 
-    def say(self, text: str) -> None:
+    def log_line(self, text: str) -> None:
         self.said.append(text)
 
-    def record(self, rank: int, record: AnyRecord, source: int = 0) -> None:
+    def add_record(self, rank: int, record: StepBatch | SingleRecord, source: int = 0) -> None:
         if source:
             self.of_children.append((rank, source, record))
         else:
@@ -81,10 +94,10 @@ class Published:
     def rank_ended(self, rank: int) -> None:
         pass
 
-    def deadline(self) -> float | None:
+    def next_deadline(self) -> float | None:
         return None
 
-    def on_time(self, now: float) -> None:
+    def flush_due(self, now: float) -> None:
         self._on_time()
 
 
@@ -97,7 +110,7 @@ class Pipes:
         self._stdout = stdout
 
     def send(self, *records: AnyRecord) -> None:
-        os.write(self.channel, pack(records))
+        os.write(self.channel, encode_packet(records))
 
     def say(self, text: bytes) -> None:
         os.write(self._stdout, text)
@@ -466,7 +479,7 @@ def test_a_stop_that_is_taken_back_when_ranks_have_heard_of_it_keeps_its_deadlin
             signal.pause()
 
     def stop_until_it_is_heard() -> None:
-        stepped = any(isinstance(record, Step) for _, record in published.records)
+        stepped = any(isinstance(record, StepBatch) for _, record in published.records)
         heard = any(isinstance(record, Note) for _, record in published.records)
         lifeline.order = Order.STOP if stepped and not heard else Order.GO
 
@@ -572,7 +585,7 @@ def says(place: Path, *records: AnyRecord) -> Callable[[], None]:
         connection.settimeout(60)
         connection.connect(str(place))
         connection.recv(1)
-        connection.sendall(pack([Hello(os.getpid(), os.getppid(), "forked"), *records]))
+        connection.sendall(encode_packet([Hello(os.getpid(), os.getppid(), "forked"), *records]))
 
     return run
 
@@ -593,7 +606,7 @@ def test_what_the_child_of_a_rank_says_counts_for_that_rank(place: Path) -> None
         listener=listen(place),
     )
     assert ending.reason is Reason.COMPLETED
-    assert published.of_children == [(1, 1, step)]
+    assert published.of_children == [(1, 1, StepBatch([step]))]
     assert published.sources_ended == [(1, 1)]
     assert "first_step" in lifeline.marked
 

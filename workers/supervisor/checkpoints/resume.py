@@ -26,7 +26,7 @@ from workers.supervisor.checkpoints import script_resume
 from workers.supervisor.checkpoints.directories import Place
 from workers.supervisor.checkpoints.script_resume import Search
 from workers.supervisor.lease import CLAIM_SECONDS, Lifeline
-from workers.supervisor.telemetry.publisher import Publisher
+from workers.supervisor.telemetry.publisher import TelemetryPublisher
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +51,7 @@ class NoAnswer(Exception):
     """The storage does not answer."""
 
 
-def choose(place: Place, lifeline: Lifeline, publisher: Publisher) -> Verified | None:
+def choose(place: Place, lifeline: Lifeline, publisher: TelemetryPublisher) -> Verified | None:
     """Verify checkpoints, newest first, until one is whole; note it in the control Redis, and say it in the log. None:
     the job begins at its first step.
 
@@ -67,13 +67,13 @@ def choose(place: Place, lifeline: Lifeline, publisher: Publisher) -> Verified |
     found, refused = None, None
     there = checkpoints.kept(place.kept)
     if not any((one.step, one.attempt) == (pointer.step, pointer.attempt) for one in there):
-        publisher.say(f"the checkpoint of step {pointer.step} of attempt {pointer.attempt} is not there any more")
+        publisher.log_line(f"the checkpoint of step {pointer.step} of attempt {pointer.attempt} is not there any more")
     for one in checkpoints.candidates(there, pointer):
         try:
             found = _verify(one, pointer, lifeline, publisher)
         except OSError as error:
             log.exception("checkpoint_not_read", step=one.step, attempt=one.attempt)
-            publisher.say(f"the checkpoint of step {one.step} of attempt {one.attempt} cannot be read: {error}")
+            publisher.log_line(f"the checkpoint of step {one.step} of attempt {one.attempt} cannot be read: {error}")
             refused = error
         if found is not None:
             break
@@ -81,13 +81,13 @@ def choose(place: Place, lifeline: Lifeline, publisher: Publisher) -> Verified |
         raise refused
     _note(lifeline, found)
     if found is None:
-        publisher.say("no checkpoint could be used; the run begins at its first step")
+        publisher.log_line("no checkpoint could be used; the run begins at its first step")
     else:
-        publisher.say(f"resumed at step {found.manifest.step} of attempt {found.manifest.attempt}")
+        publisher.log_line(f"resumed at step {found.manifest.step} of attempt {found.manifest.attempt}")
     return found
 
 
-def of_script(launch: AttemptConfig, spec: JobSpec, lifeline: Lifeline, publisher: Publisher) -> Path | None:
+def of_script(launch: AttemptConfig, spec: JobSpec, lifeline: Lifeline, publisher: TelemetryPublisher) -> Path | None:
     """Where the newest whole checkpoint is that a script has saved in its earlier attempts, and say so in the log and
     in the report. None: there is none.
 
@@ -106,17 +106,17 @@ def of_script(launch: AttemptConfig, spec: JobSpec, lifeline: Lifeline, publishe
         search = Search(damaged=[str(error)])
     for why in search.damaged:
         log.warning("checkpoint_damaged", why=why)
-        publisher.say(why)
+        publisher.log_line(why)
     if search.found is None:
         if search.damaged:
-            publisher.say("no checkpoint could be used; the script begins without one")
+            publisher.log_line("no checkpoint could be used; the script begins without one")
         return None
     name, attempt = search.found.name, search.found.attempt
     if not lifeline.as_claimant(partial(store.script_resumes, saved_by=attempt), CLAIM_SECONDS):
         raise Interrupted(Order.LOST)
-    publisher.say(f"resumed from the checkpoint {name!r} of attempt {attempt}")
+    publisher.log_line(f"resumed from the checkpoint {name!r} of attempt {attempt}")
     begins = f"this attempt went on from the checkpoint {name!r} of attempt {attempt}, and its report begins there"
-    publisher.record(0, Note("resumed", begins))
+    publisher.add_record(0, Note("resumed", begins))
     return Path(os.path.realpath(search.found.directory))
 
 
@@ -135,7 +135,7 @@ def _note(lifeline: Lifeline, found: Verified | None) -> None:
         raise Interrupted(Order.LOST)
 
 
-def _verify(one: Kept, pointer: Pointer, lifeline: Lifeline, publisher: Publisher) -> Verified | None:
+def _verify(one: Kept, pointer: Pointer, lifeline: Lifeline, publisher: TelemetryPublisher) -> Verified | None:
     """A checkpoint if it is whole, else None, and a line in the log says why. Raises as `_patiently` does."""
     pointed = (one.step, one.attempt) == (pointer.step, pointer.attempt)
     verify = partial(checkpoints.verify, one.directory, pointer.sha256 if pointed else None)
@@ -143,11 +143,11 @@ def _verify(one: Kept, pointer: Pointer, lifeline: Lifeline, publisher: Publishe
         return _patiently(verify, f"verifying the checkpoint of step {one.step}", lifeline, publisher)
     except Damaged as error:
         log.warning("checkpoint_damaged", step=one.step, attempt=one.attempt, why=str(error))
-        publisher.say(f"the checkpoint of step {one.step} of attempt {one.attempt} is damaged: {error}")
+        publisher.log_line(f"the checkpoint of step {one.step} of attempt {one.attempt} is damaged: {error}")
         return None
 
 
-def _patiently(work: Callable[[Progress], T], what: str, lifeline: Lifeline, publisher: Publisher) -> T:
+def _patiently(work: Callable[[Progress], T], what: str, lifeline: Lifeline, publisher: TelemetryPublisher) -> T:
     """Have a thread read files for as long as it gets on, and tell of it in the log.
 
     Raises:
@@ -165,8 +165,8 @@ def _patiently(work: Callable[[Progress], T], what: str, lifeline: Lifeline, pub
             raise NoAnswer(f"the storage did not answer for {SILENT_SECONDS:g} s while a checkpoint was read")
         if now - told > TELL_SECONDS:
             told = now
-            publisher.say(f"{what}: {reading.bytes / 1e9:.1f} GB so far")
-        publisher.on_time(time.time())
+            publisher.log_line(f"{what}: {reading.bytes / 1e9:.1f} GB so far")
+        publisher.flush_due(time.time())
     return reading.result()
 
 

@@ -27,7 +27,7 @@ from jobs import store
 from jobs.files import checkpoints
 from jobs.files.checkpoints import FORMAT, MANIFEST, METRICS, REPORT, Manifest, Verified
 from jobs.model.spec import Checkpoint, JobSpec, RecipeProgram
-from jobs.protocol.records import AnyRecord, Note, Saved
+from jobs.protocol.records import Note, Saved
 from jobs.support import failpoints, fs
 from shardyard.contract.errors import Unavailable
 from workers.runtime.launch import AttemptConfig
@@ -104,15 +104,15 @@ class Saving:
     def tell(self, out: "Audience") -> None:
         """Say in the log what has become of checkpoints; what was missed is in the report too."""
         for line in self.keeper.lines():
-            out.say(line.text)
+            out.log_line(line.text)
             if line.failed:
-                out.record(0, Note(FIELD, line.text))
+                out.add_record(0, Note(FIELD, line.text))
 
 
 class Audience(Protocol):
-    def say(self, text: str) -> None: ...
+    def log_line(self, text: str) -> None: ...
 
-    def record(self, rank: int, record: AnyRecord) -> None: ...
+    def add_record(self, rank: int, record: Note) -> None: ...
 
 
 def asked_for(spec: JobSpec) -> Checkpoint | None:

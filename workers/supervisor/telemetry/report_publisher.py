@@ -1,0 +1,143 @@
+"""Publishes the split report of an attempt: snapshots while it runs, and the final report in its file.
+
+A fault in the report never ends a run: it is logged once for each place, and the report stays as it was.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import structlog
+
+from jobs.protocol.records import SingleRecord, Step
+from jobs.splits import report
+from jobs.support import failpoints
+from workers.supervisor.report.aggregator import Aggregator
+from workers.supervisor.report.shard_lines import ShardLine
+from workers.supervisor.telemetry.shipper import Shipper
+
+log = structlog.get_logger(__name__)
+
+REPORT_SECONDS = 1.0
+#: Snapshots in the telemetry Redis; the files in storage are kept.
+SNAPSHOT_TTL = 86_400
+#: The same for a report whose file is written: readers use that, except those that are about to look in Redis.
+WRITTEN_TTL = 5
+
+
+class ReportPublisher:
+    """Feeds the aggregator, and publishes what it makes: as `key` in the telemetry Redis, at last as `file`."""
+
+    def __init__(self, aggregator: Aggregator, shipper: Shipper, key: str, file: Path) -> None:
+        self._aggregator = aggregator
+        self._shipper = shipper
+        self._key = key
+        self._file = file
+        self._changed = False  # since it was last published
+        self._publish_after = 0.0
+        self._failures: set[str] = set()
+        self._final: bytes | None = None
+
+    def add_record(self, rank: int, record: SingleRecord, source: int) -> None:
+        self._changed = True
+        with self._logging_failure(type(record).__name__):
+            self._aggregator.feed(rank, record, source)
+
+    def add_steps(self, rank: int, steps: Sequence[Step], source: int) -> list[ShardLine]:
+        """Count steps of one process; returns the log lines about them."""
+        self._changed = True
+        try:
+            return self._aggregator.feed_steps(rank, steps, source)
+        except Exception:  # noqa: BLE001  (logged there, once)
+            self._log_failure("Step")
+            return []
+
+    def rank_ended(self, rank: int) -> None:
+        with self._logging_failure("end of a rank"):
+            self._aggregator.rank_ended(rank)
+
+    def source_ended(self, rank: int, source: int) -> None:
+        with self._logging_failure("end of a process"):
+            self._aggregator.source_ended(rank, source)
+
+    def dump_state(self) -> bytes | None:
+        """The state of the report for a checkpoint; None where a fault in the report prevents it."""
+        try:
+            return self._aggregator.dump()
+        except Exception:  # noqa: BLE001  (logged there, once)
+            self._log_failure("checkpoint")
+            return None
+
+    def load_state(self, state: bytes) -> None:
+        """Go on with the report of an earlier attempt.
+
+        Raises:
+            ValueError: the state cannot be used.
+        """
+        self._aggregator.load(state)
+
+    def publish_if_due(self, now: float) -> None:
+        """Publish a snapshot where something has changed, at most once a second; `now` is monotonic."""
+        if not self._changed or now < self._publish_after:
+            return
+        self._changed, self._publish_after = False, now + REPORT_SECONDS
+        with self._logging_failure("snapshot"):
+            snapshot = self._aggregator.snapshot(False, "", time.time())
+            self._shipper.put(self._key, report.encode(snapshot), SNAPSHOT_TTL)
+
+    def write_final(self, last_line: str) -> str:
+        """Write and publish the final report; nothing is added from now on. May be called again.
+
+        Returns the error of the disk that refused it; "" when it is written, or the fault is in the report itself.
+        """
+        try:
+            if self._final is None:
+                self._final = report.encode(self._aggregator.snapshot(True, last_line, time.time()))
+                self._shipper.put(self._key, self._final, SNAPSHOT_TTL)
+            write_atomically(self._file, self._final)
+            self._shipper.put(self._key, self._final, WRITTEN_TTL)
+        except OSError as error:
+            if "disk" not in self._failures:
+                self._failures.add("disk")
+                log.error("report_not_written", error=str(error))
+            return error.strerror or str(error)
+        except Exception:  # noqa: BLE001  (logged there, once)
+            self._log_failure("final report")
+        return ""
+
+    @contextlib.contextmanager
+    def _logging_failure(self, where: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception:  # noqa: BLE001  (logged there, once)
+            self._log_failure(where)
+
+    def _log_failure(self, where: str) -> None:
+        """Log the exception at hand, once for each place: a fault may come with every record."""
+        if where not in self._failures:
+            self._failures.add(where)
+            log.exception("report_failed", at=where)
+
+
+def write_atomically(path: Path, body: bytes) -> None:
+    """Replace a file so that a reader sees the old or the new one, whatever happens in between.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(body)
+            file.flush()
+            failpoints.reach("report.written")
+            os.fsync(file.fileno())
+        failpoints.reach("report.synced")
+        temporary.rename(path)
+        failpoints.reach("report.renamed")
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
