@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# A Python that has a CUDA build of torch, for `make gpu-test`.
+GPU_PYTHON ?= $(PYTHON)
 WEB    := $(VENV)/.web
 # For example: make test ARGS="-k split -x"
 ARGS   ?=
@@ -13,7 +15,7 @@ WORKERS ?= 2
 QUICK  := not slow and not gpu
 
 .DEFAULT_GOAL := help
-.PHONY: help install web up demo test test-full faults compose-test bench bench-quick lint format clean
+.PHONY: help install web up demo test test-full faults gpu-wheels gpu-test compose-test bench bench-quick lint format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +46,12 @@ test-full: $(WEB) ## All tests, slow ones and those on a GPU included
 faults: $(STAMP) ## Every fault of tests/faults, slow ones included, and the nemesis (as root, all of them can run)
 	$(BIN)/pytest tests/faults $(ARGS)
 	$(BIN)/python -m tests.faults.nemesis --seconds 120
+
+gpu-wheels: $(STAMP) ## Fill .gpu-wheels with what a GPU machine without a registry lacks (then copy the checkout there)
+	@$(BIN)/python -m tools.gpu_wheels .gpu-wheels
+
+gpu-test: ## Everything that needs a CUDA device, in eight minutes at most (GPU_PYTHON=/path/to/python with CUDA's torch)
+	@$(GPU_PYTHON) -m tools.gpu_test $(ARGS)
 
 compose-test: $(STAMP) ## Build the images, run the service in containers and test it (needs Docker)
 	SHARDYARD_REQUIRE_DOCKER=1 $(BIN)/pytest tests/compose $(ARGS)

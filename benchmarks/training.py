@@ -75,7 +75,7 @@ class Loop:
     steps: int = 0
 
 
-def _loops(place: Path) -> list[Loop]:
+def loops(place: Path) -> list[Loop]:
     """The files of rows lie in `place`."""
     digits_rows, pictures_rows = str(place / "digits.npz"), str(place / "pictures.npz")
     sgd = {"lr": 0.01, "momentum": 0.9}
@@ -111,22 +111,22 @@ def run(scale: Scale, say: Say) -> list[Figure]:
     ways = _ways()
     with tempfile.TemporaryDirectory(prefix="shardyard-bench-") as directory:
         place = Path(directory)
-        _write_pictures(place / "pictures.npz")
-        _write_digits(place / "digits.npz")
+        write_pictures(place / "pictures.npz")
+        write_digits(place / "digits.npz")
         for device in dict.fromkeys(way.device for way in ways):
             with ExitStack() as plains:
                 started = [  # one for each: no heap that another model has warmed
                     (loop, way, plains.enter_context(_plain(way)))
                     for way in ways
                     if way.device == device
-                    for loop in _loops(place)[: 1 if scale.quick else None]
+                    for loop in loops(place)[: 1 if scale.quick else None]
                 ]
                 for loop, _, plain in started:
                     _trial(loop, plain)  # after this all are up
                 contests = [Contest(_sized(loop, plain, scale), way, plain) for loop, way, plain in started]
                 rounds = scale.rounds_of(3, 1)
                 for number in range(rounds):  # a service for each: see above
-                    with _data_root(place), service("cpu:2" if device == "cpu" else "auto") as running:
+                    with data_root(place), service("cpu:2" if device == "cpu" else "auto") as running:
                         for contest in contests:
                             contest.hold(Jobs(running, place))
                             say(f"{contest.name}: round {number + 1} of {rounds}")
@@ -189,7 +189,7 @@ class Contest:
         ]
 
 
-def _words(loop: Loop, way: Way) -> list[str]:
+def command_line(loop: Loop, way: Way) -> list[str]:
     """Arguments of the program."""
     data = ["--data", loop.rows] if loop.rows else []
     return [loop.name, str(loop.steps), str(loop.skip), "--device", way.device, *data]
@@ -218,7 +218,7 @@ def _plain(way: Way) -> Iterator[Callable[..., float]]:
         orders, answers = process.stdin, process.stdout
 
         def train(loop: Loop, *options: str) -> float:
-            orders.write(" ".join([*_words(loop, way), *options]).encode() + b"\n")
+            orders.write(" ".join([*command_line(loop, way), *options]).encode() + b"\n")
             orders.flush()
             ready, _, _ = select.select([answers], [], [], DEADLINE_SECONDS)
             answer = answers.readline() if ready else b""
@@ -273,7 +273,7 @@ class Jobs:
         result.unlink(missing_ok=True)
         job = self.service.client.submit_script(
             PROGRAM,
-            [*_words(loop, way), "--result", str(result)],
+            [*command_line(loop, way), "--result", str(result)],
             strategy=way.strategy,
             devices=way.ranks,
         ).wait(DEADLINE_SECONDS)
@@ -340,7 +340,7 @@ def _require_success(status: JobStatus) -> None:
 
 
 @contextmanager
-def _data_root(place: Path) -> Iterator[None]:
+def data_root(place: Path) -> Iterator[None]:
     """The service that is started in here reads data files below `place`."""
     before = os.environ.get("SHARDYARD_DATA_ROOT")
     os.environ["SHARDYARD_DATA_ROOT"] = str(place)
@@ -353,13 +353,13 @@ def _data_root(place: Path) -> Iterator[None]:
             os.environ["SHARDYARD_DATA_ROOT"] = before
 
 
-def _write_digits(path: Path) -> None:
+def write_digits(path: Path) -> None:
     """The rows of the recipe."""
     images, labels = recipes.digits(recipes.DigitsArgs()).tensors
     np.savez(path, input=images.numpy(), target=labels.numpy())
 
 
-def _write_pictures(path: Path) -> None:
+def write_pictures(path: Path) -> None:
     numbers = np.random.default_rng(0)
     pictures = numbers.standard_normal((2048, 3, 32, 32), dtype=np.float32)
     np.savez(path, input=pictures, target=numbers.integers(0, 10, 2048))

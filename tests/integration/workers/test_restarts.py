@@ -20,7 +20,8 @@ DEAF = [
     sys.executable,
     "-c",
     (
-        "from kombu.entity import Queue; from workers.node import agent, app; agent.UNHEARD_SECONDS = 2.0; "
+        "from kombu.entity import Queue; from workers import app; from workers.node import agent; "
+        "agent.UNHEARD_SECONDS = 2.0; "
         "app.app.conf.task_queues = [Queue('nobody')]; app.app.worker_main(['worker'])"
     ),
 ]

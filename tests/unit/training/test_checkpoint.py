@@ -20,7 +20,7 @@ from tests.unit.training.saved_parts import Tied
 from tests.unit.training.saved_runs import Attempts, attempts, flat, is_metric, is_saved, is_step, seen, splits
 from workers.probe.clock import CLOCKS, Clock
 from workers.runtime.commands import CONTINUE, LEAVE, SAVE
-from workers.runtime.context import Checkpoints, Device, RejectedByWorker, Stopped
+from workers.runtime.context import Checkpoints, RejectedByWorker, Stopped
 from workers.training import entry
 from workers.training.checkpoint import files
 from workers.training.checkpoint import state as checkpoint
@@ -206,20 +206,6 @@ def test_every_scheduler_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     program = vectors(scheduler=scheduler, optimizer={"ref": "sgd", "args": {"lr": 0.1, "momentum": 0.9}}, epochs=1)
     whole = attempts(tmp_path, program, 3).go()
     assert_same(attempts(tmp_path, program, 3).go(is_step("train", 4)).go(), whole)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_a_run_on_a_gpu_draws_what_it_would_have_drawn(precision: str, tmp_path: Path) -> None:
-    """Dropout comes from the device's own generator, and the scaler of float16 has a state, too."""
-    gpu = (Device(0, "cuda", "cuda:0"),)
-    program = SMALL | {"precision": precision}
-    whole = attempts(tmp_path, program, 5).go(devices=gpu)
-    broken = attempts(tmp_path, program, 5).go(is_step("train", 6), devices=gpu).go(devices=gpu)
-    for name, tensor in whole.weights.items():
-        torch.testing.assert_close(broken.weights[name], tensor)
-    assert flat(broken.state["draws"]) == flat(whole.state["draws"])
-    assert broken.state["scaler"] == whole.state["scaler"]
 
 
 # -- told to stop -----------------------------------------------------------------------------------
