@@ -23,7 +23,7 @@ from jobs.model.records import DeviceRecord, NodeInfo
 from jobs.model.spec import JobSpec
 from jobs.model.state import Reason
 from jobs.protocol.records import AnyRecord, DeviceInfo, Metric, Outcome, Outline, Split, Step, batch_steps
-from jobs.splits.plan import predict
+from jobs.splits.plan import predict_splits
 from jobs.store import AttemptId, Call
 from jobs.store.client import RedisStore
 from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
@@ -229,7 +229,7 @@ def publish(telemetry: str, storage: Path, made: Made, patterns: int = 2) -> Non
     directory = storage / made.job
     devices = made.spec.resources.devices
     lease = [LeasedDevice(n, f"cpu:{n}", "gpu-host-3", "cpu", "virtual") for n in range(devices)]
-    aggregator = Aggregator(made.job, 1, made.spec, lease, predict(made.spec, *rows_of(made.spec)))
+    aggregator = Aggregator(made.job, 1, made.spec, lease, predict_splits(made.spec, *rows_of(made.spec)))
     attempt = AttemptId(TENANT, made.job, 1)
     publisher = TelemetryPublisher(directory, attempt, Relay(directory, devices, ship), ship, aggregator, made.spec)
     for rank in range(made.spec.world_size):

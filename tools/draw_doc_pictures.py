@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from jobs.render.svg.heat_map import heat_map
-from jobs.render.svg.palette import By
-from jobs.splits import report
+from shardyard.contract.report import decode_report
+from shardyard.render.svg.heat_map import heat_map
+from shardyard.render.svg.palette import By
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
 #: The picture's name, the report that it shows, by what, and the output device of the report's job.
@@ -20,7 +20,7 @@ DRAWN: Final[tuple[tuple[str, str, By, int | None], ...]] = (
 def pictures() -> Iterator[tuple[Path, str]]:
     """Where each one is, and what should be there."""
     for name, example, by, output_device in DRAWN:
-        found = report.decode((DOCS / "examples" / f"{example}.json").read_bytes())
+        found = decode_report((DOCS / "examples" / f"{example}.json").read_bytes())
         yield DOCS / "pictures" / f"{name}.svg", heat_map(found, by, name=example, output_device=output_device) + "\n"
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from api.schemas.requests import parse_spec
-from jobs.model.spec import JobSpec
+from jobs.model.spec import JobSpec, RecipeProgram
 from shardyard.contract.responses import Plan
 
 
@@ -21,25 +21,26 @@ def plan(body: bytes) -> Plan:
 
 def plan_text(body: bytes) -> str:
     """The same for people. Raises as `plan` does."""
-    from jobs.render import plan_text
+    from shardyard.render.plan_text import PlannedJob, render_plan
 
     wanted = parse_spec(body)
-    found = _planned(wanted)
-    return plan_text.render(wanted, found.rows, found.patterns, found.findings, found.notes)
+    predictable = isinstance(wanted.program, RecipeProgram)
+    about = PlannedJob(wanted.name, wanted.parallelism.strategy, wanted.resources.devices, predictable)
+    return render_plan(_planned(wanted), about)
 
 
 def _planned(wanted: JobSpec) -> Plan:
     from jobs.model import catalogue
-    from jobs.splits.lint import lint
-    from jobs.splits.plan import predict
+    from jobs.splits.lint import lint_splits
+    from jobs.splits.plan import predict_splits
 
     rows, eval_rows = catalogue.rows_of(wanted)
-    prediction = predict(wanted, rows, eval_rows)
+    prediction = predict_splits(wanted, rows, eval_rows)
     return Plan(
         rows=rows,
         batch_size=wanted.batch_size,
         global_batch_size=wanted.global_batch_size,
         patterns=prediction.epoch,
-        findings=lint(wanted, prediction.epoch, rows),
+        findings=lint_splits(wanted, prediction.epoch, rows),
         notes=prediction.notes,
     )

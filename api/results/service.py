@@ -18,16 +18,15 @@ from api.http.cursors import LogCursor
 from jobs.model.records import AttemptRecord
 from jobs.model.spec import JobSpec, RecipeProgram
 from jobs.model.state import AttemptState
-from jobs.render.svg.palette import By
-from jobs.splits import report
-from jobs.splits.diff import ReportDiff
-from jobs.splits.report import Report
 from shardyard.contract.errors import FieldError, InvalidRequest, NotFound, Unavailable, UnreadableSpec
+from shardyard.contract.report import Report, decode_report
+from shardyard.contract.report_diff import ReportDiff
 from shardyard.contract.responses import ArtifactList, LogPage, MetricList, SeriesView
+from shardyard.render.svg.palette import By
 
 if TYPE_CHECKING:
-    from jobs.render.svg.line_chart import Curve
-    from jobs.render.svg.report_page import About
+    from shardyard.render.svg.line_chart import Curve
+    from shardyard.render.svg.report_page import About
 
 #: Points of one line in a page.
 POINTS_OF_A_CURVE = 200
@@ -52,7 +51,7 @@ class Results:
         if body is None:
             raise NotFound(_no_report(job, chosen))
         try:
-            found = report.decode(body)
+            found = decode_report(body)
         except ValueError as error:
             raise NotFound(
                 f"the split report of attempt {chosen.number} of job {job} cannot be read; it is damaged, or was "
@@ -62,14 +61,14 @@ class Results:
 
     async def splits_text(self, who: Principal, job: str, attempt: int | None, device: int | None) -> str:
         """The same for people. Raises as `splits` does."""
-        from jobs.render import report_text
+        from shardyard.render import report_text
 
         found = await self.splits(who, job, attempt, device)
-        return await self._storage.run(partial(report_text.render, found))
+        return await self._storage.run(partial(report_text.render_report, found))
 
     async def splits_picture(self, who: Principal, job: str, attempt: int | None, device: int | None, by: By) -> str:
         """The heat map as SVG. Raises as `splits` does."""
-        from jobs.render.svg.heat_map import heat_map
+        from shardyard.render.svg.heat_map import heat_map
 
         found = await self.splits(who, job, attempt, device)
         about = await self._about(who, job)
@@ -78,7 +77,7 @@ class Results:
 
     async def splits_page(self, who: Principal, job: str, attempt: int | None, device: int | None, by: By) -> str:
         """Everything in one HTML file. Raises as `splits` does."""
-        from jobs.render.svg.report_page import page
+        from shardyard.render.svg.report_page import page
 
         found = await self.splits(who, job, attempt, device)
         about = await self._about(who, job)
@@ -92,7 +91,7 @@ class Results:
         self, who: Principal, job: str, attempt: int | None, against: str, against_attempt: int | None
     ) -> str:
         """Two reports in one HTML file. Raises as `splits_diff` does."""
-        from jobs.render.svg.comparison_page import comparison
+        from shardyard.render.svg.comparison_page import comparison
 
         this = await self.splits(who, job, attempt, None)
         other = await self.splits(who, against, against_attempt, None)
@@ -101,7 +100,7 @@ class Results:
 
     async def _about(self, who: Principal, job: str) -> "About":
         """What a picture says of the job beside its report; nothing where another version has stored it."""
-        from jobs.render.svg.report_page import About
+        from shardyard.render.svg.report_page import About
 
         try:
             view = await self._records.view(who.tenant, job)
@@ -125,20 +124,20 @@ class Results:
         Raises:
             NotFound: one of the two has no report.
         """
-        from jobs.splits import diff
+        from shardyard.contract import report_diff
 
         this = await self.splits(who, job, attempt, None)
         other = await self.splits(who, against, against_attempt, None)
-        return await self._storage.run(partial(diff.diff, this, other))
+        return await self._storage.run(partial(report_diff.compare_reports, this, other))
 
     async def splits_diff_text(
         self, who: Principal, job: str, attempt: int | None, against: str, against_attempt: int | None
     ) -> str:
         """The same for people. Raises as `splits_diff` does."""
-        from jobs.render import diff_text
+        from shardyard.render import diff_text
 
         found = await self.splits_diff(who, job, attempt, against, against_attempt)
-        return await self._storage.run(partial(diff_text.render, found))
+        return await self._storage.run(partial(diff_text.render_diff, found))
 
     async def artifacts(self, who: Principal, job: str, attempt: int | None) -> ArtifactList:
         """Files of an attempt (the newest one).
@@ -259,7 +258,7 @@ def _shown_spec(spec: JobSpec) -> str:
 
 def _curve(series: SeriesView) -> "Curve":
     """A series for a picture: of points that were joined, their mean at the last one's step."""
-    from jobs.render.svg.line_chart import Curve
+    from shardyard.render.svg.line_chart import Curve
 
     points = [(float(point.step), point.value) for point in series.points]
     points += [(float(bucket.last.step), bucket.mean) for bucket in series.buckets]

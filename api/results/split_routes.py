@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from api.http import negotiation, responses
 from api.http.deps import Caller, JobId, OtherJobId, ResultsService
-from jobs.render.svg.palette import By
+from shardyard.render.svg.palette import By
 
 router = APIRouter(tags=["splits"])
 

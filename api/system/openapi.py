@@ -19,9 +19,9 @@ from api.http.problems import MEDIA_TYPE, TABLE, Problem
 from api.schemas.requests import CancelRequest, DrainRequest, NewTokenRequest, QuarantineRequest, SignInRequest
 from api.system import openapi_examples
 from jobs.model.spec import JobSpec
-from jobs.splits.diff import ReportDiff
-from jobs.splits.report import Report
 from shardyard.contract import responses
+from shardyard.contract.report import Report
+from shardyard.contract.report_diff import ReportDiff
 from shardyard.contract.stream_events import EventName
 
 _JSON, _TEXT, _BYTES, _ZIP = "application/json", "text/plain", "application/octet-stream", "application/zip"

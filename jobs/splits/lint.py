@@ -9,14 +9,13 @@ finding is gone from its plan and the run still has a batch.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from jobs.model.spec import JobSpec, RecipeProgram
-from jobs.splits.plan import Pattern, predict, sampler_rows, train_pass
-
-Severity = Literal["info", "warning"]
+from jobs.splits.plan import epoch_steps, predict_splits, sampler_rows
+from shardyard.contract.report import Finding, Pattern, Severity, describe_rows
 
 #: How many batch sizes (multiples of the devices) on either side of the user's are tried.
 _NEIGHBOURS = 16
@@ -25,13 +24,6 @@ _BATCH_SIZE = "program.data.batch_size"
 _DROP_LAST = "program.data.drop_last"
 _DEVICES = "resources.devices"
 _STRAGGLER = "program.straggler"
-
-
-class Finding(msgspec.Struct, frozen=True):
-    code: str
-    severity: str
-    message: str
-    suggestion: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +39,7 @@ class Problem:
 _Change = Mapping[str, Any]
 
 
-def lint(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) -> list[Finding]:
+def lint_splits(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) -> list[Finding]:
     """Findings about `patterns` of a job with `spec` over `rows` rows of training data (`None`: unknown)."""
     if not isinstance(spec.program, RecipeProgram):
         return []
@@ -55,19 +47,6 @@ def lint(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) -> list[F
         Finding(problem.code, problem.severity, problem.message, _suggest(spec, rows, problem.code))
         for problem in _problems(spec, patterns, rows)
     ]
-
-
-def describe(rows: Sequence[int | None]) -> str:
-    """Rows of a split for a sentence: "4, 4, 2", or "7 x 4, 2" where a list would be long."""
-    if len(rows) <= 8:
-        return ", ".join("?" if count is None else str(count) for count in rows)
-    groups: list[tuple[int | None, int]] = []
-    for count in rows:
-        times = groups.pop()[1] + 1 if groups and groups[-1][0] == count else 1
-        groups.append((count, times))
-    return ", ".join(
-        f"{times} x {'?' if count is None else count}" if times > 1 else describe([count]) for count, times in groups
-    )
 
 
 # -- finding problems ------------------------------------------------------------------------------
@@ -114,8 +93,8 @@ def _single_batches(spec: JobSpec, split: _Split, rows: int | None) -> _Split:
     there the plan of the single batches is taken."""
     if spec.recipe.accumulate_steps == 1:
         return split
-    alone = apply(spec, {"program.accumulate_steps": None, "program.max_steps": None})
-    return [one for one in _countable(predict(alone, rows).epoch) if one[0].phase != "eval"] or split
+    alone = change_spec(spec, {"program.accumulate_steps": None, "program.max_steps": None})
+    return [one for one in _countable(predict_splits(alone, rows).epoch) if one[0].phase != "eval"] or split
 
 
 def data_parallel_problems(
@@ -131,7 +110,7 @@ def data_parallel_problems(
         yield Problem(
             "batch-smaller-than-devices",
             "warning",
-            f"a batch of {batch} cannot give a row to each of {devices} devices: {describe(full)}",
+            f"a batch of {batch} cannot give a row to each of {devices} devices: {describe_rows(full)}",
         )
     if 0 in full:
         yield _idle(full, "a batch", "warning")
@@ -141,14 +120,14 @@ def data_parallel_problems(
         yield Problem(
             "ragged-batch",
             "info",
-            f"a batch of {batch} does not divide evenly among {devices} devices: {describe(full)}",
+            f"a batch of {batch} does not divide evenly among {devices} devices: {describe_rows(full)}",
         )
     if (ragged := next((counts for counts in smaller if len(set(counts)) > 1), None)) is not None:
         yield Problem(
             "ragged-last-batch",
             "info",
             f"{which} of {sum(ragged)} ({others} {batch}) does not divide evenly "
-            f"among {devices} devices: {describe(ragged)}",
+            f"among {devices} devices: {describe_rows(ragged)}",
         )
 
 
@@ -158,7 +137,7 @@ def _idle(rows: Sequence[int], which: str, severity: Severity) -> Problem:
         "idle-devices",
         severity,
         f"{idle} of {len(rows)} devices {'gets' if idle == 1 else 'get'} nothing of {which} of {sum(rows)}: "
-        f"{describe(rows)}",
+        f"{describe_rows(rows)}",
     )
 
 
@@ -173,7 +152,7 @@ def rank_problems(patterns: Sequence[Pattern]) -> Iterator[Problem]:
             "unequal-gradient-weight",
             "warning",
             f"in {steps} {'step' if steps == 1 else 'steps'} the ranks had different numbers of rows "
-            f"({describe(counts)}), but their gradients are averaged as equals: a row on the smallest rank weighs "
+            f"({describe_rows(counts)}), but their gradients are averaged as equals: a row on the smallest rank weighs "
             f"{max(counts) / min(count for count in counts if count):.3g} times one on the largest",
         )
 
@@ -181,7 +160,7 @@ def rank_problems(patterns: Sequence[Pattern]) -> Iterator[Problem]:
 def _of_the_data_set(spec: JobSpec, rows: int) -> Iterator[Problem]:
     devices, data = spec.resources.devices, spec.recipe.data
     if data.drop_last:
-        used = sum(sum(shards) * times for shards, times in train_pass(spec, rows))
+        used = sum(sum(shards) * times for shards, times in epoch_steps(spec, rows))
         if used < rows:
             yield Problem(
                 "dropped-rows",
@@ -222,14 +201,14 @@ def _helps(spec: JobSpec, change: _Change, rows: int | None, code: str) -> bool:
     """Whether the plan of the changed spec is free of a finding, and still has a batch."""
     if rows is None and code in _NEEDS_ROWS and _BATCH_SIZE in change:
         return False
-    changed = apply(spec, change)
-    plan = predict(changed, rows).epoch
+    changed = change_spec(spec, change)
+    plan = predict_splits(changed, rows).epoch
     if rows is not None and not any(pattern.steps for pattern in plan):
         return False
     return all(problem.code != code for problem in _problems(changed, plan, rows))
 
 
-def apply(spec: JobSpec, change: _Change) -> JobSpec:
+def change_spec(spec: JobSpec, change: _Change) -> JobSpec:
     """The spec with some fields set (dotted path -> value) or left out (`None`)."""
     body = spec.model_dump(exclude_unset=True)
     for path, value in change.items():

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from jobs.model.spec import JobSpec, RecipeProgram
-from jobs.protocol.records import Shape
+from shardyard.contract.report import Pattern
 
 #: Rows of one split, one number per leased device.
 Rows = tuple[int, ...]
@@ -31,27 +31,6 @@ Run = tuple[Rows, int]
 _NO_SHAPES: Final = "shapes are known once the model has run"
 _SCRIPT: Final = "what a script does with its data only its run can tell"
 _UNKNOWN_ROWS: Final = "the data set's size is known only where it is loaded; this is the split of one full step"
-
-
-class Pattern(msgspec.Struct, frozen=True):
-    """All batches that were (or will be) divided in the same way; the unit of plans and of reports.
-
-    The key is (phase, module, batch_rows, rows). `rows` has one number per leased device, 0 where it
-    gets nothing. Under ddp a device's number is what its rank reads, and `batch_rows` is their sum.
-    Shapes run parallel to `rows` and are those of the first occurrence. Steps count from 0 within
-    their phase, over all epochs. `None` means not known; `notes` of the document says why.
-    """
-
-    phase: str
-    module: str
-    batch_rows: int | None
-    rows: tuple[int | None, ...] | None
-    shapes_vary: bool | None
-    input_shapes: tuple[Shape | None, ...] | None
-    output_shapes: tuple[Shape | None, ...] | None
-    steps: int | None
-    first_step: int | None
-    last_step: int | None
 
 
 class Prediction(msgspec.Struct, frozen=True):
@@ -71,7 +50,7 @@ class Prediction(msgspec.Struct, frozen=True):
 # -- the arithmetic of torch -----------------------------------------------------------------------
 
 
-def chunk(rows: int, devices: int) -> Rows:
+def chunk_rows(rows: int, devices: int) -> Rows:
     """Rows of each device when a batch is scattered as `torch.chunk` does it, 0 for idle devices.
 
     Raises:
@@ -93,14 +72,14 @@ def strided_rows(rows: int, ranks: int) -> Rows:
     return tuple(max(0, _ceil(rows - rank, ranks)) for rank in range(ranks))
 
 
-def batches(rows: int, batch_size: int, drop_last: bool) -> list[tuple[int, int]]:
+def loader_batches(rows: int, batch_size: int, drop_last: bool) -> list[tuple[int, int]]:
     """Batches that a DataLoader yields in one pass, as (rows of the batch, how many of them)."""
     full, rest = divmod(rows, batch_size)
     cut = [(batch_size, full), (0 if drop_last else rest, 1)]
     return [(size, count) for size, count in cut if size and count]
 
 
-def grouped(runs: Sequence[Run], size: int) -> list[Run]:
+def accumulate_batches(runs: Sequence[Run], size: int) -> list[Run]:
     """Splits of single batches, in order, as the splits of steps that read `size` batches each, added up device by
     device. The last step reads what is left."""
     steps: list[Run] = []
@@ -131,25 +110,25 @@ def _ceil(dividend: int, divisor: int) -> int:
 # -- one pass over a data set ----------------------------------------------------------------------
 
 
-def train_pass(spec: JobSpec, rows: int) -> list[Run]:
+def epoch_steps(spec: JobSpec, rows: int) -> list[Run]:
     """The splits of one epoch over `rows` rows of training data, step by step, in order."""
-    return grouped(batch_pass(spec, rows), spec.recipe.accumulate_steps)
+    return accumulate_batches(epoch_batches(spec, rows), spec.recipe.accumulate_steps)
 
 
-def batch_pass(spec: JobSpec, rows: int) -> list[Run]:
+def epoch_batches(spec: JobSpec, rows: int) -> list[Run]:
     """As `train_pass`, batch by batch: several make one step when gradients are accumulated."""
     data, devices = spec.recipe.data, spec.resources.devices
     if spec.distributed:
         mine = sampler_rows(rows, devices, data.drop_last)
-        return [((size,) * devices, count) for size, count in batches(mine, data.batch_size, data.drop_last)]
-    return [(chunk(size, devices), count) for size, count in batches(rows, data.batch_size, data.drop_last)]
+        return [((size,) * devices, count) for size, count in loader_batches(mine, data.batch_size, data.drop_last)]
+    return [(chunk_rows(size, devices), count) for size, count in loader_batches(rows, data.batch_size, data.drop_last)]
 
 
-def eval_pass(spec: JobSpec, rows: int, batch_size: int) -> list[Run]:
+def evaluation_batches(spec: JobSpec, rows: int, batch_size: int) -> list[Run]:
     """The splits of one evaluation over `rows` rows, in order. Ranks may run out at different batches."""
     devices = spec.resources.devices
     if not spec.distributed:
-        return [(chunk(size, devices), count) for size, count in batches(rows, batch_size, drop_last=False)]
+        return [(chunk_rows(size, devices), count) for size, count in loader_batches(rows, batch_size, drop_last=False)]
     shards = strided_rows(rows, devices)
     full = min(shards) // batch_size
     rest = [
@@ -162,7 +141,7 @@ def eval_pass(spec: JobSpec, rows: int, batch_size: int) -> list[Run]:
 # -- a whole job -----------------------------------------------------------------------------------
 
 
-def predict(spec: JobSpec, train_rows: int | None, eval_rows: int | None = None) -> Prediction:
+def predict_splits(spec: JobSpec, train_rows: int | None, eval_rows: int | None = None) -> Prediction:
     """The splits that `spec` will give over data sets of so many rows.
 
     `None` for a row count means that only the worker can know it: the answer then has the split of
@@ -173,12 +152,12 @@ def predict(spec: JobSpec, train_rows: int | None, eval_rows: int | None = None)
         return Prediction(None, None, (), (), {"patterns": _SCRIPT, "rows": _SCRIPT}, planned=False)
     main = "train" if spec.recipe.mode == "train" else "forward"
     evaluate = spec.recipe.evaluate
-    train_runs = None if train_rows is None else train_pass(spec, train_rows)
+    train_runs = None if train_rows is None else epoch_steps(spec, train_rows)
     per_epoch = None if train_runs is None else sum(count for _, count in train_runs)
     one = _phase(spec, main, train_runs, passes=1)
     run = _phase(spec, main, train_runs, passes=spec.recipe.epochs)
     if evaluate is not None:
-        eval_runs = None if eval_rows is None else eval_pass(spec, eval_rows, evaluate.data.batch_size)
+        eval_runs = None if eval_rows is None else evaluation_batches(spec, eval_rows, evaluate.data.batch_size)
         one += _phase(spec, "eval", eval_runs, passes=1)
         evaluations = _evaluations(spec.recipe, per_epoch)
         if evaluations is None:
@@ -233,7 +212,7 @@ def _full_batch(spec: JobSpec, phase: str) -> Rows:
     evaluate, devices = spec.recipe.evaluate, spec.resources.devices
     size = evaluate.data.batch_size if phase == "eval" and evaluate else spec.recipe.data.batch_size
     times = 1 if phase == "eval" else spec.recipe.accumulate_steps
-    rows = (size,) * devices if spec.distributed else chunk(size, devices)
+    rows = (size,) * devices if spec.distributed else chunk_rows(size, devices)
     return tuple(times * count for count in rows)
 
 

@@ -3,25 +3,16 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-import msgspec
-
-from jobs.splits.lint import describe
-from jobs.splits.plan import Pattern, Prediction
+from jobs.splits.plan import Prediction
+from shardyard.contract.report import Pattern, PredictionCheck, describe_rows
 
 MAX_DIFFERENCES = 20
-
-
-class PredictionCheck(msgspec.Struct, frozen=True):
-    """`matches` is `None` when nothing could be compared (the report's notes say why)."""
-
-    matches: bool | None
-    differences: list[str]
 
 
 _Key = tuple[str, int | None, tuple[int | None, ...] | None]
 
 
-def check(
+def check_prediction(
     prediction: Prediction, observed: Sequence[Pattern], *, complete: bool, overflowed: bool
 ) -> tuple[PredictionCheck, str | None]:
     """Compare the run that was planned with the patterns observed; the second value is a remark.
@@ -118,7 +109,7 @@ def _total(patterns: Sequence[Pattern]) -> int:
 def _name(phase: str, pattern: Pattern) -> str:
     where = f" in {pattern.module}" if pattern.module else ""
     batch = "a batch" if pattern.batch_rows is None else f"a batch of {pattern.batch_rows:,}"
-    return f"{phase}: {batch}{where} split {describe(pattern.rows or ())}".rstrip()
+    return f"{phase}: {batch}{where} split {describe_rows(pattern.rows or ())}".rstrip()
 
 
 def _steps(count: int) -> str:

@@ -22,67 +22,13 @@ import msgspec
 
 from jobs.protocol.records import Primitives, Step
 from jobs.support.quantiles import Sketch
+from shardyard.contract.report import Balance, DeviceMeasures, PrimitiveTimings, Timing
 
 #: Of one device, step by step.
 Column = list[float | None]
 
 #: A cause is named when it costs at least this share of the time of the steps.
 NOTABLE = 0.10
-
-
-class Timing(msgspec.Struct, frozen=True):
-    """Milliseconds over the measured steps: total exactly, quantiles of one step within 1 %."""
-
-    total: float
-    p50: float
-    p95: float
-
-
-class DeviceMeasures(msgspec.Struct, frozen=True):
-    """One device over the main phase.
-
-    `steps` counts all steps, `idle_steps` those in which the device got nothing. `ms_per_row` is
-    forward plus backward time of one row, each over the rows of the steps in which it was measured.
-    """
-
-    device: int
-    rows: int | None
-    share: float | None
-    steps: int
-    idle_steps: int
-    forward_ms: Timing | None
-    backward_ms: Timing | None
-    data_wait_ms: Timing | None
-    comm_ms: Timing | None
-    ms_per_row: float | None
-    memory_peak_bytes: int | None
-
-
-class PrimitiveTimings(msgspec.Struct, frozen=True):
-    replicate_ms: Timing
-    scatter_ms: Timing
-    parallel_apply_ms: Timing
-    gather_ms: Timing
-
-
-class Balance(msgspec.Struct, frozen=True):
-    """How evenly rows and time are spread, and what costs most.
-
-    `cause` is the largest loss, if it is at least a tenth of the time of the steps: `rows` or
-    `compute` (the slowest device's excess over the mean, because it got more rows, or takes longer
-    for a row), `input` (the longest wait for data), `communication` (the shortest time in
-    communication: a rank that waits for nobody spends it too). `slowest_device` is the one that spent
-    most in waiting for data and computing, which is whom the others wait for. `wasted_device_seconds` sums, over
-    devices and steps, the time from a device's end of work to the end of the slowest one's.
-    """
-
-    rows_max_over_mean: float | None
-    time_max_over_mean: float | None
-    slowest_device: int | None
-    cause: str | None
-    idle_device_steps: int | None
-    wasted_device_seconds: float | None
-    output_device_memory_skew: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from rich.text import Text
 from shardyard import formatting
 
 if TYPE_CHECKING:
-    from jobs.splits.timings import DeviceMeasures
     from shardyard.client.report import SplitReport
+    from shardyard.contract.report import DeviceMeasures
 
 IDLE, SLOW = "idle", "slow"
 #: A colour is never the only mark: the word stands beside it.
@@ -63,7 +63,7 @@ def device_rows(labels: Sequence[str], report: "SplitReport | None", rates: dict
     """One for each leased device, in the lease's order; without a report, only its name."""
     if report is None:
         return [DeviceRow(label) for label in labels]
-    from jobs.render.svg.highlights import slow_device
+    from shardyard.render.svg.highlights import slow_device
 
     last = _last_shards(report)
     slow = slow_device(report.data)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.render.svg.palette import By
 from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect, print_json
 from shardyard.contract.errors import InvalidRequest
+from shardyard.render.svg.palette import By
 
 if TYPE_CHECKING:
     from shardyard.client import Client

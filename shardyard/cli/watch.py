@@ -12,7 +12,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from jobs.splits.lint import Finding
 from shardyard import formatting
 from shardyard.cli.common import STATE_STYLES, state_text
 from shardyard.cli.device_table import Pace, device_rows, drawn
@@ -21,6 +20,7 @@ from shardyard.client import Client, endpoints, events, operations
 from shardyard.client.models import JobStatus, Progress
 from shardyard.client.report import SplitReport
 from shardyard.contract.errors import NotFound, ShardyardError, Unavailable
+from shardyard.contract.report import Finding
 
 PLAIN_SECONDS = 2.0
 REFRESHES_PER_SECOND = 4

@@ -15,8 +15,8 @@ from shardyard.client.transport import READ_SECONDS, Call
 from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from jobs.splits.diff import ReportDiff
     from shardyard.client.report import Plan, SplitReport
+    from shardyard.contract.report_diff import ReportDiff
 
 #: A job spec: a mapping, JSON as text or bytes, or the path of a file with JSON.
 Spec = Mapping[str, Any] | str | bytes | os.PathLike[str]
@@ -129,7 +129,7 @@ def splits_as(
 
 
 def splits_diff(job: str, against: str, *, attempt: int | None = None) -> "Call[ReportDiff]":
-    from jobs.splits.diff import ReportDiff
+    from shardyard.contract.report_diff import ReportDiff
 
     return _get(_path("jobs", job, "splits", "diff"), ReportDiff, against=against, attempt=attempt)
 

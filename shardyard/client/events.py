@@ -9,10 +9,9 @@ from typing import Any
 
 import msgspec
 
-from jobs.splits.lint import Finding
-from jobs.splits.plan import Pattern
 from shardyard.client.models import TERMINAL, JobSummary, Model, Progress, Reason
 from shardyard.contract.errors import ShardyardError
+from shardyard.contract.report import Finding, Pattern
 
 #: No event of the service is larger; what is would fill the memory.
 MAX_EVENT_BYTES = 32 * 1024 * 1024

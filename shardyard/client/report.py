@@ -5,14 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jobs.render import report_text
-from jobs.splits import report
-from jobs.splits.diff import ReportDiff, diff
-from jobs.splits.lint import Finding
-from jobs.splits.plan import Pattern
-from jobs.splits.plan_check import PredictionCheck
-from jobs.splits.report import Report, ReportDevice
-from jobs.splits.timings import Balance, DeviceMeasures, PrimitiveTimings, Timing
+from shardyard.contract.report import (
+    Balance,
+    DeviceMeasures,
+    Finding,
+    Pattern,
+    PredictionCheck,
+    PrimitiveTimings,
+    Report,
+    ReportDevice,
+    Timing,
+    decode_report,
+    encode_report,
+)
+from shardyard.contract.report_diff import ReportDiff, compare_reports
+from shardyard.render import report_text
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
@@ -46,10 +53,10 @@ class SplitReport:
     @classmethod
     def from_json(cls, body: bytes | str) -> "SplitReport":
         """A report that was kept as JSON, for example from `shardyard splits --json`. Raises ValueError."""
-        return cls(report.decode(body.encode() if isinstance(body, str) else body))
+        return cls(decode_report(body.encode() if isinstance(body, str) else body))
 
     def to_json(self) -> bytes:
-        return report.encode(self.data)
+        return encode_report(self.data)
 
     @property
     def job_id(self) -> str:
@@ -108,22 +115,22 @@ class SplitReport:
 
     def diff(self, other: "SplitReport") -> ReportDiff:
         """This report beside another one, of whatever job."""
-        return diff(self.data, other.data)
+        return compare_reports(self.data, other.data)
 
     def text(self, width: int = WIDTH) -> str:
         """The report as text of at most `width` columns (at least 80)."""
-        return report_text.render(self.data, width)
+        return report_text.render_report(self.data, width)
 
     def html(self) -> str:
         """One page that needs nothing else, to be kept or sent."""
-        from jobs.render.svg.report_page import page
+        from shardyard.render.svg.report_page import page
 
         return str(page(self.data))
 
     def svg(self) -> str:
         """The heat map: devices across, ways to divide a batch down."""
-        from jobs.render.svg.heat_map import heat_map
-        from jobs.render.svg.svg import Frame
+        from shardyard.render.svg.heat_map import heat_map
+        from shardyard.render.svg.svg import Frame
 
         frame = Frame(ids=f"sy-{self.job_id[-12:]}-{self.attempt}")  # a notebook shows several on one page
         return str(heat_map(self.data, frame=frame))

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from jobs.splits.lint import Finding
-from jobs.splits.plan import Pattern
+from shardyard.contract.report import Finding, Pattern
 
 Json = dict[str, Any]
 

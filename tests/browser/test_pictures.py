@@ -8,10 +8,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
-from jobs.render.svg.comparison_page import comparison
-from jobs.render.svg.report_page import About, page
-from jobs.splits import report
-from jobs.splits.report import Report
+from shardyard.contract.report import Report, decode_report
+from shardyard.render.svg.comparison_page import comparison
+from shardyard.render.svg.report_page import About, page
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.browser]
 
@@ -19,7 +18,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
 def example(name: str) -> Report:
-    return report.decode((EXAMPLES / f"{name}.json").read_bytes())
+    return decode_report((EXAMPLES / f"{name}.json").read_bytes())
 
 
 @contextmanager

@@ -20,10 +20,11 @@ from benchmarks import results
 from jobs.model import catalogue, spec, state
 from jobs.model.settings import Settings
 from jobs.model.spec import JobSpec, Parallelism
-from jobs.render import diff_text, report_text
-from jobs.splits import diff, report
-from jobs.splits.plan import predict
+from jobs.splits.plan import predict_splits
+from shardyard.contract import report_diff
 from shardyard.contract.errors import InvalidSpec
+from shardyard.contract.report import decode_report
+from shardyard.render import diff_text, report_text
 from tools import spec_reference
 
 ROOT = Path(__file__).parents[2]
@@ -261,7 +262,7 @@ def test_the_defaults_of_settings_are_documented() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
 def test_reports_that_are_shown_are_what_their_json_renders_to(document: Path) -> None:
     for source, shown in re.findall(r"<!-- report: (\S+) -->\n```text\n(.*?)```", document.read_text(), re.DOTALL):
-        rendered = report_text.render(report.decode((ROOT / source).read_bytes()))
+        rendered = report_text.render_report(decode_report((ROOT / source).read_bytes()))
         for piece in shown.split("...\n"):
             assert piece.strip("\n") in rendered, f"render {source} again and paste it into {document.name}"
 
@@ -270,19 +271,19 @@ def test_reports_that_are_shown_are_what_their_json_renders_to(document: Path) -
 def test_comparisons_that_are_shown_are_what_their_reports_give(document: Path) -> None:
     pairs = re.findall(r"<!-- reports: (\S+) (\S+) -->\n```text\n(.*?)```", document.read_text(), re.DOTALL)
     for this, against, shown in pairs:
-        sides = [report.decode((ROOT / source).read_bytes()) for source in (this, against)]
-        rendered = diff_text.render(diff.diff(*sides))
+        sides = [decode_report((ROOT / source).read_bytes()) for source in (this, against)]
+        rendered = diff_text.render_diff(report_diff.compare_reports(*sides))
         for piece in shown.split("...\n"):
             assert piece.strip("\n") in rendered, f"compare {this} and {against} again, and paste it"
 
 
 def test_the_classic_cases_are_shown_from_reports_of_their_own_specs() -> None:
     for source in re.findall(r"<!-- report: docs/examples/(\S+)\.json -->", REPORT):
-        shown = report.decode((ROOT / f"docs/examples/{source}.json").read_bytes())
+        shown = decode_report((ROOT / f"docs/examples/{source}.json").read_bytes())
         if shown.rehearsal:  # a script's, which nobody can plan
             continue
         wanted = spec.parse((ROOT / f"examples/jobs/{source}.json").read_bytes())
-        planned = predict(wanted, catalogue.dataset_rows(wanted.recipe.data)).run
+        planned = predict_splits(wanted, catalogue.dataset_rows(wanted.recipe.data)).run
         assert [(p.rows, p.steps) for p in planned] == [(p.rows, p.steps) for p in shown.patterns], source
 
 
@@ -337,8 +338,8 @@ def test_job_specs_in_documents_would_be_accepted(document: Path) -> None:
 def test_the_readmes_job_gives_the_split_that_the_readme_shows() -> None:
     (body, *_) = specs_in(ROOT / "README.md")
     wanted = spec.parse(body)
-    shown = report.decode((ROOT / "docs/examples/three-of-thirty.json").read_bytes())
-    planned = predict(wanted, catalogue.dataset_rows(wanted.recipe.data)).run
+    shown = decode_report((ROOT / "docs/examples/three-of-thirty.json").read_bytes())
+    planned = predict_splits(wanted, catalogue.dataset_rows(wanted.recipe.data)).run
     assert [(p.rows, p.steps) for p in planned] == [(p.rows, p.steps) for p in shown.patterns]
 
 

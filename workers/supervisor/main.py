@@ -39,7 +39,7 @@ from jobs.model.spec import JobSpec
 from jobs.model.state import Order, Reason
 from jobs.protocol.records import Note
 from jobs.scheduling.scheduler import backoff_seconds
-from jobs.splits.plan import predict
+from jobs.splits.plan import predict_splits
 from jobs.store.client import RedisStore
 from jobs.support.logging_config import configure
 from shardyard.contract.errors import Unavailable
@@ -339,7 +339,7 @@ def _open_publisher(launch: AttemptConfig, spec: JobSpec, secrets: Credentials) 
     directory = paths.attempt_dir(launch.storage, attempt.tenant, attempt.job, attempt.number)
     shipper = Shipper(secrets.telemetry_url, attempt.tenant, attempt.job, attempt.number)
     relay = Relay(directory, len(launch.devices), shipper)
-    prediction = predict(spec, *rows_of(spec))
+    prediction = predict_splits(spec, *rows_of(spec))
     lease = [
         LeasedDevice(index, device.id, launch.node, device.kind, device.name, device.memory_total_bytes)
         for index, device in enumerate(launch.devices)

@@ -11,11 +11,11 @@ import pytest
 from jobs import store
 from jobs.files import paths
 from jobs.protocol import names
-from jobs.splits import report
 from jobs.store.client import RedisStore
 from shardyard import cli
 from shardyard.client import Client, endpoints
 from shardyard.contract.errors import BadBundle
+from shardyard.contract.report import encode_report
 from tests.integration.api.conftest import ADMIN
 from tests.integration.api.test_process import Process, add_node, api_process, until
 from tests.integration.api.test_splits import a_report
@@ -160,7 +160,7 @@ def test_artifacts_are_listed_and_saved(
     assert run("artifacts", started, "--get", "artifacts/none", "-o", str(tmp_path / "none")) == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.json", "saved.bin"]
     key = names.report_key("default", started, 1)
-    control.client.set(key, report.encode(a_report()))
+    control.client.set(key, encode_report(a_report()))
     assert run("splits", started, "--against", started) == 0
     assert "Two split reports side by side" in capsys.readouterr().out
     assert run("splits", started, "--against", started, "--json") == 0

@@ -33,8 +33,8 @@ from jobs import store
 from jobs.files import paths
 from jobs.model.settings import Settings
 from jobs.model.state import Reason
-from jobs.splits import report
 from jobs.store.client import RedisStore
+from shardyard.contract.report import Report, encode_report
 from tests.integration.api.conftest import ADMIN, bearer
 from tests.integration.redis_server import running_redis
 from tests.unit.api.records import a_spec, node_info
@@ -88,7 +88,7 @@ class Target:
         self._control.run(store.submit("default", job, a_spec(2)))
         directory = paths.attempt_dir(self._storage, "default", job, 1)
         paths.artifacts_dir(directory).mkdir(parents=True)
-        paths.report_file(directory).write_bytes(report.encode(a_report()))
+        paths.report_file(directory).write_bytes(encode_report(a_report()))
         self.take_work()
         self._control.run(store.dispatch(60))
         if self._control.run(store.read_job("default", job)).record.attempt:
@@ -107,7 +107,7 @@ class Target:
         self._control.close()
 
 
-def a_report() -> report.Report:
+def a_report() -> Report:
     from tests.unit.jobs.streams import aggregator, rank_stream
 
     told = aggregator(a_spec(2), 100)

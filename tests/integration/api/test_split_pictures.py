@@ -11,7 +11,7 @@ from jobs.files import paths
 from jobs.files.metric_file import MetricWriter
 from jobs.protocol import names
 from jobs.protocol.records import Metric
-from jobs.splits import report
+from shardyard.contract.report import encode_report
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_archived import a_finished_job, archive
 from tests.integration.api.test_splits import a_report, started, two_with_reports
@@ -26,7 +26,7 @@ IMAGE = "image/avif,image/webp,image/apng,image/svg+xml,image/*,*/*;q=0.8"
 
 async def with_report(api: Api, *, final: bool = True) -> str:
     job = await started(api)
-    told = report.encode(a_report()).replace(b'"final":true', b'"final":true' if final else b'"final":false')
+    told = encode_report(a_report()).replace(b'"final":true', b'"final":true' if final else b'"final":false')
     api.control.client.set(names.report_key("default", job, 1), told)
     return job
 
@@ -99,7 +99,7 @@ async def test_what_the_client_has_already_is_not_sent_again(api: Api, accept: s
 async def test_the_tag_of_the_json_is_the_one_that_events_tell(api: Api) -> None:
     """A reader of events fetches the report only when its `etag` is another."""
     job = await with_report(api)
-    told = hashlib.blake2b(report.encode(a_report()), digest_size=9).hexdigest()
+    told = hashlib.blake2b(encode_report(a_report()), digest_size=9).hexdigest()
     assert (await ask(api, f"/v1/jobs/{job}/splits", "application/json")).headers["etag"] == f'W/"{told}"'
 
 

@@ -2,8 +2,7 @@ import pytest
 
 from jobs.files import paths
 from jobs.protocol import names
-from jobs.splits import report
-from jobs.splits.report import Report
+from shardyard.contract.report import Report, encode_report
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_jobs import until_state
 from tests.unit.api.records import a_spec
@@ -30,13 +29,13 @@ async def started(api: Api) -> str:
 async def test_the_report_comes_from_telemetry_and_later_from_its_file(api: Api) -> None:
     job = await started(api)
     key = names.report_key("default", job, 1)
-    api.control.client.set(key, report.encode(a_report()))
+    api.control.client.set(key, encode_report(a_report()))
     live = await api.get(f"/v1/jobs/{job}/splits")
     assert [pattern["rows"] for pattern in live["patterns"]] == [[10, 10, 10], [4, 4, 2]]
     assert [device["rows"] for device in live["per_device"]] == [34, 34, 32]
     directory = paths.attempt_dir(api.storage, "default", job, 1)
     directory.mkdir(parents=True)
-    paths.report_file(directory).write_bytes(report.encode(a_report()))
+    paths.report_file(directory).write_bytes(encode_report(a_report()))
     api.control.client.delete(key)
     assert await api.get(f"/v1/jobs/{job}/splits") == live
     assert await api.get(f"/v1/jobs/{job}/splits?attempt=1") == live
@@ -44,7 +43,7 @@ async def test_the_report_comes_from_telemetry_and_later_from_its_file(api: Api)
 
 async def test_the_report_can_be_had_for_one_device(api: Api) -> None:
     job = await started(api)
-    api.control.client.set(names.report_key("default", job, 1), report.encode(a_report()))
+    api.control.client.set(names.report_key("default", job, 1), encode_report(a_report()))
     one = await api.get(f"/v1/jobs/{job}/splits?device=2")
     assert [device["device"] for device in one["per_device"]] == [2]
     assert [device["device"] for device in one["devices"]] == [2]
@@ -56,7 +55,7 @@ async def test_the_report_can_be_had_for_one_device(api: Api) -> None:
 
 async def test_the_report_is_text_for_those_who_ask_for_text(api: Api) -> None:
     job = await started(api)
-    api.control.client.set(names.report_key("default", job, 1), report.encode(a_report()))
+    api.control.client.set(names.report_key("default", job, 1), encode_report(a_report()))
     answer = await api.client.get(f"/v1/jobs/{job}/splits", headers={"Accept": "text/plain"})
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     assert answer.headers["x-content-type-options"] == "nosniff"
@@ -76,7 +75,7 @@ async def two_with_reports(api: Api) -> tuple[str, str]:
     job, other = await started(api), await api.submit()
     await until_state(api, other, "starting")
     for name in (job, other):
-        api.control.client.set(names.report_key("default", name, 1), report.encode(a_report()))
+        api.control.client.set(names.report_key("default", name, 1), encode_report(a_report()))
     return job, other
 
 

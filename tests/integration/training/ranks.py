@@ -17,8 +17,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from jobs.model.spec import JobSpec
 from jobs.protocol.records import AnyRecord, Outcome, PacketDecoder, Record, Step
-from jobs.splits.plan import predict
-from jobs.splits.report import Report
+from jobs.splits.plan import predict_splits
+from shardyard.contract.report import Report
 from workers.runtime.commands import CONTINUE
 from workers.runtime.context import ChannelSink, Checkpoints, Device, RankContext
 from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
@@ -119,7 +119,7 @@ def _is_step(record: AnyRecord, number: int | None) -> bool:
 def report_of(spec: JobSpec, runs: list[RankRun], train_rows: int | None = None) -> Report:
     """The report on what the ranks sent."""
     lease = [LeasedDevice(index, f"cpu:{index}", "here", "cpu", "virtual") for index in range(spec.resources.devices)]
-    told = Aggregator("job", 1, spec, lease, predict(spec, train_rows))
+    told = Aggregator("job", 1, spec, lease, predict_splits(spec, train_rows))
     for rank, run in enumerate(runs):
         for record in run.records:
             told.feed(rank, record)

@@ -10,8 +10,8 @@ import pytest
 import jobs
 from jobs.model import catalogue
 from jobs.model.spec import JobSpec, parse
-from jobs.splits.plan import predict
-from jobs.splits.report import Report
+from jobs.splits.plan import predict_splits
+from shardyard.contract.report import Report
 from tests.integration.training.ranks import report_of, run_ranks
 from tests.unit.training.cifar import make_small_cifar
 from tests.unit.training.runs import report_here
@@ -79,7 +79,7 @@ def test_the_examples_are_those_that_the_tutorials_call_for() -> None:
 def test_an_example_can_be_submitted_and_planned(name: str) -> None:
     spec = submitted(name)
     assert spec.name == name
-    prediction = predict(spec, catalogue.dataset_rows(spec.recipe.data))
+    prediction = predict_splits(spec, catalogue.dataset_rows(spec.recipe.data))
     assert prediction.epoch
     assert ("rows" in prediction.notes) == (spec.recipe.data.ref == "cifar10")
 

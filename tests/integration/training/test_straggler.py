@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jobs.splits.report import Report
+from shardyard.contract.report import Report
 from tests.integration.training.ranks import report_of, run_ranks
 from tests.unit.training.runs import VECTORS, report_here, spec_of
 

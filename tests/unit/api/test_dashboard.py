@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from api.system import dashboard_routes
-from jobs.render.svg import highlights, palette
+from shardyard.render.svg import highlights, palette
 
 WEB = Path(__file__).parents[3] / "web" / "src"
 LIGHT, DARK = re.findall(r":root \{(.*?)\}", (WEB / "styles.css").read_text(), re.DOTALL)

@@ -14,7 +14,7 @@ def tree(root: type[ShardyardError]) -> Iterator[type[ShardyardError]]:
 
 
 def test_every_error_that_the_domain_or_the_api_raises_has_a_status() -> None:
-    mine = [kind for kind in tree(ShardyardError) if kind.__module__.startswith(("jobs.", "api."))]
+    mine = [kind for kind in tree(ShardyardError) if kind.__module__.startswith(("shardyard.contract.", "api."))]
     assert len(mine) > 15
     assert {kind.code for kind in mine} <= set(problems.TABLE)
 

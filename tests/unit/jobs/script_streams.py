@@ -6,8 +6,8 @@ from typing import Any
 
 from jobs.model.spec import JobSpec, parse
 from jobs.protocol.records import Activity, AnyRecord, Began, Group, Loaded, Outcome, Split, Step, Wrapped
-from jobs.splits.lint import _REMEDIES, Finding
-from jobs.splits.report import Report
+from jobs.splits.lint import _REMEDIES
+from shardyard.contract.report import Finding, Report
 from tests.unit.jobs.streams import aggregator, split, step
 from workers.supervisor.report.aggregator import Aggregator
 from workers.supervisor.report.script_lint import CODES

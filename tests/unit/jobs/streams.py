@@ -5,7 +5,7 @@ from typing import Any
 
 from jobs.model.spec import JobSpec
 from jobs.protocol.records import AnyRecord, Outcome, Split, Step
-from jobs.splits.plan import Run, eval_pass, predict, train_pass
+from jobs.splits.plan import Run, epoch_steps, evaluation_batches, predict_splits
 from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
 from workers.supervisor.report.shard_lines import ShardLine
 
@@ -18,7 +18,7 @@ def lease(devices: int, kind: str = "cpu") -> list[LeasedDevice]:
 
 
 def aggregator(spec: JobSpec, rows: int | None, eval_rows: int | None = None, kind: str = "cpu") -> Aggregator:
-    return Aggregator("job-1", 1, spec, lease(spec.resources.devices, kind), predict(spec, rows, eval_rows))
+    return Aggregator("job-1", 1, spec, lease(spec.resources.devices, kind), predict_splits(spec, rows, eval_rows))
 
 
 def split(number: int, devices: Sequence[int], rows: Sequence[int], phase: str = "train", module: str = "") -> Split:
@@ -53,9 +53,9 @@ def rank_stream(spec: JobSpec, rank: int, rows: int, eval_rows: int | None = Non
     numbers: dict[tuple[str, tuple[int, ...]], int] = {}
     counts = {main: 0, "eval": 0}
     for epoch in range(spec.recipe.epochs):
-        passes: list[tuple[str, list[Run]]] = [(main, train_pass(spec, rows))]
+        passes: list[tuple[str, list[Run]]] = [(main, epoch_steps(spec, rows))]
         if spec.recipe.evaluate is not None and eval_rows is not None:
-            passes.append(("eval", eval_pass(spec, eval_rows, spec.recipe.evaluate.data.batch_size)))
+            passes.append(("eval", evaluation_batches(spec, eval_rows, spec.recipe.evaluate.data.batch_size)))
         for phase, runs in passes:
             for shards, times in runs:
                 devices = [rank] if spec.world_size > 1 else list(range(spec.resources.devices))

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.model.spec import JobSpec, parse
-from jobs.splits.lint import Finding, describe, lint
-from jobs.splits.plan import Pattern, predict
+from jobs.splits.lint import lint_splits
+from jobs.splits.plan import predict_splits
+from shardyard.contract.report import Finding, Pattern, describe_rows
 from tests.unit.jobs.made import make_spec
 
 
 def planned(spec: JobSpec, rows: int | None) -> dict[str, Finding]:
-    return {finding.code: finding for finding in lint(spec, predict(spec, rows).epoch, rows)}
+    return {finding.code: finding for finding in lint_splits(spec, predict_splits(spec, rows).epoch, rows)}
 
 
 def observed(rows: tuple[int, ...], steps: int = 1) -> Pattern:
@@ -110,7 +111,7 @@ def test_dropped_rows_are_counted(strategy: str, devices: int, dropped: int) -> 
 def test_ranks_with_other_numbers_of_rows_do_not_weigh_the_same() -> None:
     spec = make_spec("ddp", 3, 30)
 
-    (finding,) = lint(spec, [observed((30, 30, 30), 9), observed((30, 30, 10), 2)], None)
+    (finding,) = lint_splits(spec, [observed((30, 30, 30), 9), observed((30, 30, 10), 2)], None)
 
     assert finding.code == "unequal-gradient-weight"
     assert "in 2 steps" in finding.message
@@ -121,14 +122,14 @@ def test_ranks_with_other_numbers_of_rows_do_not_weigh_the_same() -> None:
 def test_unequal_ranks_that_drop_the_last_batch_already_are_told_to_weight() -> None:
     spec = make_spec("ddp", 2, 30, drop_last=True)
 
-    (finding,) = lint(spec, [observed((30, 10))], None)
+    (finding,) = lint_splits(spec, [observed((30, 10))], None)
 
     assert finding.code == "unequal-gradient-weight"
     assert "weight each rank's loss" in finding.suggestion
 
 
 def test_a_rank_that_had_ended_takes_no_part_in_the_mean() -> None:
-    assert lint(make_spec("ddp", 2, 30), [observed((30, 30)), observed((30, 0))], None) == []
+    assert lint_splits(make_spec("ddp", 2, 30), [observed((30, 30)), observed((30, 0))], None) == []
 
 
 def test_unequal_shards_under_dp_are_no_fault_of_the_gradient() -> None:
@@ -139,14 +140,14 @@ def test_an_evaluation_is_not_looked_at() -> None:
     spec = make_spec("dp", 4, 8, mode="forward")
     evaluation = msgspec.structs.replace(observed((1, 1, 0, 0)), phase="eval")
 
-    assert lint(spec, [evaluation], 80) == []
+    assert lint_splits(spec, [evaluation], 80) == []
 
 
 def test_rows_that_nobody_could_count_give_no_finding() -> None:
     spec = make_spec("dp", 4, 8, mode="forward")
     unknown = msgspec.structs.replace(observed((1, 1, 0, 0)), rows=(1, None, 0, 0))
 
-    assert lint(spec, [unknown, msgspec.structs.replace(unknown, rows=None)], None) == []
+    assert lint_splits(spec, [unknown, msgspec.structs.replace(unknown, rows=None)], None) == []
 
 
 def test_switching_to_ddp_keeps_the_global_batch_and_drops_what_only_dp_has() -> None:
@@ -172,7 +173,7 @@ def test_findings_are_about_single_batches_where_gradients_are_accumulated() -> 
 def test_what_was_observed_of_accumulated_batches_has_the_findings_of_the_plan() -> None:
     spec = make_spec("dp", 8, 5, accumulate_steps=4)
 
-    assert lint(spec, [observed((4, 4, 4, 4, 4, 0, 0, 0), 40)], 800) == list(planned(spec, 800).values())
+    assert lint_splits(spec, [observed((4, 4, 4, 4, 4, 0, 0, 0), 40)], 800) == list(planned(spec, 800).values())
 
 
 def test_padding_is_found_under_fsdp_too() -> None:
@@ -184,7 +185,7 @@ def test_padding_is_found_under_fsdp_too() -> None:
     [((4, 4, 2), "4, 4, 2"), ((5,) * 11 + (9,), "11 x 5, 9"), ((1, None), "1, ?"), ((0,) * 9, "9 x 0")],
 )
 def test_rows_are_written_short(rows: tuple[int | None, ...], text: str) -> None:
-    assert describe(rows) == text
+    assert describe_rows(rows) == text
 
 
 # -- what is suggested -----------------------------------------------------------------------------
@@ -211,7 +212,7 @@ def test_a_suggestion_that_is_followed_makes_its_finding_go_away(spec: JobSpec, 
         assert changes
         for changed in changes:
             assert code not in planned(changed, rows)
-            assert any(pattern.steps for pattern in predict(changed, rows).run)
+            assert any(pattern.steps for pattern in predict_splits(changed, rows).run)
 
 
 @settings(deadline=None)

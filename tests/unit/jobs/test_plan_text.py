@@ -1,14 +1,24 @@
-from jobs.model.spec import JobSpec
-from jobs.render.plan_text import render
-from jobs.splits.lint import lint
-from jobs.splits.plan import predict
+from jobs.model.spec import JobSpec, RecipeProgram
+from jobs.splits.lint import lint_splits
+from jobs.splits.plan import predict_splits
+from shardyard.contract.responses import Plan
+from shardyard.render.plan_text import PlannedJob, render_plan
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.script_streams import script_spec
 
 
-def plan_of(spec: JobSpec, rows: int | None, eval_rows: int | None = None) -> str:
-    prediction = predict(spec, rows, eval_rows)
-    return render(spec, rows, prediction.epoch, lint(spec, prediction.epoch, rows), prediction.notes, 80)
+def plan_of(spec: JobSpec, rows: int | None) -> str:
+    prediction = predict_splits(spec, rows)
+    plan = Plan(
+        rows=rows,
+        batch_size=spec.batch_size,
+        global_batch_size=spec.global_batch_size,
+        patterns=prediction.epoch,
+        findings=lint_splits(spec, prediction.epoch, rows),
+        notes=prediction.notes,
+    )
+    recipe = isinstance(spec.program, RecipeProgram)
+    return render_plan(plan, PlannedJob(spec.name, spec.parallelism.strategy, spec.resources.devices, recipe), 80)
 
 
 def test_a_plan_reads_as_a_table_of_steps_by_devices_with_its_findings() -> None:

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from jobs.protocol.records import MAX_INTERNED, DeviceInfo, Note, Outcome, Outline, Split
-from jobs.splits.plan import Pattern, predict
-from jobs.splits.report import Report, decode, encode
+from jobs.splits.plan import predict_splits
+from shardyard.contract.report import Pattern, Report, decode_report, encode_report
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.memory import allocated
 from tests.unit.jobs.streams import aggregator, lease, rank_stream, run, split, step
@@ -166,7 +166,9 @@ def test_the_order_in_which_pipes_are_read_changes_nothing(seed: int) -> None:
             told.rank_ended(rank)
             del streams[rank]
 
-    assert msgspec.json.decode(encode(told.snapshot(final=True))) == msgspec.json.decode(encode(reference))
+    assert msgspec.json.decode(encode_report(told.snapshot(final=True))) == msgspec.json.decode(
+        encode_report(reference)
+    )
 
 
 def test_ranks_with_fewer_evaluation_batches_stay_in_step_over_epochs() -> None:
@@ -249,14 +251,14 @@ def test_a_hundred_thousand_steps_take_no_more_memory_than_a_thousand() -> None:
     for rank in (0, 1):
         told.feed(rank, split(0, [rank], [4]))
     feed_steps(told, range(1000))
-    size = len(encode(told.snapshot(final=False)))
+    size = len(encode_report(told.snapshot(final=False)))
     feed_steps(told, range(1000, 91_000))
     # A table that happens to be resized shows in one window; memory that steps keep shows in every one.
     grown = min(growth(told, range(start, start + 3000)) for start in (91_000, 94_000, 97_000))
     report = told.snapshot(final=False)
 
     assert grown < 3000 * 8  # less than one pointer a step
-    assert len(encode(report)) < size + 100
+    assert len(encode_report(report)) < size + 100
     assert counted(report) == {("train", (4, 4)): 100_000}
 
 
@@ -468,7 +470,7 @@ def test_every_null_has_its_reason(strategy: str, devices: int, kind: str, final
 
     report = told.snapshot(final=final)
 
-    body = msgspec.json.decode(encode(report))
+    body = msgspec.json.decode(encode_report(report))
     assert null_paths(body) - {"resumed"} <= set(report.notes)  # which is null where nothing was resumed
     assert all(report.notes.values())
 
@@ -495,23 +497,23 @@ def test_what_a_rank_found_a_device_to_be_replaces_what_the_lease_said() -> None
 
 def test_a_lease_in_any_order_is_reported_by_logical_device() -> None:
     spec = make_spec("dp", 3, 10)
-    told = Aggregator("job-1", 1, spec, lease(3)[::-1], predict(spec, 10))
+    told = Aggregator("job-1", 1, spec, lease(3)[::-1], predict_splits(spec, 10))
 
     assert [device.id for device in told.snapshot(final=False).devices] == ["cpu:0", "cpu:1", "cpu:2"]
 
 
 def test_a_report_survives_its_own_json_and_fields_from_the_future() -> None:
     report = run(make_spec("dp", 3, 30), 100)[0].snapshot(final=True)
-    body = msgspec.json.decode(encode(report))
+    body = msgspec.json.decode(encode_report(report))
     body["from_the_future"] = {"unknown": 1}
     body["patterns"][0]["colour"] = "blue"
 
-    assert decode(encode(report)) == report
-    assert decode(msgspec.json.encode(body)) == report
+    assert decode_report(encode_report(report)) == report
+    assert decode_report(msgspec.json.encode(body)) == report
 
 
 def test_the_fields_are_those_of_the_documented_report() -> None:
-    body = msgspec.json.decode(encode(run(make_spec("dp", 3, 30), 100)[0].snapshot(final=True)))
+    body = msgspec.json.decode(encode_report(run(make_spec("dp", 3, 30), 100)[0].snapshot(final=True)))
 
     assert list(body) == [
         *("job_id", "attempt", "final", "strategy", "device_kind", "virtual", "devices", "patterns", "per_device"),
@@ -524,4 +526,4 @@ def test_the_fields_are_those_of_the_documented_report() -> None:
 
 def test_bytes_that_are_no_report_are_refused() -> None:
     with pytest.raises(ValueError, match="job_id"):
-        decode(b"{}")
+        decode_report(b"{}")

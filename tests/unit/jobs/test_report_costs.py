@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from jobs.protocol.records import Primitives
-from jobs.splits.report import Report
-from jobs.splits.timings import Balance
+from shardyard.contract.report import Balance, Report
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.streams import aggregator, run, split, step
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from jobs.model.spec import JobSpec
 from jobs.protocol.records import MAX_INTERNED, AnyRecord, DeviceInfo, Note, Outcome, Outline, Primitives
-from jobs.splits.plan import Run, batch_pass, eval_pass, predict
-from jobs.splits.report import Report, Resumed
+from jobs.splits.plan import Run, epoch_batches, evaluation_batches, predict_splits
+from shardyard.contract.report import Report, Resumed
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.script_streams import script_spec
 from tests.unit.jobs.streams import lease, split, step
@@ -32,11 +32,11 @@ def steps_of(spec: JobSpec, rank: int, rows: int, eval_rows: int) -> Iterator[tu
         return [tuple(rows[device] for device in devices) for rows, times in runs for _ in range(times)]
 
     for epoch in range(spec.recipe.epochs):
-        forwards = mine(batch_pass(spec, rows))
+        forwards = mine(epoch_batches(spec, rows))
         for first in range(0, len(forwards), size):
             yield "train", epoch, forwards[first : first + size]
         if evaluate is not None:
-            for forward in filter(any, mine(eval_pass(spec, eval_rows, evaluate.data.batch_size))):
+            for forward in filter(any, mine(evaluation_batches(spec, eval_rows, evaluate.data.batch_size))):
                 yield "eval", epoch, [forward]
 
 
@@ -124,7 +124,7 @@ def the_same(report: Report) -> Report:
 
 
 def new(spec: JobSpec, sizes: tuple[int, int] = (100, 10), attempt: int = 1) -> Aggregator:
-    return Aggregator("job-1", attempt, spec, lease(spec.resources.devices), predict(spec, *sizes))
+    return Aggregator("job-1", attempt, spec, lease(spec.resources.devices), predict_splits(spec, *sizes))
 
 
 def end(told: Aggregator, ranks: int) -> Report:
@@ -269,8 +269,12 @@ def test_the_report_of_a_second_resume_tells_of_the_latest_checkpoint() -> None:
 
 def test_the_devices_of_a_resumed_report_are_those_of_the_new_attempt() -> None:
     spec = make_spec("single", 1, 10)
-    first = Aggregator("job-1", 1, spec, [LeasedDevice(0, "GPU-old", "host-a", "cuda", "a device")], predict(spec, 10))
-    second = Aggregator("job-1", 2, spec, [LeasedDevice(0, "GPU-new", "host-b", "cuda", "a device")], predict(spec, 10))
+    first = Aggregator(
+        "job-1", 1, spec, [LeasedDevice(0, "GPU-old", "host-a", "cuda", "a device")], predict_splits(spec, 10)
+    )
+    second = Aggregator(
+        "job-1", 2, spec, [LeasedDevice(0, "GPU-new", "host-b", "cuda", "a device")], predict_splits(spec, 10)
+    )
     first.feed(0, DeviceInfo(0, "old", 1))
     second.load(first.dump())
     second.feed(0, DeviceInfo(0, "new", 2))
@@ -356,7 +360,7 @@ def test_nothing_but_typed_values_is_read() -> None:
 
 
 def test_the_report_of_a_script_is_not_carried_over() -> None:
-    told = Aggregator("job-1", 1, script_spec(), lease(1), predict(script_spec(), None))
+    told = Aggregator("job-1", 1, script_spec(), lease(1), predict_splits(script_spec(), None))
     with pytest.raises(ValueError, match="a script's report"):
         told.dump()
     with pytest.raises(ValueError, match="a script's report"):

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from jobs.protocol.records import Note, Split
-from jobs.render.report_text import render
-from jobs.splits.report import Report, Resumed
+from shardyard.contract.report import Report, Resumed
+from shardyard.render.report_text import render_report
 from tests.unit.jobs import script_streams
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.streams import aggregator, run, split, step
@@ -17,7 +17,7 @@ def report_of(strategy: str, devices: int, batch_size: int, rows: int, module: s
 
 
 def test_the_splits_read_as_a_table_of_steps_by_devices() -> None:
-    lines = render(report_of("dp", 8, 30, 100), 80).splitlines()
+    lines = render_report(report_of("dp", 8, 30, 100), 80).splitlines()
 
     assert lines[0] == "Split report of job job-1, attempt 1, final"
     assert lines[1] == "strategy dp, 8 virtual cpu devices on host-a"
@@ -30,14 +30,14 @@ def test_the_splits_read_as_a_table_of_steps_by_devices() -> None:
 def test_a_report_that_was_carried_over_says_so_at_its_head() -> None:
     report = msgspec.structs.replace(report_of("dp", 2, 30, 100), attempt=2, resumed=Resumed(step=2, attempt=1))
 
-    lines = render(report).splitlines()
+    lines = render_report(report).splitlines()
 
     assert lines[1] == "resumed after 2 steps, from a checkpoint of attempt 1; they count here too"
-    assert "resumed" not in render(report_of("dp", 2, 30, 100))
+    assert "resumed" not in render_report(report_of("dp", 2, 30, 100))
 
 
 def test_a_number_that_was_not_measured_is_a_dash_and_a_note() -> None:
-    text = render(report_of("single", 1, 30, 100))
+    text = render_report(report_of("single", 1, 30, 100))
 
     assert re.search(r"^  0 +cpu:0 .* -$", text, re.MULTILINE)
     assert "per_device.memory_peak_bytes: virtual devices have no memory of their own" in text
@@ -45,7 +45,7 @@ def test_a_number_that_was_not_measured_is_a_dash_and_a_note() -> None:
 
 
 def test_findings_come_with_their_suggestions() -> None:
-    text = render(report_of("ddp", 4, 30, 90))
+    text = render_report(report_of("ddp", 4, 30, 90))
 
     assert "[info] sampler-padding: 4 ranks of 23 rows read 92 rows of 90" in text
     assert "-> set resources.devices to 3" in text
@@ -58,14 +58,14 @@ def test_a_difference_from_the_plan_is_listed() -> None:
     told.feed(0, split(0, [0, 1], [6, 4]))
     told.feed(0, step(0, [0], [6, 4]))
 
-    text = render(told.snapshot(final=True))
+    text = render_report(told.snapshot(final=True))
 
     assert "the splits are not those that were planned" in text
     assert "- train: a batch of 10 split 6, 4: not planned, but observed in 1 step" in text
 
 
 def test_a_report_without_a_step_says_so() -> None:
-    text = render(aggregator(make_spec("dp", 2, 10), 10).snapshot(final=False))
+    text = render_report(aggregator(make_spec("dp", 2, 10), 10).snapshot(final=False))
 
     assert "attempt 1, so far" in text
     assert "no step has been seen" in text
@@ -76,7 +76,7 @@ def test_a_report_without_a_step_says_so() -> None:
 @pytest.mark.parametrize("module", [None, "encoder.layers.11.attention.output.projection"])
 def test_no_line_is_wider_than_asked_and_no_number_is_cut(width: int, devices: int, module: str | None) -> None:
     report = report_of("dp", devices, 900_000, 2_000_000, module)
-    text = render(report, width)
+    text = render_report(report, width)
 
     assert max(map(len, text.splitlines())) <= width
     for pattern in report.patterns:
@@ -94,7 +94,7 @@ def test_large_numbers_and_long_ids_fit_into_eighty_columns() -> None:
         for d in report.per_device
     ]
 
-    text = render(msgspec.structs.replace(report, devices=tuple(devices), per_device=tuple(measures)), 80)
+    text = render_report(msgspec.structs.replace(report, devices=tuple(devices), per_device=tuple(measures)), 80)
 
     for number in ("9,876,543,210", "12,345,678", "1,234,567", "64.0 GiB"):
         assert text.count(number) == 8
@@ -102,7 +102,7 @@ def test_large_numbers_and_long_ids_fit_into_eighty_columns() -> None:
 
 
 def test_sixty_four_devices_come_in_blocks_of_eight() -> None:
-    text = render(report_of("dp", 64, 640, 640), 80)
+    text = render_report(report_of("dp", 64, 640, 640), 80)
 
     headers = [line.split()[4:] for line in text.splitlines() if line.split()[:2] == ["phase", "steps"]]
     assert headers == [[str(n) for n in range(start, start + 8)] for start in range(0, 64, 8)]
@@ -112,7 +112,7 @@ def test_shapes_that_vary_are_marked() -> None:
     report = report_of("single", 1, 30, 30)
     varying = msgspec.structs.replace(report.patterns[0], shapes_vary=True)
 
-    text = render(msgspec.structs.replace(report, patterns=(varying,)))
+    text = render_report(msgspec.structs.replace(report, patterns=(varying,)))
 
     assert "train *" in text
     assert "* the shapes differ between these steps" in text
@@ -122,7 +122,7 @@ def test_text_from_a_rank_can_neither_move_the_cursor_nor_be_taken_for_markup() 
     told = aggregator(make_spec("dp", 2, 10), 10)
     told.feed(0, Note("per_device.comm_ms", "\x1b[2Jgone [bold]loud[/bold] \x07"))
 
-    text = render(told.snapshot(final=False))
+    text = render_report(told.snapshot(final=False))
 
     assert "?[2Jgone [bold]loud[/bold] ?" in text
     assert "\x1b" not in text
@@ -134,8 +134,8 @@ def test_text_from_a_rank_can_neither_move_the_cursor_nor_be_taken_for_markup() 
 def test_a_rehearsal_is_called_one_at_the_top() -> None:
     rehearsed, plain = (script_streams.told("dp", 2, rehearse=yes).snapshot(final=False) for yes in (True, False))
 
-    assert render(rehearsed).splitlines()[1].startswith("REHEARSAL: ")
-    assert "REHEARSAL" not in render(plain)
+    assert render_report(rehearsed).splitlines()[1].startswith("REHEARSAL: ")
+    assert "REHEARSAL" not in render_report(plain)
 
 
 def test_wrapped_modules_have_a_column_of_their_own() -> None:
@@ -143,7 +143,7 @@ def test_wrapped_modules_have_a_column_of_their_own() -> None:
     feed = script_streams.feed
     feed(script, script_streams.steps([[4, 4]] * 3, (0, 1), module="Generator"))
     feed(script, script_streams.steps([[8, 8]], (0, 1), phase="eval", module="Discriminator", first_id=9))
-    lines = [line.split() for line in render(script.snapshot(final=False)).splitlines()]
+    lines = [line.split() for line in render_report(script.snapshot(final=False)).splitlines()]
 
     assert ["phase", "module", "steps", "from-to", "batch", "0", "1"] in lines
     assert ["train", "Generator", "3", "0-2", "8", "4", "4"] in lines
@@ -154,7 +154,7 @@ def test_rows_that_could_not_be_counted_are_a_dash_that_is_explained() -> None:
     script = script_streams.told()
     script.feed(0, Split(0, "train", "", None, (0,), (None,), ((35, 20),), ((35, 20),)))
     script.feed(0, step(0, [0], [0]))
-    text = render(script.snapshot(final=False))
+    text = render_report(script.snapshot(final=False))
 
     assert re.search(r"^  train +1 +0-0 +- +-$", text, re.MULTILINE)
     assert "- the rows could not be counted: see patterns.rows in the notes" in text
@@ -165,7 +165,7 @@ def test_a_script_that_did_nothing_says_so_under_its_findings() -> None:
     script = script_streams.told()
     script.feed(0, script_streams.IDLE)
     script_streams.end(script)
-    text = render(script.snapshot(final=True, last_line="no GPU, bye"))
+    text = render_report(script.snapshot(final=True, last_line="no GPU, bye"))
 
     assert "no step has been seen" in text
     assert "[warning] no-work-done" in text

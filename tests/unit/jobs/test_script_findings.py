@@ -3,7 +3,7 @@
 import pytest
 
 from jobs.protocol.records import Note, Outcome, Returned, Step, Wrapped
-from jobs.splits.report import Report
+from shardyard.contract.report import Report
 from tests.unit.jobs.script_streams import DDP, IDLE, activity, began, end, feed, findings, joined, loaded, steps, told
 from workers.supervisor.report.aggregator import Aggregator
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from jobs.protocol.records import Note, Primitives, Split, Wrapped
-from jobs.splits.report import decode, encode
+from shardyard.contract.report import decode_report, encode_report
 from tests.unit.jobs.memory import allocated
 from tests.unit.jobs.script_streams import (
     DDP,
@@ -56,7 +56,7 @@ def test_a_rehearsal_says_so_and_older_reports_were_none() -> None:
     rehearsed, plain = told(rehearse=True).snapshot(final=True), told().snapshot(final=True)
 
     assert (rehearsed.rehearsal, plain.rehearsal) == (True, False)
-    assert decode(encode(plain).replace(b',"rehearsal":false', b"")).rehearsal is False
+    assert decode_report(encode_report(plain).replace(b',"rehearsal":false', b"")).rehearsal is False
 
 
 def test_data_parallel_is_seen_whatever_the_strategy_was_called() -> None:
@@ -311,10 +311,10 @@ def test_memory_does_not_grow_with_the_steps_and_passes_of_a_script() -> None:
     for rank in range(2):
         feed(script, [joined(rank, 2), split(0, [rank], [4]), split(1, [rank], [4], "eval")], rank)
     feed_passes(script, range(100))
-    size = len(encode(script.snapshot(final=False)))
+    size = len(encode_report(script.snapshot(final=False)))
     grown = min(growth(script, range(start, start + 200)) for start in (100, 300))
     report = script.snapshot(final=False)
 
     assert grown < 1000 * 8  # less than one pointer a step
-    assert len(encode(report)) < size + 100
+    assert len(encode_report(report)) < size + 100
     assert counted(report)["train", "", (4, 4)] == 5000

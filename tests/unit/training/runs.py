@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 from jobs.model.spec import JobSpec, parse
 from jobs.protocol.records import AnyRecord, Outcome, Record, Result
-from jobs.splits.plan import predict
-from jobs.splits.report import Report
+from jobs.splits.plan import predict_splits
+from shardyard.contract.report import Report
 from workers.runtime.context import Device, RankContext
 from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
 from workers.training import entry
@@ -61,7 +61,7 @@ def report_here(spec: JobSpec, train_rows: int | None = None, **options: Any) ->
     """Run a spec of one process, and report on it as the service does."""
     _, sink = run_spec(spec, **options)
     lease = [LeasedDevice(index, f"cpu:{index}", "here", "cpu", "virtual") for index in range(spec.resources.devices)]
-    told = Aggregator("job", 1, spec, lease, predict(spec, train_rows))
+    told = Aggregator("job", 1, spec, lease, predict_splits(spec, train_rows))
     for record in (*sink.records, Outcome(0, 0)):
         told.feed(0, record)
     return told.snapshot(final=True)

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from jobs.model.spec import JobSpec
 from jobs.protocol.records import AnyRecord, Metric, Outcome, Paused, Result, Saved, Split, Step
-from jobs.splits.plan import predict
-from jobs.splits.report import Report
+from jobs.splits.plan import predict_splits
+from shardyard.contract.report import Report
 from tests.unit.training.runs import Kept, context_of, spec_of
 from workers.runtime.commands import CONTINUE
 from workers.runtime.context import Checkpoints, Stopped
@@ -98,7 +98,7 @@ class Attempts:
 
     def report(self) -> Report:
         lease = [LeasedDevice(n, f"cpu:{n}", "here", "cpu", "virtual") for n in range(self.spec.resources.devices)]
-        told = Aggregator("job", 1, self.spec, lease, predict(self.spec, None))
+        told = Aggregator("job", 1, self.spec, lease, predict_splits(self.spec, None))
         for record in (*self.records, Outcome(0, 0)):
             told.feed(0, record)
         return told.snapshot(final=True)

@@ -1,4 +1,4 @@
-"""Makes the split report (`jobs.splits.report`) of what the ranks of one attempt send.
+"""Makes the split report (`shardyard.contract.report`) of what the ranks of one attempt send.
 
 The supervisor feeds an `Aggregator` with the records of all ranks as they come, and takes a
 `Report` from it whenever it wants one. Identical splits collapse into one pattern and times go into
@@ -29,11 +29,11 @@ from jobs.protocol.records import (
     Step,
     Wrapped,
 )
-from jobs.splits.lint import lint
-from jobs.splits.plan import Pattern, Prediction, predict
-from jobs.splits.plan_check import PredictionCheck, check
-from jobs.splits.report import Report, ReportDevice, Resumed
+from jobs.splits.lint import lint_splits
+from jobs.splits.plan import Prediction, predict_splits
+from jobs.splits.plan_check import check_prediction
 from jobs.splits.timings import Measures, Share, Sums
+from shardyard.contract.report import Pattern, PredictionCheck, Report, ReportDevice, Resumed
 from workers.supervisor.report import aggregator_state, notes
 from workers.supervisor.report.notes import Facts
 from workers.supervisor.report.patterns import MAX_PATTERNS, Patterns, Whole
@@ -250,7 +250,7 @@ class Aggregator:
     def _take_outline(self, outline: Outline) -> None:
         """The worker knows the data set's size even where the plan could not."""
         if self._prediction.train_rows is None and outline.dataset_rows is not None:
-            self._prediction = predict(self._spec, outline.dataset_rows, self._prediction.eval_rows)
+            self._prediction = predict_splits(self._spec, outline.dataset_rows, self._prediction.eval_rows)
 
     def _take_split(self, process: Process, split: Split) -> None:
         sizes = {len(split.devices), len(split.rows), len(split.input_shapes), len(split.output_shapes)}
@@ -460,7 +460,11 @@ class Aggregator:
         prediction, remark = self._check(kept) if final else (PredictionCheck(None, []), None)
         sight = self._sight(kept, final, last_line, now) if self._script else None
         findings = (
-            find(sight) if sight is not None else lint(self._spec, kept, self._prediction.train_rows) if kept else ()
+            find(sight)
+            if sight is not None
+            else lint_splits(self._spec, kept, self._prediction.train_rows)
+            if kept
+            else ()
         )
         report = Report(
             job_id=self._job_id,
@@ -489,7 +493,7 @@ class Aggregator:
         return all(outcome is not None and outcome.exit_code == 0 for outcome in outcomes)
 
     def _check(self, kept: Sequence[Pattern]) -> tuple[PredictionCheck, str | None]:
-        return check(self._prediction, kept, complete=self._complete, overflowed=self._patterns.overflowed)
+        return check_prediction(self._prediction, kept, complete=self._complete, overflowed=self._patterns.overflowed)
 
     def _sight(self, kept: Sequence[Pattern], final: bool, last_line: str, now: float | None) -> Sight:
         return Sight(

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import msgspec
 
 from jobs.splits.plan import Prediction
-from jobs.splits.report import Report
 from jobs.splits.timings import Measures
+from shardyard.contract.report import Report
 from workers.supervisor.report.patterns import MAX_PATTERNS
 from workers.supervisor.report.script_lint import Sight, how_it_ran, names, remarks_on_rows, unfinished
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from jobs.protocol.records import Shape
-from jobs.splits.plan import Pattern
+from shardyard.contract.report import Pattern
 
 #: Different splits that a report keeps; the rest counts in one pattern of the phase "other".
 MAX_PATTERNS = 256

@@ -11,8 +11,9 @@ from itertools import islice
 
 from jobs.model.spec import JobSpec
 from jobs.protocol.records import Loaded
-from jobs.splits.lint import Finding, data_parallel_problems, nearest_sizes, rank_problems
-from jobs.splits.plan import Pattern, batches, chunk, sampler_rows
+from jobs.splits.lint import data_parallel_problems, nearest_sizes, rank_problems
+from jobs.splits.plan import chunk_rows, loader_batches, sampler_rows
+from shardyard.contract.report import Finding, Pattern
 from workers.supervisor.report.rank_state import Process
 
 #: Findings that only scripts have; the others are those of `jobs.splits.lint`.
@@ -355,7 +356,7 @@ def _under_data_parallel(sight: Sight) -> Iterator[Finding]:
 def _better_batches(code: str, full: Sequence[int], load: Loaded | None, by_loader: bool) -> str:
     """`load` is a whole pass over the DataLoader, where one was seen."""
     size, devices = sum(full), len(full)
-    if tuple(full) != chunk(size, devices):
+    if tuple(full) != chunk_rows(size, devices):
         return "the devices did not get equal shards along the first dimension, so no batch size can be worked out"
     rows = load.rows if load is not None else None
     subject = "change batch_size in your DataLoader to" if by_loader else "make the model's batches of"
@@ -381,8 +382,8 @@ def _sizes(size: int, devices: int, rows: int | None, fits: Callable[[int], bool
 
 def _is_even(size: int, devices: int, rows: int | None, *, drop_last: bool) -> bool:
     """Whether every device gets equally many rows of every batch of a pass."""
-    cut = [size] if rows is None else [batch for batch, _ in batches(rows, size, drop_last)]
-    return bool(cut) and all(len(set(chunk(batch, devices))) == 1 for batch in cut)
+    cut = [size] if rows is None else [batch for batch, _ in loader_batches(rows, size, drop_last)]
+    return bool(cut) and all(len(set(chunk_rows(batch, devices))) == 1 for batch in cut)
 
 
 def _ddp_would_fit(full: Sequence[int]) -> Finding:

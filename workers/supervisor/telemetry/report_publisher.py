@@ -12,8 +12,8 @@ from pathlib import Path
 import structlog
 
 from jobs.protocol.records import SingleRecord, Step
-from jobs.splits import report
 from jobs.support import failpoints
+from shardyard.contract.report import encode_report
 from workers.supervisor.report.aggregator import Aggregator
 from workers.supervisor.report.shard_lines import ShardLine
 from workers.supervisor.telemetry.shipper import Shipper
@@ -85,7 +85,7 @@ class ReportPublisher:
         self._changed, self._publish_after = False, now + REPORT_SECONDS
         with self._logging_failure("snapshot"):
             snapshot = self._aggregator.snapshot(False, "", time.time())
-            self._shipper.put(self._key, report.encode(snapshot), SNAPSHOT_TTL)
+            self._shipper.put(self._key, encode_report(snapshot), SNAPSHOT_TTL)
 
     def write_final(self, last_line: str) -> str:
         """Write and publish the final report; nothing is added from now on. May be called again.
@@ -94,7 +94,7 @@ class ReportPublisher:
         """
         try:
             if self._final is None:
-                self._final = report.encode(self._aggregator.snapshot(True, last_line, time.time()))
+                self._final = encode_report(self._aggregator.snapshot(True, last_line, time.time()))
                 self._shipper.put(self._key, self._final, SNAPSHOT_TTL)
             write_atomically(self._file, self._final)
             self._shipper.put(self._key, self._final, WRITTEN_TTL)

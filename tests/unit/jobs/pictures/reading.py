@@ -8,9 +8,7 @@ from typing import Any
 
 import msgspec
 
-from jobs.splits import report
-from jobs.splits.report import Report
-from jobs.splits.timings import Timing
+from shardyard.contract.report import Report, Timing, decode_report
 
 EXAMPLES = Path(__file__).parents[4] / "docs" / "examples"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -20,7 +18,7 @@ GIB = 1 << 30
 
 @cache
 def example(name: str) -> Report:
-    return report.decode((EXAMPLES / f"{name}.json").read_bytes())
+    return decode_report((EXAMPLES / f"{name}.json").read_bytes())
 
 
 def changed(found: Report, **fields: Any) -> Report:

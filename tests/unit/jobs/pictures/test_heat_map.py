@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.render.svg.heat_map import heat_map
-from jobs.render.svg.palette import MEASURES, By
-from jobs.render.svg.svg import Frame
-from jobs.splits.report import Report
+from shardyard.contract.report import Report
+from shardyard.render.svg.heat_map import heat_map
+from shardyard.render.svg.palette import MEASURES, By
+from shardyard.render.svg.svg import Frame
 from tests.unit.jobs.pictures.reading import (
     EXAMPLES,
     SVG,

@@ -1,8 +1,8 @@
 import msgspec
 import pytest
 
-from jobs.render.svg.captions import devices_in_words, verdicts
-from jobs.render.svg.highlights import slow_device
+from shardyard.render.svg.captions import devices_in_words, verdicts
+from shardyard.render.svg.highlights import slow_device
 from tests.unit.jobs.pictures.reading import changed, example, many, with_times
 
 

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.render.svg import bar_chart, line_chart
-from jobs.render.svg.comparison_page import comparison
-from jobs.render.svg.line_chart import MAX_CHARTS, MAX_CURVES, Curve
-from jobs.render.svg.report_page import POLICY, About, page
-from jobs.render.svg.svg import Frame
-from jobs.splits.lint import Finding
-from jobs.splits.report import Report
+from shardyard.contract.report import Finding, Report
+from shardyard.render.svg import bar_chart, line_chart
+from shardyard.render.svg.comparison_page import comparison
+from shardyard.render.svg.line_chart import MAX_CHARTS, MAX_CURVES, Curve
+from shardyard.render.svg.report_page import POLICY, About, page
+from shardyard.render.svg.svg import Frame
 from tests.unit.jobs.pictures.reading import SVG, changed, example, many, on_gpus, words
 
 ABOUT = About(

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.render.svg.palette import DARK, LEVELS, LIGHT, PARTS, Theme
+from shardyard.render.svg.palette import DARK, LEVELS, LIGHT, PARTS, Theme
 
 READABLE = 4.5
 

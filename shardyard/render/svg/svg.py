@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs.render.svg.chart_css import sheet
-from jobs.render.svg.markup import Markup, element, text
+from shardyard.render.svg.chart_css import sheet
+from shardyard.render.svg.markup import Markup, element, text
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from jobs.render.svg.captions import REHEARSAL, kind_of, verdicts, what_it_is
-from jobs.render.svg.heat_map_cells import (
+from shardyard.contract.report import Report
+from shardyard.render.svg.captions import REHEARSAL, kind_of, verdicts, what_it_is
+from shardyard.render.svg.heat_map_cells import (
     MAX_COLUMNS,
     MAX_LINES,
     MAX_LINES_IN_BLOCKS,
@@ -14,10 +15,9 @@ from jobs.render.svg.heat_map_cells import (
     grid,
     idle_anywhere,
 )
-from jobs.render.svg.markup import Markup, element, fitted, joined, text, width, wrapped
-from jobs.render.svg.palette import IDLE, LEVELS, MEASURES, NOT_MEASURED, OUTPUT, SLOW, By
-from jobs.render.svg.svg import ALONE, Frame, document, hatched, label_text
-from jobs.splits.report import Report
+from shardyard.render.svg.markup import Markup, element, fitted, joined, text, width, wrapped
+from shardyard.render.svg.palette import IDLE, LEVELS, MEASURES, NOT_MEASURED, OUTPUT, SLOW, By
+from shardyard.render.svg.svg import ALONE, Frame, document, hatched, label_text
 
 #: Columns beside each other.
 ACROSS = 16

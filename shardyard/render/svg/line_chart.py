@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from jobs.render.svg.chart_css import part_class
-from jobs.render.svg.markup import Markup, element, fitted, number, text, width
-from jobs.render.svg.palette import TIMES
-from jobs.render.svg.svg import Frame, document, label_text
+from shardyard.render.svg.chart_css import part_class
+from shardyard.render.svg.markup import Markup, element, fitted, number, text, width
+from shardyard.render.svg.palette import TIMES
+from shardyard.render.svg.svg import Frame, document, label_text
 
 #: Charts of one page, lines of one chart, points of one line.
 MAX_CHARTS = 6

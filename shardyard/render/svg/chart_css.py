@@ -6,7 +6,7 @@ Rules have plain values instead of variables, which programs that draw SVG outsi
 from collections.abc import Iterator
 from functools import cache
 
-from jobs.render.svg.palette import DARK, LIGHT, PARTS, Part, Theme
+from shardyard.render.svg.palette import DARK, LIGHT, PARTS, Part, Theme
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 

@@ -1,4 +1,4 @@
-"""The split report as plain text for a terminal (`jobs.render.text_tables` says how it is laid out)."""
+"""The split report as plain text for a terminal (`shardyard.render.text_tables` says how it is laid out)."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -6,7 +6,8 @@ from functools import partial
 from rich.console import RenderableType
 from rich.table import Table
 
-from jobs.render.text_tables import (
+from shardyard.contract.report import Report, Timing
+from shardyard.render.text_tables import (
     NOT_MEASURED,
     counted,
     finding_lines,
@@ -20,11 +21,9 @@ from jobs.render.text_tables import (
     split_tables,
     spread,
 )
-from jobs.splits.report import Report
-from jobs.splits.timings import Timing
 
 
-def render(report: Report, width: int = 100) -> str:
+def render_report(report: Report, width: int = 100) -> str:
     """The whole report as text of at most `width` columns (at least 80), which ends with a newline."""
     return page(_header(report), ((title, partial(section, report)) for title, section in _SECTIONS), width)
 

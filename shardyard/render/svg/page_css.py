@@ -1,7 +1,7 @@
 """The style sheet of the page around the pictures. No `<` and no `&` is in it: HTML and XML read it alike."""
 
-from jobs.render.svg.chart_css import FONT, sheet
-from jobs.render.svg.palette import DARK, LIGHT, MEASURES, Theme
+from shardyard.render.svg.chart_css import FONT, sheet
+from shardyard.render.svg.palette import DARK, LIGHT, MEASURES, Theme
 
 
 def page_sheet() -> str:

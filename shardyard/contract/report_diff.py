@@ -9,10 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from jobs.splits.lint import Finding
-from jobs.splits.plan import Pattern
-from jobs.splits.report import Report, Resumed
-from jobs.splits.timings import DeviceMeasures, Timing
+from shardyard.contract.report import DeviceMeasures, Finding, Pattern, Report, Resumed, Timing
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -22,7 +19,7 @@ _DEVICE_FIELDS = tuple(name for name in DeviceMeasures.__struct_fields__ if name
 _PRIMITIVES = ("replicate_ms", "scatter_ms", "parallel_apply_ms", "gather_ms")
 
 
-class Side(msgspec.Struct, frozen=True):
+class ReportSide(msgspec.Struct, frozen=True):
     """Which report one side is."""
 
     job_id: str
@@ -36,7 +33,7 @@ class Side(msgspec.Struct, frozen=True):
     resumed: Resumed | None
 
 
-class Pair(msgspec.Struct, frozen=True):
+class ValuePair(msgspec.Struct, frozen=True):
     """One number, time or word of both reports."""
 
     this: Value
@@ -59,33 +56,33 @@ class DevicePair(msgspec.Struct, frozen=True):
     """A device of the lease; every number is `None` on the side that had no such device."""
 
     device: int
-    rows: Pair
-    share: Pair
-    steps: Pair
-    idle_steps: Pair
-    forward_ms: Pair
-    backward_ms: Pair
-    data_wait_ms: Pair
-    comm_ms: Pair
-    ms_per_row: Pair
-    memory_peak_bytes: Pair
+    rows: ValuePair
+    share: ValuePair
+    steps: ValuePair
+    idle_steps: ValuePair
+    forward_ms: ValuePair
+    backward_ms: ValuePair
+    data_wait_ms: ValuePair
+    comm_ms: ValuePair
+    ms_per_row: ValuePair
+    memory_peak_bytes: ValuePair
 
 
 class PrimitivePairs(msgspec.Struct, frozen=True):
-    replicate_ms: Pair
-    scatter_ms: Pair
-    parallel_apply_ms: Pair
-    gather_ms: Pair
+    replicate_ms: ValuePair
+    scatter_ms: ValuePair
+    parallel_apply_ms: ValuePair
+    gather_ms: ValuePair
 
 
 class BalancePairs(msgspec.Struct, frozen=True):
-    rows_max_over_mean: Pair
-    time_max_over_mean: Pair
-    slowest_device: Pair
-    cause: Pair
-    idle_device_steps: Pair
-    wasted_device_seconds: Pair
-    output_device_memory_skew: Pair
+    rows_max_over_mean: ValuePair
+    time_max_over_mean: ValuePair
+    slowest_device: ValuePair
+    cause: ValuePair
+    idle_device_steps: ValuePair
+    wasted_device_seconds: ValuePair
+    output_device_memory_skew: ValuePair
 
 
 class FindingPairs(msgspec.Struct, frozen=True):
@@ -104,8 +101,8 @@ class SideNotes(msgspec.Struct, frozen=True):
 class ReportDiff(msgspec.Struct, frozen=True):
     """`primitives` is `None` where neither has them."""
 
-    this: Side
-    against: Side
+    this: ReportSide
+    against: ReportSide
     patterns: tuple[PatternPair, ...]
     per_device: tuple[DevicePair, ...]
     primitives: PrimitivePairs | None
@@ -114,7 +111,7 @@ class ReportDiff(msgspec.Struct, frozen=True):
     notes: SideNotes
 
 
-def diff(this: Report, against: Report) -> ReportDiff:
+def compare_reports(this: Report, against: Report) -> ReportDiff:
     """Both reports side by side. They may be of any two jobs."""
     primitives = None
     if this.primitives is not None or against.primitives is not None:
@@ -133,8 +130,8 @@ def diff(this: Report, against: Report) -> ReportDiff:
     )
 
 
-def _side(report: Report) -> Side:
-    return Side(
+def _side(report: Report) -> ReportSide:
+    return ReportSide(
         job_id=report.job_id,
         attempt=report.attempt,
         final=report.final,
@@ -147,10 +144,10 @@ def _side(report: Report) -> Side:
     )
 
 
-def _pair_of(this: msgspec.Struct | None, against: msgspec.Struct | None, name: str) -> Pair:
+def _pair_of(this: msgspec.Struct | None, against: msgspec.Struct | None, name: str) -> ValuePair:
     left, right = (None if one is None else getattr(one, name) for one in (this, against))
     comparable = name != "slowest_device"  # an index, not a quantity
-    return Pair(left, right, _ratio(left, right) if comparable else None)
+    return ValuePair(left, right, _ratio(left, right) if comparable else None)
 
 
 def _ratio(this: Value, against: Value) -> float | None:

@@ -1,4 +1,4 @@
-"""What the cells of a heat map say: devices across, patterns or measures down. `jobs.render.svg.heat_map` draws it.
+"""The cells of a heat map: devices across, patterns or measures down; `shardyard.render.svg.heat_map` draws them.
 
 Of more than 64 devices, those that are alike share a column; of very many patterns, those that took most steps are
 there. What is left out is said in words.
@@ -8,14 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.protocol.records import Shape
-from jobs.render.svg.highlights import slow_device
-from jobs.render.svg.palette import IDLE, LEVELS, NOT_MEASURED, OUTPUT, SLOW, By
-from jobs.render.text_tables import NOT_MEASURED as DASH
-from jobs.render.text_tables import counted, measured, size
-from jobs.splits.plan import Pattern
-from jobs.splits.report import Report, ReportDevice
-from jobs.splits.timings import DeviceMeasures
+from shardyard.contract.report import DeviceMeasures, Pattern, Report, ReportDevice, Shape
+from shardyard.render.svg.highlights import slow_device
+from shardyard.render.svg.palette import IDLE, LEVELS, NOT_MEASURED, OUTPUT, SLOW, By
+from shardyard.render.text_tables import NOT_MEASURED as DASH
+from shardyard.render.text_tables import counted, measured, size
 
 #: Columns of a picture; more devices share them.
 MAX_COLUMNS = 64

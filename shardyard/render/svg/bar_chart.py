@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from jobs.render.svg.chart_css import part_class
-from jobs.render.svg.highlights import slow_device
-from jobs.render.svg.markup import Markup, element, joined, text, width, wrapped
-from jobs.render.svg.palette import IDLE, MEMORY, NOT_MEASURED, OUTPUT, PRIMITIVES, SLOW, TIMES, Part
-from jobs.render.svg.svg import Frame, document, label_text
-from jobs.render.text_tables import measured, size
-from jobs.splits.report import Report
-from jobs.splits.timings import DeviceMeasures, Timing
+from shardyard.contract.report import DeviceMeasures, Report, Timing
+from shardyard.render.svg.chart_css import part_class
+from shardyard.render.svg.highlights import slow_device
+from shardyard.render.svg.markup import Markup, element, joined, text, width, wrapped
+from shardyard.render.svg.palette import IDLE, MEMORY, NOT_MEASURED, OUTPUT, PRIMITIVES, SLOW, TIMES, Part
+from shardyard.render.svg.svg import Frame, document, label_text
+from shardyard.render.text_tables import measured, size
 
 #: Bars of one picture; of more devices, those with the longest.
 MAX_BARS = 64

@@ -14,9 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from jobs.splits.lint import Finding
-from jobs.splits.plan import Pattern
-from jobs.splits.timings import Timing
+from shardyard.contract.report import Finding, Pattern, Timing
 
 MIN_WIDTH = 80
 INDENT = 2

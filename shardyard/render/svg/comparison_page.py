@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 
-from jobs.render.svg import bar_chart
-from jobs.render.svg.captions import REHEARSAL, kind_of, verdicts, what_it_is
-from jobs.render.svg.heat_map import heat_map
-from jobs.render.svg.markup import Markup, element, joined, text
-from jobs.render.svg.report_page import About, both_widths, chart_section, document, finding_box, section
-from jobs.render.text_tables import counted, measured, size
-from jobs.splits.diff import Pair, ReportDiff, diff
-from jobs.splits.report import Report
-from jobs.splits.timings import Timing
+from shardyard.contract.report import Report, Timing
+from shardyard.contract.report_diff import ReportDiff, ValuePair, compare_reports
+from shardyard.render.svg import bar_chart
+from shardyard.render.svg.captions import REHEARSAL, kind_of, verdicts, what_it_is
+from shardyard.render.svg.heat_map import heat_map
+from shardyard.render.svg.markup import Markup, element, joined, text
+from shardyard.render.svg.report_page import About, both_widths, chart_section, document, finding_box, section
+from shardyard.render.text_tables import counted, measured, size
 
 #: Lines of the table of differences: the name of a number, where it is in the comparison.
 _BALANCE = (
@@ -37,7 +36,7 @@ _MOST = 64
 
 def comparison(this: tuple[Report, About], against: tuple[Report, About]) -> str:
     """The whole document: what differs in numbers, then each report's findings, split and times beside the other's."""
-    found = diff(this[0], against[0])
+    found = compare_reports(this[0], against[0])
     names = [_name(*side) for side in (this, against)]
     body = joined(
         [
@@ -105,7 +104,7 @@ def _table(first: Sequence[str], names: Sequence[str], rows: Sequence[Markup]) -
     return element("div", table, class_="scroll", tabindex="0", role="group", aria_label="Numbers side by side")
 
 
-def _row(first: Sequence[str], pair: Pair) -> Markup:
+def _row(first: Sequence[str], pair: ValuePair) -> Markup:
     cells = [element("td", text(words)) for words in first]
     ratio = "" if pair.ratio is None else measured(pair.ratio)
     cells += [element("td", text(words), class_="n") for words in (_value(pair.this), _value(pair.against), ratio)]

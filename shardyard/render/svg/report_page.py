@@ -6,21 +6,19 @@ Findings come first, in words; then the split, drawn; then what it cost.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from jobs.render.svg import bar_chart, line_chart
-from jobs.render.svg.bar_chart import Chart
-from jobs.render.svg.captions import REHEARSAL, kind_of, verdicts, what_it_is
-from jobs.render.svg.heat_map import heat_map
-from jobs.render.svg.highlights import slow_device
-from jobs.render.svg.line_chart import Curve
-from jobs.render.svg.markup import Markup, element, joined, text
-from jobs.render.svg.page_css import page_sheet
-from jobs.render.svg.palette import IDLE, MEASURES, NOT_MEASURED, OUTPUT, SLOW, By
-from jobs.render.svg.svg import Frame
-from jobs.render.text_tables import NOT_MEASURED as DASH
-from jobs.render.text_tables import counted, measured, size
-from jobs.splits.lint import Finding
-from jobs.splits.report import Report, ReportDevice
-from jobs.splits.timings import DeviceMeasures, Timing
+from shardyard.contract.report import DeviceMeasures, Finding, Report, ReportDevice, Timing
+from shardyard.render.svg import bar_chart, line_chart
+from shardyard.render.svg.bar_chart import Chart
+from shardyard.render.svg.captions import REHEARSAL, kind_of, verdicts, what_it_is
+from shardyard.render.svg.heat_map import heat_map
+from shardyard.render.svg.highlights import slow_device
+from shardyard.render.svg.line_chart import Curve
+from shardyard.render.svg.markup import Markup, element, joined, text
+from shardyard.render.svg.page_css import page_sheet
+from shardyard.render.svg.palette import IDLE, MEASURES, NOT_MEASURED, OUTPUT, SLOW, By
+from shardyard.render.svg.svg import Frame
+from shardyard.render.text_tables import NOT_MEASURED as DASH
+from shardyard.render.text_tables import counted, measured, size
 
 #: What a browser may do with the page: show it.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from jobs.render.svg.highlights import idle_devices, others_ms, slow_device, typical_ms
-from jobs.render.text_tables import measured
-from jobs.splits.report import Report
+from shardyard.contract.report import Report
+from shardyard.render.svg.highlights import idle_devices, others_ms, slow_device, typical_ms
+from shardyard.render.text_tables import measured
 
 #: Sentences and groups of devices are counted up to this many; the rest is one "more".
 _MOST = 4

@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from statistics import median
 
-from jobs.splits.report import Report
-from jobs.splits.timings import DeviceMeasures
+from shardyard.contract.report import DeviceMeasures, Report
 
 #: Causes in the report's balance that speak of a device that is slow itself. With "rows" it only got more of them.
 SLOW_CAUSES = frozenset({"compute", "input"})

@@ -6,7 +6,9 @@ from functools import partial
 import msgspec
 from rich.console import RenderableType
 
-from jobs.render.text_tables import (
+from shardyard.contract.report import Timing, describe_rows
+from shardyard.contract.report_diff import PatternPair, ReportDiff, ReportSide, Value, ValuePair
+from shardyard.render.text_tables import (
     NOT_MEASURED,
     counted,
     finding_lines,
@@ -18,15 +20,12 @@ from jobs.render.text_tables import (
     shortened,
     size,
 )
-from jobs.splits.diff import Pair, PatternPair, ReportDiff, Side, Value
-from jobs.splits.lint import describe
-from jobs.splits.timings import Timing
 
 _COLUMNS = ("this", "against", "ratio")
 _BYTES = "memory_peak_bytes"
 
 
-def render(diff: ReportDiff, width: int = 100) -> str:
+def render_diff(diff: ReportDiff, width: int = 100) -> str:
     """Text of at most `width` columns (at least 80), which ends with a newline. Times are the p50 of one step."""
     return page(_header(diff), ((title, partial(section, diff)) for title, section in _SECTIONS), width)
 
@@ -37,7 +36,7 @@ def _header(diff: ReportDiff) -> Iterator[str]:
     yield f"against: {_of(diff.against)}"
 
 
-def _of(side: Side) -> str:
+def _of(side: ReportSide) -> str:
     kind = f"virtual {side.device_kind}" if side.virtual else side.device_kind
     kind = f"REHEARSAL on {kind}" if side.rehearsal else kind
     devices = f"{side.devices} {kind} {'device' if side.devices == 1 else 'devices'}"
@@ -57,7 +56,7 @@ def _splits(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
 
 
 def _rows(pattern: PatternPair) -> str:
-    return NOT_MEASURED if pattern.rows is None else describe(pattern.rows)
+    return NOT_MEASURED if pattern.rows is None else describe_rows(pattern.rows)
 
 
 def _devices(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
@@ -65,7 +64,7 @@ def _devices(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
     for device in diff.per_device:
         first = str(device.device)
         for name in device.__struct_fields__[1:]:
-            pair: Pair = getattr(device, name)
+            pair: ValuePair = getattr(device, name)
             if pair.this is not None or pair.against is not None:
                 table.add_row(first, _title(name), *_cells(pair, name))
                 first = ""
@@ -122,7 +121,7 @@ def _title(name: str) -> str:
     return name.removesuffix("_ms").removesuffix("_bytes").replace("_", " ")
 
 
-def _cells(pair: Pair, name: str) -> tuple[str, str, str]:
+def _cells(pair: ValuePair, name: str) -> tuple[str, str, str]:
     ratio = NOT_MEASURED if pair.ratio is None else f"{measured(pair.ratio)}x"
     return _value(pair.this, name), _value(pair.against, name), ratio
 

@@ -1,0 +1,51 @@
+"""A plan as plain text for a terminal: what each device would get of every batch, before anything runs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+
+from shardyard.contract.responses import Plan
+from shardyard.render.text_tables import counted, finding_lines, note_lines, page, split_tables
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJob:
+    """What the plan is of. `predictable` is false for a script, whose splits only its run can show."""
+
+    name: str | None
+    strategy: str
+    devices: int
+    predictable: bool
+
+
+def render_plan(plan: Plan, job: PlannedJob, width: int = 100) -> str:
+    """The plan of one epoch of a job."""
+
+    def splits(width: int) -> Iterator[RenderableType]:
+        known = [pattern for pattern in plan.patterns if pattern.rows is not None]
+        if known:
+            yield from split_tables(known, width)
+        for pattern in plan.patterns:
+            if pattern.rows is None:
+                yield f"{pattern.phase}: {counted(pattern.steps)} steps, whose rows of each device are not known"
+        if not plan.patterns and job.predictable:
+            yield "there is no batch at all"
+        elif not plan.patterns:
+            yield "not known before it runs: the report of the run will show who got what"
+
+    sections = (
+        ("Splits of one epoch: rows of each device", splits),
+        *([("Findings", lambda width: finding_lines(plan.findings))] if job.predictable else []),
+        ("Notes", lambda width: note_lines(plan.notes)),
+    )
+    return page(_header(plan, job), sections, width)
+
+
+def _header(plan: Plan, job: PlannedJob) -> Iterator[str]:
+    yield f"Plan of {job.name}: nothing has run" if job.name else "Plan: nothing has run"
+    size = "rows not known here" if plan.rows is None else f"{counted(plan.rows)} rows"
+    batch = "batch size not known here"
+    if plan.batch_size is not None and plan.global_batch_size is not None:
+        batch = f"batch size {counted(plan.batch_size)}, {counted(plan.global_batch_size)} over all"
+    yield f"strategy {job.strategy}, {job.devices} {'device' if job.devices == 1 else 'devices'}; {size}, {batch}"
