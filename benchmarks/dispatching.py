@@ -158,11 +158,10 @@ class Cluster:
         found: list[T] = []
         for begin in range(0, len(calls), PIPELINED):
             part = calls[begin : begin + PIPELINED]
-            digest = self.control.client.script_load(store.source(part[0].script))
             with self.control.client.pipeline(transaction=False) as pipe:
                 for call in part:
-                    pipe.evalsha(digest, 0, *call.args)
-                found += [call.parse(reply) for call, reply in zip(part, pipe.execute(), strict=True)]
+                    pipe.execute_command(*call.command)  # type: ignore[no-untyped-call]
+                found += [call.decode(reply) for call, reply in zip(part, pipe.execute(), strict=True)]
         return found
 
 
@@ -189,8 +188,8 @@ def _parse(program: dict[str, Any], devices: int, pool: str, priority: int) -> J
 
 def with_id(call: store.Call[store.Submitted], number: int) -> store.Call[store.Submitted]:
     """The submit of another job: a spec is parsed and packed once for all that have it."""
-    tenant, _, *rest = call.args
-    return replace(call, args=(tenant, f"{number:032x}", *rest))
+    *function, tenant, _ = call.command[:5]
+    return replace(call, command=(*function, tenant, f"{number:032x}", *call.command[5:]))
 
 
 def node_info() -> NodeInfo:
@@ -360,7 +359,7 @@ def _fleet(url: str, nodes: int) -> Iterator[Beats]:
     settings = Settings(redis_url=SecretStr(url))
     cluster = Cluster(url)
     cluster.add_nodes(nodes)
-    whole = [call for call in cluster.submits if call.args[3] == DEVICES]
+    whole = [call for call in cluster.submits if call.command[6] == DEVICES]
     cluster.all([with_id(whole[number % len(whole)], number) for number in range(2 * nodes)])
     hints: list[store.Hint] = []
     while cluster.dispatch():

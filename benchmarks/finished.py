@@ -142,7 +142,6 @@ class Maker:
         """`keys`: each submit has an Idempotency-Key."""
         self._client = control
         self._keys = keys
-        self._scripts: dict[str, str] = {}
         self._packing = Packing(RedisStore(control), rest_seconds=0)
         self._packing.sweep()  # a store is packed from the beginning that was empty when this was called first
         devices = tuple(DeviceRecord(n, "cpu", n, f"cpu:{n}", "virtual") for n in range(DEVICES_PER_NODE))
@@ -188,13 +187,8 @@ class Maker:
         """In one exchange; what each returned."""
         with self._client.pipeline(transaction=False) as pipe:
             for call in calls:
-                pipe.evalsha(self._loaded(call.script), 0, *call.args)
-            return [call.parse(reply) for call, reply in zip(calls, pipe.execute(), strict=True)]
-
-    def _loaded(self, script: str) -> str:
-        if script not in self._scripts:
-            self._scripts[script] = str(self._client.script_load(store.source(script)))
-        return self._scripts[script]
+                pipe.execute_command(*call.command)  # type: ignore[no-untyped-call]
+            return [call.decode(reply) for call, reply in zip(calls, pipe.execute(), strict=True)]
 
 
 def _nodes() -> list[str]:

@@ -44,7 +44,7 @@ class Records:
     ) -> JobPage:
         """A page of the jobs in Redis, or of those that are archived; newest first. `looks` as for `store.page`."""
         if not archived:
-            return await self._store.run(store.page(tenant, chosen, after=after, limit=limit, looks=looks))
+            return await self._store.run(store.page(tenant, chosen, after=after, limit=limit, max_queues=looks))
         read = partial(archive.page, self._storage.root, tenant, chosen, after=after, limit=limit)
         return await self._storage.run(read)
 

@@ -36,7 +36,7 @@ def create_app(url: str) -> FastAPI:
 
     @app.post("/jobs", status_code=201)
     async def submit(spec: JobSpec, idempotency_key: Annotated[str, Header()]) -> dict[str, Any]:
-        """What `jobs/store/lua/submit.lua` asks and writes, as one transaction."""
+        """What `jobs/store/lua/jobs/submit.lua` asks and writes, as one transaction."""
         job, devices = str(uuid.uuid4()), spec.resources.devices
         async with client.pipeline(transaction=True) as pipe:
             pipe.get(f"idem:{idempotency_key}")

@@ -2,7 +2,7 @@
 
 Everything in Redis begins with `sy:`. A job is addressed by its *ref*, `<tenant>/<id>`, so no key and
 no call can leave the tenant out; an attempt by `<tenant>/<id>/<n>`. The Lua scripts build the same
-names (`scripts/_lib.lua`).
+names (`jobs/store/lua/keys.lua`).
 """
 
 PREFIX = "sy:"
@@ -38,6 +38,21 @@ def attempt_ref(tenant: str, job: str, attempt: int) -> str:
 def bundle_ref(tenant: str, bundle: str) -> str:
     """How the store names a bundle, whose id is `sha256:<hex>`."""
     return f"{tenant}/{bundle.removeprefix('sha256:')}"
+
+
+# -- control Redis: the keys that are read by plain commands; lua/keys.lua has all of them ----------
+
+
+def quarantine_key(node: str) -> str:
+    return f"{PREFIX}quarantine:{node}"
+
+
+def session_key(digest: str) -> str:
+    return f"{PREFIX}session:{digest}"
+
+
+def token_key(token: str) -> str:
+    return f"{PREFIX}token:{token}"
 
 
 # -- telemetry Redis -------------------------------------------------------------------------------

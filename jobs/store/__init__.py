@@ -36,6 +36,7 @@ from jobs.store.bundles import (
     read_bundle,
     unknown_bundle,
 )
+from jobs.store.call import Call
 from jobs.store.compact import (
     PACKED_AT_ONCE,
     PackedJob,
@@ -93,7 +94,6 @@ from jobs.store.nodes import (
     undrain_node,
 )
 from jobs.store.quarantine import Quarantined, keep_quarantine, prove_fit, quarantine_device, quarantined, unquarantine
-from jobs.store.script_call import Call, fields_of, source
 from jobs.store.specs import MAX_SPEC_BYTES, pack_spec, read_spec, unpack_spec
 
 __all__ = [
@@ -148,7 +148,6 @@ __all__ = [
     "dispatch",
     "drain_node",
     "dump",
-    "fields_of",
     "find_unpacked",
     "finish",
     "finished",
@@ -184,7 +183,6 @@ __all__ = [
     "resume_from",
     "script_resumes",
     "snapshot",
-    "source",
     "stop_node",
     "storage_nonce",
     "submit",

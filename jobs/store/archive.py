@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from jobs.protocol.names import job_ref
-from jobs.store.script_call import Call
+from jobs.store.call import Call, call_function, ignore_reply
 
 #: How long it is remembered that a job was archived just now: longer than a call is repeated whose reply was lost.
 ARCHIVED_SECONDS = 120
@@ -16,11 +16,11 @@ ARCHIVED_SECONDS = 120
 def finished(age_seconds: float, limit: int) -> Call[tuple[tuple[str, str], ...]]:
     """Jobs, as (tenant, id), that ended so long ago; those that ended first come first."""
 
-    def parse(reply: Sequence[bytes]) -> tuple[tuple[str, str], ...]:
+    def decode(reply: Sequence[bytes]) -> tuple[tuple[str, str], ...]:
         refs = (ref.decode().partition("/") for ref in reply)
         return tuple((tenant, job) for tenant, _, job in refs)
 
-    return Call("finished", (int(age_seconds * 1e6), limit), parse)
+    return call_function("finished", decode, age_us=int(age_seconds * 1e6), limit=limit)
 
 
 class Archived(StrEnum):
@@ -31,12 +31,18 @@ class Archived(StrEnum):
 
 def archive(tenant: str, job: str, version: int) -> Call[Archived]:
     """Forget a finished job that is on disk now, if it is still of that version."""
-    return Call("archive", (job_ref(tenant, job), version, ARCHIVED_SECONDS), lambda reply: Archived(reply.decode()))
+    return call_function(
+        "archive",
+        lambda reply: Archived(reply.decode()),
+        ref=job_ref(tenant, job),
+        version=version,
+        remembered_seconds=ARCHIVED_SECONDS,
+    )
 
 
 def free_key(tenant: str, key: str, job: str) -> Call[None]:
     """Free the Idempotency-Key that made an archived job which is gone for good."""
-    return Call("free_key", (tenant, key, job), lambda _: None)
+    return call_function("free_key", ignore_reply, tenant=tenant, key=key, id=job)
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -51,12 +57,12 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 def dump() -> Call[tuple[Entry, ...]]:
     """Everything that a back-up holds, at one moment. Redis answers nobody else meanwhile: 0.3 s for 10,000 jobs."""
 
-    def parse(reply: Sequence[Any]) -> tuple[Entry, ...]:
+    def decode(reply: Sequence[Any]) -> tuple[Entry, ...]:
         return tuple(Entry(key, kind.decode(), left, tuple(values)) for key, kind, left, values in reply)
 
-    return Call("dump", (), parse)
+    return call_function("dump", decode)
 
 
 def restored() -> Call[int]:
     """End the attempts that were live in a back-up; their jobs are queued again. Returns how many there were."""
-    return Call("restored", (), int)
+    return call_function("restored", int)

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jobs.model.state import CAUSE_OF, Cause, Order, Reason
+from jobs.model.state import CAUSE_OF, Order, Reason
 from jobs.protocol.names import attempt_ref, job_ref
-from jobs.store.script_call import Call, is_ok, packed_json
+from jobs.store.call import Call, Word, call_function, encode_json, is_ok
 
 #: Attempts that a job may lose to failures of the service without progress; the next loss parks it as failed.
 MAX_LOSSES = 5
@@ -36,7 +36,7 @@ class AttemptId:
 
 def dispatch(hold_seconds: float) -> Call[tuple[AttemptId, ...]]:
     """Lease free devices to queued jobs; the attempts that were created."""
-    return Call("dispatch", (MAX_DISPATCHED, int(hold_seconds * 1e6)), attempt_ids)
+    return call_function("dispatch", _attempt_ids, max_jobs=MAX_DISPATCHED, hold_us=int(hold_seconds * 1e6))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class Hint:
 def hints(resend_seconds: float, limit: int = 128) -> Call[tuple[Hint, ...]]:
     """Take the hints that are due; each is due again after `resend_seconds` unless it is claimed."""
 
-    def parse(reply: Sequence[bytes]) -> tuple[Hint, ...]:
+    def decode(reply: Sequence[bytes]) -> tuple[Hint, ...]:
         pairs = (member.decode().split(" ", 1) for member in reply)
         return tuple(Hint(node, AttemptId.parse(ref)) for node, ref in pairs)
 
-    return Call("hints", (limit, int(resend_seconds * 1e6)), parse)
+    return call_function("hints", decode, limit=limit, interval_us=int(resend_seconds * 1e6))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +66,25 @@ class Claim:
 def claim(attempt: AttemptId, claimant: str, node: str) -> Call[Claim]:
     """Take an attempt for a supervisor. `claimant` is a nonce that every later call must show."""
 
-    def parse(reply: Sequence[bytes]) -> Claim:
+    def decode(reply: Sequence[bytes]) -> Claim:
         return Claim(True) if reply[0] == b"claimed" else Claim(False, reply[1].decode())
 
-    return Call("claim", (attempt.job_ref, attempt.number, claimant, node), parse)
+    return call_function("claim", decode, **_claimed(attempt, claimant), node=node)
 
 
-def mark(attempt: AttemptId, claimant: str, what: Literal["running", "first_step"]) -> Call[bool]:
+def mark(attempt: AttemptId, claimant: str, milestone: Literal["running", "first_step"]) -> Call[bool]:
     """Note that the first rank is up, or has made its first step. False: the lease is lost."""
-    return Call("mark", (attempt.job_ref, attempt.number, claimant, what), is_ok)
+    return call_function("mark_progress", is_ok, **_claimed(attempt, claimant), milestone=milestone)
 
 
 def renew(attempt: AttemptId, claimant: str) -> Call[Order]:
     """Beat the lease, unless it is lost; what the supervisor should do now."""
-    return Call("renew", (attempt.job_ref, attempt.number, claimant), lambda reply: Order(reply.decode()))
+    return call_function("renew", _command, **_claimed(attempt, claimant))
 
 
 def orders(attempt: AttemptId, claimant: str) -> Call[Order]:
     """What the supervisor should do now."""
-    return Call("orders", (attempt.job_ref, attempt.number, claimant), lambda reply: Order(reply.decode()))
+    return call_function("read_command", _command, **_claimed(attempt, claimant))
 
 
 def commit_checkpoint(
@@ -93,7 +93,9 @@ def commit_checkpoint(
     """Point the job to a checkpoint that is whole and on disk, if it is of a higher step than the one before.
     `sha256` is its manifest's. lost: the lease is."""
     answers: dict[bytes, Literal["ok", "stale", "lost"]] = {b"ok": "ok", b"stale": "stale", b"lost": "lost"}
-    return Call("checkpoint", (attempt.job_ref, attempt.number, claimant, step, epoch, sha256), answers.__getitem__)
+    return call_function(
+        "checkpoint", answers.__getitem__, **_claimed(attempt, claimant), step=step, epoch=epoch, sha256=sha256
+    )
 
 
 def resume_from(
@@ -101,14 +103,21 @@ def resume_from(
 ) -> Call[bool]:
     """Note which checkpoint an attempt goes on from, saved by attempt `saved_by`; `step` is None where it begins at the
     first step, since none could be used. False: the lease is lost."""
-    args = ("" if step is None else step, epoch, saved_by, sha256)
-    return Call("resume_from", (attempt.job_ref, attempt.number, claimant, *args), is_ok)
+    return call_function(
+        "resume_from",
+        is_ok,
+        **_claimed(attempt, claimant),
+        step="" if step is None else step,
+        epoch=epoch,
+        saved_by=saved_by,
+        sha256=sha256,
+    )
 
 
 def script_resumes(attempt: AttemptId, claimant: str, *, saved_by: int) -> Call[bool]:
     """Note that a script goes on from what attempt `saved_by` has saved, which makes up for the losses before that.
     False: the lease is lost."""
-    return Call("script_resumes", (attempt.job_ref, attempt.number, claimant, saved_by), is_ok)
+    return call_function("script_resumes", is_ok, **_claimed(attempt, claimant), saved_by=saved_by)
 
 
 def finish(
@@ -125,23 +134,19 @@ def finish(
 ) -> Call[bool]:
     """Write the end of an attempt. False: the lease was lost, and what happened there does not count.
     With `node` its devices there are given back as well, as `release` does."""
-    release = (node, *_bad(quarantine or {})) if node else ()
-    return Call(
+    return call_function(
         "finish",
-        (
-            attempt.job_ref,
-            attempt.number,
-            claimant,
-            reason,
-            message,
-            CAUSE_OF[reason],
-            packed_json(error),
-            packed_json(result),
-            int(backoff_seconds * 1e6),
-            MAX_LOSSES,
-            *release,
-        ),
         is_ok,
+        *_flattened(quarantine or {}),
+        **_claimed(attempt, claimant),
+        reason=reason,
+        message=message,
+        cause=CAUSE_OF[reason],
+        failed=encode_json(error),
+        result=encode_json(result),
+        backoff_us=int(backoff_seconds * 1e6),
+        max_losses=MAX_LOSSES,
+        dead_on_node=node,
     )
 
 
@@ -159,41 +164,59 @@ def reap(
     `node_beat` is that of its node, where that stood still too: the attempt then ends as `node_lost`, with
     `node_message`; so it does on a node that is down, unless there is proof. Returns the reason that it ended with;
     None: it is alive after all, or has ended already."""
-    args = (
-        attempt.job_ref,
-        attempt.number,
-        "" if beat is None else beat,
-        reason,
-        message,
-        int(backoff_seconds * 1e6),
-        MAX_LOSSES,
-        "" if node_beat is None else node_beat,
-        node_message,
-    )
 
-    def parse(reply: Sequence[bytes]) -> Reason | None:
+    def decode(reply: Sequence[bytes]) -> Reason | None:
         status, ended = (part.decode() for part in reply)
         return Reason(ended) if status == "ok" else None
 
-    return Call("reap", args, parse)
+    return call_function(
+        "reap",
+        decode,
+        ref=attempt.job_ref,
+        number=attempt.number,
+        heartbeat="" if beat is None else beat,
+        reason=reason,
+        message=message,
+        backoff_us=int(backoff_seconds * 1e6),
+        max_losses=MAX_LOSSES,
+        node_heartbeat="" if node_beat is None else node_beat,
+        node_message=node_message,
+    )
 
 
 def refuse(attempt: AttemptId, node: str, reason: Reason, message: str, *, backoff_seconds: float = 0) -> Call[bool]:
     """Say that a node cannot start an attempt that nobody has claimed yet."""
-    cause: Cause = CAUSE_OF[reason]
-    args = (attempt.job_ref, attempt.number, node, reason, message, cause, int(backoff_seconds * 1e6), MAX_LOSSES)
-    return Call("refuse", args, is_ok)
+    return call_function(
+        "refuse",
+        is_ok,
+        ref=attempt.job_ref,
+        number=attempt.number,
+        node=node,
+        reason=reason,
+        message=message,
+        cause=CAUSE_OF[reason],
+        backoff_us=int(backoff_seconds * 1e6),
+        max_losses=MAX_LOSSES,
+    )
 
 
 def release(node: str, attempt: AttemptId, quarantine: Mapping[int, str]) -> Call[int]:
     """Give back the devices of an ended attempt; those in `quarantine` stay unused for that reason.
     Returns how many changed hands, -1 while the attempt is live."""
-    return Call("release", (node, str(attempt), *_bad(quarantine)), int)
+    return call_function("release", int, *_flattened(quarantine), node=node, attempt_ref=str(attempt))
 
 
-def _bad(quarantine: Mapping[int, str]) -> list[int | str]:
+def _claimed(attempt: AttemptId, claimant: str) -> dict[str, Word]:
+    return {"ref": attempt.job_ref, "number": attempt.number, "claimant": claimant}
+
+
+def _flattened(quarantine: Mapping[int, str]) -> list[Word]:
     return [part for device, reason in quarantine.items() for part in (device, reason)]
 
 
-def attempt_ids(reply: Sequence[bytes]) -> tuple[AttemptId, ...]:
+def _command(reply: bytes) -> Order:
+    return Order(reply.decode())
+
+
+def _attempt_ids(reply: Sequence[bytes]) -> tuple[AttemptId, ...]:
     return tuple(AttemptId.parse(ref.decode()) for ref in reply)

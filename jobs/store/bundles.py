@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jobs.protocol.names import bundle_ref
-from jobs.store.script_call import Call, fields_of
+from jobs.store.call import Call, call_function, read_hash
 from shardyard.contract.errors import BundleQuota, FieldError, UnknownBundle
 
 
@@ -38,7 +38,7 @@ def put_bundle(
         BundleQuota: they would have more.
     """
 
-    def parse(reply: Sequence[bytes]) -> BundlePut:
+    def decode(reply: Sequence[bytes]) -> BundlePut:
         status, *detail = (part.decode() for part in reply)
         if status == "full":
             raise BundleQuota(
@@ -48,20 +48,30 @@ def put_bundle(
         kept = detail[0] if detail else nonce
         return BundlePut(kept == nonce, kept)  # so the repeat of a call whose reply was lost is no other answer
 
-    return Call("put_bundle", (bundle_ref(tenant, bundle), nonce, size, files, unpacked, gone, quota), parse)
+    return call_function(
+        "put_bundle",
+        decode,
+        ref=bundle_ref(tenant, bundle),
+        nonce=nonce,
+        bytes=size,
+        files=files,
+        unpacked=unpacked,
+        gone_nonce=gone,
+        quota=quota,
+    )
 
 
 def read_bundle(tenant: str, bundle: str) -> Call[BundleRecord | None]:
     """A bundle, which counts as used now; None when the tenant has no such one."""
 
-    def parse(reply: Sequence[bytes]) -> BundleRecord | None:
+    def decode(reply: Sequence[bytes]) -> BundleRecord | None:
         if not reply:
             return None
-        fields = {name.decode(): value.decode() for name, value in fields_of(reply).items()}
+        fields = {name.decode(): value.decode() for name, value in read_hash(reply).items()}
         nonce = fields.pop("nonce")
         return BundleRecord(id=bundle, nonce=nonce, **{name: int(value) for name, value in fields.items()})
 
-    return Call("read_bundle", (bundle_ref(tenant, bundle),), parse)
+    return call_function("read_bundle", decode, ref=bundle_ref(tenant, bundle))
 
 
 def unknown_bundle(bundle: str | None) -> UnknownBundle:
@@ -78,20 +88,20 @@ class StoredBundle:
     nonce: str
 
 
-def collect_bundles(rested_seconds: float, limit: int = 100) -> Call[tuple[StoredBundle, ...]]:
+def collect_bundles(idle_seconds: float, limit: int = 100) -> Call[tuple[StoredBundle, ...]]:
     """Forget bundles that no job needs and nobody has used for so long; their files are the caller's."""
 
-    def parse(reply: Sequence[Sequence[bytes]]) -> tuple[StoredBundle, ...]:
+    def decode(reply: Sequence[Sequence[bytes]]) -> tuple[StoredBundle, ...]:
         rows = ((*ref.decode().split("/"), nonce.decode()) for ref, nonce in reply)
         return tuple(StoredBundle(tenant, f"sha256:{digest}", nonce) for tenant, digest, nonce in rows)
 
-    return Call("collect_bundles", (int(rested_seconds * 1e6), limit), parse)
+    return call_function("collect_bundles", decode, idle_us=int(idle_seconds * 1e6), limit=limit)
 
 
 def are_kept(stored: Sequence[StoredBundle]) -> Call[tuple[bool, ...]]:
     """Whether each of these files is the one that its bundle has."""
 
-    def parse(reply: Sequence[bytes]) -> tuple[bool, ...]:
+    def decode(reply: Sequence[bytes]) -> tuple[bool, ...]:
         return tuple(nonce.decode() == one.nonce for nonce, one in zip(reply, stored, strict=True))
 
-    return Call("bundle_nonces", tuple(bundle_ref(one.tenant, one.id) for one in stored), parse)
+    return call_function("bundle_nonces", decode, *(bundle_ref(one.tenant, one.id) for one in stored))

@@ -1,8 +1,7 @@
 """Executes store calls on Redis: one class for threads, one for asyncio, and nothing else in them."""
 
-import hashlib
-from functools import cache
-from typing import TypeVar
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import redis
 import redis.asyncio
@@ -20,6 +19,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from jobs import store
+from jobs.store.call import Word
+from jobs.store.function_library import function_library, is_function_missing
 from jobs.store.multiplexer import Exchange
 from shardyard.contract.errors import Unavailable
 
@@ -60,20 +61,35 @@ class RedisStore:
 
     def __init__(self, client: "redis.Redis") -> None:
         self.client = client
-        self._scripts: dict[str, redis.commands.core.Script] = {}
 
     @classmethod
     def from_url(cls, url: str) -> "RedisStore":
         return cls(connect(url))
 
     def run(self, call: store.Call[T]) -> T:
-        script = self._scripts.get(call.script)
-        if script is None:
-            script = self._scripts[call.script] = self.client.register_script(store.source(call.script))
         try:
-            return call.parse(script(args=call.args))
+            return call.decode(self._execute(call.command))
         except RedisError as error:
             raise _translate(error) from error
+
+    def _execute(self, command: tuple[Word, ...]) -> Any:
+        try:
+            return self._send(command)
+        except ResponseError as error:
+            if not is_function_missing(error):
+                raise
+        self._load_functions()
+        return self._send(command)
+
+    def _load_functions(self) -> None:
+        library = function_library()
+        self._send(library.load_command)
+        for command in library.delete_commands(self._send(library.list_command)):
+            with suppress(ResponseError):  # another process has just deleted it
+                self._send(command)
+
+    def _send(self, command: tuple[Word, ...]) -> Any:
+        return self.client.execute_command(*command)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         self.client.close()
@@ -90,23 +106,31 @@ class AsyncRedisStore:
         self._exchange = Exchange(client, REPLY_SECONDS)
 
     async def run(self, call: store.Call[T]) -> T:
-        source, digest = _script(call.script)
         try:
-            reply = await self._exchange.script(source, digest, call.args)
+            return call.decode(await self._execute(call.command))
         except RedisError as error:
             raise _translate(error) from error
-        return call.parse(reply)
+
+    async def _execute(self, command: tuple[Word, ...]) -> Any:
+        try:
+            return await self._exchange.execute(*command)
+        except ResponseError as error:
+            if not is_function_missing(error):
+                raise
+        await self._load_functions()
+        return await self._exchange.execute(*command)
+
+    async def _load_functions(self) -> None:
+        library = function_library()
+        await self._exchange.execute(*library.load_command)
+        listed = await self._exchange.execute(*library.list_command)
+        for command in library.delete_commands(listed):
+            with suppress(ResponseError):  # another process has just deleted it
+                await self._exchange.execute(*command)
 
     async def close(self) -> None:
         await self._exchange.close()
         await self.client.aclose()
-
-
-@cache
-def _script(name: str) -> tuple[str, str]:
-    """Source of a script, and the digest under which a server keeps it."""
-    source = store.source(name)
-    return source, hashlib.sha1(source.encode()).hexdigest()  # noqa: S324  (Redis's own way to name it)
 
 
 def _translate(error: RedisError) -> Exception:

@@ -19,7 +19,7 @@ import zstandard
 
 from jobs.model.records import Fields, JobRecord
 from jobs.protocol.names import job_ref
-from jobs.store.script_call import Call, fields_of
+from jobs.store.call import Call, call_function, read_hash
 from jobs.store.specs import MAX_SPEC_BYTES, unpacked
 from shardyard.contract.errors import UnreadableSpec
 
@@ -135,7 +135,7 @@ def snapshot_of(reply: Sequence[Any]) -> Snapshot | None:
     if len(reply) == 1:
         return unpack(reply[0])
     job, spec, *attempts = reply
-    return Snapshot(fields_of(job), unpacked(spec), tuple(fields_of(attempt) for attempt in attempts))
+    return Snapshot(read_hash(job), unpacked(spec), tuple(read_hash(attempt) for attempt in attempts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +152,18 @@ def find_unpacked(after: int, rest_seconds: float, upgrade_seconds: float) -> Ca
     (microseconds since the epoch). None for `upgrade_seconds` after the first call on a store that an earlier version
     has used: its APIs cannot read packed jobs."""
 
-    def parse(reply: Sequence[Any]) -> Unpacked:
+    def decode(reply: Sequence[Any]) -> Unpacked:
         position, more, *rows = reply
         return Unpacked(int(position), more == 1, tuple(_found(rows)))
 
-    return Call("find_unpacked", (after, int(rest_seconds * 1e6), int(upgrade_seconds * 1e6), PACKED_AT_ONCE), parse)
+    return call_function(
+        "find_unpacked",
+        decode,
+        after_us=after,
+        rest_us=int(rest_seconds * 1e6),
+        upgrade_us=int(upgrade_seconds * 1e6),
+        limit=PACKED_AT_ONCE,
+    )
 
 
 def _found(rows: Sequence[Any]) -> Iterator[tuple[str, Snapshot]]:
@@ -168,9 +175,9 @@ def _found(rows: Sequence[Any]) -> Iterator[tuple[str, Snapshot]]:
 
 def put_packed(jobs: Sequence[tuple[str, int, bytes]]) -> Call[int]:
     """Put packed jobs, as (ref, version, `pack`), in place of those that are still of that version; how many were."""
-    return Call("put_packed", tuple(part for job in jobs for part in job), int)
+    return call_function("put_packed", int, *(part for job in jobs for part in job))
 
 
 def snapshot(tenant: str, job: str) -> Call[Snapshot | None]:
     """A finished job; None when it has not ended, or is not there."""
-    return Call("snapshot", (job_ref(tenant, job),), snapshot_of)
+    return call_function("snapshot", snapshot_of, ref=job_ref(tenant, job))

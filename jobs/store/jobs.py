@@ -11,8 +11,8 @@ from jobs.model.spec import JobSpec
 from jobs.model.state import Reason, State
 from jobs.protocol.names import job_ref
 from jobs.store.bundles import unknown_bundle
+from jobs.store.call import Call, Word, call_function, read_hash
 from jobs.store.compact import PackedJob, unpack
-from jobs.store.script_call import Call, fields_of
 from jobs.store.specs import pack_spec, read_spec, unpack_spec
 from shardyard.contract.errors import (
     IdempotencyConflict,
@@ -65,7 +65,7 @@ def submit(
         UnknownPool, TooLargeForPool: it could never run.
     """
 
-    def parse(reply: Sequence[Any]) -> Submitted:
+    def decode(reply: Sequence[Any]) -> Submitted:
         if reply[0] == b"created":
             record = _new(tenant, job, spec, parent, created=int(reply[2]))
             return Submitted(job, True, JobView(record, spec, _queue(reply[3:])))
@@ -73,27 +73,25 @@ def submit(
         _raise_if_refused(status, detail, spec)
         return Submitted(detail[0], detail[0] == job)  # so the repeat of a call whose reply was lost is no other answer
 
-    return Call(
+    return call_function(
         "submit",
-        (
-            tenant,
-            job,
-            spec.pool,
-            spec.resources.devices,
-            spec.priority,
-            spec.name or "",
-            spec.parallelism.strategy,
-            msgspec.json.encode(spec.labels),
-            pack_spec(spec),
-            spec.limits.max_retries,
-            idempotency_key,
-            digest,
-            IDEMPOTENCY_SECONDS,
-            parent,
-            token,
-            (spec.program.bundle or "").removeprefix("sha256:"),
-        ),
-        parse,
+        decode,
+        tenant=tenant,
+        id=job,
+        pool=spec.pool,
+        devices=spec.resources.devices,
+        priority=spec.priority,
+        name=spec.name or "",
+        strategy=spec.parallelism.strategy,
+        labels=msgspec.json.encode(spec.labels),
+        spec=pack_spec(spec),
+        max_retries=spec.limits.max_retries,
+        idem=idempotency_key,
+        digest=digest,
+        remembered_seconds=IDEMPOTENCY_SECONDS,
+        parent=parent,
+        token=token,
+        bundle=(spec.program.bundle or "").removeprefix("sha256:"),
     )
 
 
@@ -152,7 +150,7 @@ def read_job(tenant: str, job: str, known: JobView | None = None) -> Call[JobVie
         NotFound: no such job of this tenant.
     """
 
-    def parse(reply: Sequence[Any]) -> JobView:
+    def decode(reply: Sequence[Any]) -> JobView:
         if not reply:
             raise NotFound(f"there is no job {job!r}")
         if reply[0] == 1 and known is not None:
@@ -161,9 +159,11 @@ def read_job(tenant: str, job: str, known: JobView | None = None) -> Call[JobVie
         if len(reply) == 1:
             return JobView(_record(tenant, job, reply[0]), read_spec(unpack(reply[0]).spec), None)
         spec, fields, *numbers = reply
-        return JobView(JobRecord.read(tenant, job, fields_of(fields)), unpack_spec(spec), _queue(numbers))
+        return JobView(JobRecord.read(tenant, job, read_hash(fields)), unpack_spec(spec), _queue(numbers))
 
-    return Call("read_job", (job_ref(tenant, job), "" if known is None else known.record.version), parse)
+    return call_function(
+        "read_job", decode, ref=job_ref(tenant, job), known_version="" if known is None else known.record.version
+    )
 
 
 def _queue(numbers: Sequence[int]) -> QueueView | None:
@@ -180,7 +180,7 @@ def _record(tenant: str, job: str, found: Any) -> JobRecord:
 def _listed(tenant: str, job: str, found: Any) -> JobRecord | PackedJob:
     if isinstance(found, bytes):
         return PackedJob(tenant, job, found)
-    return JobRecord.read(tenant, job, fields_of(found))
+    return JobRecord.read(tenant, job, read_hash(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,32 +201,50 @@ class JobPage:
         return tuple(job.record() if isinstance(job, PackedJob) else job for job in self.jobs)
 
 
-def page(tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50, looks: int = 0) -> Call[JobPage]:
-    """A page of jobs, newest first, with what the first `looks` jobs that wait do wait behind. A page may be short,
-    even empty, while `next_id` is set: a filter that matches rarely looks at `MAX_SCANNED` jobs a call."""
+def page(tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50, max_queues: int = 0) -> Call[JobPage]:
+    """A page of jobs, newest first, with the queues of the first `max_queues` jobs that wait. A page may be short, even
+    empty, while `next_id` is set: a filter that matches rarely looks at `MAX_SCANNED` jobs a call."""
 
-    def parse(reply: Sequence[Any]) -> JobPage:
+    def decode(reply: Sequence[Any]) -> JobPage:
         next_id, waiting, *rows = reply
         queues = {job.decode(): QueueView(*map(int, queue)) for job, *queue in waiting}
         pairs = zip(rows[::2], rows[1::2], strict=True)
         jobs = tuple(_listed(tenant, name.decode(), kept) for name, kept in pairs)
         return JobPage(jobs, next_id.decode() or None, queues)
 
+    return call_function(
+        "page",
+        decode,
+        **_chosen(tenant, chosen),
+        after=after,
+        limit=limit,
+        max_scanned=MAX_SCANNED,
+        max_queues=max_queues,
+    )
+
+
+def _chosen(tenant: str, chosen: JobFilter) -> dict[str, Word]:
     key, value = chosen.label or ("", "")
-    args = (tenant, chosen.state or "", after, limit, chosen.pool, key, value, chosen.name, MAX_SCANNED, looks)
-    return Call("page", args, parse)
+    return {
+        "tenant": tenant,
+        "state": chosen.state or "",
+        "pool": chosen.pool,
+        "label_key": key,
+        "label_value": value,
+        "name": chosen.name,
+    }
 
 
 def attempts(tenant: str, job: str) -> Call[tuple[AttemptRecord, ...]]:
     """All attempts of a job, oldest first. Raises NotFound on execution."""
 
-    def parse(reply: Sequence[Any] | bytes | None) -> tuple[AttemptRecord, ...]:
+    def decode(reply: Sequence[Any] | bytes | None) -> tuple[AttemptRecord, ...]:
         if reply is None:
             raise NotFound(f"there is no job {job!r}")
-        found = unpack(reply).attempts if isinstance(reply, bytes) else map(fields_of, reply)
+        found = unpack(reply).attempts if isinstance(reply, bytes) else map(read_hash, reply)
         return tuple(AttemptRecord.read(i, fields) for i, fields in enumerate(found, start=1))
 
-    return Call("attempts", (job_ref(tenant, job),), parse)
+    return call_function("attempts", decode, ref=job_ref(tenant, job))
 
 
 def cancel(tenant: str, job: str) -> Call[Literal["cancelled", "cancelling"]]:
@@ -237,14 +255,14 @@ def cancel(tenant: str, job: str) -> Call[Literal["cancelled", "cancelling"]]:
         JobFinished: it has ended otherwise.
     """
 
-    def parse(reply: bytes) -> Literal["cancelled", "cancelling"]:
+    def decode(reply: bytes) -> Literal["cancelled", "cancelling"]:
         if reply == b"missing":
             raise NotFound(f"there is no job {job!r}")
         if reply == b"finished":
             raise JobFinished(f"job {job} has ended; there is nothing to cancel")
         return "cancelled" if reply == b"cancelled" else "cancelling"
 
-    return Call("cancel", (job_ref(tenant, job),), parse)
+    return call_function("cancel", decode, ref=job_ref(tenant, job))
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,31 +275,36 @@ class Cancelled:
 def cancel_many(tenant: str, chosen: JobFilter, *, after: str) -> Call[Cancelled]:
     """Cancel a chunk of the jobs that match, newest first, with ids below `after`. The filter must name a state."""
 
-    def parse(reply: Sequence[Any]) -> Cancelled:
+    def decode(reply: Sequence[Any]) -> Cancelled:
         next_id, cancelled, cancelling = reply
         return Cancelled(next_id.decode() or None, cancelled, cancelling)
 
-    key, value = chosen.label or ("", "")
-    args = (tenant, chosen.state or "", after, chosen.pool, key, value, chosen.name, MAX_CANCELLED, MAX_CANCEL_SCANNED)
-    return Call("cancel_many", args, parse)
+    return call_function(
+        "cancel_many",
+        decode,
+        **_chosen(tenant, chosen),
+        after_id=after,
+        max_jobs=MAX_CANCELLED,
+        max_scanned=MAX_CANCEL_SCANNED,
+    )
 
 
 def count_jobs(tenant: str) -> Call[dict[State, int]]:
     """Jobs of a tenant in every state."""
 
-    def parse(reply: Sequence[int]) -> dict[State, int]:
+    def decode(reply: Sequence[int]) -> dict[State, int]:
         return dict(zip(State, reply, strict=True))
 
-    return Call("count_jobs", (tenant, *State), parse)
+    return call_function("count_jobs", decode, *State, tenant=tenant)
 
 
 def versions(jobs: Sequence[tuple[str, str]]) -> Call[tuple[int | None, ...]]:
     """Versions of jobs that are given as (tenant, id); None for one that is gone."""
 
-    def parse(reply: Sequence[bytes]) -> tuple[int | None, ...]:
+    def decode(reply: Sequence[bytes]) -> tuple[int | None, ...]:
         return tuple(int(version) if version else None for version in reply)
 
-    return Call("versions", tuple(job_ref(tenant, job) for tenant, job in jobs), parse)
+    return call_function("versions", decode, *(job_ref(tenant, job) for tenant, job in jobs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,35 +317,35 @@ class Changes:
     entries: tuple[tuple[str, str, str], ...]
 
 
-def changes(after: str, most: int) -> Call[Changes]:
+def changes(after: str, limit: int) -> Call[Changes]:
     """Which jobs, of all tenants, changed after an entry, at most so many."""
 
-    def parse(reply: Sequence[Any]) -> Changes:
+    def decode(reply: Sequence[Any]) -> Changes:
         newest, known, entries = reply
         found = ((name.decode(), *fields[1].decode().split("/", 1)) for name, fields in entries)
         return Changes(newest.decode(), known == b"1", tuple(found))
 
-    return Call("changes", (after, most), parse)
+    return call_function("changes", decode, after=after, limit=limit)
 
 
 def records(jobs: Sequence[tuple[str, str]]) -> Call[tuple[JobRecord | None, ...]]:
     """Jobs that are given as (tenant, id); None for one that is gone."""
 
-    def parse(reply: Sequence[Any]) -> tuple[JobRecord | None, ...]:
+    def decode(reply: Sequence[Any]) -> tuple[JobRecord | None, ...]:
         return tuple(
             _record(tenant, job, found) if found else None for (tenant, job), found in zip(jobs, reply, strict=True)
         )
 
-    return Call("records", tuple(job_ref(tenant, job) for tenant, job in jobs), parse)
+    return call_function("records", decode, *(job_ref(tenant, job) for tenant, job in jobs))
 
 
 def delete(tenant: str, job: str) -> Call[None]:
     """Forget a finished job. Raises NotFound, or JobNotFinished, on execution. Files are the caller's."""
 
-    def parse(reply: bytes) -> None:
+    def decode(reply: bytes) -> None:
         if reply == b"missing":
             raise NotFound(f"there is no job {job!r}")
         if reply == b"not_finished":
             raise JobNotFinished(f"job {job} has not ended; cancel it first")
 
-    return Call("delete", (tenant, job), parse)
+    return call_function("delete", decode, tenant=tenant, id=job)

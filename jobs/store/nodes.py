@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from jobs.model.records import NodeInfo, NodeRecord
 from jobs.model.state import AttemptState
 from jobs.store.attempts import AttemptId
-from jobs.store.script_call import Call, fields_of, is_ok
+from jobs.store.call import Call, call_function, is_ok, read_hash
 from shardyard.contract.errors import FormatMismatch, NodeInUse, NotFound
 
 #: Of the keys as a whole. It changes when a version of the service could not work beside the one before it; what is
@@ -26,8 +26,17 @@ class Registered(StrEnum):
 
 def register_node(node: str, instance: str, pool: str, address: str, info: NodeInfo, *, home: str) -> Call[Registered]:
     """Announce a node. `home` is the nonce of the state directory that keeps the traces of its attempts."""
-    args = (node, instance, pool, address, msgspec.json.encode(info), len(info.devices), home)
-    return Call("register_node", args, lambda reply: Registered(reply.decode()))
+    return call_function(
+        "register_node",
+        lambda reply: Registered(reply.decode()),
+        node=node,
+        instance=instance,
+        pool=pool,
+        address=address,
+        info=msgspec.json.encode(info),
+        count=len(info.devices),
+        home=home,
+    )
 
 
 def forget_node(node: str) -> Call[None]:
@@ -38,7 +47,7 @@ def forget_node(node: str) -> Call[None]:
         NodeInUse: it is alive, or a lease on it has not expired yet.
     """
 
-    def parse(reply: bytes) -> None:
+    def decode(reply: bytes) -> None:
         if reply == b"missing":
             raise NotFound(f"there is no node {node!r}")
         if reply == b"alive":
@@ -46,7 +55,7 @@ def forget_node(node: str) -> Call[None]:
         if reply == b"leased":
             raise NodeInUse(f"an attempt on node {node} still holds its lease; try again when it has expired")
 
-    return Call("forget_node", (node,), parse)
+    return call_function("forget_node", decode, node=node)
 
 
 class NodeStanding(StrEnum):
@@ -74,7 +83,7 @@ def beat_node(node: str, instance: str, deadline: Deadline | None = None) -> Cal
     """Beat as a node; learns which attempts hold devices here, in which state they are, and how long they may stay.
     `deadline` is what the node knows of that; the rest of it is kept for a worker that comes back."""
 
-    def parse(reply: Sequence[bytes]) -> NodeBeat:
+    def decode(reply: Sequence[bytes]) -> NodeBeat:
         status, *rest = (part.decode() for part in reply)
         if not rest:
             return NodeBeat(NodeStanding(status), {})
@@ -83,52 +92,58 @@ def beat_node(node: str, instance: str, deadline: Deadline | None = None) -> Cal
         holding = {AttemptId.parse(ref): AttemptState(state) for ref, state in pairs}
         return NodeBeat(NodeStanding(status), holding, Deadline(int(drain), float(left)) if left else None)
 
-    known = (deadline.drain, f"{deadline.seconds_left:.3f}") if deadline is not None else ("", "")
-    return Call("beat_node", (node, instance, *known), parse)
+    drain, left = (deadline.drain, f"{deadline.seconds_left:.3f}") if deadline is not None else ("", "")
+    return call_function("renew_node", decode, node=node, instance=instance, known_drain=drain, known_left=left)
 
 
 def node_down(node: str, beat: int | None) -> Call[bool]:
     """Take a node out of scheduling: its beat stood still, or (`beat` None) it says so itself."""
-    return Call("node_down", (node, "" if beat is None else beat), is_ok)
+    return call_function("take_down_node", is_ok, node=node, heartbeat="" if beat is None else beat)
 
 
 def stop_node(node: str) -> Call[int]:
     """Tell the supervisors of a node to end their attempts, which go back to queued. Returns how many are live;
     those that nobody had claimed have ended with this call."""
-    return Call("stop_node", (node,), int)
+    return call_function("stop_node", int, node=node)
 
 
 def drain_node(node: str, *, deadline_seconds: float | None = None) -> Call[None]:
     """Give a node no new work. After the deadline, where there is one, what still runs there goes to other nodes.
     Asking again replaces the deadline. Raises NotFound on execution."""
-    seconds = "" if deadline_seconds is None else f"{deadline_seconds:.3f}"
-    return Call("drain_node", (node, "draining", "1", seconds), _node_found(node))
+    return _drain(node, "draining", enabled=True, deadline_seconds=deadline_seconds)
 
 
 def undrain_node(node: str) -> Call[None]:
     """Give a node work again. Raises NotFound on execution."""
-    return Call("drain_node", (node, "draining", "", ""), _node_found(node))
+    return _drain(node, "draining", enabled=False)
 
 
 def leave_node(node: str, *, deadline_seconds: float | None = None) -> Call[None]:
     """A drain that the node's own worker asks for, before it leaves; it ends when another worker registers the node.
     Raises NotFound on execution."""
+    return _drain(node, "leaving", enabled=True, deadline_seconds=deadline_seconds)
+
+
+def _drain(
+    node: str, mode: Literal["draining", "leaving"], *, enabled: bool, deadline_seconds: float | None = None
+) -> Call[None]:
     seconds = "" if deadline_seconds is None else f"{deadline_seconds:.3f}"
-    return Call("drain_node", (node, "leaving", "1", seconds), _node_found(node))
+    decode = _node_found(node)
+    return call_function("drain_node", decode, node=node, mode=mode, enabled="1" if enabled else "", seconds=seconds)
 
 
 def move_attempts(node: str, drain: int) -> Call[bool]:
     """Send what runs on a node to other nodes: the deadline of its drain, the one of that number, is over. False: it
     drains no longer, or has another deadline by now."""
-    return Call("move_attempts", (node, drain), is_ok)
+    return call_function("evict_node", is_ok, node=node, drain=drain)
 
 
 def _node_found(node: str) -> Callable[[bytes], None]:
-    def parse(reply: bytes) -> None:
+    def decode(reply: bytes) -> None:
         if reply == b"missing":
             raise NotFound(f"there is no node {node!r}")
 
-    return parse
+    return decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +156,7 @@ class Beats:
 
 
 def beats() -> Call[Beats]:
-    def parse(reply: Sequence[Any]) -> Beats:
+    def decode(reply: Sequence[Any]) -> Beats:
         leases, nodes = reply
         return Beats(
             {AttemptId.parse(ref.decode()): int(beat) for ref, beat, _ in leases},
@@ -149,7 +164,7 @@ def beats() -> Call[Beats]:
             {AttemptId.parse(ref.decode()): node.decode() for ref, _, node in leases},
         )
 
-    return Call("leases", (), parse)
+    return call_function("list_heartbeats", decode)
 
 
 def storage_nonce(proposed: str) -> Call[str]:
@@ -159,7 +174,7 @@ def storage_nonce(proposed: str) -> Call[str]:
         FormatMismatch: another version of the service keeps its keys in another way there.
     """
 
-    def parse(reply: Sequence[bytes]) -> str:
+    def decode(reply: Sequence[bytes]) -> str:
         nonce, found = (part.decode() for part in reply)
         if found != FORMAT:
             raise FormatMismatch(
@@ -168,13 +183,15 @@ def storage_nonce(proposed: str) -> Call[str]:
             )
         return nonce
 
-    return Call("storage", (proposed, FORMAT), parse)
+    return call_function("identify_storage", decode, proposed_nonce=proposed, format=FORMAT)
 
 
 def lead(candidate: str, ttl_seconds: float) -> Call[float]:
     """0 while `candidate` leads; it must ask again within `ttl_seconds`. Otherwise the seconds until the lead may be
     free."""
-    return Call("lead", (candidate, int(ttl_seconds * 1000)), lambda milliseconds: milliseconds / 1000)
+    return call_function(
+        "lead", lambda milliseconds: milliseconds / 1000, candidate=candidate, ttl_ms=int(ttl_seconds * 1000)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +203,11 @@ class Fleet:
 def fleet() -> Call[Fleet]:
     """Every node and pool."""
 
-    def parse(reply: Sequence[Any]) -> Fleet:
+    def decode(reply: Sequence[Any]) -> Fleet:
         nodes, pools = reply
-        records = (NodeRecord.read(n.decode(), fields_of(f), fields_of(h), fields_of(q)) for n, f, h, q in nodes)
+        records = (NodeRecord.read(n.decode(), read_hash(f), read_hash(h), read_hash(q)) for n, f, h, q in nodes)
         return Fleet(
             tuple(sorted(records, key=lambda node: node.id)), {pool.decode(): int(n) for pool, n in sorted(pools)}
         )
 
-    return Call("nodes", (), parse)
+    return call_function("list_nodes", decode)

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jobs.model.records import Quarantine
-from jobs.store.script_call import Call, fields_of, is_ok
+from jobs.protocol.names import quarantine_key
+from jobs.store.call import Call, call_function, is_ok, read_hash
 from shardyard.contract.errors import NotFound
 
 
@@ -20,38 +21,38 @@ class Quarantined:
 def quarantined(node: str) -> Call[tuple[Quarantined, ...]]:
     """The devices of a node that are in quarantine."""
 
-    def parse(reply: Sequence[bytes]) -> tuple[Quarantined, ...]:
-        entries = sorted((int(device), entry) for device, entry in fields_of(reply).items())
+    def decode(reply: Sequence[bytes]) -> tuple[Quarantined, ...]:
+        entries = sorted((int(device), entry) for device, entry in read_hash(reply).items())
         return tuple(Quarantined(device, Quarantine.read(entry), entry) for device, entry in entries)
 
-    return Call("quarantine", (node,), parse)
+    return Call(("HGETALL", quarantine_key(node)), decode)
 
 
 def quarantine_device(node: str, device: int, reason: str) -> Call[None]:
     """Set a device apart, by the operator's command. What runs on it goes on. Raises NotFound on execution."""
-    return Call("quarantine_device", (node, device, reason), _device_found(node, device))
+    return call_function("quarantine_device", _device_found(node, device), node=node, device=device, reason=reason)
 
 
 def unquarantine(node: str, device: int) -> Call[None]:
     """Bring a device back, by the operator's command. Raises NotFound on execution."""
-    return Call("unquarantine", (node, device, ""), _device_found(node, device))
+    return call_function("unquarantine", _device_found(node, device), node=node, device=device, entry="")
 
 
 def prove_fit(node: str, found: Quarantined) -> Call[bool]:
     """Bring a device back, on proof. False: its entry has changed since it was found."""
-    return Call("unquarantine", (node, found.device, found.entry), is_ok)
+    return call_function("unquarantine", is_ok, node=node, device=found.device, entry=found.entry)
 
 
 def keep_quarantine(node: str, found: Quarantined, reason: str) -> Call[bool]:
     """Note why a device could not be proven fit. False: its entry has changed since it was found."""
-    return Call("keep_quarantine", (node, found.device, found.entry, reason), is_ok)
+    return call_function("keep_quarantine", is_ok, node=node, device=found.device, entry=found.entry, reason=reason)
 
 
 def _device_found(node: str, device: int) -> Callable[[bytes], None]:
-    def parse(reply: bytes) -> None:
+    def decode(reply: bytes) -> None:
         if reply == b"missing":
             raise NotFound(f"there is no node {node!r}")
         if reply == b"no_device":
             raise NotFound(f"node {node} has no device {device}")
 
-    return parse
+    return decode

@@ -5,7 +5,8 @@ Redis keeps the SHA-256 of the id. A session ends by itself; it is good only as 
 
 import secrets
 
-from jobs.store import Call
+from jobs.protocol.names import session_key
+from jobs.store.call import Call, call_function, ignore_reply
 from jobs.store.tokens import digest
 
 SESSION_SECONDS = 12 * 3600
@@ -19,13 +20,13 @@ def new_id() -> str:
 
 def put(session: str, token: str) -> Call[None]:
     """Begin a session of the token with the id `token`."""
-    return Call("session_put", (digest(session), token, SESSION_SECONDS), lambda reply: None)
+    return call_function("put_session", ignore_reply, digest=digest(session), token=token, ttl_seconds=SESSION_SECONDS)
 
 
 def read(session: str) -> Call[str | None]:
     """Id of the token that a session belongs to; None where it has ended, or never was."""
-    return Call("session_read", (digest(session),), lambda reply: reply.decode() if reply else None)
+    return Call(("GET", session_key(digest(session))), lambda reply: reply.decode() if reply else None)
 
 
 def end(session: str) -> Call[None]:
-    return Call("session_delete", (digest(session),), lambda reply: None)
+    return Call(("DEL", session_key(digest(session))), ignore_reply)

@@ -12,7 +12,8 @@ from enum import StrEnum
 from typing import Any
 
 from jobs.model.records import TokenRecord
-from jobs.store import Call, fields_of
+from jobs.protocol.names import token_key
+from jobs.store.call import Call, call_function, ignore_reply, read_hash
 from shardyard.contract.errors import NotFound
 
 PREFIX = "sy"
@@ -99,28 +100,30 @@ def put(record: TokenRecord) -> Call[None]:
         "expires": "" if record.expires is None else record.expires,
     }
     flat = [part for pair in fields.items() for part in pair]
-    return Call("token_put", (record.id, record.tenant, *flat), lambda reply: None)
+    return call_function("put_token", ignore_reply, *flat, token=record.id, tenant=record.tenant)
 
 
 def read(token: str) -> Call[TokenRecord | None]:
-    return Call("token_read", (token,), lambda reply: TokenRecord.read(token, fields_of(reply)) if reply else None)
+    return Call(
+        ("HGETALL", token_key(token)), lambda reply: TokenRecord.read(token, read_hash(reply)) if reply else None
+    )
 
 
 def of_tenant(tenant: str) -> Call[tuple[TokenRecord, ...]]:
     """All tokens of a tenant, oldest first."""
 
-    def parse(reply: Sequence[Any]) -> tuple[TokenRecord, ...]:
-        records = (TokenRecord.read(token.decode(), fields_of(fields)) for token, fields in reply)
+    def decode(reply: Sequence[Any]) -> tuple[TokenRecord, ...]:
+        records = (TokenRecord.read(token.decode(), read_hash(fields)) for token, fields in reply)
         return tuple(sorted(records, key=lambda record: (record.created, record.id)))
 
-    return Call("token_list", (tenant,), parse)
+    return call_function("list_tokens", decode, tenant=tenant)
 
 
 def revoke(tenant: str, token: str) -> Call[None]:
     """Forget a token. Raises NotFound on execution."""
 
-    def parse(reply: bytes) -> None:
+    def decode(reply: bytes) -> None:
         if reply == b"missing":
             raise NotFound(f"there is no token {token!r}")
 
-    return Call("token_delete", (tenant, token), parse)
+    return call_function("delete_token", decode, tenant=tenant, token=token)

@@ -33,6 +33,7 @@ from jobs.files.identity import NONCE_FILE
 from jobs.model.records import Fields
 from jobs.model.state import TERMINAL
 from jobs.store import Entry
+from jobs.store.call import read_hash
 from jobs.store.client import CONNECT_SECONDS, RedisStore
 from jobs.support.fs import sync_directory
 from shardyard.contract.errors import InvalidRequest, ShardyardError
@@ -189,7 +190,7 @@ def _jobs(entries: Iterable[Entry]) -> Iterator[tuple[str, Fields]]:
     for entry in entries:
         kind, _, ref = entry.key.decode().removeprefix("sy:").partition(":")
         if kind == "job":
-            yield ref, store.fields_of(entry.values)
+            yield ref, read_hash(entry.values)
         elif kind == "packed":
             yield ref, store.unpack(entry.values[0]).job
 

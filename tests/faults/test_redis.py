@@ -143,7 +143,7 @@ BREAKS: dict[str, Callable[[Site], None]] = {
     "refused": _refuse,
 }
 
-COMMANDS_OF_LOSSES = ("reap", "release", "refuse", "cancel", "beat_node", "lead")
+COMMANDS_OF_LOSSES = ("reap", "release", "refuse", "cancel", "renew_node", "lead")
 #: Much like "half-open" to a client.
 ALIKE = ("frozen", "refused")
 
@@ -160,7 +160,9 @@ def test_row_10_connections_that_break_or_stall_are_mended_and_runs_go_on(site: 
     assert site.finished(job).attempt == 1
 
 
-@pytest.mark.parametrize("command", ["submit", "dispatch", "hints", "claim", "mark", "renew", "orders", "finish"])
+@pytest.mark.parametrize(
+    "command", ["submit", "dispatch", "hints", "claim", "mark_progress", "renew", "read_command", "finish"]
+)
 def test_row_12_a_command_that_a_job_needs_is_repeated_harmlessly_when_its_reply_is_lost(
     site: Site, command: str
 ) -> None:
@@ -297,7 +299,7 @@ def test_row_12_an_archive_call_whose_reply_is_lost_loses_no_job(site: Site) -> 
 
 def test_row_12_a_token_whose_revocation_was_not_heard_of_is_revoked(site: Site) -> None:
     token = site.caller.insist("POST", "/v1/tokens", json={"name": "short-lived", "scopes": ["read"]}).json()["id"]
-    rule = site.proxy.add(Rule("token_delete", Act.DROP_REPLY))
+    rule = site.proxy.add(Rule("delete_token", Act.DROP_REPLY))
     assert site.caller.insist("DELETE", f"/v1/tokens/{token}").status_code == 204
     assert rule.hits == 1
     assert site.caller.insist("DELETE", f"/v1/tokens/{token}").status_code == 404

@@ -12,14 +12,13 @@ from pathlib import Path
 import torch._dynamo  # noqa: F401  (the first optimizer or DDP constructor imports it otherwise, which takes a second)
 
 import jobs.support.logging_config  # noqa: F401
-import workers.rank.preload  # noqa: F401
-from jobs import store
+import workers.rank.preload
+import workers.supervisor.main  # noqa: F401
 from jobs.model import catalogue
-from workers.supervisor import main as supervisor
+from jobs.store.function_library import function_library
 
 catalogue.load()  # read once, and known to all that is forked
-for script in supervisor.SCRIPTS:
-    store.source(script)
+function_library()
 
 
 #: Of Linux 6.1 and later; unknown to `mmap`.

@@ -63,8 +63,6 @@ from workers.supervisor.working_dir import Unusable
 
 log = structlog.get_logger(__name__)
 
-#: Scripts of the store that a supervisor runs as a rule.
-SCRIPTS = ("claim", "mark", "orders", "renew", "finish", "release")
 PR_SET_CHILD_SUBREAPER = 36
 CREDENTIALS_SECONDS = 10.0
 KILL_SECONDS = 5.0

@@ -1,12 +1,5 @@
 """Redis's wire format, as far as a proxy needs it: where a command or a reply ends, and what a command is called."""
 
-from collections.abc import Mapping
-from functools import cache
-from hashlib import sha1
-from importlib.resources import files
-
-from jobs import store
-
 _LINES = b"+-:_#,("  # a value that is one line
 _BLOBS = b"$=!"  # a line with a length, and so many bytes
 _LISTS = {ord("*"): 1, ord("~"): 1, ord(">"): 1, ord("%"): 2}  # a line with a count, and values
@@ -49,17 +42,8 @@ def words(command: bytes) -> list[bytes]:
 
 
 def name_of(command: bytes) -> str:
-    """What rules call a command: a script of the store by its name ("submit"), any other in capitals ("BRPOP")."""
+    """What rules call a command: a function of the store by its name ("submit"), any other in capitals ("BRPOP")."""
     name, *rest = words(command)
-    if name.upper() == b"EVALSHA" and rest:
-        return _scripts().get(rest[0].decode(), "EVALSHA")
+    if name.upper() == b"FCALL" and rest:
+        return rest[0].decode().rpartition("_")[0]
     return name.decode(errors="replace").upper()
-
-
-@cache
-def _scripts() -> Mapping[str, str]:
-    """The SHA-1 by which Redis knows each script -> its name."""
-    names = [path.name.removesuffix(".lua") for path in (files("jobs.store") / "lua").iterdir()]
-    return {
-        sha1(store.source(name).encode(), usedforsecurity=False).hexdigest(): name for name in names if name != "_lib"
-    }

@@ -244,7 +244,7 @@ def test_a_packed_job_is_deleted_with_all_that_names_it(world: World) -> None:
 
 
 def replace_id(call: store.Call[store.Submitted], job: str) -> store.Call[store.Submitted]:
-    return replace(call, args=(call.args[0], job, *call.args[2:]))
+    return replace(call, command=(*call.command[:4], job, *call.command[5:]))
 
 
 def test_a_packed_job_is_archived(world: World, finished: str) -> None:

@@ -31,7 +31,6 @@ def fill(world: World) -> list[str]:
     """Jobs of two pools and three labels, newest first; every seventh is cancelled."""
     world.node("n1", 1, pool="a")
     world.node("n2", 1, pool="b")
-    sha = world.redis.script_load(store.source("submit"))
     ids = [f"{number:06d}" for number in range(MANY)]
     specs = {
         (pool, label): a_spec(pool=pool, labels={"team": str(label)}, name=f"job-{label}")
@@ -40,7 +39,8 @@ def fill(world: World) -> list[str]:
     }
     with world.redis.pipeline(transaction=False) as pipe:
         for number, job in enumerate(ids):
-            pipe.evalsha(sha, 0, *store.submit(TENANT, job, specs["ab"[number % 2], number % 3]).args)
+            call = store.submit(TENANT, job, specs["ab"[number % 2], number % 3])
+            pipe.execute_command(*call.command)  # type: ignore[no-untyped-call]
         pipe.execute()
     for job in ids[::7]:
         world.run(store.cancel(TENANT, job))
@@ -137,7 +137,7 @@ def test_a_page_tells_what_the_first_of_its_jobs_that_wait_do_wait_behind(world:
     world.node("n2", 1, pool="b")
     running = world.running(2)
     waiting = [world.submit(2), world.submit(1), world.submit(1, pool="b"), world.submit(2, priority=5)]
-    found = world.run(store.page(TENANT, JobFilter(), looks=3))
+    found = world.run(store.page(TENANT, JobFilter(), max_queues=3))
     assert [job.id for job in found.jobs] == [*reversed(waiting), running.job]
     assert list(found.queues) == waiting[:0:-1]
     assert found.queues == {job: world.run(store.read_job(TENANT, job)).queue for job in waiting[1:]}

@@ -106,7 +106,7 @@ def test_a_node_that_does_not_lead_asks_once_and_comes_back_when_the_lead_may_be
     assert world.run(store.lead("somebody else", 600)) == 0
     world.redis.config_resetstat()
     assert 590 < scheduler(world, MemoryCourier()).tick() <= 600
-    assert world.redis.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
+    assert world.redis.info("commandstats")["cmdstat_fcall"]["calls"] == 1
     assert world.state(job) is State.QUEUED
 
 

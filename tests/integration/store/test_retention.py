@@ -17,8 +17,8 @@ from jobs import store
 from jobs.files import paths
 from jobs.model.state import Reason, State
 from jobs.store import Archived, JobFilter
+from jobs.store.call import Call, T
 from jobs.store.client import RedisStore
-from jobs.store.script_call import Call, T
 from jobs.support import failpoints
 from shardyard.contract.errors import IdempotencyConflict, NotFound
 from tests.integration.store.world import NEVER, TENANT, World, a_spec, bundle_id, script
@@ -172,8 +172,8 @@ class DeletesFirst(RedisStore):
     """A user deletes each job between its way to disk and its way out of Redis."""
 
     def run(self, call: Call[T]) -> T:
-        if call.script == "archive":
-            tenant, _, job = str(call.args[0]).partition("/")
+        if str(call.command[1]).startswith("archive_"):
+            tenant, _, job = str(call.command[3]).partition("/")
             super().run(store.delete(tenant, job))
         return super().run(call)
 

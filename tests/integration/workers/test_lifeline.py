@@ -81,7 +81,7 @@ def rests(world: World) -> bool:
 
 
 def calls(world: World) -> int:
-    return int(world.redis.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
+    return int(world.redis.info("commandstats").get("cmdstat_fcall", {}).get("calls", 0))
 
 
 @pytest.mark.parametrize(

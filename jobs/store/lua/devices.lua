@@ -1,0 +1,45 @@
+-- Devices of a node: which are free, and how they are given back.
+
+-- Puts a node into, or takes it out of, the index that dispatch searches.
+local function refresh_node(node)
+  local fields = redis.call('HMGET', node_key(node), 'pool', 'alive', 'draining', 'leaving', 'stopping')
+  if not fields[1] then return end  -- never registered here, or the store was emptied since
+  local index = free_nodes_key(fields[1])
+  if fields[2] == '1' and fields[3] ~= '1' and fields[4] ~= '1' and fields[5] ~= '1' then
+    redis.call('ZADD', index, redis.call('ZCARD', free_devices_key(node)), node)
+  else
+    redis.call('ZREM', index, node)
+  end
+end
+
+-- Gives back what an attempt holds on a node. `bad` maps a device to the reason for its quarantine. One that the operator
+-- has put there meanwhile stays the operator's.
+local function free_devices(node, attempt_ref, bad)
+  local held = redis.call('HGETALL', held_devices_key(node))
+  local count = tonumber(read_field(node_key(node), 'count')) or 0
+  local freed = 0
+  for i = 1, #held, 2 do
+    local device = held[i]
+    if held[i + 1] == attempt_ref then
+      redis.call('HDEL', held_devices_key(node), device)
+      local apart = redis.call('HEXISTS', quarantine_key(node), device) == 1
+      if bad[device] and not apart then
+        redis.call('HSET', quarantine_key(node), device,
+          cjson.encode({reason = bad[device], since = int(now_us()), by = 'sweep', attempt = attempt_ref}))
+      elseif not apart and tonumber(device) < count then
+        redis.call('ZADD', free_devices_key(node), device, device)
+      end
+      freed = freed + 1
+    end
+  end
+  refresh_node(node)
+  wake_scheduler()
+  return freed
+end
+
+-- Takes a node out of a pool, and the pool out of the service where that was its last node.
+local function remove_from_pool(node, pool)
+  redis.call('ZREM', free_nodes_key(pool), node)
+  redis.call('ZREM', node_sizes_key(pool), node)
+  if redis.call('ZCARD', node_sizes_key(pool)) == 0 then redis.call('SREM', POOLS_KEY, pool) end
+end

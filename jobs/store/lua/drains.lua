@@ -1,0 +1,38 @@
+-- Nodes whose attempts are to end, or to go to other nodes.
+
+-- Ends the attempts on a node that are not claimed, at no cost to their jobs. Returns how many others are live there.
+local function requeue_unclaimed(node, reason, message)
+  local live, seen = 0, {}
+  for _, attempt_ref in ipairs(redis.call('HVALS', held_devices_key(node))) do
+    if not seen[attempt_ref] and redis.call('SISMEMBER', LEASES_KEY, attempt_ref) == 1 then
+      local ref, number = split_attempt_ref(attempt_ref)
+      if read_field(attempt_key(ref, number), 'state') == 'leased' then
+        settle_attempt(ref, number, reason, message, 'stop', '', '', 0, 0)
+        free_devices(node, attempt_ref, {})
+      else
+        live = live + 1
+      end
+    end
+    seen[attempt_ref] = true
+  end
+  return live
+end
+
+-- How many seconds a node has from now until what runs there moves; '' for as long as it takes. `drain` counts how often
+-- this was set, so that the node's agent sees that it was set anew; `drain_until` is for display.
+local function set_drain_deadline(node, seconds)
+  local key = node_key(node)
+  redis.call('HDEL', key, 'drain_left', 'drain_until')
+  if redis.call('HEXISTS', key, 'moving') == 1 then redis.call('HSET', key, 'moving', '0') end  -- not now, but it did
+  redis.call('HINCRBY', key, 'drain', 1)
+  if seconds ~= '' then
+    redis.call('HSET', key, 'drain_left', seconds, 'drain_until', int(now_us() + tonumber(seconds) * 1000000))
+  end
+end
+
+-- What runs on a node goes to other nodes: supervisors see it when they read their command.
+local function evict_attempts(node)
+  redis.call('HSET', node_key(node), 'moving', '1')
+  notify_supervisors(node)
+  requeue_unclaimed(node, 'drained', 'node ' .. node .. ' was drained before it started')
+end

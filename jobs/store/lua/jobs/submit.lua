@@ -1,0 +1,43 @@
+-- a: a new job, stored and queued. The same idempotency key gives the same job again.
+-- Returns {status, detail...}: created id time queue... (see `queue_view`) | exists id | conflict id | unknown_pool name...
+--   | too_large n | unknown_bundle
+local tenant, id, pool, devices, priority, name, strategy, labels, spec, max_retries, idem, digest, remembered_seconds,
+  parent, token, bundle = unpack(ARGV)
+local ref = tenant .. '/' .. id
+local key = idem ~= '' and idempotency_key(tenant, idem)
+if key then
+  local earlier, its_digest, archived = string.match(redis.call('GET', key) or '', '^(%S+) (%S*) ?(%S*)$')
+  -- A key names its job until that is deleted; in an archive it is there as well.
+  if earlier and (archived ~= '' or job_exists(tenant .. '/' .. earlier)) then
+    return {digest == its_digest and 'exists' or 'conflict', earlier}
+  end
+end
+if job_exists(ref) then return {'exists', id} end
+local bundle_ref = bundle ~= '' and tenant .. '/' .. bundle
+if redis.call('SISMEMBER', POOLS_KEY, pool) == 0 then
+  return {'unknown_pool', unpack(redis.call('SMEMBERS', POOLS_KEY))}
+end
+local largest = redis.call('ZREVRANGE', node_sizes_key(pool), 0, 0, 'WITHSCORES')
+if tonumber(devices) > tonumber(largest[2] or 0) then return {'too_large', largest[2] or '0'} end
+-- Last, so that nobody uploads code for a job that could not run anyway.
+if bundle_ref and redis.call('EXISTS', bundle_key(bundle_ref)) == 0 then return {'unknown_bundle'} end
+
+-- Higher priority first, then the order of arrival: a counter, since clocks jump. 8 + 45 bits fit a double.
+local arrived, created = redis.call('INCR', SEQUENCE_KEY), int(now_us())
+local score = (100 - tonumber(priority)) * 2 ^ 45 + arrived
+redis.call('SET', spec_key(ref), spec)
+redis.call('HSET', job_key(ref), 'pool', pool, 'devices', devices, 'priority', priority, 'name', name,
+  'strategy', strategy, 'labels', labels, 'max_retries', max_retries, 'retries', 0, 'losses', 0, 'attempt', 0,
+  'score', int(score), 'created', created, 'parent', parent, 'token', token, 'bundle', bundle,
+  'idem', idem, 'version', 0)
+redis.call('ZADD', jobs_key(tenant), 0, id)
+redis.call('ZADD', names_key(tenant), 0, name_digest(name) .. id)
+if redis.call('EXISTS', NAMED_KEY) == 0 then
+  -- APIs of an earlier version do not know the index. They may go on beside this one for a quarter of an hour.
+  redis.call('SET', NAMED_KEY, arrived == 1 and '' or id_at(created + 900 * 1000000))
+end
+if bundle_ref then use_bundle(bundle_ref, 1) end
+move(ref, 'queued', 'waiting_for_devices', '')
+enqueue(ref)
+if key then redis.call('SET', key, id .. ' ' .. digest, 'EX', remembered_seconds) end
+return {'created', id, created, queue_view(ref)}

@@ -1,0 +1,71 @@
+-- Names of all keys and channels of the control Redis, one function or constant a family: no other file spells one out.
+-- A job is addressed by its ref, '<tenant>/<id>'; an attempt by '<tenant>/<id>/<n>'; a bundle by '<tenant>/<hex>'.
+-- jobs/protocol/names.py has the names that Python needs as well.
+
+local function job_key(ref) return 'sy:job:' .. ref end
+local function spec_key(ref) return 'sy:spec:' .. ref end
+local function packed_key(ref) return 'sy:packed:' .. ref end
+local function attempt_key(ref, n) return 'sy:attempt:' .. ref .. '/' .. n end
+local function archived_key(ref) return 'sy:archived:' .. ref end
+local function idempotency_key(tenant, key) return 'sy:idem:' .. tenant .. '/' .. key end
+
+local function jobs_key(tenant) return 'sy:jobs:' .. tenant end
+local function jobs_in_state_key(tenant, state) return 'sy:jobs:' .. tenant .. ':' .. state end
+local function names_key(tenant) return 'sy:names:' .. tenant end
+local NAMED_KEY = 'sy:named'        -- the id from which on all jobs are in the index by name; empty where all are
+local FINISHED_KEY = 'sy:finished'  -- refs of jobs that have ended and are not archived yet, by when they ended
+local PACKS_KEY = 'sy:packs'
+local CHANGES_KEY = 'sy:changes'    -- stream: refs of jobs as they change, the newest ten thousand or so
+local SEQUENCE_KEY = 'sy:seq'       -- counter that gives jobs their order of arrival
+
+local function queue_key(pool, devices) return 'sy:queue:' .. pool .. ':' .. devices end
+local function queue_classes_key(pool) return 'sy:queue:' .. pool end
+local function hold_key(pool) return 'sy:hold:' .. pool end
+local BACKOFF_KEY = 'sy:backoff'  -- refs of queued jobs that wait before they may start again, by when
+local LEASES_KEY = 'sy:leases'    -- refs of attempts that hold a lease
+local OUTBOX_KEY = 'sy:outbox'    -- '<node> <attempt ref>' of attempts that are not claimed, by when the hint is due
+local LEADER_KEY = 'sy:leader'    -- the process that reaps
+
+local POOLS_KEY = 'sy:pools'
+local NODES_KEY = 'sy:nodes'
+local function free_nodes_key(pool) return 'sy:pool:' .. pool .. ':free' end
+local function node_sizes_key(pool) return 'sy:pool:' .. pool .. ':size' end
+local function node_key(node) return 'sy:node:' .. node end
+local function free_devices_key(node) return 'sy:free:' .. node end
+local function held_devices_key(node) return 'sy:held:' .. node end
+local function quarantine_key(node) return 'sy:quarantine:' .. node end
+
+local function bundle_key(ref) return 'sy:bundle:' .. ref end
+local function bundle_bytes_key(tenant) return 'sy:bundle_bytes:' .. tenant end
+local IDLE_BUNDLES_KEY = 'sy:idle_bundles'  -- refs of bundles that no job needs, by their last use
+
+local function session_key(digest) return 'sy:session:' .. digest end
+local function token_key(token) return 'sy:token:' .. token end
+local function tokens_key(tenant) return 'sy:tokens:' .. tenant end
+
+local STORAGE_KEY = 'sy:storage'  -- nonce of the storage directory
+local FORMAT_KEY = 'sy:format'    -- how these keys are laid out
+
+local WAKE_CHANNEL = 'sy:wake'
+local function commands_channel(node) return 'sy:orders:' .. node end
+
+-- What Celery keeps for a node: its queue, and the bindings of that.
+local function celery_keys(node)
+  local queue = 'node.' .. node
+  return 'sy:celery:' .. queue, 'sy:celery:_kombu.binding.' .. queue, 'sy:celery:_kombu.binding_permanent.' .. queue
+end
+
+local ALL_KEYS = 'sy:*'
+local function key_family(key) return string.match(key, '^sy:([^:]+)') end
+
+local function split_attempt_ref(attempt_ref)
+  local ref, n = string.match(attempt_ref, '^(.+)/(%d+)$')
+  return ref, n
+end
+
+local function split_job_ref(ref)
+  return string.match(ref, '^([^/]+)/(.+)$')
+end
+
+-- The index by name has entries of one length, whatever the names are: the beginning of a digest, and the id of the job.
+local function name_digest(name) return string.sub(redis.sha1hex(name), 1, 8) end

@@ -1,0 +1,29 @@
+-- A node announces itself, or comes back. What it held it still holds, until it proves otherwise. Proof needs the
+-- traces in its state directory (`home`), so another directory may not take over a node that is alive or holds devices.
+-- Returns 'ok' | 'taken' (alive elsewhere) | 'stranded' (holds devices of attempts started elsewhere)
+local node, instance, pool, address, info, count, home = unpack(ARGV)
+local before = redis.call('HMGET', node_key(node), 'home', 'pool', 'instance', 'alive', 'draining')
+if before[1] and before[1] ~= home then
+  if before[4] == '1' then return 'taken' end
+  if redis.call('EXISTS', held_devices_key(node)) == 1 then return 'stranded' end
+end
+if before[2] and before[2] ~= pool then remove_from_pool(node, before[2]) end
+if before[3] ~= instance then  -- the worker that was leaving has left
+  redis.call('HDEL', node_key(node), 'leaving')
+  if before[5] ~= '1' then set_drain_deadline(node, '') end
+end
+redis.call('SADD', NODES_KEY, node)
+redis.call('SADD', POOLS_KEY, pool)
+redis.call('HSET', node_key(node), 'instance', instance, 'pool', pool, 'address', address, 'info', info,
+  'count', count, 'home', home, 'alive', '1', 'stopping', '', 'registered', int(now_us()))
+redis.call('HINCRBY', node_key(node), 'beat', 1)
+redis.call('ZADD', node_sizes_key(pool), count, node)
+redis.call('DEL', free_devices_key(node))
+for device = 0, tonumber(count) - 1 do
+  local held = redis.call('HEXISTS', held_devices_key(node), device) == 1
+  local bad = redis.call('HEXISTS', quarantine_key(node), device) == 1
+  if not held and not bad then redis.call('ZADD', free_devices_key(node), device, device) end
+end
+refresh_node(node)
+wake_scheduler()
+return 'ok'

@@ -1,0 +1,11 @@
+-- The operator sets a device apart; only the operator brings it back. What runs on it goes on.
+-- Returns 'ok' | 'missing' | 'no_device'
+local node, device, reason = unpack(ARGV)
+local count = tonumber(read_field(node_key(node), 'count'))
+if not count then return 'missing' end
+if tonumber(device) >= count then return 'no_device' end
+redis.call('HSET', quarantine_key(node), device,
+  cjson.encode({reason = reason, since = int(now_us()), by = 'operator'}))
+redis.call('ZREM', free_devices_key(node), device)
+refresh_node(node)
+return 'ok'

@@ -1,0 +1,15 @@
+-- A device comes back: by a command (`entry` is ''), or by a proof, about `entry`, that nothing is left of what put it into
+-- quarantine.
+-- Returns 'ok' | 'missing' | 'no_device' | 'changed' (another entry is there since)
+local node, device, entry = unpack(ARGV)
+local count = tonumber(read_field(node_key(node), 'count'))
+if not count then return 'missing' end
+if entry ~= '' and read_field(quarantine_key(node), device) ~= entry then return 'changed' end
+-- One that the node does not have at present may be in quarantine all the same.
+if redis.call('HDEL', quarantine_key(node), device) == 0 and tonumber(device) >= count then return 'no_device' end
+if tonumber(device) < count and redis.call('HEXISTS', held_devices_key(node), device) == 0 then
+  redis.call('ZADD', free_devices_key(node), device, device)
+end
+refresh_node(node)
+wake_scheduler()
+return 'ok'

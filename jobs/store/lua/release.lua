@@ -1,8 +1,0 @@
--- Devices of an ended attempt are free again: the node has proof that its processes are dead.
--- ARGV: node attempt_ref [device reason]...   (devices named here go to quarantine instead)
--- Returns how many devices changed hands; -1 when the attempt is still live.
-local node, attempt_ref = ARGV[1], ARGV[2]
-if redis.call('SISMEMBER', LEASES, attempt_ref) == 1 then return -1 end
-local bad = {}
-for i = 3, #ARGV, 2 do bad[ARGV[i]] = ARGV[i + 1] end
-return free_devices(node, attempt_ref, bad)

@@ -1,9 +1,0 @@
--- Ends the attempts that were live when a back-up was made: nothing of them runs in the service that was restored from
--- it. Their jobs go back to the queue, at nobody's cost.
--- Returns how many there were.
-local live = redis.call('SMEMBERS', LEASES)
-for _, attempt_ref in ipairs(live) do
-  local ref, n = split_ref(attempt_ref)
-  settle(ref, n, 'service_stopped', 'the service was restored from a back-up', 'stop', '', '', 0, 0)
-end
-return #live
