@@ -50,7 +50,7 @@ from jobs.model.state import Reason
 from jobs.scheduling.hints import MemoryCourier
 from jobs.scheduling.scheduler import Scheduler
 from jobs.store.client import RedisStore
-from workers.supervisor.lease import HEAR_SECONDS, Lifeline
+from workers.supervisor.lease import SUBSCRIBE_AFTER_SECONDS, LeaseHolder
 
 T = TypeVar("T")
 TITLE = "decisions of the scheduler, and the heartbeats of a fleet"
@@ -296,7 +296,7 @@ def _heartbeats(nodes: int, rounds: int, seconds: float) -> Figure:
     with ExitStack() as stack:
         ours, bare = (stack.enter_context(redis_server("control")) for _ in range(2))
         beats = [stack.enter_context(_fleet(ours.url, nodes)), stack.enter_context(_plain_beats(bare.url, nodes))]
-        time.sleep(HEAR_SECONDS + 2.0)  # attempts that just began ask more often
+        time.sleep(SUBSCRIBE_AFTER_SECONDS + 2.0)  # attempts that just began ask more often
         for _ in range(rounds):
             for beat in beats:
                 beat.latest = 0.0
@@ -367,7 +367,7 @@ def _fleet(url: str, nodes: int) -> Iterator[Beats]:
         hints.extend(due)
     stores = [RedisStore.from_url(url) for _ in range(2 * nodes + 2)]
     lifelines = [
-        Lifeline(control, hint.attempt, hint.node, settings.beat_seconds)
+        LeaseHolder(control, hint.attempt, hint.node, settings.beat_seconds)
         for control, hint in zip(stores, hints, strict=False)
     ]
     for lifeline in lifelines:

@@ -37,7 +37,7 @@ from workers.runtime.launch import AttemptConfig, AttemptDirectory
 from workers.sandbox import check
 from workers.sandbox.run_as import Accounts
 from workers.supervisor import pending_end, working_dir
-from workers.supervisor.process_sweep import supervisor_is_dead, sweep
+from workers.supervisor.process_sweep import supervisor_is_dead, sweep_attempt
 
 log = structlog.get_logger(__name__)
 
@@ -385,9 +385,9 @@ class Agent:
             marks = AttemptDirectory.of(self._state_dir, attempt)
             if state is AttemptState.LEASED or not (supervisor_is_dead(marks) or self._is_stuck(attempt)):
                 continue
-            survivors = sweep(marks, attempt)
-            working_dir.close(self._storage, attempt)
-            pending_end.tell(self._store, attempt, marks.untold)
+            survivors = sweep_attempt(marks, attempt)
+            working_dir.close_attempt(self._storage, attempt)
+            pending_end.report_pending_end(self._store, attempt, marks.untold)
             lost = store.reap(
                 attempt,
                 Reason.SUPERVISOR_LOST,

@@ -17,7 +17,7 @@ from shardyard.contract.errors import Unavailable
 from workers.node.device_check import DeviceChecker
 from workers.runtime.launch import AttemptDirectory
 from workers.supervisor import pending_end, working_dir
-from workers.supervisor.process_sweep import supervisor_is_dead, sweep
+from workers.supervisor.process_sweep import supervisor_is_dead, sweep_attempt
 
 log = structlog.get_logger(__name__)
 
@@ -73,7 +73,7 @@ class Janitor:
         held = set(self._holding())
         left = {attempt for attempt in left_behind(self._state_dir) if attempt not in held}
         for attempt in sorted(left & self._left_before, key=str)[:MAX_CLEARED]:
-            pending_end.tell(self._store, attempt, AttemptDirectory.of(self._state_dir, attempt).untold)
+            pending_end.report_pending_end(self._store, attempt, AttemptDirectory.of(self._state_dir, attempt).untold)
             clear(self._state_dir, self._storage, attempt, SWEEP_SECONDS)
         self._left_before = left
 
@@ -116,8 +116,8 @@ def clear(state_dir: Path, storage: Path, attempt: AttemptId, seconds: float = 5
     """Sweep what a dead supervisor has left. Its traces go, unless its end is still to be told, or something would not
     die within `seconds`: that is returned, as `sweep` does."""
     marks = AttemptDirectory.of(state_dir, attempt)
-    survivors = sweep(marks, attempt, seconds)
-    working_dir.close(storage, attempt)
+    survivors = sweep_attempt(marks, attempt, seconds)
+    working_dir.close_attempt(storage, attempt)
     if not survivors and not marks.untold.exists():
         marks.remove()
     return survivors

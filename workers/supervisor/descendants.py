@@ -47,14 +47,14 @@ MAX_READS = 64
 MAX_DEPTH = 64
 ADMITTED, STOPPING = b"+", b"S"
 #: The report's path that notes about children are under.
-FIELD = "per_device"
+NOTE_FIELD = "per_device"
 #: What only a rank may say of itself.
-_RANKS_OWN = (RankUp, Outcome, Result, Hello)
+_RANK_ONLY_RECORDS = (RankUp, Outcome, Result, Hello)
 _CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass(slots=True)
-class _Child:
+class _Connection:
     """One connection. `source` is its number, `rank` the rank that it descends from."""
 
     connection: socket.socket
@@ -65,7 +65,7 @@ class _Child:
     decoder: PacketDecoder = field(default_factory=lambda: PacketDecoder(MAX_PACKET_BYTES))
 
 
-class Children:
+class DescendantServer:
     """`ranks` maps process ids to rank numbers. `watch` and `unwatch` are the loop's, `record` and `ended` take
     what comes: (rank, record, source) and (rank, source), with sources counted from 1.
     """
@@ -85,35 +85,35 @@ class Children:
         self._uid = os.getuid() if uid is None else uid
         self._listener = listener
         self._ranks = dict(ranks)
-        self._watch, self._unwatch = watch, unwatch
-        self._record, self._ended = record, ended
-        self._live: dict[int, _Child] = {}  # by descriptor
+        self._register, self._unregister = watch, unwatch
+        self._on_record, self._on_source_ended = record, ended
+        self._connections: dict[int, _Connection] = {}  # by descriptor
         self._sources = 0
-        self._said: set[str] = set()
+        self._noted_reasons: set[str] = set()
         listener.setblocking(False)
-        watch(listener.fileno(), self._accept)
+        watch(listener.fileno(), self._accept_connections)
 
     @property
-    def sources(self) -> int:
+    def accepted_count(self) -> int:
         """Connections that were let in so far."""
         return self._sources
 
     @property
-    def live(self) -> int:
+    def open_count(self) -> int:
         """Connections that are open."""
-        return len(self._live)
+        return len(self._connections)
 
-    def stop(self) -> None:
+    def send_stop(self) -> None:
         """Tell all children that the attempt is to end."""
-        for child in self._live.values():
-            _tell(child.connection, STOPPING)
+        for child in self._connections.values():
+            _send_byte(child.connection, STOPPING)
 
     def drain(self) -> None:
         """Take in what has been sent so far: a process that has ended has sent all that it had."""
-        self._accept()
-        for child in list(self._live.values()):
+        self._accept_connections()
+        for child in list(self._connections.values()):
             for _ in range(MAX_READS):
-                if not self._read(child):
+                if not self._read_connection(child):
                     break
 
     def close(self) -> None:
@@ -121,14 +121,14 @@ class Children:
         if self._listener.fileno() < 0:
             return
         self.drain()
-        for child in list(self._live.values()):
-            self._end(child)
-        self._unwatch(self._listener.fileno())
+        for child in list(self._connections.values()):
+            self._close_connection(child)
+        self._unregister(self._listener.fileno())
         self._listener.close()
 
     # -- letting in ----------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
+    def _accept_connections(self) -> None:
         for _ in range(MAX_ACCEPTED):
             try:
                 connection, _address = self._listener.accept()
@@ -136,21 +136,21 @@ class Children:
                 return
             except OSError as error:  # no descriptors left: listening on would only spin
                 log.error("children_unheard", error=str(error))
-                self._unwatch(self._listener.fileno())
-                self._note(0, 0, f"processes that started from now on were not followed: {error}")
+                self._unregister(self._listener.fileno())
+                self._record_note(0, 0, f"processes that started from now on were not followed: {error}")
                 return
-            self._admit(connection)
+            self._admit_connection(connection)
 
-    def _admit(self, connection: socket.socket) -> None:
+    def _admit_connection(self, connection: socket.socket) -> None:
         pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        known, rank = self._lineage(pid) if uid == self._uid else (False, None)
+        known, rank = self._trace_lineage(pid) if uid == self._uid else (False, None)
         if not known:
             log.warning("stranger_refused", pid=pid, uid=uid)
             connection.close()
             return
-        if len(self._live) >= MAX_LIVE or self._sources >= MAX_SOURCES:
+        if len(self._connections) >= MAX_LIVE or self._sources >= MAX_SOURCES:
             connection.close()
-            self._note(
+            self._record_note(
                 rank or 0,
                 0,
                 f"at most {MAX_LIVE} processes at a time, and {MAX_SOURCES} in all, are followed; others were not",
@@ -158,26 +158,26 @@ class Children:
             return
         connection.setblocking(False)
         self._sources += 1
-        child = _Child(connection, pid, self._sources, rank)
-        self._live[connection.fileno()] = child
-        _tell(connection, ADMITTED)
-        self._watch(connection.fileno(), partial(self._read, child))
+        child = _Connection(connection, pid, self._sources, rank)
+        self._connections[connection.fileno()] = child
+        _send_byte(connection, ADMITTED)
+        self._register(connection.fileno(), partial(self._read_connection, child))
 
-    def _lineage(self, pid: int) -> tuple[bool, int | None]:
+    def _trace_lineage(self, pid: int) -> tuple[bool, int | None]:
         """Whether a process descends from this one, and from which rank; `None` where it was adopted since."""
         for _ in range(MAX_DEPTH):
             if pid in self._ranks:
                 return True, self._ranks[pid]
             if pid == os.getpid():
                 return True, None
-            pid = _parent(pid)
+            pid = _parent_of(pid)
             if pid <= 1:
                 break
         return False, None
 
     # -- listening -------------------------------------------------------------------------------------
 
-    def _read(self, child: _Child) -> bool:
+    def _read_connection(self, child: _Connection) -> bool:
         """Take in what is there of one child; False when there is no more now."""
         try:
             data = child.connection.recv(READ_BYTES)
@@ -186,51 +186,53 @@ class Children:
         except OSError:
             data = b""
         if not data:
-            self._end(child)
+            self._close_connection(child)
             return False
         try:
             for packet in child.decoder.feed(data):
                 for record in batch_steps(packet):
-                    self._take(child, record)
+                    self._handle_record(child, record)
         except ValueError as error:
-            self._cut_off(child, str(error))
+            self._reject_connection(child, str(error))
             return False
         return True
 
-    def _take(self, child: _Child, record: StepBatch | SingleRecord) -> None:
+    def _handle_record(self, child: _Connection, record: StepBatch | SingleRecord) -> None:
         """Raises ValueError where the record is none that may come now."""
         if child.rank is None:
             if not isinstance(record, Hello):
                 raise ValueError(f"its first word was {_record_name(record)}, not Hello")
             child.rank = self._rank_of(child, record)
             return
-        if isinstance(record, _RANKS_OWN):
+        if isinstance(record, _RANK_ONLY_RECORDS):
             raise ValueError(f"{type(record).__name__} is a rank's own to say")  # noqa: TRY004  (as of a bad packet)
-        self._record(child.rank, record, child.source)
+        self._on_record(child.rank, record, child.source)
 
-    def _rank_of(self, child: _Child, hello: Hello) -> int:
+    def _rank_of(self, child: _Connection, hello: Hello) -> int:
         if child.found is not None:
             return child.found
         return hello.rank if hello.rank in self._ranks.values() else 0
 
-    def _cut_off(self, child: _Child, why: str) -> None:
+    def _reject_connection(self, child: _Connection, why: str) -> None:
         log.warning("child_cut_off", pid=child.pid, why=why)
         rank = child.rank if child.rank is not None else child.found or 0
-        self._note(rank, child.source, f"the records of process {child.pid} were not taken any further: {why[:200]}")
-        self._end(child)
+        self._record_note(
+            rank, child.source, f"the records of process {child.pid} were not taken any further: {why[:200]}"
+        )
+        self._close_connection(child)
 
-    def _end(self, child: _Child) -> None:
+    def _close_connection(self, child: _Connection) -> None:
         fd = child.connection.fileno()
-        self._unwatch(fd)
-        del self._live[fd]
+        self._unregister(fd)
+        del self._connections[fd]
         child.connection.close()
         if child.rank is not None:
-            self._ended(child.rank, child.source)
+            self._on_source_ended(child.rank, child.source)
 
-    def _note(self, rank: int, source: int, reason: str) -> None:
-        if reason not in self._said and len(self._said) < MAX_LIVE:
-            self._said.add(reason)
-            self._record(rank, Note(FIELD, reason), source)
+    def _record_note(self, rank: int, source: int, reason: str) -> None:
+        if reason not in self._noted_reasons and len(self._noted_reasons) < MAX_LIVE:
+            self._noted_reasons.add(reason)
+            self._on_record(rank, Note(NOTE_FIELD, reason), source)
 
 
 def _record_name(record: StepBatch | SingleRecord) -> str:
@@ -239,7 +241,7 @@ def _record_name(record: StepBatch | SingleRecord) -> str:
     return type(record).__name__
 
 
-def listen(path: Path) -> socket.socket:
+def open_listener(path: Path) -> socket.socket:
     """A socket at `path`, which must be short: an address has 108 bytes."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
@@ -248,7 +250,7 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
-def _tell(connection: socket.socket, word: bytes) -> None:
+def _send_byte(connection: socket.socket, word: bytes) -> None:
     try:
         connection.send(word, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     except OSError:
@@ -257,17 +259,17 @@ def _tell(connection: socket.socket, word: bytes) -> None:
 
 def seconds_of_descendants(pid: int) -> float:
     """Processor time of all that a process has started and waited for; it may be dead, and not reaped yet."""
-    fields = _stat(pid)
+    fields = _read_stat(pid)
     return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
-def _parent(pid: int) -> int:
+def _parent_of(pid: int) -> int:
     """The parent of a process; 0 when there is no such process."""
-    fields = _stat(pid)
+    fields = _read_stat(pid)
     return int(fields[1]) if fields else 0
 
 
-def _stat(pid: int) -> list[str]:
+def _read_stat(pid: int) -> list[str]:
     """What the kernel says of a process, from its state on; nothing when there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")

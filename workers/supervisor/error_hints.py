@@ -14,7 +14,7 @@ MAX_LINE = 2000
 
 
 @dataclass(frozen=True)
-class Facts:
+class FailureContext:
     """What was known of the job when it failed."""
 
     devices: int  # how many the job leases, or rehearses
@@ -33,19 +33,19 @@ class Facts:
         return self.strategy not in ("single", "dp")
 
 
-Advise = Callable[[re.Match[str], Facts], str]
+AdviceFunction = Callable[[re.Match[str], FailureContext], str]
 
 
 @dataclass(frozen=True)
-class Rule:
+class HintRule:
     """`said` is searched in the error's own line; `source`, if any, must be in the traceback's code as well."""
 
-    said: re.Pattern[str]
-    advice: str | Advise
-    source: re.Pattern[str] | None = None
+    pattern: re.Pattern[str]
+    advice: str | AdviceFunction
+    source_pattern: re.Pattern[str] | None = None
 
 
-def explain(kind: str, message: str, traceback: str, facts: Facts) -> str:
+def explain_error(kind: str, message: str, traceback: str, facts: FailureContext) -> str:
     """One line for the user, or "" where there is nothing to add to the error itself.
 
     `message` is the error as the job shows it ("RuntimeError: ..."; for a script that refused its arguments, the last
@@ -53,9 +53,9 @@ def explain(kind: str, message: str, traceback: str, facts: Facts) -> str:
     `kind` is the outcome's: an `out_of_memory` without known words still gets its line.
     """
     text = traceback[-MAX_TEXT:]
-    for line in _errors(message, text):
+    for line in _error_lines(message, text):
         for rule in RULES:
-            advice = _advice(rule, line, text, facts)
+            advice = _apply_rule(rule, line, text, facts)
             if advice:
                 return advice
     if kind == "out_of_memory":
@@ -63,7 +63,7 @@ def explain(kind: str, message: str, traceback: str, facts: Facts) -> str:
     return ""
 
 
-def _errors(message: str, traceback: str) -> Iterator[str]:
+def _error_lines(message: str, traceback: str) -> Iterator[str]:
     """The error, then the lines of its traceback that are not code, the last first."""
     yield message[:MAX_LINE]
     for line in reversed(traceback.splitlines()):
@@ -71,19 +71,19 @@ def _errors(message: str, traceback: str) -> Iterator[str]:
             yield line[:MAX_LINE]
 
 
-def _advice(rule: Rule, line: str, traceback: str, facts: Facts) -> str:
-    found = rule.said.search(line)
-    if found is None or (rule.source is not None and not rule.source.search(traceback)):
+def _apply_rule(rule: HintRule, line: str, traceback: str, facts: FailureContext) -> str:
+    found = rule.pattern.search(line)
+    if found is None or (rule.source_pattern is not None and not rule.source_pattern.search(traceback)):
         return ""
     return rule.advice if isinstance(rule.advice, str) else rule.advice(found, facts)
 
 
 # -- a GPU that is not there -----------------------------------------------------------------------
 
-ELSEWHERE = 'rehearse it on virtual devices ("rehearse": true, --rehearse) or submit it to a pool with GPUs'
+REHEARSE_OR_MOVE = 'rehearse it on virtual devices ("rehearse": true, --rehearse) or submit it to a pool with GPUs'
 
 
-def _no_gpu(_: re.Match[str], facts: Facts) -> str:
+def _no_gpu(_: re.Match[str], facts: FailureContext) -> str:
     if facts.rehearsing:
         return "This part of the script reaches CUDA itself, which cannot be rehearsed: submit it to a pool with GPUs."
     if facts.cuda:
@@ -91,43 +91,43 @@ def _no_gpu(_: re.Match[str], facts: Facts) -> str:
             "PyTorch cannot use the GPUs that the job leases: its build has no CUDA, or the driver does not answer. "
             "The operator must repair the node, or list a Python environment with a CUDA build (program.python)."
         )
-    return f"The script needs a GPU and this node has none: {ELSEWHERE}."
+    return f"The script needs a GPU and this node has none: {REHEARSE_OR_MOVE}."
 
 
-def _no_nccl(_: re.Match[str], facts: Facts) -> str:
+def _no_nccl(_: re.Match[str], facts: FailureContext) -> str:
     if facts.cuda:
         return "The PyTorch of this environment was built without NCCL: the operator must install one that has it."
     return (
         'The script names the backend "nccl", which needs GPUs, and this node has none: '
-        f"{ELSEWHERE} (a rehearsal takes gloo instead)."
+        f"{REHEARSE_OR_MOVE} (a rehearsal takes gloo instead)."
     )
 
 
-def _ddp_device_ids(_: re.Match[str], facts: Facts) -> str:
+def _ddp_device_ids(_: re.Match[str], facts: FailureContext) -> str:
     if facts.cuda:
         return "The script gives device_ids to DistributedDataParallel before it has moved its model to that GPU."
     return (
         "The script gives device_ids to DistributedDataParallel and its model is on the CPU, where device_ids must be "
-        f"None: {ELSEWHERE}."
+        f"None: {REHEARSE_OR_MOVE}."
     )
 
 
-def _no_accelerator(found: re.Match[str], facts: Facts) -> str:
+def _no_accelerator(found: re.Match[str], facts: FailureContext) -> str:
     if facts.cuda or facts.rehearsing:
         return _no_gpu(found, facts)
-    return f"FSDP needs a GPU and this node has none: {ELSEWHERE} (fully_shard also works on CPUs)."
+    return f"FSDP needs a GPU and this node has none: {REHEARSE_OR_MOVE} (fully_shard also works on CPUs)."
 
 
-def _no_devices(_: re.Match[str], facts: Facts) -> str:
+def _no_devices(_: re.Match[str], facts: FailureContext) -> str:
     if facts.cuda or facts.rehearsing:
         return ""
     return (
         "The script divides by torch.cuda.device_count(), or by a number that comes from it, and that is 0 on this "
-        f"node: {ELSEWHERE}."
+        f"node: {REHEARSE_OR_MOVE}."
     )
 
 
-def _other_device(_: re.Match[str], facts: Facts) -> str:
+def _other_device(_: re.Match[str], facts: FailureContext) -> str:
     has = "one, device 0" if facts.devices == 1 else f"{facts.devices}, devices 0 to {facts.devices - 1}"
     return (
         f"The script names a GPU that this job does not have: it leases {has} (whatever their numbers on the node). "
@@ -141,7 +141,7 @@ SHARED_GPU = (
 )
 
 
-def _checkpoint(_: re.Match[str], facts: Facts) -> str:
+def _checkpoint_of_gpu(_: re.Match[str], facts: FailureContext) -> str:
     if facts.cuda:
         return (
             f"The checkpoint was saved on a GPU that this job does not have (it leases {facts.devices}): "
@@ -149,17 +149,17 @@ def _checkpoint(_: re.Match[str], facts: Facts) -> str:
         )
     return (
         'The checkpoint was saved on a GPU and this node has none: torch.load(path, map_location="cpu") reads it '
-        f"anywhere; without a change to the script, {ELSEWHERE}."
+        f"anywhere; without a change to the script, {REHEARSE_OR_MOVE}."
     )
 
 
-def _half(_: re.Match[str], facts: Facts) -> str:
+def _half_precision(_: re.Match[str], facts: FailureContext) -> str:
     if facts.cuda:
         return ""
     return "The script computes in a half precision that CPUs lack for this operation: submit it to a pool with GPUs."
 
 
-def _other_hardware(found: re.Match[str], facts: Facts) -> str:
+def _other_hardware(found: re.Match[str], facts: FailureContext) -> str:
     return (
         f"The script asks for a device of the kind {found['device'].lower()}, which this node does not have: let it "
         'take "cuda" or "cpu".'
@@ -193,7 +193,7 @@ DISK_FULL = (
 )
 
 
-def _not_writable(found: re.Match[str], facts: Facts) -> str:
+def _not_writable(found: re.Match[str], facts: FailureContext) -> str:
     return (
         f"The job may not write to {found['path']}: write below the working directory (thrown away at the end) or to "
         "SHARDYARD_OUTPUT_DIR (kept as artifacts)."
@@ -212,7 +212,7 @@ NO_DATA = (
 )
 
 
-def _no_file(found: re.Match[str], facts: Facts) -> str:
+def _no_file(found: re.Match[str], facts: FailureContext) -> str:
     path = found["path"]
     if path.startswith("/"):
         return f"{path} does not exist on the node: put the file into the bundle, or name a path that the node sees."
@@ -222,11 +222,11 @@ def _no_file(found: re.Match[str], facts: Facts) -> str:
     )
 
 
-def _no_program(found: re.Match[str], facts: Facts) -> str:
+def _no_program(found: re.Match[str], facts: FailureContext) -> str:
     return f"The script starts the program {found['path']}, which the node does not have: the operator must install it."
 
 
-def _environment(facts: Facts) -> str:
+def _how_to_install(facts: FailureContext) -> str:
     """How a package comes into a job: never by an install at its start."""
     if facts.requirements:
         return (
@@ -246,18 +246,18 @@ NEEDS_CUDA = {
 }
 
 
-def _no_module(found: re.Match[str], facts: Facts) -> str:
+def _no_module(found: re.Match[str], facts: FailureContext) -> str:
     name = found["name"]
     if name.split(".")[0] in NEEDS_CUDA and not facts.cuda:
-        return f"{name} works on GPUs only: submit the script to a pool with GPUs. {_environment(facts)}"
+        return f"{name} works on GPUs only: submit the script to a pool with GPUs. {_how_to_install(facts)}"
     return (
         f"The node's Python has no module {name}. If it is a file of yours, it was not packed "
-        f"(shardyard submit --dry-run lists what is). {_environment(facts)}"
+        f"(shardyard submit --dry-run lists what is). {_how_to_install(facts)}"
     )
 
 
-def _wants_package(found: re.Match[str], facts: Facts) -> str:
-    return f"The script needs the package {found['name']}, or a newer one. {_environment(facts)}"
+def _wants_package(found: re.Match[str], facts: FailureContext) -> str:
+    return f"The script needs the package {found['name']}, or a newer one. {_how_to_install(facts)}"
 
 
 NOT_A_MODULE = (
@@ -287,20 +287,20 @@ NO_MASTER = (
 LOST_PEER = "Another rank of this job ended first, and this one lost its connection to it: look at that rank's log."
 
 
-def _take_ddp(facts: Facts) -> str:
+def _take_ddp(facts: FailureContext) -> str:
     return (
         f'strategy "{facts.strategy}" starts one process without torchrun\'s variables: submit it with strategy '
         '"ddp" (or "fsdp"), one process per device'
     )
 
 
-def _no_rendezvous(_: re.Match[str], facts: Facts) -> str:
+def _no_rendezvous(_: re.Match[str], facts: FailureContext) -> str:
     if facts.launched:
         return "The variable is missing in a process that the script started itself: hand os.environ on to it."
     return f"The script is written for torchrun, and {_take_ddp(facts)}."
 
 
-def _no_group(_: re.Match[str], facts: Facts) -> str:
+def _no_group(_: re.Match[str], facts: FailureContext) -> str:
     if facts.launched:
         return "The script did not call torch.distributed.init_process_group() in this process, or has left the group."
     return (
@@ -309,7 +309,7 @@ def _no_group(_: re.Match[str], facts: Facts) -> str:
     )
 
 
-def _too_few_ranks(_: re.Match[str], facts: Facts) -> str:
+def _too_few_ranks(_: re.Match[str], facts: FailureContext) -> str:
     if not facts.launched:
         return f"The script waits for more processes than there are: {_take_ddp(facts)}."
     return (
@@ -318,18 +318,18 @@ def _too_few_ranks(_: re.Match[str], facts: Facts) -> str:
     )
 
 
-def _local_rank_refused(found: re.Match[str], facts: Facts) -> str:
+def _local_rank_refused(found: re.Match[str], facts: FailureContext) -> str:
     return (
         f"The script does not know {found['option']}: scripts of the old launcher spell it --local_rank or "
         "--local-rank, and those that read the variable LOCAL_RANK need neither. Correct program.args."
     )
 
 
-def _local_rank_wanted(found: re.Match[str], facts: Facts) -> str:
+def _local_rank_wanted(found: re.Match[str], facts: FailureContext) -> str:
     return f'The script is written for the old launcher: add "{found["option"]}={{local_rank}}" to program.args.'
 
 
-ARGUMENTS = (
+REFUSED_ARGUMENTS = (
     "The script refused its arguments: program.args (what follows -- on the command line) are handed on as they are, "
     "one string each."
 )
@@ -341,8 +341,8 @@ NO_KEYBOARD = "The script waits for somebody to type, and a job has no keyboard:
 NO_DISPLAY = "The script opens a window, and a job has no display: for matplotlib, set MPLBACKEND=Agg in program.env."
 
 
-def _rule(said: str, advice: str | Advise, source: str | None = None) -> Rule:
-    return Rule(re.compile(said), advice, None if source is None else re.compile(source))
+def _rule(said: str, advice: str | AdviceFunction, source: str | None = None) -> HintRule:
+    return HintRule(re.compile(said), advice, None if source is None else re.compile(source))
 
 
 # The first rule that matches speaks, so the narrower one of two stands first.
@@ -352,7 +352,8 @@ RULES = (
     _rule(r"Cannot access accelerator device when none is available", _no_accelerator, r"fully_sharded_data_parallel"),
     _rule(r"Distributed package doesn't have NCCL|ProcessGroupNCCL is only supported with GPUs", _no_nccl),
     _rule(
-        r"on a CUDA device but torch\.cuda\.is_available|on CUDA device \d+ but torch\.cuda\.device_count", _checkpoint
+        r"on a CUDA device but torch\.cuda\.is_available|on CUDA device \d+ but torch\.cuda\.device_count",
+        _checkpoint_of_gpu,
     ),
     _rule(r"integer (division or )?modulo by zero", _no_devices),
     _rule(r"ZeroDivisionError: division by zero", _no_devices, r"device_count|n_?gpus?\b|num_gpus|nprocs|world_size"),
@@ -369,7 +370,7 @@ RULES = (
     _rule(r"'NoneType' object has no attribute 'type'|got \(NoneType\)", _no_gpu, r"accelerator|backend_for_device"),
     _rule(r"\b([Nn]o|[Nn]eeds?|[Rr]equires?|[Ee]xpects?|at least|[Ss]ufficient)\b.{0,40}\b(GPUs?|gpus?)\b", _no_gpu),
     _rule(r"(Torch not compiled with|not linked with support for) (?P<device>\w+)", _other_hardware),
-    _rule(r"not implemented for '(Half|BFloat16)'", _half),
+    _rule(r"not implemented for '(Half|BFloat16)'", _half_precision),
     _rule(r"CUDA out of memory", GPU_MEMORY),
     _rule(r"DefaultCPUAllocator: can't allocate|^MemoryError|Cannot allocate memory", MAIN_MEMORY),
     _rule(r"insufficient shared memory|Bus error|unable to (open|mmap|allocate) shared memory", SHARED_MEMORY),
@@ -397,7 +398,7 @@ RULES = (
     _rule(
         r"error: (unrecognized arguments|the following arguments are required|ambiguous option)"
         r"|error: argument .*(invalid|expected)|Error: No such option",
-        ARGUMENTS,
+        REFUSED_ARGUMENTS,
     ),
     _rule(r"No module named '?(?P<name>[\w.]+)", _no_module),
     _rule(r"attempted relative import with no known parent package", NOT_A_MODULE),

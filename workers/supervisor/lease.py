@@ -26,31 +26,31 @@ from jobs.protocol.names import orders_channel
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
 from workers.supervisor import pending_end
-from workers.supervisor.pending_end import Untold
+from workers.supervisor.pending_end import PendingEnd
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-Mark = Literal["running", "first_step"]
-_Todo = Mark | Literal["look"] | None  # None ends the thread
+Milestone = Literal["running", "first_step"]
+_Request = Milestone | Literal["look"] | None  # None ends the thread
 
 #: In the queue of marks: there may be new orders.
-_LOOK: Literal["look"] = "look"
+_POLL: Literal["look"] = "look"
 
-ORDERS_SECONDS = 0.3
+POLL_SECONDS = 0.3
 #: Most attempts of seconds have ended by then, and need no second connection.
-HEAR_SECONDS = 2.0
+SUBSCRIBE_AFTER_SECONDS = 2.0
 #: How long the second thread waits for a word at a time.
-LISTEN_SECONDS = 60.0
+PUBSUB_WAIT_SECONDS = 60.0
 CLAIM_SECONDS = 30.0
 #: An end that cannot be told within so long is written down, for others to tell; and how long that is tried then.
-FIRST_SECONDS = 5.0
+SAVE_END_AFTER_SECONDS = 5.0
 FINISH_SECONDS = 300.0
 #: Waits between tries while Redis is away grow from the first to the second, or to the time between two beats.
 RETRY_SECONDS = (0.5, 4.0)
 
 
-class Lifeline:
+class LeaseHolder:
     def __init__(self, control: RedisStore, attempt: store.AttemptId, node: str, beat_seconds: float) -> None:
         self._store = control
         self._attempt = attempt
@@ -58,12 +58,12 @@ class Lifeline:
         self._beat_seconds = beat_seconds
         self._claimant = uuid.uuid4().hex
         self._order = Order.GO
-        self._renewed = monotonic()
-        self._marks: queue.SimpleQueue[_Todo] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="lifeline", daemon=True)
-        self._ears = threading.Thread(target=self._listen, name="orders", daemon=True)
-        self._hears = False
-        self._over = threading.Event()
+        self._renewed_at = monotonic()
+        self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
+        self._renewal_thread = threading.Thread(target=self._run_renewals, name="lifeline", daemon=True)
+        self._pubsub_thread = threading.Thread(target=self._listen_for_orders, name="orders", daemon=True)
+        self._is_subscribed = False
+        self._closed = threading.Event()
 
     def claim(self) -> store.Claim:
         """Take the attempt, and start beating if that succeeds.
@@ -71,10 +71,10 @@ class Lifeline:
         Raises:
             Unavailable: Redis did not answer for `CLAIM_SECONDS`.
         """
-        claim = self._insist(store.claim(self._attempt, self._claimant, self._node), CLAIM_SECONDS)
+        claim = self._retry_until(store.claim(self._attempt, self._claimant, self._node), CLAIM_SECONDS)
         if claim.granted:
-            self._renewed = monotonic()
-            self._thread.start()
+            self._renewed_at = monotonic()
+            self._renewal_thread.start()
         return claim
 
     @property
@@ -83,21 +83,21 @@ class Lifeline:
         return self._order
 
     @property
-    def silence(self) -> float:
+    def seconds_since_renewal(self) -> float:
         """Seconds since the lease was last renewed."""
-        return monotonic() - self._renewed
+        return monotonic() - self._renewed_at
 
-    def mark(self, what: Mark) -> None:
+    def record_milestone(self, what: Milestone) -> None:
         """Have the thread write a mark at once, in the order of the calls."""
-        self._marks.put(what)
+        self._requests.put(what)
 
-    def as_claimant(self, make: Callable[[store.AttemptId, str], store.Call[T]], seconds: float = 0.0) -> T:
+    def run_as_claimant(self, make: Callable[[store.AttemptId, str], store.Call[T]], seconds: float = 0.0) -> T:
         """Run a call that the claimant of this attempt may make; it is tried for so long while Redis is away.
 
         Raises:
             Unavailable: it still is.
         """
-        return self._insist(make(self._attempt, self._claimant), seconds)
+        return self._retry_until(make(self._attempt, self._claimant), seconds)
 
     def finish(
         self,
@@ -115,7 +115,7 @@ class Lifeline:
 
         Raises:
             Unavailable: Redis did not answer for `FINISH_SECONDS`. The end is in `keep`, for
-            `workers.supervisor.pending_end:tell`.
+            `workers.supervisor.pending_end:report_pending_end`.
         """
         end = store.finish(
             self._attempt,
@@ -128,40 +128,40 @@ class Lifeline:
             node=self._node,
             quarantine=quarantine,
         )
-        self._marks.put(None)
+        self._requests.put(None)
         try:
-            return self._after_marks(end, FIRST_SECONDS)
+            return self._send_after_requests(end, SAVE_END_AFTER_SECONDS)
         except Unavailable:
-            self._keep(keep, Untold(self._claimant, reason, message, error, result, backoff))
-        told = self._after_marks(end, FINISH_SECONDS)
+            self._save_pending_end(keep, PendingEnd(self._claimant, reason, message, error, result, backoff))
+        told = self._send_after_requests(end, FINISH_SECONDS)
         keep.unlink(missing_ok=True)
         return told
 
-    def _after_marks(self, end: store.Call[bool], seconds: float) -> bool:
+    def _send_after_requests(self, end: store.Call[bool], seconds: float) -> bool:
         deadline = monotonic() + seconds
-        self._thread.join(seconds)
-        if self._thread.is_alive():
+        self._renewal_thread.join(seconds)
+        if self._renewal_thread.is_alive():
             raise Unavailable("the control Redis has not taken what comes before the end")
-        return self._insist(end, deadline - monotonic())
+        return self._retry_until(end, deadline - monotonic())
 
-    def _keep(self, path: Path, end: Untold) -> None:
+    def _save_pending_end(self, path: Path, end: PendingEnd) -> None:
         try:
-            pending_end.keep(path, end)
+            pending_end.save_pending_end(path, end)
             log.warning("end_not_told", kept=str(path), reason=end.reason)
         except OSError as error:
             log.error("end_neither_told_nor_kept", reason=end.reason, error=str(error))
 
-    def release(self, quarantine: dict[int, str]) -> None:
+    def release_devices(self, quarantine: dict[int, str]) -> None:
         """Give the devices back: every process of the attempt is proven dead, but for those of `quarantine`."""
-        self._insist(store.release(self._node, self._attempt, quarantine), FINISH_SECONDS)
+        self._retry_until(store.release(self._node, self._attempt, quarantine), FINISH_SECONDS)
 
-    def job(self) -> store.JobView:
+    def read_job(self) -> store.JobView:
         """The attempt's job as it is now. Raises Unavailable when Redis did not answer for `CLAIM_SECONDS`."""
-        return self._insist(store.read_job(self._attempt.tenant, self._attempt.job), CLAIM_SECONDS)
+        return self._retry_until(store.read_job(self._attempt.tenant, self._attempt.job), CLAIM_SECONDS)
 
-    def _insist(self, call: store.Call[T], seconds: float) -> T:
+    def _retry_until(self, call: store.Call[T], seconds: float) -> T:
         deadline = monotonic() + seconds
-        pauses = self._pauses()
+        pauses = self._retry_delays()
         while True:
             try:
                 return self._store.run(call)
@@ -171,75 +171,75 @@ class Lifeline:
                 log.warning("control_redis_unavailable", error=str(error))
                 threading.Event().wait(next(pauses))
 
-    def _pauses(self) -> Iterator[float]:
+    def _retry_delays(self) -> Iterator[float]:
         """Waits between tries: thousands of supervisors may be at it."""
         pause, longest = RETRY_SECONDS
         while True:
             yield min(pause, self._beat_seconds)
             pause = min(2 * pause, longest)
 
-    def _run(self) -> None:
+    def _run_renewals(self) -> None:
         began = monotonic()
-        pauses = self._pauses()
-        waiting: deque[_Todo] = deque()
+        pauses = self._retry_delays()
+        waiting: deque[_Request] = deque()
         while self._order is not Order.LOST:
-            if self._ears.ident is None and monotonic() - began > HEAR_SECONDS:
-                self._ears.start()
+            if self._pubsub_thread.ident is None and monotonic() - began > SUBSCRIBE_AFTER_SECONDS:
+                self._pubsub_thread.start()
             if not waiting:
                 try:
-                    waiting.append(self._marks.get(timeout=self._patience()))
+                    waiting.append(self._requests.get(timeout=self._poll_timeout()))
                 except queue.Empty:
-                    waiting.append(_LOOK)
+                    waiting.append(_POLL)
             try:
                 match waiting[0]:
                     case None:
                         break
                     case "look":
-                        self._look()
+                        self._poll_or_renew()
                     case mark:
-                        self._obey(self._store.run(store.mark(self._attempt, self._claimant, mark)))
+                        self._on_reply(self._store.run(store.mark(self._attempt, self._claimant, mark)))
                 waiting.popleft()
-                pauses = self._pauses()
+                pauses = self._retry_delays()
             except Unavailable as error:
-                log.warning("control_redis_unavailable", error=str(error), silence=round(self.silence, 1))
+                log.warning("control_redis_unavailable", error=str(error), silence=round(self.seconds_since_renewal, 1))
                 threading.Event().wait(next(pauses))
             except Exception:
                 log.exception("lifeline_failed")  # it goes on: without a beat the fence ends a healthy run
                 threading.Event().wait(next(pauses))
-        self._over.set()
+        self._closed.set()
 
-    def _patience(self) -> float:
+    def _poll_timeout(self) -> float:
         """How long to wait for something to do before the next look."""
-        until_beat = max(0.0, self._beat_seconds - self.silence)
-        return until_beat if self._hears else min(until_beat, ORDERS_SECONDS)
+        until_beat = max(0.0, self._beat_seconds - self.seconds_since_renewal)
+        return until_beat if self._is_subscribed else min(until_beat, POLL_SECONDS)
 
-    def _look(self) -> None:
-        if self.silence < self._beat_seconds:
+    def _poll_or_renew(self) -> None:
+        if self.seconds_since_renewal < self._beat_seconds:
             self._order = self._store.run(store.orders(self._attempt, self._claimant))
             return
         before = monotonic()  # the beat counts from when it was sent, not from its answer
         self._order = self._store.run(store.renew(self._attempt, self._claimant))
-        self._renewed = before
+        self._renewed_at = before
 
-    def _listen(self) -> None:
+    def _listen_for_orders(self) -> None:
         """Have the first thread look at once when it is told of orders, and each time that this has begun to hear:
         what was told before that is lost."""
         ears = self._store.client.pubsub()  # type: ignore[no-untyped-call]
-        pauses = self._pauses()
-        while not self._over.is_set():
+        pauses = self._retry_delays()
+        while not self._closed.is_set():
             try:
                 if not ears.subscribed:
                     ears.subscribe(orders_channel(self._node))
-                if ears.get_message(timeout=LISTEN_SECONDS) is not None:
-                    pauses = self._pauses()
-                    self._hears = True
-                    self._marks.put(_LOOK)
+                if ears.get_message(timeout=PUBSUB_WAIT_SECONDS) is not None:
+                    pauses = self._retry_delays()
+                    self._is_subscribed = True
+                    self._requests.put(_POLL)
             except Exception as error:  # noqa: BLE001  (a client that is closed meanwhile raises what it likes)
-                self._hears = False
-                if not self._over.wait(next(pauses)):
+                self._is_subscribed = False
+                if not self._closed.wait(next(pauses)):
                     log.warning("orders_not_heard", error=str(error))
         ears.close()
 
-    def _obey(self, kept: bool) -> None:
+    def _on_reply(self, kept: bool) -> None:
         if not kept:
             self._order = Order.LOST

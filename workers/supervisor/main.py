@@ -49,17 +49,17 @@ from workers.rank.process import name_process
 from workers.runtime.launch import AttemptConfig, AttemptDirectory, StartMessage, WorkingDirectory
 from workers.supervisor import descendants, working_dir
 from workers.supervisor.checkpoints import directories, resume, writer
-from workers.supervisor.checkpoints.resume import Interrupted
-from workers.supervisor.checkpoints.writer import Keeper, Saving
-from workers.supervisor.lease import Lifeline
-from workers.supervisor.outcome import LOST, Ending
-from workers.supervisor.process_sweep import start_time, sweep
+from workers.supervisor.checkpoints.resume import StartInterrupted
+from workers.supervisor.checkpoints.writer import AttemptCheckpoints, CheckpointWriter
+from workers.supervisor.lease import LeaseHolder
+from workers.supervisor.outcome import LEASE_LOST, AttemptOutcome
+from workers.supervisor.process_sweep import read_start_time, sweep_attempt
 from workers.supervisor.rank_monitor import Watch
 from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
 from workers.supervisor.telemetry.log_relay import Relay
 from workers.supervisor.telemetry.publisher import TelemetryPublisher
 from workers.supervisor.telemetry.shipper import Shipper
-from workers.supervisor.working_dir import Unusable
+from workers.supervisor.working_dir import BundleUnusable
 
 log = structlog.get_logger(__name__)
 
@@ -68,9 +68,9 @@ CREDENTIALS_SECONDS = 10.0
 KILL_SECONDS = 5.0
 #: How an attempt ends that is told to before its ranks may go.
 _INTERRUPTED = {
-    Order.CANCEL: Ending(Reason.CANCELLED_BY_USER, "cancelled before it started"),
-    Order.STOP: Ending(Reason.SERVICE_STOPPED, "the service was stopped"),
-    Order.LOST: LOST,
+    Order.CANCEL: AttemptOutcome(Reason.CANCELLED_BY_USER, "cancelled before it started"),
+    Order.STOP: AttemptOutcome(Reason.SERVICE_STOPPED, "the service was stopped"),
+    Order.LOST: LEASE_LOST,
 }
 #: How long the end of a successful attempt waits for a disk that refuses its report, and how often that is tried.
 DISK_SECONDS = 30.0
@@ -95,7 +95,7 @@ def supervise(launch: AttemptConfig, credentials: Connection) -> None:
 
     spec = launch.spec
     secrets = _read(credentials)
-    lifeline = Lifeline(RedisStore.from_url(secrets.control_url), launch.attempt, launch.node, launch.beat_seconds)
+    lifeline = LeaseHolder(RedisStore.from_url(secrets.control_url), launch.attempt, launch.node, launch.beat_seconds)
     if not _claim(lifeline):
         if not _discard(ranks, marks, launch):
             marks.remove()
@@ -103,16 +103,16 @@ def supervise(launch: AttemptConfig, credentials: Connection) -> None:
 
     publisher: TelemetryPublisher | None = None
     try:
-        place = working_dir.prepare(launch, spec)
+        place = working_dir.prepare_workplace(launch, spec)
         meeting = _serve_store(launch, rendezvous) if rendezvous is not None else None
-        told_more = place is not None or writer.asked_for(spec) is not None
+        told_more = place is not None or writer.checkpoint_settings(spec) is not None
         if not told_more:  # the ranks need not wait for the files that their records go to
             _go(ranks, StartMessage(None))
         publisher = _open_publisher(launch, spec, secrets)
         listener = _listen_to_children(place, publisher) if place is not None else None
         if place is not None:
-            working_dir.hand_over(launch, place)
-            place = replace(place, resume=resume.of_script(launch, spec, lifeline, publisher))
+            working_dir.hand_to_ranks(launch, place)
+            place = replace(place, resume=resume.resume_script(launch, spec, lifeline, publisher))
         saving = _prepare_saving(launch, spec, lifeline, publisher)
     except Exception as error:  # noqa: BLE001  (told to whoever asks for the job)
         survivors = _discard(ranks, marks, launch)
@@ -127,10 +127,10 @@ def supervise(launch: AttemptConfig, credentials: Connection) -> None:
     ending = watch.run()
     del meeting
 
-    survivors = sweep(marks, launch.attempt)
+    survivors = sweep_attempt(marks, launch.attempt)
     if saving is not None:
         _finish_saving(saving, publisher)  # the ranks' files go with the rest of the attempt
-    working_dir.close(launch.storage, launch.attempt)
+    working_dir.close_attempt(launch.storage, launch.attempt)
     if saving is not None and ending.reason is Reason.COMPLETED:
         _publish_weights(saving)
     ending = _seal(publisher, lifeline, ending)  # whoever sees the end finds the whole log and the final report
@@ -185,7 +185,7 @@ def _take(marks: AttemptDirectory, launch: AttemptConfig) -> None:
     structlog.contextvars.bind_contextvars(attempt=str(launch.attempt))
     lock = os.open(marks.supervisor_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by this process alone, until it dies
-    marks.session.write_text(f"{os.getpid()} {start_time(os.getpid())}")
+    marks.session.write_text(f"{os.getpid()} {read_start_time(os.getpid())}")
 
 
 def _close_all_but(keep: int) -> None:
@@ -231,7 +231,7 @@ def _read(credentials: Connection) -> Credentials:
     return secrets
 
 
-def _claim(lifeline: Lifeline) -> bool:
+def _claim(lifeline: LeaseHolder) -> bool:
     claim = lifeline.claim()
     if not claim.granted:
         log.info("claim_refused", why=claim.refused)
@@ -248,14 +248,14 @@ def _refuse(launch: AttemptConfig, credentials: Connection, error: BaseException
     )
 
 
-def _unstarted(error: Exception) -> Ending:
+def _unstarted(error: Exception) -> AttemptOutcome:
     """Why ranks that wait may never go: their code cannot be had, or the service has failed."""
-    if isinstance(error, Unusable):
-        return Ending(Reason.REJECTED_BY_WORKER, str(error))
-    if isinstance(error, Interrupted):
+    if isinstance(error, BundleUnusable):
+        return AttemptOutcome(Reason.REJECTED_BY_WORKER, str(error))
+    if isinstance(error, StartInterrupted):
         return _INTERRUPTED[error.order]
     log.error("start_failed", exc_info=error)
-    return Ending(Reason.START_FAILED, f"the supervisor cannot start its ranks: {error}")
+    return AttemptOutcome(Reason.START_FAILED, f"the supervisor cannot start its ranks: {error}")
 
 
 def _go(ranks: list[RankHandle], orders: StartMessage) -> None:
@@ -275,8 +275,8 @@ def _discard(ranks: list[RankHandle], marks: AttemptDirectory, launch: AttemptCo
 
 def _clear(marks: AttemptDirectory, launch: AttemptConfig) -> dict[int, str]:
     """Prove that the attempt's processes are dead, and take back what they had. Returns what `sweep` does."""
-    survivors = sweep(marks, launch.attempt)
-    working_dir.close(launch.storage, launch.attempt)
+    survivors = sweep_attempt(marks, launch.attempt)
+    working_dir.close_attempt(launch.storage, launch.attempt)
     return survivors
 
 
@@ -284,32 +284,32 @@ def _clear(marks: AttemptDirectory, launch: AttemptConfig) -> dict[int, str]:
 
 
 def _prepare_saving(
-    launch: AttemptConfig, spec: JobSpec, lifeline: Lifeline, publisher: TelemetryPublisher
-) -> Saving | None:
+    launch: AttemptConfig, spec: JobSpec, lifeline: LeaseHolder, publisher: TelemetryPublisher
+) -> AttemptCheckpoints | None:
     """Make room for checkpoints, where the job asks for them, and choose the one to begin with.
 
     Raises:
         Interrupted, NoAnswer, Unavailable, OSError: the ranks cannot be started.
     """
-    wanted = writer.asked_for(spec)
+    wanted = writer.checkpoint_settings(spec)
     if wanted is None:
         return None
-    place = directories.place_of(launch)
-    directories.prepare(launch, place)
-    found = resume.choose(place, lifeline, publisher)
+    place = directories.directories_of(launch)
+    directories.prepare_directories(launch, place)
+    found = resume.choose_checkpoint(place, lifeline, publisher)
     if found is not None:
         publisher.resume_from(found)
-    keeper = Keeper(launch, place, wanted.keep, lifeline, publisher.dump_state, found)
-    readable = directories.readable(launch, place, found) if found is not None else None
-    return Saving(wanted, place, keeper, found, readable)
+    keeper = CheckpointWriter(launch, place, wanted.keep, lifeline, publisher.dump_state, found)
+    readable = directories.make_readable(launch, place, found) if found is not None else None
+    return AttemptCheckpoints(wanted, place, keeper, found, readable)
 
 
-def _finish_saving(saving: Saving, publisher: TelemetryPublisher) -> None:
+def _finish_saving(saving: AttemptCheckpoints, publisher: TelemetryPublisher) -> None:
     saving.keeper.close()
     saving.tell(publisher)
 
 
-def _publish_weights(saving: Saving) -> None:
+def _publish_weights(saving: AttemptCheckpoints) -> None:
     final = saving.keeper.final  # weights of an earlier step would be taken for the last ones
     if final is not None:
         try:
@@ -324,10 +324,10 @@ def _publish_weights(saving: Saving) -> None:
 def _listen_to_children(place: WorkingDirectory, publisher: TelemetryPublisher) -> socket.socket | None:
     """Where processes that the job's own code starts can report; without it, the job runs all the same."""
     try:
-        return descendants.listen(place.socket)
+        return descendants.open_listener(place.socket)
     except OSError as error:  # the system's temporary directory may have a name that is too long for a socket
         publisher.add_record(
-            0, Note(descendants.FIELD, f"processes that the script starts cannot be followed: {error}")
+            0, Note(descendants.NOTE_FIELD, f"processes that the script starts cannot be followed: {error}")
         )
         return None
 
@@ -349,7 +349,7 @@ def _open_publisher(launch: AttemptConfig, spec: JobSpec, secrets: Credentials) 
 # -- the end -----------------------------------------------------------------------------------------
 
 
-def _seal(publisher: TelemetryPublisher, lifeline: Lifeline, ending: Ending) -> Ending:
+def _seal(publisher: TelemetryPublisher, lifeline: LeaseHolder, ending: AttemptOutcome) -> AttemptOutcome:
     """Complete the files. An attempt that has succeeded waits a while for a disk that is full, unless it is wanted to
     end; without its report it has failed, so that nobody takes half of what it was to leave for all of it."""
     completed = ending.reason is Reason.COMPLETED
@@ -360,11 +360,15 @@ def _seal(publisher: TelemetryPublisher, lifeline: Lifeline, ending: Ending) -> 
     if not why or not completed:
         return ending
     message = f"every rank ended well, but the storage directory refused the report: {why}"
-    return Ending(Reason.STORAGE_FAILED, message, result=ending.result)
+    return AttemptOutcome(Reason.STORAGE_FAILED, message, result=ending.result)
 
 
 def _tell(
-    lifeline: Lifeline, launch: AttemptConfig, marks: AttemptDirectory, ending: Ending, survivors: dict[int, str]
+    lifeline: LeaseHolder,
+    launch: AttemptConfig,
+    marks: AttemptDirectory,
+    ending: AttemptOutcome,
+    survivors: dict[int, str],
 ) -> None:
     """Write the end, and give the devices back: but for `survivors`, every process of the attempt is proven dead."""
     bad = _quarantine(launch, survivors)
@@ -373,7 +377,7 @@ def _tell(
         log.info("attempt_over", reason=ending.reason, message=ending.message)
     else:
         log.warning("lease_lost", ending=ending.reason, message=ending.message)
-        lifeline.release(bad)
+        lifeline.release_devices(bad)
     if not survivors:
         marks.remove()
 

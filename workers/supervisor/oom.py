@@ -6,12 +6,12 @@ version 2, `memory.oom_control` under version 1.
 
 from pathlib import Path
 
-ROOT = Path("/sys/fs/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
-def kernel_kills(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> int | None:
+def count_oom_kills(root: Path = CGROUP_ROOT, own: Path = Path("/proc/self/cgroup")) -> int | None:
     """Processes that the kernel's out-of-memory killer has ended here so far; None where no file tells."""
-    for file in _files(root, own):
+    for file in _counter_files(root, own):
         try:
             counts = dict(line.split() for line in file.read_text().splitlines())
             return int(counts["oom_kill"])
@@ -20,7 +20,7 @@ def kernel_kills(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> in
     return None
 
 
-def _files(root: Path, own: Path) -> list[Path]:
+def _counter_files(root: Path, own: Path) -> list[Path]:
     """Where the count may be. Within a container the cgroup's own path leads nowhere, and the mount is its root."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]

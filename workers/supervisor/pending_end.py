@@ -20,7 +20,7 @@ from jobs.support.fs import sync_directory
 log = structlog.get_logger(__name__)
 
 
-class Untold(msgspec.Struct, frozen=True):
+class PendingEnd(msgspec.Struct, frozen=True):
     """What `jobs.store:finish` is to be told. Its layout grows at the end."""
 
     claimant: str
@@ -31,7 +31,7 @@ class Untold(msgspec.Struct, frozen=True):
     backoff_seconds: float = 0.0
 
 
-def keep(path: Path, end: Untold) -> None:
+def save_pending_end(path: Path, end: PendingEnd) -> None:
     """Have it on disk, so that it outlives this process, and this machine's run.
 
     Raises:
@@ -46,7 +46,7 @@ def keep(path: Path, end: Untold) -> None:
     sync_directory(path.parent)
 
 
-def tell(control: RedisStore, attempt: AttemptId, path: Path) -> None:
+def report_pending_end(control: RedisStore, attempt: AttemptId, path: Path) -> None:
     """Tell the end that a supervisor has left in `path`, if it has left one. It is dead, and so is all that it started.
     An attempt that was reaped meanwhile keeps the end that it has.
 
@@ -54,7 +54,7 @@ def tell(control: RedisStore, attempt: AttemptId, path: Path) -> None:
         Unavailable: Redis is away still; the file is left for later.
     """
     try:
-        end = msgspec.json.decode(path.read_bytes(), type=Untold)
+        end = msgspec.json.decode(path.read_bytes(), type=PendingEnd)
     except FileNotFoundError:
         return
     except msgspec.MsgspecError as error:

@@ -18,15 +18,15 @@ from jobs.store import AttemptId
 from workers.runtime.launch import AttemptDirectory, attempt_variable
 from workers.sandbox import cgroup
 
-PAUSE = 0.02
+PAUSE_SECONDS = 0.02
 
 
 def supervisor_is_dead(marks: AttemptDirectory) -> bool:
     """Whether nobody holds the supervisor's lock. Never started counts as dead."""
-    return _is_free(marks.supervisor_lock, fcntl.lockf)
+    return _is_unlocked(marks.supervisor_lock, fcntl.lockf)
 
 
-def sweep(marks: AttemptDirectory, attempt: AttemptId, deadline_seconds: float = 5.0) -> dict[int, str]:
+def sweep_attempt(marks: AttemptDirectory, attempt: AttemptId, deadline_seconds: float = 5.0) -> dict[int, str]:
     """Kill whatever is left of an attempt, until nothing is.
 
     Returns:
@@ -34,51 +34,51 @@ def sweep(marks: AttemptDirectory, attempt: AttemptId, deadline_seconds: float =
     """
     deadline = time.monotonic() + deadline_seconds
     while True:
-        found = set(_members(marks, attempt)) - {os.getpid()}
+        found = set(_find_members(marks, attempt)) - {os.getpid()}
         for pid in found:
-            _kill(pid)
-        if not found and _is_free(marks.ranks_lock, fcntl.flock):
+            _kill_and_reap(pid)
+        if not found and _is_unlocked(marks.ranks_lock, fcntl.flock):
             cgroup.remove(marks.cgroup)
             return {}
         if not found:
-            found = set(_holders(marks)) - {os.getpid()}
+            found = set(_find_lock_holders(marks)) - {os.getpid()}
             for pid in found:
-                _kill(pid)
+                _kill_and_reap(pid)
         if time.monotonic() > deadline:
-            return {pid: _command(pid) for pid in found} or {0: "an unseen process holds the attempt's lock"}
-        time.sleep(PAUSE)
+            return {pid: _command_line(pid) for pid in found} or {0: "an unseen process holds the attempt's lock"}
+        time.sleep(PAUSE_SECONDS)
 
 
-def _members(marks: AttemptDirectory, attempt: AttemptId) -> Iterator[int]:
+def _find_members(marks: AttemptDirectory, attempt: AttemptId) -> Iterator[int]:
     """Processes that carry the cgroup, session or environment mark. Zombies are dead.
 
     A host may have thousands of processes, so what costs most is asked last: the environment only of those that are not
     older than the attempt.
     """
     yield from cgroup.members(marks.cgroup)
-    session, since = _session(marks)
+    session, since = _read_session(marks)
     mark = "=".join(attempt_variable(attempt)).encode()
-    for pid in _processes():
-        sid = _session_of(pid)
+    for pid in _list_pids():
+        sid = _session_id_of(pid)
         if not sid:
             continue
-        state, started = _stat(pid)
+        state, started = _read_stat(pid)
         if state in ("Z", "X", "") or (sid != session and started < since):
             continue
-        if sid == session or mark in _environment(pid):
+        if sid == session or mark in _read_environment(pid):
             yield pid
 
 
-def _session(marks: AttemptDirectory) -> tuple[int | None, int]:
+def _read_session(marks: AttemptDirectory) -> tuple[int | None, int]:
     """The session id, unless its number now belongs to somebody else, and when it began; 0: that is not known."""
     try:
         session, started = (int(part) for part in marks.session.read_text().split())
     except (FileNotFoundError, ValueError):
         return None, 0
-    return (session if start_time(session) in (0, started) else None), started
+    return (session if read_start_time(session) in (0, started) else None), started
 
 
-def _session_of(pid: int) -> int:
+def _session_id_of(pid: int) -> int:
     """0 for a thread of the kernel, for a process whose session is out of sight, which is none that we have started,
     and for one that is gone."""
     try:
@@ -87,20 +87,20 @@ def _session_of(pid: int) -> int:
         return 0
 
 
-def start_time(pid: int) -> int:
+def read_start_time(pid: int) -> int:
     """Start time of a process in clock ticks since boot; 0 when there is none."""
-    return _stat(pid)[1]
+    return _read_stat(pid)[1]
 
 
-def _holders(marks: AttemptDirectory) -> Iterator[int]:
+def _find_lock_holders(marks: AttemptDirectory) -> Iterator[int]:
     """Processes that have the ranks' lock file open. Slow, so only asked when nothing else is found."""
-    for pid in _processes():
+    for pid in _list_pids():
         with contextlib.suppress(OSError):
-            if any(_is_file(fd, marks.ranks_lock) for fd in Path(f"/proc/{pid}/fd").iterdir()):
+            if any(_is_open_on(fd, marks.ranks_lock) for fd in Path(f"/proc/{pid}/fd").iterdir()):
                 yield pid
 
 
-def _is_file(fd: Path, file: Path) -> bool:
+def _is_open_on(fd: Path, file: Path) -> bool:
     """Whether a descriptor in /proc is open on `file`, by whatever path that was opened."""
     try:
         return fd.samefile(file)
@@ -108,7 +108,7 @@ def _is_file(fd: Path, file: Path) -> bool:
         return False
 
 
-def _is_free(path: Path, lock: Callable[[int, int], object]) -> bool:
+def _is_unlocked(path: Path, lock: Callable[[int, int], object]) -> bool:
     """Whether a lock, of the kind that `lock` takes, is held by nobody; so it is when its file is not there."""
     try:
         handle = path.open("r+b")
@@ -122,18 +122,18 @@ def _is_free(path: Path, lock: Callable[[int, int], object]) -> bool:
         return True
 
 
-def _kill(pid: int) -> None:
+def _kill_and_reap(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)  # orphans of the ranks are the supervisor's children
 
 
-def _processes() -> list[int]:
+def _list_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _stat(pid: int) -> tuple[str, int]:
+def _read_stat(pid: int) -> tuple[str, int]:
     """(state, start time) of a process; ("", 0) when it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
@@ -144,14 +144,14 @@ def _stat(pid: int) -> tuple[str, int]:
     return fields[0].decode(), int(fields[19])
 
 
-def _environment(pid: int) -> list[bytes]:
+def _read_environment(pid: int) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return []
 
 
-def _command(pid: int) -> str:
+def _command_line(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:200]
     except OSError:

@@ -42,12 +42,12 @@ from workers.runtime.launch import AttemptConfig
 from workers.runtime.stacks import STACKS_SIGNAL
 from workers.supervisor import error_hints
 from workers.supervisor import outcome as verdict
-from workers.supervisor.checkpoints.coordinator import Cuts
-from workers.supervisor.checkpoints.writer import Saving
-from workers.supervisor.descendants import FIELD, Children, seconds_of_descendants
-from workers.supervisor.lease import Lifeline
-from workers.supervisor.oom import kernel_kills
-from workers.supervisor.outcome import LOST, Ending
+from workers.supervisor.checkpoints.coordinator import CheckpointCoordinator
+from workers.supervisor.checkpoints.writer import AttemptCheckpoints
+from workers.supervisor.descendants import NOTE_FIELD, DescendantServer, seconds_of_descendants
+from workers.supervisor.lease import LeaseHolder
+from workers.supervisor.oom import count_oom_kills
+from workers.supervisor.outcome import LEASE_LOST, AttemptOutcome
 from workers.supervisor.stall_detector import StallDetector, is_dying, is_stopped
 from workers.supervisor.telemetry.publisher import TelemetryPublisher
 
@@ -99,12 +99,12 @@ class Watch:
         launch: AttemptConfig,
         spec: JobSpec,
         ranks: list[RankHandle],
-        lifeline: Lifeline,
+        lifeline: LeaseHolder,
         out: TelemetryPublisher,
         *,
         requirements: bool = False,
         listener: socket.socket | None = None,
-        saving: Saving | None = None,
+        saving: AttemptCheckpoints | None = None,
     ) -> None:
         """`requirements`: whether the job's bundle names packages that it needs. `listener`: where processes that
         descend from the ranks report; it is closed in the end. `saving`: where the job asks for checkpoints."""
@@ -118,31 +118,33 @@ class Watch:
         self._phase_ends = monotonic() + START_SECONDS
         self._wall_ends: float | None = None
         self._over_at = 0.0  # when the last rank so far was done
-        self._ending: Ending | None = None
+        self._ending: AttemptOutcome | None = None
         self._blamed: tuple[RankHandle, Outcome | None] | None = None  # who failed first
         self._result: Result | None = None
         self._saving = saving
         self._cuts = self._cuts_of(saving) if saving is not None else None
-        self._stopped: Ending | None = None  # what the ranks save for
+        self._stopped: AttemptOutcome | None = None  # what the ranks save for
         self._stop_ends = 0.0  # when they are no longer waited for
         self._steps = [saving.step if saving is not None else 0] * len(ranks)
         self._stepped = False
         self._working: set[int] = set()  # ranks that began a forward or took a step, or had it done
         self._watchdog = StallDetector(spec.limits.stall_seconds)
         self._stacks_asked: float | None = None  # when, for a stall
-        self._kernel_kills = kernel_kills()
+        self._kernel_kills = count_oom_kills()
         self._selector = selectors.DefaultSelector()
         self._children = self._listen_to_children(listener) if listener is not None else None
 
-    def _cuts_of(self, saving: Saving) -> Cuts:
+    def _cuts_of(self, saving: AttemptCheckpoints) -> CheckpointCoordinator:
         def say(rank: int, word: bytes) -> None:
             self._ranks[rank].tell(word)
 
         stall = self._spec.limits.stall_seconds
-        return Cuts(len(self._ranks), saving.wanted.every_steps, saving.keeper, say, saving.step, stall)
+        return CheckpointCoordinator(
+            len(self._ranks), saving.wanted.every_steps, saving.keeper, say, saving.step, stall
+        )
 
-    def _listen_to_children(self, listener: socket.socket) -> Children:
-        return Children(
+    def _listen_to_children(self, listener: socket.socket) -> DescendantServer:
+        return DescendantServer(
             listener,
             {rank.pid: rank.number for rank in self._ranks},
             watch=self._watch,
@@ -152,7 +154,7 @@ class Watch:
             uid=None if self._launch.account is None else self._launch.account.uid,
         )
 
-    def run(self) -> Ending:
+    def run(self) -> AttemptOutcome:
         """Watch until every rank is dead. Their pipes are read to the end, or as far as they are ready:
         a grandchild that keeps one open does not keep the attempt."""
         for rank in self._ranks:
@@ -197,7 +199,7 @@ class Watch:
         self._heed(record)
         if self._cuts is not None:
             for one in record.steps if isinstance(record, StepBatch) else (record,):
-                self._cuts.heed(rank.number, one, monotonic())
+                self._cuts.on_record(rank.number, one, monotonic())
         match record:
             case Saved() | Paused():
                 return
@@ -237,19 +239,19 @@ class Watch:
         self._working.add(rank)
         if not self._stepped:
             self._stepped = True
-            self._lifeline.mark("first_step")
+            self._lifeline.record_milestone("first_step")
 
     def _up(self, rank: RankHandle) -> None:
         rank.up = True
         if self._wall_ends is None:
             self._wall_ends = monotonic() + self._spec.limits.wall_seconds
             self._watchdog.start(monotonic())
-            self._lifeline.mark("running")
+            self._lifeline.record_milestone("running")
 
     def _returned(self, rank: RankHandle, record: Returned) -> None:
         rank.returned, rank.returned_at = record, monotonic()
         if self._cuts is not None:
-            self._cuts.done(rank.number)
+            self._cuts.rank_done(rank.number)
         if record.outcome.exit_code:
             self._blame(rank, record.outcome)  # whatever the others fail of next
 
@@ -271,7 +273,7 @@ class Watch:
         if self._children is not None:
             self._children.drain()  # they have sent what they had before the rank could know of their end
             if rank.number not in self._working and spent > UNSEEN_SECONDS:
-                self._out.add_record(rank.number, Note(FIELD, UNSEEN.format(spent)))
+                self._out.add_record(rank.number, Note(NOTE_FIELD, UNSEEN.format(spent)))
         self._out.rank_ended(rank.number)
         if rank.outcome is None and self._left_well(rank):
             outcome = Outcome(rank.number, 0)
@@ -287,7 +289,7 @@ class Watch:
     def _leave(self) -> None:
         if self._phase is _Phase.WORKING:
             self._enter(_Phase.LEAVING, LEAVE_SECONDS)
-            self._ending = Ending(Reason.COMPLETED)
+            self._ending = AttemptOutcome(Reason.COMPLETED)
             for rank in self._ranks:
                 rank.leave()
 
@@ -319,37 +321,37 @@ class Watch:
         self._drain(rank)
         return rank.outcome is not None or self._left_well(rank)
 
-    def _failure(self, rank: RankHandle, outcome: Outcome | None) -> Ending:
+    def _failure(self, rank: RankHandle, outcome: Outcome | None) -> AttemptOutcome:
         """The ending that a failed rank gives the attempt."""
         for output in rank.outputs:
             self._output(rank, output)
-        ending = verdict.of_failed_rank(rank, outcome, starved=outcome is None and self._kernel_has_killed())
+        ending = verdict.outcome_of_failed_rank(rank, outcome, starved=outcome is None and self._kernel_has_killed())
         if self._spec.program.bundle is None:
             return ending
-        facts = error_hints.Facts(
+        facts = error_hints.FailureContext(
             devices=len(self._launch.devices),
             device_kind=self._launch.devices[0].kind,
             strategy=self._launch.strategy,
             rehearsing=self._spec.rehearsal,
             requirements=self._requirements,
         )
-        return verdict.advised(ending, outcome, facts)
+        return verdict.with_advice(ending, outcome, facts)
 
     def _kernel_has_killed(self) -> bool:
         """Whether it has ended processes here for want of memory since this attempt began, as far as a file tells."""
-        now = kernel_kills()
+        now = count_oom_kills()
         return now is not None and now != self._kernel_kills
 
-    def _end(self, ending: Ending, seconds: float = 0.0) -> None:
+    def _end(self, ending: AttemptOutcome, seconds: float = 0.0) -> None:
         """End all ranks; the first ending counts. They have the grace, or `seconds` where that is longer."""
         if self._phase in (_Phase.WORKING, _Phase.LEAVING):
             self._ending = ending
             self._enter(_Phase.ENDING, max(seconds, self._launch.grace_seconds))
             self._signal(signal.SIGTERM)
             if self._cuts is not None:
-                self._cuts.leave()
+                self._cuts.release_all()
             if self._children is not None:
-                self._children.stop()
+                self._children.send_stop()
             for rank in self._ranks:
                 if rank.outcome is not None:
                     rank.leave()
@@ -357,38 +359,42 @@ class Watch:
     def _on_time(self) -> None:
         now = monotonic()
         self._look_after_checkpoints(now)
-        order, fenced = self._lifeline.order, self._lifeline.silence > FENCE * self._launch.lease_seconds
+        order, fenced = self._lifeline.order, self._lifeline.seconds_since_renewal > FENCE * self._launch.lease_seconds
         if (order is Order.LOST or fenced) and self._phase is not _Phase.KILLING:
-            silence = self._lifeline.silence
-            self._ending = LOST if order is Order.LOST else Ending(Reason.LEASE_EXPIRED, f"no beat for {silence:.0f} s")
+            silence = self._lifeline.seconds_since_renewal
+            self._ending = (
+                LEASE_LOST
+                if order is Order.LOST
+                else AttemptOutcome(Reason.LEASE_EXPIRED, f"no beat for {silence:.0f} s")
+            )
             self._kill()
         elif self._phase is _Phase.WORKING:
             if order is Order.CANCEL:
-                self._end(Ending(Reason.CANCELLED_BY_USER, "cancelled while running"))
+                self._end(AttemptOutcome(Reason.CANCELLED_BY_USER, "cancelled while running"))
             elif order is Order.STOP or self._stopped is not None:  # ranks that heard of a stop cannot take it back
-                self._stop(now, Ending(Reason.SERVICE_STOPPED, "the service was stopped"))
+                self._stop(now, AttemptOutcome(Reason.SERVICE_STOPPED, "the service was stopped"))
             elif self._wall_ends is not None and now > self._wall_ends:
                 limit = self._spec.limits.wall_seconds
-                self._end(Ending(Reason.WALL_LIMIT, f"ran longer than limits.wall_seconds ({limit:g} s)"))
+                self._end(AttemptOutcome(Reason.WALL_LIMIT, f"ran longer than limits.wall_seconds ({limit:g} s)"))
             elif self._wall_ends is None and now > self._phase_ends:
-                self._end(Ending(Reason.START_FAILED, f"no rank was up within {START_SECONDS:g} s"))
+                self._end(AttemptOutcome(Reason.START_FAILED, f"no rank was up within {START_SECONDS:g} s"))
             else:
                 self._give_up_on_hanging(now)
                 self._look_for_stall(now)
         elif now > self._phase_ends and self._phase is not _Phase.KILLING:
             self._kill()
 
-    def _stop(self, now: float, ending: Ending) -> None:
+    def _stop(self, now: float, ending: AttemptOutcome) -> None:
         """End the ranks; first they save what they have done, for which they have a while."""
         if self._cuts is None or not self._stepped:
             is_script = isinstance(self._spec.program, ScriptProgram)  # which may save when it hears of SIGTERM
             self._end(ending, self._launch.checkpoint_seconds if is_script else 0.0)
         elif self._stopped is None:
             self._stopped, self._stop_ends = ending, now + self._launch.checkpoint_seconds
-            self._cuts.stop()
+            self._cuts.request_stop()
             self._signal(signal.SIGTERM)
-        elif self._cuts.left or now > self._stop_ends:
-            if not self._cuts.left:
+        elif self._cuts.has_released or now > self._stop_ends:
+            if not self._cuts.has_released:
                 self._out.log_line(
                     f"the ranks could not save within {self._launch.checkpoint_seconds:g} s; they are ended"
                 )
@@ -397,8 +403,8 @@ class Watch:
     def _look_after_checkpoints(self, now: float) -> None:
         if self._cuts is None or self._saving is None:
             return
-        self._cuts.on_time(now)
-        if self._cuts.is_gathering:
+        self._cuts.on_tick(now)
+        if self._cuts.is_saving:
             self._watchdog.hold(now)
         self._saving.tell(self._out)
 
@@ -424,7 +430,7 @@ class Watch:
             for rank in self._ranks:
                 if rank.outcome is None and is_stopped(rank.pid):
                     self._out.log_line(f"rank {rank.number} is stopped (SIGSTOP) and could show no stack")
-            self._end(Ending(Reason.STALLED, f"{why}; the stacks of all ranks are in the log"))
+            self._end(AttemptOutcome(Reason.STALLED, f"{why}; the stacks of all ranks are in the log"))
 
     def _hangs(self, rank: RankHandle, now: float) -> bool:
         if rank.returned is None or rank.outcome is not None:
@@ -466,7 +472,7 @@ class Watch:
         for rank in self._ranks:
             rank.kill(number)
 
-    def _ended(self) -> Ending:
+    def _ended(self) -> AttemptOutcome:
         for rank in self._ranks:
             self._drain(rank)
             for output in rank.outputs:
@@ -480,7 +486,7 @@ class Watch:
         assert ending is not None
         if ending.reason is not Reason.COMPLETED or self._result is None:
             return ending
-        return Ending(Reason.COMPLETED, result={"loss": self._result.loss, "metrics": self._result.metrics})
+        return AttemptOutcome(Reason.COMPLETED, result={"loss": self._result.loss, "metrics": self._result.metrics})
 
     # -- pipes -----------------------------------------------------------------------------------------
 

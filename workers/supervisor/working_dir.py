@@ -26,11 +26,11 @@ REQUIREMENTS = "requirements.txt"
 MAX_TEMPORARY = 40
 
 
-class Unusable(Exception):
+class BundleUnusable(Exception):
     """The bundle is gone, or is not what it should be; the message says so."""
 
 
-def prepare(launch: AttemptConfig, spec: JobSpec) -> WorkingDirectory | None:
+def prepare_workplace(launch: AttemptConfig, spec: JobSpec) -> WorkingDirectory | None:
     """Unpack the bundle of `spec` and make the directories around it; `None` where the spec has no bundle.
 
     Raises:
@@ -43,28 +43,28 @@ def prepare(launch: AttemptConfig, spec: JobSpec) -> WorkingDirectory | None:
     attempt, marks = launch.attempt, AttemptDirectory.of(launch.state_dir, launch.attempt)
     packed = layout.find_bundle(launch.storage, attempt.tenant, bundle)
     if packed is None:
-        raise Unusable(f"program.bundle: {bundle} is not in the storage any more; upload it again and resubmit")
+        raise BundleUnusable(f"program.bundle: {bundle} is not in the storage any more; upload it again and resubmit")
     try:
         bundles.extract(packed, marks.work, bundle)
     except BadBundle as error:
-        raise Unusable(f"program.bundle: {error}") from error
-    temporary = Path(os.path.realpath(tempfile.mkdtemp(prefix="sy-", dir=_short_enough(tempfile.gettempdir()))))
+        raise BundleUnusable(f"program.bundle: {error}") from error
+    temporary = Path(os.path.realpath(tempfile.mkdtemp(prefix="sy-", dir=_choose_temporary(tempfile.gettempdir()))))
     marks.temporary.write_text(str(temporary))
     storage = launch.storage.absolute()
     output = layout.artifacts_dir(layout.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number))
     output.mkdir(parents=True, exist_ok=True)
-    directories.sync_way(storage, output)  # for what a script saves there
+    directories.sync_ancestors(storage, output)  # for what a script saves there
     return WorkingDirectory(
         Path(os.path.realpath(marks.work)), temporary, output, requirements=(marks.work / REQUIREMENTS).exists()
     )
 
 
-def _short_enough(directory: str) -> str:
+def _choose_temporary(directory: str) -> str:
     """The system's directory for temporary files, or `/tmp` where sockets below that would have too long a path."""
     return directory if len(os.fsencode(os.path.realpath(directory))) <= MAX_TEMPORARY else "/tmp"  # noqa: S108
 
 
-def hand_over(launch: AttemptConfig, place: WorkingDirectory) -> None:
+def hand_to_ranks(launch: AttemptConfig, place: WorkingDirectory) -> None:
     """Let the ranks' account, where they have one, reach its workplace, and nothing else of the service's.
 
     Raises:
@@ -79,8 +79,8 @@ def hand_over(launch: AttemptConfig, place: WorkingDirectory) -> None:
         run_as.give(directory, launch.account)
 
 
-def close(storage: Path, attempt: AttemptId) -> None:
+def close_attempt(storage: Path, attempt: AttemptId) -> None:
     """Take back what an attempt has left in the storage; its processes must be dead."""
     directory = layout.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number).absolute()
-    directories.clear(directory)
+    directories.remove_drafts(directory)
     run_as.close(directory, layout.artifacts_dir(directory))

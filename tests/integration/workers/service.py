@@ -35,7 +35,7 @@ from shardyard.contract.errors import JobFinished
 from tests.integration.redis_server import RedisServer, redis_server
 from tests.integration.store.invariants import violations
 from workers.runtime.launch import AttemptDirectory
-from workers.supervisor.process_sweep import sweep
+from workers.supervisor.process_sweep import sweep_attempt
 
 T = TypeVar("T")
 
@@ -402,7 +402,7 @@ class Service:
         directories = self.directory / "state" / NODE / "attempts"
         for path in directories.iterdir() if directories.exists() else ():
             tenant, job, number = path.name.split(".")
-            sweep(AttemptDirectory(path), AttemptId(tenant, job, int(number)))
+            sweep_attempt(AttemptDirectory(path), AttemptId(tenant, job, int(number)))
         for pid in self.living():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

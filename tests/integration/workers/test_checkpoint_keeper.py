@@ -22,9 +22,9 @@ from tests.integration.workers.service import eventually
 from tests.unit.workers.made import a_launch
 from workers.runtime.launch import Account, AttemptConfig
 from workers.supervisor.checkpoints import directories
-from workers.supervisor.checkpoints.directories import Place
-from workers.supervisor.checkpoints.writer import Keeper
-from workers.supervisor.lease import Lifeline
+from workers.supervisor.checkpoints.directories import CheckpointDirectories
+from workers.supervisor.checkpoints.writer import CheckpointWriter
+from workers.supervisor.lease import LeaseHolder
 
 pytestmark = pytest.mark.integration
 
@@ -33,7 +33,7 @@ ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to
 
 
 #: Whose threads are to end with the test.
-_beating: list[Lifeline] = []
+_beating: list[LeaseHolder] = []
 
 
 @dataclass
@@ -48,8 +48,8 @@ class Attempt:
     state: bytes = b"state of the report"
     points: bytes = b""
     launch: AttemptConfig = field(init=False)
-    lifeline: Lifeline = field(init=False)
-    place: Place = field(init=False)
+    lifeline: LeaseHolder = field(init=False)
+    place: CheckpointDirectories = field(init=False)
     found: Verified | None = None
 
     def __post_init__(self) -> None:
@@ -65,11 +65,11 @@ class Attempt:
             attempt, spec, "n1", "127.0.0.1", (), 1, self.storage / "state", self.storage, 120, 5, 3,
             account=self.account,
         )  # fmt: skip
-        self.lifeline = Lifeline(RedisStore.from_url(self.url), attempt, "n1", 5)
+        self.lifeline = LeaseHolder(RedisStore.from_url(self.url), attempt, "n1", 5)
         _beating.append(self.lifeline)
         assert self.lifeline.claim().granted
-        self.place = directories.place_of(self.launch)
-        directories.prepare(self.launch, self.place)
+        self.place = directories.directories_of(self.launch)
+        directories.prepare_directories(self.launch, self.place)
         self.metrics = paths.metrics_file(self.place.attempt)
 
     def next(self) -> None:
@@ -80,8 +80,8 @@ class Attempt:
         assert self.world.dispatch() == [attempt.job]
         self._launch(attempt.job)
 
-    def keeper(self) -> Keeper:
-        return Keeper(self.launch, self.place, self.keep, self.lifeline, self._cut, self.found)
+    def keeper(self) -> CheckpointWriter:
+        return CheckpointWriter(self.launch, self.place, self.keep, self.lifeline, self._cut, self.found)
 
     def _cut(self) -> tuple[bytes | None, tuple[Path, int]]:
         self.metrics.write_bytes(self.points + b"what comes after the cut")
@@ -137,7 +137,7 @@ def world(server: RedisServer) -> Iterator[World]:
     world.redis.flushall()
     yield world
     while _beating:
-        _beating.pop()._marks.put(None)
+        _beating.pop()._requests.put(None)
     world.store.close()
 
 
@@ -177,7 +177,7 @@ def test_names_are_on_disk_from_the_storage_down_to_the_checkpoint(
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", record)
-    directories.prepare(attempt.launch, attempt.place)
+    directories.prepare_directories(attempt.launch, attempt.place)
     keeper = attempt.keeper()
     keeper.take([attempt.save(10)])
     keeper.close()
@@ -195,7 +195,7 @@ def test_a_supervisor_that_is_killed_anywhere_leaves_a_checkpoint_to_go_on_from(
     if child == 0:
         try:
             failpoints._armed.update(failpoints.parse(f"checkpoint.{place}:kill"))
-            lifeline = Lifeline(RedisStore.from_url(attempt.url), attempt.launch.attempt, "n1", 5)
+            lifeline = LeaseHolder(RedisStore.from_url(attempt.url), attempt.launch.attempt, "n1", 5)
             lifeline._claimant = attempt.lifeline._claimant
             second = replace_keeper(attempt, lifeline)
             second.take([attempt.save(20)])
@@ -216,8 +216,8 @@ def test_a_supervisor_that_is_killed_anywhere_leaves_a_checkpoint_to_go_on_from(
     assert (attempt.pointer.step, attempt.pointer.attempt) == (30, 2)
 
 
-def replace_keeper(attempt: Attempt, lifeline: Lifeline) -> Keeper:
-    return Keeper(attempt.launch, attempt.place, attempt.keep, lifeline, attempt._cut, None)
+def replace_keeper(attempt: Attempt, lifeline: LeaseHolder) -> CheckpointWriter:
+    return CheckpointWriter(attempt.launch, attempt.place, attempt.keep, lifeline, attempt._cut, None)
 
 
 @pytest.mark.parametrize("place", ["written", "synced", "renamed"])
@@ -404,7 +404,7 @@ def test_what_is_taken_over_is_the_services_and_the_next_attempts_account_can_re
             assert not path.stat().st_mode & 0o022
         attempt.next()
         attempt.account = NOBODY
-        readable = directories.readable(attempt.launch, attempt.place, found)
+        readable = directories.make_readable(attempt.launch, attempt.place, found)
         reached = as_account(
             NOBODY,
             [
@@ -419,7 +419,7 @@ def test_what_is_taken_over_is_the_services_and_the_next_attempts_account_can_re
         assert reached == [True, False, False, False, False, True]
         other = as_account(replace(NOBODY, uid=20_001), [lambda: (readable / "rank-0.pt").read_bytes()])
         assert other == [False]
-        directories.clear(attempt.place.attempt)
+        directories.remove_drafts(attempt.place.attempt)
         assert checkpoints.verify(found.directory) == found  # its own names are there still
         opened.write(b"WEIGHTS")
         opened.close()

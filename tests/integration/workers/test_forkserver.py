@@ -19,7 +19,7 @@ from workers.node import forkserver
 from workers.node.forkserver import ForkServer, _receive, _send
 from workers.rank.process import KEPT_VARIABLES, environment
 from workers.runtime.launch import AttemptDirectory
-from workers.supervisor.process_sweep import sweep
+from workers.supervisor.process_sweep import sweep_attempt
 
 pytestmark = pytest.mark.integration
 
@@ -109,7 +109,7 @@ def test_a_server_that_does_not_answer_is_killed_and_the_next_one_works(
     first = server.pid
     assert server.launch(a_launch(tmp_path), "unix:///none", "unix:///none") > 0
     assert server.pid != first
-    assert sweep(AttemptDirectory.of(tmp_path, ATTEMPT), ATTEMPT) == {}
+    assert sweep_attempt(AttemptDirectory.of(tmp_path, ATTEMPT), ATTEMPT) == {}
 
 
 def test_a_supervisor_outlives_its_server_and_is_nobodys_zombie(server: ForkServer, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_supervisor_outlives_its_server_and_is_nobodys_zombie(server: ForkServ
     eventually(lambda: not second.is_running(), "it is reaped")
     supervisor.kill()
     for path in (tmp_path, tmp_path / "second"):
-        assert sweep(AttemptDirectory.of(path, ATTEMPT), ATTEMPT) == {}
+        assert sweep_attempt(AttemptDirectory.of(path, ATTEMPT), ATTEMPT) == {}
 
 
 def test_a_process_that_was_forked_ahead_becomes_the_next_supervisor_and_another_takes_its_place(
@@ -136,7 +136,7 @@ def test_a_process_that_was_forked_ahead_becomes_the_next_supervisor_and_another
     (spare,) = eventually(lambda: _spares(server), "one is forked ahead")
     assert server.launch(a_launch(tmp_path), "unix:///none", "unix:///none") == spare.pid
     eventually(lambda: [each for each in _spares(server) if each.pid != spare.pid], "another is forked ahead")
-    assert sweep(AttemptDirectory.of(tmp_path, ATTEMPT), ATTEMPT) == {}
+    assert sweep_attempt(AttemptDirectory.of(tmp_path, ATTEMPT), ATTEMPT) == {}
 
 
 def test_a_process_forked_ahead_has_nothing_of_the_worker_but_its_line(server: ForkServer) -> None:
@@ -155,7 +155,7 @@ def test_a_launch_does_without_a_process_forked_ahead_that_was_killed(server: Fo
     pid = server.launch(a_launch(tmp_path), "unix:///none", "unix:///none")
     assert pid != spare.pid
     assert psutil.pid_exists(pid)
-    assert sweep(AttemptDirectory.of(tmp_path, ATTEMPT), ATTEMPT) == {}
+    assert sweep_attempt(AttemptDirectory.of(tmp_path, ATTEMPT), ATTEMPT) == {}
 
 
 def test_a_process_forked_ahead_ends_with_its_server(server: ForkServer) -> None:

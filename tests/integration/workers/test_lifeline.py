@@ -18,8 +18,8 @@ from tests.integration.store.world import World
 from workers.node.janitor import Janitor, clear
 from workers.runtime.launch import AttemptDirectory
 from workers.supervisor import lease, pending_end
-from workers.supervisor.lease import Lifeline
-from workers.supervisor.pending_end import Untold
+from workers.supervisor.lease import LeaseHolder
+from workers.supervisor.pending_end import PendingEnd
 
 pytestmark = pytest.mark.integration
 
@@ -46,7 +46,7 @@ def world(server: RedisServer) -> Iterator[World]:
 
 @pytest.fixture(autouse=True)
 def hears_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "HEAR_SECONDS", 0.0)
+    monkeypatch.setattr(lease, "SUBSCRIBE_AFTER_SECONDS", 0.0)
 
 
 def until(met: Callable[[], object], what: str) -> None:
@@ -61,14 +61,14 @@ def listeners(world: World) -> int:
     return int(number)
 
 
-def claimed(world: World, server: RedisServer, beat_seconds: float = NEVER) -> tuple[Lifeline, store.AttemptId]:
+def claimed(world: World, server: RedisServer, beat_seconds: float = NEVER) -> tuple[LeaseHolder, store.AttemptId]:
     """A lifeline that hears, and will not ask by itself before its next beat."""
     job = world.submit()
     assert job in world.dispatch()
     attempt = world.attempt(job)
-    line = Lifeline(RedisStore.from_url(server.url), attempt, "n1", beat_seconds)
+    line = LeaseHolder(RedisStore.from_url(server.url), attempt, "n1", beat_seconds)
     assert line.claim().granted
-    until(lambda: line._hears and listeners(world), "it hears")
+    until(lambda: line._is_subscribed and listeners(world), "it hears")
     if beat_seconds == NEVER:
         until(lambda: rests(world), "it has looked, as it does when it begins to hear")
     return line, attempt
@@ -107,7 +107,7 @@ def test_an_order_is_heard_long_before_the_next_beat(
 def test_while_it_hears_it_asks_for_nothing_but_beats(
     world: World, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "ORDERS_SECONDS", 0.001)
+    monkeypatch.setattr(lease, "POLL_SECONDS", 0.001)
     line, attempt = claimed(world, server, beat_seconds=0.1)
 
     def beats() -> int:
@@ -139,7 +139,7 @@ def test_an_order_that_was_given_while_redis_restarted_is_found(world: World, se
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(lease, "SAVE_END_AFTER_SECONDS", 0.1)
     monkeypatch.setattr(lease, "FINISH_SECONDS", 1.0)
 
 
@@ -153,9 +153,9 @@ def test_an_end_that_nobody_takes_is_kept_and_told_by_another_when_redis_is_back
     with pytest.raises(Unavailable):
         line.finish(Reason.COMPLETED, "all went well", error, result, 0.0, keep=kept)
     with pytest.raises(Unavailable):
-        pending_end.tell(world.store, attempt, kept)
+        pending_end.report_pending_end(world.store, attempt, kept)
     server.start()
-    pending_end.tell(world.store, attempt, kept)
+    pending_end.report_pending_end(world.store, attempt, kept)
     record = world.job(attempt.job)
     assert (record.state, record.message) == (State.SUCCEEDED, "all went well")
     assert (record.error, record.result) == (error, result)
@@ -166,7 +166,7 @@ def test_an_end_that_nobody_takes_is_kept_and_told_by_another_when_redis_is_back
 def test_an_end_is_kept_while_it_is_tried_and_not_longer(
     world: World, server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(lease, "SAVE_END_AFTER_SECONDS", 0.1)
     line, attempt = claimed(world, server)
     server.kill()
     kept, told = tmp_path / "untold.json", []
@@ -184,10 +184,10 @@ def test_an_end_is_kept_while_it_is_tried_and_not_longer(
 
 def test_an_untold_end_of_an_attempt_that_was_reaped_meanwhile_changes_nothing(world: World, tmp_path: Path) -> None:
     attempt, kept = world.claimed(), tmp_path / "untold.json"
-    pending_end.keep(kept, Untold("c", Reason.COMPLETED, "too late"))
+    pending_end.save_pending_end(kept, PendingEnd("c", Reason.COMPLETED, "too late"))
     world.reap(attempt, beat=None)
     before = world.job(attempt.job)
-    pending_end.tell(world.store, attempt, kept)
+    pending_end.report_pending_end(world.store, attempt, kept)
     assert world.job(attempt.job) == before
     assert not kept.exists()
 
@@ -196,15 +196,15 @@ def test_a_file_that_says_nothing_that_can_be_told_is_no_end(world: World, tmp_p
     kept, attempt = tmp_path / "untold.json", store.AttemptId("default", "none", 1)
     for body in (b"", b"{", b"[1]", b'{"claimant": "c", "reason": "no such reason", "message": ""}', b"\xff"):
         kept.write_bytes(body)
-        pending_end.tell(world.store, attempt, kept)
+        pending_end.report_pending_end(world.store, attempt, kept)
         assert not kept.exists()
-    pending_end.tell(world.store, attempt, kept)
+    pending_end.report_pending_end(world.store, attempt, kept)
 
 
 def test_tries_become_rarer_while_redis_is_away(world: World, server: RedisServer) -> None:
     line, _ = claimed(world, server)
-    assert list(islice(line._pauses(), 5)) == [0.5, 1.0, 2.0, 4.0, 4.0]
-    assert max(islice(Lifeline(world.store, line._attempt, "n1", 1.0)._pauses(), 5)) == 1.0, (
+    assert list(islice(line._retry_delays(), 5)) == [0.5, 1.0, 2.0, 4.0, 4.0]
+    assert max(islice(LeaseHolder(world.store, line._attempt, "n1", 1.0)._retry_delays(), 5)) == 1.0, (
         "a beat must not wait longer"
     )
     line.finish(Reason.COMPLETED, "over", None, None, 0.0, keep=NOWHERE)
@@ -217,7 +217,7 @@ def test_an_untold_end_of_an_attempt_that_holds_nothing_is_told_in_the_rounds_an
     marks = AttemptDirectory.of(tmp_path / "state", attempt)
     marks.create()
     marks.supervisor_lock.touch()
-    pending_end.keep(marks.untold, Untold("c", Reason.COMPLETED, "all went well"))
+    pending_end.save_pending_end(marks.untold, PendingEnd("c", Reason.COMPLETED, "all went well"))
     rounds = Janitor("n1", (), tmp_path / "state", tmp_path / "storage", world.store, tuple)
     rounds.clear_away()
     server.kill()

@@ -55,7 +55,7 @@ def test_a_program_without_torch_meets_next_to_nothing_of_ours(tmp_path: Path) -
     plain = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, env={}, capture_output=True, text=True).stdout
     with Listening() as listening:
         followed = run(tmp_path, {}, listening)
-        assert listening.children.sources == 0
+        assert listening.children.accepted_count == 0
     modules, finders, path = (eval(line) for line in followed.stdout.splitlines())
     plain_modules, plain_finders, plain_path = (eval(line) for line in plain.splitlines())
     assert set(modules) - set(plain_modules) <= {

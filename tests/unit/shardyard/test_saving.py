@@ -13,7 +13,7 @@ import pytest
 from jobs.files import paths
 from jobs.store import AttemptId
 from shardyard.script import checkpoint as saving
-from workers.supervisor.checkpoints.script_resume import take_over
+from workers.supervisor.checkpoints.script_resume import copy_newest_checkpoint
 
 SECOND = AttemptId("default", "job-1", 2)
 
@@ -32,7 +32,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 def resumed(tmp_path: Path, attempt: AttemptId = SECOND) -> dict[str, bytes] | None:
     """What the next attempt would find."""
-    search = take_over(tmp_path / "storage", attempt, tmp_path / "resume")
+    search = copy_newest_checkpoint(tmp_path / "storage", attempt, tmp_path / "resume")
     if search.found is None:
         return None
     (checkpoint,) = search.found.directory.iterdir()

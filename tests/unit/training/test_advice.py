@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from workers.supervisor import error_hints
-from workers.supervisor.error_hints import Facts
+from workers.supervisor.error_hints import FailureContext
 
-CPU = Facts(devices=2, device_kind="cpu", strategy="single", rehearsing=False, requirements=False)
+CPU = FailureContext(devices=2, device_kind="cpu", strategy="single", rehearsing=False, requirements=False)
 CPU_DDP = replace(CPU, strategy="ddp")
 REHEARSAL = replace(CPU, rehearsing=True)
 REQUIREMENTS = replace(CPU, requirements=True)
@@ -62,8 +62,8 @@ class Failure:
     trace: str
     last_line: str
 
-    def advice(self, facts: Facts = CPU) -> str:
-        return error_hints.explain("code_error", self.message, self.trace, facts)
+    def advice(self, facts: FailureContext = CPU) -> str:
+        return error_hints.explain_error("code_error", self.message, self.trace, facts)
 
 
 Fail = Callable[[str], Failure]
@@ -405,11 +405,11 @@ REFUSED = {
 
 @pytest.mark.parametrize(("script", "words"), REFUSED.values(), ids=REFUSED.keys())
 def test_refused_arguments_are_explained_from_the_last_line_printed(script: str, words: str, fail: Fail) -> None:
-    assert re.search(words, error_hints.explain("code_error", fail(script).last_line, "", CPU_DDP))
+    assert re.search(words, error_hints.explain_error("code_error", fail(script).last_line, "", CPU_DDP))
 
 
 # Without a GPU, or without the package, these cannot be raised: the words are those of torch and of the package.
-REPORTED: dict[str, tuple[str, Facts, str]] = {
+REPORTED: dict[str, tuple[str, FailureContext, str]] = {
     "an index beyond the lease": (
         "torch.AcceleratorError: CUDA error: invalid device ordinal",
         CUDA,
@@ -487,8 +487,8 @@ REPORTED: dict[str, tuple[str, Facts, str]] = {
 
 
 @pytest.mark.parametrize(("message", "facts", "words"), REPORTED.values(), ids=REPORTED.keys())
-def test_reported_errors_are_recognised(message: str, facts: Facts, words: str) -> None:
-    assert re.search(words, error_hints.explain("code_error", message, "", facts))
+def test_reported_errors_are_recognised(message: str, facts: FailureContext, words: str) -> None:
+    assert re.search(words, error_hints.explain_error("code_error", message, "", facts))
 
 
 def test_the_error_in_a_process_that_the_script_spawned_is_the_one_explained() -> None:
@@ -516,14 +516,14 @@ SILENT = {
 
 @pytest.mark.parametrize("message", SILENT.values(), ids=SILENT.keys())
 def test_there_is_no_advice_on_what_is_not_known(message: str) -> None:
-    assert error_hints.explain("code_error", message, 'Traceback:\n  File "train.py", line 3\n', CPU) == ""
+    assert error_hints.explain_error("code_error", message, 'Traceback:\n  File "train.py", line 3\n', CPU) == ""
 
 
 def test_a_program_out_of_memory_gets_its_line_whatever_its_words() -> None:
-    assert "The node's memory" in error_hints.explain("out_of_memory", "MemoryError", "", CPU)
-    assert "The GPU's memory" in error_hints.explain("out_of_memory", "out of memory", "", CUDA)
+    assert "The node's memory" in error_hints.explain_error("out_of_memory", "MemoryError", "", CPU)
+    assert "The GPU's memory" in error_hints.explain_error("out_of_memory", "out of memory", "", CUDA)
 
 
 def test_a_very_long_error_is_read_in_no_time() -> None:
     flood = "RuntimeError: " + "error: argument " * 100_000
-    assert error_hints.explain("code_error", flood, flood + "\n" + "x\n" * 1_000_000, CPU) == ""
+    assert error_hints.explain_error("code_error", flood, flood + "\n" + "x\n" * 1_000_000, CPU) == ""

@@ -97,7 +97,7 @@ def test_a_child_that_has_nothing_to_tell_never_connects() -> None:
                 sink.emit(record)
 
         assert ended(listening, in_a_child(act)) == 0
-        assert listening.children.sources == 0
+        assert listening.children.accepted_count == 0
 
 
 def test_what_was_known_before_the_work_began_comes_first() -> None:
@@ -124,7 +124,7 @@ def test_workers_of_a_data_loader_never_connect(monkeypatch: pytest.MonkeyPatch)
             sink.emit(BEGAN)
 
         assert ended(listening, in_a_child(act)) == 0
-        assert listening.children.sources == 0
+        assert listening.children.accepted_count == 0
 
 
 def test_a_childs_child_has_a_connection_of_its_own() -> None:
@@ -181,7 +181,7 @@ def test_threads_that_begin_at_once_share_one_connection() -> None:
                 thread.join()
 
         assert ended(listening, in_a_child(act)) == 0
-        assert listening.children.sources == 1
+        assert listening.children.accepted_count == 1
         assert len(listening.records) == 800
 
 
@@ -227,7 +227,7 @@ def test_a_child_hears_that_its_attempt_is_to_end() -> None:
 
         pid = in_a_child(act)
         listening.until(lambda: bool(listening.records))
-        listening.children.stop()
+        listening.children.send_stop()
         assert ended(listening, pid) == 0
 
 
@@ -287,9 +287,9 @@ def test_a_child_that_was_cut_off_goes_on() -> None:
             sink.emit(STEP)
 
         pid = in_a_child(act)
-        listening.until(lambda: listening.children.live == 1)
-        (live,) = listening.children._live.values()
-        listening.children._cut_off(live, "for the test")
+        listening.until(lambda: listening.children.open_count == 1)
+        (live,) = listening.children._connections.values()
+        listening.children._reject_connection(live, "for the test")
         assert ended(listening, pid) == 0
 
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 
 from jobs.protocol.records import AnyRecord, Hello, SingleRecord, StepBatch, encode_packet
-from workers.supervisor.descendants import ADMITTED, Children, listen
+from workers.supervisor.descendants import ADMITTED, DescendantServer, open_listener
 
 DEADLINE_SECONDS = 60.0
 
@@ -25,8 +25,8 @@ class Listening:
         self.ended: list[tuple[int, int]] = []
         self.callers: list[socket.socket] = []
         self._selector = selectors.DefaultSelector()
-        self.children = Children(
-            listen(self.path),
+        self.children = DescendantServer(
+            open_listener(self.path),
             {os.getpid(): 0} if ranks is None else ranks,
             watch=self._watch,
             unwatch=self._unwatch,

@@ -67,10 +67,10 @@ def test_a_killed_child_has_ended() -> None:
     with Listening() as listening:
         code = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.recv(1); s.recv(1)"
         child = subprocess.Popen([sys.executable, "-c", code, str(listening.path)])
-        listening.until(lambda: listening.children.sources == 1)
+        listening.until(lambda: listening.children.accepted_count == 1)
         child.send_signal(signal.SIGKILL)
         child.wait()
-        listening.until(lambda: listening.children.live == 0)
+        listening.until(lambda: listening.children.open_count == 0)
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_no_bytes_whatever_disturb_the_loop() -> None:
                 data[dice.randrange(len(data))] = dice.randrange(256)
             bad.socket.sendall(bytes(data[: dice.randrange(1, len(data) + 1)]))
             bad.socket.close()
-            listening.until(lambda: listening.children.live == 0)
+            listening.until(lambda: listening.children.open_count == 0)
         good = a_child(listening)
         good.send(BEGAN)
-        listening.until(lambda: (0, listening.children.sources, BEGAN) in listening.records)
+        listening.until(lambda: (0, listening.children.accepted_count, BEGAN) in listening.records)
 
 
 def test_a_stranger_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_a_stranger_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr("workers.supervisor.descendants.os.getpid", lambda: other.pid)
             caller = Caller(listening)
             assert not caller.let_in()
-            assert listening.children.sources == 0
+            assert listening.children.accepted_count == 0
     finally:
         other.kill()
         other.communicate()
@@ -150,7 +150,7 @@ def test_more_connections_than_can_be_followed_are_refused_and_noted_once(monkey
         assert not any(caller.let_in() for caller in refused)
         assert len(listening.of(Note)) == 1
         callers[0].socket.close()
-        listening.until(lambda: listening.children.live == 2)
+        listening.until(lambda: listening.children.open_count == 2)
         assert Caller(listening).let_in()
 
 
@@ -170,5 +170,5 @@ def test_what_was_sent_before_the_end_is_taken_in() -> None:
 def test_children_are_told_that_the_end_has_come() -> None:
     with Listening() as listening:
         child = a_child(listening)
-        listening.children.stop()
+        listening.children.send_stop()
         assert child.socket.recv(1) == STOPPING

@@ -6,7 +6,7 @@ import pytest
 
 from jobs.protocol.records import AnyRecord, Outline, Paused, Saved, SavedFile, Step
 from workers.runtime import commands
-from workers.supervisor.checkpoints.coordinator import APART_SECONDS, SAVE_SECONDS, Cuts
+from workers.supervisor.checkpoints.coordinator import PAUSE_SKEW_SECONDS, SAVE_SECONDS, CheckpointCoordinator
 
 
 class Keeper:
@@ -30,14 +30,14 @@ class World:
         self.now = 1000.0
         self._said: list[tuple[int, bytes]] = []
         say = lambda rank, word: self._said.append((rank, word))  # noqa: E731
-        self.cuts = Cuts(ranks, every, self.keeper, say, resumed, stall_seconds)
+        self.cuts = CheckpointCoordinator(ranks, every, self.keeper, say, resumed, stall_seconds)
 
     def heed(self, rank: int, record: AnyRecord) -> dict[int, bytes]:
-        self.cuts.heed(rank, record, self.now)
+        self.cuts.on_record(rank, record, self.now)
         return self.said()
 
     def gathers(self) -> bool:
-        return self.cuts.is_gathering
+        return self.cuts.is_saving
 
     def saved(
         self, rank: int, step: int, *names: str, error: str = "", epoch: int = 0, sha256: str = "0" * 64
@@ -50,7 +50,7 @@ class World:
 
     def passes(self, seconds: float) -> dict[int, bytes]:
         self.now += seconds
-        self.cuts.on_time(self.now)
+        self.cuts.on_tick(self.now)
         return self.said()
 
     def said(self) -> dict[int, bytes]:
@@ -160,29 +160,29 @@ def _step(number: int) -> Step:
 
 def test_ranks_that_stop_at_the_same_step_save_it_and_leave() -> None:
     world = World(2)
-    world.cuts.stop()
+    world.cuts.request_stop()
     assert world.paused(0, 7) == {}
     assert world.paused(1, 7) == everybody(commands.SAVE)
     assert world.passes(1) == {}
     assert world.saved(0, 7) == {}
     assert world.saved(1, 7) == everybody(commands.LEAVE)
     assert world.keeper.taken == [7]
-    assert world.cuts.left
+    assert world.cuts.has_released
 
 
 def test_a_rank_that_stopped_too_early_takes_one_more_step_for_the_one_that_waits_for_it() -> None:
     world = World(2)
-    world.cuts.stop()
+    world.cuts.request_stop()
     world.paused(0, 7)
-    assert world.passes(APART_SECONDS / 2) == {}
-    assert world.passes(APART_SECONDS) == {0: commands.CONTINUE}  # rank 1 hangs in a collective of step 8
+    assert world.passes(PAUSE_SKEW_SECONDS / 2) == {}
+    assert world.passes(PAUSE_SKEW_SECONDS) == {0: commands.CONTINUE}  # rank 1 hangs in a collective of step 8
     assert world.paused(1, 8) == {}
     assert world.paused(0, 8) == everybody(commands.SAVE)
 
 
 def test_ranks_that_all_paused_at_different_steps_are_brought_to_the_highest() -> None:
     world = World(3)
-    world.cuts.stop()
+    world.cuts.request_stop()
     world.paused(0, 7)
     world.paused(1, 8)
     assert world.paused(2, 7) == {0: commands.CONTINUE, 2: commands.CONTINUE}
@@ -194,7 +194,7 @@ def test_a_step_that_was_just_saved_is_not_saved_again_by_a_stop() -> None:
     world = World(2)
     world.saved(0, 10)
     world.saved(1, 10)
-    world.cuts.stop()
+    world.cuts.request_stop()
     world.paused(0, 10)
     assert world.paused(1, 10) == everybody(commands.LEAVE)
     assert world.keeper.taken == [10]
@@ -203,7 +203,7 @@ def test_a_step_that_was_just_saved_is_not_saved_again_by_a_stop() -> None:
 def test_a_checkpoint_that_is_under_way_when_the_stop_comes_is_finished_first() -> None:
     world = World(2)
     world.saved(0, 10)
-    world.cuts.stop()
+    world.cuts.request_stop()
     assert world.saved(1, 10) == everybody(commands.CONTINUE)
     world.paused(1, 10)
     assert world.paused(0, 10) == everybody(commands.LEAVE)
@@ -212,7 +212,7 @@ def test_a_checkpoint_that_is_under_way_when_the_stop_comes_is_finished_first() 
 
 def test_a_rank_that_paused_where_another_saves_saves_too() -> None:
     world = World(2)
-    world.cuts.stop()
+    world.cuts.request_stop()
     world.saved(0, 10)
     assert world.paused(1, 10) == {1: commands.SAVE}
     assert world.saved(1, 10) == everybody(commands.LEAVE)
@@ -220,7 +220,7 @@ def test_a_rank_that_paused_where_another_saves_saves_too() -> None:
 
 def test_a_stop_whose_checkpoint_cannot_be_saved_is_not_tried_for_ever() -> None:
     world = World(1)
-    world.cuts.stop()
+    world.cuts.request_stop()
     assert world.paused(0, 7) == {0: commands.SAVE}
     assert world.saved(0, 7, error="no space left on device") == {0: commands.LEAVE}
     assert world.keeper.missed == [(7, "no space left on device")]
@@ -228,19 +228,19 @@ def test_a_stop_whose_checkpoint_cannot_be_saved_is_not_tried_for_ever() -> None
 
 def test_a_run_that_was_resumed_and_stopped_at_the_same_step_has_nothing_to_save() -> None:
     world = World(1, resumed=7)
-    world.cuts.stop()
+    world.cuts.request_stop()
     assert world.paused(0, 7) == {0: commands.LEAVE}
 
 
 def test_nobody_waits_for_a_word_when_the_attempt_ends() -> None:
     world = World(3)
     world.saved(0, 10)
-    world.cuts.stop()
+    world.cuts.request_stop()
     world.paused(1, 9)
-    world.cuts.leave()
+    world.cuts.release_all()
     assert world.said() == {0: commands.LEAVE, 1: commands.LEAVE}
     assert world.saved(2, 10) == world.paused(2, 10) == {2: commands.LEAVE}
-    world.cuts.leave()
+    world.cuts.release_all()
     assert world.said() == {}
     assert world.keeper.taken == []
 
@@ -251,7 +251,7 @@ def test_a_pause_without_a_stop_is_the_end_of_the_rank() -> None:
 
 def test_ranks_that_pause_beside_one_that_has_finished_go_on() -> None:
     world = World(2)
-    world.cuts.stop()
-    world.cuts.done(1)
+    world.cuts.request_stop()
+    world.cuts.rank_done(1)
     assert world.paused(0, 7) == {}
-    assert world.passes(2 * APART_SECONDS) == {0: commands.CONTINUE}
+    assert world.passes(2 * PAUSE_SKEW_SECONDS) == {0: commands.CONTINUE}

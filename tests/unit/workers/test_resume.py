@@ -10,8 +10,8 @@ import pytest
 from jobs.files.checkpoints import Damaged, Progress
 from jobs.model.state import Order
 from workers.supervisor.checkpoints import resume
-from workers.supervisor.checkpoints.resume import Interrupted, NoAnswer
-from workers.supervisor.lease import Lifeline
+from workers.supervisor.checkpoints.resume import StartInterrupted, StorageTimeout
+from workers.supervisor.lease import LeaseHolder
 from workers.supervisor.telemetry.publisher import TelemetryPublisher
 
 
@@ -31,7 +31,7 @@ class World:
         return
 
     def read(self, work: Callable[[Progress], str]) -> str:
-        return resume._patiently(work, "verifying", cast(Lifeline, self), cast(TelemetryPublisher, self))
+        return resume._read_with_progress(work, "verifying", cast(LeaseHolder, self), cast(TelemetryPublisher, self))
 
 
 def test_what_the_thread_has_made_or_raised_comes_back() -> None:
@@ -54,7 +54,7 @@ def _raise(error: Exception) -> Callable[[Progress], str]:
 def test_an_order_ends_the_reading_at_once(order: Order) -> None:
     release = threading.Event()
     try:
-        with pytest.raises(Interrupted) as caught:
+        with pytest.raises(StartInterrupted) as caught:
             World(order).read(lambda read: str(release.wait(60)))
     finally:
         release.set()
@@ -62,18 +62,18 @@ def test_an_order_ends_the_reading_at_once(order: Order) -> None:
 
 
 def test_a_storage_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(resume, "STORAGE_TIMEOUT_SECONDS", 0.1)
     release = threading.Event()
     try:
-        with pytest.raises(NoAnswer):
+        with pytest.raises(StorageTimeout):
             World().read(lambda read: str(release.wait(60)))
     finally:
         release.set()
 
 
 def test_one_that_is_slow_is_not_and_the_log_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "SILENT_SECONDS", 60.0)
-    monkeypatch.setattr(resume, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(resume, "STORAGE_TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr(resume, "PROGRESS_LINE_SECONDS", 0.0)
     world = World()
 
     def work(read: Progress) -> str:

@@ -18,7 +18,7 @@ from jobs.files import paths
 from jobs.store import AttemptId
 from jobs.support import fs
 from shardyard.script import checkpoint
-from workers.supervisor.checkpoints.script_resume import MAX_TRIED, Search, take_over
+from workers.supervisor.checkpoints.script_resume import MAX_TRIED, SearchResult, copy_newest_checkpoint
 
 THIRD = AttemptId("default", "job-1", 3)
 NOTHING = hashlib.sha256().hexdigest()
@@ -41,8 +41,8 @@ class Job(NamedTuple):
         source.write_text(text or f"of attempt {number}")
         return checkpoint.save(source, self.output(number))
 
-    def look(self, attempt: AttemptId = THIRD) -> Search:
-        return take_over(self.directory / "storage", attempt, self.into)
+    def look(self, attempt: AttemptId = THIRD) -> SearchResult:
+        return copy_newest_checkpoint(self.directory / "storage", attempt, self.into)
 
     def describe(self, number: int, **changes: Any) -> None:
         """Change the only manifest of an attempt."""
@@ -105,7 +105,7 @@ def test_a_checkpoint_that_is_torn_gives_way_to_the_one_before_it(job: Job) -> N
     assert search.damaged == ["a checkpoint of attempt 2 is not what was saved: 'model.pt' has another SHA-256"]
 
 
-def read(search: Search, name: str = "model.pt") -> str:
+def read(search: SearchResult, name: str = "model.pt") -> str:
     assert search.found is not None, search.damaged
     return (search.found.directory / name).read_text()
 
@@ -286,7 +286,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(job: Job) -> None:
             file.seek(2_500_000)
             file.write(b"b")
 
-    search = take_over(job.directory / "storage", THIRD, job.into, meddle)
+    search = copy_newest_checkpoint(job.directory / "storage", THIRD, job.into, meddle)
 
     assert read(search) == "of attempt 1"
 
@@ -301,7 +301,7 @@ def test_a_file_that_grows_without_end_is_read_no_further_than_it_was_long(job: 
         with kept.open("ab") as file:
             file.write(b"a" * 2_000_000)
 
-    assert read(take_over(job.directory / "storage", THIRD, job.into, feed)) == "a" * 3_000_000
+    assert read(copy_newest_checkpoint(job.directory / "storage", THIRD, job.into, feed)) == "a" * 3_000_000
     assert bytes_read == 3_000_000
 
 
@@ -354,4 +354,4 @@ def test_a_search_can_be_broken_off(job: Job) -> None:
         stop.set()
 
     with pytest.raises(InterruptedError):
-        take_over(job.directory / "storage", THIRD, job.into, read_until)
+        copy_newest_checkpoint(job.directory / "storage", THIRD, job.into, read_until)

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.workers.made import ATTEMPT
 from workers.runtime.launch import AttemptDirectory, attempt_variable
 from workers.sandbox import cgroup
-from workers.supervisor.process_sweep import start_time, supervisor_is_dead, sweep
+from workers.supervisor.process_sweep import read_start_time, supervisor_is_dead, sweep_attempt
 
 SLEEP = [sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(60)"]
 
@@ -69,28 +69,28 @@ def is_gone(pid: int) -> bool:
 
 
 def test_an_attempt_without_processes_is_swept_at_once(marks: AttemptDirectory) -> None:
-    assert sweep(marks, ATTEMPT, 0) == {}
+    assert sweep_attempt(marks, ATTEMPT, 0) == {}
 
 
 def test_a_process_that_nothing_marks_is_left_alone(
     marks: AttemptDirectory, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     stranger = start(env={})
-    assert sweep(marks, ATTEMPT, 0) == {}
+    assert sweep_attempt(marks, ATTEMPT, 0) == {}
     assert stranger.poll() is None
 
 
 def test_the_session_finds_a_forked_process(marks: AttemptDirectory) -> None:
     leader = sleeper(os.setsid)
-    marks.session.write_text(f"{leader} {start_time(leader)}")
-    assert sweep(marks, ATTEMPT) == {}
+    marks.session.write_text(f"{leader} {read_start_time(leader)}")
+    assert sweep_attempt(marks, ATTEMPT) == {}
     assert is_gone(leader)
 
 
 def test_a_session_number_that_belongs_to_somebody_else_by_now_marks_nobody(marks: AttemptDirectory) -> None:
     leader = sleeper(os.setsid)
-    marks.session.write_text(f"{leader} {start_time(leader) - 1}")
-    assert sweep(marks, ATTEMPT, 0) == {}
+    marks.session.write_text(f"{leader} {read_start_time(leader) - 1}")
+    assert sweep_attempt(marks, ATTEMPT, 0) == {}
     os.kill(leader, 9)
     os.waitpid(leader, 0)
 
@@ -101,7 +101,7 @@ def test_the_environment_finds_a_program_that_has_left_the_session_and_closed_it
     name, value = attempt_variable(ATTEMPT)
     child = start(env={name: value}, start_new_session=True, close_fds=True)
     other = start(env={name: value + "0"}, start_new_session=True)  # the thirtieth attempt
-    assert sweep(marks, ATTEMPT) == {}
+    assert sweep_attempt(marks, ATTEMPT) == {}
     assert child.wait(60) in (-9, 0)  # 0: the sweep has buried it, so nobody knows how it ended
     assert other.poll() is None
 
@@ -111,11 +111,11 @@ def test_a_program_that_has_left_the_session_is_found_if_it_is_not_older_than_th
 ) -> None:
     name, value = attempt_variable(ATTEMPT)
     child = start(env={name: value}, start_new_session=True)
-    marks.session.write_text(f"{os.getpid()} {start_time(child.pid) + 1}")
-    assert sweep(marks, ATTEMPT, 0) == {}
+    marks.session.write_text(f"{os.getpid()} {read_start_time(child.pid) + 1}")
+    assert sweep_attempt(marks, ATTEMPT, 0) == {}
     assert child.poll() is None
-    marks.session.write_text(f"{os.getpid()} {start_time(os.getpid())}")
-    assert sweep(marks, ATTEMPT) == {}
+    marks.session.write_text(f"{os.getpid()} {read_start_time(os.getpid())}")
+    assert sweep_attempt(marks, ATTEMPT) == {}
     assert child.wait(60) in (-9, 0)
 
 
@@ -124,7 +124,7 @@ def test_the_lock_finds_a_forked_process_that_has_left_the_session(marks: Attemp
     fcntl.flock(lock, fcntl.LOCK_EX)
     pid = sleeper(os.setsid)
     os.close(lock)
-    assert sweep(marks, ATTEMPT) == {}
+    assert sweep_attempt(marks, ATTEMPT) == {}
     assert is_gone(pid)
 
 
@@ -136,7 +136,7 @@ def test_the_lock_finds_a_program_by_whatever_path_its_file_was_opened(
     fcntl.flock(lock, fcntl.LOCK_EX)
     child = start(env={}, start_new_session=True, pass_fds=(lock,))
     os.close(lock)
-    assert sweep(AttemptDirectory.of(tmp_path / "alias", ATTEMPT), ATTEMPT) == {}
+    assert sweep_attempt(AttemptDirectory.of(tmp_path / "alias", ATTEMPT), ATTEMPT) == {}
     assert child.wait(60) in (-9, 0)  # 0: the sweep has buried it, so nobody knows how it ended
 
 
@@ -149,7 +149,7 @@ def test_the_cgroup_finds_a_process_that_has_no_other_mark(marks: AttemptDirecto
         os.kill(pid, 9)
         os.waitpid(pid, 0)
         pytest.skip("this host does not let a process enter the cgroup that it has made")
-    assert sweep(marks, ATTEMPT) == {}
+    assert sweep_attempt(marks, ATTEMPT) == {}
     assert is_gone(pid)
     assert not group.exists()
 
@@ -158,7 +158,7 @@ def test_what_will_not_die_is_named(marks: AttemptDirectory) -> None:
     """The sweep spares its own process, which holds the lock here."""
     lock = os.open(marks.ranks_lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    assert sweep(marks, ATTEMPT, 0.1) == {0: "an unseen process holds the attempt's lock"}
+    assert sweep_attempt(marks, ATTEMPT, 0.1) == {0: "an unseen process holds the attempt's lock"}
     os.close(lock)
 
 

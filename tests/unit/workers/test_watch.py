@@ -35,10 +35,10 @@ from jobs.protocol.records import (
 from tests.timing import once_below
 from tests.unit.workers.made import a_launch
 from workers.rank.handle import OutputPipe, RankHandle
-from workers.supervisor.checkpoints.directories import Place
-from workers.supervisor.checkpoints.writer import Saving
-from workers.supervisor.descendants import listen
-from workers.supervisor.outcome import Ending
+from workers.supervisor.checkpoints.directories import CheckpointDirectories
+from workers.supervisor.checkpoints.writer import AttemptCheckpoints
+from workers.supervisor.descendants import open_listener
+from workers.supervisor.outcome import AttemptOutcome
 from workers.supervisor.rank_monitor import DEATH_SECONDS, Watch
 
 SPEC = spec.parse(
@@ -56,10 +56,10 @@ class Lifeline:
 
     def __init__(self) -> None:
         self.order = Order.GO
-        self.silence = 0.0
+        self.seconds_since_renewal = 0.0
         self.marked: list[str] = []
 
-    def mark(self, what: str) -> None:
+    def record_milestone(self, what: str) -> None:
         self.marked.append(what)
 
 
@@ -153,8 +153,8 @@ def watch(
     limits: spec.Limits | None = None,
     program: spec.JobSpec = SPEC,
     listener: socket.socket | None = None,
-    saving: Saving | None = None,
-) -> Ending:
+    saving: AttemptCheckpoints | None = None,
+) -> AttemptOutcome:
     """Run the loop over ranks that do what `programs` say, and check that it leaves none alive."""
     ranks = start(list(programs))
     chosen = program.model_copy(update={"limits": limits or program.limits})
@@ -233,7 +233,7 @@ EXIT_OF_ONE_THREAD = {"x86_64": 60}.get(platform.machine(), 93)
 
 def test_an_attempt_is_completed_when_every_rank_has_reported_success() -> None:
     lifeline = Lifeline()
-    assert watch(succeeds, succeeds, lifeline=lifeline) == Ending(Reason.COMPLETED)
+    assert watch(succeeds, succeeds, lifeline=lifeline) == AttemptOutcome(Reason.COMPLETED)
     assert lifeline.marked == ["running"]
 
 
@@ -357,13 +357,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rank_that_hangs_in_its_exit_handlers_has_succeeded_all_the_same() -> None:
     published = Published()
     ending = watch(returns(0, "handlers", hangs), succeeds, published=published)
-    assert ending == Ending(Reason.COMPLETED)
+    assert ending == AttemptOutcome(Reason.COMPLETED)
     assert published.said == ["rank 0 had finished its work and did not end; it was killed"]
 
 
 @pytest.mark.usefixtures("impatient")
 def test_threads_that_go_on_for_ever_are_ended_when_all_other_ranks_are_done() -> None:
-    assert watch(returns(0, "threads", hangs), succeeds) == Ending(Reason.COMPLETED)
+    assert watch(returns(0, "threads", hangs), succeeds) == AttemptOutcome(Reason.COMPLETED)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -374,10 +374,10 @@ def test_threads_of_a_rank_alone_and_of_ranks_among_others_at_work_are_waited_fo
         succeeds(pipes)
 
     published = Published()
-    assert watch(returns(0, "threads", works_a_little), published=published) == Ending(Reason.COMPLETED)
+    assert watch(returns(0, "threads", works_a_little), published=published) == AttemptOutcome(Reason.COMPLETED)
     gate.wait()
     among_others = watch(returns(0, "threads", works_a_little), behind(gate, succeeds), published=published)
-    assert among_others == Ending(Reason.COMPLETED)
+    assert among_others == AttemptOutcome(Reason.COMPLETED)
     assert published.said == []
 
 
@@ -385,7 +385,7 @@ def test_processes_that_a_finished_rank_waits_for_are_work(monkeypatch: pytest.M
     monkeypatch.setattr("workers.supervisor.rank_monitor.TEARDOWN_SECONDS", 0.9)
     published = Published()
     ending = watch(has_a_child_at_work, published=published)
-    assert (ending, published.said) == (Ending(Reason.COMPLETED), [])
+    assert (ending, published.said) == (AttemptOutcome(Reason.COMPLETED), [])
 
 
 @pytest.mark.usefixtures("impatient")
@@ -407,7 +407,7 @@ def test_the_first_program_that_failed_is_named_though_another_rank_ends_first(g
 
 
 def test_a_script_that_leaves_without_a_word_ends_as_its_exit_code_says() -> None:
-    assert watch(leaves(0), program=SCRIPT) == Ending(Reason.COMPLETED)
+    assert watch(leaves(0), program=SCRIPT) == AttemptOutcome(Reason.COMPLETED)
     assert watch(leaves(4), program=SCRIPT).message == "rank 0 left with exit code 4 before it reported its outcome"
 
 
@@ -484,8 +484,8 @@ def test_a_stop_that_is_taken_back_when_ranks_have_heard_of_it_keeps_its_deadlin
         lifeline.order = Order.STOP if stepped and not heard else Order.GO
 
     published = Published(stop_until_it_is_heard)
-    nowhere = Place(Path("drafts"), Path("kept"), Path("attempt"))
-    saving = Saving(spec.Checkpoint(every_steps=10), nowhere, NoKeeper(), None, None)  # type: ignore[arg-type]
+    nowhere = CheckpointDirectories(Path("drafts"), Path("kept"), Path("attempt"))
+    saving = AttemptCheckpoints(spec.Checkpoint(every_steps=10), nowhere, NoKeeper(), None, None)  # type: ignore[arg-type]
     limits = spec.Limits(wall_seconds=20)
     ending = watch(hears_and_hangs, lifeline=lifeline, published=published, limits=limits, saving=saving)
     assert ending.reason is Reason.SERVICE_STOPPED
@@ -494,7 +494,7 @@ def test_a_stop_that_is_taken_back_when_ranks_have_heard_of_it_keeps_its_deadlin
 
 def test_three_quarters_of_a_lease_without_a_beat_end_the_ranks() -> None:
     lifeline = Lifeline()
-    lifeline.silence = 0.76 * a_launch().lease_seconds
+    lifeline.seconds_since_renewal = 0.76 * a_launch().lease_seconds
     assert watch(works, lifeline=lifeline).reason is Reason.LEASE_EXPIRED
 
 
@@ -603,7 +603,7 @@ def test_what_the_child_of_a_rank_says_counts_for_that_rank(place: Path) -> None
         has_a_child(says(place, step)),
         lifeline=lifeline,
         published=published,
-        listener=listen(place),
+        listener=open_listener(place),
     )
     assert ending.reason is Reason.COMPLETED
     assert published.of_children == [(1, 1, StepBatch([step]))]
@@ -614,7 +614,7 @@ def test_what_the_child_of_a_rank_says_counts_for_that_rank(place: Path) -> None
 def test_a_child_that_breaks_the_rules_does_not_fail_the_attempt(place: Path) -> None:
     published = Published()
     child = has_a_child(says(place, Outcome(0, 1, "code_error", "no")))
-    assert watch(child, published=published, listener=listen(place)).reason is Reason.COMPLETED
+    assert watch(child, published=published, listener=open_listener(place)).reason is Reason.COMPLETED
     assert [type(record) for _, _, record in published.of_children] == [Note]
 
 
@@ -624,7 +624,7 @@ def test_work_that_nobody_saw_is_noted(
 ) -> None:
     monkeypatch.setattr("workers.supervisor.rank_monitor.UNSEEN_SECONDS", 0.2)
     published = Published()
-    watch(has_a_child(child), published=published, listener=listen(place))
+    watch(has_a_child(child), published=published, listener=open_listener(place))
     assert any(isinstance(record, Note) for _, record in published.records) is noted
 
 
@@ -636,7 +636,7 @@ def test_work_that_was_seen_is_not_noted(place: Path, monkeypatch: pytest.Monkey
         says(place, Began(0, "train", 1.0))()
 
     published = Published()
-    watch(has_a_child(child), published=published, listener=listen(place))
+    watch(has_a_child(child), published=published, listener=open_listener(place))
     assert not any(isinstance(record, Note) for _, record in published.records)
 
 

@@ -20,15 +20,15 @@ from workers.runtime import commands
 #: that hangs is the watchdog's again.
 SAVE_SECONDS = 600.0
 #: That much even where the job says that a shorter pause is a stall: a large model may take long to write.
-LEAST_SAVE_SECONDS = 60.0
+MIN_SAVE_SECONDS = 60.0
 #: So long after the last pause a rank that has not paused is taken to wait for those that have.
-APART_SECONDS = 0.2
-MAX_ERROR = 300
+PAUSE_SKEW_SECONDS = 0.2
+MAX_ERROR_CHARS = 300
 
-Say = Callable[[int, bytes], None]
+SendCommand = Callable[[int, bytes], None]
 
 
-class Keeper(Protocol):
+class CheckpointSink(Protocol):
     """Takes the parts of a checkpoint over."""
 
     @property
@@ -43,195 +43,195 @@ class Keeper(Protocol):
 
 
 @dataclass(slots=True)
-class _Gathering:
+class _Barrier:
     """The parts of one checkpoint, as they come."""
 
     since: float  # monotonic
     parts: dict[int, Saved]
 
 
-class Cuts:
+class CheckpointCoordinator:
     """`say` gives a rank a word, and must not wait. Steps count those that are done. `stall_seconds` is the job's."""
 
     def __init__(
         self,
         world_size: int,
         every_steps: int,
-        keeper: Keeper,
-        say: Say,
+        keeper: CheckpointSink,
+        say: SendCommand,
         resumed: int = 0,
         stall_seconds: float | None = None,
     ) -> None:
-        self._patience = min(SAVE_SECONDS, max(LEAST_SAVE_SECONDS, stall_seconds or SAVE_SECONDS))
+        self._save_timeout = min(SAVE_SECONDS, max(MIN_SAVE_SECONDS, stall_seconds or SAVE_SECONDS))
         self._world_size = world_size
         self._every_steps = every_steps
-        self._keeper = keeper
-        self._say = say
-        self._total: int | None = None  # steps of the whole run
-        self._gathering: _Gathering | None = None
-        self._tried = resumed  # the last step that was saved, or could not be
+        self._sink = keeper
+        self._send_command = say
+        self._total_steps: int | None = None  # steps of the whole run
+        self._barrier: _Barrier | None = None
+        self._last_step = resumed  # the last step that was saved, or could not be
         self._paused: dict[int, int] = {}  # rank -> step
-        self._paused_at = 0.0  # when the last one paused, or was sent on
+        self._last_pause_at = 0.0  # when the last one paused, or was sent on
         self._done: set[int] = set()
-        self._stopping = self._saving_to_stop = self._leaving = False
+        self._stopping = self._saving_to_stop = self._released = False
 
     # -- what ranks say ------------------------------------------------------------------------------
 
-    def heed(self, rank: int, record: AnyRecord, now: float) -> None:
+    def on_record(self, rank: int, record: AnyRecord, now: float) -> None:
         """Take a record of a rank, in the order in which they were sent."""
         match record:
             case Outline():
-                self._total = record.total_steps
+                self._total_steps = record.total_steps
             case Step(phase="train"):
-                self._stepped(record, now)
+                self._open_barrier_if_due(record, now)
             case Saved():
-                self._saved(rank, record, now)
+                self._on_saved(rank, record, now)
             case Paused():
-                self._pause(rank, record, now)
+                self._on_paused(rank, record, now)
 
-    def _stepped(self, step: Step, now: float) -> None:
+    def _open_barrier_if_due(self, step: Step, now: float) -> None:
         """Where a checkpoint is due after a step, silence is no stall for a while."""
         done = step.step + 1
-        if self._is_due(done) and done > self._tried and self._gathering is None:
-            self._gathering = _Gathering(now, {})
+        if self._is_due(done) and done > self._last_step and self._barrier is None:
+            self._barrier = _Barrier(now, {})
 
-    def _saved(self, rank: int, saved: Saved, now: float) -> None:
-        if self._leaving:
-            self._say(rank, commands.LEAVE)
-        elif not self._tried < saved.step <= MAX_STEP:
-            self._say(rank, commands.CONTINUE)  # too late: the others have gone on
+    def _on_saved(self, rank: int, saved: Saved, now: float) -> None:
+        if self._released:
+            self._send_command(rank, commands.LEAVE)
+        elif not self._last_step < saved.step <= MAX_STEP:
+            self._send_command(rank, commands.CONTINUE)  # too late: the others have gone on
         else:
-            self._gathering = self._gathering or _Gathering(now, {})
-            self._gathering.parts[rank] = saved
-            self._look_for_cut()
+            self._barrier = self._barrier or _Barrier(now, {})
+            self._barrier.parts[rank] = saved
+            self._check_barrier()
 
-    def _pause(self, rank: int, paused: Paused, now: float) -> None:
-        if self._leaving or not self._stopping:
-            self._say(rank, commands.LEAVE)
+    def _on_paused(self, rank: int, paused: Paused, now: float) -> None:
+        if self._released or not self._stopping:
+            self._send_command(rank, commands.LEAVE)
         else:
             self._paused[rank] = paused.step
-            self._paused_at = now
-            self._look_for_stop(now)
+            self._last_pause_at = now
+            self._align_paused_ranks(now)
 
-    def done(self, rank: int) -> None:
+    def rank_done(self, rank: int) -> None:
         """A rank's program has ended, or the rank is dead."""
         self._done.add(rank)
         self._paused.pop(rank, None)
 
     # -- what happens to them ------------------------------------------------------------------------
 
-    def stop(self) -> None:
+    def request_stop(self) -> None:
         """The ranks are told to stop, and will pause."""
         self._stopping = True
 
-    def leave(self) -> None:
+    def release_all(self) -> None:
         """The attempt ends: nobody waits any longer, now or later."""
-        self._leaving = True
-        self._release(commands.LEAVE)
+        self._released = True
+        self._release_waiting(commands.LEAVE)
 
     @property
-    def left(self) -> bool:
+    def has_released(self) -> bool:
         """Whether all ranks were told to leave, with what they could save."""
-        return self._leaving
+        return self._released
 
     @property
-    def is_gathering(self) -> bool:
+    def is_saving(self) -> bool:
         """Whether ranks may be silent because they save."""
-        return self._gathering is not None
+        return self._barrier is not None
 
-    def on_time(self, now: float) -> None:
-        if self._gathering is not None:
-            self._look_for_cut()
-        if self._gathering is not None and now - self._gathering.since > self._patience:
-            self._give_up()
-        if self._stopping and not self._leaving:
-            self._look_for_stop(now)
+    def on_tick(self, now: float) -> None:
+        if self._barrier is not None:
+            self._check_barrier()
+        if self._barrier is not None and now - self._barrier.since > self._save_timeout:
+            self._abandon_barrier()
+        if self._stopping and not self._released:
+            self._align_paused_ranks(now)
 
-    def _look_for_cut(self) -> None:
-        assert self._gathering is not None
-        parts = self._gathering.parts
-        if len(parts) < self._world_size or not self._keeper.has_room:
+    def _check_barrier(self) -> None:
+        assert self._barrier is not None
+        parts = self._barrier.parts
+        if len(parts) < self._world_size or not self._sink.has_room:
             return
         saves = [parts[rank] for rank in sorted(parts)]
-        why = _why_not(saves)
+        why = _find_defect(saves)
         if why is None:
-            self._keeper.take(saves)
+            self._sink.take(saves)
         else:
-            self._miss(saves[0].step, why)
-        self._end_gathering(max(saved.step for saved in saves))
+            self._skip_checkpoint(saves[0].step, why)
+        self._close_barrier(max(saved.step for saved in saves))
 
-    def _give_up(self) -> None:
+    def _abandon_barrier(self) -> None:
         """Some rank has not saved; those that have must not wait for it."""
-        assert self._gathering is not None
-        parts = self._gathering.parts
+        assert self._barrier is not None
+        parts = self._barrier.parts
         silent = [str(rank) for rank in range(self._world_size) if rank not in parts]
         if parts:
             who = f"rank {', '.join(silent)} did not save" if silent else "the storage was busy with an older one"
             step = max(saved.step for saved in parts.values())
-            self._miss(step, f"{who} within {self._patience:g} s")
-            self._end_gathering(step)
+            self._skip_checkpoint(step, f"{who} within {self._save_timeout:g} s")
+            self._close_barrier(step)
         else:
-            self._gathering = None
+            self._barrier = None
 
-    def _miss(self, step: int, why: str) -> None:
-        self._keeper.miss(step, why if self._stopping else f"{why}; training goes on")
+    def _skip_checkpoint(self, step: int, why: str) -> None:
+        self._sink.miss(step, why if self._stopping else f"{why}; training goes on")
 
-    def _end_gathering(self, step: int) -> None:
-        self._tried = step
+    def _close_barrier(self, step: int) -> None:
+        self._last_step = step
         if self._saving_to_stop:
-            self.leave()
+            self.release_all()
         else:
-            self._release(commands.CONTINUE)
+            self._release_waiting(commands.CONTINUE)
 
-    def _release(self, word: bytes) -> None:
-        waiting = set(self._gathering.parts) if self._gathering is not None else set()
+    def _release_waiting(self, word: bytes) -> None:
+        waiting = set(self._barrier.parts) if self._barrier is not None else set()
         if word == commands.LEAVE:
             waiting |= set(self._paused)
             self._paused.clear()
-        self._gathering = None
+        self._barrier = None
         for rank in sorted(waiting):
-            self._say(rank, word)
+            self._send_command(rank, word)
 
-    def _look_for_stop(self, now: float) -> None:
+    def _align_paused_ranks(self, now: float) -> None:
         """Bring ranks that have paused to the same step, and have them save it."""
         if not self._paused or self._saving_to_stop:
             return
         running = self._world_size - len(self._paused) - len(self._done)
         steps = set(self._paused.values())
-        if self._gathering is not None and steps == {saved.step for saved in self._gathering.parts.values()}:
-            self._save(max(steps))  # the others had not been told yet, and save it as they always do
+        if self._barrier is not None and steps == {saved.step for saved in self._barrier.parts.values()}:
+            self._save_before_stop(max(steps))  # the others had not been told yet, and save it as they always do
         elif running == 0 and len(steps) == 1 and not self._done:
-            self._save(steps.pop())
+            self._save_before_stop(steps.pop())
         elif running == 0 and len(steps) > 1:
-            self._send_on(max(steps), now)
-        elif now - self._paused_at > APART_SECONDS:
-            self._send_on(min(steps) + 1, now)
+            self._advance_ranks(max(steps), now)
+        elif now - self._last_pause_at > PAUSE_SKEW_SECONDS:
+            self._advance_ranks(min(steps) + 1, now)
 
-    def _save(self, step: int) -> None:
-        if step <= self._tried:
-            self.leave()
+    def _save_before_stop(self, step: int) -> None:
+        if step <= self._last_step:
+            self.release_all()
             return
         self._saving_to_stop = True
         for rank in sorted(self._paused):
-            self._say(rank, commands.SAVE)
+            self._send_command(rank, commands.SAVE)
         self._paused.clear()
 
-    def _send_on(self, below: int, now: float) -> None:
+    def _advance_ranks(self, below: int, now: float) -> None:
         """Have those that paused below a step take one more."""
         for rank in [rank for rank, step in self._paused.items() if step < below]:
             del self._paused[rank]
-            self._say(rank, commands.CONTINUE)
-        self._paused_at = now
+            self._send_command(rank, commands.CONTINUE)
+        self._last_pause_at = now
 
     def _is_due(self, done: int) -> bool:
-        return done % self._every_steps == 0 or done == self._total
+        return done % self._every_steps == 0 or done == self._total_steps
 
 
-def _why_not(saves: Sequence[Saved]) -> str | None:
+def _find_defect(saves: Sequence[Saved]) -> str | None:
     """Why the parts of all ranks make no checkpoint; None when they do. What ranks claim may be anything."""
     for saved in saves:
         if saved.error:
-            return _printable(saved.error)
+            return _printable_text(saved.error)
     if len({(saved.step, saved.epoch) for saved in saves}) > 1:
         return "the ranks saved different steps"
     if saves[0].epoch < 0:
@@ -242,7 +242,7 @@ def _why_not(saves: Sequence[Saved]) -> str | None:
             return f"rank {saved.rank} saved {len(saved.files)} files; it may have {MAX_FILES_OF_A_RANK}"
     odd = next((name for name in names if not is_rank_file(name)), None)
     if odd is not None:
-        return f"a rank called a file {_printable(odd)!r}, which it may not"
+        return f"a rank called a file {_printable_text(odd)!r}, which it may not"
     if not all(is_sha256(file.sha256) for saved in saves for file in saved.files):
         return "a rank gave something else than the SHA-256 of a file"
     if len(set(names)) < len(names):
@@ -250,5 +250,5 @@ def _why_not(saves: Sequence[Saved]) -> str | None:
     return None
 
 
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else " " for letter in text[:MAX_ERROR]).strip()
+def _printable_text(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text[:MAX_ERROR_CHARS]).strip()

@@ -13,13 +13,13 @@ from jobs.files.checkpoints import WEIGHTS, Verified
 from jobs.support import fs
 from workers.runtime.launch import AttemptConfig
 from workers.sandbox import run_as
-from workers.supervisor.checkpoints.takeover import sync
+from workers.supervisor.checkpoints.takeover import sync_path
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CheckpointDirectories:
     """Directories of one attempt, of which the ranks know those that they need."""
 
     drafts: Path
@@ -27,15 +27,15 @@ class Place:
     attempt: Path
 
 
-def place_of(launch: AttemptConfig) -> Place:
+def directories_of(launch: AttemptConfig) -> CheckpointDirectories:
     """Where the checkpoints of an attempt go."""
     attempt = launch.attempt
     directory = paths.attempt_dir(launch.storage, attempt.tenant, attempt.job, attempt.number).absolute()
     kept = paths.checkpoints_dir(launch.storage, attempt.tenant, attempt.job).absolute()
-    return Place(paths.drafts_dir(directory), kept, directory)
+    return CheckpointDirectories(paths.drafts_dir(directory), kept, directory)
 
 
-def prepare(launch: AttemptConfig, place: Place) -> None:
+def prepare_directories(launch: AttemptConfig, place: CheckpointDirectories) -> None:
     """Make the directories, and sweep what earlier attempts have left unfinished.
 
     Raises:
@@ -43,30 +43,30 @@ def prepare(launch: AttemptConfig, place: Place) -> None:
     """
     place.kept.mkdir(parents=True, exist_ok=True)
     place.kept.chmod(0o700)  # no rank's account may pass, whatever the modes of the files in it
-    sync_way(launch.storage.absolute(), place.kept)
+    sync_ancestors(launch.storage.absolute(), place.kept)
     for name in os.listdir(place.kept):
         if name.startswith("."):
             fs.remove(place.kept / name)
     for number in range(1, launch.attempt.number):
-        clear(place.attempt.with_name(str(number)))
-    clear(place.attempt)
+        remove_drafts(place.attempt.with_name(str(number)))
+    remove_drafts(place.attempt)
     place.drafts.mkdir(parents=True, mode=0o700)
     if launch.account is not None:
         run_as.open_way(launch.storage.absolute(), place.attempt)
         run_as.give(place.drafts, launch.account)
 
 
-def sync_way(storage: Path, directory: Path) -> None:
+def sync_ancestors(storage: Path, directory: Path) -> None:
     """Have the names on disk that lead from the storage to a directory: what is synced in it is to survive a power cut.
 
     Raises:
         OSError: the disk refuses.
     """
     for above in takewhile(lambda above: above != storage.parent, directory.parents):
-        sync(above)
+        sync_path(above)
 
 
-def clear(attempt: Path) -> None:
+def remove_drafts(attempt: Path) -> None:
     """Remove what only a living attempt needs of its checkpoints. Says in the log what stays."""
     for directory in (paths.drafts_dir(attempt), paths.resume_dir(attempt)):
         if directory.exists():
@@ -76,7 +76,7 @@ def clear(attempt: Path) -> None:
                 log.warning("not_removed", directory=str(directory), error=str(error))
 
 
-def readable(launch: AttemptConfig, place: Place, found: Verified) -> Path:
+def make_readable(launch: AttemptConfig, place: CheckpointDirectories, found: Verified) -> Path:
     """A directory from which the ranks can read a checkpoint: its own, or one with links to the ranks' files in it,
     which their account alone can enter. The files are the service's, and nobody can write to them.
 
@@ -89,14 +89,14 @@ def readable(launch: AttemptConfig, place: Place, found: Verified) -> Path:
     directory.mkdir(mode=0o700)
     for name in found.manifest.files:
         if name not in checkpoints.RESERVED:
-            _link(found.directory / name, directory / name)
+            _link_or_copy(found.directory / name, directory / name)
             (directory / name).chmod(0o444)
     os.chown(directory, launch.account.uid, launch.account.gid)
     directory.chmod(0o500)
     return directory
 
 
-def publish_weights(place: Place, directory: Path) -> bool:
+def publish_weights(place: CheckpointDirectories, directory: Path) -> bool:
     """Make the weights of a checkpoint an artifact of the attempt, all of whose processes are dead. False: it has no
     such file, or the attempt left one of its own.
 
@@ -108,13 +108,13 @@ def publish_weights(place: Place, directory: Path) -> bool:
         return False
     target.parent.mkdir(exist_ok=True)
     try:
-        _link(source, target)
+        _link_or_copy(source, target)
     except FileExistsError:
         return False
     return True
 
 
-def _link(source: Path, target: Path) -> None:
+def _link_or_copy(source: Path, target: Path) -> None:
     """Another name for a file, or a copy where the file system has no such names."""
     try:
         os.link(source, target, follow_symlinks=False)

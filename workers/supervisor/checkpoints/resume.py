@@ -23,9 +23,9 @@ from jobs.model.state import Order
 from jobs.protocol.records import Note
 from workers.runtime.launch import AttemptConfig, AttemptDirectory
 from workers.supervisor.checkpoints import script_resume
-from workers.supervisor.checkpoints.directories import Place
-from workers.supervisor.checkpoints.script_resume import Search
-from workers.supervisor.lease import CLAIM_SECONDS, Lifeline
+from workers.supervisor.checkpoints.directories import CheckpointDirectories
+from workers.supervisor.checkpoints.script_resume import SearchResult
+from workers.supervisor.lease import CLAIM_SECONDS, LeaseHolder
 from workers.supervisor.telemetry.publisher import TelemetryPublisher
 
 log = structlog.get_logger(__name__)
@@ -33,13 +33,13 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 #: No byte was read for so long: the storage does not answer.
-SILENT_SECONDS = 120.0
+STORAGE_TIMEOUT_SECONDS = 120.0
 #: What takes longer to read is told of beforehand, and again as often.
-TELL_SECONDS = 2.0
+PROGRESS_LINE_SECONDS = 2.0
 TICK_SECONDS = 0.05
 
 
-class Interrupted(Exception):
+class StartInterrupted(Exception):
     """The attempt is to end before it has begun; `order` says why."""
 
     def __init__(self, order: Order) -> None:
@@ -47,11 +47,13 @@ class Interrupted(Exception):
         self.order = order
 
 
-class NoAnswer(Exception):
+class StorageTimeout(Exception):
     """The storage does not answer."""
 
 
-def choose(place: Place, lifeline: Lifeline, publisher: TelemetryPublisher) -> Verified | None:
+def choose_checkpoint(
+    place: CheckpointDirectories, lifeline: LeaseHolder, publisher: TelemetryPublisher
+) -> Verified | None:
     """Verify checkpoints, newest first, until one is whole; note it in the control Redis, and say it in the log. None:
     the job begins at its first step.
 
@@ -61,7 +63,7 @@ def choose(place: Place, lifeline: Lifeline, publisher: TelemetryPublisher) -> V
             another time, or on another node, it may, and to begin anew would lose everything.
         Unavailable: Redis does not answer.
     """
-    pointer = _pointer(lifeline)
+    pointer = _read_pointer(lifeline)
     if pointer is None:
         return None  # nothing was ever committed, or an earlier attempt could use nothing
     found, refused = None, None
@@ -70,7 +72,7 @@ def choose(place: Place, lifeline: Lifeline, publisher: TelemetryPublisher) -> V
         publisher.log_line(f"the checkpoint of step {pointer.step} of attempt {pointer.attempt} is not there any more")
     for one in checkpoints.candidates(there, pointer):
         try:
-            found = _verify(one, pointer, lifeline, publisher)
+            found = _verify_checkpoint(one, pointer, lifeline, publisher)
         except OSError as error:
             log.exception("checkpoint_not_read", step=one.step, attempt=one.attempt)
             publisher.log_line(f"the checkpoint of step {one.step} of attempt {one.attempt} cannot be read: {error}")
@@ -79,7 +81,7 @@ def choose(place: Place, lifeline: Lifeline, publisher: TelemetryPublisher) -> V
             break
     if found is None and refused is not None:
         raise refused
-    _note(lifeline, found)
+    _record_choice(lifeline, found)
     if found is None:
         publisher.log_line("no checkpoint could be used; the run begins at its first step")
     else:
@@ -87,7 +89,9 @@ def choose(place: Place, lifeline: Lifeline, publisher: TelemetryPublisher) -> V
     return found
 
 
-def of_script(launch: AttemptConfig, spec: JobSpec, lifeline: Lifeline, publisher: TelemetryPublisher) -> Path | None:
+def resume_script(
+    launch: AttemptConfig, spec: JobSpec, lifeline: LeaseHolder, publisher: TelemetryPublisher
+) -> Path | None:
     """Where the newest whole checkpoint is that a script has saved in its earlier attempts, and say so in the log and
     in the report. None: there is none.
 
@@ -99,11 +103,11 @@ def of_script(launch: AttemptConfig, spec: JobSpec, lifeline: Lifeline, publishe
     if not isinstance(spec.program, ScriptProgram) or launch.attempt.number == 1:
         return None
     into = AttemptDirectory.of(launch.state_dir, launch.attempt).resume
-    take_over = partial(script_resume.take_over, launch.storage, launch.attempt, into)
+    take_over = partial(script_resume.copy_newest_checkpoint, launch.storage, launch.attempt, into)
     try:
-        search = _patiently(take_over, "reading the checkpoint of an earlier attempt", lifeline, publisher)
+        search = _read_with_progress(take_over, "reading the checkpoint of an earlier attempt", lifeline, publisher)
     except Damaged as error:  # by a fault of ours, which is in the log: the job goes on all the same
-        search = Search(damaged=[str(error)])
+        search = SearchResult(damaged=[str(error)])
     for why in search.damaged:
         log.warning("checkpoint_damaged", why=why)
         publisher.log_line(why)
@@ -112,42 +116,46 @@ def of_script(launch: AttemptConfig, spec: JobSpec, lifeline: Lifeline, publishe
             publisher.log_line("no checkpoint could be used; the script begins without one")
         return None
     name, attempt = search.found.name, search.found.attempt
-    if not lifeline.as_claimant(partial(store.script_resumes, saved_by=attempt), CLAIM_SECONDS):
-        raise Interrupted(Order.LOST)
+    if not lifeline.run_as_claimant(partial(store.script_resumes, saved_by=attempt), CLAIM_SECONDS):
+        raise StartInterrupted(Order.LOST)
     publisher.log_line(f"resumed from the checkpoint {name!r} of attempt {attempt}")
     begins = f"this attempt went on from the checkpoint {name!r} of attempt {attempt}, and its report begins there"
     publisher.add_record(0, Note("resumed", begins))
     return Path(os.path.realpath(search.found.directory))
 
 
-def _pointer(lifeline: Lifeline) -> Pointer | None:
-    found = lifeline.job().record.checkpoint
+def _read_pointer(lifeline: LeaseHolder) -> Pointer | None:
+    found = lifeline.read_job().record.checkpoint
     return None if found is None else Pointer(found["step"], found["attempt"], found["sha256"])
 
 
-def _note(lifeline: Lifeline, found: Verified | None) -> None:
+def _record_choice(lifeline: LeaseHolder, found: Verified | None) -> None:
     """Raises Unavailable; and Interrupted, where another attempt has this one's place."""
     call = partial(store.resume_from, step=None)
     if found is not None:
         made = found.manifest
         call = partial(store.resume_from, step=made.step, epoch=made.epoch, saved_by=made.attempt, sha256=found.sha256)
-    if not lifeline.as_claimant(call, CLAIM_SECONDS):
-        raise Interrupted(Order.LOST)
+    if not lifeline.run_as_claimant(call, CLAIM_SECONDS):
+        raise StartInterrupted(Order.LOST)
 
 
-def _verify(one: Kept, pointer: Pointer, lifeline: Lifeline, publisher: TelemetryPublisher) -> Verified | None:
+def _verify_checkpoint(
+    one: Kept, pointer: Pointer, lifeline: LeaseHolder, publisher: TelemetryPublisher
+) -> Verified | None:
     """A checkpoint if it is whole, else None, and a line in the log says why. Raises as `_patiently` does."""
     pointed = (one.step, one.attempt) == (pointer.step, pointer.attempt)
     verify = partial(checkpoints.verify, one.directory, pointer.sha256 if pointed else None)
     try:
-        return _patiently(verify, f"verifying the checkpoint of step {one.step}", lifeline, publisher)
+        return _read_with_progress(verify, f"verifying the checkpoint of step {one.step}", lifeline, publisher)
     except Damaged as error:
         log.warning("checkpoint_damaged", step=one.step, attempt=one.attempt, why=str(error))
         publisher.log_line(f"the checkpoint of step {one.step} of attempt {one.attempt} is damaged: {error}")
         return None
 
 
-def _patiently(work: Callable[[Progress], T], what: str, lifeline: Lifeline, publisher: TelemetryPublisher) -> T:
+def _read_with_progress(
+    work: Callable[[Progress], T], what: str, lifeline: LeaseHolder, publisher: TelemetryPublisher
+) -> T:
     """Have a thread read files for as long as it gets on, and tell of it in the log.
 
     Raises:
@@ -155,22 +163,24 @@ def _patiently(work: Callable[[Progress], T], what: str, lifeline: Lifeline, pub
         NoAnswer: the storage does not answer.
         Damaged, OSError: as `work` does.
     """
-    reading = _Reading(work)
+    reading = _ReadingThread(work)
     told = monotonic()
     while not reading.done.wait(TICK_SECONDS):
         if lifeline.order is not Order.GO:
-            raise Interrupted(lifeline.order)
+            raise StartInterrupted(lifeline.order)
         now = monotonic()
-        if now - reading.at > SILENT_SECONDS:
-            raise NoAnswer(f"the storage did not answer for {SILENT_SECONDS:g} s while a checkpoint was read")
-        if now - told > TELL_SECONDS:
+        if now - reading.at > STORAGE_TIMEOUT_SECONDS:
+            raise StorageTimeout(
+                f"the storage did not answer for {STORAGE_TIMEOUT_SECONDS:g} s while a checkpoint was read"
+            )
+        if now - told > PROGRESS_LINE_SECONDS:
             told = now
             publisher.log_line(f"{what}: {reading.bytes / 1e9:.1f} GB so far")
         publisher.flush_due(time.time())
     return reading.result()
 
 
-class _Reading(Generic[T]):
+class _ReadingThread(Generic[T]):
     """Reading in a thread of its own."""
 
     def __init__(self, work: Callable[[Progress], T]) -> None:

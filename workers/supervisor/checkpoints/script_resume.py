@@ -46,13 +46,13 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Opening a pipe without O_NONBLOCK would wait for somebody to write to it.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 #: What is wrong with the files, not with the disk: they are missing, links, sockets, or closed to us.
-_OF_THE_FILES: Final = frozenset(
+_BAD_FILE_ERRNOS: Final = frozenset(
     (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.ENXIO, errno.ENAMETOOLONG)
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CopiedCheckpoint:
     """A checkpoint that was taken over; `directory` has it, and nothing else, under `name`."""
 
     directory: Path
@@ -61,14 +61,14 @@ class Found:
 
 
 @dataclass(slots=True)
-class Search:
+class SearchResult:
     """What came of looking for one. `damaged` says of those that are not what was saved what is wrong with them."""
 
-    found: Found | None = None
+    found: CopiedCheckpoint | None = None
     damaged: list[str] = field(default_factory=list)
 
 
-class _Manifest(msgspec.Struct, frozen=True):
+class _ScriptManifest(msgspec.Struct, frozen=True):
     version: int
     name: str
     draft: str
@@ -76,37 +76,39 @@ class _Manifest(msgspec.Struct, frozen=True):
     files: list[tuple[str, int, str]]
 
 
-def take_over(storage: Path, attempt: AttemptId, into: Path, read: Progress = lambda _: None) -> Search:
+def copy_newest_checkpoint(
+    storage: Path, attempt: AttemptId, into: Path, read: Progress = lambda _: None
+) -> SearchResult:
     """Copy the newest whole checkpoint of the attempts before this one to `into`, for reading only. `read` is told how
     many bytes were read, as they are.
 
     Raises:
         OSError: the disk refuses, or has no room for it.
     """
-    search = Search()
+    search = SearchResult()
     for number in range(attempt.number - 1, max(0, attempt.number - 1 - MAX_ATTEMPTS), -1):
         directory = paths.attempt_dir(storage, attempt.tenant, attempt.job, number)
-        for name in _manifests(paths.artifacts_dir(directory)):
+        for name in _list_manifests(paths.artifacts_dir(directory)):
             if len(search.damaged) == MAX_TRIED:
                 return search
             try:
-                saved = _copy(paths.artifacts_dir(directory), name, into, read)
+                saved = _copy_checkpoint(paths.artifacts_dir(directory), name, into, read)
             except Damaged as error:
                 search.damaged.append(f"a checkpoint of attempt {number} is not what was saved: {error}")
                 fs.remove(into)
             else:
-                search.found = Found(into, saved, number)
+                search.found = CopiedCheckpoint(into, saved, number)
                 return search
     return search
 
 
-def _manifests(artifacts: Path) -> list[str]:
+def _list_manifests(artifacts: Path) -> list[str]:
     """Names of the manifests of one attempt, the newest first."""
     names: list[str] = []
     try:
         with (
-            _opened(artifacts) as top,
-            _within(top, checkpoint.MANIFESTS, _DIRECTORY) as there,
+            _open_directory(artifacts) as top,
+            _open_entry(top, checkpoint.MANIFESTS, _DIRECTORY) as there,
             os.scandir(there) as found,
         ):
             for entry in found:
@@ -119,22 +121,22 @@ def _manifests(artifacts: Path) -> list[str]:
     return sorted(names, reverse=True)
 
 
-def _copy(artifacts: Path, manifest: str, into: Path, read: Progress) -> str:
+def _copy_checkpoint(artifacts: Path, manifest: str, into: Path, read: Progress) -> str:
     """Copy what a manifest describes, if all of it is there. Returns its name."""
-    with _opened(artifacts) as top:
-        with _within(top, checkpoint.MANIFESTS, _DIRECTORY) as there, _within(there, manifest, _FILE) as fd:
-            saved = _decode(_contents(fd))
-        with _within(top, checkpoint.CHECKPOINTS, _DIRECTORY) as places:
-            place = _place(places, saved)
+    with _open_directory(artifacts) as top:
+        with _open_entry(top, checkpoint.MANIFESTS, _DIRECTORY) as there, _open_entry(there, manifest, _FILE) as fd:
+            saved = _decode_manifest(_read_manifest(fd))
+        with _open_entry(top, checkpoint.CHECKPOINTS, _DIRECTORY) as places:
+            place = _locate_directory(places, saved)
             for path, size, _ in saved.files:
-                with _reached(places, place, path, _FILE) as fd:
+                with _open_path(places, place, path, _FILE) as fd:
                     _check_size(fd, size)
-            _make_room(sum(size for _, size, _ in saved.files), into)
+            _check_free_space(sum(size for _, size, _ in saved.files), into)
             into.mkdir(mode=0o700)
             for path in saved.directories:
                 (into / saved.name / path).mkdir()
             for path, size, sha256 in saved.files:
-                with _reached(places, place, path, _FILE) as fd:
+                with _open_path(places, place, path, _FILE) as fd:
                     _copy_file(fd, into / saved.name / path, size, sha256, read)
     for path in saved.directories:
         (into / saved.name / path).chmod(0o555)
@@ -142,7 +144,7 @@ def _copy(artifacts: Path, manifest: str, into: Path, read: Progress) -> str:
     return saved.name
 
 
-def _place(places: int, saved: _Manifest) -> str:
+def _locate_directory(places: int, saved: _ScriptManifest) -> str:
     """Under which name it is. The draft's goes when it gets its own; its attempt may have died in between."""
     with suppress(FileNotFoundError):
         if saved.draft and os.stat(saved.draft, dir_fd=places, follow_symlinks=False):
@@ -156,7 +158,7 @@ def _check_size(fd: int, size: int) -> None:
         raise Damaged(f"a file has {found:,} bytes instead of {size:,}")
 
 
-def _make_room(needed: int, into: Path) -> None:
+def _check_free_space(needed: int, into: Path) -> None:
     free = shutil.disk_usage(into.parent).free
     if needed > free:
         raise OSError(
@@ -180,9 +182,9 @@ def _copy_file(fd: int, target: Path, size: int, sha256: str, read: Progress) ->
 # -- manifests -------------------------------------------------------------------------------------
 
 
-def _decode(body: bytes) -> _Manifest:
+def _decode_manifest(body: bytes) -> _ScriptManifest:
     try:
-        saved = msgspec.convert(json.loads(body), _Manifest)
+        saved = msgspec.convert(json.loads(body), _ScriptManifest)
     except (ValueError, RecursionError) as error:
         raise Damaged(f"its manifest cannot be read: {error}") from error
     if saved.version != checkpoint.VERSION:
@@ -225,7 +227,7 @@ def _is_plain(name: str) -> bool:
     return 0 < length <= 255 and name not in (".", "..") and "/" not in name and "\0" not in name
 
 
-def _contents(fd: int) -> bytes:
+def _read_manifest(fd: int) -> bytes:
     size = os.fstat(fd).st_size
     if size > checkpoint.MAX_MANIFEST_BYTES:
         raise Damaged(f"its manifest has {size:,} bytes")
@@ -237,28 +239,28 @@ def _contents(fd: int) -> bytes:
 
 
 @contextmanager
-def _opened(directory: Path) -> Iterator[int]:
-    with _within(None, str(directory), _DIRECTORY) as fd:
+def _open_directory(directory: Path) -> Iterator[int]:
+    with _open_entry(None, str(directory), _DIRECTORY) as fd:
         yield fd
 
 
 @contextmanager
-def _reached(places: int, place: str, path: str, flags: int) -> Iterator[int]:
+def _open_path(places: int, place: str, path: str, flags: int) -> Iterator[int]:
     """A file of the checkpoint that is at `place`, opened step by step."""
     *steps, last = [place, *path.split("/")] if path else [place]
     way = os.dup(places)
     try:
         for step in steps:
-            with _within(way, step, _DIRECTORY) as fd:
+            with _open_entry(way, step, _DIRECTORY) as fd:
                 os.dup2(fd, way, inheritable=False)
-        with _within(way, last, flags) as fd:
+        with _open_entry(way, last, flags) as fd:
             yield fd
     finally:
         os.close(way)
 
 
 @contextmanager
-def _within(directory: int | None, name: str, flags: int) -> Iterator[int]:
+def _open_entry(directory: int | None, name: str, flags: int) -> Iterator[int]:
     """A directory, or a plain file, of a directory.
 
     Raises:
@@ -268,7 +270,7 @@ def _within(directory: int | None, name: str, flags: int) -> Iterator[int]:
     try:
         fd = os.open(name, flags, dir_fd=directory)
     except OSError as error:
-        if error.errno in _OF_THE_FILES:
+        if error.errno in _BAD_FILE_ERRNOS:
             raise Damaged(f"{name[:100]!r} cannot be opened: {error.strerror}") from error
         raise
     try:

@@ -27,11 +27,11 @@ log = structlog.get_logger(__name__)
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Refused(Exception):
+class TakeoverRefused(Exception):
     """The ranks left something else than the files that they told of."""
 
 
-def take_over(saves: Sequence[Saved], draft: Path, part: Path, account: Account | None) -> dict[str, File]:
+def take_over_files(saves: Sequence[Saved], draft: Path, part: Path, account: Account | None) -> dict[str, File]:
     """Move the ranks' files into a directory of ours, and make them ours.
 
     Raises:
@@ -51,8 +51,8 @@ def take_over(saves: Sequence[Saved], draft: Path, part: Path, account: Account 
                 try:
                     os.rename(file.name, file.name, src_dir_fd=source, dst_dir_fd=target)
                 except FileNotFoundError as error:
-                    raise Refused(f"rank {saved.rank} has not written {file.name}") from error
-                _make_ours(target, file.name, file.bytes, account)
+                    raise TakeoverRefused(f"rank {saved.rank} has not written {file.name}") from error
+                _take_ownership(target, file.name, file.bytes, account)
                 files[file.name] = File(file.bytes, file.sha256)
         return files
     finally:
@@ -64,37 +64,37 @@ def _open_draft(drafts: int, name: str) -> int:
     try:
         return os.open(name, _DIRECTORY, dir_fd=drafts)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise Refused("the ranks have not made a directory for it") from error
+        raise TakeoverRefused("the ranks have not made a directory for it") from error
 
 
-def _make_ours(directory: int, name: str, size: int, account: Account | None) -> None:
+def _take_ownership(directory: int, name: str, size: int, account: Account | None) -> None:
     """Make a file that was just moved into a directory of ours our own. Nothing here follows a link or waits."""
     fd = -1
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-            raise Refused(f"{name} is no plain file, or has other names too")
+            raise TakeoverRefused(f"{name} is no plain file, or has other names too")
         if account is not None and found.st_uid != account.uid:
-            raise Refused(f"{name} does not belong to the job's account")
+            raise TakeoverRefused(f"{name} does not belong to the job's account")
         if found.st_size != size:
-            raise Refused(f"{name} has {found.st_size} bytes instead of {size}")
+            raise TakeoverRefused(f"{name} has {found.st_size} bytes instead of {size}")
         if account is not None:
             os.fchown(fd, os.geteuid(), os.getegid())
         os.fchmod(fd, 0o444 if account is not None else 0o640)
     except OSError as error:
-        raise Refused(f"{name} cannot be opened: {error.strerror}") from error
+        raise TakeoverRefused(f"{name} cannot be opened: {error.strerror}") from error
     finally:
         if fd >= 0:
             os.close(fd)
 
 
-def write(body: bytes, path: Path) -> File:
+def write_file(body: bytes, path: Path) -> File:
     path.write_bytes(body)
     return File(len(body), hashlib.sha256(body).hexdigest())
 
 
-def copy_start(source: Path, length: int, path: Path) -> File:
+def copy_prefix(source: Path, length: int, path: Path) -> File:
     """The first bytes of a file that grows."""
     digest, left = hashlib.sha256(), length
     with path.open("xb") as writer, contextlib.ExitStack() as stack:
@@ -106,7 +106,7 @@ def copy_start(source: Path, length: int, path: Path) -> File:
     return File(length - left, digest.hexdigest())
 
 
-def sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -114,7 +114,7 @@ def sync(path: Path) -> None:
         os.close(fd)
 
 
-def remove(directory: Path) -> None:
+def remove_if_there(directory: Path) -> None:
     """Remove a directory that may be gone; what stays is swept with the attempt's rest."""
     if not os.path.lexists(directory):
         return

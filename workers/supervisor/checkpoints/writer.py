@@ -31,26 +31,33 @@ from jobs.protocol.records import Note, Saved
 from jobs.support import failpoints, fs
 from shardyard.contract.errors import Unavailable
 from workers.runtime.launch import AttemptConfig
-from workers.supervisor.checkpoints.directories import Place
-from workers.supervisor.checkpoints.takeover import Refused, copy_start, remove, sync, take_over, write
-from workers.supervisor.lease import FINISH_SECONDS, Lifeline
+from workers.supervisor.checkpoints.directories import CheckpointDirectories
+from workers.supervisor.checkpoints.takeover import (
+    TakeoverRefused,
+    copy_prefix,
+    remove_if_there,
+    sync_path,
+    take_over_files,
+    write_file,
+)
+from workers.supervisor.lease import FINISH_SECONDS, LeaseHolder
 
 log = structlog.get_logger(__name__)
 
 #: Of the spec, for notes in the report.
-FIELD = "program.checkpoint"
+NOTE_FIELD = "program.checkpoint"
 #: How often the pointer is tried again while the control Redis is away.
 RETRY_SECONDS = 0.5
 #: Checkpoints that may wait while one is brought to the disk; the ranks wait when there are more.
 MAX_WAITING = 1
 #: Lines for people that may wait.
-MAX_LINES = 100
+MAX_MESSAGES = 100
 #: How long the end of an attempt waits for the disk.
 CLOSE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class BarrierState:
     """What the supervisor knows at a cut. `report` is None where its state could not be had."""
 
     saves: tuple[Saved, ...]  # of all ranks, in their order
@@ -64,7 +71,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CheckpointMessage:
     """What people should know of a checkpoint."""
 
     text: str
@@ -72,12 +79,12 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class _Missed:
+class _SkippedStep:
     step: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class DurableCheckpoint:
     """A checkpoint that is whole and on disk."""
 
     manifest: Manifest
@@ -87,12 +94,12 @@ class _Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
+class AttemptCheckpoints:
     """The checkpoints of an attempt. `resume` is where its ranks read the one that it begins with."""
 
     wanted: Checkpoint
-    place: Place
-    keeper: "Keeper"
+    place: CheckpointDirectories
+    keeper: "CheckpointWriter"
     resumed: Verified | None
     resume: Path | None
 
@@ -101,27 +108,27 @@ class Saving:
         """Steps that were done before the attempt began."""
         return self.resumed.manifest.step if self.resumed is not None else 0
 
-    def tell(self, out: "Audience") -> None:
+    def tell(self, out: "MessageSink") -> None:
         """Say in the log what has become of checkpoints; what was missed is in the report too."""
         for line in self.keeper.lines():
             out.log_line(line.text)
             if line.failed:
-                out.add_record(0, Note(FIELD, line.text))
+                out.add_record(0, Note(NOTE_FIELD, line.text))
 
 
-class Audience(Protocol):
+class MessageSink(Protocol):
     def log_line(self, text: str) -> None: ...
 
     def add_record(self, rank: int, record: Note) -> None: ...
 
 
-def asked_for(spec: JobSpec) -> Checkpoint | None:
+def checkpoint_settings(spec: JobSpec) -> Checkpoint | None:
     """What a spec says of checkpoints, if it is of a program that has any."""
     program = spec.program
     return program.checkpoint if isinstance(program, RecipeProgram) and program.mode == "train" else None
 
 
-class Keeper:
+class CheckpointWriter:
     """Keeps the checkpoints of one attempt. `cut` is asked for what the supervisor knows when the ranks stand at a cut.
 
     Used by the supervisor's loop. One thread does what the disk takes time for, and another what Redis does. Lines for
@@ -131,9 +138,9 @@ class Keeper:
     def __init__(
         self,
         launch: AttemptConfig,
-        place: Place,
+        place: CheckpointDirectories,
         keep: int,
-        lifeline: Lifeline,
+        lifeline: LeaseHolder,
         cut: Callable[[], tuple[bytes | None, tuple[Path, int]]],
         resumed: Verified | None,
     ) -> None:
@@ -144,8 +151,8 @@ class Keeper:
         self._cut = cut
         self._newest: Path | None = resumed.directory if resumed is not None else None
         self._last = resumed.manifest.step if resumed is not None else 0  # step that was to be kept
-        self._waiting: deque[Cut | _Missed] = deque()
-        self._pending: deque[_Kept] = deque(maxlen=MAX_LINES)  # on disk, and not pointed to yet
+        self._waiting: deque[BarrierState | _SkippedStep] = deque()
+        self._pending: deque[DurableCheckpoint] = deque(maxlen=MAX_MESSAGES)  # on disk, and not pointed to yet
         self._closing = self._all_filed = self._lost = False
         self._changed = threading.Condition()
         #: Steps to one of which the job points: the last that is known, the first of those asked for since then, and
@@ -155,7 +162,7 @@ class Keeper:
         self._asked: int | None = None
         self._files = threading.Lock()
         self._told: int | None = None  # the step of which it was said that Redis is away
-        self._lines: deque[Line] = deque(maxlen=MAX_LINES)
+        self._lines: deque[CheckpointMessage] = deque(maxlen=MAX_MESSAGES)
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._pointing = threading.Thread(target=self._run_pointing, name="pointer", daemon=True)
         self._thread.start()
@@ -174,14 +181,14 @@ class Keeper:
         except OSError as error:
             self.miss(saves[0].step, f"{error.strerror}; training goes on")
             return
-        self._put(Cut(tuple(saves), report, metrics, monotonic()))
+        self._put(BarrierState(tuple(saves), report, metrics, monotonic()))
 
     def miss(self, step: int, why: str) -> None:
         self._last = step
         self._missed(step, why)
-        self._put(_Missed(step))
+        self._put(_SkippedStep(step))
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[CheckpointMessage]:
         """What people should read in the log, once."""
         return [self._lines.popleft() for _ in range(len(self._lines))]
 
@@ -208,12 +215,12 @@ class Keeper:
             log.warning("checkpoint_not_kept", waiting=len(self._waiting), pending=len(self._pending))
 
     def _missed(self, step: int, why: str) -> None:
-        self._lines.append(Line(f"checkpoint of step {step} could not be saved: {why}", failed=True))
+        self._lines.append(CheckpointMessage(f"checkpoint of step {step} could not be saved: {why}", failed=True))
 
     def _say(self, text: str) -> None:
-        self._lines.append(Line(text, failed=False))
+        self._lines.append(CheckpointMessage(text, failed=False))
 
-    def _put(self, item: Cut | _Missed) -> None:
+    def _put(self, item: BarrierState | _SkippedStep) -> None:
         with self._changed:
             self._waiting.append(item)
             self._changed.notify_all()
@@ -230,34 +237,34 @@ class Keeper:
             self._all_filed = True
             self._changed.notify_all()
 
-    def _next_item(self) -> Cut | _Missed | None:
+    def _next_item(self) -> BarrierState | _SkippedStep | None:
         """What is to be done next, once there is something; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             return self._waiting.popleft() if self._waiting else None
 
-    def _handle(self, item: Cut | _Missed) -> None:
+    def _handle(self, item: BarrierState | _SkippedStep) -> None:
         draft = self._place.drafts / str(item.step)
         try:
-            if isinstance(item, Cut) and not self._lost:
+            if isinstance(item, BarrierState) and not self._lost:
                 kept = self._make_durable(item, draft)
                 with self._changed:
                     self._newest = kept.directory
                     self._pending.append(kept)
                     self._changed.notify_all()
                 self._prune(item.step, committed=False)
-        except (OSError, Refused) as error:
+        except (OSError, TakeoverRefused) as error:
             why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
             log.warning("checkpoint_not_saved", step=item.step, error=str(error))
             self._missed(item.step, why if self._closing else f"{why}; training goes on")
         finally:
-            remove(draft)
-            remove(self._part(item.step))
+            remove_if_there(draft)
+            remove_if_there(self._part(item.step))
 
     def _part(self, step: int) -> Path:
         return self._place.kept / f".{checkpoints.directory_name(step, self._launch.attempt.number)}.part"
 
-    def _make_durable(self, cut: Cut, draft: Path) -> _Kept:
+    def _make_durable(self, cut: BarrierState, draft: Path) -> DurableCheckpoint:
         """Put a checkpoint together under its final name, on disk.
 
         Raises:
@@ -267,12 +274,12 @@ class Keeper:
         first, launch = cut.saves[0], self._launch
         part = self._part(cut.step)
         final = self._place.kept / checkpoints.directory_name(cut.step, launch.attempt.number)
-        remove(part)
+        remove_if_there(part)
         part.mkdir(mode=0o700)
-        files = take_over(cut.saves, draft, part, launch.account)
-        own = {METRICS: partial(copy_start, *cut.metrics)}
+        files = take_over_files(cut.saves, draft, part, launch.account)
+        own = {METRICS: partial(copy_prefix, *cut.metrics)}
         if cut.report is not None:
-            own[REPORT] = partial(write, cut.report)
+            own[REPORT] = partial(write_file, cut.report)
         for name, put in own.items():
             files[name] = put(part / name)
         manifest = Manifest(
@@ -285,18 +292,18 @@ class Keeper:
             files=dict(sorted(files.items())),
         )
         body = manifest.encode()
-        write(body, part / MANIFEST)
+        write_file(body, part / MANIFEST)
         failpoints.reach("checkpoint.written")
         for name in (*own, MANIFEST):
-            sync(part / name)
-        sync(part)
+            sync_path(part / name)
+        sync_path(part)
         failpoints.reach("checkpoint.synced")
         if final.exists():  # a directory of that name is none of this run's
             fs.remove(final)
         part.rename(final)
         failpoints.reach("checkpoint.renamed")
-        sync(self._place.kept)
-        return _Kept(manifest, hashlib.sha256(body).hexdigest(), final, cut.at)
+        sync_path(self._place.kept)
+        return DurableCheckpoint(manifest, hashlib.sha256(body).hexdigest(), final, cut.at)
 
     def _prune(self, step: int, *, committed: bool) -> None:
         """Remove what is not to be kept; before the commit, of this attempt's own only, since another one may have its
@@ -306,7 +313,7 @@ class Keeper:
             pointed = [one for one in (self._known, self._first_asked, self._asked) if one is not None]
             for old in checkpoints.obsolete(checkpoints.kept(self._place.kept), mine, step, self._keep, pointed):
                 if committed or old.attempt == mine:
-                    remove(old.directory)
+                    remove_if_there(old.directory)
 
     # -- the pointer's thread ------------------------------------------------------------------------
 
@@ -318,7 +325,7 @@ class Keeper:
                 log.exception("checkpoint_not_committed")
                 self._settled(kept)
 
-    def _next_to_point(self) -> _Kept | None:
+    def _next_to_point(self) -> DurableCheckpoint | None:
         """The newest checkpoint that is not pointed to, once there is one; None at the end. It stays on disk."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending or self._all_filed)
@@ -329,11 +336,11 @@ class Keeper:
                 self._first_asked = self._asked if self._first_asked is None else self._first_asked
             return kept
 
-    def _point(self, kept: _Kept) -> None:
+    def _point(self, kept: DurableCheckpoint) -> None:
         """Commit a checkpoint that is on disk. It stays pending while Redis is away."""
         step, epoch = kept.manifest.step, kept.manifest.epoch
         try:
-            said = self._lifeline.as_claimant(
+            said = self._lifeline.run_as_claimant(
                 partial(store.commit_checkpoint, step=step, epoch=epoch, sha256=kept.sha256)
             )
         except Unavailable as error:
@@ -356,7 +363,7 @@ class Keeper:
             self._lost = self._lost or said == "lost"
             self._settled(kept)
 
-    def _settled(self, kept: _Kept) -> list[_Kept]:
+    def _settled(self, kept: DurableCheckpoint) -> list[DurableCheckpoint]:
         """Those for which nothing more is to be asked: this one, and those before it."""
         with self._changed:
             count = sum(one.manifest.step <= kept.manifest.step for one in self._pending)
