@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -117,7 +118,16 @@ def build_environment(wheels: Path) -> Path:
     # Ours before the machine's own, so that a newer or older copy there is not taken in their place.
     theirs = dict.fromkeys([sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], *site_directories()])
     (packages / "shardyard_checkout.pth").write_text("\n".join([str(ROOT), *theirs]) + "\n")
+    write_metadata(packages)
     return python
+
+
+def write_metadata(packages: Path) -> None:
+    """Make the checkout an installed distribution, which nodes ask for its version; no build backend is needed."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    directory = packages / f"shardyard-{version}.dist-info"
+    directory.mkdir(exist_ok=True)
+    (directory / "METADATA").write_text(f"Metadata-Version: 2.1\nName: shardyard\nVersion: {version}\n")
 
 
 def site_directories() -> Iterator[str]:
