@@ -26,7 +26,8 @@ from jobs.protocol.records import AnyRecord, DeviceInfo, Metric, Outcome, Outlin
 from jobs.splits.plan import predict_splits
 from jobs.store import AttemptId, Call
 from jobs.store.client import RedisStore
-from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
+from workers.supervisor.report.aggregator import LeasedDevice
+from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.supervisor.telemetry.log_relay import Relay
 from workers.supervisor.telemetry.publisher import TelemetryPublisher
 from workers.supervisor.telemetry.shipper import Shipper
@@ -223,7 +224,7 @@ def publish(telemetry: str, storage: Path, made: Made, patterns: int = 2) -> Non
     directory = storage / made.job
     devices = made.spec.resources.devices
     lease = [LeasedDevice(n, f"cpu:{n}", "gpu-host-3", "cpu", "virtual") for n in range(devices)]
-    aggregator = Aggregator(made.job, 1, made.spec, lease, predict_splits(made.spec, *rows_of(made.spec)))
+    aggregator = RecipeAggregator(made.job, 1, made.spec, lease, predict_splits(made.spec, *rows_of(made.spec)))
     attempt = AttemptId(TENANT, made.job, 1)
     publisher = TelemetryPublisher(directory, attempt, Relay(directory, devices, ship), ship, aggregator, made.spec)
     for rank in range(made.spec.world_size):

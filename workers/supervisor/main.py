@@ -35,7 +35,7 @@ import structlog
 from jobs import store
 from jobs.files import paths
 from jobs.model.catalogue import rows_of
-from jobs.model.spec import JobSpec
+from jobs.model.spec import JobSpec, RecipeProgram
 from jobs.model.state import Order, Reason
 from jobs.protocol.records import Note
 from jobs.scheduling.scheduler import backoff_seconds
@@ -55,7 +55,9 @@ from workers.supervisor.lease import LeaseHolder
 from workers.supervisor.outcome import LEASE_LOST, AttemptOutcome
 from workers.supervisor.process_sweep import read_start_time, sweep_attempt
 from workers.supervisor.rank_monitor import Watch
-from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
+from workers.supervisor.report.aggregator import LeasedDevice
+from workers.supervisor.report.recipe_aggregator import RecipeAggregator
+from workers.supervisor.report.script_aggregator import ScriptAggregator
 from workers.supervisor.telemetry.log_relay import Relay
 from workers.supervisor.telemetry.publisher import TelemetryPublisher
 from workers.supervisor.telemetry.shipper import Shipper
@@ -342,8 +344,9 @@ def _open_publisher(launch: AttemptConfig, spec: JobSpec, secrets: Credentials) 
         LeasedDevice(index, device.id, launch.node, device.kind, device.name, device.memory_total_bytes)
         for index, device in enumerate(launch.devices)
     ]
-    reporter = Aggregator(attempt.job, attempt.number, spec, lease, prediction)
-    return TelemetryPublisher(directory, attempt, relay, shipper, reporter, spec)
+    kind = RecipeAggregator if isinstance(spec.program, RecipeProgram) else ScriptAggregator
+    aggregator = kind(attempt.job, attempt.number, spec, lease, prediction)
+    return TelemetryPublisher(directory, attempt, relay, shipper, aggregator, spec)
 
 
 # -- the end -----------------------------------------------------------------------------------------

@@ -112,8 +112,8 @@ def a_report() -> Report:
 
     told = aggregator(a_spec(2), 100)
     for record in rank_stream(a_spec(2), 0, 100):
-        told.feed(0, record)
-    return told.snapshot(final=True)
+        told.add_record(0, record)
+    return told.make_report(final=True)
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ def a_report() -> Report:
     spec = a_spec(3)
     told = aggregator(spec, 100)
     for record in rank_stream(spec, 0, 100):
-        told.feed(0, record)
-    return told.snapshot(final=True)
+        told.add_record(0, record)
+    return told.make_report(final=True)
 
 
 async def started(api: Api) -> str:

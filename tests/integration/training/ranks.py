@@ -21,7 +21,8 @@ from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Report
 from workers.runtime.commands import CONTINUE
 from workers.runtime.context import ChannelSink, Checkpoints, Device, RankContext
-from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
+from workers.supervisor.report.aggregator import LeasedDevice
+from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 
 T = TypeVar("T", bound=Record)
 
@@ -119,12 +120,12 @@ def _is_step(record: AnyRecord, number: int | None) -> bool:
 def report_of(spec: JobSpec, runs: list[RankRun], train_rows: int | None = None) -> Report:
     """The report on what the ranks sent."""
     lease = [LeasedDevice(index, f"cpu:{index}", "here", "cpu", "virtual") for index in range(spec.resources.devices)]
-    told = Aggregator("job", 1, spec, lease, predict_splits(spec, train_rows))
+    told = RecipeAggregator("job", 1, spec, lease, predict_splits(spec, train_rows))
     for rank, run in enumerate(runs):
         for record in run.records:
-            told.feed(rank, record)
+            told.add_record(rank, record)
         told.rank_ended(rank)
-    return told.snapshot(final=True)
+    return told.make_report(final=True)
 
 
 class _Mortal(ChannelSink):

@@ -7,9 +7,10 @@ from typing import Any
 from jobs.model.spec import JobSpec, parse
 from jobs.protocol.records import Activity, AnyRecord, Began, Group, Loaded, Outcome, Split, Step, Wrapped
 from jobs.splits.lint import _REMEDIES
+from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Finding, Report
-from tests.unit.jobs.streams import aggregator, split, step
-from workers.supervisor.report.aggregator import Aggregator
+from tests.unit.jobs.streams import lease, split, step
+from workers.supervisor.report.script_aggregator import ScriptAggregator
 from workers.supervisor.report.script_lint import CODES
 
 #: A number that stands for "these indices": equal ones mean the same rows.
@@ -25,19 +26,20 @@ def script_spec(strategy: str = "single", devices: int = 1, **program: Any) -> J
     return parse(json.dumps(body))
 
 
-def told(strategy: str = "single", devices: int = 1, kind: str = "cpu", **program: Any) -> Aggregator:
-    return aggregator(script_spec(strategy, devices, **program), None, kind=kind)
+def told(strategy: str = "single", devices: int = 1, kind: str = "cpu", **program: Any) -> ScriptAggregator:
+    spec = script_spec(strategy, devices, **program)
+    return ScriptAggregator("job-1", 1, spec, lease(devices, kind), predict_splits(spec, None, None))
 
 
-def feed(told: Aggregator, records: Iterable[AnyRecord], rank: int = 0, source: int = 0) -> None:
+def feed(told: ScriptAggregator, records: Iterable[AnyRecord], rank: int = 0, source: int = 0) -> None:
     for record in records:
-        told.feed(rank, record, source)
+        told.add_record(rank, record, source)
 
 
-def end(told: Aggregator, ranks: int = 1, exit_code: int = 0) -> None:
+def end(told: ScriptAggregator, ranks: int = 1, exit_code: int = 0) -> None:
     """Every rank says how it ended, and has."""
     for rank in range(ranks):
-        told.feed(rank, Outcome(rank, exit_code))
+        told.add_record(rank, Outcome(rank, exit_code))
         told.rank_ended(rank)
 
 

@@ -6,7 +6,8 @@ from typing import Any
 from jobs.model.spec import JobSpec
 from jobs.protocol.records import AnyRecord, Outcome, Split, Step
 from jobs.splits.plan import Run, epoch_steps, evaluation_batches, predict_splits
-from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
+from workers.supervisor.report.aggregator import LeasedDevice
+from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.supervisor.report.shard_lines import ShardLine
 
 FORWARD_MS_PER_ROW = 0.1
@@ -17,8 +18,10 @@ def lease(devices: int, kind: str = "cpu") -> list[LeasedDevice]:
     return [LeasedDevice(n, f"{kind}:{n}", "host-a", kind, "a device") for n in range(devices)]
 
 
-def aggregator(spec: JobSpec, rows: int | None, eval_rows: int | None = None, kind: str = "cpu") -> Aggregator:
-    return Aggregator("job-1", 1, spec, lease(spec.resources.devices, kind), predict_splits(spec, rows, eval_rows))
+def aggregator(spec: JobSpec, rows: int | None, eval_rows: int | None = None, kind: str = "cpu") -> RecipeAggregator:
+    return RecipeAggregator(
+        "job-1", 1, spec, lease(spec.resources.devices, kind), predict_splits(spec, rows, eval_rows)
+    )
 
 
 def split(number: int, devices: Sequence[int], rows: Sequence[int], phase: str = "train", module: str = "") -> Split:
@@ -71,12 +74,12 @@ def rank_stream(spec: JobSpec, rank: int, rows: int, eval_rows: int | None = Non
 
 def run(
     spec: JobSpec, rows: int, eval_rows: int | None = None, kind: str = "cpu"
-) -> tuple[Aggregator, list[ShardLine]]:
+) -> tuple[RecipeAggregator, list[ShardLine]]:
     """A whole run, rank after rank: as far apart as pipes can be read."""
     told = aggregator(spec, rows, eval_rows, kind)
     lines: list[ShardLine] = []
     for rank in range(spec.world_size):
         for record in rank_stream(spec, rank, rows, eval_rows):
-            lines += told.feed(rank, record)
+            lines += told.add_record(rank, record)
         told.rank_ended(rank)
     return told, lines

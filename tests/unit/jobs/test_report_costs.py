@@ -17,12 +17,12 @@ def ddp(rows: tuple[int, ...], **per_rank: list[Any]) -> Report:
     """Ranks with so many rows a step; `per_rank` has each rank's value of a field of its steps."""
     told = aggregator(make_spec("ddp", len(rows), max(rows)), None)
     for rank, count in enumerate(rows):
-        told.feed(rank, split(0, [rank], [count]))
+        told.add_record(rank, split(0, [rank], [count]))
         for number in range(STEPS):
             fields = {name: values[rank] for name, values in per_rank.items()}
-            told.feed(rank, step(number, [0], [count], **fields))
+            told.add_record(rank, step(number, [0], [count], **fields))
         told.rank_ended(rank)
-    return told.snapshot(final=False)
+    return told.make_report(final=False)
 
 
 def balance_of(**per_rank: list[Any]) -> Balance:
@@ -34,10 +34,10 @@ def balance_of(**per_rank: list[Any]) -> Balance:
 
 def test_times_are_summed_exactly_and_ranked_within_one_percent() -> None:
     told = aggregator(make_spec("ddp", 1, 4), None)
-    told.feed(0, split(0, [0], [4]))
+    told.add_record(0, split(0, [0], [4]))
     for number in range(100):
-        told.feed(0, step(number, [0], [4], forward_ms=(number + 1.0,), comm_ms=2.0))
-    device = told.snapshot(final=False).per_device[0]
+        told.add_record(0, step(number, [0], [4], forward_ms=(number + 1.0,), comm_ms=2.0))
+    device = told.make_report(final=False).per_device[0]
 
     assert device.forward_ms is not None
     assert device.comm_ms is not None
@@ -55,10 +55,10 @@ def test_cost_of_a_row_tells_a_slow_device_from_one_with_more_rows() -> None:
 
 def test_a_backward_that_is_sampled_does_not_distort_the_cost_of_a_row() -> None:
     told = aggregator(make_spec("ddp", 1, 10), None)
-    told.feed(0, split(0, [0], [10]))
+    told.add_record(0, split(0, [0], [10]))
     for number in range(10):
-        told.feed(0, step(number, [0], [10], backward_ms=(2.0,) if number == 3 else (None,)))
-    report = told.snapshot(final=False)
+        told.add_record(0, step(number, [0], [10], backward_ms=(2.0,) if number == 3 else (None,)))
+    report = told.make_report(final=False)
 
     assert report.per_device[0].ms_per_row == pytest.approx(0.1 + 0.2)
     assert report.notes["per_device.backward_ms"] == "measured in 1 of 10 steps, which the numbers are about"
@@ -67,19 +67,19 @@ def test_a_backward_that_is_sampled_does_not_distort_the_cost_of_a_row() -> None
 
 def test_a_time_that_cannot_be_is_taken_as_not_measured() -> None:
     told = aggregator(make_spec("ddp", 1, 10), None)
-    told.feed(0, split(0, [0], [10]))
-    told.feed(0, step(0, [0], [10], forward_ms=(-1.0,), backward_ms=(math.nan,), data_wait_ms=math.inf))
-    device = told.snapshot(final=False).per_device[0]
+    told.add_record(0, split(0, [0], [10]))
+    told.add_record(0, step(0, [0], [10], forward_ms=(-1.0,), backward_ms=(math.nan,), data_wait_ms=math.inf))
+    device = told.make_report(final=False).per_device[0]
 
     assert (device.forward_ms, device.backward_ms, device.data_wait_ms, device.ms_per_row) == (None,) * 4
 
 
 def test_the_four_primitives_are_timed_under_dp() -> None:
     told = aggregator(make_spec("dp", 2, 4), None)
-    told.feed(0, split(0, [0, 1], [2, 2]))
+    told.add_record(0, split(0, [0, 1], [2, 2]))
     for number in range(4):
-        told.feed(0, step(number, [0], [2, 2], primitives=Primitives(1.0, 2.0, 3.0, 4.0)))
-    report = told.snapshot(final=False)
+        told.add_record(0, step(number, [0], [2, 2], primitives=Primitives(1.0, 2.0, 3.0, 4.0)))
+    report = told.make_report(final=False)
 
     assert report.primitives is not None
     totals = [getattr(report.primitives, field).total for field in report.primitives.__struct_fields__]
@@ -144,9 +144,10 @@ def test_a_balance_needs_the_time_of_every_device() -> None:
 
 def test_idle_devices_wait_for_the_whole_step() -> None:
     told = aggregator(make_spec("dp", 4, 2), None)
-    told.feed(0, split(0, range(4), [1, 1, 0, 0]))
-    told.feed(0, step(0, [0], [1, 1, 0, 0], forward_ms=(3.0, 3.0, None, None), backward_ms=(7.0, 7.0, None, None)))
-    balance = told.snapshot(final=False).balance
+    told.add_record(0, split(0, range(4), [1, 1, 0, 0]))
+    times: dict[str, Any] = {"forward_ms": (3.0, 3.0, None, None), "backward_ms": (7.0, 7.0, None, None)}
+    told.add_record(0, step(0, [0], [1, 1, 0, 0], **times))
+    balance = told.make_report(final=False).balance
 
     assert balance.wasted_device_seconds == pytest.approx(2 * 10 / 1000)
     assert balance.time_max_over_mean == pytest.approx(2.0)
@@ -159,9 +160,9 @@ def test_virtual_shards_that_ran_in_turn_are_reckoned_as_if_at_once() -> None:
     causes = {}
     for kind in ("cpu", "cuda"):
         told = aggregator(make_spec("dp", 4, 4, mode="forward"), None, kind=kind)
-        told.feed(0, split(0, range(4), [1, 1, 1, 1], "forward"))
-        told.feed(0, step(0, [0], [1] * 4, "forward", forward_ms=(3.0,) * 4, **fields))
-        report = told.snapshot(final=False)
+        told.add_record(0, split(0, range(4), [1, 1, 1, 1], "forward"))
+        told.add_record(0, step(0, [0], [1] * 4, "forward", forward_ms=(3.0,) * 4, **fields))
+        report = told.make_report(final=False)
         causes[kind] = report.balance.cause
         assert ("as if the shards had run at once" in report.notes.get("balance.wasted_device_seconds", "")) == (
             kind == "cpu"
@@ -177,10 +178,10 @@ def cuda_report(output_device: int, *peaks: tuple[int | None, ...]) -> Report:
     spec = make_spec("dp", len(peaks[0]), 6, parallelism={"output_device": output_device})
     told = aggregator(spec, None, kind="cuda")
     rows = [2] * len(peaks[0])
-    told.feed(0, split(0, range(len(rows)), rows))
+    told.add_record(0, split(0, range(len(rows)), rows))
     for number, peak in enumerate(peaks):
-        told.feed(0, step(number, [0], rows, memory_peak_bytes=peak))
-    return told.snapshot(final=False)
+        told.add_record(0, step(number, [0], rows, memory_peak_bytes=peak))
+    return told.make_report(final=False)
 
 
 def test_the_output_device_is_compared_with_the_median_of_the_others() -> None:
@@ -198,7 +199,7 @@ def test_a_peak_that_is_missing_leaves_no_skew_but_a_reason() -> None:
 
 
 def test_virtual_devices_have_no_skew() -> None:
-    report = run(make_spec("dp", 3, 30), 90)[0].snapshot(final=True)
+    report = run(make_spec("dp", 3, 30), 90)[0].make_report(final=True)
 
     assert report.balance.output_device_memory_skew is None
     assert "virtual devices" in report.notes["balance.output_device_memory_skew"]

@@ -9,7 +9,7 @@ from tests.unit.jobs.streams import run
 
 
 def report_of(strategy: str, devices: int, batch_size: int, rows: int) -> Report:
-    return run(make_spec(strategy, devices, batch_size), rows)[0].snapshot(final=True)
+    return run(make_spec(strategy, devices, batch_size), rows)[0].make_report(final=True)
 
 
 @pytest.fixture(scope="module")

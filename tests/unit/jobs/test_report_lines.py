@@ -5,7 +5,7 @@ import pytest
 from jobs.protocol.records import Shape, Split
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.streams import aggregator, run, split, step
-from workers.supervisor.report.shard_lines import ALWAYS_PRINTED, ShardLine, lines_of
+from workers.supervisor.report.shard_lines import ALWAYS_PRINTED, ShardLine, lines_of_split
 
 
 def texts(lines: list[ShardLine], number: int) -> list[tuple[int, str]]:
@@ -49,10 +49,10 @@ def test_every_rank_of_four_prints_both_lines() -> None:
 
 def test_each_micro_batch_prints() -> None:
     told = aggregator(make_spec("single", 1, 30), None)
-    told.feed(0, split(0, [0], [30]))
-    told.feed(0, split(1, [0], [10]))
+    told.add_record(0, split(0, [0], [30]))
+    told.add_record(0, split(1, [0], [10]))
 
-    lines = told.feed(0, step(0, [0, 0, 1], [70]))
+    lines = told.add_record(0, step(0, [0, 0, 1], [70]))
 
     assert [line.text[:42] for line in lines if line.text.startswith("In")] == [
         "In Model: input size torch.Size([30, 5]) o",
@@ -68,8 +68,8 @@ def printed(observe: str, rows: list[int]) -> list[int]:
     """Numbers of the steps that print, when step n divides `rows[n]` rows."""
     told = aggregator(make_spec("single", 1, 30, observe=observe), None)
     for count in sorted(set(rows)):
-        told.feed(0, split(count, [0], [count]))
-    return [n for n, count in enumerate(rows) if told.feed(0, step(n, [count], [count]))]
+        told.add_record(0, split(count, [0], [count]))
+    return [n for n, count in enumerate(rows) if told.add_record(0, step(n, [count], [count]))]
 
 
 def test_every_step_prints_when_asked_to() -> None:
@@ -91,7 +91,7 @@ def test_by_default_the_first_thousand_steps_print_and_then_only_changes() -> No
 
 def outside(shapes: list[Shape | None], dim: int) -> str:
     devices = tuple(range(len(shapes)))
-    (*_, (_, text)) = lines_of(
+    (*_, (_, text)) = lines_of_split(
         Split(0, "train", "", None, devices, (1,) * len(shapes), tuple(shapes), tuple(shapes)), dim
     )
     return text.removeprefix("Outside: input size ").partition(" output_size ")[0]
@@ -119,15 +119,15 @@ def test_shards_are_put_together_along_the_dimension_that_was_split(
 
 
 def test_a_split_that_gave_nothing_to_anyone_prints_nothing() -> None:
-    assert lines_of(split(0, [0, 1], [0, 0]), 0) == ()
+    assert lines_of_split(split(0, [0, 1], [0, 0]), 0) == ()
 
 
 def test_a_step_of_which_no_shape_was_seen_prints_nothing() -> None:
-    assert lines_of(Split(0, "train", "", None, (0,), (None,), (None,), (None,)), 0) == ()
+    assert lines_of_split(Split(0, "train", "", None, (0,), (None,), (None,), (None,)), 0) == ()
 
 
 def test_a_shard_whose_rows_nobody_can_count_is_printed_all_the_same() -> None:
-    lines = lines_of(Split(0, "train", "", None, (0, 1), (None, None), (None, None), ((2,), (2,))), 0)
+    lines = lines_of_split(Split(0, "train", "", None, (0, 1), (None, None), (None, None), ((2,), (2,))), 0)
 
     assert lines == (
         (0, "In Model: input size unknown output size torch.Size([2])"),

@@ -17,9 +17,11 @@ from shardyard.contract.report import Report, Resumed
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.script_streams import script_spec
 from tests.unit.jobs.streams import lease, split, step
-from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
+from workers.supervisor.report.aggregator import LeasedDevice
 from workers.supervisor.report.aggregator_state import VERSION
 from workers.supervisor.report.patterns import MAX_PATTERNS
+from workers.supervisor.report.recipe_aggregator import RecipeAggregator
+from workers.supervisor.report.script_aggregator import ScriptAggregator
 
 Streams = list[list[AnyRecord]]  # by rank
 
@@ -105,7 +107,7 @@ def stream(
     return before, after
 
 
-def feed(told: Aggregator, ranks: Streams, chance: random.Random) -> None:
+def feed(told: RecipeAggregator, ranks: Streams, chance: random.Random) -> None:
     """Feed what the ranks send, each in its order, and rank by rank as it happens."""
     left = [(rank, iter(records)) for rank, records in enumerate(ranks)]
     while left:
@@ -114,7 +116,7 @@ def feed(told: Aggregator, ranks: Streams, chance: random.Random) -> None:
         if record is None:
             left.remove(one)
         else:
-            told.feed(one[0], record)
+            told.add_record(one[0], record)
 
 
 def the_same(report: Report) -> Report:
@@ -123,14 +125,14 @@ def the_same(report: Report) -> Report:
     return msgspec.structs.replace(report, attempt=0, resumed=None, devices=devices)
 
 
-def new(spec: JobSpec, sizes: tuple[int, int] = (100, 10), attempt: int = 1) -> Aggregator:
-    return Aggregator("job-1", attempt, spec, lease(spec.resources.devices), predict_splits(spec, *sizes))
+def new(spec: JobSpec, sizes: tuple[int, int] = (100, 10), attempt: int = 1) -> RecipeAggregator:
+    return RecipeAggregator("job-1", attempt, spec, lease(spec.resources.devices), predict_splits(spec, *sizes))
 
 
-def end(told: Aggregator, ranks: int) -> Report:
+def end(told: RecipeAggregator, ranks: int) -> Report:
     for rank in range(ranks):
         told.rank_ended(rank)
-    return told.snapshot(final=True)
+    return told.make_report(final=True)
 
 
 @st.composite
@@ -163,7 +165,7 @@ def test_a_report_that_was_carried_over_equals_the_undisturbed_one(
 
     feed(undisturbed, [before + after for before, after in once], chance)
     feed(saved, [before for before, _ in once], chance)
-    resumed.load(saved.dump())
+    resumed.load_state(saved.dump_state())
     feed(saved, [after for _, after in once], chance)
     feed(resumed, [after for _, after in twice], chance)
 
@@ -179,9 +181,9 @@ def test_what_waits_at_a_cut_for_ranks_that_have_no_more_to_evaluate_is_carried_
     parts = [stream(spec, rank, sizes, 1, with_eval=True, anew=True) for rank in range(2)]
     first, second = new(spec, sizes), new(spec, sizes, 2)
     feed(first, [before for before, _ in parts], random.Random(0))
-    second.load(first.dump())
+    second.load_state(first.dump_state())
 
-    counted = {(pattern.phase, pattern.rows): pattern.steps for pattern in second.snapshot(final=False).patterns}
+    counted = {(pattern.phase, pattern.rows): pattern.steps for pattern in second.make_report(final=False).patterns}
 
     assert counted == {("train", (10, 10)): 1, ("eval", (4, 4)): 1, ("eval", (1, 0)): 1}
 
@@ -190,12 +192,12 @@ def test_split_ids_of_a_new_rank_do_not_mean_what_they_meant_before() -> None:
     first, second = new(make_spec("ddp", 2, 8)), new(make_spec("ddp", 2, 8), attempt=2)
     for told, number, rows in ((first, 0, 8), (second, 1, 3)):
         if told is second:
-            told.load(first.dump())
+            told.load_state(first.dump_state())
         for rank in range(2):
-            told.feed(rank, split(0, [rank], [rows]))
-            told.feed(rank, step(number, [0], [rows]))
+            told.add_record(rank, split(0, [rank], [rows]))
+            told.add_record(rank, step(number, [0], [rows]))
 
-    patterns = second.snapshot(final=False).patterns
+    patterns = second.make_report(final=False).patterns
 
     assert [(p.rows, p.steps, p.first_step) for p in patterns] == [((8, 8), 1, 0), ((3, 3), 1, 1)]
 
@@ -205,14 +207,14 @@ def test_more_splits_than_are_kept_apart_go_on_counting_together(different: int)
     spec = make_spec("dp", 2, 8)
     undisturbed, first, second = new(spec), new(spec), new(spec, attempt=2)
 
-    def send(told: Aggregator, number: int, split_id: int) -> None:
-        told.feed(0, split(split_id, [0, 1], [number + 1, number]))
-        told.feed(0, step(number, [split_id], [number + 1, number]))
+    def send(told: RecipeAggregator, number: int, split_id: int) -> None:
+        told.add_record(0, split(split_id, [0, 1], [number + 1, number]))
+        told.add_record(0, step(number, [split_id], [number + 1, number]))
 
     for number in range(different):
         send(undisturbed, number, number)
         send(first, number, number)
-    second.load(first.dump())
+    second.load_state(first.dump_state())
     for number in range(different, different + 10):
         send(undisturbed, number, number)
         send(second, number, number - different)
@@ -220,7 +222,7 @@ def test_more_splits_than_are_kept_apart_go_on_counting_together(different: int)
     send(second, 3, 11)
 
     assert the_same(end(second, 1)) == the_same(end(undisturbed, 1))
-    assert second.snapshot(final=True).patterns[-1].steps == different + 10 - MAX_PATTERNS
+    assert second.make_report(final=True).patterns[-1].steps == different + 10 - MAX_PATTERNS
 
 
 def test_gaps_and_what_is_sent_twice_are_told_of_as_in_a_run_that_was_not_stopped() -> None:
@@ -239,12 +241,12 @@ def test_gaps_and_what_is_sent_twice_are_told_of_as_in_a_run_that_was_not_stoppe
     ]
     for told, ranks in ((undisturbed, begun), (undisturbed, gone_on), (first, begun), (second, gone_on)):
         if told is second:
-            second.load(first.dump())
+            second.load_state(first.dump_state())
         for rank, records in enumerate(ranks):
             for record in records:
-                told.feed(rank, record)
+                told.add_record(rank, record)
 
-    plain, resumed = undisturbed.snapshot(final=True), second.snapshot(final=True)
+    plain, resumed = undisturbed.make_report(final=True), second.make_report(final=True)
 
     assert the_same(resumed) == the_same(plain)
     assert "rank 1 sent nothing for step 0" in resumed.notes["patterns.rows"]
@@ -257,11 +259,11 @@ def test_the_report_of_a_second_resume_tells_of_the_latest_checkpoint() -> None:
     attempts = [new(spec, attempt=number) for number in (1, 2, 3)]
     for number, told in enumerate(attempts):
         if number:
-            told.load(attempts[number - 1].dump())
-        told.feed(0, split(0, [0], [10]))
-        told.feed(0, step(number, [0], [10]))
+            told.load_state(attempts[number - 1].dump_state())
+        told.add_record(0, split(0, [0], [10]))
+        told.add_record(0, step(number, [0], [10]))
 
-    report = attempts[2].snapshot(final=False)
+    report = attempts[2].make_report(final=False)
 
     assert report.resumed == Resumed(step=2, attempt=2)
     assert report.patterns[0].steps == 3
@@ -269,17 +271,17 @@ def test_the_report_of_a_second_resume_tells_of_the_latest_checkpoint() -> None:
 
 def test_the_devices_of_a_resumed_report_are_those_of_the_new_attempt() -> None:
     spec = make_spec("single", 1, 10)
-    first = Aggregator(
+    first = RecipeAggregator(
         "job-1", 1, spec, [LeasedDevice(0, "GPU-old", "host-a", "cuda", "a device")], predict_splits(spec, 10)
     )
-    second = Aggregator(
+    second = RecipeAggregator(
         "job-1", 2, spec, [LeasedDevice(0, "GPU-new", "host-b", "cuda", "a device")], predict_splits(spec, 10)
     )
-    first.feed(0, DeviceInfo(0, "old", 1))
-    second.load(first.dump())
-    second.feed(0, DeviceInfo(0, "new", 2))
+    first.add_record(0, DeviceInfo(0, "old", 1))
+    second.load_state(first.dump_state())
+    second.add_record(0, DeviceInfo(0, "new", 2))
 
-    (device,) = second.snapshot(final=False).devices
+    (device,) = second.make_report(final=False).devices
 
     assert (device.id, device.node, device.name, device.memory_total_bytes) == ("GPU-new", "host-b", "new", 2)
 
@@ -287,22 +289,22 @@ def test_the_devices_of_a_resumed_report_are_those_of_the_new_attempt() -> None:
 def test_what_was_noted_before_a_state_is_loaded_is_kept_beside_it() -> None:
     spec = make_spec("single", 1, 10)
     first, second = new(spec), new(spec, attempt=2)
-    first.feed(0, Note("data", "said by the first"))
-    second.feed(0, Note("data", "said by the second"))
-    second.load(first.dump())
+    first.add_record(0, Note("data", "said by the first"))
+    second.add_record(0, Note("data", "said by the second"))
+    second.load_state(first.dump_state())
 
-    assert second.snapshot(final=False).notes["data"] == "said by the first; said by the second"
+    assert second.make_report(final=False).notes["data"] == "said by the first; said by the second"
 
 
 # -- what cannot be read -----------------------------------------------------------------------------
 
 
-def made() -> tuple[Aggregator, bytes]:
+def made() -> tuple[RecipeAggregator, bytes]:
     """A report of some steps, and its state."""
     spec = make_spec("ddp", 2, 8, evaluate={"batch_size": 4}, epochs=2)
     told = new(spec, (24, 9))
     feed(told, [stream(spec, rank, (24, 9), 4, with_eval=False, anew=False)[0] for rank in range(2)], random.Random(1))
-    return told, told.dump()
+    return told, told.dump_state()
 
 
 ABOUT = {"job_id": "job-1", "strategy": "ddp", "ranks": 2, "devices": 2, "phase": "train"}
@@ -323,11 +325,11 @@ def test_bytes_that_are_no_state_raise_and_change_nothing(data: st.DataObject) -
         )
     )
     told = new(make_spec("ddp", 2, 8, evaluate={"batch_size": 4}, epochs=2), (24, 9))
-    before = told.snapshot(final=False)
+    before = told.make_report(final=False)
     try:
-        told.load(broken)
+        told.load_state(broken)
     except ValueError:
-        assert told.snapshot(final=False) == before
+        assert told.make_report(final=False) == before
     else:  # a changed byte within a text or a number still is a state; the manifest's SHA-256 tells it
         assert len(broken) == len(state)
 
@@ -349,22 +351,22 @@ def test_bytes_that_are_no_state_raise_and_change_nothing(data: st.DataObject) -
 def test_a_state_that_does_not_fit_is_refused_in_words(fields: dict[str, Any], words: str) -> None:
     told = new(make_spec("ddp", 2, 8))
     with pytest.raises(ValueError, match=words):
-        told.load(changed(**fields))
+        told.load_state(changed(**fields))
 
 
 def test_nothing_but_typed_values_is_read() -> None:
     with pytest.raises(ValueError, match="no report's state"):
-        new(make_spec("ddp", 2, 8)).load(pickle.dumps({"version": VERSION}))
+        new(make_spec("ddp", 2, 8)).load_state(pickle.dumps({"version": VERSION}))
     with pytest.raises(ValueError, match="no report's state"):
-        new(make_spec("ddp", 2, 8)).load(b"\x91" * 100_000)
+        new(make_spec("ddp", 2, 8)).load_state(b"\x91" * 100_000)
 
 
 def test_the_report_of_a_script_is_not_carried_over() -> None:
-    told = Aggregator("job-1", 1, script_spec(), lease(1), predict_splits(script_spec(), None))
+    told = ScriptAggregator("job-1", 1, script_spec(), lease(1), predict_splits(script_spec(), None))
     with pytest.raises(ValueError, match="a script's report"):
-        told.dump()
+        told.dump_state()
     with pytest.raises(ValueError, match="a script's report"):
-        told.load(made()[1])
+        told.load_state(made()[1])
 
 
 # -- how large it is ---------------------------------------------------------------------------------
@@ -374,11 +376,11 @@ def test_a_state_does_not_grow_with_the_steps() -> None:
     spec = make_spec("dp", 8, 64)
     sizes = []
     told, chance = new(spec), random.Random(0)
-    told.feed(0, split(0, range(8), [8] * 8))
+    told.add_record(0, split(0, range(8), [8] * 8))
     for number in range(8_001):
         times = tuple(chance.lognormvariate(1, 0.3) for _ in range(8))
-        told.feed(0, step(number, [0], [8] * 8, forward_ms=times, backward_ms=times))
+        told.add_record(0, step(number, [0], [8] * 8, forward_ms=times, backward_ms=times))
         if number in (1_000, 8_000):
-            sizes.append(len(told.dump()))
+            sizes.append(len(told.dump_state()))
 
     assert sizes[1] < 2 * sizes[0] < 20_000

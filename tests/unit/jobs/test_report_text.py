@@ -13,7 +13,7 @@ from tests.unit.jobs.streams import aggregator, run, split, step
 
 def report_of(strategy: str, devices: int, batch_size: int, rows: int, module: str | None = None) -> Report:
     spec = make_spec(strategy, devices, batch_size, parallelism={"module": module} if module else None)
-    return run(spec, rows)[0].snapshot(final=True)
+    return run(spec, rows)[0].make_report(final=True)
 
 
 def test_the_splits_read_as_a_table_of_steps_by_devices() -> None:
@@ -55,17 +55,17 @@ def test_findings_come_with_their_suggestions() -> None:
 
 def test_a_difference_from_the_plan_is_listed() -> None:
     told = aggregator(make_spec("dp", 2, 10), 10)
-    told.feed(0, split(0, [0, 1], [6, 4]))
-    told.feed(0, step(0, [0], [6, 4]))
+    told.add_record(0, split(0, [0, 1], [6, 4]))
+    told.add_record(0, step(0, [0], [6, 4]))
 
-    text = render_report(told.snapshot(final=True))
+    text = render_report(told.make_report(final=True))
 
     assert "the splits are not those that were planned" in text
     assert "- train: a batch of 10 split 6, 4: not planned, but observed in 1 step" in text
 
 
 def test_a_report_without_a_step_says_so() -> None:
-    text = render_report(aggregator(make_spec("dp", 2, 10), 10).snapshot(final=False))
+    text = render_report(aggregator(make_spec("dp", 2, 10), 10).make_report(final=False))
 
     assert "attempt 1, so far" in text
     assert "no step has been seen" in text
@@ -120,9 +120,9 @@ def test_shapes_that_vary_are_marked() -> None:
 
 def test_text_from_a_rank_can_neither_move_the_cursor_nor_be_taken_for_markup() -> None:
     told = aggregator(make_spec("dp", 2, 10), 10)
-    told.feed(0, Note("per_device.comm_ms", "\x1b[2Jgone [bold]loud[/bold] \x07"))
+    told.add_record(0, Note("per_device.comm_ms", "\x1b[2Jgone [bold]loud[/bold] \x07"))
 
-    text = render_report(told.snapshot(final=False))
+    text = render_report(told.make_report(final=False))
 
     assert "?[2Jgone [bold]loud[/bold] ?" in text
     assert "\x1b" not in text
@@ -132,7 +132,7 @@ def test_text_from_a_rank_can_neither_move_the_cursor_nor_be_taken_for_markup() 
 
 
 def test_a_rehearsal_is_called_one_at_the_top() -> None:
-    rehearsed, plain = (script_streams.told("dp", 2, rehearse=yes).snapshot(final=False) for yes in (True, False))
+    rehearsed, plain = (script_streams.told("dp", 2, rehearse=yes).make_report(final=False) for yes in (True, False))
 
     assert render_report(rehearsed).splitlines()[1].startswith("REHEARSAL: ")
     assert "REHEARSAL" not in render_report(plain)
@@ -143,7 +143,7 @@ def test_wrapped_modules_have_a_column_of_their_own() -> None:
     feed = script_streams.feed
     feed(script, script_streams.steps([[4, 4]] * 3, (0, 1), module="Generator"))
     feed(script, script_streams.steps([[8, 8]], (0, 1), phase="eval", module="Discriminator", first_id=9))
-    lines = [line.split() for line in render_report(script.snapshot(final=False)).splitlines()]
+    lines = [line.split() for line in render_report(script.make_report(final=False)).splitlines()]
 
     assert ["phase", "module", "steps", "from-to", "batch", "0", "1"] in lines
     assert ["train", "Generator", "3", "0-2", "8", "4", "4"] in lines
@@ -152,9 +152,9 @@ def test_wrapped_modules_have_a_column_of_their_own() -> None:
 
 def test_rows_that_could_not_be_counted_are_a_dash_that_is_explained() -> None:
     script = script_streams.told()
-    script.feed(0, Split(0, "train", "", None, (0,), (None,), ((35, 20),), ((35, 20),)))
-    script.feed(0, step(0, [0], [0]))
-    text = render_report(script.snapshot(final=False))
+    script.add_record(0, Split(0, "train", "", None, (0,), (None,), ((35, 20),), ((35, 20),)))
+    script.add_record(0, step(0, [0], [0]))
+    text = render_report(script.make_report(final=False))
 
     assert re.search(r"^  train +1 +0-0 +- +-$", text, re.MULTILINE)
     assert "- the rows could not be counted: see patterns.rows in the notes" in text
@@ -163,9 +163,9 @@ def test_rows_that_could_not_be_counted_are_a_dash_that_is_explained() -> None:
 
 def test_a_script_that_did_nothing_says_so_under_its_findings() -> None:
     script = script_streams.told()
-    script.feed(0, script_streams.IDLE)
+    script.add_record(0, script_streams.IDLE)
     script_streams.end(script)
-    text = render_report(script.snapshot(final=True, last_line="no GPU, bye"))
+    text = render_report(script.make_report(final=True, last_line="no GPU, bye"))
 
     assert "no step has been seen" in text
     assert "[warning] no-work-done" in text

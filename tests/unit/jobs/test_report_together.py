@@ -11,7 +11,7 @@ from jobs.model.spec import JobSpec
 from jobs.protocol.records import Primitives, Step
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.streams import aggregator, split, step
-from workers.supervisor.report.aggregator import Aggregator
+from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.supervisor.report.shard_lines import ShardLine
 
 STEPS = 60
@@ -46,22 +46,22 @@ def made(rank: int, devices: Sequence[int], chance: random.Random) -> list[Step]
     return steps
 
 
-def fed(spec: JobSpec, by_rank: list[tuple[int, list[int]]], size: int) -> tuple[Aggregator, list[ShardLine]]:
+def fed(spec: JobSpec, by_rank: list[tuple[int, list[int]]], size: int) -> tuple[RecipeAggregator, list[ShardLine]]:
     """A report of ranks (each with its devices) that send so many steps at once, in turns; size 0: by `feed`."""
     told = aggregator(spec, None)
     lines: list[ShardLine] = []
     sent = {}
     for rank, devices in by_rank:
         for number, (rows, phase) in enumerate([(3, "train"), (4, "train"), (5, "eval")]):
-            told.feed(rank, split(number, devices, [rows] * len(devices), phase))
+            told.add_record(rank, split(number, devices, [rows] * len(devices), phase))
         sent[rank] = made(rank, devices, random.Random(rank))
     for start in range(0, 2 * STEPS, max(size, 1)):
         for rank, steps in sent.items():
             part = steps[start : start + max(size, 1)]
             if size and part:
-                lines += told.feed_steps(rank, part)
+                lines += told.add_steps(rank, part)
             elif part:
-                lines += told.feed(rank, part[0])
+                lines += told.add_record(rank, part[0])
     return told, lines
 
 
@@ -81,6 +81,6 @@ def test_steps_fed_together_make_the_same_report_and_the_same_lines(name: str, s
 
     by_device = lambda line: (line.device, line.phase, line.step)  # noqa: E731
     assert sorted(same_lines, key=by_device) == sorted(lines, key=by_device)
-    assert together.dump() == one_by_one.dump()
-    assert together.snapshot(final=True) == one_by_one.snapshot(final=True)
-    assert together.snapshot(final=True).balance.wasted_device_seconds is not None
+    assert together.dump_state() == one_by_one.dump_state()
+    assert together.make_report(final=True) == one_by_one.make_report(final=True)
+    assert together.make_report(final=True).balance.wasted_device_seconds is not None

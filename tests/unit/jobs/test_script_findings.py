@@ -5,20 +5,20 @@ import pytest
 from jobs.protocol.records import Note, Outcome, Returned, Step, Wrapped
 from shardyard.contract.report import Report
 from tests.unit.jobs.script_streams import DDP, IDLE, activity, began, end, feed, findings, joined, loaded, steps, told
-from workers.supervisor.report.aggregator import Aggregator
+from workers.supervisor.report.script_aggregator import ScriptAggregator
 
 DATA_PARALLEL = Wrapped("DataParallel", "Net", (0, 1))
 
 
-def final(script: Aggregator, ranks: int = 1, last_line: str = "", now: float | None = None) -> Report:
+def final(script: ScriptAggregator, ranks: int = 1, last_line: str = "", now: float | None = None) -> Report:
     end(script, ranks)
-    return script.snapshot(final=True, last_line=last_line, now=now)
+    return script.make_report(final=True, last_line=last_line, now=now)
 
 
-def ranks(script: Aggregator, *records: list[object]) -> None:
+def ranks(script: ScriptAggregator, *records: list[object]) -> None:
     for rank, said in enumerate(records):
         for record in said:
-            script.feed(rank, record)  # type: ignore[arg-type]
+            script.add_record(rank, record)  # type: ignore[arg-type]
 
 
 # -- nothing was done ------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def test_a_failure_that_did_nothing_has_an_error_and_needs_no_finding() -> None:
     script = told()
     feed(script, [IDLE, Outcome(0, 1, "code_error", "boom")])
 
-    assert findings(script.snapshot(final=True)) == {}
+    assert findings(script.make_report(final=True)) == {}
 
 
 def test_where_the_probe_could_not_count_nothing_is_claimed() -> None:
@@ -69,7 +69,7 @@ def test_a_rank_that_was_killed_after_its_work_had_done_it() -> None:
     feed(script, [IDLE, Returned(Outcome(0, 0), "threads")])
     script.rank_ended(0)
 
-    assert "no-work-done" in findings(script.snapshot(final=True))
+    assert "no-work-done" in findings(script.make_report(final=True))
 
 
 def test_children_that_trained_are_work() -> None:
@@ -96,7 +96,7 @@ def test_a_rank_that_has_not_begun_yet_is_not_called_missing() -> None:
     script = told("ddp", 2)
     feed(script, steps([[8]] * 3))
 
-    assert findings(script.snapshot(final=False)) == {}
+    assert findings(script.make_report(final=False)) == {}
 
 
 def test_a_group_that_is_smaller_than_the_job_is_named() -> None:
@@ -365,7 +365,7 @@ def test_a_rank_that_never_returned_from_a_step_is_named() -> None:
     feed(script, [began(3, 100.0)], rank=1)
     script.rank_ended(0)
     script.rank_ended(1)
-    finding = findings(script.snapshot(final=True, now=3700.0))["unfinished-step"]
+    finding = findings(script.make_report(final=True, now=3700.0))["unfinished-step"]
 
     assert finding.message == (
         "rank 1 had begun step 3 (train) and not finished it when it ended, 3,600 s later; rank 0 had not begun it"
@@ -380,7 +380,7 @@ def test_ranks_that_wait_in_the_same_step_are_named_together() -> None:
     feed(script, [Outcome(2, 0)], rank=2)
     for rank in range(3):
         script.rank_ended(rank)
-    found = findings(script.snapshot(final=True, now=200.0))
+    found = findings(script.make_report(final=True, now=200.0))
 
     assert found["unfinished-step"].message == (
         "ranks 0, 1 had begun step 0 (train) and not finished it when they ended, 100 s later"
@@ -392,7 +392,7 @@ def test_a_step_that_was_cut_off_in_the_middle_is_a_note_and_no_finding() -> Non
     script = told()
     feed(script, [*steps([[8]] * 3), began(3, 100.0)])
     script.rank_ended(0)
-    report = script.snapshot(final=True, now=100.4)
+    report = script.make_report(final=True, now=100.4)
 
     assert "unfinished-step" not in findings(report)
     assert (
@@ -414,6 +414,6 @@ def test_a_rank_that_hangs_in_its_very_first_forward_is_named() -> None:
     script = told()
     feed(script, [began(0, 100.0)])
     script.rank_ended(0)
-    finding = findings(script.snapshot(final=True, now=200.0))["unfinished-step"]
+    finding = findings(script.make_report(final=True, now=200.0))["unfinished-step"]
 
     assert "rank 0 had begun step 0 (train)" in finding.message

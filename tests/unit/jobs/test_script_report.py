@@ -23,8 +23,9 @@ from tests.unit.jobs.script_streams import (
     told,
 )
 from tests.unit.jobs.streams import split, step
-from workers.supervisor.report.aggregator import MAX_RANKS, Aggregator
-from workers.supervisor.report.step_joiner import PATIENCE
+from workers.supervisor.report.aggregator import MAX_RANKS
+from workers.supervisor.report.script_aggregator import ScriptAggregator
+from workers.supervisor.report.step_joiner import MAX_WAITING
 
 # -- one process -----------------------------------------------------------------------------------
 
@@ -33,7 +34,7 @@ def test_a_script_that_wraps_nothing_has_rows_and_times_all_the_same() -> None:
     script = told()
     feed(script, [*steps([[30]] * 3 + [[10]]), activity(4, 4)])
     end(script)
-    report = script.snapshot(final=True)
+    report = script.make_report(final=True)
 
     assert counted(report) == {("train", "", (30,)): 3, ("train", "", (10,)): 1}
     assert rows_of(report) == [100]
@@ -46,14 +47,14 @@ def test_there_is_no_plan_to_hold_a_script_against() -> None:
     script = told()
     feed(script, steps([[30]]))
     end(script)
-    report = script.snapshot(final=True)
+    report = script.make_report(final=True)
 
     assert report.prediction.matches is None
     assert report.notes["prediction.matches"].startswith("nothing was planned: what a script does")
 
 
 def test_a_rehearsal_says_so_and_older_reports_were_none() -> None:
-    rehearsed, plain = told(rehearse=True).snapshot(final=True), told().snapshot(final=True)
+    rehearsed, plain = told(rehearse=True).make_report(final=True), told().make_report(final=True)
 
     assert (rehearsed.rehearsal, plain.rehearsal) == (True, False)
     assert decode_report(encode_report(plain).replace(b',"rehearsal":false', b"")).rehearsal is False
@@ -64,7 +65,7 @@ def test_data_parallel_is_seen_whatever_the_strategy_was_called() -> None:
     records = steps([[15, 15], [5, 5]], (0, 1))
     feed(script, [Wrapped("DataParallel", "Net", (0, 1)), records[0]])
     feed(script, [step(0, [0], [15, 15], primitives=Primitives(1.0, 2.0, 3.0, 4.0)), *records[2:], activity(2, 2)])
-    report = script.snapshot(final=False)
+    report = script.make_report(final=False)
 
     assert counted(report) == {("train", "", (15, 15)): 1, ("train", "", (5, 5)): 1}
     assert report.primitives is not None
@@ -78,7 +79,7 @@ def test_phases_are_kept_apart_and_the_devices_are_about_training() -> None:
     feed(script, steps([[8]] * 2))
     feed(script, steps([[32]] * 3, phase="eval", first_id=10))
     feed(script, steps([[8]] * 2, first=2, first_id=20))
-    report = script.snapshot(final=False)
+    report = script.make_report(final=False)
 
     assert counted(report) == {("train", "", (8,)): 4, ("eval", "", (32,)): 3}
     assert rows_of(report) == [32]
@@ -88,7 +89,7 @@ def test_a_script_that_only_evaluates_has_its_devices_described_by_that() -> Non
     script = told()
     feed(script, [*steps([[32]] * 3, phase="eval"), activity(3, 0)])
     end(script)
-    report = script.snapshot(final=True)
+    report = script.make_report(final=True)
 
     assert rows_of(report) == [96]
     assert "about the phase eval" in report.notes["per_device"]
@@ -99,7 +100,7 @@ def test_each_wrapped_module_has_patterns_of_its_own() -> None:
     script = told("dp", 2)
     feed(script, [split(0, [0, 1], [4, 4], module="Generator"), split(1, [0, 1], [4, 4], module="Discriminator")])
     feed(script, [step(0, [1, 0, 1], [12, 12]), step(1, [1], [4, 4])])
-    report = script.snapshot(final=False)
+    report = script.make_report(final=False)
 
     assert counted(report) == {
         ("train", "Discriminator", (8, 8)): 1,
@@ -114,7 +115,7 @@ def test_times_belong_to_their_devices_where_modules_use_different_ones() -> Non
     script = told("dp", 2)
     feed(script, [split(0, [1], [4], module="first"), split(1, [0], [4], module="second")])
     feed(script, [step(0, [0, 1], [4, 4], forward_ms=(1.0, 9.0))])
-    first, second = script.snapshot(final=False).per_device
+    first, second = script.make_report(final=False).per_device
 
     assert first.forward_ms is not None
     assert second.forward_ms is not None
@@ -125,7 +126,7 @@ def test_rows_that_the_probe_does_not_trust_are_null_and_its_reasons_stand_side_
     script = told()
     feed(script, [Split(0, "train", "", None, (0,), (None,), ((35, 20),), ((35, 20),)), step(0, [0], [0])])
     feed(script, [Note("patterns.rows", "dimension 0 is 35"), Note("patterns.rows", "the loader gave 20")])
-    report = script.snapshot(final=False)
+    report = script.make_report(final=False)
 
     assert rows_of(report) == [None]
     assert report.notes["patterns.rows"].startswith("dimension 0 is 35; the loader gave 20")
@@ -134,7 +135,7 @@ def test_rows_that_the_probe_does_not_trust_are_null_and_its_reasons_stand_side_
 def test_a_loader_that_gave_more_batches_than_were_trained_on_is_not_believed() -> None:
     script = told()
     feed(script, [*steps([[8]] * 12), loaded(104, 8, 104), activity(12, 12)])
-    report = script.snapshot(final=False)
+    report = script.make_report(final=False)
 
     assert rows_of(report) == [96]
     assert "rank 0 took 13 batches from its DataLoader, and the model got 12" in report.notes["patterns.rows"]
@@ -147,7 +148,7 @@ def test_ranks_of_torchrun_are_joined_by_the_number_of_the_step() -> None:
     script = told("ddp", 2)
     for rank in range(2):
         feed(script, [joined(rank, 2), DDP, *steps([[8]] * 3 + [[2 + rank]], [rank])], rank)
-    report = script.snapshot(final=False)
+    report = script.make_report(final=False)
 
     assert counted(report) == {("train", "", (8, 8)): 3, ("train", "", (2, 3)): 1}
     assert [device.rank for device in report.devices] == [0, 1]
@@ -159,7 +160,7 @@ def test_children_that_form_a_group_are_the_ranks_and_the_parent_holds_nobody_ba
     for rank in range(2):
         records = steps([[8]] * 3, [rank], first_id=(100 + rank) << 32)
         feed(script, [joined(rank, 2), DDP, *records], source=rank + 1)
-    report = script.snapshot(final=False)
+    report = script.make_report(final=False)
 
     assert counted(report) == {("train", "", (8, 8)): 3}
     assert [device.rank for device in report.devices] == [0, 1]
@@ -175,7 +176,7 @@ def test_a_second_generation_of_children_goes_on_counting() -> None:
             feed(script, [joined(rank, 2), *records], source=source)
         for rank in range(2):
             script.source_ended(0, 2 * generation + rank + 1)
-    (pattern,) = script.snapshot(final=False).patterns
+    (pattern,) = script.make_report(final=False).patterns
 
     assert (pattern.rows, pattern.steps, pattern.first_step, pattern.last_step) == ((8, 8), 6, 0, 5)
 
@@ -185,7 +186,7 @@ def test_a_child_that_ended_early_does_not_hold_back_its_peers() -> None:
     feed(script, [joined(0, 2), *steps([[8]] * 5, [0], first_id=1 << 32)], source=1)
     feed(script, [joined(1, 2), *steps([[8]] * 2, [1], first_id=2 << 32)], source=2)
     script.source_ended(0, 2)
-    report = script.snapshot(final=False)
+    report = script.make_report(final=False)
 
     assert counted(report) == {("train", "", (8, 8)): 2, ("train", "", (8, 0)): 3}
     assert "rank 1 sent nothing for step 2" in report.notes["patterns.rows"]
@@ -195,23 +196,23 @@ def test_a_script_that_starts_itself_again_trains_as_the_same_rank() -> None:
     script = told()
     feed(script, steps([[8]] * 3, first_id=7 << 32), source=1)
 
-    assert rows_of(script.snapshot(final=False)) == [24]
+    assert rows_of(script.make_report(final=False)) == [24]
 
 
 def test_a_rank_that_never_trains_holds_back_the_others_for_a_while_only() -> None:
     script = told("ddp", 2)
-    feed(script, steps([[8]] * (PATIENCE + 1), [0]))
+    feed(script, steps([[8]] * (MAX_WAITING + 1), [0]))
 
-    assert rows_of(script.snapshot(final=False)) == [8 * (PATIENCE + 1), 0]
+    assert rows_of(script.make_report(final=False)) == [8 * (MAX_WAITING + 1), 0]
 
 
 def test_a_rank_that_begins_very_late_loses_no_rows() -> None:
     script = told("ddp", 2)
-    feed(script, steps([[8]] * (PATIENCE + 1), [0]))
+    feed(script, steps([[8]] * (MAX_WAITING + 1), [0]))
     feed(script, steps([[4]] * 3, [1]), rank=1)
-    report = script.snapshot(final=False)
+    report = script.make_report(final=False)
 
-    assert rows_of(report) == [8 * (PATIENCE + 1), 12]
+    assert rows_of(report) == [8 * (MAX_WAITING + 1), 12]
     assert "3 records came too late, and count as steps of their own" in report.notes["patterns"]
 
 
@@ -222,7 +223,7 @@ def test_a_rank_that_evaluates_alone_holds_back_nobody_that_trains_on() -> None:
     feed(script, steps([[100]] * 3, [0], phase="eval", first_id=10))
     for rank in range(2):
         feed(script, steps([[8]] * 2, [rank], first=2, first_id=20), rank)
-    report = script.snapshot(final=False)
+    report = script.make_report(final=False)
 
     assert counted(report) == {("train", "", (8, 8)): 4, ("eval", "", (100, 0)): 3}
     assert "patterns.rows" not in report.notes
@@ -240,7 +241,7 @@ def test_evaluations_of_unequal_length_are_joined_within_their_own_round() -> No
     end(script, 2)
 
     evaluated = {
-        rows: count for (phase, _, rows), count in counted(script.snapshot(final=True)).items() if phase == "eval"
+        rows: count for (phase, _, rows), count in counted(script.make_report(final=True)).items() if phase == "eval"
     }
     assert evaluated == {(4, 4): 2, (4, 0): 2}
 
@@ -249,7 +250,7 @@ def test_processes_that_share_a_device_add_up_their_rows_and_have_no_times_there
     script = told("single", 1)
     for rank in range(2):
         feed(script, [joined(rank, 2), *steps([[8]] * 3, [0], first_id=rank << 32)], source=rank + 1)
-    report = script.snapshot(final=False)
+    report = script.make_report(final=False)
 
     assert counted(report) == {("train", "", (16,)): 3}
     assert report.per_device[0].forward_ms is None
@@ -260,7 +261,8 @@ def test_a_rank_beyond_all_reason_is_left_out_with_a_note() -> None:
     script = told()
     feed(script, [joined(MAX_RANKS, MAX_RANKS + 1), *steps([[8]] * 3)], source=1)
 
-    assert "3 steps came from more processes than a report takes in" in script.snapshot(final=False).notes["patterns"]
+    notes = script.make_report(final=False).notes
+    assert "3 steps came from more processes than a report takes in" in notes["patterns"]
 
 
 def test_any_number_of_processes_is_bounded() -> None:
@@ -268,7 +270,7 @@ def test_any_number_of_processes_is_bounded() -> None:
     for source in range(1000):
         feed(script, steps([[8]], first_id=source << 32), source=source)
         script.source_ended(0, source)
-    report = script.snapshot(final=False)
+    report = script.make_report(final=False)
 
     assert "more processes than a report takes in" in report.notes["patterns"]
     assert (rows_of(report)[0] or 0) <= 8 * 300
@@ -278,13 +280,13 @@ def test_a_phase_that_nobody_knows_is_no_step() -> None:
     script = told()
     feed(script, [split(0, [0], [8], "sleep"), step(0, [0], [8], "sleep")])
 
-    assert script.snapshot(final=False).patterns == ()
+    assert script.make_report(final=False).patterns == ()
 
 
 # -- what it costs ---------------------------------------------------------------------------------
 
 
-def feed_passes(script: Aggregator, numbers: Sequence[int]) -> None:
+def feed_passes(script: ScriptAggregator, numbers: Sequence[int]) -> None:
     """Passes of ten training steps and one evaluation, on two ranks."""
     for number in numbers:
         for rank in range(2):
@@ -294,7 +296,7 @@ def feed_passes(script: Aggregator, numbers: Sequence[int]) -> None:
             feed(script, [step(number, [1], [4], "eval")], rank)
 
 
-def growth(script: Aggregator, numbers: range) -> int:
+def growth(script: ScriptAggregator, numbers: range) -> int:
     """Bytes more that are allocated after these passes; as many before them replace what is not kept for long."""
     tracemalloc.start()
     try:
@@ -311,9 +313,9 @@ def test_memory_does_not_grow_with_the_steps_and_passes_of_a_script() -> None:
     for rank in range(2):
         feed(script, [joined(rank, 2), split(0, [rank], [4]), split(1, [rank], [4], "eval")], rank)
     feed_passes(script, range(100))
-    size = len(encode_report(script.snapshot(final=False)))
+    size = len(encode_report(script.make_report(final=False)))
     grown = min(growth(script, range(start, start + 200)) for start in (100, 300))
-    report = script.snapshot(final=False)
+    report = script.make_report(final=False)
 
     assert grown < 1000 * 8  # less than one pointer a step
     assert len(encode_report(report)) < size + 100

@@ -9,7 +9,8 @@ from jobs.protocol.records import AnyRecord, Outcome, Record, Result
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Report
 from workers.runtime.context import Device, RankContext
-from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
+from workers.supervisor.report.aggregator import LeasedDevice
+from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.training import entry
 
 T = TypeVar("T", bound=Record)
@@ -61,10 +62,10 @@ def report_here(spec: JobSpec, train_rows: int | None = None, **options: Any) ->
     """Run a spec of one process, and report on it as the service does."""
     _, sink = run_spec(spec, **options)
     lease = [LeasedDevice(index, f"cpu:{index}", "here", "cpu", "virtual") for index in range(spec.resources.devices)]
-    told = Aggregator("job", 1, spec, lease, predict_splits(spec, train_rows))
+    told = RecipeAggregator("job", 1, spec, lease, predict_splits(spec, train_rows))
     for record in (*sink.records, Outcome(0, 0)):
-        told.feed(0, record)
-    return told.snapshot(final=True)
+        told.add_record(0, record)
+    return told.make_report(final=True)
 
 
 def context_of(devices: int, sink: Kept, **options: Any) -> RankContext:

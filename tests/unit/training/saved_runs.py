@@ -18,7 +18,8 @@ from shardyard.contract.report import Report
 from tests.unit.training.runs import Kept, context_of, spec_of
 from workers.runtime.commands import CONTINUE
 from workers.runtime.context import Checkpoints, Stopped
-from workers.supervisor.report.aggregator import Aggregator, LeasedDevice
+from workers.supervisor.report.aggregator import LeasedDevice
+from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.training import entry
 
 
@@ -98,10 +99,10 @@ class Attempts:
 
     def report(self) -> Report:
         lease = [LeasedDevice(n, f"cpu:{n}", "here", "cpu", "virtual") for n in range(self.spec.resources.devices)]
-        told = Aggregator("job", 1, self.spec, lease, predict_splits(self.spec, None))
+        told = RecipeAggregator("job", 1, self.spec, lease, predict_splits(self.spec, None))
         for record in (*self.records, Outcome(0, 0)):
-            told.feed(0, record)
-        return told.snapshot(final=True)
+            told.add_record(0, record)
+        return told.make_report(final=True)
 
 
 def scramble() -> None:

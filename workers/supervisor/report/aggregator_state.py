@@ -1,9 +1,9 @@
-"""What of a report a checkpoint carries from one attempt of a recipe to the next.
+"""The state of a recipe's report, which a checkpoint carries from one attempt to the next.
 
-It is taken at a cut: every rank has sent all its steps up to one, and none beyond. So no step waits for other ranks,
-and what the ranks of the next attempt send adds up with it as if there had been one attempt. Left out is what belongs
-to the processes themselves and is sent anew: their splits, which they number from 0, their devices, how they ended,
-and which shard line was printed last, since each attempt has a log of its own.
+It is taken at a checkpoint barrier: every rank has sent all its steps up to one, and none beyond. So no step waits for
+other ranks, and what the ranks of the next attempt send adds up with it as if there had been one attempt. What belongs
+to the processes themselves is left out, since they send it again: their splits, which they number from 0, their
+devices, how they ended, and which shard line was printed last, since each attempt has a log of its own.
 
 The bytes are msgpack, typed all the way down; nothing in them names code.
 """
@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from jobs.splits.timings import Sums
-from workers.supervisor.report.patterns import Count
+from workers.supervisor.report.patterns import PatternCount
 from workers.supervisor.report.step_joiner import Key
 
 #: A state of another version is not read. Grows with every change of what is below, or of what it is made of.
@@ -22,8 +22,8 @@ VERSION: Final = 1
 MAX_BYTES: Final = 64 * 1024 * 1024
 
 
-class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whose report it is: of the same job, with the same ranks and devices. Steps of which phase are counted."""
+class ReportIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which report it is: a state is loaded only for the same job, with the same ranks, devices and counted phase."""
 
     job_id: str
     strategy: str
@@ -32,17 +32,17 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     phase: str
 
 
-class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AggregatorState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
-    about: About
+    about: ReportIdentity
     attempt: int
     step: int  # of the main phase: how many there were
-    gone: Key
+    gone: Key  # the last step that was released to be counted
     forced: int
     late: int
     measures: dict[str, Sums]
-    patterns: list[Count]
-    other: Count
+    patterns: list[PatternCount]
+    other: PatternCount
     absent_from: dict[int, int]
     notes: dict[str, list[str]]
     malformed: int
@@ -55,11 +55,11 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(State)
+_decoder = msgspec.msgpack.Decoder(AggregatorState)
 _version_decoder = msgspec.msgpack.Decoder(_Versioned)
 
 
-def encode(state: State) -> bytes:
+def encode_state(state: AggregatorState) -> bytes:
     """Raises:
     ValueError: a rank has sent numbers that no report can hold.
     """
@@ -69,7 +69,7 @@ def encode(state: State) -> bytes:
         raise ValueError(f"the report's state has a number beyond 64 bits: {error}") from error
 
 
-def decode(data: bytes, about: About) -> State:
+def decode_state(data: bytes, about: ReportIdentity) -> AggregatorState:
     """Read the state of a report like `about`.
 
     Raises:

@@ -9,24 +9,57 @@ from dataclasses import dataclass
 
 import msgspec
 
+from jobs.protocol.records import Note
 from jobs.splits.plan import Prediction
 from jobs.splits.timings import Measures
 from shardyard.contract.report import Report
 from workers.supervisor.report.patterns import MAX_PATTERNS
 from workers.supervisor.report.script_lint import Sight, how_it_ran, names, remarks_on_rows, unfinished
 
+#: Notes that are taken from the ranks of one attempt, and the length of each.
+MAX_NOTES = 100
+MAX_NOTE_LENGTH = 500
+
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class DeviceUse:
+    """How the devices of an attempt work together."""
+
+    scatters: bool  # DataParallel divides batches
+    gathers_on: int | None  # the device on which DataParallel gathers outputs
+    placed: bool  # the devices hold different modules
+    sharded: bool  # the devices wait for each other within forward
+
+
+class RankNotes:
+    """The notes that ranks have sent, by field of the report; of bounded number and length."""
+
+    def __init__(self) -> None:
+        self.by_field: dict[str, list[str]] = {}
+
+    def add(self, note: Note) -> None:
+        """Keep a note once, however many ranks send it; different notes on one field stand side by side."""
+        field, reason = note.field[:MAX_NOTE_LENGTH], note.reason[:MAX_NOTE_LENGTH]
+        reasons = self.by_field.get(field, [])
+        if reason not in reasons and sum(map(len, self.by_field.values())) < MAX_NOTES:
+            self.by_field[field] = [*reasons, reason]
+
+    def restore(self, earlier: dict[str, list[str]]) -> None:
+        """Begin with the notes of an earlier attempt."""
+        since, self.by_field = self.by_field, earlier
+        for note in (Note(field, reason) for field, reasons in since.items() for reason in reasons):
+            self.add(note)
+
+
+@dataclass(frozen=True, slots=True)
+class NoteFacts:
     """What is known of an attempt beside the numbers of its report."""
 
     phase: str  # which `per_device`, `primitives` and `balance` are about
     sight: Sight | None  # of a script; None of a recipe
     prediction: Prediction
     on_prediction: str | None  # what is to be said of the prediction's check
-    scatters: bool  # DataParallel divides batches
-    placed: bool  # the devices hold different modules
-    sharded: bool  # and wait for each other within forward
+    use: DeviceUse
     crowded: bool  # several processes used one device at once
     overflowed: bool  # there are more patterns than are kept apart
     malformed: int  # records that did not fit together
@@ -34,22 +67,22 @@ class Facts:
     forced: int  # steps that were counted before every rank had sent them
     late: int  # and what came after that
     absent_from: Mapping[int, int]  # by rank: the first step of which it sent nothing
-    said: Mapping[str, Sequence[str]]  # by path: what the ranks said
+    rank_notes: Mapping[str, Sequence[str]]  # by path: what the ranks sent
 
 
-def notes(report: Report, measures: Measures, facts: Facts) -> dict[str, str]:
+def notes(report: Report, measures: Measures, facts: NoteFacts) -> dict[str, str]:
     """The notes of a report that has none yet."""
     made: dict[str, str] = {}
     for field, text in _remarks(report, measures, facts):
         made[field] = f"{made[field]}; {text}" if field in made else text
-    for field, texts in facts.said.items():
+    for field, texts in facts.rank_notes.items():
         made[field] = "; ".join([*texts, made[field]] if field in made else texts)
     for field in _nulls(report):
         made.setdefault(field, _reason(field, report, measures, facts))
     return made
 
 
-def _remarks(report: Report, measures: Measures, facts: Facts) -> Iterator[tuple[str, str]]:
+def _remarks(report: Report, measures: Measures, facts: NoteFacts) -> Iterator[tuple[str, str]]:
     yield from _count_remarks(facts)
     yield from _measure_remarks(report, measures, facts)
     if facts.on_prediction:
@@ -58,7 +91,7 @@ def _remarks(report: Report, measures: Measures, facts: Facts) -> Iterator[tuple
         yield from _script_remarks(report, facts, facts.sight)
 
 
-def _count_remarks(facts: Facts) -> Iterator[tuple[str, str]]:
+def _count_remarks(facts: NoteFacts) -> Iterator[tuple[str, str]]:
     for rank, step in sorted(facts.absent_from.items()):
         yield "patterns.rows", f"rank {rank} sent nothing for step {step}; where it is absent it counts 0 rows"
     if facts.overflowed:
@@ -73,21 +106,21 @@ def _count_remarks(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "patterns", f"{counted}; {facts.late} records came too late{then}"
 
 
-def _measure_remarks(report: Report, measures: Measures, facts: Facts) -> Iterator[tuple[str, str]]:
+def _measure_remarks(report: Report, measures: Measures, facts: NoteFacts) -> Iterator[tuple[str, str]]:
     for field, (count, steps) in measures.partly_measured().items():
         yield f"per_device.{field}", f"measured in {count:,} of {steps:,} steps, which the numbers are about"
     covered, steps = measures.covered_steps, measures.steps
     for field in ("balance.time_max_over_mean", "balance.wasted_device_seconds"):
         if 0 < covered < steps:
             yield field, f"over the {covered:,} of {steps:,} steps in which every device was measured"
-        if covered and report.virtual and facts.scatters:
+        if covered and report.virtual and facts.use.scatters:
             yield field, "as if the shards had run at once"
     several_wait = len(report.devices) > 1 and report.per_device[0].data_wait_ms is not None
-    if facts.scatters and several_wait and not report.virtual:
+    if facts.use.scatters and several_wait and not report.virtual:
         yield "per_device.data_wait_ms", "one process feeds all devices, so they all show the same wait"
 
 
-def _script_remarks(report: Report, facts: Facts, sight: Sight) -> Iterator[tuple[str, str]]:
+def _script_remarks(report: Report, facts: NoteFacts, sight: Sight) -> Iterator[tuple[str, str]]:
     yield "strategy", f"as the job asked; {how_it_ran(sight.processes)}"
     if facts.phase != "train":
         yield "per_device", f"about the phase {facts.phase}: no training step was seen"
@@ -101,7 +134,7 @@ def _script_remarks(report: Report, facts: Facts, sight: Sight) -> Iterator[tupl
             yield "patterns.steps", str(one)
 
 
-def _reason(field: str, report: Report, measures: Measures, facts: Facts) -> str:
+def _reason(field: str, report: Report, measures: Measures, facts: NoteFacts) -> str:
     """Why a field is `None`, when no rank has said so."""
     if field == "prediction.matches":
         return _no_prediction(report, facts.prediction)
@@ -109,7 +142,7 @@ def _reason(field: str, report: Report, measures: Measures, facts: Facts) -> str
         return "these batches differ, or their rows could not be counted"
     if report.virtual and "memory" in field:
         return "virtual devices have no memory of their own"
-    if field in ("balance.output_device_memory_skew", "primitives") and not facts.scatters:
+    if field in ("balance.output_device_memory_skew", "primitives") and not facts.use.scatters:
         who = 'strategy "dp"' if facts.sight is None else "DataParallel"
         return f"only {who} gathers on one device"
     if len(report.devices) == 1 and field in _NEEDS_TWO:
@@ -122,11 +155,11 @@ def _reason(field: str, report: Report, measures: Measures, facts: Facts) -> str
         return _DEFAULT_REASONS["per_device.rows"]
     if _only_idle_lack(report, field):
         return "a device that got no rows has none"
-    if field.startswith("balance.") and facts.placed:
+    if field.startswith("balance.") and facts.use.placed:
         return "the devices hold different modules and take turns on each batch"
-    if field.startswith("balance.") and facts.sharded:
+    if field.startswith("balance.") and facts.use.sharded:
         return "a rank's forward contains waiting for the others under fsdp, so their times cannot be compared"
-    if field == "per_device.comm_ms" and (report.strategy != "ddp" if facts.sight is None else facts.scatters):
+    if field == "per_device.comm_ms" and (report.strategy != "ddp" if facts.sight is None else facts.use.scatters):
         return "the devices exchange nothing but what the primitives time"
     return _DEFAULT_REASONS.get(field, "no rank measured it")
 

@@ -1,4 +1,4 @@
-"""The different ways in which batches were divided, and how many steps each of them had. Memory is bounded."""
+"""Counts the steps of each way in which batches were divided, in bounded memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ MAX_PATTERNS = 256
 PatternKey = tuple[str, str, int | None, tuple[int | None, ...]]
 
 
-class Whole(msgspec.Struct, frozen=True, array_like=True, eq=False):
+class WholeBatch(msgspec.Struct, frozen=True, array_like=True, eq=False):
     """The batches of all ranks in one step in one wrapped module, by logical device."""
 
     phase: str
@@ -29,10 +29,10 @@ class Whole(msgspec.Struct, frozen=True, array_like=True, eq=False):
         return self.phase, self.module, self.batch_rows, self.rows
 
 
-class Count(msgspec.Struct, array_like=True):
+class PatternCount(msgspec.Struct, array_like=True):
     """Steps that were divided alike; `first` is the earliest of them, `None` where several splits count together."""
 
-    first: Whole | None
+    first: WholeBatch | None
     shapes_vary: bool = False
     steps: int = 0
     first_step: int | None = None
@@ -45,28 +45,28 @@ class Count(msgspec.Struct, array_like=True):
         self.last_step = highest if self.last_step is None else max(self.last_step, highest)
 
 
-def _none() -> Count:
-    return Count(None)
+def _no_steps() -> PatternCount:
+    return PatternCount(None)
 
 
 @dataclass(slots=True)
-class Patterns:
+class PatternTable:
     """`kept` are counted each by itself, in the order in which they were first seen; `other` has the rest."""
 
-    kept: dict[PatternKey, Count] = field(default_factory=dict)
-    other: Count = field(default_factory=_none)
+    kept: dict[PatternKey, PatternCount] = field(default_factory=dict)
+    other: PatternCount = field(default_factory=_no_steps)
 
-    def add(self, steps: Sequence[int], whole: Whole) -> None:
-        """Count steps that were divided alike in one module."""
-        key = whole.key
+    def add(self, steps: Sequence[int], batch: WholeBatch) -> None:
+        """PatternCount steps that were divided alike in one module."""
+        key = batch.key
         count = self.kept.get(key)
         if count is None and len(self.kept) < MAX_PATTERNS:
-            count = self.kept[key] = Count(whole)
+            count = self.kept[key] = PatternCount(batch)
         if count is None:
             count = self.other
         first = count.first
-        if first is not None and first is not whole and not count.shapes_vary:
-            count.shapes_vary = (first.input_shapes, first.output_shapes) != (whole.input_shapes, whole.output_shapes)
+        if first is not None and first is not batch and not count.shapes_vary:
+            count.shapes_vary = (first.input_shapes, first.output_shapes) != (batch.input_shapes, batch.output_shapes)
         count.add(steps)
 
     @property
@@ -87,15 +87,15 @@ class Patterns:
         return (*self.told_apart(), beyond)
 
 
-def _pattern(whole: Whole, count: Count) -> Pattern:
+def _pattern(batch: WholeBatch, count: PatternCount) -> Pattern:
     return Pattern(
-        phase=whole.phase,
-        module=whole.module,
-        batch_rows=whole.batch_rows,
-        rows=whole.rows,
+        phase=batch.phase,
+        module=batch.module,
+        batch_rows=batch.batch_rows,
+        rows=batch.rows,
         shapes_vary=count.shapes_vary,
-        input_shapes=whole.input_shapes,
-        output_shapes=whole.output_shapes,
+        input_shapes=batch.input_shapes,
+        output_shapes=batch.output_shapes,
         steps=count.steps,
         first_step=count.first_step,
         last_step=count.last_step,

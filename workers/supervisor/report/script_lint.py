@@ -14,7 +14,7 @@ from jobs.protocol.records import Loaded
 from jobs.splits.lint import data_parallel_problems, nearest_sizes, rank_problems
 from jobs.splits.plan import chunk_rows, loader_batches, sampler_rows
 from shardyard.contract.report import Finding, Pattern
-from workers.supervisor.report.rank_state import Process
+from workers.supervisor.report.process_state import ProcessState
 
 #: Findings that only scripts have; the others are those of `jobs.splits.lint`.
 CODES = frozenset({"no-work-done", "fewer-processes", "duplicated-work", "unsynchronised-ranks", "unfinished-step"})
@@ -34,7 +34,7 @@ class Sight:
     phase: str
     patterns: Sequence[Pattern]
     divided: Mapping[str, Set[tuple[int, ...]]]
-    processes: Sequence[Process]
+    processes: Sequence[ProcessState]
     final: bool
     succeeded: bool
     last_line: str
@@ -46,12 +46,12 @@ class Sight:
         return self.spec.resources.devices
 
     @property
-    def workers(self) -> list[Process]:
+    def workers(self) -> list[ProcessState]:
         """Processes that did anything with a model."""
         return [process for process in self.processes if process.worked]
 
     @property
-    def trainers(self) -> list[Process]:
+    def trainers(self) -> list[ProcessState]:
         """Processes that trained: one for each rank, the latest one where they followed each other."""
         return list({process.rank: process for process in self.processes if process.trained}.values())
 
@@ -68,7 +68,7 @@ def names(modules: Sequence[str]) -> str:
     return ", ".join([*shown, "..."] if len(modules) > MAX_NAMES else shown)
 
 
-def how_it_ran(processes: Iterable[Process]) -> str:
+def how_it_ran(processes: Iterable[ProcessState]) -> str:
     """What the script itself did about devices: "the script wrapped Net in DataParallel, ..."."""
     listed = list(processes)
     wrapped: dict[str, set[str]] = {}
@@ -91,7 +91,7 @@ def how_it_ran(processes: Iterable[Process]) -> str:
 def remarks_on_rows(sight: Sight) -> Iterator[str]:
     """Where a DataLoader gave more batches than the model got: what forwards show is what counts."""
     for process in sight.trainers:
-        loaded = list(process.batches_loaded.values())
+        loaded = list(process.passes.batches.values())
         if len(loaded) == 1 and loaded[0] > process.trained_forwards:
             yield (
                 f"{process.name} took {_count(loaded[0], 'batch', 'batches')} from its DataLoader, and the model got "
@@ -130,7 +130,7 @@ def unfinished(sight: Sight) -> list[Unfinished]:
         return []
     told = {process.origin for process in sight.processes if process.outcome is not None}
     silent = [process for process in sight.processes if process.origin not in told]
-    steps: dict[tuple[int, str], list[Process]] = {}
+    steps: dict[tuple[int, str], list[ProcessState]] = {}
     for process in silent:
         if process.unfinished is not None:
             steps.setdefault((process.unfinished.step, process.unfinished.phase), []).append(process)
@@ -147,7 +147,7 @@ def unfinished(sight: Sight) -> list[Unfinished]:
     ]
 
 
-def _longest(now: float | None, stuck: Sequence[Process]) -> float | None:
+def _longest(now: float | None, stuck: Sequence[ProcessState]) -> float | None:
     begun = [process.began.at for process in stuck if process.began is not None]
     return max(0.0, now - min(begun)) if now is not None and begun else None
 
@@ -260,13 +260,13 @@ class _Pass:
         return len(places) == len(self.loads) or (len(digests) == len(self.loads) and None not in digests and parts)
 
 
-def _common_pass(trainers: Sequence[Process]) -> _Pass | None:
+def _common_pass(trainers: Sequence[ProcessState]) -> _Pass | None:
     """The latest pass that all ranks have trained on, a complete one if there is any. Passes are told by their order:
     one rank may have made more loaders than another, for evaluation or for what only it does."""
     if len(trainers) < 2:
         return None
-    shared = [key for key in trainers[0].passes if all(key in other.passes for other in trainers)]
-    found = [_Pass({process.rank: process.passes[key] for process in trainers}) for key in reversed(shared)]
+    shared = [key for key in trainers[0].passes.latest if all(key in other.passes.latest for other in trainers)]
+    found = [_Pass({process.rank: process.passes.latest[key] for process in trainers}) for key in reversed(shared)]
     trained = [one for one in found if all(load.trained and load.rows for load in one.loads.values())]
     complete = [one for one in trained if all(load.complete for load in one.loads.values())]
     return next(iter(complete or trained), None)
@@ -298,7 +298,7 @@ def _same_or_apart(sight: Sight) -> Iterator[Finding]:
         )
 
 
-def _kept_alike(trainers: Sequence[Process]) -> bool:
+def _kept_alike(trainers: Sequence[ProcessState]) -> bool:
     """Whether something may keep the models alike: a wrapper, or reductions of the script's own. So it is where
     nobody has counted them."""
     return any(
@@ -339,7 +339,7 @@ def _under_data_parallel(sight: Sight) -> Iterator[Finding]:
             continue
         full = divided[0]
         smaller = [rows for rows in divided if sum(rows) < sum(full)]
-        loads = [one for process in sight.processes for one in process.passes.values()]
+        loads = [one for process in sight.processes for one in process.passes.latest.values()]
         load = next((one for one in reversed(loads) if one.batch_size == sum(full)), None)
         ends = load is not None and load.rows is not None and load.complete
         last = ends and load is not None and smaller[:1] and sum(smaller[0]) == (load.rows or 0) % sum(full)
@@ -406,11 +406,11 @@ def _among_ranks(sight: Sight) -> Iterator[Finding]:
         yield Finding(problem.code, problem.severity, problem.message, _equal_ranks(sight.trainers))
 
 
-def _reduces(process: Process) -> bool:
+def _reduces(process: ProcessState) -> bool:
     return process.activity is not None and process.activity.reductions > 0
 
 
-def _equal_ranks(trainers: Sequence[Process]) -> str:
+def _equal_ranks(trainers: Sequence[ProcessState]) -> str:
     shared = _common_pass(trainers)
     if shared is not None and all(load.complete and load.batch_size for load in shared.loads.values()):
         full = {((load.rows or 0) // (load.batch_size or 1), load.batch_size) for load in shared.loads.values()}
@@ -420,7 +420,7 @@ def _equal_ranks(trainers: Sequence[Process]) -> str:
 
 
 def _padding(sight: Sight) -> Iterator[Finding]:
-    for load in (one for process in sight.trainers for one in reversed(process.passes.values())):
+    for load in (one for process in sight.trainers for one in reversed(process.passes.latest.values())):
         rows, ranks, read = load.dataset_rows, load.replicas or 1, load.rows
         if not (load.trained and load.complete and ranks > 1 and rows and read and read * ranks > rows):
             continue

@@ -21,30 +21,38 @@ class ShardLine:
 
 
 #: (logical device, text) of everything that one split prints.
-Lines = tuple[tuple[int, str], ...]
+DeviceTexts = tuple[tuple[int, str], ...]
 
 #: Everything of a split that its lines show.
-_Look = tuple[tuple[int, ...], tuple[int | None, ...], tuple[Shape | None, ...], tuple[Shape | None, ...]]
+_SplitKey = tuple[tuple[int, ...], tuple[int | None, ...], tuple[Shape | None, ...], tuple[Shape | None, ...]]
 
 
-class Printer:
+class ShardLinePrinter:
     """Decides which steps are printed: `every` one, none (`off`), or by the rule of `auto`."""
 
     def __init__(self, observe: Literal["auto", "every", "off"], dim: int) -> None:
         self._observe = observe
         self._dim = dim
-        self._last: dict[tuple[int, str], list[_Look]] = {}
+        self._last: dict[tuple[int, str], list[_SplitKey]] = {}
 
     def lines(self, rank: int, steps: Sequence[Step], splits: Sequence[Split]) -> list[ShardLine]:
         """The lines of one rank's steps, one or several of one phase that were divided alike; `splits` has one entry
         for each forward in such a step."""
-        due = steps if self._observe == "every" else self._due(rank, steps, splits) if self._observe == "auto" else ()
+        due = (
+            steps
+            if self._observe == "every"
+            else self._steps_to_print(rank, steps, splits)
+            if self._observe == "auto"
+            else ()
+        )
         if not due:
             return []
-        texts = [line for split in splits for line in lines_of(split, self._dim)]
+        texts = [line for split in splits for line in lines_of_split(split, self._dim)]
         return [ShardLine(device, step.step, step.phase, text) for step in due for device, text in texts]
 
-    def _due(self, rank: int, steps: Sequence[Step], splits: Sequence[Split]) -> list[Step]:
+    def _steps_to_print(self, rank: int, steps: Sequence[Step], splits: Sequence[Split]) -> Sequence[Step]:
+        if self._observe != "auto":
+            return steps if self._observe == "every" else ()
         first = steps[0]
         now = [(split.devices, split.rows, split.input_shapes, split.output_shapes) for split in splits]
         changed = now != self._last.get((rank, first.phase))
@@ -52,7 +60,7 @@ class Printer:
         return [step for step in steps if step.step < ALWAYS_PRINTED or (changed and step is first)]
 
 
-def lines_of(split: Split, dim: int) -> Lines:
+def lines_of_split(split: Split, dim: int) -> DeviceTexts:
     """One line for each device that got something, then one for the whole batch on the first of these.
 
     The whole batch is the shards put together along `dim`.
@@ -63,18 +71,19 @@ def lines_of(split: Split, dim: int) -> Lines:
     if all(shape is None for shape in [*inputs, *outputs]):  # nobody got anything, or nothing was seen
         return ()
     shards = [
-        (split.devices[i], f"In Model: input size {_size(given)} output size {_size(made)}")
+        (split.devices[i], f"In Model: input size {_format_size(given)} output size {_format_size(made)}")
         for i, given, made in zip(busy, inputs, outputs, strict=True)
     ]
-    whole = f"Outside: input size {_size(_together(inputs, dim))} output_size {_size(_together(outputs, dim))}"
+    given, made = (_format_size(_gathered_shape(shapes, dim)) for shapes in (inputs, outputs))
+    whole = f"Outside: input size {given} output_size {made}"
     return (*shards, (split.devices[busy[0]], whole))
 
 
-def _size(shape: Shape | None) -> str:
+def _format_size(shape: Shape | None) -> str:
     return "unknown" if shape is None else f"torch.Size({list(shape)})"
 
 
-def _together(shapes: Sequence[Shape | None], dim: int) -> Shape | None:
+def _gathered_shape(shapes: Sequence[Shape | None], dim: int) -> Shape | None:
     """Shape of all shards put together along `dim`; `None` when they do not fit each other.
 
     Shards without any dimension are stacked, as DataParallel's gather does with a loss.

@@ -1,13 +1,13 @@
-"""Bring the ranks' records of one step together, in bounded memory.
+"""Joins the ranks' records of one step, in bounded memory.
 
 Each rank sends its steps in order, but the ranks' pipes are read one by one. A step is whole once no
 rank can still add to it: each has sent it, has gone past it, or has ended. What "it" is on another rank
 an order tells:
 
-- A recipe counts epochs (`by_epoch`). Evaluation shards differ in length, so a rank may have fewer
+- A recipe counts epochs (`order_by_epoch`). Evaluation shards differ in length, so a rank may have fewer
   evaluation batches than another and no batch has the same number on every rank: these are joined by
   their place within the epoch instead of by step.
-- A script's epochs are not known (`by_round`). Training steps are joined by their number, and
+- A script's epochs are not known (`order_by_round`). Training steps are joined by their number, and
   evaluations by their place after the same training step: a rank that trains on has evaluated enough.
 """
 
@@ -21,7 +21,7 @@ from jobs.protocol.records import Step
 #: Records held back while slower ranks catch up, over all ranks.
 MAX_PENDING = 32_768
 #: Steps held back for a rank of a script that has not sent any: it may never train.
-PATIENCE = 1024
+MAX_WAITING = 1024
 
 _ORDER = {"train": 0, "forward": 0, "eval": 1}
 
@@ -30,10 +30,10 @@ Key = tuple[int, int, int]  # epoch or round, then the place within it
 _NOTHING_YET: Key = (-2, 0, 0)
 
 #: Where a rank's step belongs. It is asked once about every step of a rank, in order.
-Order = Callable[[int, Step], Key]
+StepOrder = Callable[[int, Step], Key]
 
 
-def by_epoch() -> Order:
+def order_by_epoch() -> StepOrder:
     """The order of a recipe's steps."""
     in_epoch: dict[tuple[int, str], tuple[int, int]] = {}
 
@@ -49,7 +49,7 @@ def by_epoch() -> Order:
     return key
 
 
-def by_round() -> Order:
+def order_by_round() -> StepOrder:
     """The order of a script's steps. A round is a training step and whatever forwards follow it without one."""
     rounds: dict[int, tuple[int, int]] = {}  # by rank: its last training step, and what came since
 
@@ -65,7 +65,7 @@ def by_round() -> Order:
 
 
 @dataclass(slots=True)
-class Joined(Generic[T]):
+class JoinedStep(Generic[T]):
     """One step: what each rank sent about it. A rank that had nothing to add is absent."""
 
     phase: str
@@ -73,82 +73,82 @@ class Joined(Generic[T]):
     parts: dict[int, T]
 
 
-class Joiner(Generic[T]):
+class StepJoiner(Generic[T]):
     """Steps of `ranks` ranks. `forced` counts steps let go before every rank had sent them, `late` the
     records that came after that. Late records are left out, unless the joiner is `loose`: then each is a
     step of its own, and ranks may come and go, or never send a step.
     """
 
-    def __init__(self, ranks: int, order: Order, *, loose: bool = False) -> None:
+    def __init__(self, ranks: int, order: StepOrder, *, loose: bool = False) -> None:
         self.late = 0
         self.forced = 0
         self._order_of = order
         self._loose = loose
         self._positions: dict[int, Key] = dict.fromkeys(range(ranks), _NOTHING_YET)
-        self._pending: dict[Key, Joined[T]] = {}
+        self._pending: dict[Key, JoinedStep[T]] = {}
         self._order: list[Key] = []
-        self._gone = _NOTHING_YET
+        self._last_released = _NOTHING_YET
 
-    def expect(self, rank: int) -> None:
+    def expect_rank(self, rank: int) -> None:
         """Wait for a rank that has been heard of and may send steps."""
         self._positions.setdefault(rank, _NOTHING_YET)
 
-    def feed(self, rank: int, steps: Iterable[tuple[Step, T]]) -> list[Joined[T]]:
+    def add_steps(self, rank: int, steps: Iterable[tuple[Step, T]]) -> list[JoinedStep[T]]:
         """Add one rank's part of each of its next steps; the answer has the steps that these complete, oldest first."""
-        done: list[Joined[T]] = []
+        done: list[JoinedStep[T]] = []
         position = self._positions.get(rank, _NOTHING_YET)
         for step, part in steps:
             key = self._order_of(rank, step)
             position = max(position, key)
-            if key <= self._gone:
+            if key <= self._last_released:
                 self.late += 1
                 if self._loose:
-                    done.append(Joined(step.phase, step.step, {rank: part}))
+                    done.append(JoinedStep(step.phase, step.step, {rank: part}))
                 continue
             pending = self._pending.get(key)
             if pending is None:
-                pending = self._pending[key] = Joined(step.phase, step.step, {})
+                pending = self._pending[key] = JoinedStep(step.phase, step.step, {})
                 heapq.heappush(self._order, key)
             pending.parts[rank] = part
             pending.step = max(pending.step, step.step)
         self._positions[rank] = position
-        return done + self._complete()
+        return done + self._release_complete()
 
-    def rank_ended(self, rank: int) -> list[Joined[T]]:
+    def end_rank(self, rank: int) -> list[JoinedStep[T]]:
         """Stop waiting for a rank: it has sent its last record, or the last for now."""
         self._positions.pop(rank, None)
-        return self._complete()
+        return self._release_complete()
 
-    def flush(self) -> list[Joined[T]]:
+    def flush(self) -> list[JoinedStep[T]]:
         """Everything that is still waiting: no rank will send anything more."""
-        return [self._pop() for _ in range(len(self._order))]
+        return [self._release_first() for _ in range(len(self._order))]
 
     @property
-    def gone(self) -> Key:
+    def last_released(self) -> Key:
         """The last step that was let go."""
-        return self._gone
+        return self._last_released
 
-    def begin_after(self, gone: Key, *, forced: int, late: int) -> None:
+    def resume_after(self, last: Key, *, forced: int, late: int) -> None:
         """Go on where another joiner was flushed."""
-        self._gone, self.forced, self.late = gone, forced, late
+        self._last_released, self.forced, self.late = last, forced, late
 
-    def _complete(self) -> list[Joined[T]]:
-        if self._loose and len(self._order) > PATIENCE:
+    def _release_complete(self) -> list[JoinedStep[T]]:
+        if self._loose and len(self._order) > MAX_WAITING:
             self._positions = {rank: key for rank, key in self._positions.items() if key != _NOTHING_YET}
         slowest = min(self._positions.values(), default=None)
         done = []
         while self._order and (slowest is None or self._order[0] <= slowest):
-            done.append(self._pop())
+            done.append(self._release_first())
         while len(self._order) > self._window:
             self.forced += 1
-            done.append(self._pop())
+            done.append(self._release_first())
         return done
 
     @property
     def _window(self) -> int:
         return max(64, MAX_PENDING // max(1, len(self._positions)))
 
-    def _pop(self) -> Joined[T]:
+    def _release_first(self) -> JoinedStep[T]:
         key = heapq.heappop(self._order)
-        self._gone = max(self._gone, key)
+        self._last_released = max(self._last_released, key)
         return self._pending.pop(key)

@@ -43,13 +43,13 @@ class ReportPublisher:
     def add_record(self, rank: int, record: SingleRecord, source: int) -> None:
         self._changed = True
         with self._logging_failure(type(record).__name__):
-            self._aggregator.feed(rank, record, source)
+            self._aggregator.add_record(rank, record, source)
 
     def add_steps(self, rank: int, steps: Sequence[Step], source: int) -> list[ShardLine]:
         """Count steps of one process; returns the log lines about them."""
         self._changed = True
         try:
-            return self._aggregator.feed_steps(rank, steps, source)
+            return self._aggregator.add_steps(rank, steps, source)
         except Exception:  # noqa: BLE001  (logged there, once)
             self._log_failure("Step")
             return []
@@ -65,7 +65,7 @@ class ReportPublisher:
     def dump_state(self) -> bytes | None:
         """The state of the report for a checkpoint; None where a fault in the report prevents it."""
         try:
-            return self._aggregator.dump()
+            return self._aggregator.dump_state()
         except Exception:  # noqa: BLE001  (logged there, once)
             self._log_failure("checkpoint")
             return None
@@ -76,7 +76,7 @@ class ReportPublisher:
         Raises:
             ValueError: the state cannot be used.
         """
-        self._aggregator.load(state)
+        self._aggregator.load_state(state)
 
     def publish_if_due(self, now: float) -> None:
         """Publish a snapshot where something has changed, at most once a second; `now` is monotonic."""
@@ -84,7 +84,7 @@ class ReportPublisher:
             return
         self._changed, self._publish_after = False, now + REPORT_SECONDS
         with self._logging_failure("snapshot"):
-            snapshot = self._aggregator.snapshot(False, "", time.time())
+            snapshot = self._aggregator.make_report(False, "", time.time())
             self._shipper.put(self._key, encode_report(snapshot), SNAPSHOT_TTL)
 
     def write_final(self, last_line: str) -> str:
@@ -94,7 +94,7 @@ class ReportPublisher:
         """
         try:
             if self._final is None:
-                self._final = encode_report(self._aggregator.snapshot(True, last_line, time.time()))
+                self._final = encode_report(self._aggregator.make_report(True, last_line, time.time()))
                 self._shipper.put(self._key, self._final, SNAPSHOT_TTL)
             write_atomically(self._file, self._final)
             self._shipper.put(self._key, self._final, WRITTEN_TTL)

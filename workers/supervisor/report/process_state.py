@@ -1,60 +1,38 @@
-"""What each process of an attempt has told: how it divided its batches, and what it did in all.
+"""The state of each process of an attempt: how it divided its batches, and what it did in all.
 
 A recipe has one process for each rank. A script's rank may have descendants that train in its place, by
-`multiprocessing` or by starting the script again; each is a process with a `source` of its own, and its
+`multiprocessing` or by starting the script again; each is a process with a `source` number of its own, and its
 steps count for the rank that it has in its process group.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 from jobs.protocol.records import MAX_INTERNED, Activity, Began, Group, Loaded, Outcome, Shape, Split, Step, Wrapped
+from workers.supervisor.report.lru_cache import MAX_CACHED, LruCache
 
 #: Splits from `MAX_INTERNED` on are sent anew for every step, so only the latest are kept.
 MAX_PASSING_SPLITS = 64
-#: Sums over micro-batches that are kept to save time.
-MAX_CACHED = 256
 #: Passes over a DataLoader that are kept, the latest ones.
 MAX_PASSES = 64
 #: Wrapped modules that are remembered.
 MAX_WRAPPED = 64
 
+#: Processes beside the ranks' own that are told apart.
+MAX_DESCENDANTS = 256
+
 #: Wrappers that keep the models of several processes alike.
 SHARDING = frozenset({"FullyShardedDataParallel", "fully_shard"})
 SYNCHRONISING = SHARDING | {"DistributedDataParallel"}
 
-K = TypeVar("K")
-V = TypeVar("V")
 
-
-class Recent(Generic[K, V]):
-    """A mapping of bounded size that forgets what was not used for longest."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._entries: OrderedDict[K, V] = OrderedDict()
-
-    def get(self, key: K) -> V | None:
-        if key not in self._entries:
-            return None
-        self._entries.move_to_end(key)
-        return self._entries[key]
-
-    def put(self, key: K, value: V) -> V:
-        self._entries[key] = value
-        if len(self._entries) > self._size:
-            self._entries.popitem(last=False)
-        return value
-
-
-class Splits:
+class SplitTable:
     """The splits of one process, by id."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Split] = {}
-        self._passing: Recent[int, Split] = Recent(MAX_PASSING_SPLITS)
+        self._passing: LruCache[int, Split] = LruCache(MAX_PASSING_SPLITS)
 
     def get(self, number: int) -> Split | None:
         return self._kept.get(number) or self._passing.get(number)
@@ -67,7 +45,7 @@ class Splits:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ProcessBatch:
     """What one process did with its part of one step in one wrapped module, micro-batches added up."""
 
     module: str
@@ -79,71 +57,86 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepWork:
     """The batches of one step, one for each wrapped module that took part. The per-device fields of the step run
     parallel to `devices`. Not `known`: its splits never came."""
 
-    batches: tuple[Batch, ...]
+    batches: tuple[ProcessBatch, ...]
     devices: tuple[int, ...]
     known: bool = True
 
 
-def unknown_work(devices: tuple[int, ...]) -> Work:
+def work_of_unknown_splits(devices: tuple[int, ...]) -> StepWork:
     """A step whose splits never came."""
     unknown = (None,) * len(devices)
-    return Work((Batch("", None, devices, unknown, unknown, unknown),), devices, known=False)
+    return StepWork((ProcessBatch("", None, devices, unknown, unknown, unknown),), devices, known=False)
 
 
-def add_up(splits: Sequence[Split]) -> Work:
+def sum_forwards(splits: Sequence[Split]) -> StepWork:
     """The forwards of one step, those of each module as one batch; shapes are those of its first forward."""
     by_module: dict[str, list[Split]] = {}
     for split in splits:
         by_module.setdefault(split.module, []).append(split)
     devices = dict.fromkeys(device for split in splits for device in split.devices)
-    return Work(tuple(_add_up(module, forwards) for module, forwards in by_module.items()), tuple(devices))
+    return StepWork(tuple(_sum_module(module, forwards) for module, forwards in by_module.items()), tuple(devices))
 
 
-def _add_up(module: str, splits: Sequence[Split]) -> Batch:
+def _sum_module(module: str, splits: Sequence[Split]) -> ProcessBatch:
     first = splits[0]
     rows: dict[int, list[int | None]] = {device: [] for device in first.devices}
     for split in splits:
         for device, count in zip(split.devices, split.rows, strict=True):
             rows.setdefault(device, []).append(count)
     beyond = len(rows) - len(first.devices)
-    return Batch(
+    return ProcessBatch(
         module=module,
-        batch_rows=total([split.batch_rows for split in splits]),
+        batch_rows=sum_known([split.batch_rows for split in splits]),
         devices=tuple(rows),
-        rows=tuple(total(counts) for counts in rows.values()),
+        rows=tuple(sum_known(counts) for counts in rows.values()),
         input_shapes=first.input_shapes + (None,) * beyond,
         output_shapes=first.output_shapes + (None,) * beyond,
     )
 
 
-def total(counts: Sequence[int | None]) -> int | None:
+def sum_known(counts: Sequence[int | None]) -> int | None:
     """The sum; `None` when one of them is not known."""
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
 
 
 @dataclass(slots=True)
-class Process:
+class LoaderPasses:
+    """The passes of one process over its DataLoaders."""
+
+    latest: OrderedDict[tuple[bool, int], Loaded] = field(default_factory=OrderedDict)  # trained on, and their number
+    counts: Counter[bool] = field(default_factory=Counter)  # passes that were trained on, and others
+    batches: dict[int, int] = field(default_factory=dict)  # by loader, in passes that were trained on
+
+    def add(self, loaded: Loaded) -> None:
+        self.latest[loaded.trained, self.counts[loaded.trained]] = loaded
+        self.counts[loaded.trained] += 1
+        if len(self.latest) > MAX_PASSES:
+            self.latest.popitem(last=False)
+        if loaded.trained and (loaded.loader in self.batches or len(self.batches) < MAX_PASSES):
+            self.batches[loaded.loader] = self.batches.get(loaded.loader, 0) + loaded.batches
+
+
+@dataclass(slots=True)
+class ProcessState:
     """One process. `origin` is the rank that it is or descends from, `rank` the one whose steps its steps are."""
 
     origin: int
     source: int  # 0: the rank's own process
     rank: int
     ended: bool = False
-    splits: Splits = field(default_factory=Splits)
-    works: Recent[tuple[int, ...], Work] = field(default_factory=lambda: Recent(MAX_CACHED))
+    splits: SplitTable = field(default_factory=SplitTable)
+    works: LruCache[tuple[int, ...], StepWork] = field(default_factory=lambda: LruCache(MAX_CACHED))
     group: Group | None = None
     outcome: Outcome | None = None
     began: Began | None = None
     activity: Activity | None = None
     wrapped: set[tuple[str, str]] = field(default_factory=set)  # kind of wrapper, and class of what is in it
-    passes: OrderedDict[tuple[bool, int], Loaded] = field(default_factory=OrderedDict)  # trained on, and their number
-    passed: Counter[bool] = field(default_factory=Counter)  # passes that were trained on, and others
-    batches_loaded: dict[int, int] = field(default_factory=dict)  # by loader, in passes that were trained on
+    passes: LoaderPasses = field(default_factory=LoaderPasses)
     done: dict[str, int] = field(default_factory=dict)  # by phase: steps, as it counts them itself
     trained_forwards: int = 0
 
@@ -177,28 +170,60 @@ class Process:
         """The step that it began and has not finished."""
         return self.began if self.began is not None and self.began.step >= self.done.get(self.began.phase, 0) else None
 
-    def step(self, step: Step) -> int:
-        """Take note of a step; by how much it is beyond the last one of its phase."""
+    def count_step(self, step: Step) -> int:
+        """Count a step; returns by how much it is beyond the last one of its phase."""
         before = self.done.get(step.phase, 0)
         self.done[step.phase] = step.step + 1
         if step.phase == "train":
             self.trained_forwards += len(step.splits)
         return max(1, step.step + 1 - before)
 
-    def loaded(self, loaded: Loaded) -> None:
-        self.passes[loaded.trained, self.passed[loaded.trained]] = loaded
-        self.passed[loaded.trained] += 1
-        if len(self.passes) > MAX_PASSES:
-            self.passes.popitem(last=False)
-        if loaded.trained and (loaded.loader in self.batches_loaded or len(self.batches_loaded) < MAX_PASSES):
-            self.batches_loaded[loaded.loader] = self.batches_loaded.get(loaded.loader, 0) + loaded.batches
-
-    def wraps(self, wrapped: Wrapped) -> None:
+    def add_wrapper(self, wrapped: Wrapped) -> None:
         if len(self.wrapped) < MAX_WRAPPED:
             self.wrapped.add((wrapped.kind, wrapped.inside))
 
-    def end(self) -> None:
-        """Forget what only further steps would need."""
+    def mark_ended(self) -> None:
+        """Note its end, and drop what only further steps would need."""
         self.ended = True
-        self.splits = Splits()
-        self.works = Recent(MAX_CACHED)
+        self.splits = SplitTable()
+        self.works = LruCache(MAX_CACHED)
+
+
+class ProcessTable:
+    """All processes of an attempt with `ranks` ranks."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.expected = set(range(ranks))  # ranks that should send steps
+        self._states = {(rank, 0): ProcessState(rank, 0, rank) for rank in range(ranks)}
+
+    def get(self, rank: int, source: int) -> ProcessState | None:
+        return self._states.get((rank, source))
+
+    def all(self) -> tuple[ProcessState, ...]:
+        return tuple(self._states.values())
+
+    def find_or_add(self, rank: int, source: int) -> ProcessState | None:
+        """The process that sent a record; `None` when there are too many to tell apart.
+
+        Raises:
+            ValueError: the attempt has no such rank.
+        """
+        if not 0 <= rank < self.ranks:
+            raise ValueError(f"rank {rank} is outside the {self.ranks} ranks of this attempt")
+        process = self._states.get((rank, source))
+        if process is None and len(self._states) < self.ranks + MAX_DESCENDANTS:
+            process = self._states[rank, source] = ProcessState(rank, source, rank)
+        return process
+
+    def has_successor(self, ended: ProcessState) -> bool:
+        """Whether a living process may send further steps of the rank of one that has ended: one that has sent some,
+        or any where the ended one has sent none."""
+        alive = [other for other in self._states.values() if other.rank == ended.rank and not other.ended]
+        return any(other.done or not ended.done for other in alive)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether every rank has ended with exit code 0."""
+        outcomes = [self._states[rank, 0].outcome for rank in range(self.ranks)]
+        return all(outcome is not None and outcome.exit_code == 0 for outcome in outcomes)

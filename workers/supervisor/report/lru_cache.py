@@ -1,0 +1,28 @@
+"""A cache of bounded size that evicts its least recently used entry."""
+
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+#: Sums over micro-batches, and divisions of steps, that are cached.
+MAX_CACHED = 256
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class LruCache(Generic[K, V]):
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._entries: OrderedDict[K, V] = OrderedDict()
+
+    def get(self, key: K) -> V | None:
+        if key not in self._entries:
+            return None
+        self._entries.move_to_end(key)
+        return self._entries[key]
+
+    def put(self, key: K, value: V) -> V:
+        self._entries[key] = value
+        if len(self._entries) > self._size:
+            self._entries.popitem(last=False)
+        return value

@@ -1,0 +1,89 @@
+"""Makes the report of a recipe, which each attempt goes on with where the checkpoint before it was."""
+
+from collections.abc import Sequence
+
+from jobs.model.spec import JobSpec
+from jobs.splits.lint import lint_splits
+from jobs.splits.plan import Prediction
+from shardyard.contract.report import Finding, Pattern, Resumed
+from workers.supervisor.report import aggregator_state
+from workers.supervisor.report.aggregator import Aggregator, LeasedDevice, ReportSubject
+from workers.supervisor.report.aggregator_state import AggregatorState, ReportIdentity
+from workers.supervisor.report.notes import DeviceUse
+from workers.supervisor.report.patterns import PatternTable
+from workers.supervisor.report.script_lint import Sight
+from workers.supervisor.report.step_counts import StepCounts
+from workers.supervisor.report.step_joiner import StepJoiner, order_by_epoch
+
+
+class RecipeAggregator(Aggregator):
+    def __init__(
+        self, job_id: str, attempt: int, spec: JobSpec, lease: Sequence[LeasedDevice], prediction: Prediction
+    ) -> None:
+        how = spec.parallelism
+        subject = ReportSubject(job_id, attempt, spec, tuple(sorted(lease, key=lambda device: device.logical)))
+        use = DeviceUse(
+            scatters=how.strategy == "dp",
+            gathers_on=how.output_device,
+            placed=how.strategy == "single" and len(lease) > 1,
+            sharded=how.strategy == "fsdp",
+        )
+        counts = StepCounts(
+            len(lease),
+            (spec.recipe.mode,),
+            in_turn=subject.virtual and use.scatters,
+            comparable=not use.placed and not use.sharded,
+        )
+        super().__init__(subject, prediction, StepJoiner(spec.world_size, order_by_epoch()), counts, use)
+        self._resumed: Resumed | None = None
+
+    def dump_state(self) -> bytes:
+        self._count(self._joiner.flush())
+        counts, sums = self._counts, self._counts.sums
+        return aggregator_state.encode_state(
+            AggregatorState(
+                version=aggregator_state.VERSION,
+                about=self._identity(),
+                attempt=self._subject.attempt,
+                step=sums[counts.main_phase].steps if counts.main_phase in sums else 0,
+                gone=self._joiner.last_released,
+                forced=self._joiner.forced,
+                late=self._joiner.late,
+                measures=sums,
+                patterns=list(counts.patterns.kept.values()),
+                other=counts.patterns.other,
+                absent_from=counts.absent_from,
+                notes=self._rank_notes.by_field,
+                malformed=self._malformed,
+                uncounted=self._uncounted,
+                crowded=counts.crowded,
+            )
+        )
+
+    def load_state(self, data: bytes) -> None:
+        state = aggregator_state.decode_state(data, self._identity())
+        self._rank_notes.restore(state.notes)
+        kept = {count.first.key: count for count in state.patterns if count.first is not None}
+        patterns = PatternTable(kept, state.other)
+        self._counts.restore(patterns, state.measures, state.absent_from, crowded=state.crowded)
+        self._joiner.resume_after(state.gone, forced=state.forced, late=state.late)
+        self._malformed, self._uncounted = state.malformed, state.uncounted
+        self._resumed = Resumed(state.step, state.attempt)
+
+    def _identity(self) -> ReportIdentity:
+        return ReportIdentity(
+            job_id=self._subject.job_id,
+            strategy=self._subject.spec.parallelism.strategy,
+            ranks=self._processes.ranks,
+            devices=len(self._subject.lease),
+            phase=self._counts.main_phase,
+        )
+
+    def _resumed_from(self) -> Resumed | None:
+        return self._resumed
+
+    def _sight(self, patterns: Sequence[Pattern], final: bool, last_line: str, now: float | None) -> Sight | None:
+        return None
+
+    def _findings(self, patterns: Sequence[Pattern], sight: Sight | None) -> Sequence[Finding]:
+        return lint_splits(self._subject.spec, patterns, self._prediction.train_rows) if patterns else ()

@@ -1,0 +1,137 @@
+"""Makes the report of a script: what its processes did shows in their records alone.
+
+Nothing says beforehand which device a script uses, whether it divides batches, or which of its processes is which
+rank; so all of that is read from its records as they come.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from jobs.model.spec import JobSpec
+from jobs.protocol.records import Activity, AnyRecord, Began, Group, Loaded, Split, Step, Wrapped
+from jobs.splits.plan import Prediction
+from shardyard.contract.report import Finding, Pattern
+from workers.supervisor.report.aggregator import MAX_RANKS, Aggregator, LeasedDevice, ReportSubject
+from workers.supervisor.report.notes import DeviceUse
+from workers.supervisor.report.patterns import MAX_PATTERNS
+from workers.supervisor.report.process_state import SHARDING, ProcessState
+from workers.supervisor.report.script_lint import Sight, find
+from workers.supervisor.report.step_counts import PHASES, StepCounts, StepPart
+from workers.supervisor.report.step_joiner import StepJoiner, order_by_round
+
+#: No process group is larger than this.
+MAX_WORLD = 65_536
+
+
+@dataclass(slots=True)
+class _SeenForwards:
+    """What single forwards have shown; of bounded size."""
+
+    rank_of_device: dict[int, int] = field(default_factory=dict)  # the rank that used it first
+    divisions: dict[tuple[str, str], set[tuple[int, ...]]] = field(default_factory=dict)  # by phase and module: rows
+    kept: int = 0
+
+    def add(self, rank: int, split: Split) -> None:
+        for device in split.devices:
+            self.rank_of_device.setdefault(device, rank)
+        rows = tuple(count for count in split.rows if count is not None)
+        if len(rows) == len(split.rows) and self.kept < MAX_PATTERNS:
+            divisions = self.divisions.setdefault((split.phase, split.module), set())
+            self.kept += rows not in divisions
+            divisions.add(rows)
+
+
+class ScriptAggregator(Aggregator):
+    def __init__(
+        self, job_id: str, attempt: int, spec: JobSpec, lease: Sequence[LeasedDevice], prediction: Prediction
+    ) -> None:
+        subject = ReportSubject(job_id, attempt, spec, tuple(sorted(lease, key=lambda device: device.logical)))
+        use = DeviceUse(
+            scatters=False,
+            gathers_on=spec.parallelism.output_device,
+            placed=False,
+            sharded=spec.parallelism.strategy == "fsdp",
+        )
+        counts = StepCounts(len(lease), PHASES, in_turn=subject.virtual, comparable=not use.sharded)
+        joiner: StepJoiner[StepPart] = StepJoiner(spec.world_size, order_by_round(), loose=True)
+        super().__init__(subject, prediction, joiner, counts, use)
+        self._seen = _SeenForwards()
+        self._numbers: dict[tuple[int, str], int] = {}  # by rank and phase: its last step, over all its processes
+
+    def dump_state(self) -> bytes:
+        raise ValueError("a script's report is not carried over: each attempt begins its own")
+
+    def load_state(self, data: bytes) -> None:
+        raise ValueError("a script's report is not carried over: each attempt begins its own")
+
+    def _add(self, process: ProcessState, record: AnyRecord) -> None:
+        match record:
+            case Began():
+                process.began = record
+            case Group():
+                self._add_group(process, record)
+            case Wrapped():
+                process.add_wrapper(record)
+                if record.kind in SHARDING:
+                    self._use = replace(self._use, sharded=True)
+                    self._counts.stop_comparing()
+            case Loaded():
+                process.passes.add(record)
+            case Activity():
+                process.activity = record
+            case _:
+                super()._add(process, record)
+
+    def _add_group(self, process: ProcessState, group: Group) -> None:
+        """The rank that counts is the one in the process group; a group of one says nothing. A group that is not
+        possible (a script may send anything) is ignored."""
+        if not 0 <= group.rank < group.world_size <= MAX_WORLD:
+            return
+        process.group = group
+        if group.world_size > 1:
+            process.rank = group.rank
+            members = set(range(min(group.world_size, MAX_RANKS)))
+            for rank in members:
+                self._joiner.expect_rank(rank)
+            self._processes.expected |= members
+
+    def _add_split(self, process: ProcessState, split: Split) -> bool:
+        well_formed = super()._add_split(process, split)
+        if well_formed:
+            self._seen.add(process.rank, split)
+            if len(split.devices) > 1:
+                self._use = replace(self._use, scatters=True, gathers_on=split.devices[0])
+        return well_formed
+
+    def _number_steps(self, process: ProcessState, steps: Sequence[Step]) -> Sequence[Step]:
+        """A process counts its own steps; those of the next one at the same rank go on where it left off."""
+        return [self._number_step(process, step) for step in steps]
+
+    def _number_step(self, process: ProcessState, step: Step) -> Step:
+        key = process.rank, step.phase
+        number = self._numbers[key] = self._numbers.get(key, -1) + process.count_step(step)
+        return step if number == step.step else msgspec.structs.replace(step, step=number)
+
+    def _rank_of_device(self, device: int) -> int:
+        return self._seen.rank_of_device.get(device, super()._rank_of_device(device))
+
+    def _sight(self, patterns: Sequence[Pattern], final: bool, last_line: str, now: float | None) -> Sight | None:
+        main = self._counts.main_phase
+        return Sight(
+            spec=self._subject.spec,
+            virtual=self._subject.virtual,
+            phase=main,
+            patterns=patterns,
+            divided={module: rows for (phase, module), rows in self._seen.divisions.items() if phase == main},
+            processes=self._processes.all(),
+            final=final,
+            succeeded=final and self._processes.succeeded,
+            last_line=last_line,
+            blind="; ".join(self._rank_notes.by_field.get("per_device", [])),
+            now=now,
+        )
+
+    def _findings(self, patterns: Sequence[Pattern], sight: Sight | None) -> Sequence[Finding]:
+        return find(sight) if sight is not None else ()
