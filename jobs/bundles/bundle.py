@@ -2,7 +2,8 @@
 
 A bundle is known by its contents: `sha256:<hex>` of the zip's bytes. Whoever uploads one is not trusted, so the API
 unpacks it into nothing before it is kept (`inspect`), and a worker checks everything again when it unpacks it into a
-directory (`extract`). Rules on the zip itself are in `jobs.bundles.strict_zip`, those on names in `jobs.bundles.names`.
+directory (`extract`). Rules on the zip itself are in `jobs.bundles.strict_zip`, those on names and sizes in
+`shardyard.contract.bundle_rules`.
 """
 
 import difflib
@@ -13,26 +14,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from jobs.bundles import strict_zip
-from jobs.bundles.names import MAX_NAMES, Names, shown
 from jobs.bundles.strict_zip import Entry
+from shardyard.contract.bundle_rules import DEFAULT_LIMITS, BundleLimits, BundleNames, quote_path
 from shardyard.contract.errors import BadBundle
-
-MIB = 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a bundle may unpack to, in bytes where not said otherwise."""
-
-    entries: int = MAX_NAMES
-    file: int = 256 * MIB
-    total: int = 1024 * MIB
-    #: Most bytes for each byte of the zip, where it unpacks to more than `unpressed`.
-    ratio: int = 200
-    unpressed: int = 32 * MIB
-
-
-LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +33,7 @@ class Contents:
     bytes: int
 
 
-def inspect(path: Path, limits: Limits = LIMITS) -> Contents:
+def inspect(path: Path, limits: BundleLimits = DEFAULT_LIMITS) -> Contents:
     """Check a zip against every rule, by unpacking all of it into nothing. Takes seconds at worst: not for a loop.
 
     Raises:
@@ -64,7 +48,7 @@ def inspect(path: Path, limits: Limits = LIMITS) -> Contents:
     return _contents(entries)
 
 
-def contents(path: Path, limits: Limits = LIMITS) -> Contents:
+def contents(path: Path, limits: BundleLimits = DEFAULT_LIMITS) -> Contents:
     """What a bundle holds, by its headers: for one that was inspected when it came.
 
     Raises:
@@ -75,7 +59,7 @@ def contents(path: Path, limits: Limits = LIMITS) -> Contents:
         return _contents(_checked_entries(file, limits))
 
 
-def extract(path: Path, into: Path, bundle: str, limits: Limits = LIMITS) -> Contents:
+def extract(path: Path, into: Path, bundle: str, limits: BundleLimits = DEFAULT_LIMITS) -> Contents:
     """Unpack a bundle into a new directory `into`, after checking again that it is `bundle` and keeps every rule.
 
     Files get the modes that the umask leaves of rw (rwx for those that were executable), and no other attribute. After
@@ -97,15 +81,15 @@ def extract(path: Path, into: Path, bundle: str, limits: Limits = LIMITS) -> Con
     return _contents(entries)
 
 
-def _checked_entries(file: BinaryIO, limits: Limits) -> list[Entry]:
+def _checked_entries(file: BinaryIO, limits: BundleLimits) -> list[Entry]:
     """Entries whose names and announced sizes keep the limits; none can unpack to more than it announces."""
     packed = os.fstat(file.fileno()).st_size
     entries = strict_zip.read_entries(file, packed, limits.entries)
-    names = Names(limits.entries)
+    names = BundleNames(limits.entries)
     for entry in entries:
         names.add(entry.name)
         if entry.size > limits.file:
-            raise BadBundle(f"{shown(entry.name)} has {entry.size} bytes; a file may have {limits.file}")
+            raise BadBundle(f"{quote_path(entry.name)} has {entry.size} bytes; a file may have {limits.file}")
     total = sum(entry.size for entry in entries)
     if total > limits.total:
         raise BadBundle(f"the zip unpacks to {total} bytes; a bundle may have {limits.total}")
@@ -128,7 +112,7 @@ def _path(file: BundleFile) -> str:
 def _extract_one(file: BinaryIO, entry: Entry, base: Path) -> None:
     target = base / entry.name
     if not Path(os.path.realpath(target)).is_relative_to(base):
-        raise BadBundle(f"{shown(entry.name)} leads out of the bundle")
+        raise BadBundle(f"{quote_path(entry.name)} leads out of the bundle")
     if entry.is_directory:
         target.mkdir(parents=True, exist_ok=True)
         return
@@ -153,16 +137,16 @@ def wrong_entrypoint(entrypoint: str, found: Contents, workdir: str = "") -> str
     inside = f"{workdir}/" if workdir else ""
     paths = [file.path.removeprefix(inside) for file in found.files if file.path.startswith(inside)]
     if inside and not paths:
-        return f"the bundle has no directory {shown(workdir)}, which is program.workdir"
+        return f"the bundle has no directory {quote_path(workdir)}, which is program.workdir"
     if not {*candidates(entrypoint)}.isdisjoint(paths):
         return ""
     scripts = [path for path in paths if path.endswith(".py")][:MAX_COMPARED]
     if not scripts:
         return "the bundle has no .py file; pack the directory that has the program"
     close = _closest(entrypoint.rpartition("/")[2], scripts)
-    hint = f"did you mean {shown(close)}?" if close else f"it has {', '.join(map(shown, scripts[:5]))}"
+    hint = f"did you mean {quote_path(close)}?" if close else f"it has {', '.join(map(quote_path, scripts[:5]))}"
     what = "file" if entrypoint.endswith(".py") else "module"
-    return f"the bundle has no {what} {shown(entrypoint)}; {hint}"
+    return f"the bundle has no {what} {quote_path(entrypoint)}; {hint}"
 
 
 def candidates(entrypoint: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
-from jobs.bundles.names import shown
+from shardyard.contract.bundle_rules import quote_path
 from shardyard.contract.errors import BadBundle
 
 STORED: Final = 0
@@ -86,13 +86,13 @@ def read_entries(file: BinaryIO, size: int, max_entries: int) -> list[Entry]:
     position = 0
     for header in headers:
         if header.offset != position:
-            raise BadBundle(f"{shown(header.name)} overlaps another entry, or there are bytes before it")
+            raise BadBundle(f"{quote_path(header.name)} overlaps another entry, or there are bytes before it")
         data = _check_local_header(file, header)
         position = data + header.packed
         if header.flags & _DESCRIBED:
             position += _descriptor_bytes(file, header, position)
         if position > start:
-            raise BadBundle(f"{shown(header.name)} reaches into the central directory")
+            raise BadBundle(f"{quote_path(header.name)} reaches into the central directory")
         entries.append(_entry(header, data))
     if position != start:
         raise BadBundle("there are bytes between the last entry and the central directory")
@@ -109,11 +109,11 @@ def unpack(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
     for chunk in _stored(file, entry) if entry.method == STORED else _inflated(file, entry):
         size += len(chunk)
         if size > entry.size:
-            raise BadBundle(f"{shown(entry.name)} unpacks to more than the {entry.size} bytes that it announces")
+            raise BadBundle(f"{quote_path(entry.name)} unpacks to more than the {entry.size} bytes that it announces")
         checksum = zlib.crc32(chunk, checksum)
         yield chunk
     if size != entry.size or checksum != entry.checksum:
-        raise BadBundle(f"{shown(entry.name)} does not unpack to what its header says; pack it again")
+        raise BadBundle(f"{quote_path(entry.name)} does not unpack to what its header says; pack it again")
 
 
 def _end_record(file: BinaryIO, size: int, max_entries: int) -> tuple[int, int, int]:
@@ -200,20 +200,20 @@ def _check(header: _Header, disk: int) -> None:
     elif header.method == STORED and header.packed != header.size:
         wrong = "is stored, but has two sizes"
     if wrong:
-        raise BadBundle(f"{shown(header.name)} {wrong}")
+        raise BadBundle(f"{quote_path(header.name)} {wrong}")
 
 
 def _check_extra(extra: bytes, name: str) -> None:
     at = 0
     while at < len(extra):
         if at + _EXTRA.size > len(extra):
-            raise BadBundle(f"{shown(name)} has a broken extra field")
+            raise BadBundle(f"{quote_path(name)} has a broken extra field")
         kind, length = _EXTRA.unpack_from(extra, at)
         at += _EXTRA.size + length
         if at > len(extra):
-            raise BadBundle(f"{shown(name)} has a broken extra field")
+            raise BadBundle(f"{quote_path(name)} has a broken extra field")
         if kind in _REFUSED_EXTRAS:
-            raise BadBundle(f"{shown(name)} {_REFUSED_EXTRAS[kind]}")
+            raise BadBundle(f"{quote_path(name)} {_REFUSED_EXTRAS[kind]}")
 
 
 def _check_local_header(file: BinaryIO, header: _Header) -> int:
@@ -221,7 +221,7 @@ def _check_local_header(file: BinaryIO, header: _Header) -> int:
     file.seek(header.offset)
     raw = file.read(_LOCAL.size)
     if len(raw) != _LOCAL.size or not raw.startswith(b"PK\x03\x04"):
-        raise BadBundle(f"there is no entry where the zip's directory has {shown(header.name)}")
+        raise BadBundle(f"there is no entry where the zip's directory has {quote_path(header.name)}")
     _, _, flags, method, _, _, checksum, packed, size, name_bytes, extra_bytes = _LOCAL.unpack(raw)
     rest = file.read(name_bytes + extra_bytes)
     announced = (checksum, packed, size)
@@ -235,7 +235,7 @@ def _check_local_header(file: BinaryIO, header: _Header) -> int:
         or method != header.method
         or (flags ^ header.flags) & _AGREED_FLAGS
     ):
-        raise BadBundle(f"the two headers of {shown(header.name)} disagree; pack it again")
+        raise BadBundle(f"the two headers of {quote_path(header.name)} disagree; pack it again")
     _check_extra(rest[name_bytes:], header.name)
     return header.offset + _LOCAL.size + len(rest)
 
@@ -249,7 +249,9 @@ def _descriptor_bytes(file: BinaryIO, header: _Header, at: int) -> int:
         return len(raw)
     if raw.startswith(told):
         return len(told)
-    raise BadBundle(f"what stands behind the data of {shown(header.name)} disagrees with its header; pack it again")
+    raise BadBundle(
+        f"what stands behind the data of {quote_path(header.name)} disagrees with its header; pack it again"
+    )
 
 
 def _entry(header: _Header, data: int) -> Entry:
@@ -271,7 +273,7 @@ def _stored(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
     while left:
         chunk = file.read(min(CHUNK, left))
         if not chunk:
-            raise BadBundle(f"the zip ends within {shown(entry.name)}")
+            raise BadBundle(f"the zip ends within {quote_path(entry.name)}")
         left -= len(chunk)
         yield chunk
 
@@ -288,6 +290,8 @@ def _inflated(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
         while not inflate.eof and (chunk := inflate.decompress(b"", CHUNK)):
             yield chunk
     except zlib.error as error:
-        raise BadBundle(f"{shown(entry.name)} cannot be unpacked: {error}") from None
+        raise BadBundle(f"{quote_path(entry.name)} cannot be unpacked: {error}") from None
     if surplus or inflate.unused_data or not inflate.eof:
-        raise BadBundle(f"the data of {shown(entry.name)} end before or behind where its header says; pack it again")
+        raise BadBundle(
+            f"the data of {quote_path(entry.name)} end before or behind where its header says; pack it again"
+        )

@@ -29,9 +29,8 @@ from typing import Literal
 
 from pathspec import GitIgnoreSpec
 
-from jobs.bundles.bundle import LIMITS, Limits
-from jobs.bundles.names import MAX_PARTS, Names
 from shardyard import formatting
+from shardyard.contract.bundle_rules import DEFAULT_LIMITS, MAX_PARTS, BundleLimits, BundleNames
 from shardyard.contract.errors import BadBundle, FieldError, InvalidRequest
 
 #: Names that are never packed, wherever they are.
@@ -105,7 +104,11 @@ class _Rules:
 
 
 def select(
-    root: Path, entry: str = "", include: Iterable[str] = (), exclude: Iterable[str] = (), limits: Limits = LIMITS
+    root: Path,
+    entry: str = "",
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    limits: BundleLimits = DEFAULT_LIMITS,
 ) -> Selection:
     """Decide what of `root` is packed. `entry` is the entry point's path below it, or "" for a module.
 
@@ -167,12 +170,12 @@ class _Wanted:
 class _Walk:
     """One walk over a directory, top down, in the order of names."""
 
-    def __init__(self, root: Path, wanted: _Wanted, exclude: GitIgnoreSpec, limits: Limits) -> None:
+    def __init__(self, root: Path, wanted: _Wanted, exclude: GitIgnoreSpec, limits: BundleLimits) -> None:
         self._root = os.path.realpath(root)
         self._wanted = wanted
         self._exclude = exclude
         self._limits = limits
-        self._names = Names(limits.entries)
+        self._names = BundleNames(limits.entries)
         self._directories: set[str] = set()  # those that the zip makes, by saying so or as a part of a name
         self._problems: list[FieldError] = []
         self.chosen = Selection()
@@ -414,7 +417,7 @@ def largest(selection: Selection, count: int = SHOWN_LARGEST) -> list[tuple[str,
     return sizes.most_common(count)
 
 
-def _check_size(selection: Selection, limits: Limits) -> None:
+def _check_size(selection: Selection, limits: BundleLimits) -> None:
     if selection.bytes > limits.total:
         raise InvalidRequest(
             f"{formatting.byte_count(selection.bytes)} to pack; a bundle may have "

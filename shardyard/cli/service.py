@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from shardyard.cli.common import AsJson, Commands, console, print_json, table
-from shardyard.contract.errors import FieldError, InvalidRequest
+from shardyard.contract.errors import InvalidRequest
 
 Devices = Annotated[
     str,
@@ -167,27 +167,9 @@ def _refuse_embedded(url: str) -> None:
 
 def config(as_json: AsJson = False) -> None:
     """List every setting: its variable, its value here, and what it does. Secrets are not shown."""
-    from pydantic import ValidationError
+    from shardyard.service.settings_listing import list_settings
 
-    from jobs.model.settings import Settings
-
-    try:
-        values = Settings().model_dump(mode="json")
-    except ValidationError as error:
-        wrong = (
-            FieldError(f"SHARDYARD_{str(detail['loc'][0]).upper()}", f"{detail['msg']} (got {detail['input']!r})")
-            for detail in error.errors()
-        )
-        raise InvalidRequest("the settings are not valid", fields=tuple(wrong)) from None
-    rows: list[dict[str, Any]] = [
-        {
-            "variable": f"SHARDYARD_{name.upper()}",
-            "value": values[name],
-            "set": f"SHARDYARD_{name.upper()}" in os.environ,
-            "description": field.description or "",
-        }
-        for name, field in Settings.model_fields.items()
-    ]
+    rows = list_settings()
     if as_json:
         return print_json(rows)
     listing = table("VARIABLE", "VALUE", "")

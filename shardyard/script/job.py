@@ -135,17 +135,22 @@ def should_stop() -> bool:
 
 
 def connect(
-    emit: Callable[[Any], None], stopping: Callable[[], bool], output_dir: str | os.PathLike[str], device: int = -1
+    emit: Callable[[Any], None],
+    stopping: Callable[[], bool],
+    output_dir: str | os.PathLike[str],
+    device: int = -1,
+    *,
+    metric: Callable[[int, str, int, float, float], Any],
+    progress: Callable[[int, int | None], Any],
 ) -> None:
-    """Join this process to its job; for the service, before any of the user's code.
+    """Connect this process to its job; for the service, before any of the user's code.
 
-    `emit` takes records of `jobs.protocol.records`, and `stopping` says whether SIGTERM has come. `device`
-    is what series belong to: -1, the job as a whole, for rank 0, else the rank's logical device.
+    `emit` sends the records that `metric` (device, name, step, value, time) and `progress` (step, steps) make, and
+    `stopping` tells whether SIGTERM has come. `device` is what series belong to: -1, the job as a whole, for rank 0,
+    else the rank's logical device.
     """
     global _link
-    from jobs.protocol import records  # here, since the service's packages are out of reach of what runs later
-
-    _link = _Link(emit, stopping, Path(output_dir), device, records.Metric, records.Progress, os.getpid())
+    _link = _Link(emit, stopping, Path(output_dir), device, metric, progress, os.getpid())
 
 
 def carry_over(stopping: Callable[[], bool]) -> None:

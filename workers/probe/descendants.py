@@ -314,7 +314,7 @@ def join(environ: Mapping[str, str]) -> None:
         _install(_joined, family)
     job = _job()
     if job is not None and not _connected:
-        job.connect(_joined.emit, _joined.told_to_stop, family.output, _joined.device)
+        job.connect(_joined.emit, _joined.told_to_stop, family.output, _joined.device, metric=Metric, progress=Progress)
         _connected = True
 
 

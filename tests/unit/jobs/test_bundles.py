@@ -15,12 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.bundles import bundle, strict_zip
-from jobs.bundles.bundle import BundleFile, Contents, Limits
+from jobs.bundles.bundle import BundleFile, Contents
+from shardyard.contract import bundle_rules
+from shardyard.contract.bundle_rules import BundleLimits
 from shardyard.contract.errors import BadBundle
 from tests.unit.jobs import made_zips
 from tests.unit.jobs.made_zips import DESCRIBED, DEVICE, DIRECTORY, ENCRYPTED, LINK, PIPE, UTF8, Part, names, zipped
 
-SMALL = Limits(entries=10, file=4000, total=6000, ratio=20, unpressed=5000)
+MIB = 1024 * 1024
+SMALL = BundleLimits(entries=10, file=4000, total=6000, ratio=20, unpressed=5000)
 PLAIN = Part("train.py")
 ZEROS = b"\0" * 100_000
 RANDOM = os.urandom(5000)
@@ -203,7 +206,7 @@ def test_a_refusal_shows_no_control_characters_and_is_short(attack: str, tmp_pat
     [
         zipped(Part("a", b"\0" * (1 << 26), local={"size": 10}, central={"size": 10})),
         zipped(Part("a", b"\0" * (1 << 26))),
-        zipped(PLAIN, length=bundle.MIB * 15),
+        zipped(PLAIN, length=MIB * 15),
         made_zips.quoting(200, b"\0" * (1 << 20)),
     ],
     ids=["a lying bomb", "an honest bomb", "a large directory", "quotes"],
@@ -216,16 +219,16 @@ def test_a_bomb_takes_little_memory(body: bytes, tmp_path: Path) -> None:
     try:
         with pytest.raises(BadBundle):
             bundle.inspect(path, SMALL)
-        assert tracemalloc.get_traced_memory()[1] < 2 * bundle.MIB
+        assert tracemalloc.get_traced_memory()[1] < 2 * MIB
     finally:
         tracemalloc.stop()
 
 
 def test_the_default_limits_refuse_a_bomb_of_a_gibibyte() -> None:
-    limits = bundle.LIMITS
+    limits = bundle_rules.DEFAULT_LIMITS
     assert limits.entries <= 10_000
-    assert limits.file <= limits.total <= 1024 * bundle.MIB
-    assert limits.ratio * bundle.MIB < limits.total
+    assert limits.file <= limits.total <= 1024 * MIB
+    assert limits.ratio * MIB < limits.total
 
 
 def test_a_bomb_within_a_zip_is_just_a_file(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class Connected:
         self.records: list[AnyRecord] = []
         self.stops = False
         self.output = output
-        job.connect(self.records.append, lambda: self.stops, output)
+        job.connect(self.records.append, lambda: self.stops, output, metric=Metric, progress=Progress)
 
     def points(self) -> list[tuple[str, int, float]]:
         return [(record.name, record.step, record.value) for record in self.records if isinstance(record, Metric)]
@@ -56,7 +56,7 @@ def test_a_logged_number_is_a_point_of_the_jobs_own_series(connected: Connected)
 
 def test_other_ranks_log_to_their_device() -> None:
     records: list[Any] = []
-    job.connect(records.append, lambda: False, Path("out"), device=2)
+    job.connect(records.append, lambda: False, Path("out"), device=2, metric=Metric, progress=Progress)
 
     job.log("loss", 1.0)
 

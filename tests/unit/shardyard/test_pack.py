@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from jobs.bundles import bundle as bundles
-from jobs.bundles.bundle import LIMITS
 from shardyard.bundling import pack
 from shardyard.bundling.pack import Bundle, Selection
+from shardyard.contract.bundle_rules import DEFAULT_LIMITS
 from shardyard.contract.errors import InvalidRequest
 
 
@@ -216,34 +216,34 @@ def problems(error: pytest.ExceptionInfo[InvalidRequest]) -> dict[str, str]:
 def test_a_file_over_the_limit_is_named_before_anything_is_packed(tmp_path: Path) -> None:
     made(tmp_path, "train.py", "data/big.bin")
     with pytest.raises(InvalidRequest, match="--exclude") as refused:
-        pack.select(tmp_path, limits=replace(LIMITS, file=10))
+        pack.select(tmp_path, limits=replace(DEFAULT_LIMITS, file=10))
     assert "12 B; a file of a bundle may have 10 B" in problems(refused)["data/big.bin"]
 
-    assert paths(pack.select(tmp_path, exclude=["*.bin"], limits=replace(LIMITS, file=10))) == ["train.py"]
+    assert paths(pack.select(tmp_path, exclude=["*.bin"], limits=replace(DEFAULT_LIMITS, file=10))) == ["train.py"]
 
 
 def test_too_much_together_names_what_is_large(tmp_path: Path) -> None:
     made(tmp_path, "a.py", "data/one", "data/two")
     with pytest.raises(InvalidRequest, match="20 B to pack; a bundle may have 19 B") as refused:
-        pack.select(tmp_path, limits=replace(LIMITS, total=19))
+        pack.select(tmp_path, limits=replace(DEFAULT_LIMITS, total=19))
     assert problems(refused) == {"data/": "16 B", "a.py": "4 B"}
 
 
 def test_too_many_files_name_where_they_are(tmp_path: Path) -> None:
     made(tmp_path, *(f"data/{number}.png" for number in range(20)), "a.py")
     with pytest.raises(InvalidRequest, match="more than 10 files") as refused:
-        pack.select(tmp_path, limits=replace(LIMITS, entries=10))
+        pack.select(tmp_path, limits=replace(DEFAULT_LIMITS, entries=10))
     assert "data/" in problems(refused)
 
 
 def test_the_limit_on_entries_is_the_services(tmp_path: Path) -> None:
     root = made(tmp_path / "project", "a/b/c.py", "d.py", "e/")
-    chosen = pack.select(root, limits=replace(LIMITS, entries=5))
+    chosen = pack.select(root, limits=replace(DEFAULT_LIMITS, entries=5))
     written(chosen, tmp_path / "zip")
 
-    assert bundles.inspect(tmp_path / "zip", replace(LIMITS, entries=5))
+    assert bundles.inspect(tmp_path / "zip", replace(DEFAULT_LIMITS, entries=5))
     with pytest.raises(InvalidRequest, match="more than 4"):
-        pack.select(root, limits=replace(LIMITS, entries=4))
+        pack.select(root, limits=replace(DEFAULT_LIMITS, entries=4))
 
 
 def test_names_that_a_bundle_cannot_hold_are_told_all_at_once(tmp_path: Path) -> None:

@@ -1,7 +1,12 @@
-"""Which names the files of a bundle may have, so that they mean the same on every file system that unpacks them."""
+"""Rules on the files of a bundle: names that mean the same on every file system that unpacks them, and sizes.
+
+The client packs by these rules, and the service checks uploads against them.
+"""
 
 import re
 import unicodedata
+from dataclasses import dataclass
+from typing import Final
 
 from shardyard.contract.errors import BadBundle
 
@@ -14,17 +19,33 @@ MAX_NAMES = 10_000
 #: Longest part of a name that an error repeats.
 MAX_SHOWN = 100
 
+_MIB: Final = 1024 * 1024
 _DRIVE = re.compile(r"[A-Za-z]:")
 #: Control characters, lone surrogates, and what breaks a line where names are listed.
 _UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
-def shown(path: str) -> str:
-    """A hostile name as an error may show it: quoted, cut, and escaped where it is not printable."""
+@dataclass(frozen=True, slots=True)
+class BundleLimits:
+    """What a bundle may unpack to, in bytes where not said otherwise."""
+
+    entries: int = MAX_NAMES
+    file: int = 256 * _MIB
+    total: int = 1024 * _MIB
+    #: Most bytes for each byte of the zip, where it unpacks to more than `unpressed`.
+    ratio: int = 200
+    unpressed: int = 32 * _MIB
+
+
+DEFAULT_LIMITS: Final = BundleLimits()
+
+
+def quote_path(path: str) -> str:
+    """A hostile name as an error may show it: quoted, shortened, and escaped where it is not printable."""
     return repr(path if len(path) <= MAX_SHOWN else path[:MAX_SHOWN] + "...")
 
 
-class Names:
+class BundleNames:
     """The names of one bundle, taken one by one: each must be safe by itself and collide with none before it."""
 
     def __init__(self, limit: int = MAX_NAMES) -> None:
@@ -42,46 +63,48 @@ class Names:
         Raises:
             BadBundle: it is unsafe, collides, or is one too many.
         """
-        wrong = _unsafe(name)
+        wrong = _find_unsafe_part(name)
         if wrong:
-            raise BadBundle(f"{shown(name)} {wrong}")
+            raise BadBundle(f"{quote_path(name)} {wrong}")
         path = name.removesuffix("/")
         if path == name:
-            self._take(path)
+            self._reserve(path)
             self._files.add(path)
             return
         if name in self._announced:
-            raise BadBundle(f"{shown(name)} is in the zip twice")
+            raise BadBundle(f"{quote_path(name)} is in the zip twice")
         self._announced.add(name)
-        self._directory(path)
+        self._add_directory(path)
 
-    def _directory(self, path: str) -> str:
+    def _add_directory(self, path: str) -> str:
         """The folded path of a directory, which is taken with those above it where it was not."""
         if path not in self._directories:
-            self._directories[path] = self._take(path)
+            self._directories[path] = self._reserve(path)
         return self._directories[path]
 
-    def _take(self, path: str) -> str:
+    def _reserve(self, path: str) -> str:
         parent, _, name = path.rpartition("/")
-        folded = f"{self._directory(parent)}/{_folded(name)}"
+        folded = f"{self._add_directory(parent)}/{_fold_name(name)}"
         before = self._spelled.setdefault(folded, path)
         if before != path:
-            raise BadBundle(f"{shown(path)} and {shown(before)} are one name on some file systems; rename one")
+            raise BadBundle(
+                f"{quote_path(path)} and {quote_path(before)} are one name on some file systems; rename one"
+            )
         if path in self._files:
-            raise BadBundle(f"{shown(path)} is in the zip twice, or both as a file and as a directory")
+            raise BadBundle(f"{quote_path(path)} is in the zip twice, or both as a file and as a directory")
         if path in self._directories:
-            raise BadBundle(f"{shown(path)} is in the zip both as a file and as a directory")
+            raise BadBundle(f"{quote_path(path)} is in the zip both as a file and as a directory")
         if len(self._spelled) > self._limit:
             raise BadBundle(f"a bundle may have {self._limit} files and directories")
         return folded
 
 
-def _folded(name: str) -> str:
+def _fold_name(name: str) -> str:
     """One spelling for all names that a file system without case, or with normalised names, takes for the same."""
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
 
 
-def _unsafe(name: str) -> str:
+def _find_unsafe_part(name: str) -> str:
     """What is wrong with a name by itself; empty when nothing is."""
     if not name:
         return "is an empty name"
