@@ -1,12 +1,15 @@
 """States of a job, and the reasons for them.
 
 ```
-            +-- a --> queued -- b --> starting -- c --> running -- d --> succeeded
-   POST ----+            ^   \\            |                |  \\--- e --> failed
-                         |    \\-- f --> cancelled <-- f ---+
-                         +---------- g (attempt lost, retries left) ---+
+            +------------- g -------------+------------ g ------------+
+            v                             |                           |
+-- a --> queued --------- b --------> starting -------- c -------> running --- d --> succeeded
+            |                          |    |                      |    |
+            f                          f    e                      f    e
+            v                          v    v                      v    v
+        cancelled              cancelled    failed         cancelled    failed
 ```
-Who makes each step is listed in `docs/architecture.md`.
+What makes each move is listed in `docs/architecture.md`.
 """
 
 import re
@@ -22,14 +25,19 @@ class State(StrEnum):
     CANCELLED = "cancelled"
 
 
-TERMINAL = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
-
-#: Every arrow of the diagram. A state that is missing on the left is terminal.
-TRANSITIONS: dict[State, frozenset[State]] = {
-    State.QUEUED: frozenset({State.STARTING, State.CANCELLED}),
-    State.STARTING: frozenset({State.RUNNING, State.QUEUED, State.FAILED, State.CANCELLED}),
-    State.RUNNING: frozenset({State.SUCCEEDED, State.QUEUED, State.FAILED, State.CANCELLED}),
+#: Every move from one state to another, with its letter in the diagram; from None: the job is not there yet.
+#: `jobs/store/lua/transitions.lua` has the same table, and lets a job move in no other way.
+TRANSITIONS: dict[State | None, dict[State, str]] = {
+    None: {State.QUEUED: "a"},
+    State.QUEUED: {State.STARTING: "b", State.CANCELLED: "f"},
+    State.STARTING: {State.RUNNING: "c", State.FAILED: "e", State.CANCELLED: "f", State.QUEUED: "g"},
+    State.RUNNING: {State.SUCCEEDED: "d", State.FAILED: "e", State.CANCELLED: "f", State.QUEUED: "g"},
+    State.SUCCEEDED: {},
+    State.FAILED: {},
+    State.CANCELLED: {},
 }
+
+TERMINAL = frozenset(state for state in State if not TRANSITIONS[state])
 
 
 class Reason(StrEnum):
@@ -114,15 +122,16 @@ class Order(StrEnum):
 
 
 class Cause(StrEnum):
-    """Whose failure ended an attempt: it decides which budget a retry is taken from. An attempt that no supervisor took
-    costs nothing, whatever its reason: `reap.lua` sees to that."""
+    """Whose failure ended an attempt: it decides which budget a retry is taken from."""
 
     NONE = "none"  # the end is final: completed, cancelled, wall limit, rejected
     USER = "user"  # counted against `limits.max_retries`
     SERVICE = "service"  # counted against the service's own budget
+    UNCLAIMED = "unclaimed"  # not counted: no supervisor took the attempt, whatever its reason
     STOP = "stop"  # not counted: the operator stopped the service, or drained the node
 
 
+#: The cause of each reason that ends an attempt which a supervisor has claimed, or a node has refused.
 CAUSE_OF: dict[Reason, Cause] = {
     Reason.COMPLETED: Cause.NONE,
     Reason.CANCELLED_BY_USER: Cause.NONE,

@@ -106,10 +106,44 @@ def test_the_diagram_is_the_one_of_the_code() -> None:
     assert drawn in ARCHITECTURE
 
 
-def test_each_letter_of_the_diagram_has_its_function_and_its_script() -> None:
+def drawn_moves(picture: str) -> set[tuple[str, str, str]]:
+    """The arrows of the diagram as (from, letter, to), '' for a job that is not there yet: along the line of states,
+    down from it, and from its states up and back to the first one."""
+    above, ends_above, states, starts_below, letters, _, below = picture.strip("\n").splitlines()
+    along = re.findall(r"(\w*) *-+ (\w) -+> (?=(\w+))", states)
+
+    def at(line: str, column: int) -> str:
+        """The word of a line that is at a column, or nearest to it."""
+        return min(re.finditer(r"\w{2,}", line), key=lambda word: abs((word.start() + word.end() - 1) / 2 - column))[0]
+
+    down = [(at(states, m.start()), m[0], at(below, m.start())) for m in re.finditer(r"\w", letters)]
+    assert [m.start() for m in re.finditer(r"\|", starts_below)] == [m.start() for m in re.finditer(r"\w", letters)]
+    (to,) = (at(states, m.start()) for m in re.finditer("v", ends_above))
+    back = [(at(states, m.start()), "g", to) for m in re.finditer(r"\|", ends_above)]
+    assert len(back) == above.count("g")
+    return {*along, *down, *back}
+
+
+def test_the_diagram_and_its_table_show_the_moves_that_the_code_has() -> None:
+    moves = {
+        (str(before or ""), letter, str(after))
+        for before, afters in state.TRANSITIONS.items()
+        for after, letter in afters.items()
+    }
+    assert state.__doc__ is not None
+    assert drawn_moves(state.__doc__.split("```")[1]) == moves
+    listed = [(row[0], *row[1].split(" to ")) for row in rows(ARCHITECTURE, "## The life of a job")]
+    assert {
+        (before.strip("()").replace("new", ""), letter, after)
+        for letter, befores, after in listed
+        for before in befores.split(", ")
+    } == moves
+
+
+def test_each_letter_of_the_diagram_has_its_call_and_its_function() -> None:
     table = {row[0]: row for row in rows(ARCHITECTURE, "## The life of a job")}
     assert list(table) == list("abcdefg")
-    for letter, (_, _, function, script, _) in table.items():
+    for letter, (_, _, _, function, script, _) in table.items():
         (reference,) = REFERENCE.findall(function)
         source = inspect.getsource(found_in_code(*reference))  # type: ignore[arg-type]
         (file,) = SCRIPTS.rglob(script.strip("`"))

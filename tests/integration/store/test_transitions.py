@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+import redis
 import zstandard
 
 from jobs import store
@@ -813,3 +814,14 @@ def test_a_spec_that_another_version_wrote_is_an_error_of_its_own(world: World) 
 
     with pytest.raises(UnreadableSpec, match="program"):
         world.run(store.read_job(TENANT, job))
+
+
+@pytest.mark.parametrize("state", ["cancelled", "queued", "of a later version"])
+def test_a_move_that_is_not_in_the_table_is_refused_with_both_states(world: World, state: str) -> None:
+    world.node()
+    attempt = world.running()
+    world.redis.hset(f"sy:job:{attempt.job_ref}", "state", state)
+    with pytest.raises(redis.ResponseError, match=f"is {state} and cannot become succeeded"):
+        world.finish(attempt)
+    assert world.redis.hget(f"sy:job:{attempt.job_ref}", "state") == state.encode()
+    world.redis.flushall()

@@ -1,21 +1,25 @@
 """The tables of states and reasons."""
 
 import re
+from pathlib import Path
 
 import pytest
 
-from jobs.model import state
+import jobs
 from jobs.model.state import CAUSE_OF, STATE_OF, TERMINAL, TRANSITIONS, Cause, Reason, State
 
-#: The arrows of the diagram by their letters. e, f and g leave starting as well as running.
-ARROWS = {
-    "b": {(State.QUEUED, State.STARTING)},
-    "c": {(State.STARTING, State.RUNNING)},
-    "d": {(State.RUNNING, State.SUCCEEDED)},
-    "e": {(State.RUNNING, State.FAILED), (State.STARTING, State.FAILED)},
-    "f": {(before, State.CANCELLED) for before in (State.QUEUED, State.STARTING, State.RUNNING)},
-    "g": {(before, State.QUEUED) for before in (State.STARTING, State.RUNNING)},
-}
+LUA = Path(jobs.__file__).parent / "store" / "lua"
+TRANSITIONS_LUA = (LUA / "transitions.lua").read_text()
+
+
+def rows_of(table: str) -> dict[str, str]:
+    """The rows of a table in transitions.lua: key -> what stands in its braces."""
+    body = re.search(rf"^local {table} = {{\n(.*?)^}}", TRANSITIONS_LUA, re.MULTILINE | re.DOTALL)
+    assert body is not None
+    lines = [line for line in body[1].splitlines() if line.strip()]
+    rows = [re.match(r"  (?:(\w+)|\[''\]) = \{(.*?)\},", line) for line in lines]
+    assert all(rows), lines
+    return {row[1] or "": row[2] for row in rows if row}
 
 
 def test_every_reason_belongs_to_one_state() -> None:
@@ -26,7 +30,7 @@ def test_every_reason_belongs_to_one_state() -> None:
 def test_every_reason_that_ends_an_attempt_has_a_cause_and_no_other_has() -> None:
     ends = {reason for reason in Reason if STATE_OF[reason] in TERMINAL}
     assert set(CAUSE_OF) == ends | {Reason.SERVICE_STOPPED, Reason.DRAINED}
-    assert set(CAUSE_OF.values()) == set(Cause)
+    assert set(CAUSE_OF.values()) == set(Cause) - {Cause.UNCLAIMED}
 
 
 def test_only_a_failure_is_taken_from_a_budget() -> None:
@@ -38,21 +42,30 @@ def test_only_a_failure_is_taken_from_a_budget() -> None:
     assert {STATE_OF[reason] for reason in stops} == {State.QUEUED}
 
 
-def test_transitions_are_the_arrows_of_the_diagram() -> None:
-    drawn = set().union(*ARROWS.values())
-    assert {(before, after) for before, afters in TRANSITIONS.items() for after in afters} == drawn
+def test_the_scripts_have_the_same_transitions() -> None:
+    found = {before: dict(re.findall(r"(\w+) = '(\w)'", moves)) for before, moves in rows_of("TRANSITIONS").items()}
+    assert found == {
+        str(before or ""): {str(after): letter for after, letter in moves.items()}
+        for before, moves in TRANSITIONS.items()
+    }
 
 
-def test_the_diagram_draws_every_state_and_every_arrow() -> None:
-    diagram = (state.__doc__ or "").split("```")[1]
-    words = re.findall(r"[a-z]+", diagram)
-    assert {State(word) for word in words if word in set(State)} == set(State)
-    assert set(re.findall(r"[-] ([a-z]) [-(]", diagram)) == {"a", *ARROWS}
+def test_the_scripts_have_the_same_causes() -> None:
+    assert set(rows_of("CAUSES")) == set(Cause)
+
+
+def test_the_scripts_give_a_state_no_reason_that_belongs_to_another() -> None:
+    code = "".join(path.read_text() for path in LUA.rglob("*.lua"))
+    given = re.findall(r"\bmove\(\w+, '(\w+)', '(\w+)'", code)
+    assert len(given) > 5
+    for after, reason in given:
+        assert STATE_OF[Reason(reason)] is State(after)
 
 
 def test_no_arrow_leaves_a_terminal_state_and_every_other_state_can_reach_one() -> None:
-    assert set(TRANSITIONS) == set(State) - TERMINAL
-    assert all(afters & TERMINAL for afters in TRANSITIONS.values())
+    assert set(TRANSITIONS) == {None, *State}
+    assert {State.SUCCEEDED, State.FAILED, State.CANCELLED} == TERMINAL
+    assert all(TRANSITIONS[state].keys() & TERMINAL for state in set(State) - TERMINAL)
 
 
 def test_a_reason_of_a_later_version_is_kept_as_it_is() -> None:
