@@ -40,7 +40,8 @@ NAMES: tuple[str, ...] = (
     "dispatching",
     "idle",
 )
-README = Path(__file__).parent / "README.md"
+#: Run only by name: what needs a machine of its own.
+ON_REQUEST = ("gpu",)
 PROJECT_README = Path(__file__).parents[1] / "README.md"
 DEADLINE_SECONDS = 600.0
 #: How many run beside each other in a quick run: most of what one takes then is waiting for its service.
@@ -62,13 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--table", action="store_true", help="nothing is run: pictures and tables of the results there are"
     )
     chosen = parser.parse_args(arguments)
-    unknown = set(chosen.names) - set(NAMES)
+    unknown = set(chosen.names) - {*NAMES, *ON_REQUEST}
     if unknown:
-        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join((*NAMES, *ON_REQUEST))}")
     if chosen.rounds is not None and chosen.rounds < 1:
         parser.error("--rounds must be at least 1")
     if chosen.list:
-        for name in NAMES:
+        for name in (*NAMES, *ON_REQUEST):
             print(f"{name:<14} {importlib.import_module(f'benchmarks.{name}').TITLE}")
         return 0
     if chosen.table:
@@ -118,12 +119,9 @@ def _child(name: str, chosen: argparse.Namespace) -> bool:
 def _show(directory: Path, *, draw: bool = True) -> None:
     if draw:
         results.pictures(directory)
-    table = results.summary(directory)
+    (directory / "README.md").write_text(results.summary(directory))
     if directory == DIRECTORY:
-        for readme, made in ((README, table), (PROJECT_README, results.headlines(directory))):
-            readme.write_text(results.insert(readme.read_text(), made))
-    else:
-        (directory / "README.md").write_text(table)
+        PROJECT_README.write_text(results.insert(PROJECT_README.read_text(), results.headlines(directory)))
 
 
 if __name__ == "__main__":

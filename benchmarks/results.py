@@ -60,15 +60,15 @@ def read(path: Path) -> tuple[dict[str, Any], list[Figure]]:
 
 def summary(directory: Path) -> str:
     """Markdown: a table of all figures of a directory, and one of growth."""
-    lines = []
+    lines = ["# Figures", "", "Written by `make bench`; [the method](../README.md) says what each side is.", ""]
     for path in sorted(directory.glob("*.json")):
         content, figures = read(path)
-        picture = "a quick run" if content["quick"] else f"[picture]({directory.name}/{path.stem}.svg)"
+        picture = "a quick run" if content["quick"] else f"[picture]({path.stem}.svg)"
         at = content["at"][:16].replace("T", " ")
         lines += [
             f"### {content['title']}",
             "",
-            f"[Samples]({directory.name}/{path.name}), {picture}, {at} UTC.",
+            f"[Samples]({path.name}), {picture}, {at} UTC.",
             "",
             *table(figures),
             "",

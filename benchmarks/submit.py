@@ -91,7 +91,7 @@ def run(scale: Scale, say: Say) -> list[Figure]:
     figures: list[Figure] = []
     for number in CONNECTIONS:
         sides = {side: loads[f"{side} {number}"] for side in _sides(number)}
-        figures += http.figures("submit", sides, number, cpu_goals=[at_most_times(BARE, 0.5)])
+        figures += http.figures("submit", sides, number, cpu_goals=[at_most_times(BARE, 1.0)])
     return figures
 
 
