@@ -1,4 +1,4 @@
-"""Clocks that never make the host wait for a device. torch is imported by the one that needs it."""
+"""Clocks of devices, which never make the host wait. torch is imported by the clock that needs it."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Mark = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class DeviceClock:
     """`mark(device index)` notes a point in time; `ms` gives the time between two marks of one device,
     and may only be asked once the later one is `reached`; `wait` blocks until it is."""
 
@@ -25,7 +25,7 @@ class Clock:
     wait: Callable[[Mark], None]
 
 
-def _cuda_mark(index: int) -> "torch.cuda.Event":
+def _record_cuda_event(index: int) -> "torch.cuda.Event":
     import torch
 
     with torch.cuda.device(index):
@@ -34,15 +34,15 @@ def _cuda_mark(index: int) -> "torch.cuda.Event":
     return event
 
 
-CLOCKS: dict[str, Clock] = {
-    "cpu": Clock(
+CLOCKS: dict[str, DeviceClock] = {
+    "cpu": DeviceClock(
         mark=lambda index: time.perf_counter(),
         ms=lambda begin, end: (end - begin) * 1000.0,
         reached=lambda mark: True,
         wait=lambda mark: None,
     ),
-    "cuda": Clock(
-        mark=_cuda_mark,
+    "cuda": DeviceClock(
+        mark=_record_cuda_event,
         ms=lambda begin, end: float(begin.elapsed_time(end)),
         reached=lambda event: bool(event.query()),
         wait=lambda event: event.synchronize(),
@@ -53,12 +53,12 @@ CLOCKS: dict[str, Clock] = {
 class Span(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The time between two marks of one device, read when it is known."""
 
-    clock: Clock
+    clock: DeviceClock
     begin: Mark
     end: Mark
 
-    def reached(self) -> bool:
+    def is_reached(self) -> bool:
         return self.clock.reached(self.end)
 
-    def ms(self) -> float:
+    def elapsed_ms(self) -> float:
         return self.clock.ms(self.begin, self.end)

@@ -1,7 +1,7 @@
-"""Passes over DataLoaders: how many rows they brought, and which. No torch here.
+"""Passes over DataLoaders: how many rows they delivered, and which. No torch here.
 
-A pass is one iterator. It has ended when the iterator says so, and was left when the next one begins, or
-when nobody holds it any more.
+A pass is one iterator. It is complete when the iterator raises StopIteration, and was left early when the next one
+begins, or when the iterator is garbage.
 """
 
 import functools
@@ -19,38 +19,38 @@ from jobs.protocol.records import AnyRecord, Loaded, Progress
 from workers.probe.shapes import tensors_in
 
 PROGRESS_SECONDS = 1.0
-#: A digest is 63 bits, so that every reader has a number for it.
+#: A digest is 63 bits, so that it fits an integer in every reader.
 DIGEST_BITS = (1 << 63) - 1
-#: How many entries of a list with one for each row are looked at.
+#: How many entries are read of a list that has one for each row.
 SAMPLED = 1000
-#: How far to look for what shards a loader: samplers within samplers, data sets within data sets.
-MAX_DEPTH = 6
-#: What those who shard call the number of shards, and which of them is theirs.
+#: How deep to search for what shards a loader: samplers within samplers, data sets within data sets.
+MAX_NESTING = 6
+#: What samplers and data sets call the number of shards, and their own.
 SHARDS = (("num_replicas", "rank"), ("num_processes", "process_index"), ("num_shards", "shard_index"))
 
 
 @dataclass(slots=True)
-class Pass:
-    """One iterator over a loader. `batches_drawn` brings the indices of each batch once more, where they are torch's
-    own lists. Otherwise `drawn` has rows and digest of what was drawn from the sampler and not delivered yet: a
-    program's own sampler might change its lists."""
+class LoaderPass:
+    """One iterator over a loader. `batches_drawn` iterates over the indices of each batch a second time, where they are
+    torch's own lists. Otherwise `drawn` has rows and digest of the batches that were drawn from the sampler and not
+    delivered yet: a program's own sampler might change its lists."""
 
     loader: int
     number: int
-    facts: "Facts"
+    facts: "LoaderFacts"
     steps_before: int
     batches: int = 0
     rows: int | None = 0
     digest: int | None = 0
     batches_drawn: Iterator[list[Any]] | None = None
     drawn: deque[tuple[int | None, int | None]] = field(default_factory=deque)
-    told: float = field(default_factory=time.perf_counter)
-    over: bool = False
+    progress_sent: float = field(default_factory=time.perf_counter)
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What a loader says about itself."""
+class LoaderFacts:
+    """What the attributes of a loader say about it."""
 
     batches: int | None
     dataset_rows: int | None
@@ -64,133 +64,133 @@ class Facts:
     collates: bool  # makes batches itself; otherwise an item may be any number of rows
 
 
-def _at_once(act: Callable[[], None]) -> None:
-    act()
+def _run_now(action: Callable[[], None]) -> None:
+    action()
 
 
-class Loaders:
-    """Follows every pass. `steps` tells how many optimizer steps there were so far, as far as they were told, and
-    `steps_now` counts all. `later` does something when all that came before it has been told."""
+class LoaderTracker:
+    """Follows every pass. `steps` gives the number of optimizer steps that the step builder has seen, `all_steps` also
+    counts those on the fast path's tape as well. `defer` runs an action when everything before it has been handed over."""
 
     def __init__(self, emit: Callable[[AnyRecord], None], steps: Callable[[], int]) -> None:
         self._emit = emit
-        self._steps = self.steps_now = steps
-        self.later: Callable[[Callable[[], None]], None] = _at_once
-        self._numbers: weakref.WeakKeyDictionary[Any, tuple[int, Iterator[int]]] = weakref.WeakKeyDictionary()
-        self._count = itertools.count()
-        self._open: dict[int, Pass] = {}  # by loader
-        self._left: deque[Pass] = deque()  # dropped by the program; told with the next event
+        self._sent_steps = self.all_steps = steps
+        self.defer: Callable[[Callable[[], None]], None] = _run_now
+        self._pass_numbers: weakref.WeakKeyDictionary[Any, tuple[int, Iterator[int]]] = weakref.WeakKeyDictionary()
+        self._loader_numbers = itertools.count()
+        self._open_passes: dict[int, LoaderPass] = {}  # by loader
+        self._dropped: deque[LoaderPass] = deque()  # their iterators are garbage; sent with the next event
 
-    def begins(self, iterator: Any, loader: Any, first: bool = False) -> bool:
+    def begin_pass(self, iterator: Any, loader: Any, first: bool = False) -> bool:
         """`iterator` starts a pass over `loader`, or starts again; `first` where that is the same pass. False where
-        `drew` must be called with what it draws from its sampler."""
-        known: Pass | None = iterator._watched_pass
-        begun = known if known is not None and first else self._begin(iterator, loader)
+        `add_drawn` must be called with what it draws from its sampler."""
+        known: LoaderPass | None = iterator._watched_pass
+        current = known if known is not None and first else self._open_pass(iterator, loader)
         drawing = getattr(iterator, "_sampler_iter", None)
-        if not begun.facts.is_plain or type(drawing) is not GeneratorType:
+        if not current.facts.is_plain or type(drawing) is not GeneratorType:
             return False
-        iterator._sampler_iter, begun.batches_drawn = itertools.tee(drawing)
+        iterator._sampler_iter, current.batches_drawn = itertools.tee(drawing)
         return True
 
-    def _begin(self, iterator: Any, loader: Any) -> Pass:
-        if loader not in self._numbers:
-            self._numbers[loader] = next(self._count), itertools.count()
-        number, passes = self._numbers[loader]
-        if number in self._open:
-            self.later(functools.partial(self._end, self._open[number], complete=False))
-        facts = facts_of(loader)
-        begun = Pass(number, next(passes), facts, self.steps_now(), digest=facts.salt)
+    def _open_pass(self, iterator: Any, loader: Any) -> LoaderPass:
+        if loader not in self._pass_numbers:
+            self._pass_numbers[loader] = next(self._loader_numbers), itertools.count()
+        number, passes = self._pass_numbers[loader]
+        if number in self._open_passes:
+            self.defer(functools.partial(self._close_pass, self._open_passes[number], complete=False))
+        facts = loader_facts(loader)
+        current = LoaderPass(number, next(passes), facts, self.all_steps(), digest=facts.salt)
         if iterator._watched_pass is None:
-            weakref.finalize(iterator, self._dropped, begun).atexit = False
-        iterator._watched_pass = self._open[number] = begun
-        return begun
+            weakref.finalize(iterator, self._drop_pass, current).atexit = False
+        iterator._watched_pass = self._open_passes[number] = current
+        return current
 
-    def _dropped(self, begun: Pass) -> None:
-        """Nobody holds an iterator any more. Batches that it brought may have to be told yet."""
-        self.later(functools.partial(self._left.append, begun))
+    def _drop_pass(self, current: LoaderPass) -> None:
+        """An iterator is garbage. Batches that it delivered may still be on the tape."""
+        self.defer(functools.partial(self._dropped.append, current))
 
-    def drew(self, iterator: Any, indices: Any) -> None:
-        """The sampler gave the indices of one batch (or one index, where the program batches by itself)."""
-        running: Pass | None = iterator._watched_pass
-        if running is not None:
-            batch = _listed(indices)
-            rows = _count(batch) if running.facts.collates else None
-            running.drawn.append((rows, digest(batch, running.facts.indices)))
+    def add_drawn(self, iterator: Any, indices: Any) -> None:
+        """The sampler yielded the indices of one batch (or one index, where the program batches by itself)."""
+        current: LoaderPass | None = iterator._watched_pass
+        if current is not None:
+            batch = _as_list(indices)
+            rows = _count_indices(batch) if current.facts.collates else None
+            current.drawn.append((rows, digest_indices(batch, current.facts.indices)))
 
-    def came(self, iterator: Any, batch: Any, arrived: float) -> int | None:
+    def count_delivered(self, iterator: Any, batch: Any, arrived: float) -> int | None:
         """A batch was delivered; the number of its rows, where it is known."""
-        running: Pass | None = iterator._watched_pass
-        if self._left:
-            self.tell_left()
-        if running is None:
+        current: LoaderPass | None = iterator._watched_pass
+        if self._dropped:
+            self.send_dropped()
+        if current is None:
             return None
-        if running.batches_drawn is not None:
-            return self.took(running, arrived)
-        rows, mixed = running.drawn.popleft() if running.drawn else (None, None)
-        if rows is None and running.facts.collates:
-            rows = _rows(batch)
-        return self._add(running, rows, mixed, arrived)
+        if current.batches_drawn is not None:
+            return self.count_drawn(current, arrived)
+        rows, mixed = current.drawn.popleft() if current.drawn else (None, None)
+        if rows is None and current.facts.collates:
+            rows = _rows_of_batch(batch)
+        return self._count_batch(current, rows, mixed, arrived)
 
-    def took(self, running: Pass, arrived: float) -> int:
-        """What `came` does, maybe some time later, for a batch whose indices are drawn once more; the number of its
-        rows."""
-        if self._left:
-            self.tell_left()
-        indices = next(running.batches_drawn) if running.batches_drawn is not None else []
-        self._add(running, len(indices), digest(indices, running.facts.indices), arrived)
+    def count_drawn(self, current: LoaderPass, arrived: float) -> int:
+        """Count a batch whose indices are drawn a second time, maybe some time after it was delivered; the number of
+        its rows."""
+        if self._dropped:
+            self.send_dropped()
+        indices = next(current.batches_drawn) if current.batches_drawn is not None else []
+        self._count_batch(current, len(indices), digest_indices(indices, current.facts.indices), arrived)
         return len(indices)
 
-    def _add(self, running: Pass, rows: int | None, mixed: int | None, arrived: float) -> int | None:
-        running.batches += 1
-        running.rows = None if rows is None or running.rows is None else running.rows + rows
-        running.digest = None if mixed is None or running.digest is None else (running.digest + mixed) & DIGEST_BITS
-        if arrived - running.told >= PROGRESS_SECONDS:
-            running.told = arrived
-            self._emit(Progress(running.batches, running.facts.batches, "batch", "loader"))
+    def _count_batch(self, current: LoaderPass, rows: int | None, mixed: int | None, arrived: float) -> int | None:
+        current.batches += 1
+        current.rows = None if rows is None or current.rows is None else current.rows + rows
+        current.digest = None if mixed is None or current.digest is None else (current.digest + mixed) & DIGEST_BITS
+        if arrived - current.progress_sent >= PROGRESS_SECONDS:
+            current.progress_sent = arrived
+            self._emit(Progress(current.batches, current.facts.batches, "batch", "loader"))
         return rows
 
-    def ended(self, iterator: Any) -> None:
-        running: Pass | None = iterator._watched_pass
-        if running is not None:
-            self.later(functools.partial(self._end, running, complete=True))
+    def end_pass(self, iterator: Any) -> None:
+        current: LoaderPass | None = iterator._watched_pass
+        if current is not None:
+            self.defer(functools.partial(self._close_pass, current, complete=True))
 
-    def tell_left(self) -> None:
-        """Send what is owed about passes that the program has dropped."""
-        while self._left:
-            self._end(self._left.popleft(), complete=False)
+    def send_dropped(self) -> None:
+        """Send the passes whose iterators are garbage."""
+        while self._dropped:
+            self._close_pass(self._dropped.popleft(), complete=False)
 
     def finish(self) -> None:
-        self.tell_left()
-        for running in list(self._open.values()):
-            self._end(running, complete=False)
+        self.send_dropped()
+        for current in list(self._open_passes.values()):
+            self._close_pass(current, complete=False)
 
-    def _end(self, running: Pass, *, complete: bool) -> None:
-        if running.over:
+    def _close_pass(self, current: LoaderPass, *, complete: bool) -> None:
+        if current.is_over:
             return
-        running.over = True
-        if self._open.get(running.loader) is running:
-            del self._open[running.loader]
-        facts = running.facts
+        current.is_over = True
+        if self._open_passes.get(current.loader) is current:
+            del self._open_passes[current.loader]
+        facts = current.facts
         self._emit(
             Loaded(
-                loader=running.loader,
-                number=running.number,
-                batches=running.batches,
-                rows=running.rows,
+                loader=current.loader,
+                number=current.number,
+                batches=current.batches,
+                rows=current.rows,
                 dataset_rows=facts.dataset_rows,
                 batch_size=facts.batch_size,
                 sampler=facts.sampler,
                 replicas=facts.replicas,
                 replica=facts.replica,
-                digest=running.digest if running.batches else None,
+                digest=current.digest if current.batches else None,
                 complete=complete,
-                trained=self._steps() > running.steps_before,
+                trained=self._sent_steps() > current.steps_before,
             )
         )
 
 
-def _listed(indices: Any) -> Sequence[Any]:
-    """What a sampler gave for one batch, as a list; an empty one where its length is not to be had."""
+def _as_list(indices: Any) -> Sequence[Any]:
+    """What a sampler yielded for one batch, as a list; an empty one where it cannot be one."""
     if isinstance(indices, (list, tuple)):
         return indices
     plain = indices.tolist() if hasattr(indices, "tolist") else indices
@@ -199,7 +199,7 @@ def _listed(indices: Any) -> Sequence[Any]:
     return [] if hasattr(plain, "__len__") else [plain]
 
 
-def digest(batch: Sequence[Any], indices: Sequence[int] | None) -> int | None:
+def digest_indices(batch: Sequence[Any], indices: Sequence[int] | None) -> int | None:
     """A sum of hashes of the indices, the same for any order, or None where these are no numbers.
 
     The hash is Python's of a tuple of one: it spreads small numbers, and is the same in every process.
@@ -211,81 +211,82 @@ def digest(batch: Sequence[Any], indices: Sequence[int] | None) -> int | None:
     return sum(map(hash, zip(batch, strict=False))) & DIGEST_BITS
 
 
-def _count(batch: Sequence[Any]) -> int | None:
+def _count_indices(batch: Sequence[Any]) -> int | None:
     """Rows of a batch by its indices; None where the sampler gives none (iterable data sets)."""
     return None if not batch or batch[0] is None else len(batch)
 
 
-def _rows(batch: Any) -> int | None:
+def _rows_of_batch(batch: Any) -> int | None:
     """Rows of a batch of which no indices are known: the first dimension on which all its tensors agree."""
     sizes = {tensor.shape[0] for tensor in itertools.islice(tensors_in(batch), 8) if tensor.dim()}
     return int(sizes.pop()) if len(sizes) == 1 else None
 
 
-def facts_of(loader: Any) -> Facts:
-    dataset, sampler, batches = _ask(loader, "dataset"), _ask(loader, "sampler"), _ask(loader, "batch_sampler")
-    replicas, replica = _shards(batches, sampler, dataset)
-    indices = _ask(dataset, "indices") if type(dataset).__name__ == "Subset" else None
+def loader_facts(loader: Any) -> LoaderFacts:
+    dataset, sampler = _safe_attribute(loader, "dataset"), _safe_attribute(loader, "sampler")
+    batches = _safe_attribute(loader, "batch_sampler")
+    replicas, replica = _find_shard(batches, sampler, dataset)
+    indices = _safe_attribute(dataset, "indices") if type(dataset).__name__ == "Subset" else None
     is_torchs = type(batches).__name__ == "BatchSampler"
-    shown = _ask(batches, "sampler") if is_torchs else batches if batches is not None else sampler
+    shown = _safe_attribute(batches, "sampler") if is_torchs else batches if batches is not None else sampler
     is_plain = is_torchs and type(batches).__module__ == "torch.utils.data.sampler"
-    size = _ask(loader, "batch_size") or _ask(batches, "batch_size")
-    return Facts(
-        batches=_length(loader),
-        dataset_rows=_length(dataset),
+    size = _safe_attribute(loader, "batch_size") or _safe_attribute(batches, "batch_size")
+    return LoaderFacts(
+        batches=_safe_length(loader),
+        dataset_rows=_safe_length(dataset),
         batch_size=size if isinstance(size, int) else None,
         sampler=type(shown).__name__,
         replicas=replicas,
         replica=replica,
         indices=indices if isinstance(indices, (list, tuple, range)) else None,
-        salt=_salt(dataset) if indices is None else 0,
+        salt=_dataset_salt(dataset) if indices is None else 0,
         is_plain=is_plain and type(shown).__name__ != "_InfiniteConstantSampler",
         collates=batches is not None,
     )
 
 
-def _salt(dataset: Any) -> int:
+def _dataset_salt(dataset: Any) -> int:
     """A number made of a data set's fingerprint, or of the numbers or names that it keeps, one for each row (which
     rows of a file are its own, which files, their labels). Copies of one data set have the same on every rank."""
-    fingerprint = _ask(dataset, "_fingerprint")
+    fingerprint = _safe_attribute(dataset, "_fingerprint")
     if isinstance(fingerprint, str):
         return zlib.crc32(fingerprint.encode())
-    rows = _length(dataset) or 0
-    kept = (_ask(dataset, "__dict__") or {}).values()
+    rows = _safe_length(dataset) or 0
+    kept = (_safe_attribute(dataset, "__dict__") or {}).values()
     lists = [one[:: 1 + rows // SAMPLED] for one in kept if type(one) in (list, tuple, range) and len(one) == rows]
     plain = [list(one) for one in lists if all(type(entry) in (int, str) for entry in one)]
     return zlib.crc32(repr(plain).encode(errors="replace")) if plain else 0
 
 
-def _ask(thing: Any, name: str) -> Any:
-    """An attribute of an object that the program made, which may do anything when it is asked."""
+def _safe_attribute(thing: Any, name: str) -> Any:
+    """An attribute of an object of the program, whose properties may raise anything."""
     try:
         return getattr(thing, name, None)
     except Exception:  # noqa: BLE001
         return None
 
 
-def _length(thing: Any) -> int | None:
+def _safe_length(thing: Any) -> int | None:
     try:
         return len(thing)
     except Exception:  # noqa: BLE001  (a program's own __len__ may raise anything)
         return None
 
 
-def _shards(*places: Any) -> tuple[int | None, int | None]:
-    """How many shards there are, and which is this one, as the first thing says that knows."""
-    for place in places:
-        for thing in itertools.islice(_chain(place), MAX_DEPTH):
+def _find_shard(*sources: Any) -> tuple[int | None, int | None]:
+    """The number of shards and the one of this loader, from the first object that has both."""
+    for source in sources:
+        for thing in itertools.islice(_nested_sources(source), MAX_NESTING):
             for count, own in SHARDS:
-                shards, shard = _ask(thing, count), _ask(thing, own)
+                shards, shard = _safe_attribute(thing, count), _safe_attribute(thing, own)
                 if type(shards) is int and type(shard) is int:
                     return shards, shard
     return None, None
 
 
-def _chain(thing: Any) -> Iterator[Any]:
+def _nested_sources(thing: Any) -> Iterator[Any]:
     """A sampler and those within it, or a data set and those within it."""
     while thing is not None:
         yield thing
-        inner = (_ask(thing, name) for name in ("batch_sampler", "sampler", "dataset"))
+        inner = (_safe_attribute(thing, name) for name in ("batch_sampler", "sampler", "dataset"))
         thing = next((part for part in inner if part is not None), None)

@@ -286,14 +286,14 @@ def follow(context: RankContext, address: str, output: str, *, rehearsed: bool) 
 def attach(sink: FamilySink, probe: script.Probe) -> None:
     """Have a probe go on in children that this process forks."""
 
-    def forked() -> None:
+    def on_fork() -> None:
         sink.become_child("forked")
-        probe.begin_anew()
+        probe.restart_in_child()
         if (job := _job()) is not None:
             job.carry_over(sink.told_to_stop)
 
     sink.before_end(probe.finish)
-    probe.forked = forked
+    probe.on_fork = on_fork
 
 
 _joined: FamilySink | None = None

@@ -1,273 +1,219 @@
-"""The usual step: a batch, one call of a model, one backward, one step of an optimizer, in a way that was seen before.
+"""The fast path: steps that follow a template are noted by the program's thread, and recorded by the sink's thread.
 
-Nearly every step of nearly every program is one. Of these the program's thread only notes moments and shapes, on a
-tape that the sink's thread reads (`Usual.tell`): there, hundreds of steps are told one after the other, at a small
-part of the cost that each has between two steps of a program, where no cache has anything of ours.
+Nearly every step of nearly every program is a batch, one call of a model, one backward, and one step of an optimizer,
+in a way that was seen before. Of these the program's thread only notes moments and shapes, on a tape that the sink's
+thread reads (`FastPath.flush`). There, hundreds of steps are recorded one after the other, at a small part of what each
+would cost between two steps of the program, where no cache holds anything of the probe.
 
-`Watch` and `Windows` find out what a step is; what they found is kept as `Known`. As long as events come in the order
-of a usual step they are noted here. At the first one that does not, all that was noted is told to `Windows`
-(`leave`), which then decides until it has seen a simple step again. `Windows` gets to know the same either way, and
-so the records are the same. Evaluation is usual too: there, a call is a step.
+`Tracker` and `StepBuilder` find out what a step is, and keep it as a `StepTemplate`. As long as events come in the
+order of a template they are noted here. At the first one that does not, all that was noted is handed to the step
+builder (`leave`), which then decides until it has seen a simple step again. It is given the same events either way,
+and so the records are the same. Evaluation has templates, too: there, a call is a step.
 
-Shapes are looked at in every forward: rows of every batch are what the report is for. No torch here.
+Shapes are read in every forward: rows of every batch are what the report is for. No torch here.
 """
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
-
-from jobs.protocol.records import Began, Metric, Shape
 from workers.probe.clock import Span
-from workers.probe.dataloaders import Loaders, Pass
-from workers.probe.module_registry import Models, Root
-from workers.probe.step_records import DdpTimes, Reductions, next_sampled, sampled
+from workers.probe.dataloaders import LoaderTracker
+from workers.probe.measurements import DdpTimer
+from workers.probe.step_builder import StepBuilder
+from workers.probe.step_records import DdpTimes, is_sampled, next_sampled_step
+from workers.probe.types import (
+    BACKWARD_DONE,
+    CALLED,
+    IN_BACKWARD,
+    OFF,
+    READY,
+    STEPPING,
+    Forward,
+    OpenStep,
+    StepSample,
+    ThreadState,
+)
 from workers.runtime.context import Sink
 
-if TYPE_CHECKING:
-    from workers.probe.step_builder import Forward, Windows
-    from workers.probe.tracker import Torch, Where
-
-#: What was noted last. READY: a step may begin; a forward begins in it, or in LOADED. AWAY: nothing is noted here now.
-READY, LOADED, CALLED, RETURNED, BACKWARD, LEARNED, STEPPING, AWAY = range(8)
-#: Steps on the tape, after which the program's thread tells them itself.
+#: Steps on the tape, after which the program's thread records them itself.
 MAX_TAPE = 16_384
 
 
-class Known(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A forward that was all of its step. It is known by its root, its mode, and the shape of its first input."""
+class FastPath:
+    """Notes the steps of one thread, its owner. The wrappers note what they see of the current step in `step`."""
 
-    root: Root
-    is_bare: bool  # the root is its model, without a wrapper
-    training: bool
-    learns: bool
-    given: Shape
-    returned: Shape | None
-    rows: int
-    slots: tuple[int, ...]
-    dim: int
-    phase: str
-    trains: bool  # that phase is "train"
-    splits: tuple[int, ...]
-    unloaded: bool  # its rows were trusted while no DataLoader was there to compare with
-    reductions: Reductions | None  # of the DistributedDataParallel that reduces its gradients
-
-
-class Times(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A usual step on the tape. Moments are those of `time.perf_counter`.
-
-    Hundreds of them wait: no part may be of a kind that the garbage collector goes through, time and again."""
-
-    known: Known
-    returned: Shape | None
-    running: Pass | None
-    asked: float
-    arrived: float
-    began: float
-    ended: float
-    backward_began: float
-    backward_ended: float
-    stepped: float
-    rate: float | None = None  # the learning rate, in some steps
-    reduced: DdpTimes | None = None  # what DistributedDataParallel tells, in some steps
-
-
-class Usual:
-    """Notes usual steps of one thread, its owner. The wrappers set what they see of the current step."""
-
-    def __init__(self, windows: "Windows", loaders: Loaders, torch: "Torch", models: Models, sink: Sink) -> None:
-        self.windows = windows
+    def __init__(self, builder: StepBuilder, loaders: LoaderTracker, ddp_timer: DdpTimer, sink: Sink) -> None:
+        self.step = OpenStep()
+        self.builder = builder
         self.loaders = loaders
-        self.torch = torch
-        self.ddp_times: Callable[[Reductions], DdpTimes | None] = lambda reductions: None
-        self.roots = models.roots
-        self.optimizers = models.known_optimizers
-        self.sink = sink
-        self.channel: Any = sink if hasattr(sink, "idle") else Waiting
-        self.stage = AWAY
-        self.owner: Where | None = None
-        self.thread = 0  # of the owner; 0 where nothing is usual
-        self.inside = 0  # the same, while that is inside a usual forward
-        self.crowded = False  # another thread calls models, too: nothing is usual any more
-        self.steps = 0  # of optimizers, with those on the tape
-        self.look_at = 0  # before this step, nothing is looked at that is too dear for every step
-        self.tape: deque[Times | Callable[[], None]] = deque()
-        self.telling = threading.RLock()
+        self.ddp_timer = ddp_timer
+        self.channel: Any = sink if hasattr(sink, "idle") else IdleChannel
+        self.owner: ThreadState | None = None
+        self.has_other_threads = False  # another thread calls models, too: no step is noted any more
+        self.optimizer_steps = 0  # with those on the tape
+        self.next_sampled = 0  # before this step, nothing is measured that is too costly for every step
+        self.tape: deque[StepSample | Callable[[], None]] = deque()
+        self.flushing = threading.RLock()
         self.announced = ("", -1)
-        # What was noted of the current step.
-        self.known: Any = None
-        self.returned: Shape | None = None
-        self.running: Pass | None = None
-        self.optimizer: Any = None
-        self.forward: Forward | None = None  # that Windows was told of while it ran
-        self.asked = self.arrived = self.began = self.ended = self.backward_began = self.backward_ended = 0.0
+        self.interrupted: Forward | None = None  # handed to the step builder while it ran
 
-    def ready(self, where: "Where") -> None:
-        """`Windows` has sent a simple step, and holds nothing."""
+    def enable(self, thread: ThreadState) -> None:
+        """The step builder has sent a simple step of this thread, and holds nothing."""
         if self.owner is None:
-            self.owner, where.usual, self.thread = where, self, threading.get_ident()
-        if self.owner is where and not self.crowded:
-            self.steps, self.look_at, self.stage, self.running = self.windows.steps, 0, READY, None
+            self.owner, thread.fast_path, self.step.thread = thread, self, threading.get_ident()
+        if self.owner is thread and not self.has_other_threads:
+            self.optimizer_steps, self.next_sampled = self.builder.reporter.steps, 0
+            self.step.stage, self.step.loader_pass = READY, None
 
-    def crowd(self) -> None:
+    def give_up(self) -> None:
         """Another thread calls models, too. The owner leaves at its next event, and the other is not taken for it."""
-        self.crowded, self.thread = True, 0
-        self.tell()
+        self.has_other_threads, self.step.thread = True, 0
+        self.flush()
 
     # -- the end of a step -----------------------------------------------------------------------
     # Its other moments are noted by the wrappers themselves: a call of a function between two operations of torch
     # costs as much as what it does.
 
-    def learned(self, ended: float, optimizer: Any) -> None:
+    def end_train_step(self, ended: float, optimizer: Any) -> None:
         """The step of the optimizer is over."""
-        step, self.steps, self.optimizer = self.steps, self.steps + 1, None
-        if step < self.look_at:
-            self._note(ended)
+        number, self.optimizer_steps, self.step.optimizer = self.optimizer_steps, self.optimizer_steps + 1, None
+        if number < self.next_sampled:
+            self._note_step(ended)
         else:
-            self._look(ended, step, optimizer)
+            self._note_sampled_step(ended, number, optimizer)
 
-    def evaluated(self) -> None:
+    def end_eval_step(self) -> None:
         """A forward that is all of its step is over."""
-        self._note(self.ended)
+        self._note_step(self.step.ended)
 
-    def _look(self, ended: float, step: int, optimizer: Any) -> None:
-        """Note a step with what is too dear for every step, and find out when to look again."""
-        reductions, self.look_at = self.known.reductions, next_sampled(step)
-        rate = learning_rate(optimizer) if sampled(step) else None
-        reduced = None if reductions is None else self.ddp_times(reductions)
-        self._note(ended, rate, reduced)
+    def _note_sampled_step(self, ended: float, number: int, optimizer: Any) -> None:
+        """Note a step with measurements that are too costly for every step."""
+        reductions, self.next_sampled = self.step.template.call.reductions, next_sampled_step(number)
+        rate = read_learning_rate(optimizer) if is_sampled(number) else None
+        times = None if reductions is None else self.ddp_timer.read_times(reductions)
+        self._note_step(ended, rate, times)
 
-    def _note(self, ended: float, rate: float | None = None, reduced: DdpTimes | None = None) -> None:
+    def _note_step(self, ended: float, rate: float | None = None, times: DdpTimes | None = None) -> None:
+        step = self.step
         self.tape.append(
-            Times(
-                self.known,
-                self.returned,
-                self.running,
-                self.asked,
-                self.arrived,
-                self.began,
-                self.ended,
-                self.backward_began,
-                self.backward_ended,
+            StepSample(
+                step.template,
+                step.output_shape,
+                step.loader_pass,
+                step.asked,
+                step.arrived,
+                step.began,
+                step.ended,
+                step.backward_began,
+                step.backward_ended,
                 ended,
                 rate,
-                reduced,
+                times,
             )
         )
-        self.stage, self.running = READY, None
+        step.stage, step.loader_pass = READY, None
         if self.channel.idle or len(self.tape) > MAX_TAPE:
-            self.tell()
+            self.flush()
 
-    # -- what Windows is told ----------------------------------------------------------------------
+    # -- what the step builder gets ----------------------------------------------------------------
 
-    def tell(self) -> None:
-        """Tell what is on the tape."""
-        with self.telling:
+    def flush(self) -> None:
+        """Record what is on the tape."""
+        with self.flushing:
             while self.tape:
-                told = self.tape.popleft()
-                if isinstance(told, Times):
-                    self._tell(told)
+                noted = self.tape.popleft()
+                if isinstance(noted, StepSample):
+                    self._record_sample(noted)
                 else:
-                    told()
+                    noted()
 
-    def later(self, act: Callable[[], None]) -> None:
-        """Do something when all that is on the tape has been told."""
-        if self.stage == AWAY:
-            act()
+    def defer(self, action: Callable[[], None]) -> None:
+        """Run an action when all that is on the tape has been recorded."""
+        if self.step.stage == OFF:
+            action()
             return
-        self.tape.append(act)
+        self.tape.append(action)
         if self.channel.idle:
-            self.tell()
+            self.flush()
 
-    def _tell(self, step: Times) -> None:
-        windows, known = self.windows, step.known
-        self._tell_load(step)
-        if step.rate is not None and windows.rank == 0:
-            windows.emit(Metric(-1, "learning_rate", windows.steps, step.rate, time.time()))
-        if step.returned == known.returned and windows.usual_step(step):
+    def _record_sample(self, sample: StepSample) -> None:
+        builder, template = self.builder, sample.template
+        self._hand_over_batch(sample)
+        if sample.learning_rate is not None:
+            builder.reporter.report_learning_rate(sample.learning_rate)
+        if sample.output_shape == template.output_shape and builder.sender.send_sample(sample):
             return
-        self._tell_forward(step)
-        if known.trains:
-            windows.backward_begins()
-            self._tell_backward(step)
-            windows.step_ended(step.stepped)
+        self._hand_over_forward(sample)
+        if template.trains:
+            builder.backward_begins()
+            self._hand_over_backward(sample)
+            builder.step_ended(sample.stepped)
 
-    def _tell_load(self, step: "Times | Usual") -> None:
-        if step.running is not None:
-            rows = self.loaders.took(step.running, step.arrived)
-            self.windows.batch_came(step.asked, step.arrived, rows)
+    def _hand_over_batch(self, step: StepSample | OpenStep) -> None:
+        if step.loader_pass is not None:
+            rows = self.loaders.count_drawn(step.loader_pass, step.arrived)
+            self.builder.rows.add_batch(step.asked, step.arrived, rows)
 
-    def _tell_forward(self, step: "Times | Usual") -> None:
-        windows = self.windows
-        forward = windows.forward_of(step.known, step.began)
-        forward.ended, forward.returned = step.ended, step.returned
-        forward.span = Span(windows.clock, step.began, step.ended)
-        windows.forward_ends(forward)
+    def _hand_over_forward(self, step: StepSample | OpenStep) -> None:
+        forward = Forward(step.template.call, step.began, step.began)
+        forward.ended, forward.output_shape = step.ended, step.output_shape
+        forward.span = Span(self.builder.sender.devices.clock, step.began, step.ended)
+        self.builder.forward_ends(forward)
 
-    def _tell_backward(self, step: "Times | Usual") -> None:
-        span = Span(self.windows.clock, step.backward_began, step.backward_ended)
-        self.windows.backward_ended(span, step.backward_ended)
+    def _hand_over_backward(self, step: StepSample | OpenStep) -> None:
+        span = Span(self.builder.sender.devices.clock, step.backward_began, step.backward_ended)
+        self.builder.backward_ended(span, step.backward_ended)
 
-    def leave(self, where: "Where") -> None:
-        """Tell `Windows` what was noted, since this step goes on otherwise than expected."""
-        self.tell()
-        stage, self.stage = self.stage, AWAY
-        optimizer, self.optimizer, self.forward = self.optimizer, None, None
-        with self.telling:
-            self._tell_load(self)
-            self.running = None
-            if stage < CALLED or (stage == CALLED and not self.inside):
-                return  # a forward that is over without a word has raised, and is none
-            known, windows = self.known, self.windows
-            windows.forward_begins(known.training and known.learns)
+    def leave(self, thread: ThreadState) -> None:
+        """Hand over what was noted of the current step, since it goes on otherwise than its template."""
+        self.flush()
+        step = self.step
+        stage, step.stage = step.stage, OFF
+        optimizer, step.optimizer, self.interrupted = step.optimizer, None, None
+        with self.flushing:
+            self._hand_over_batch(step)
+            step.loader_pass = None
+            if stage < CALLED or (stage == CALLED and not step.inside):
+                return  # a forward that is over and was not noted has raised, and is none
+            call, builder = step.template.call, self.builder
+            builder.forward_begins(call.training and call.with_grad)
             if stage == CALLED:
-                self.forward = where.forward = windows.forward_of(known, self.began)
+                self.interrupted = thread.forward = Forward(call, step.began, step.began)
                 return
-            self._tell_forward(self)
-            if stage >= BACKWARD:
-                windows.backward_begins()
-            if stage >= LEARNED:
-                self._tell_backward(self)
+            self._hand_over_forward(step)
+            if stage >= IN_BACKWARD:
+                builder.backward_begins()
+            if stage >= BACKWARD_DONE:
+                self._hand_over_backward(step)
             if stage == STEPPING:
-                where.optimizers = (optimizer,)
+                thread.optimizers = (optimizer,)
 
     # -- the beginning of a step -------------------------------------------------------------------
 
-    def announce(self) -> None:
-        """Say that this step has begun: a rank that never returns from it can then be named."""
-        phase = self.known.phase
-        self.announced = phase, self.windows.number(phase)
-        self.sink.emit(Began(self.announced[1], phase, time.time()))
+    def announce_step(self) -> None:
+        """Send that this step has begun."""
+        sender, phase = self.builder.sender, self.step.template.phase
+        self.announced = phase, sender.next_number(phase)
+        sender.announce_step(phase)
 
-    def tell_of_now(self) -> None:
-        """Called from time to time by the sink's thread: quick steps are not announced each by each."""
-        self.tell()
-        with self.telling:
-            if CALLED <= self.stage < AWAY and self.announced != (
-                self.known.phase,
-                self.windows.number(self.known.phase),
-            ):
-                self.announce()
+    def flush_and_announce(self) -> None:
+        """Called from time to time by the sink's thread: quick steps are not announced one by one."""
+        self.flush()
+        with self.flushing:
+            if CALLED <= self.step.stage < OFF:
+                phase = self.step.template.phase
+                if self.announced != (phase, self.builder.sender.next_number(phase)):
+                    self.announce_step()
 
 
-def learning_rate(optimizer: Any) -> float | None:
+def read_learning_rate(optimizer: Any) -> float | None:
     rate = optimizer.param_groups[0].get("lr")
     return rate if isinstance(rate, float) else None  # a tensor may be on a device, for which we do not wait
 
 
-class Waiting:
-    """A sink that does not tell is taken for one that sends nothing at the moment."""
+class IdleChannel:
+    """Stands for a sink that does not say whether it is busy: nothing waits on the tape."""
 
     idle = True
-
-
-class Nobody:
-    """What a thread has that notes nothing."""
-
-    stage = AWAY
-
-
-NOBODY: Any = Nobody()

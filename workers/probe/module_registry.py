@@ -8,13 +8,13 @@ and `torch.compile(ddp)(x)` call the same model.
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+from workers.probe.types import RootModule, WatchedModel
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from jobs.protocol.records import Shape
 
 #: What the wrappers are called where torch has them, how they divide work, and where they keep their module.
 WRAPPERS = (
@@ -24,57 +24,25 @@ WRAPPERS = (
     ("torch._dynamo.eval_frame", "OptimizedModule", "", "_orig_mod"),
 )
 SHARDED = ("torch.distributed.fsdp", "FSDPModule")
+#: Between a method and the call of a part there may be a comprehension or a helper.
+MAX_FRAMES = 3
 
 
-@dataclass(slots=True, eq=False)
-class Model:
-    """One model, however it is wrapped. `name` is given when something is first sent about it."""
-
-    ref: "weakref.ref[nn.Module]"
-    kind_of_module: str
-    has_parameters: bool
-    name: str | None = None
-    counted: bool = False  # a forward of it has been counted
-    reached: tuple[int, bool] = (-1, False)  # whether an optimizer has parameters of it, as of a generation
-
-    @property
-    def training(self) -> bool:
-        """The flag of the inner module: wrappers of some frameworks leave their own wrong."""
-        module = self.ref()
-        return module is None or module.training
-
-
-@dataclass(slots=True, eq=False)
-class Root:
-    """A module as it is called. `parts` are wrapped modules inside a root that is not wrapped itself, by identity."""
-
-    ref: "weakref.ref[nn.Module]"
-    model: Model
-    kind: str  # "" | dp | ddp | fsdp
-    counts: bool  # it has parameters, or divides work: its calls are forwards
-    wrapper: "weakref.ref[nn.Module] | None" = None
-    path: str = ""  # of a part, within the root's model
-    parts: "dict[int, Root]" = field(default_factory=dict)
-    looked: bool = False  # for a method that calls it, below
-    around: "weakref.ref[nn.Module] | None" = None  # a module that it is a part of, and whose methods call it
-    known: "tuple[dict[Shape | None, Any], dict[Shape | None, Any]]" = field(default_factory=lambda: ({}, {}))
-    # usual.Known forwards by the shape of their first input, without gradients and with them
-
-
-class Models:
-    """Everything learned about modules. It is learned anew when one is wrapped, or an optimizer made."""
+class ModuleRegistry:
+    """Roots, models, and optimizers of a process. Roots are registered again when a module is wrapped, or an optimizer
+    made."""
 
     def __init__(self) -> None:
-        self.roots: dict[int, Root] = {}  # by identity of a module that is alive
-        self._models: dict[int, Model] = {}
-        self._names: dict[str, Model] = {}
+        self.roots: dict[int, RootModule] = {}  # by identity of a module that is alive
+        self._models: dict[int, WatchedModel] = {}
+        self._names: dict[str, WatchedModel] = {}
         self.has_optimizers = False
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.known_optimizers: dict[int, weakref.ref[Any]] = {}  # by identity, those that are alive
+        self.optimizers_by_id: dict[int, weakref.ref[Any]] = {}  # by identity, those that are alive
         self._optimized: tuple[int, set[int]] = (-1, set())
         self._generation = 0
 
-    def changed(self) -> None:
+    def invalidate(self) -> None:
         """A module has been wrapped, or an optimizer made."""
         self._generation += 1
         self.roots.clear()
@@ -83,36 +51,36 @@ class Models:
     def optimizers(self) -> list[Any]:
         return list(self._optimizers)
 
-    def optimizer_made(self, optimizer: Any) -> None:
-        if id(optimizer) not in self.known_optimizers:
-            self.known_optimizers[id(optimizer)] = _ref(optimizer, self.known_optimizers)
+    def add_optimizer(self, optimizer: Any) -> None:
+        if id(optimizer) not in self.optimizers_by_id:
+            self.optimizers_by_id[id(optimizer)] = _tracking_ref(optimizer, self.optimizers_by_id)
             self._optimizers.add(optimizer)
             self.has_optimizers = True
-            self.changed()
+            self.invalidate()
 
-    def root(self, module: "nn.Module") -> Root:
-        return self.roots.get(id(module)) or self._learn(module)
+    def find_root(self, module: "nn.Module") -> RootModule:
+        return self.roots.get(id(module)) or self._register(module)
 
-    def of_inner(self, module: "nn.Module") -> Model:
+    def model_of(self, module: "nn.Module") -> WatchedModel:
         """The model that consists of `module`, which is no wrapper."""
         known = self._models.get(id(module))
         if known is None or known.ref() is not module:
-            known = Model(_ref(module, self._models), type(module).__name__, False)
+            known = WatchedModel(_tracking_ref(module, self._models), type(module).__name__, False)
             self._models[id(module)] = known
         known.has_parameters = known.has_parameters or any(True for _ in module.parameters())
         return known
 
-    def is_reached(self, model: Model) -> bool:
+    def is_reached(self, model: WatchedModel) -> bool:
         """Whether some optimizer changes parameters of this model."""
         if model.reached[0] != self._generation:
             module = model.ref()
             reached = module is not None and any(
-                id(parameter) in self._parameters() for parameter in module.parameters()
+                id(parameter) in self._optimized_parameters() for parameter in module.parameters()
             )
             model.reached = self._generation, reached
         return model.reached[1]
 
-    def name(self, root: Root) -> str:
+    def dotted_name(self, root: RootModule) -> str:
         """The dotted path of what is called: "" for the only model so far, else its class."""
         model = root.model
         if model.name is None:
@@ -120,17 +88,17 @@ class Models:
             self._names[model.name] = model
         return ".".join(filter(None, (model.name, root.path)))
 
-    def _new_name(self, model: Model) -> str:
-        others = [other for other in self._models.values() if other is not model and other.counted]
+    def _new_name(self, model: WatchedModel) -> str:
+        others = [other for other in self._models.values() if other is not model and other.is_counted]
         if not others:
             return ""
-        number, name = 1, model.kind_of_module
+        number, name = 1, model.class_name
         while name in self._names and self._names[name].ref() is not None:
             number += 1
-            name = f"{model.kind_of_module}#{number}"
+            name = f"{model.class_name}#{number}"
         return name
 
-    def _parameters(self) -> set[int]:
+    def _optimized_parameters(self) -> set[int]:
         generation, known = self._optimized
         if generation != self._generation:
             groups = [group for optimizer in self._optimizers for group in getattr(optimizer, "param_groups", ())]
@@ -140,33 +108,33 @@ class Models:
 
     # -- learning --------------------------------------------------------------------------------
 
-    def _learn(self, module: "nn.Module") -> Root:
-        root = self._unwrapped(module)
+    def _register(self, module: "nn.Module") -> RootModule:
+        root = self._unwrap(module)
         if not root.kind:
-            self._find_parts(root)
+            self._find_wrapped_parts(root)
         root.counts = root.model.has_parameters or bool(root.kind)
         self.roots[id(module)] = root
         return root
 
-    def _unwrapped(self, module: "nn.Module") -> Root:
+    def _unwrap(self, module: "nn.Module") -> RootModule:
         kind, wrapper, inner = "", None, module
         while True:
-            found, content = _wrapping(inner)
+            found, content = _wrapper_of(inner)
             if content is None:
                 break
             if found and not kind:
                 kind, wrapper = found, weakref.ref(inner)
             inner = content
-        if not kind and _is(inner, SHARDED):
+        if not kind and _is_instance(inner, SHARDED):
             kind = "fsdp"
-        return Root(_ref(module, self.roots), self.of_inner(inner), kind, True, wrapper)
+        return RootModule(_tracking_ref(module, self.roots), self.model_of(inner), kind, True, wrapper)
 
-    def _find_parts(self, root: Root) -> None:
+    def _find_wrapped_parts(self, root: RootModule) -> None:
         whole = root.model.ref()
         if whole is None:
             return
-        for path, module in _wrapped_inside(whole):
-            part = self._unwrapped(module)
+        for path, module in _wrapped_modules_inside(whole):
+            part = self._unwrap(module)
             if part.kind == "fsdp":  # sharding is about parameters: the batch is still that of the whole
                 root.kind, root.parts = "fsdp", {}
                 return
@@ -174,32 +142,65 @@ class Models:
             root.parts[id(module)] = part
 
 
-def _wrapping(module: "nn.Module") -> "tuple[str, nn.Module | None]":
+def _wrapper_of(module: "nn.Module") -> "tuple[str, nn.Module | None]":
     """How a wrapper divides work, and what is in it; None for a module that is no wrapper."""
     for home, name, kind, attribute in WRAPPERS:
-        if _is(module, (home, name)):
+        if _is_instance(module, (home, name)):
             return kind, module._modules.get(attribute)
     return "", None
 
 
-def _is(module: "nn.Module", where: tuple[str, str]) -> bool:
+def _is_instance(module: "nn.Module", where: tuple[str, str]) -> bool:
     kind = getattr(sys.modules.get(where[0]), where[1], None)
     return kind is not None and isinstance(module, kind)
 
 
-def _wrapped_inside(whole: "nn.Module") -> "Iterator[tuple[str, nn.Module]]":
+def _wrapped_modules_inside(whole: "nn.Module") -> "Iterator[tuple[str, nn.Module]]":
     """The outermost wrapped modules below `whole`, with their paths."""
     below: Iterable[tuple[str, Any]] = [(name, child) for name, child in whole._modules.items() if child is not None]
     for name, child in below:
-        kind, content = _wrapping(child)
-        if (content is not None and kind) or _is(child, SHARDED):
+        kind, content = _wrapper_of(child)
+        if (content is not None and kind) or _is_instance(child, SHARDED):
             yield name, child
         else:
-            yield from ((f"{name}.{path}", module) for path, module in _wrapped_inside(child))
+            yield from ((f"{name}.{path}", module) for path, module in _wrapped_modules_inside(child))
 
 
-def _ref(thing: Any, table: dict[int, Any]) -> "weakref.ref[Any]":
+def _tracking_ref(thing: Any, table: dict[int, Any]) -> "weakref.ref[Any]":
     """A weak reference that takes its object out of the table when that is gone."""
     forget: Callable[[int], None] = lambda key: table.pop(key, None)  # noqa: E731
     key = id(thing)
     return weakref.ref(thing, lambda _: forget(key))
+
+
+# -- methods that call parts of their module ---------------------------------------------------------
+
+
+def find_owner(module: "nn.Module", frame: FrameType | None) -> "weakref.ref[nn.Module] | None":
+    """The module one of whose methods is calling its part `module`, while the owner itself was not called."""
+    for caller in _callers(frame):
+        owner = _self_of(caller)
+        parts = getattr(owner, "modules", None) if hasattr(owner, "_modules") else None
+        if parts is not None and owner is not module and any(part is module for part in parts()):
+            found: weakref.ref[Any] = weakref.ref(owner)
+            return found
+    return None
+
+
+def find_method(owner: "nn.Module", frame: FrameType | None) -> FrameType | None:
+    """The frame of a method of `owner` that is calling one of its parts."""
+    return next((caller for caller in _callers(frame) if _self_of(caller) is owner), None)
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
+
+
+def _self_of(frame: FrameType) -> Any:
+    """The object whose method this is, by the name `self`: the first argument of a plain function may be a model."""
+    code = frame.f_code
+    return frame.f_locals.get("self") if code.co_argcount and code.co_varnames[0] == "self" else None

@@ -1,8 +1,8 @@
-"""The wrappers around functions of torch: what is replaced, and how little each does.
+"""The wrappers around functions of torch: which are replaced, and how little each wrapper does.
 
-Every wrapper calls what it replaces in any case and exactly once, and keeps what the probe itself does within
-`probe.guarded`'s reach: an error there turns the probe off (`probe.on`) and is never the program's. What a usual step
-passes asks for its stage alone, which is AWAY where the probe is off.
+Every wrapper calls what it replaces in any case and exactly once, and calls the tracker through `GuardedTracker`: an
+error there turns the probe off (`guarded.on`) and never reaches the program. The wrappers that a step on the fast path
+goes through ask for its stage alone, which is OFF where the probe is off.
 Nothing is put on instances of modules, optimizers or tensors, so copies and pickles stay as they were.
 
 Code that torch.compile traces must go straight through: `is_compiling` is constant for it.
@@ -16,77 +16,86 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from workers.probe.fast_path import BACKWARD, LEARNED, LOADED, READY, RETURNED, STEPPING
-from workers.probe.module_call_patch import hide_from_dynamo, reassure_dynamo, states, watch_modules
+from workers.probe.module_call_patch import (
+    hide_from_dynamo,
+    patch_module_calls,
+    reassure_dynamo,
+    torch_state_queries,
+)
 from workers.probe.shapes import shape_of_arguments
 from workers.probe.step_records import DDP_EVERY, DdpTimes
-from workers.probe.tracker import INSIDE, OUTSIDE
-
-if TYPE_CHECKING:
-    from workers.probe.probe import Probe
-    from workers.probe.step_builder import Forward
-    from workers.probe.tracker import Watch
+from workers.probe.tracker import GuardedTracker, Tracker
+from workers.probe.types import (
+    BACKWARD_DONE,
+    IN_BACKWARD,
+    INSIDE,
+    LOADED,
+    OUTSIDE,
+    READY,
+    RETURNED,
+    STEPPING,
+    Forward,
+)
 
 #: Reductions of fewer numbers are about a loss or a count, not about gradients or parameters.
 MIN_REDUCED = 9
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced", "reduce")
 
 
-def patches(probe: "Probe") -> dict[str, Callable[[ModuleType], None]]:
+def patches_by_module(guarded: GuardedTracker) -> dict[str, Callable[[ModuleType], None]]:
     """What to do with each module of torch once it has been imported."""
-    table: dict[str, Callable[[Probe, Any], None]] = {
-        "torch": ask_torch,
-        "torch.nn.modules.module": watch_modules,
+    table: dict[str, Callable[[GuardedTracker, Any], None]] = {
+        "torch": fill_torch_queries,
+        "torch.nn.modules.module": patch_module_calls,
         "torch._dynamo.utils": reassure_dynamo,
         "torch._dynamo.eval_frame": hide_from_dynamo,
-        "torch.autograd": watch_backward,
-        "torch.optim.optimizer": watch_optimizers,
-        "torch.amp.grad_scaler": watch_scaler,
-        "torch.utils.data.dataloader": watch_loaders,
-        "torch.nn.parallel": watch_parallel,
-        "torch.distributed.distributed_c10d": watch_groups,
-        "torch.distributed.fsdp": watch_fsdp,
-        "torch.distributed.tensor.parallel": watch_tensor_parallel,
+        "torch.autograd": patch_backward,
+        "torch.optim.optimizer": patch_optimizers,
+        "torch.amp.grad_scaler": patch_grad_scaler,
+        "torch.utils.data.dataloader": patch_dataloaders,
+        "torch.nn.parallel": patch_data_parallel,
+        "torch.distributed.distributed_c10d": patch_process_groups,
+        "torch.distributed.fsdp": patch_fsdp,
+        "torch.distributed.tensor.parallel": patch_tensor_parallel,
     }
-    return {name: functools.partial(probe.guarded, name, patch, probe) for name, patch in table.items()}
+    return {name: functools.partial(guarded.call_guarded, name, patch, guarded) for name, patch in table.items()}
 
 
-def ask_torch(probe: "Probe", torch: Any) -> None:
-    """Hand the watch the questions that it has for torch."""
-    asked = probe.torch
-    engine, tracing, modes, transforms = states(torch)
+def fill_torch_queries(guarded: GuardedTracker, torch: Any) -> None:
+    """Let the tracker ask torch itself."""
+    queries = guarded.torch
+    engine, tracing, modes, transforms = torch_state_queries(torch)
     fake_mode = torch._C._TorchDispatchModeKey.FAKE
 
-    def elsewhere() -> bool:
+    def is_hidden() -> bool:
         if engine() != -1 or tracing() is not None:
             return True
         return modes() > 0 and torch._C._get_dispatch_mode(fake_mode) is not None
 
-    asked.elsewhere, asked.transformed = elsewhere, lambda: transforms() is not None
-    asked.tensor = torch.Tensor
-    asked.grad_enabled = torch.is_grad_enabled
-    asked.ddp_times, asked.ddp_every = _ddp_times, _ddp_every
-    asked.memory = torch.cuda.max_memory_allocated
-    asked.properties = lambda index: _properties(torch, index)
-    asked.cuda_ready = lambda: torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
-    asked.capturing = torch.cuda.is_current_stream_capturing
+    queries.is_hidden, queries.is_transformed = is_hidden, lambda: transforms() is not None
+    queries.grad_enabled = torch.is_grad_enabled
+    queries.ddp_times, queries.set_ddp_sampling = _read_ddp_times, _set_ddp_sampling
+    queries.peak_memory = torch.cuda.max_memory_allocated
+    queries.device_properties = lambda index: _device_properties(torch, index)
+    queries.is_cuda_ready = lambda: torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
+    queries.is_capturing = torch.cuda.is_current_stream_capturing
     dist = torch.distributed
     if dist.is_available():
-        asked.group = lambda: _group(dist)
+        queries.process_group = lambda: _process_group(dist)
 
 
-def _properties(torch: Any, index: int) -> tuple[str, int]:
+def _device_properties(torch: Any, index: int) -> tuple[str, int]:
     found = torch.cuda.get_device_properties(index)
     return found.name, found.total_memory
 
 
-def _group(dist: Any) -> tuple[int, int, str] | None:
+def _process_group(dist: Any) -> tuple[int, int, str] | None:
     return (dist.get_rank(), dist.get_world_size(), dist.get_backend()) if dist.is_initialized() else None
 
 
-def _ddp_times(wrapper: Any, iteration: int) -> DdpTimes | None:
+def _read_ddp_times(wrapper: Any, iteration: int) -> DdpTimes | None:
     """What DistributedDataParallel measured of its latest iteration; None when it cannot say. All of this is private to
     torch. A slow rank makes all ranks wait in all-reduce: the wrapper alone can tell computing from waiting."""
     try:
@@ -99,7 +108,7 @@ def _ddp_times(wrapper: Any, iteration: int) -> DdpTimes | None:
         return None
 
 
-def _ddp_every(wrapper: Any, every: int) -> None:
+def _set_ddp_sampling(wrapper: Any, every: int) -> None:
     """Let DistributedDataParallel measure one of so many iterations."""
     with contextlib.suppress(AttributeError, RuntimeError):
         wrapper._set_ddp_runtime_logging_sample_rate(every)
@@ -108,45 +117,45 @@ def _ddp_every(wrapper: Any, every: int) -> None:
 # -- backward and optimizers -----------------------------------------------------------------------
 
 
-def watch_backward(probe: "Probe", home: Any) -> None:
+def patch_backward(guarded: GuardedTracker, home: Any) -> None:
     import torch
 
-    original, is_compiling, here = home.backward, torch.compiler.is_dynamo_compiling, probe.here
+    original, is_compiling, threads = home.backward, torch.compiler.is_dynamo_compiling, guarded.threads
     engine, clock = torch._C._current_graph_task_id, time.perf_counter
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(*args, **kwargs)
-        usual = probe.usual
-        if usual.stage != RETURNED or not usual.thread or engine() != -1:
-            return seen_backward(args, kwargs)
-        usual.stage, usual.backward_began = BACKWARD, clock()
+        step = guarded.step
+        if step.stage != RETURNED or not step.thread or engine() != -1:
+            return tracked_backward(args, kwargs)
+        step.stage, step.backward_began = IN_BACKWARD, clock()
         result = original(*args, **kwargs)
-        if usual.stage == BACKWARD:
-            usual.backward_ended, usual.stage = clock(), LEARNED
-        elif probe.on:
-            probe.guarded("backward", probe.watch.backward_ended, usual.backward_began)
+        if step.stage == IN_BACKWARD:
+            step.backward_ended, step.stage = clock(), BACKWARD_DONE
+        elif guarded.on:
+            guarded.call_guarded("backward", guarded.tracker.end_backward, step.backward_began)
         return result
 
-    def seen_backward(args: Any, kwargs: Any) -> Any:
-        now = here.now
-        if not probe.on or now.in_backward or probe.torch.elsewhere():
+    def tracked_backward(args: Any, kwargs: Any) -> Any:
+        now = threads.current
+        if not guarded.on or now.in_backward or guarded.torch.is_hidden():
             return original(*args, **kwargs)
-        mark = probe.guarded("backward", probe.watch.backward_begins)
+        mark = guarded.call_guarded("backward", guarded.tracker.begin_backward)
         now.in_backward = True  # checkpointing calls backward within backward
         try:
             result = original(*args, **kwargs)
         finally:
             now.in_backward = False
         if mark is not None:
-            probe.guarded("backward", probe.watch.backward_ended, mark)
+            guarded.call_guarded("backward", guarded.tracker.end_backward, mark)
         return result
 
     home.backward = backward
 
 
-def watch_optimizers(probe: "Probe", home: Any) -> None:
+def patch_optimizers(guarded: GuardedTracker, home: Any) -> None:
     import torch
 
     is_compiling, clock = torch.compiler.is_dynamo_compiling, time.perf_counter
@@ -154,52 +163,52 @@ def watch_optimizers(probe: "Probe", home: Any) -> None:
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling():
             return
-        usual = probe.usual
-        if usual.stage == LEARNED and usual.thread and id(optimizer) in usual.optimizers:
-            usual.stage, usual.optimizer = STEPPING, optimizer
-        elif probe.on:
-            probe.guarded("optimizer", probe.watch.optimizer_begins, optimizer)
+        step = guarded.step
+        if step.stage == BACKWARD_DONE and step.thread and id(optimizer) in guarded.tracker.models.optimizers_by_id:
+            step.stage, step.optimizer = STEPPING, optimizer
+        elif guarded.on:
+            guarded.call_guarded("optimizer", guarded.tracker.begin_optimizer, optimizer)
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling():
             return
-        usual = probe.usual
+        step = guarded.step
         try:
-            if usual.stage == STEPPING and usual.optimizer is optimizer:
-                usual.learned(clock(), optimizer)
-            elif probe.on:
-                probe.watch.optimizer_ended(optimizer)
+            if step.stage == STEPPING and step.optimizer is optimizer:
+                guarded.fast_path.end_train_step(clock(), optimizer)
+            elif guarded.on:
+                guarded.tracker.end_optimizer(optimizer)
         except Exception as error:  # noqa: BLE001
-            probe.failed("optimizer", error)
+            guarded.fail("optimizer", error)
 
     home.register_optimizer_step_pre_hook(before)
     home.register_optimizer_step_post_hook(after)
-    _after_init(probe, home.Optimizer, lambda optimizer: probe.watch.models.optimizer_made(optimizer))
+    _after_init(guarded, home.Optimizer, lambda optimizer: guarded.tracker.models.add_optimizer(optimizer))
 
 
-def watch_scaler(probe: "Probe", home: Any) -> None:
+def patch_grad_scaler(guarded: GuardedTracker, home: Any) -> None:
     original = home.GradScaler.step
 
     @functools.wraps(original)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = probe.watch.usual.steps
+        before = guarded.fast_path.optimizer_steps
         result = original(self, *args, **kwargs)
-        if probe.on and probe.watch.usual.steps == before and not probe.here.now.optimizers:
-            probe.guarded("GradScaler", probe.watch.skipped)
+        if guarded.on and guarded.fast_path.optimizer_steps == before and not guarded.threads.current.optimizers:
+            guarded.call_guarded("GradScaler", guarded.tracker.skip_step)
         return result
 
     home.GradScaler.step = step
 
 
-def _after_init(probe: "Probe", kind: Any, seen: Callable[[Any], None]) -> None:
+def _after_init(guarded: GuardedTracker, kind: Any, seen: Callable[[Any], None]) -> None:
     """Call `seen` with every new instance of a class of torch."""
     original = kind.__init__
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         original(self, *args, **kwargs)
-        if probe.on:
-            probe.guarded(kind.__name__, seen, self)
+        if guarded.on:
+            guarded.call_guarded(kind.__name__, seen, self)
 
     kind.__init__ = __init__
 
@@ -207,7 +216,7 @@ def _after_init(probe: "Probe", kind: Any, seen: Callable[[Any], None]) -> None:
 # -- loaders ---------------------------------------------------------------------------------------
 
 
-def watch_loaders(probe: "Probe", home: Any) -> None:
+def patch_dataloaders(guarded: GuardedTracker, home: Any) -> None:
     base = home._BaseDataLoaderIter
     make, reset, advance = base.__init__, base._reset, base.__next__
     clock, thread = time.perf_counter, threading.get_ident
@@ -215,24 +224,24 @@ def watch_loaders(probe: "Probe", home: Any) -> None:
     @functools.wraps(make)
     def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         make(self, loader, *args, **kwargs)
-        if probe.on:
-            probe.guarded("DataLoader", begin, self, loader, False)
+        if guarded.on:
+            guarded.call_guarded("DataLoader", begin, self, loader, False)
 
     @functools.wraps(reset)
     def _reset(self: Any, loader: Any, first_iter: bool = False) -> None:
         reset(self, loader, first_iter)
-        if probe.on:
-            probe.guarded("DataLoader", begin, self, loader, first_iter)
+        if guarded.on:
+            guarded.call_guarded("DataLoader", begin, self, loader, first_iter)
 
     def begin(iterator: Any, loader: Any, first: bool) -> None:
-        if not probe.watch.loaders.begins(iterator, loader, first):
+        if not guarded.tracker.loaders.begin_pass(iterator, loader, first):
             iterator._next_index = functools.partial(draw, weakref.ref(iterator), type(iterator)._next_index)
 
     def draw(iterator: Any, next_index: Any) -> Any:
         drawing = iterator()
         indices = next_index(drawing)
-        if probe.on:
-            probe.guarded("DataLoader", probe.watch.loaders.drew, drawing, indices)
+        if guarded.on:
+            guarded.call_guarded("DataLoader", guarded.tracker.loaders.add_drawn, drawing, indices)
         return indices
 
     @functools.wraps(advance)
@@ -241,21 +250,21 @@ def watch_loaders(probe: "Probe", home: Any) -> None:
         try:
             batch = advance(self)
         except StopIteration:
-            if probe.on:
-                probe.guarded("DataLoader", probe.watch.loaders.ended, self)
+            if guarded.on:
+                guarded.call_guarded("DataLoader", guarded.tracker.loaders.end_pass, self)
             raise
         arrived = clock()
-        usual = probe.usual
-        if usual.stage == READY and usual.thread == thread():
-            running = self._watched_pass
-            if running is not None and running.batches_drawn is not None:
-                usual.stage, usual.running, usual.asked, usual.arrived = LOADED, running, asked, arrived
+        step = guarded.step
+        if step.stage == READY and step.thread == thread():
+            current = self._watched_pass
+            if current is not None and current.batches_drawn is not None:
+                step.stage, step.loader_pass, step.asked, step.arrived = LOADED, current, asked, arrived
                 return batch
         try:
-            if probe.on:
-                probe.watch.batch_came(self, batch, asked, arrived)
+            if guarded.on:
+                guarded.tracker.add_batch(self, batch, asked, arrived)
         except Exception as error:  # noqa: BLE001
-            probe.failed("DataLoader", error)
+            guarded.fail("DataLoader", error)
         return batch
 
     base.__init__, base._reset, base.__next__ = __init__, _reset, __next__
@@ -265,14 +274,14 @@ def watch_loaders(probe: "Probe", home: Any) -> None:
 # -- DataParallel and its primitives ----------------------------------------------------------------
 
 
-def watch_parallel(probe: "Probe", home: Any) -> None:
-    """Wrap the primitives wherever torch.nn.parallel has them under their names, whoever put them there."""
-    wrap: dict[str, Callable[[Probe, Any], Any]] = {
-        "replicate": _replicate,
-        "scatter": functools.partial(_scatter, 1),
-        "scatter_kwargs": functools.partial(_scatter, 2),
-        "gather": _timed("gather"),
-        "parallel_apply": _parallel_apply,
+def patch_data_parallel(guarded: GuardedTracker, home: Any) -> None:
+    """Wrap the primitives wherever torch.nn.parallel has them under their names, also those of a rehearsal."""
+    wrap: dict[str, Callable[[GuardedTracker, Any], Any]] = {
+        "replicate": _wrap_replicate,
+        "scatter": functools.partial(_wrap_scatter, 1),
+        "scatter_kwargs": functools.partial(_wrap_scatter, 2),
+        "gather": _timed_primitive("gather"),
+        "parallel_apply": _wrap_parallel_apply,
     }
     wrapped: dict[Any, Any] = {}
     names = ("", ".data_parallel", ".scatter_gather", ".replicate", ".parallel_apply")
@@ -282,40 +291,40 @@ def watch_parallel(probe: "Probe", home: Any) -> None:
             if not callable(original) or (name == "scatter" and module.__name__.endswith("scatter_gather")):
                 continue  # that one is called by scatter_kwargs for every argument
             if original not in wrapped and original not in wrapped.values():
-                wrapped[original] = make(probe, original)
+                wrapped[original] = make(guarded, original)
             setattr(module, name, wrapped.get(original, original))
     for kind in (home.DataParallel, home.DistributedDataParallel):
-        _watch_wrapper(probe, kind)
+        _patch_wrapper_class(guarded, kind)
 
 
-def _watch_wrapper(probe: "Probe", kind: Any) -> None:
+def _patch_wrapper_class(guarded: GuardedTracker, kind: Any) -> None:
     def seen(wrapper: Any) -> None:
         devices = getattr(wrapper, "device_ids", None) or ()
-        probe.watch.wrapped(kind.__name__, wrapper.module, devices)
+        guarded.tracker.report_wrapper(kind.__name__, wrapper.module, devices)
         if kind.__name__ == "DistributedDataParallel":
-            _ddp_every(wrapper, DDP_EVERY)
-            probe.watch.see_group()
+            _set_ddp_sampling(wrapper, DDP_EVERY)
+            guarded.tracker.report_group()
 
-    _after_init(probe, kind, seen)
+    _after_init(guarded, kind, seen)
 
 
-def _timed(name: str) -> Callable[["Probe", Any], Any]:
-    def make(probe: "Probe", original: Any) -> Any:
-        here = probe.here
+def _timed_primitive(name: str) -> Callable[[GuardedTracker, Any], Any]:
+    def make(guarded: GuardedTracker, original: Any) -> Any:
+        threads = guarded.threads
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            now = here.now
-            if not probe.on or now.in_primitive:
+            now = threads.current
+            if not guarded.on or now.in_primitive:
                 return original(*args, **kwargs)
-            begun = probe.guarded(name, probe.watch.primitive_begins)
+            begun = guarded.call_guarded(name, guarded.tracker.data_parallel.begin_primitive)
             now.in_primitive = True
             try:
                 result = original(*args, **kwargs)
             finally:
                 now.in_primitive = False
             if begun is not None:
-                probe.guarded(name, probe.watch.primitive_ended, name, begun)
+                guarded.call_guarded(name, guarded.tracker.data_parallel.end_primitive, name, begun)
             return result
 
         return call
@@ -323,82 +332,89 @@ def _timed(name: str) -> Callable[["Probe", Any], Any]:
     return make
 
 
-def _scatter(place: int, probe: "Probe", original: Any) -> Any:
-    """`place` is that of the devices among the arguments; the dimension follows."""
-    timed = _timed("scatter")(probe, original)
+def _wrap_scatter(position: int, guarded: GuardedTracker, original: Any) -> Any:
+    """`position` is that of the devices among the arguments; the dimension follows."""
+    timed = _timed_primitive("scatter")(guarded, original)
 
     @functools.wraps(original)
     def scatter(*args: Any, **kwargs: Any) -> Any:
         shards = timed(*args, **kwargs)
-        if probe.on:
-            given = dict(zip(("target_gpus", "dim"), args[place:], strict=False)) | kwargs
-            probe.guarded("scatter", probe.watch.scattered, given.get("target_gpus", ()), given.get("dim", 0))
+        if guarded.on:
+            given = dict(zip(("target_gpus", "dim"), args[position:], strict=False)) | kwargs
+            guarded.call_guarded(
+                "scatter",
+                guarded.tracker.data_parallel.remember_scatter,
+                given.get("target_gpus", ()),
+                given.get("dim", 0),
+            )
         return shards
 
     return scatter
 
 
-def _replicate(probe: "Probe", original: Any) -> Any:
-    timed = _timed("replicate")(probe, original)
+def _wrap_replicate(guarded: GuardedTracker, original: Any) -> Any:
+    timed = _timed_primitive("replicate")(guarded, original)
 
     @functools.wraps(original)
     def replicate(network: Any, *args: Any, **kwargs: Any) -> Any:
         replicas = timed(network, *args, **kwargs)
-        if probe.on:
-            probe.guarded("replicate", probe.watch.replicated, network, replicas)
+        if guarded.on:
+            guarded.call_guarded("replicate", guarded.tracker.data_parallel.remember_replicas, network, replicas)
         return replicas
 
     return replicate
 
 
-def _parallel_apply(probe: "Probe", original: Any) -> Any:
-    timed, here = _timed("parallel_apply")(probe, original), probe.here
+def _wrap_parallel_apply(guarded: GuardedTracker, original: Any) -> Any:
+    timed, threads = _timed_primitive("parallel_apply")(guarded, original), guarded.threads
 
     @functools.wraps(original)
     def parallel_apply(
         modules: Sequence[Any], inputs: Sequence[Any], kwargs_tup: Any = None, devices: Any = None
     ) -> list[Any]:
-        forward = probe.guarded("parallel_apply", probe.watch.applying, modules, devices) if probe.on else None
-        if forward is None and here.now.depth == OUTSIDE:
+        name, tracker = "parallel_apply", guarded.tracker.data_parallel
+        forward = guarded.call_guarded(name, tracker.begin_apply, modules, devices) if guarded.on else None
+        if forward is None and threads.current.depth == OUTSIDE:
             return cast(list[Any], original(modules, inputs, kwargs_tup, devices))
-        slots = forward.slots if forward is not None else (0,) * len(modules)
-        watched = [_Shard(probe, forward, slot, module) for slot, module in zip(slots, modules, strict=False)]
-        outputs = timed(watched, inputs, kwargs_tup, devices)
+        slots = forward.call.slots if forward is not None else (0,) * len(modules)
+        shards = zip(slots, modules, strict=False)
+        replicas = [WatchedReplica(guarded, forward, slot, module) for slot, module in shards]
+        outputs = timed(replicas, inputs, kwargs_tup, devices)
         if forward is not None:
-            probe.guarded("parallel_apply", probe.watch.applied, forward, modules, inputs, kwargs_tup, outputs)
+            guarded.call_guarded(name, tracker.end_apply, forward, modules, inputs, kwargs_tup, outputs)
         return cast(list[Any], outputs)
 
     return parallel_apply
 
 
-class _Shard:
-    """A replica, watched: what it calls in its thread is within the forward. `forward` is `None` where it is no shard
-    that is told of. To whoever asks it for something else, it is the replica."""
+class WatchedReplica:
+    """Calls a replica: what that calls in its thread is within the forward. `forward` is None where the replica is no
+    shard that counts. All attributes are those of the replica."""
 
-    def __init__(self, probe: "Probe", forward: "Forward | None", slot: int, module: Any) -> None:
-        self._probe, self._forward, self._slot, self._module = probe, forward, slot, module
+    def __init__(self, guarded: GuardedTracker, forward: Forward | None, slot: int, module: Any) -> None:
+        self._guarded, self._forward, self._slot, self._module = guarded, forward, slot, module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        probe, now = self._probe, self._probe.here.now
+        guarded, now = self._guarded, self._guarded.threads.current
         begun = None
-        if self._forward is not None and probe.on:
-            begun = probe.guarded("parallel_apply", self._begin, args, kwargs)
+        if self._forward is not None and guarded.on:
+            begun = guarded.call_guarded("parallel_apply", self._begin, args, kwargs)
         around = now.depth, now.root, now.forward
         now.depth, now.root, now.forward = INSIDE, None, None
         try:
-            outputs = probe.on_device(self._slot, self._module, args, kwargs)
+            outputs = guarded.call_replica(self._slot, self._module, args, kwargs)
         finally:
             now.depth, now.root, now.forward = around
         if begun is not None:
-            probe.guarded("parallel_apply", self._end, begun, outputs)
+            guarded.call_guarded("parallel_apply", self._end, begun, outputs)
         return outputs
 
     def _begin(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return shape_of_arguments(args, kwargs), self._probe.watch.mark(self._slot)
+        return shape_of_arguments(args, kwargs), self._guarded.tracker.devices.mark_now(self._slot)
 
     def _end(self, begun: tuple[Any, Any], outputs: Any) -> None:
         if self._forward is not None:
-            self._probe.watch.shard_ended(self._forward, self._slot, begun[0], outputs, begun[1])
+            self._guarded.tracker.data_parallel.end_shard(self._forward, self._slot, begun[0], outputs, begun[1])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
@@ -407,17 +423,17 @@ class _Shard:
 # -- process groups ----------------------------------------------------------------------------------
 
 
-def watch_groups(probe: "Probe", home: Any) -> None:
+def patch_process_groups(guarded: GuardedTracker, home: Any) -> None:
     """Believe the process group, not the environment. Reductions are counted as the program calls them."""
     names = ("torch.distributed", "torch.distributed.device_mesh")
     places = [home, *(sys.modules[name] for name in names if name in sys.modules)]
-    _replace(places, "init_process_group", lambda original: _joining(probe, original))
+    _replace_everywhere(places, "init_process_group", lambda original: _wrap_init_process_group(guarded, original))
     for name in REDUCTIONS:
-        _replace(places, name, lambda original: _reducing(probe, original))
-    probe.watch.see_group()
+        _replace_everywhere(places, name, lambda original: _wrap_reduction(guarded, original))
+    guarded.tracker.report_group()
 
 
-def _replace(places: list[Any], name: str, make: Callable[[Any], Any]) -> None:
+def _replace_everywhere(places: list[Any], name: str, make: Callable[[Any], Any]) -> None:
     original = getattr(places[0], name, None)
     if original is None:
         return
@@ -427,45 +443,45 @@ def _replace(places: list[Any], name: str, make: Callable[[Any], Any]) -> None:
             setattr(place, name, wrapped)
 
 
-def _joining(probe: "Probe", original: Any) -> Any:
+def _wrap_init_process_group(guarded: GuardedTracker, original: Any) -> Any:
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        if probe.on:
-            probe.guarded("init_process_group", probe.watch.see_group)
+        if guarded.on:
+            guarded.call_guarded("init_process_group", guarded.tracker.report_group)
         return result
 
     return init_process_group
 
 
-def _reducing(probe: "Probe", original: Any) -> Any:
+def _wrap_reduction(guarded: GuardedTracker, original: Any) -> Any:
     import torch
 
     is_compiling = torch.compiler.is_compiling
 
     @functools.wraps(original)
     def reduction(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_compiling() and probe.on:
-            probe.guarded("reductions", _count_reduction, probe.watch, tensor)
+        if not is_compiling() and guarded.on:
+            guarded.call_guarded("reductions", _count_reduction, guarded.tracker, tensor)
         return original(tensor, *args, **kwargs)
 
     return reduction
 
 
-def _count_reduction(watch: "Watch", tensor: Any) -> None:
+def _count_reduction(tracker: Tracker, tensor: Any) -> None:
     if not hasattr(tensor, "numel") or tensor.numel() >= MIN_REDUCED:
-        watch.windows.reductions += 1
+        tracker.reporter.reductions += 1
 
 
-def watch_fsdp(probe: "Probe", home: Any) -> None:
-    _after_init(probe, home.FullyShardedDataParallel, lambda wrapper: _sharded(probe, wrapper))
+def patch_fsdp(guarded: GuardedTracker, home: Any) -> None:
+    _after_init(guarded, home.FullyShardedDataParallel, lambda wrapper: _report_fsdp(guarded, wrapper))
     original = home.fully_shard
 
     @functools.wraps(original)
     def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(module, *args, **kwargs)
-        if probe.on:
-            probe.guarded("fully_shard", probe.watch.wrapped, "fully_shard", result, ())
+        if guarded.on:
+            guarded.call_guarded("fully_shard", guarded.tracker.report_wrapper, "fully_shard", result, ())
         return result
 
     for name in ("torch.distributed.fsdp", "torch.distributed._composable.fsdp"):
@@ -474,19 +490,19 @@ def watch_fsdp(probe: "Probe", home: Any) -> None:
             place.fully_shard = fully_shard
 
 
-def watch_tensor_parallel(probe: "Probe", home: Any) -> None:
+def patch_tensor_parallel(guarded: GuardedTracker, home: Any) -> None:
     original = home.parallelize_module  # it calls itself by another name
 
     @functools.wraps(original)
     def parallelize_module(module: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(module, *args, **kwargs)
-        if probe.on:
-            probe.guarded("parallelize_module", probe.watch.wrapped, "parallelize_module", result, ())
+        if guarded.on:
+            guarded.call_guarded("parallelize_module", guarded.tracker.report_wrapper, "parallelize_module", result, ())
         return result
 
     home.parallelize_module = parallelize_module
 
 
-def _sharded(probe: "Probe", wrapper: Any) -> None:
-    probe.watch.wrapped("FullyShardedDataParallel", wrapper.module, ())
-    probe.watch.see_group()
+def _report_fsdp(guarded: GuardedTracker, wrapper: Any) -> None:
+    guarded.tracker.report_wrapper("FullyShardedDataParallel", wrapper.module, ())
+    guarded.tracker.report_group()

@@ -1,7 +1,7 @@
-"""The probe: sees how a program that we did not write divides its work, without a change to it.
+"""The probe: records how a program that we did not write divides its work, without a change to the program.
 
-`install` is called in a rank before the program runs, and puts small wrappers around functions of torch (`hooks`).
-torch is not imported for it: where it is not there yet, the wrappers are put in place when it has been imported.
+`install` is called in a rank before the program runs, and puts small wrappers around functions of torch (`patches`).
+torch is not imported for it: where it is not imported yet, the wrappers are put in place when it has been.
 
 What counts as what
 - A *forward* is the outermost call of a module that has parameters, or of a wrapped module inside one: of
@@ -28,134 +28,72 @@ What counts as what
 A wrapper that fails turns the whole probe off, and a note says so. It never raises into the program.
 """
 
-import contextlib
 import os
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobs.protocol.records import DeviceInfo, Note
 from workers.probe import patches
-from workers.probe.fast_path import AWAY
-from workers.probe.step_builder import Forward
-from workers.probe.tracker import Here, Torch, Watch, Where
+from workers.probe.tracker import GuardedTracker
 from workers.runtime.context import ChannelSink, RankContext, innermost
 from workers.runtime.cpu_name import processor
 from workers.runtime.import_callbacks import Finder, when_imported
-
-if TYPE_CHECKING:
-    from torch import nn
-
-T = TypeVar("T")
 
 VIRTUAL_MEMORY = "virtual devices share the memory of the host"
 CUDA_MEMORY = "of the process's own tensors, read on the first ten steps and every tenth"
 
 
 class Probe:
-    """What is put around torch in one process. `on` is what every wrapper asks first."""
+    """What watches one process."""
 
     def __init__(self, context: RankContext, *, rehearsed: bool) -> None:
-        self.on = True
-        self.rehearsed = rehearsed
-        self.here = Here()
-        self.torch = Torch()
-        self.forked: Callable[[], None] = lambda: None  # called in a forked child, in which the probe is off
-        self.module_calls: tuple[Any, Any] | None = None  # Module.__call__ as it was, and as it is
+        self.guarded = GuardedTracker(context, rehearsed=rehearsed)
+        self.on_fork: Callable[[], None] = lambda: None  # called in a forked child, in which the probe is off
         self.finder: Finder | None = None
-        self.context = context
-        self.watch = Watch(context, self.torch, self.here, rehearsed=rehearsed)
-        self.usual = self.watch.usual
         channel = innermost(context.sink)
         if isinstance(channel, ChannelSink):
-            channel.chores.append(self._tell_of_now)
-        self._on_device = _nowhere if context.streams is None else context.streams.on
+            channel.chores.append(self._flush_fast_path)
 
-    def begin_anew(self) -> None:
+    def restart_in_child(self) -> None:
         """Watch a forked child as a process of its own. Its splits have ids that no other process of the rank gives."""
-        self.here.now = Where()
-        optimizers = self.watch.models.optimizers
-        self.watch = Watch(self.context, self.torch, self.here, os.getpid() << 32, rehearsed=self.rehearsed)
-        self.usual = self.watch.usual
+        optimizers = self.guarded.tracker.models.optimizers
+        self.guarded.restart(os.getpid() << 32)
         for optimizer in optimizers:
-            self.watch.models.optimizer_made(optimizer)
-        self.on = True
+            self.guarded.tracker.models.add_optimizer(optimizer)
 
     def finish(self) -> None:
-        """Send what is owed. The wrappers stay, and do nothing any more."""
-        if self.on:
-            self.guarded("finish", self.watch.finish)
-        self.on, self.usual.stage = False, AWAY
+        """Send everything that still waits. The wrappers stay, and do nothing any more."""
+        if self.guarded.on:
+            self.guarded.call_guarded("finish", self.guarded.tracker.finish)
+        self.guarded.switch_off()
 
-    def _tell_of_now(self) -> None:
-        if self.on:
-            self.guarded("a usual step", self.usual.tell_of_now)
+    def _flush_fast_path(self) -> None:
+        if self.guarded.on:
+            self.guarded.call_guarded("a step on the fast path", self.guarded.fast_path.flush_and_announce)
 
-    # -- what the wrappers call --------------------------------------------------------------------
-
-    def begin(self, module: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward | None:
-        try:
-            return self.watch.begin(module, args, kwargs)
-        except Exception as error:  # noqa: BLE001  (whatever it is, it must not reach the program)
-            self.failed("a forward", error)
-            return None
-
-    def end(self, forward: Forward, outputs: Any) -> None:
-        try:
-            self.watch.end(forward, outputs)
-        except Exception as error:  # noqa: BLE001
-            self.failed("a forward", error)
-
-    def guarded(self, what: str, function: Callable[..., T], *args: Any) -> T | None:
-        """What `function` returns; None when it fails, which turns the probe off."""
-        try:
-            return function(*args)
-        except Exception as error:  # noqa: BLE001
-            self.failed(what, error)
-            return None
-
-    def failed(self, what: str, error: Exception) -> None:
-        """Turn the probe off and say so."""
-        if not self.on:
-            return
-        self.on, self.usual.stage = False, AWAY
-        with contextlib.suppress(Exception):
-            reason = f"{type(error).__name__}: {error}"[:500]
-            self.context.sink.emit(Note("patterns", f"the probe turned itself off while it watched {what}: {reason}"))
-
-    def on_device(self, slot: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a replica with what it prints going to the log of its device."""
-        with self._on_device(slot):
-            return module(*args, **kwargs)
-
-    def in_child(self) -> None:
+    def after_fork(self) -> None:
         """A forked child has neither the sink's thread nor a claim to the rank's steps."""
-        self.on = False
-        self.usual.stage = AWAY
-        self.forked()
+        self.guarded.switch_off()
+        self.on_fork()
 
 
 def install(context: RankContext, *, rehearsed: bool) -> Probe:
     """Watch everything that this process does with torch from now on. Call it before the program runs, and after
-    whatever else replaces functions of torch. `rehearsed`: the devices are virtual, and torch believes in them."""
+    whatever else replaces functions of torch. `rehearsed`: the devices are virtual, and torch presents them as real."""
     probe = Probe(context, rehearsed=rehearsed)
-    os.register_at_fork(after_in_child=probe.in_child)
-    probe.guarded("torch", _watch_torch, probe)
-    probe.guarded("devices", describe_devices, context)
+    os.register_at_fork(after_in_child=probe.after_fork)
+    probe.guarded.call_guarded("torch", _patch_when_imported, probe)
+    probe.guarded.call_guarded("devices", describe_devices, context)
     return probe
 
 
-def _watch_torch(probe: Probe) -> None:
-    callbacks: dict[str, Callable[[ModuleType], None]] = patches.patches(probe)
+def _patch_when_imported(probe: Probe) -> None:
+    callbacks: dict[str, Callable[[ModuleType], None]] = patches.patches_by_module(probe.guarded)
     probe.finder = when_imported(callbacks)
 
 
-def _nowhere(slot: int) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
-
-
 def describe_devices(context: RankContext) -> None:
-    """What is known of the devices without touching them: nothing may initialise CUDA before the program does."""
+    """Send what is known of the devices without touching them: nothing may initialise CUDA before the program does."""
     if context.kind == "cpu":
         for device in context.devices:
             context.sink.emit(DeviceInfo(device.logical, f"virtual device on {processor()}"))

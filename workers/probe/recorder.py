@@ -1,8 +1,7 @@
-"""Watches a run and tells the sink what each device got of every batch, and what it cost there.
+"""Records what each device got of every batch of a recipe, and how long it took there.
 
-`Observer` is the null object: it has every method, and none does anything. `Recorder` is the one that
-looks. A device is never waited for: on cuda the times of a step are read when its events have passed,
-some steps later.
+`RunObserver` is the null object: it has every method, and none does anything. `Recorder` measures. It never
+waits for a device: on cuda the times of a step are read when its events have passed, some steps later.
 """
 
 import time
@@ -17,14 +16,14 @@ from jobs.protocol.records import AnyRecord, Metric, Note, Shape
 from workers.probe.backward_timer import time_backward
 from workers.probe.clock import CLOCKS, Mark, Span
 from workers.probe.shapes import rows_of, shape_of, shape_of_arguments
-from workers.probe.step_records import DdpTimes, Owed, Shard, Splits, Timed, sampled
+from workers.probe.step_records import DdpTimes, PendingSteps, Shard, SplitRegistry, TimedStep, is_sampled
 from workers.runtime.context import RankContext
 
-__all__ = ["DdpTimes", "Observer", "Recorder", "sampled"]
+__all__ = ["DdpTimes", "RunObserver", "Recorder", "is_sampled"]
 
 
-class Observer:
-    """Sees everything, says nothing."""
+class RunObserver:
+    """Records nothing."""
 
     def step(self, phase: str, epoch: int, data_wait_ms: float | None) -> AbstractContextManager[object]:
         """Around one optimizer step, or one batch of evaluation or forward."""
@@ -34,27 +33,27 @@ class Observer:
         """Call `backward`, which is a loss's. `alone`: in this one, no rank waits for another."""
         backward()
 
-    def primitive(self, name: str) -> AbstractContextManager[object]:
+    def measure_primitive(self, name: str) -> AbstractContextManager[object]:
         """Around one of DataParallel's four primitives."""
         return nullcontext()
 
-    def arriving(self, position: int) -> AbstractContextManager[object]:
+    def measure_arrival(self, position: int) -> AbstractContextManager[object]:
         """Around the time in which the shard of the device at `position` comes to it."""
         return nullcontext()
 
-    def watched(self, position: int, module: Callable[..., Any]) -> Callable[..., Any]:
+    def watch_call(self, position: int, module: Callable[..., Any]) -> Callable[..., Any]:
         """`module` as a function that is measured as the shard of the device at `position`."""
         return module
 
-    def shard_graph(self, position: int, outputs: Any, boundary: Iterable[torch.Tensor]) -> None:
+    def watch_backward(self, position: int, outputs: Any, boundary: Iterable[torch.Tensor]) -> None:
         """Called after a shard's forward with the tensors between which its backward will run."""
 
-    def split(self, batch_rows: int | None) -> None:
-        """The forward whose shards were just seen is complete."""
+    def end_forward(self, batch_rows: int | None) -> None:
+        """The forward whose shards have just run is complete."""
 
 
-class _Around:
-    """Calls back when its block ends. A generator would say the same, at three times the cost in every step."""
+class _EndCallback:
+    """Calls back when its block ends. A generator would do the same, at three times the cost in every step."""
 
     __slots__ = ("_done",)
 
@@ -68,12 +67,12 @@ class _Around:
         self._done(kind is not None)
 
 
-class Recorder(Observer):
-    """Sends `Split`, `Step`, `Metric` and `Note` records.
+class Recorder(RunObserver):
+    """Sends `Split`, `Step`, `Metric` and `Note` records of one rank.
 
     `module` is the dotted path of what is split ("" for the whole model), `dim` the dimension along
     which rows are counted. `times_whole_backward` says that the backward of this rank is that of its
-    only device; `ddp_times` asks DistributedDataParallel for its own numbers after a step.
+    only device; `read_ddp_times` asks DistributedDataParallel for its own times after a step.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Recorder(Observer):
         dim: int = 0,
         times_whole_backward: bool = False,
     ) -> None:
-        self.ddp_times: Callable[[], DdpTimes | None] = lambda: None
+        self.read_ddp_times: Callable[[], DdpTimes | None] = lambda: None
         self._sink = context.sink
         self._module = module
         self._dim = dim
@@ -93,21 +92,21 @@ class Recorder(Observer):
         self._on_cuda = context.kind == "cuda"
         self._clock = CLOCKS[context.kind]
         self._shards: list[Shard | None] = [None] * len(self._devices)
-        self._splits = Splits(context.sink)
+        self._splits = SplitRegistry(context.sink)
         self._next_step = {"train": 0, "eval": 0, "forward": 0}
-        self._open: Timed | None = None
+        self._open_step: TimedStep | None = None
         self._began = 0.0
-        self._owed = Owed(context.sink)
-        self._noted: set[tuple[str, str]] = set()
+        self._pending = PendingSteps(context.sink)
+        self._notes: set[tuple[str, str]] = set()
 
     # -- around a step ---------------------------------------------------------------------------
 
     def step(self, phase: str, epoch: int, data_wait_ms: float | None) -> AbstractContextManager[object]:
         number = self._next_step[phase]
         self._next_step[phase] = number + 1
-        self._open = step = Timed(number, epoch, phase, data_wait_ms, len(self._devices))
+        self._open_step = step = TimedStep(number, epoch, phase, data_wait_ms, len(self._devices))
         self._began = time.perf_counter()
-        return _Around(lambda failed: self._close(step, failed))
+        return _EndCallback(lambda failed: self._end_step(step, failed))
 
     def backward(self, backward: Callable[[], object], *, alone: bool = False) -> None:
         if not (self._times_whole_backward or alone):
@@ -118,39 +117,39 @@ class Recorder(Observer):
         self._time_backward(begin)
 
     def finish(self) -> None:
-        """Wait for the times that devices still owe, and send them."""
-        self._owed.send(0)
+        """Wait for the times that devices have not reached yet, and send all steps."""
+        self._pending.send_steps(0)
 
-    def numbers(self) -> dict[str, Any]:
-        """How far steps and splits are numbered, in numbers and words."""
-        return {"steps": dict(self._next_step), "splits": self._splits.numbers()}
+    def dump_numbers(self) -> dict[str, Any]:
+        """How far steps and splits are numbered, as plain values."""
+        return {"steps": dict(self._next_step), "splits": self._splits.dump()}
 
-    def go_on(self, numbers: dict[str, Any]) -> None:
-        """Number steps and splits as the process did that was stopped.
+    def resume_numbers(self, numbers: dict[str, Any]) -> None:
+        """Continue the numbers of steps and splits of the process that was stopped.
 
         Raises:
-            ValueError, KeyError: these are no such numbers.
+            ValueError, KeyError: `numbers` do not come from `dump_numbers`.
         """
         self._next_step = {phase: int(numbers["steps"][phase]) for phase in self._next_step}
-        self._splits.go_on(numbers["splits"])
+        self._splits.resume(numbers["splits"])
 
-    def _close(self, step: Timed, failed: bool) -> None:
-        self._open = None
+    def _end_step(self, step: TimedStep, failed: bool) -> None:
+        self._open_step = None
         if failed:
             return
         step.at, step.step_ms = time.time(), (time.perf_counter() - self._began) * 1000.0
         if step.phase == "train":
-            self._ask_ddp(step)
-        if self._on_cuda and sampled(step.number):
+            self._add_ddp_times(step)
+        if self._on_cuda and is_sampled(step.number):
             step.memory = tuple(torch.cuda.max_memory_allocated(index) for index in self._devices)
-        self._owed.add(step)
+        self._pending.add_step(step)
 
     def _time_backward(self, begin: Mark) -> None:
-        if self._open is not None:
-            self._open.backward.append(Span(self._clock, begin, self._clock.mark(self._devices[0])))
+        if self._open_step is not None:
+            self._open_step.backward.append(Span(self._clock, begin, self._clock.mark(self._devices[0])))
 
-    def _ask_ddp(self, step: Timed) -> None:
-        times = self.ddp_times()
+    def _add_ddp_times(self, step: TimedStep) -> None:
+        times = self.read_ddp_times()
         if times is not None:
             step.backward_ms = [times.backward_ms]
             step.comm_ms = times.comm_ms
@@ -159,34 +158,34 @@ class Recorder(Observer):
 
     # -- around a forward ------------------------------------------------------------------------
 
-    def primitive(self, name: str) -> AbstractContextManager[object]:
+    def measure_primitive(self, name: str) -> AbstractContextManager[object]:
         begin = self._clock.mark(self._devices[0])
-        return _Around(lambda failed: self._time_primitive(name, begin))
+        return _EndCallback(lambda failed: self._time_primitive(name, begin))
 
     def _time_primitive(self, name: str, begin: Mark) -> None:
-        if self._open is not None:
+        if self._open_step is not None:
             span = Span(self._clock, begin, self._clock.mark(self._devices[0]))
-            self._open.primitives.setdefault(name, []).append(span)
+            self._open_step.primitives.setdefault(name, []).append(span)
 
-    def arriving(self, position: int) -> AbstractContextManager[object]:
+    def measure_arrival(self, position: int) -> AbstractContextManager[object]:
         begin = self._clock.mark(self._devices[position])
-        return _Around(lambda failed: self._time_arrival(position, begin))
+        return _EndCallback(lambda failed: self._time_arrival(position, begin))
 
     def _time_arrival(self, position: int, begin: Mark) -> None:
-        if self._open is not None:
+        if self._open_step is not None:
             span = Span(self._clock, begin, self._clock.mark(self._devices[position]))
-            self._open.arrivals[position].append(span)
+            self._open_step.arrivals[position].append(span)
 
-    def watched(self, position: int, module: Callable[..., Any]) -> Callable[..., Any]:
+    def watch_call(self, position: int, module: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             begin = self._clock.mark(self._devices[position])
             outputs = module(*args, **kwargs)
-            self._saw(position, shape_of_arguments(args, kwargs), outputs, begin)
+            self._add_forward(position, shape_of_arguments(args, kwargs), outputs, begin)
             return outputs
 
         return call
 
-    def watch(self, module: nn.Module, position: int, *, is_whole: bool = False) -> None:
+    def watch_module(self, module: nn.Module, position: int, *, is_whole: bool = False) -> None:
         """Measure every call of `module`, where it stands, as part of the device at `position`.
 
         `is_whole`: there is no other part, so every call is one forward.
@@ -198,58 +197,58 @@ class Recorder(Observer):
             begin = self._clock.mark(self._devices[position])
 
         def after(_: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
-            given = shape_of_arguments(args, kwargs)
-            self._saw(position, given, outputs, begin)
+            input_shape = shape_of_arguments(args, kwargs)
+            self._add_forward(position, input_shape, outputs, begin)
             if is_whole:
-                self.split(rows_of(given, self._dim))
+                self.end_forward(rows_of(input_shape, self._dim))
 
         module.register_forward_pre_hook(before, with_kwargs=True)
         module.register_forward_hook(after, with_kwargs=True)
 
-    def split_after(self, module: nn.Module) -> None:
+    def count_forwards(self, module: nn.Module) -> None:
         """Count every call of `module` as one forward."""
 
         def after(_: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
-            self.split(rows_of(shape_of_arguments(args, kwargs), self._dim))
+            self.end_forward(rows_of(shape_of_arguments(args, kwargs), self._dim))
 
         module.register_forward_hook(after, with_kwargs=True)
 
-    def shard_graph(self, position: int, outputs: Any, boundary: Iterable[torch.Tensor]) -> None:
-        step = self._open
-        if step is not None and step.phase == "train" and not self._on_cuda and sampled(step.number):
+    def watch_backward(self, position: int, outputs: Any, boundary: Iterable[torch.Tensor]) -> None:
+        step = self._open_step
+        if step is not None and step.phase == "train" and not self._on_cuda and is_sampled(step.number):
             time_backward(outputs, boundary, step.backward_ms, position)
 
-    def _saw(self, position: int, given: Shape | None, outputs: Any, begin: Mark) -> None:
-        if self._open is None:
+    def _add_forward(self, position: int, input_shape: Shape | None, outputs: Any, begin: Mark) -> None:
+        if self._open_step is None:
             return
         span = Span(self._clock, begin, self._clock.mark(self._devices[position]))
-        returned = shape_of(outputs)
-        seen = self._shards[position]
-        if seen is None:
-            self._shards[position] = Shard(given, returned, [span])
+        output_shape = shape_of(outputs)
+        shard = self._shards[position]
+        if shard is None:
+            self._shards[position] = Shard(input_shape, output_shape, [span])
         else:
-            seen.returned = returned
-            seen.spans.append(span)
+            shard.output_shape = output_shape
+            shard.spans.append(span)
 
-    def split(self, batch_rows: int | None) -> None:
-        if self._open is None:
+    def end_forward(self, batch_rows: int | None) -> None:
+        if self._open_step is None:
             return
         shards, self._shards = self._shards, [None] * len(self._devices)
         rows: Callable[[Any], int | None] = lambda shape: rows_of(shape, self._dim)  # noqa: E731
-        number = self._splits.number(self._open.phase, self._module, batch_rows, self._devices, shards, rows)
-        self._open.splits.append(number)
-        for spans, shard in zip(self._open.forward, shards, strict=True):
+        number = self._splits.split_id(self._open_step.phase, self._module, batch_rows, self._devices, shards, rows)
+        self._open_step.splits.append(number)
+        for spans, shard in zip(self._open_step.forward, shards, strict=True):
             spans += shard.spans if shard is not None else []
 
     # -- single records --------------------------------------------------------------------------
 
-    def metric(self, name: str, step: int, value: float, device: int = -1) -> None:
+    def send_metric(self, name: str, step: int, value: float, device: int = -1) -> None:
         self._sink.emit(Metric(device, name, step, value, time.time()))
 
     def note(self, field: str, reason: str) -> None:
         """Say once why `field` of the report is null, or what its reader must know."""
-        if (field, reason) not in self._noted:
-            self._noted.add((field, reason))
+        if (field, reason) not in self._notes:
+            self._notes.add((field, reason))
             self._sink.emit(Note(field, reason))
 
     def emit(self, record: AnyRecord) -> None:

@@ -1,5 +1,6 @@
-"""Steps and splits on their way to the sink: what a device still owes, what was sent before. No torch here."""
+"""Steps and splits on their way to the sink: steps whose times are pending, splits that were sent. No torch here."""
 
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -8,26 +9,29 @@ from typing import Any
 
 import msgspec
 
-from jobs.protocol.records import MAX_INTERNED, Primitives, Shape, Split, Step
+from jobs.protocol.records import MAX_INTERNED, Activity, AnyRecord, Metric, Note, Primitives, Shape, Split, Step
 from workers.probe.clock import Span
 from workers.runtime.context import Sink
 
-#: Steps whose times a device may still owe us before we wait for the oldest.
-MAX_OWED = 64
-#: DistributedDataParallel measures its first ten iterations, and then as often as it is told: every tenth, but of those
-#: that take less than 10 ms every hundredth. To measure one and to tell of it takes a tenth of a millisecond.
+#: Steps whose times a device may not have reached yet before we wait for the oldest.
+MAX_PENDING = 64
+#: DistributedDataParallel measures its first ten iterations, and then one of as many as it is set to: every tenth, but
+#: every hundredth where they take less than 10 ms. To measure one and to report it takes a tenth of a millisecond.
 DDP_FIRST, DDP_EVERY, DDP_SELDOM = 10, 10, 100
 DDP_QUICK_SECONDS = 0.01
+ACTIVITY_SECONDS = 2.0
+RATE_SECONDS = 1.0
+MAX_NOTES = 64
 PRIMITIVES = ("replicate", "scatter", "parallel_apply", "gather")
 
 
-def sampled(step: int) -> bool:
-    """The steps chosen beforehand for what is too dear for every step: the first ten, then every tenth."""
+def is_sampled(step: int) -> bool:
+    """Whether a step is one of those chosen beforehand for costly measurements: the first ten, then every tenth."""
     return step < 10 or step % 10 == 0
 
 
-def next_sampled(step: int) -> int:
-    """The next of these steps."""
+def next_sampled_step(step: int) -> int:
+    """The first sampled step after `step`."""
     return step + 1 if step < 9 else step + 10 - step % 10
 
 
@@ -40,23 +44,24 @@ class DdpTimes:
 
 
 @dataclass(slots=True, eq=False)
-class Reductions:
-    """Those of the gradients of one DistributedDataParallel: how many there were, with one to come."""
+class DdpReductions:
+    """Reductions of the gradients of one DistributedDataParallel: how many there were, including the next one."""
 
     wrapper: "weakref.ref[Any]"
     count: int = 0
-    every: int = DDP_EVERY  # after the first, so many iterations are between two that are measured
-    asked: tuple[int, float] = (0, 0.0)  # the iteration that the wrapper was asked about last, and when
+    every: int = DDP_EVERY  # after the first ten, one of so many iterations is measured
+    last_read: tuple[int, float] = (0, 0.0)  # the iteration whose times were read last, and when
 
     @property
     def is_measured(self) -> bool:
-        """Whether the wrapper measures the one to come."""
+        """Whether the wrapper measures the next one."""
         return self.count <= DDP_FIRST or self.count % self.every == 0
 
-    def pace(self, now: float) -> bool:
-        """The wrapper has been asked. Whether `every` is another from now on: it was asked too often, or too seldom."""
-        (count, then), before = self.asked, self.every
-        self.asked = self.count, now
+    def adjust_sampling(self, now: float) -> bool:
+        """To be called when times have been read. Whether `every` has changed: they were read too often, or too
+        seldom."""
+        (count, then), before = self.last_read, self.every
+        self.last_read = self.count, now
         if self.count >= DDP_FIRST:
             self.every = DDP_SELDOM if now - then < DDP_QUICK_SECONDS * (self.count - count) else DDP_EVERY
         return self.every != before
@@ -65,14 +70,14 @@ class Reductions:
 class Shard(msgspec.Struct, eq=False):
     """What one device got in one forward. A device with several placed modules has a span for each."""
 
-    given: Shape | None
-    returned: Shape | None
+    input_shape: Shape | None
+    output_shape: Shape | None
     spans: list[Span]
 
 
 @dataclass(slots=True)
-class Timed:
-    """One step with its times, some of which a device may still owe. `count` is the number of its devices."""
+class TimedStep:
+    """One step with its times, some of which may not be known yet. `count` is the number of its devices."""
 
     number: int
     epoch: int
@@ -95,14 +100,14 @@ class Timed:
         self.arrivals = [[] for _ in range(self.count)]
         self.backward_ms = [None] * self.count
 
-    def spans(self) -> Iterator[Span]:
+    def all_spans(self) -> Iterator[Span]:
         for spans in (*self.forward, *self.primitives.values(), *self.arrivals, self.backward):
             yield from spans
 
-    def record(self) -> Step:
+    def to_record(self) -> Step:
         backward = list(self.backward_ms)
         if self.backward:
-            backward[0] = (backward[0] or 0.0) + _total(self.backward)
+            backward[0] = (backward[0] or 0.0) + _total_ms(self.backward)
         return Step(
             step=self.number,
             epoch=self.epoch,
@@ -111,99 +116,142 @@ class Timed:
             at=self.at,
             step_ms=self.step_ms,
             data_wait_ms=self.data_wait_ms,
-            forward_ms=tuple([_total(spans) if spans else None for spans in self.forward]),
+            forward_ms=tuple([_total_ms(spans) if spans else None for spans in self.forward]),
             backward_ms=tuple(backward),
             comm_ms=self.comm_ms,
-            primitives=self._primitives(),
+            primitives=self._primitive_times(),
             memory_peak_bytes=self.memory,
-            arrival_ms=tuple([_total(spans) for spans in self.arrivals]) if any(self.arrivals) else (),
+            arrival_ms=tuple([_total_ms(spans) for spans in self.arrivals]) if any(self.arrivals) else (),
         )
 
-    def _primitives(self) -> Primitives | None:
-        """All four, or nothing: a program that calls only some of them by hand has no such time."""
+    def _primitive_times(self) -> Primitives | None:
+        """The times of all four, or None: a program may call only some of them by hand."""
         if len(self.primitives) < len(PRIMITIVES):
             return None
-        return Primitives(*(_total(self.primitives[name]) for name in PRIMITIVES))
+        return Primitives(*(_total_ms(self.primitives[name]) for name in PRIMITIVES))
 
 
-def _total(spans: list[Span]) -> float:
-    return sum([span.ms() for span in spans])
+def _total_ms(spans: list[Span]) -> float:
+    return sum([span.elapsed_ms() for span in spans])
 
 
-class Owed:
+class PendingSteps:
     """Sends steps in order, each once its times are known. Never waits for a device while there is room."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._steps: deque[Timed] = deque()
+        self._steps: deque[TimedStep] = deque()
 
-    def add(self, step: Timed) -> None:
+    def add_step(self, step: TimedStep) -> None:
         self._steps.append(step)
-        self.send(MAX_OWED)
+        self.send_steps(MAX_PENDING)
 
-    def send(self, limit: int) -> None:
-        """Send what is known; when more than `limit` steps are not, wait for the oldest."""
+    def send_steps(self, limit: int) -> None:
+        """Send the steps whose times are known; while more than `limit` are pending, wait for the oldest."""
         while self._steps:
-            if not all(span.reached() for span in self._steps[0].spans()):
+            if not all(span.is_reached() for span in self._steps[0].all_spans()):
                 if len(self._steps) <= limit:
                     return
-                for span in self._steps[0].spans():
+                for span in self._steps[0].all_spans():
                     span.clock.wait(span.end)
-            self._sink.emit(self._steps.popleft().record())
+            self._sink.emit(self._steps.popleft().to_record())
 
 
-class Splits:
+class SplitRegistry:
     """Numbers each kind of split, and sends it when it is first seen."""
 
     def __init__(self, sink: Sink, first: int = 0) -> None:
         self._sink = sink
         self._ids: dict[tuple[Any, ...], int] = {}
-        self._kept: list[Split] = []  # those of `_ids`
+        self._sent: list[Split] = []  # those of `_ids`
         self._next = first
 
-    def number(
+    def split_id(
         self,
         phase: str,
         module: str,
         batch_rows: int | None,
         devices: Sequence[int],
         shards: Sequence[Shard | None],
-        rows_of: Callable[[Shape | None], int | None],
+        count_rows: Callable[[Shape | None], int | None],
     ) -> int:
-        """The id of a split; `shards` runs parallel to `devices`, and `rows_of` counts a shard's rows by its shape."""
-        given = tuple([None if shard is None else shard.given for shard in shards])
-        returned = tuple([None if shard is None else shard.returned for shard in shards])
+        """The id of a split; `shards` runs parallel to `devices`, and `count_rows` counts a shard's rows by its
+        shape."""
+        inputs = tuple([None if shard is None else shard.input_shape for shard in shards])
+        outputs = tuple([None if shard is None else shard.output_shape for shard in shards])
         got_nothing = tuple([shard is None for shard in shards])
-        key = (phase, module, batch_rows, devices, got_nothing, given, returned)
+        key = (phase, module, batch_rows, devices, got_nothing, inputs, outputs)
         known = self._ids.get(key)
         if known is not None:
             return known
         number, self._next = self._next, self._next + 1
-        rows = tuple([0 if shard is None else rows_of(shard.given) for shard in shards])
-        split = Split(number, phase, module, batch_rows, tuple(devices), rows, given, returned)
+        rows = tuple([0 if shard is None else count_rows(shard.input_shape) for shard in shards])
+        split = Split(number, phase, module, batch_rows, tuple(devices), rows, inputs, outputs)
         if len(self._ids) < MAX_INTERNED:
             self._ids[key] = number
-            self._kept.append(split)
+            self._sent.append(split)
         self._sink.emit(split)
         return number
 
-    def numbers(self) -> dict[str, Any]:
-        """What `go_on` needs, in numbers and words."""
-        return {"next": self._next, "kept": [msgspec.to_builtins(split) for split in self._kept]}
+    def dump(self) -> dict[str, Any]:
+        """What `resume` needs, as plain values."""
+        return {"next": self._next, "kept": [msgspec.to_builtins(split) for split in self._sent]}
 
-    def go_on(self, numbers: dict[str, Any]) -> None:
-        """Number splits as the process did that was stopped. Those that it had sent are sent again, as they were, to
-        readers that are as new as this process.
+    def resume(self, dumped: dict[str, Any]) -> None:
+        """Continue the ids of the process that was stopped. The splits that it had sent are sent again, unchanged, to
+        readers that have not seen them.
 
         Raises:
-            ValueError, KeyError: these are no such numbers.
+            ValueError, KeyError: `dumped` does not come from `dump`.
         """
-        self._next = int(numbers["next"])
-        self._kept = msgspec.convert(numbers["kept"], list[Split])
-        for split in self._kept:
+        self._next = int(dumped["next"])
+        self._sent = msgspec.convert(dumped["kept"], list[Split])
+        for split in self._sent:
             shards = zip(split.rows, split.input_shapes, strict=True)
-            got_nothing = tuple([rows == 0 and given is None for rows, given in shards])
-            given, returned = split.input_shapes, split.output_shapes
-            key = (split.phase, split.module, split.batch_rows, split.devices, got_nothing, given, returned)
+            got_nothing = tuple([rows == 0 and shape is None for rows, shape in shards])
+            inputs, outputs = split.input_shapes, split.output_shapes
+            key = (split.phase, split.module, split.batch_rows, split.devices, got_nothing, inputs, outputs)
             self._ids[key] = split.id
             self._sink.emit(split)
+
+
+class RunReporter:
+    """Reports what belongs to a run and not to one of its steps: notes, series, and counts of what was seen."""
+
+    def __init__(self, sink: Sink, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.steps = self.forwards = self.backwards = self.reductions = 0
+        self._sink = sink
+        self._notes: set[tuple[str, str]] = set()
+        self._activity_sent = self._rate_sent = time.perf_counter()
+        self._rows_since_rate = 0
+
+    def note(self, where: str, reason: str) -> None:
+        """Send, once, why a field of the report is null, or what its reader must know."""
+        if (where, reason) not in self._notes and len(self._notes) < MAX_NOTES:
+            self._notes.add((where, reason))
+            self._sink.emit(Note(where, reason))
+
+    def emit(self, record: AnyRecord) -> None:
+        self._sink.emit(record)
+
+    def report_learning_rate(self, rate: float | None) -> None:
+        if rate is not None and self.rank == 0:
+            self._sink.emit(Metric(-1, "learning_rate", self.steps, rate, time.time()))
+
+    def add_rows(self, rows: int, step: int, now: float) -> None:
+        """Count the rows of a train step; rank 0 sends their rate about once a second."""
+        self._rows_since_rate += rows
+        elapsed = now - self._rate_sent
+        if elapsed >= RATE_SECONDS and self.rank == 0 and self._rows_since_rate:
+            rate = self._rows_since_rate * self.world_size / elapsed
+            self._sink.emit(Metric(-1, "rows_per_second", step, rate, time.time()))
+            self._rows_since_rate, self._rate_sent = 0, now
+
+    def send_activity_if_due(self, now: float) -> None:
+        if now - self._activity_sent > ACTIVITY_SECONDS:
+            self.send_activity()
+
+    def send_activity(self) -> None:
+        self._activity_sent = time.perf_counter()
+        self._sink.emit(Activity(self.forwards, self.backwards, self.steps, self.reductions))

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import parallel as torch_parallel
 from torch.nn.parallel import scatter_gather
 
-from workers.probe.recorder import Observer
+from workers.probe.recorder import RunObserver
 from workers.probe.shapes import rows_of, shape_of_arguments, tensors_in
 from workers.rehearsal.virtual_devices import (
     Arriving,
@@ -53,7 +53,7 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
         output_device: int = 0,
         dim: int = 0,
         functional: bool = False,
-        observer: Observer | None = None,
+        observer: RunObserver | None = None,
         on: Callable[[int], AbstractContextManager[None]] = lambda index: nullcontext(),
         straggler: Straggler | None = None,
     ) -> None:
@@ -65,13 +65,13 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
         self._primitives = VIRTUAL if virtual else CUDA
         self._virtual = virtual
         self._run = self._one_by_one if functional else self._as_torch_does
-        self._observer = observer or Observer()
+        self._observer = observer or RunObserver()
         self._on = on
         self._straggler = straggler
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         outputs = self._run(inputs, kwargs)
-        self._observer.split(rows_of(shape_of_arguments(inputs, kwargs), self.dim))
+        self._observer.end_forward(rows_of(shape_of_arguments(inputs, kwargs), self.dim))
         return outputs
 
     def _as_torch_does(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -92,16 +92,16 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
         return self.gather(outputs, self.output_device)
 
     def replicate(self, module: nn.Module, device_ids: Sequence[Any]) -> list[nn.Module]:
-        with self._observer.primitive("replicate"):
+        with self._observer.measure_primitive("replicate"):
             return self._primitives.replicate(module, device_ids, not torch.is_grad_enabled())
 
     def scatter(self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[Any]) -> Any:
-        with self._observer.primitive("scatter"):
+        with self._observer.measure_primitive("scatter"):
             return self._primitives.scatter(inputs, kwargs or {}, device_ids, self.dim, self._arriving)
 
     @contextmanager
     def _arriving(self, position: int) -> Iterator[None]:
-        with self._observer.arriving(position):
+        with self._observer.measure_arrival(position):
             yield
             if self._straggler is not None:
                 self._straggler.hold_input(self.device_ids[position])
@@ -109,21 +109,21 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
         mode = mode_of_this_thread("cpu" if self._virtual else "cuda")
         modules = [self._shard(position, replica, mode) for position, replica in enumerate(replicas)]
-        with self._observer.primitive("parallel_apply"):
+        with self._observer.measure_primitive("parallel_apply"):
             outputs = self._primitives.parallel_apply(modules, inputs, kwargs, self.device_ids[: len(modules)])
         if self._virtual and torch.is_grad_enabled():
             for position, replica in enumerate(replicas):
                 boundary = [*_parameters(replica), *tensors_in((inputs[position], kwargs[position]))]
-                self._observer.shard_graph(position, outputs[position], boundary)
+                self._observer.watch_backward(position, outputs[position], boundary)
         return outputs
 
     def gather(self, outputs: Any, output_device: Any) -> Any:
-        with self._observer.primitive("gather"):
+        with self._observer.measure_primitive("gather"):
             return self._primitives.gather(outputs, output_device, self.dim)
 
     def _shard(self, position: int, replica: nn.Module, mode: Mode) -> Module:
         slow = replica if self._straggler is None else self._straggler.slow(self.device_ids[position], replica)
-        watched = self._observer.watched(position, slow)
+        watched = self._observer.watch_call(position, slow)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with self._on(position), mode():

@@ -11,7 +11,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from jobs.model.spec import Component
 from jobs.protocol.records import Outline, Result
-from workers.probe.recorder import sampled
+from workers.probe.recorder import is_sampled
 from workers.probe.shapes import rows_of, shape_of
 from workers.runtime.context import RejectedByWorker, Stopped
 from workers.training.checkpoint import data_position, protocol
@@ -208,19 +208,19 @@ def _report_loss(run: Run, loss: torch.Tensor) -> None:
     context, step = run.context, run.steps_done
     if run.owed is not None:
         run.settle()
-    if not (run.reads_every_loss or sampled(step)):
+    if not (run.reads_every_loss or is_sampled(step)):
         return
     if context.world_size == 1:
-        run.strategy.recorder.metric("loss", step, loss.item())
+        run.strategy.recorder.send_metric("loss", step, loss.item())
         return
-    run.strategy.recorder.metric("loss", step, loss.item(), context.devices[0].logical)
+    run.strategy.recorder.send_metric("loss", step, loss.item(), context.devices[0].logical)
     total = loss.clone()
     arrived = run.strategy.begin_total(total)
 
     def tell() -> None:
         arrived()
         if context.rank == 0:
-            run.strategy.recorder.metric("loss", step, total.item() / context.world_size)
+            run.strategy.recorder.send_metric("loss", step, total.item() / context.world_size)
 
     run.owed = tell
 
@@ -234,8 +234,8 @@ def _mean_over_ranks(run: Run, loss: torch.Tensor) -> float:
 def _move_learning_rate(run: Run, step: int) -> None:
     """Say at what rate `step` was taken, and move on."""
     assert run.optimizer is not None
-    if run.context.rank == 0 and (not run.moves_rate_every_step or sampled(step)):
-        run.strategy.recorder.metric("learning_rate", step, float(run.optimizer.param_groups[0]["lr"]))
+    if run.context.rank == 0 and (not run.moves_rate_every_step or is_sampled(step)):
+        run.strategy.recorder.send_metric("learning_rate", step, float(run.optimizer.param_groups[0]["lr"]))
     if run.scheduler is not None:
         run.scheduler.step()
 
@@ -249,7 +249,7 @@ def _report_evaluation(run: Run, total: list[float], classifies: bool) -> None:
         run.metrics["accuracy"] = correct / rows
     if run.context.rank == 0:
         for name, value in run.metrics.items():
-            run.strategy.recorder.metric(name, max(run.steps_done - 1, 0), value)
+            run.strategy.recorder.send_metric(name, max(run.steps_done - 1, 0), value)
 
 
 def _is_classification(outputs: Any, target: Any) -> bool:
@@ -291,7 +291,7 @@ class _Rate:
         passed = time.perf_counter() - self._since
         if passed >= RATE_SECONDS and self._run.context.rank == 0 and self._rows:
             rate = self._rows * self._run.context.world_size / passed
-            self._run.strategy.recorder.metric("rows_per_second", self._run.steps_done - 1, rate)
+            self._run.strategy.recorder.send_metric("rows_per_second", self._run.steps_done - 1, rate)
             self._rows, self._since = 0, time.perf_counter()
 
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from jobs.model.spec import JobSpec
 from workers.probe.recorder import DdpTimes, Recorder
-from workers.probe.single_device_recorder import OneDevice
+from workers.probe.single_device_recorder import SingleDeviceRecorder
 from workers.runtime import process_groups
 from workers.runtime.context import RankContext, RejectedByWorker
 from workers.training import placement
@@ -92,9 +92,9 @@ def single(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     recorder = _recorder(spec, context, times_whole_backward=len(context.devices) == 1)
     for path, place in parts.items():
         if place != "cpu":
-            recorder.watch(model.get_submodule(path), place, is_whole=path == "")
+            recorder.watch_module(model.get_submodule(path), place, is_whole=path == "")
     if "" not in parts:
-        recorder.split_after(model)
+        recorder.count_forwards(model)
     recorder.note("per_device.comm_ms", 'strategy "single" has no communication between devices to measure')
     if len(context.devices) > 1:
         recorder.note("per_device.backward_ms", "a placed model has one backward through all devices")
@@ -151,12 +151,12 @@ def ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     straggler = _straggler(spec, context)
     if straggler is not None and straggler.where != "input":
         inner.forward = straggler.slow(straggler.device, inner.forward)
-    recorder.watch(inner, 0, is_whole=True)  # after what makes it slow, which belongs to its time
+    recorder.watch_module(inner, 0, is_whole=True)  # after what makes it slow, which belongs to its time
     if any(parameter.requires_grad for parameter in inner.parameters()):
         wrapped = DistributedDataParallel(inner, device_ids=[device] if device.type == "cuda" else None)
     else:
         raise RejectedByWorker(f"parallelism.module: {path or 'the model'} has no parameters for ddp to synchronise")
-    recorder.ddp_times = _ddp_times(wrapped, recorder)
+    recorder.read_ddp_times = _ddp_times(wrapped, recorder)
     recorder.note("per_device.comm_ms", "includes waiting for the slowest rank, and may overlap with backward_ms")
     if path is not None:
         recorder.note("parallelism.module", f"only {path} is synchronised between ranks; other parameters drift apart")
@@ -185,7 +185,7 @@ def fsdp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     dist.init_process_group(_backend(spec.parallelism.backend, device))
     model.to(device)
     recorder = _recorder(spec, context)
-    recorder.watch(model, 0, is_whole=True)
+    recorder.watch_module(model, 0, is_whole=True)
     sharded = _shard(model, init_device_mesh(device.type, (context.world_size,)))
     for field in ("backward_ms", "comm_ms"):
         recorder.note(f"per_device.{field}", FSDP_UNMEASURED)
@@ -212,7 +212,7 @@ STRATEGIES: dict[str, Callable[[JobSpec, RankContext, nn.Module], Strategy]] = {
 
 
 def _recorder(spec: JobSpec, context: RankContext, *, times_whole_backward: bool = False) -> Recorder:
-    kind = OneDevice if context.kind == "cpu" and len(context.devices) == 1 else Recorder
+    kind = SingleDeviceRecorder if context.kind == "cpu" and len(context.devices) == 1 else Recorder
     return kind(context, module=spec.parallelism.module or "", times_whole_backward=times_whole_backward)
 
 

@@ -18,7 +18,7 @@ from tests.unit.disks import largest_file
 from tests.unit.training.runs import VECTORS, Kept, context_of, run_here, spec_of
 from tests.unit.training.saved_parts import Tied
 from tests.unit.training.saved_runs import Attempts, attempts, flat, is_metric, is_saved, is_step, seen, splits
-from workers.probe.clock import CLOCKS, Clock
+from workers.probe.clock import CLOCKS, DeviceClock
 from workers.runtime.commands import CONTINUE, LEAVE, SAVE
 from workers.runtime.context import Checkpoints, RejectedByWorker, Stopped
 from workers.training import entry
@@ -302,7 +302,7 @@ def test_without_checkpoints_a_run_that_is_told_to_stop_ends_after_its_step() ->
 def test_every_step_before_a_checkpoint_has_been_sent_however_late_its_times_are_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = Clock(
+    late = DeviceClock(
         lambda index: time.perf_counter(), lambda begin, end: end - begin, lambda mark: False, lambda mark: None
     )
     monkeypatch.setitem(CLOCKS, "cpu", late)

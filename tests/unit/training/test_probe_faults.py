@@ -1,4 +1,4 @@
-"""A probe that fails turns itself off with a note, and the program never knows."""
+"""A probe that fails turns itself off with a note, and the program is not affected."""
 
 from typing import Any
 
@@ -12,11 +12,14 @@ from torch.utils.data import DataLoader
 from jobs.protocol.records import Note
 from tests.unit.training.probe_runs import learn, watched, watched_ranks
 from tests.unit.training.test_probe_loops import network, vectors
-from workers.probe import patches, tracker
-from workers.probe.dataloaders import Loaders
-from workers.probe.module_registry import Models
-from workers.probe.step_builder import Windows
-from workers.probe.tracker import Watch
+from workers.probe import data_parallel_tracker, patches
+from workers.probe.data_parallel_tracker import DataParallelTracker
+from workers.probe.dataloaders import LoaderTracker
+from workers.probe.measurements import ProcessDevices
+from workers.probe.module_registry import ModuleRegistry
+from workers.probe.step_builder import StepBuilder
+from workers.probe.step_sender import RowChecker
+from workers.probe.tracker import Tracker
 
 
 def train() -> list[float]:
@@ -38,52 +41,55 @@ def train() -> list[float]:
     return losses
 
 
-def failing_train(place: str, name: str) -> list[float]:
+def failing_train(owner: str, name: str) -> list[float]:
     """The same with one function of the probe broken."""
 
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError("the probe's own")
 
-    setattr(PLACES[place], name, fail)
+    setattr(OWNERS[owner], name, fail)
     return train()
 
 
-PLACES: dict[str, Any] = {
-    "Watch": Watch,
-    "Windows": Windows,
-    "Loaders": Loaders,
-    "Models": Models,
-    "watch": tracker,
-    "hooks": patches,
+OWNERS: dict[str, Any] = {
+    "Tracker": Tracker,
+    "DataParallelTracker": DataParallelTracker,
+    "ProcessDevices": ProcessDevices,
+    "StepBuilder": StepBuilder,
+    "RowChecker": RowChecker,
+    "LoaderTracker": LoaderTracker,
+    "ModuleRegistry": ModuleRegistry,
+    "data_parallel_tracker": data_parallel_tracker,
+    "patches": patches,
 }
 FUNCTIONS = [
-    ("Watch", "begin"),
-    ("Watch", "end"),
-    ("Watch", "mark"),
-    ("Watch", "applying"),
-    ("Watch", "applied"),
-    ("Watch", "shard_ended"),
-    ("Watch", "primitive_begins"),
-    ("Watch", "primitive_ended"),
-    ("Watch", "replicated"),
-    ("Watch", "scattered"),
-    ("Watch", "backward_begins"),
-    ("Watch", "backward_ended"),
-    ("Watch", "optimizer_begins"),
-    ("Watch", "optimizer_ended"),
-    ("Watch", "wrapped"),
-    ("Watch", "finish"),
-    ("Windows", "step_ended"),
-    ("Windows", "batch_came"),
-    ("Loaders", "begins"),
-    ("Loaders", "drew"),
-    ("Loaders", "came"),
-    ("Loaders", "ended"),
-    ("Models", "root"),
-    ("Models", "optimizer_made"),
-    ("watch", "shape_of"),
-    ("watch", "time_backward"),
-    ("hooks", "shape_of_arguments"),
+    ("Tracker", "begin_forward"),
+    ("Tracker", "end_forward"),
+    ("Tracker", "begin_backward"),
+    ("Tracker", "end_backward"),
+    ("Tracker", "begin_optimizer"),
+    ("Tracker", "end_optimizer"),
+    ("Tracker", "report_wrapper"),
+    ("Tracker", "finish"),
+    ("DataParallelTracker", "begin_apply"),
+    ("DataParallelTracker", "end_apply"),
+    ("DataParallelTracker", "end_shard"),
+    ("DataParallelTracker", "begin_primitive"),
+    ("DataParallelTracker", "end_primitive"),
+    ("DataParallelTracker", "remember_replicas"),
+    ("DataParallelTracker", "remember_scatter"),
+    ("ProcessDevices", "mark_now"),
+    ("StepBuilder", "step_ended"),
+    ("RowChecker", "add_batch"),
+    ("LoaderTracker", "begin_pass"),
+    ("LoaderTracker", "add_drawn"),
+    ("LoaderTracker", "count_delivered"),
+    ("LoaderTracker", "end_pass"),
+    ("ModuleRegistry", "find_root"),
+    ("ModuleRegistry", "add_optimizer"),
+    ("data_parallel_tracker", "shape_of"),
+    ("data_parallel_tracker", "time_backward"),
+    ("patches", "shape_of_arguments"),
 ]
 
 
@@ -93,9 +99,9 @@ def undisturbed() -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize(("place", "name"), FUNCTIONS)
-def test_a_fault_in_the_probe_is_a_note_and_nothing_else(place: str, name: str, undisturbed: list[float]) -> None:
-    seen = watched(failing_train, place, name, devices=2, rehearsed=True)
+@pytest.mark.parametrize(("owner", "name"), FUNCTIONS)
+def test_a_fault_in_the_probe_is_a_note_and_nothing_else(owner: str, name: str, undisturbed: list[float]) -> None:
+    seen = watched(failing_train, owner, name, devices=2, rehearsed=True)
     assert seen.result == undisturbed
     notes = [note for note in seen.of(Note) if "turned itself off" in note.reason]
     assert len(notes) == 1
@@ -106,7 +112,7 @@ def in_a_group(store: str, rank: int) -> int:
     def fail(*args: Any) -> Any:
         raise ZeroDivisionError("the probe's own")
 
-    Watch.see_group = fail  # type: ignore[method-assign, assignment]
+    Tracker.report_group = fail  # type: ignore[method-assign, assignment]
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     net = DistributedDataParallel(network())
     learn(torch.optim.SGD(net.parameters(), 0.1), net(torch.ones(4, 5)).sum())

@@ -9,7 +9,7 @@ from torch import nn
 from jobs.protocol.records import Note, Split, Step
 from tests.unit.training.runs import Kept, context_of
 from workers.probe import step_records as module
-from workers.probe.clock import CLOCKS, Clock
+from workers.probe.clock import CLOCKS, DeviceClock
 from workers.probe.recorder import DdpTimes, Recorder
 
 
@@ -21,8 +21,8 @@ class LateDevice:
     reached: int = 0
     waited: list[int] = field(default_factory=list)
 
-    def clock(self) -> Clock:
-        return Clock(
+    def clock(self) -> DeviceClock:
+        return DeviceClock(
             mark=lambda index: self._mark(),
             ms=lambda begin, end: float(end - begin),
             reached=lambda mark: mark <= self.reached,
@@ -39,10 +39,10 @@ class LateDevice:
 
 
 def one_step(recorder: Recorder, rows: int) -> None:
-    shard = recorder.watched(0, nn.Identity())
+    shard = recorder.watch_call(0, nn.Identity())
     with recorder.step("train", 0, 1.0):
         shard(torch.zeros(rows, 3))
-        recorder.split(rows)
+        recorder.end_forward(rows)
 
 
 def test_times_are_sent_when_the_device_has_reached_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_finish_waits_for_what_a_device_still_owes(monkeypatch: pytest.MonkeyPat
 def test_no_more_steps_than_the_bound_wait_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     device, sink = LateDevice(), Kept()
     monkeypatch.setitem(CLOCKS, "cpu", device.clock())
-    monkeypatch.setattr(module, "MAX_OWED", 2)
+    monkeypatch.setattr(module, "MAX_PENDING", 2)
     recorder = Recorder(context_of(1, sink))
     for _ in range(5):
         one_step(recorder, 4)
@@ -90,11 +90,11 @@ def test_splits_beyond_the_bound_are_sent_each_time(monkeypatch: pytest.MonkeyPa
 def test_two_forwards_in_one_step_give_two_splits_and_one_total() -> None:
     sink = Kept()
     recorder = Recorder(context_of(1, sink))
-    shard = recorder.watched(0, nn.Identity())
+    shard = recorder.watch_call(0, nn.Identity())
     with recorder.step("train", 0, None):
         for rows in (4, 2):
             shard(torch.zeros(rows, 3))
-            recorder.split(rows)
+            recorder.end_forward(rows)
     (step,) = sink.of(Step)
     assert step.splits == (0, 1)
     assert step.forward_ms[0] is not None
@@ -103,10 +103,10 @@ def test_two_forwards_in_one_step_give_two_splits_and_one_total() -> None:
 def test_rows_that_cannot_be_counted_are_null() -> None:
     sink = Kept()
     recorder = Recorder(context_of(1, sink))
-    shard = recorder.watched(0, nn.Identity())
+    shard = recorder.watch_call(0, nn.Identity())
     with recorder.step("forward", 0, None):
         shard("no tensor")
-        recorder.split(None)
+        recorder.end_forward(None)
     (split,) = sink.of(Split)
     assert (split.rows, split.input_shapes, split.batch_rows) == ((None,), (None,), None)
 
@@ -114,7 +114,7 @@ def test_rows_that_cannot_be_counted_are_null() -> None:
 def test_the_times_of_ddp_are_those_of_the_step() -> None:
     sink = Kept()
     recorder = Recorder(context_of(1, sink))
-    recorder.ddp_times = lambda: DdpTimes(backward_ms=3.0, comm_ms=5.0)
+    recorder.read_ddp_times = lambda: DdpTimes(backward_ms=3.0, comm_ms=5.0)
     one_step(recorder, 4)
     assert [(step.backward_ms, step.comm_ms) for step in sink.of(Step)] == [((3.0,), 5.0)]
 
@@ -138,6 +138,6 @@ def test_a_note_is_sent_once() -> None:
 def test_calls_outside_a_step_are_not_recorded() -> None:
     sink = Kept()
     recorder = Recorder(context_of(1, sink))
-    recorder.watched(0, nn.Identity())(torch.zeros(1))
-    recorder.split(1)
+    recorder.watch_call(0, nn.Identity())(torch.zeros(1))
+    recorder.end_forward(1)
     assert sink.records == []

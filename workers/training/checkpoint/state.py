@@ -178,7 +178,7 @@ def _state(run: Run, buckets: list[list[int]] | None) -> State:
         loss=run.loss.state_dict() if _has_state(run.loss) else None,  # type: ignore[union-attr]
         extra=extra,
         buffers=buffers,
-        numbers=run.strategy.recorder.numbers(),
+        numbers=run.strategy.recorder.dump_numbers(),
         buckets=buckets,
     )
 
@@ -277,7 +277,7 @@ def restore(run: Run, state: State) -> None:
             run.loss.load_state_dict(state.loss)  # type: ignore[union-attr]
         if run.evaluation is not None and state.evaluation is not None:
             run.evaluation.generator.set_state(state.evaluation)
-        run.strategy.recorder.go_on(state.numbers)
+        run.strategy.recorder.resume_numbers(state.numbers)
         run.resumed = Resumed(EpochStart(Draws(**state.epoch_draws), state.loader), Draws(**state.draws))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         raise Unreadable(f"the checkpoint of step {state.steps_done} does not fit the run: {_words(error)}") from error

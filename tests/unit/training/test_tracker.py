@@ -1,4 +1,4 @@
-"""The probe's bookkeeping on devices that answer late, as GPUs do. Nothing of torch is wrapped here."""
+"""The tracker on devices that finish late, as GPUs do. Nothing of torch is wrapped here."""
 
 from typing import Any
 
@@ -10,83 +10,84 @@ from jobs.protocol.records import DeviceInfo, Metric, Step
 from tests.unit.training.runs import Kept
 from tests.unit.training.test_recorder import LateDevice
 from workers.probe.clock import CLOCKS
-from workers.probe.tracker import Here, Torch, Watch
+from workers.probe.tracker import Tracker
+from workers.probe.types import ThreadStates, TorchQueries
 from workers.runtime.context import Device, RankContext
 
 
-def watch_on_cuda(late: LateDevice, monkeypatch: pytest.MonkeyPatch) -> tuple[Watch, Kept]:
+def tracker_on_cuda(late: LateDevice, monkeypatch: pytest.MonkeyPatch) -> tuple[Tracker, Kept]:
     monkeypatch.setitem(CLOCKS, "cuda", late.clock())
-    sink, asked = Kept(), Torch()
-    asked.cuda_ready = lambda: True
-    asked.properties = lambda index: ("a GPU", 80)
-    asked.memory = lambda index: 7
+    sink, asked = Kept(), TorchQueries()
+    asked.is_cuda_ready = lambda: True
+    asked.device_properties = lambda index: ("a GPU", 80)
+    asked.peak_memory = lambda index: 7
     context = RankContext(0, 1, (Device(0, "cuda", "GPU-0"),), 1, 1, sink)
-    return Watch(context, asked, Here()), sink
+    return Tracker(context, asked, ThreadStates()), sink
 
 
-def one_step(watch: Watch, net: nn.Module, optimizer: Any) -> None:
+def one_step(tracker: Tracker, net: nn.Module, optimizer: Any) -> None:
     x = torch.ones(4, 5)
-    forward = watch.begin(net, (x,), {})
+    forward = tracker.begin_forward(net, (x,), {})
     assert forward is not None
-    watch.end(forward, net(x))
-    watch.backward_ended(watch.backward_begins())
-    watch.optimizer_begins(optimizer)
-    watch.optimizer_ended(optimizer)
+    tracker.end_forward(forward, net(x))
+    tracker.end_backward(tracker.begin_backward())
+    tracker.begin_optimizer(optimizer)
+    tracker.end_optimizer(optimizer)
 
 
 def test_steps_are_sent_when_the_device_has_reached_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
     late = LateDevice()
-    watch, sink = watch_on_cuda(late, monkeypatch)
+    tracker, sink = tracker_on_cuda(late, monkeypatch)
     net = nn.Linear(5, 2)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    one_step(watch, net, optimizer)
+    one_step(tracker, net, optimizer)
     assert sink.of(Step) == []
     late.reached = late.marks
-    one_step(watch, net, optimizer)
+    one_step(tracker, net, optimizer)
     assert [(step.forward_ms, step.backward_ms, step.memory_peak_bytes) for step in sink.of(Step)] == [
         ((1.0,), (1.0,), (7,))
     ]
     assert late.waited == []
-    watch.finish()
+    tracker.finish()
     assert [step.step for step in sink.of(Step)] == [0, 1]
 
 
 def test_a_device_is_described_once_the_program_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, sink = watch_on_cuda(LateDevice(), monkeypatch)
+    tracker, sink = tracker_on_cuda(LateDevice(), monkeypatch)
     ready = [False]
-    watch.torch.cuda_ready = lambda: ready[0]
+    tracker.torch.is_cuda_ready = lambda: ready[0]
     net = nn.Linear(5, 2)
-    first = watch.begin(net, (torch.ones(1, 5),), {})
+    first = tracker.begin_forward(net, (torch.ones(1, 5),), {})
     ready[0] = True  # within its first forward
     assert first is not None
-    watch.end(first, None)
+    tracker.end_forward(first, None)
     assert sink.of(DeviceInfo) == []
-    one_step(watch, net, torch.optim.SGD(net.parameters(), 0.1))
-    watch.finish()
+    one_step(tracker, net, torch.optim.SGD(net.parameters(), 0.1))
+    tracker.finish()
     assert sink.of(DeviceInfo) == [DeviceInfo(0, "a GPU", 80)]
     assert [len(step.forward_ms) for step in sink.of(Step)] == [1, 1]
 
 
 def test_nothing_is_asked_of_a_device_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     late = LateDevice()
-    watch, _ = watch_on_cuda(late, monkeypatch)
+    tracker, _ = tracker_on_cuda(late, monkeypatch)
     net = nn.Linear(5, 2)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    one_step(watch, net, optimizer)
+    one_step(tracker, net, optimizer)
     marks = late.marks
-    watch.torch.capturing = lambda: True
-    assert watch.begin(net, (torch.ones(1, 5),), {}) is None
-    assert watch.backward_begins() is None
-    watch.optimizer_begins(optimizer)
-    watch.optimizer_ended(optimizer)
-    assert (late.marks, watch.windows.steps) == (marks, 1)
+    tracker.torch.is_capturing = lambda: True
+    assert tracker.begin_forward(net, (torch.ones(1, 5),), {}) is None
+    assert tracker.begin_backward() is None
+    tracker.begin_optimizer(optimizer)
+    tracker.end_optimizer(optimizer)
+    assert (late.marks, tracker.reporter.steps) == (marks, 1)
 
 
 def test_the_learning_rate_is_a_series(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, sink = watch_on_cuda(LateDevice(), monkeypatch)
+    tracker, sink = tracker_on_cuda(LateDevice(), monkeypatch)
     net = nn.Linear(5, 2)
     optimizer = torch.optim.SGD(net.parameters(), 0.25)
     for _ in range(12):
-        one_step(watch, net, optimizer)
+        one_step(tracker, net, optimizer)
     rates = [metric for metric in sink.of(Metric) if metric.name == "learning_rate"]
     assert [(metric.step, metric.value) for metric in rates] == [(step, 0.25) for step in [*range(10), 10]]

@@ -8,11 +8,11 @@ from jobs.protocol.records import MAX_INTERNED, Split, Step
 from tests.unit.training.runs import Kept, context_of
 from workers.probe import step_records as module
 from workers.probe.recorder import DdpTimes, Recorder
-from workers.probe.single_device_recorder import OneDevice
+from workers.probe.single_device_recorder import SingleDeviceRecorder
 
 
 def watching(model: nn.Module, recorder: Recorder) -> nn.Module:
-    recorder.watch(model, 0, is_whole=True)
+    recorder.watch_module(model, 0, is_whole=True)
     return model
 
 
@@ -34,7 +34,7 @@ def train(kind: type[Recorder], batches: list[int]) -> Kept:
 
 
 def test_it_tells_the_same_as_the_recorder_of_many_devices() -> None:
-    one, many = train(OneDevice, [4, 4, 2, 4, 4]), train(Recorder, [4, 4, 2, 4, 4])
+    one, many = train(SingleDeviceRecorder, [4, 4, 2, 4, 4]), train(Recorder, [4, 4, 2, 4, 4])
     assert one.of(Split) == many.of(Split)
     same = [
         [(s.step, s.phase, s.splits, s.data_wait_ms, s.comm_ms, [ms is None for ms in s.backward_ms]) for s in steps]
@@ -47,7 +47,7 @@ def test_it_tells_the_same_as_the_recorder_of_many_devices() -> None:
 
 
 def test_shapes_of_every_forward_are_read_whatever_the_one_before_had() -> None:
-    splits = train(OneDevice, [4, 2, 4]).of(Split)
+    splits = train(SingleDeviceRecorder, [4, 2, 4]).of(Split)
     assert [(split.phase, split.rows, split.input_shapes) for split in splits] == [
         ("train", (4,), ((4, 3),)),
         ("train", (2,), ((2, 3),)),
@@ -58,7 +58,7 @@ def test_shapes_of_every_forward_are_read_whatever_the_one_before_had() -> None:
 
 def test_several_forwards_of_a_step_have_a_split_each() -> None:
     sink = Kept()
-    recorder = OneDevice(context_of(1, sink))
+    recorder = SingleDeviceRecorder(context_of(1, sink))
     model = watching(nn.Identity(), recorder)
     with recorder.step("train", 0, None):
         for rows in (4, 2, 4):
@@ -71,7 +71,7 @@ def test_splits_beyond_the_bound_are_sent_for_every_step_that_names_them(monkeyp
     monkeypatch.setattr("workers.probe.single_device_recorder.MAX_INTERNED", 1)
     assert MAX_INTERNED > 1
     sink = Kept()
-    recorder = OneDevice(context_of(1, sink))
+    recorder = SingleDeviceRecorder(context_of(1, sink))
     model = watching(nn.Identity(), recorder)
     for rows in (1, 2, 2, 2):
         with recorder.step("train", 0, None):
@@ -82,9 +82,9 @@ def test_splits_beyond_the_bound_are_sent_for_every_step_that_names_them(monkeyp
 
 def test_the_times_of_ddp_are_those_of_the_step_and_of_batches_whose_gradients_stay() -> None:
     sink = Kept()
-    recorder = OneDevice(context_of(1, sink))
+    recorder = SingleDeviceRecorder(context_of(1, sink))
     model = watching(nn.Linear(3, 2), recorder)
-    recorder.ddp_times = lambda: DdpTimes(backward_ms=1000.0, comm_ms=5.0)
+    recorder.read_ddp_times = lambda: DdpTimes(backward_ms=1000.0, comm_ms=5.0)
     for alone in (True, False):
         with recorder.step("train", 0, None):
             loss = model(torch.ones(4, 3)).sum()
@@ -97,7 +97,7 @@ def test_the_times_of_ddp_are_those_of_the_step_and_of_batches_whose_gradients_s
 
 def test_a_step_without_the_times_of_ddp_has_none() -> None:
     sink = Kept()
-    recorder = OneDevice(context_of(1, sink))
+    recorder = SingleDeviceRecorder(context_of(1, sink))
     with recorder.step("train", 0, None):
         recorder.backward(lambda: None, alone=True)
     assert [step.backward_ms for step in sink.of(Step)] == [(None,)]
@@ -105,7 +105,7 @@ def test_a_step_without_the_times_of_ddp_has_none() -> None:
 
 def test_a_step_that_fails_is_not_reported() -> None:
     sink = Kept()
-    recorder = OneDevice(context_of(1, sink))
+    recorder = SingleDeviceRecorder(context_of(1, sink))
     with pytest.raises(ZeroDivisionError), recorder.step("train", 0, None):
         _ = 1 / 0
     assert sink.of(Step) == []

@@ -1,4 +1,4 @@
-"""Steps of which only moments are noted are the records that the whole bookkeeping makes of them."""
+"""Steps on the fast path make the same records as steps that the tracker follows in full."""
 
 import contextlib
 import itertools
@@ -20,15 +20,15 @@ from tests.unit.training.probe_runs import Seen, backward, learn, watched, watch
 from tests.unit.training.test_probe_loops import network, train_and_evaluate, vectors
 from tests.unit.training.test_probe_wrappers import begin
 from workers.probe import step_records
-from workers.probe.fast_path import Usual, Waiting
+from workers.probe.fast_path import FastPath, IdleChannel
 
 
-def never_usual(program: Callable[..., None], *args: Any) -> None:
-    Usual.ready = lambda self, where: None  # type: ignore[method-assign]
+def without_fast_path(program: Callable[..., None], *args: Any) -> None:
+    FastPath.enable = lambda self, thread: None  # type: ignore[method-assign]
     program(*args)
 
 
-def told(seen: Seen) -> list[Any]:
+def comparable(seen: Seen) -> list[Any]:
     """What was sent, without moments, and without what depends on them."""
     records: list[Any] = []
     for record in seen.records:
@@ -162,7 +162,7 @@ class Surprising(nn.Module):
         if self.calls == 15:
             next(iter(DataLoader(vectors(6), 6)))
         if self.calls == 23:
-            raise ValueError("the program's own, when steps had not been usual")
+            raise ValueError("the program's own, off the fast path")
         return self.inner(x)  # type: ignore[no-any-return]
 
 
@@ -213,16 +213,16 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_usual_steps_are_the_same_records(program: Callable[..., None]) -> None:
+def test_the_fast_path_makes_the_same_records(program: Callable[..., None]) -> None:
     seen = watched(program)
-    assert told(seen) == told(watched(never_usual, program))
+    assert comparable(seen) == comparable(watched(without_fast_path, program))
     assert "turned itself off" not in seen.notes()
 
 
 def test_what_a_second_thread_does_within_a_step_belongs_to_it() -> None:
     """In which order is not said: they are two threads."""
     program = with_a_second_thread_within_a_step
-    seen, other = watched(program), watched(never_usual, program)
+    seen, other = watched(program), watched(without_fast_path, program)
     assert [sorted(step.splits) for step in seen.steps()] == [sorted(step.splits) for step in other.steps()]
     assert len(seen.steps()[6].splits) == 2
     assert seen.of(Activity)[-1] == other.of(Activity)[-1]
@@ -247,37 +247,37 @@ def in_parallel(store: str, rank: int) -> None:
                 net.module(x)
 
 
-def never_usual_in_parallel(store: str, rank: int) -> None:
-    never_usual(in_parallel, store, rank)
+def without_fast_path_in_parallel(store: str, rank: int) -> None:
+    without_fast_path(in_parallel, store, rank)
 
 
-def test_usual_steps_under_ddp_are_the_same_records() -> None:
-    for usual, other in zip(watched_ranks(in_parallel), watched_ranks(never_usual_in_parallel), strict=True):
-        assert told(usual) == told(other)
-        assert any(step.comm_ms is not None for step in usual.steps()[10:])
+def test_the_fast_path_makes_the_same_records_under_ddp() -> None:
+    for fast, other in zip(watched_ranks(in_parallel), watched_ranks(without_fast_path_in_parallel), strict=True):
+        assert comparable(fast) == comparable(other)
+        assert any(step.comm_ms is not None for step in fast.steps()[10:])
 
 
 def test_quick_reductions_are_measured_seldom_and_slow_ones_every_tenth() -> None:
-    reductions, now = step_records.Reductions(weakref.ref(network())), 0.0
+    reductions, now = step_records.DdpReductions(weakref.ref(network())), 0.0
     measured = []
     for number, seconds in enumerate([0.001] * 250 + [0.1] * 100, 1):
         reductions.count, now = number, now + seconds
         if reductions.is_measured:
             measured.append(number)
-            reductions.pace(now)
+            reductions.adjust_sampling(now)
     assert measured == [*range(1, 11), 100, 200, 300, 310, 320, 330, 340, 350]
 
 
 def counting(program: Callable[..., None], *args: Any) -> int:
-    """The number of steps that are only noted."""
+    """The number of steps that take the fast path."""
     noted: list[Any] = []
-    note = Usual._note
+    note = FastPath._note_step
 
-    def counted(self: Usual, *step: Any) -> None:
+    def counted(self: FastPath, *step: Any) -> None:
         noted.append(step)
         note(self, *step)
 
-    Usual._note = counted  # type: ignore[method-assign, assignment]
+    FastPath._note_step = counted  # type: ignore[method-assign, assignment]
     program(*args)
     return len(noted)
 
@@ -286,21 +286,21 @@ def counting_in_parallel(store: str, rank: int) -> int:
     return counting(in_parallel, store, rank)
 
 
-def test_nearly_all_steps_of_a_plain_loop_are_usual() -> None:
+def test_nearly_all_steps_of_a_plain_loop_take_the_fast_path() -> None:
     """Two epochs of four batches and two of evaluation: each kind of batch is looked at once."""
     assert watched(counting, train_and_evaluate).result >= 12 - 4 - 2
 
 
-def test_most_steps_under_ddp_are_usual() -> None:
+def test_most_steps_under_ddp_take_the_fast_path() -> None:
     for seen in watched_ranks(counting_in_parallel):
         assert seen.result >= 24
 
 
-def test_no_step_is_usual_once_a_second_thread_calls_a_model() -> None:
+def test_no_step_takes_the_fast_path_once_a_second_thread_calls_a_model() -> None:
     assert watched(counting, with_a_second_thread).result <= 5
 
 
-def test_times_of_usual_steps_are_those_of_the_clock() -> None:
+def test_times_of_steps_on_the_fast_path_are_those_of_the_clock() -> None:
     steps = watched(without_a_loader).steps()
     assert len(steps) == 24
     for step, later in itertools.pairwise(steps):
@@ -312,7 +312,7 @@ def test_times_of_usual_steps_are_those_of_the_clock() -> None:
 
 
 def stopped_early() -> None:
-    Waiting.idle = False  # as a sink that is busy: steps wait on the tape
+    IdleChannel.idle = False  # as a sink that is busy: steps wait on the tape
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for number, (x, _) in enumerate(DataLoader(vectors(160), 16)):
@@ -321,13 +321,13 @@ def stopped_early() -> None:
             break
 
 
-def test_a_pass_that_is_left_has_the_batches_that_were_not_told_yet() -> None:
+def test_a_pass_that_is_left_has_the_batches_that_were_on_the_tape() -> None:
     (loaded,) = watched(stopped_early).of(Loaded)
     assert (loaded.batches, loaded.rows, loaded.complete) == (7, 112, False)
 
 
 def with_lasting_workers() -> None:
-    Waiting.idle = False
+    IdleChannel.idle = False
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     loader = DataLoader(vectors(64), 16, num_workers=1, persistent_workers=True)
@@ -336,7 +336,7 @@ def with_lasting_workers() -> None:
             learn(optimizer, net(x).sum())
 
 
-def test_each_pass_of_workers_that_stay_is_told() -> None:
+def test_each_pass_of_persistent_workers_is_reported() -> None:
     passes = watched(with_lasting_workers).of(Loaded)
     assert [(each.batches, each.rows, each.complete) for each in passes] == [(4, 64, True)] * 3
     assert len({each.digest for each in passes}) == 1
@@ -362,12 +362,14 @@ def failing_losses(name: str) -> list[float]:
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError("the probe's own")
 
-    setattr(Usual, name, fail)
+    setattr(FastPath, name, fail)
     return losses()
 
 
-@pytest.mark.parametrize("name", ["announce", "learned", "evaluated", "_look", "_note", "tell", "leave"])
-def test_a_fault_in_a_usual_step_is_a_note_and_nothing_else(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["announce_step", "end_train_step", "end_eval_step", "_note_sampled_step", "_note_step", "flush", "leave"]
+)
+def test_a_fault_on_the_fast_path_is_a_note_and_nothing_else(name: str) -> None:
     seen = watched(failing_losses, name)
     assert seen.result == watched(losses).result
     notes = [note for note in seen.of(Note) if "turned itself off" in note.reason]

@@ -1,0 +1,391 @@
+"""Makes records of steps and sends them: from forwards and backwards, or from a template. No torch here.
+
+Rows are checked on the way: those of a forward have to agree with the batches that the loaders delivered.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from jobs.protocol.records import MAX_INTERNED, Began, Shape, Step
+from workers.probe.measurements import DdpTimer, ProcessDevices
+from workers.probe.module_registry import ModuleRegistry
+from workers.probe.shapes import rows_of
+from workers.probe.step_records import (
+    DdpReductions,
+    PendingSteps,
+    RunReporter,
+    Shard,
+    SplitRegistry,
+    TimedStep,
+    is_sampled,
+)
+from workers.probe.types import NO_BATCHES, Backward, Forward, LoadedBatches, StepSample, StepTemplate
+from workers.runtime.context import Sink, innermost
+
+#: Batches of the loaders with which the rows of a forward are compared: frameworks load one ahead.
+RECENT_BATCHES = 4
+#: After so many steps without a batch from a loader, its batches are no longer compared with.
+MAX_STEPS_WITHOUT_BATCH = 2
+
+UNSEEN = (
+    "an optimizer step was taken without a forward that could be seen (torch.compile of a whole function does that, "
+    "and so do modules whose forward() is called by name)"
+)
+UNCHECKED = "rows are the first dimension of the first input: no DataLoader was there to compare with"
+UNBATCHED = (
+    "the first input of {} seems to have no dimension of rows: its first dimension does not fit that of the outputs, "
+    "so its rows are not counted"
+)
+DISAGREES = (
+    "the first dimension of the first input of {} is {}, and the batches of the DataLoader have {} rows: "
+    "where they disagree (sequence first, inputs without a batch dimension) rows are not counted"
+)
+#: What a reader must know about the times of a forward, by what wraps its model.
+NOTES_BY_KIND = {
+    "": [
+        ("per_device.comm_ms", "a model without a wrapper has no communication between devices that could be measured")
+    ],
+    "dp": [
+        (
+            "per_device.comm_ms",
+            "DataParallel copies within one process: see primitives.scatter_ms, replicate_ms and gather_ms",
+        )
+    ],
+    "ddp": [("per_device.comm_ms", "includes waiting for the slowest rank, and may overlap with backward_ms")],
+    "fsdp": [
+        ("per_device.comm_ms", "FSDP does not tell how long it communicates"),
+        ("per_device.forward_ms", "includes gathering parameters, and waiting for the ranks that hold them"),
+        ("per_device.backward_ms", "includes gathering parameters and reducing gradients, and waiting for other ranks"),
+    ],
+}
+BACKWARD_OF_SHARDS = {
+    "cpu": "of each shard's own operations, measured in the first ten steps and every tenth",
+    "cuda": "under DataParallel the backward of all devices is one call",
+}
+
+
+class RowChecker:
+    """Holds what the loaders delivered, and decides whether the rows of a forward can be trusted.
+
+    A batch that is cut by hand agrees when its pieces add up. Where the loaders have delivered nothing for some steps,
+    there is nothing to compare with.
+    """
+
+    def __init__(self, reporter: RunReporter) -> None:
+        self.loaded = NO_BATCHES  # since the last forward
+        self._recent: deque[int] = deque(maxlen=RECENT_BATCHES)
+        self._steps_without_batch = 0
+        self._reporter = reporter
+
+    def add_batch(self, asked: float, arrived: float, rows: int | None) -> None:
+        loaded, waited = self.loaded, arrived - asked
+        if loaded.waited is None:
+            self.loaded = LoadedBatches(arrived, waited, 0.0, rows or 0)
+        else:
+            waited_later, all_rows = loaded.waited_later + waited, loaded.rows + (rows or 0)
+            self.loaded = LoadedBatches(loaded.arrived, loaded.waited + waited, waited_later, all_rows)
+        if rows is not None:
+            self._recent.append(rows)
+
+    def take_batches(self) -> LoadedBatches:
+        """What was loaded since the last forward; it belongs to the next one."""
+        loaded, self.loaded = self.loaded, NO_BATCHES
+        return loaded
+
+    @property
+    def is_without_loader(self) -> bool:
+        return not self._recent or self._steps_without_batch > MAX_STEPS_WITHOUT_BATCH
+
+    def take_if_trusted(self, template: StepTemplate) -> LoadedBatches | None:
+        """What was loaded for the next step of a template; None where its rows have to be checked in full."""
+        loaded, recent = self.loaded, self._recent
+        without = 0 if loaded.rows else self._steps_without_batch + 1
+        compares = recent and without <= MAX_STEPS_WITHOUT_BATCH
+        if template.rows not in recent if compares else not template.without_loader:
+            return None
+        self._steps_without_batch, self.loaded = without, NO_BATCHES
+        return loaded
+
+    def check_step(self, forwards: list[Forward], rows: dict[int, int]) -> list[bool]:
+        """Whether the rows of each forward can be trusted; `rows` are those of each model in the step."""
+        loaded_rows = sum([forward.loaded.rows for forward in forwards])
+        self._count_step(loaded_rows)
+        return self._check_forwards(forwards, rows, loaded_rows)
+
+    def check_simple(self, forward: Forward) -> bool:
+        """The same for a step of one forward."""
+        rows, loaded_rows = forward.call.rows, forward.loaded.rows
+        self._count_step(loaded_rows)
+        if rows in self._recent and self._steps_without_batch <= MAX_STEPS_WITHOUT_BATCH:
+            return True
+        return self._check_forwards([forward], {id(forward.call.root.model): rows or 0}, loaded_rows)[0]
+
+    def _count_step(self, loaded_rows: int) -> None:
+        self._steps_without_batch = 0 if loaded_rows else self._steps_without_batch + 1
+
+    def _check_forwards(self, forwards: list[Forward], rows: dict[int, int], loaded_rows: int) -> list[bool]:
+        if self.is_without_loader:
+            return [self._agrees_with_output(forward) for forward in forwards]
+        return [
+            self._agrees_with_batches(forward, rows[id(forward.call.root.model)], loaded_rows) for forward in forwards
+        ]
+
+    def _agrees_with_batches(self, forward: Forward, total: int, loaded_rows: int) -> bool:
+        rows = forward.call.rows
+        if rows is None or rows in self._recent or total in self._recent or total == loaded_rows:
+            return True
+        batches = " or ".join(map(str, sorted(set(self._recent))))
+        self._reporter.note("patterns.rows", DISAGREES.format(forward.call.root.model.class_name, rows, batches))
+        return False
+
+    def _agrees_with_output(self, forward: Forward) -> bool:
+        """Without a DataLoader: outputs have one row, or several, for each row of the input."""
+        rows = forward.call.rows
+        if rows is None or forward.sharded.is_scattered:
+            return True
+        self._reporter.note("patterns.rows", UNCHECKED)
+        if forward.output_shape and rows and forward.output_shape[0] % rows:
+            self._reporter.note("patterns.rows", UNBATCHED.format(forward.call.root.model.class_name))
+            return False
+        return True
+
+
+class StepSender:
+    """Sends `Split`, `Step` and `Began` records. `send_step` makes a step of everything that belongs to it, and
+    `send_sample` makes the same record of a template and its times."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        reporter: RunReporter,
+        devices: ProcessDevices,
+        models: ModuleRegistry,
+        ddp_timer: DdpTimer,
+        first_split: int = 0,
+    ) -> None:
+        self.rows = RowChecker(reporter)
+        self.reporter = reporter
+        self.devices = devices
+        self._models = models
+        self._ddp_timer = ddp_timer
+        self._sink = sink
+        self._emit = innermost(sink).emit
+        self._splits = SplitRegistry(sink, first_split)
+        self._split_ids: dict[tuple[Any, ...], int] = {}
+        self._pending = PendingSteps(sink)
+        self._next_step = {"train": 0, "eval": 0, "forward": 0}
+
+    def next_number(self, phase: str) -> int:
+        """The number of the next step of a phase."""
+        return self._next_step[phase]
+
+    def announce_step(self, phase: str) -> None:
+        """Send that the next step has begun: a rank that never returns from it can then be named."""
+        self._emit(Began(self._next_step[phase], phase, time.time()))
+
+    def known_split(self, phase: str, forward: Forward) -> int | None:
+        """The id of a trusted split that was sent before."""
+        return self._split_ids.get(_split_key(phase, forward, True))
+
+    def finish(self) -> None:
+        """Wait for the times that devices have not reached yet, and send all steps."""
+        self._pending.send_steps(0)
+        self.reporter.send_activity()
+
+    # -- from a template ---------------------------------------------------------------------------
+
+    def send_sample(self, sample: StepSample) -> bool:
+        """Send a step of which everything but its times is known; False where its rows have to be checked in full."""
+        template = sample.template
+        loaded = self.rows.take_if_trusted(template)
+        if loaded is None:
+            return False
+        reporter, phase, backward_ms, comm_ms = self.reporter, template.phase, None, None
+        reporter.forwards += 1
+        number = self._next_step[phase]
+        self._next_step[phase] = number + 1
+        if template.trains:
+            reporter.steps += 1
+            reporter.backwards += 1
+            if template.call.reductions is None:
+                backward_ms = (sample.backward_ended - sample.backward_began) * 1000.0
+            elif sample.ddp_times is not None:
+                backward_ms, comm_ms = sample.ddp_times.backward_ms, sample.ddp_times.comm_ms
+        reporter.send_activity_if_due(sample.stepped)
+        began = sample.began if loaded.arrived is None else loaded.arrived
+        self._emit(
+            Step(
+                step=number,
+                epoch=0,
+                phase=phase,
+                splits=template.splits,
+                at=time.time() - time.perf_counter() + sample.stepped,
+                step_ms=(sample.stepped - began - loaded.waited_later) * 1000.0,
+                data_wait_ms=None if loaded.waited is None else loaded.waited * 1000.0,
+                forward_ms=((sample.ended - sample.began) * 1000.0,),
+                backward_ms=(backward_ms,),
+                comm_ms=comm_ms,
+            )
+        )
+        if template.trains:
+            reporter.add_rows(template.rows, number, sample.stepped)
+        return True
+
+    # -- in full -------------------------------------------------------------------------------------
+
+    def send_step(self, phase: str, forwards: list[Forward], backwards: list[Backward], ended: float) -> None:
+        number = self._next_step[phase]
+        self._next_step[phase] = number + 1
+        if number == 0:
+            self.reporter.send_activity()
+        else:
+            self.reporter.send_activity_if_due(ended)
+        for forward in forwards:
+            forward.call.root.model.is_counted = True
+        if (
+            len(forwards) == 1
+            and self.devices.on_host
+            and forwards[0].is_simple
+            and forwards[0].call.reductions is None
+        ):
+            self._send_simple(number, phase, forwards[0], backwards, ended)
+            return
+        rows = _rows_by_model(forwards)
+        trusted = self.rows.check_step(forwards, rows)
+        slots = list(dict.fromkeys([slot for forward in forwards for slot in forward.call.slots])) or [0]
+        step = TimedStep(number, 0, phase, _waited_ms(forwards), len(slots), at=time.time())
+        step.step_ms = _step_ms(forwards, ended)
+        for forward, is_trusted in zip(forwards, trusted, strict=True):
+            self._add_forward(step, phase, forward, slots, is_trusted)
+        if not forwards:
+            self._add_unseen_forward(step, phase)
+        self._add_backward(step, forwards, backwards, slots)
+        if is_sampled(number):
+            step.memory = self.devices.peak_memory(slots)
+        self._pending.add_step(step)
+        if phase == "train":
+            self.reporter.add_rows(max(rows.values(), default=0), number, time.perf_counter())
+
+    def _send_simple(self, number: int, phase: str, forward: Forward, backwards: list[Backward], ended: float) -> None:
+        """What `send_step` does, at a third of the cost, for most steps: one forward, timed by the CPU's clock."""
+        loaded, rows, span = forward.loaded, forward.call.rows, forward.span
+        is_trusted = self.rows.check_simple(forward)
+        began = forward.began if loaded.arrived is None else loaded.arrived
+        step = Step(
+            step=number,
+            epoch=0,
+            phase=phase,
+            splits=(self._split_id(phase, forward, is_trusted),),
+            at=time.time(),
+            step_ms=(ended - began - loaded.waited_later) * 1000.0,
+            data_wait_ms=None if loaded.waited is None else loaded.waited * 1000.0,
+            forward_ms=(None if span is None else span.elapsed_ms(),),
+            backward_ms=(sum([backward.span.elapsed_ms() for backward in backwards]) if backwards else None,),
+        )
+        self._sink.emit(step)
+        if phase == "train":
+            self.reporter.add_rows(rows or 0, number, ended)
+
+    def _split_id(self, phase: str, forward: Forward, is_trusted: bool) -> int:
+        """The id of a forward's split; a new one is sent."""
+        call, is_scattered = forward.call, forward.sharded.is_scattered
+        key = _split_key(phase, forward, is_trusted)
+        known = None if is_scattered else self._split_ids.get(key)
+        if known is not None:
+            return known
+        devices = tuple([self.devices.logical[slot] for slot in call.slots])
+        shards = [forward.shard(slot) for slot in call.slots]
+        count_rows: Callable[[Shape | None], int | None] = _shard_row_counter(forward) if is_trusted else _uncounted
+        rows = call.rows if is_trusted else None
+        number = self._splits.split_id(phase, self._models.dotted_name(call.root), rows, devices, shards, count_rows)
+        self._explain_times(forward)
+        if not is_scattered and len(self._split_ids) < MAX_INTERNED // 2:
+            self._split_ids[key] = number
+        return number
+
+    def _explain_times(self, forward: Forward) -> None:
+        is_scattered = forward.sharded.is_scattered
+        for where, reason in NOTES_BY_KIND["dp" if is_scattered else forward.call.root.kind]:
+            self.reporter.note(where, reason)
+        if is_scattered and forward.call.with_grad:
+            self.reporter.note("per_device.backward_ms", BACKWARD_OF_SHARDS[self.devices.kind])
+
+    def _add_forward(self, step: TimedStep, phase: str, forward: Forward, slots: list[int], is_trusted: bool) -> None:
+        step.splits.append(self._split_id(phase, forward, is_trusted))
+        if forward.span is not None:
+            step.forward[slots.index(forward.call.slots[0])].append(forward.span)
+        for slot, shard in forward.sharded.shards.items():
+            step.forward[slots.index(slot)] += shard.spans
+        for name, spans in forward.sharded.primitives.items():
+            step.primitives.setdefault(name, []).extend(spans)
+
+    def _add_unseen_forward(self, step: TimedStep, phase: str) -> None:
+        self.reporter.note("patterns.rows", UNSEEN)
+        nothing = Shard(None, None, [])
+        step.splits.append(self._splits.split_id(phase, "", None, self.devices.logical[:1], [nothing], _uncounted))
+
+    def _add_backward(
+        self, step: TimedStep, forwards: list[Forward], backwards: list[Backward], slots: list[int]
+    ) -> None:
+        for forward in forwards:
+            for slot, ms in enumerate(forward.sharded.backward_ms):
+                if ms is not None:
+                    position = slots.index(slot)
+                    step.backward_ms[position] = (step.backward_ms[position] or 0.0) + ms
+        if any(forward.sharded.is_scattered for forward in forwards):
+            return
+        reductions = [forward.call.reductions for forward in forwards if forward.call.reductions is not None]
+        if reductions:
+            self._add_ddp_times(step, reductions, backwards)
+        else:
+            step.backward += [backward.span for backward in backwards]
+
+    def _add_ddp_times(self, step: TimedStep, reductions: list[DdpReductions], backwards: list[Backward]) -> None:
+        """A wrapper has the times of its latest backward only: where it reduced twice in this step, half is missing."""
+        times = [self._ddp_timer.read_times(each) for each in dict.fromkeys(reductions)]
+        known = [each for each in times if each is not None]
+        if len(known) == len(reductions):
+            step.backward += [backward.span for backward in backwards if backward.is_local]
+            step.backward_ms[0] = sum(each.backward_ms for each in known)
+            step.comm_ms = sum(each.comm_ms for each in known)
+
+
+def _split_key(phase: str, forward: Forward, is_trusted: bool) -> tuple[Any, ...]:
+    call = forward.call
+    return phase, call.root, call.slots, call.input_shape, forward.output_shape, call.rows, is_trusted
+
+
+def _uncounted(shape: Shape | None) -> int | None:
+    return None
+
+
+def _shard_row_counter(forward: Forward) -> Callable[[Shape | None], int | None]:
+    """Counts the rows of a shard. Those of an only device are the rows of the forward, however they were counted."""
+    if not forward.sharded.is_scattered:
+        return lambda shape: forward.call.rows
+    return lambda shape: rows_of(shape, forward.call.dim)
+
+
+def _rows_by_model(forwards: list[Forward]) -> dict[int, int]:
+    rows: dict[int, int] = {}
+    for forward in forwards:
+        model = id(forward.call.root.model)
+        rows[model] = rows.get(model, 0) + (forward.call.rows or 0)
+    return rows
+
+
+def _waited_ms(forwards: list[Forward]) -> float | None:
+    waited = [forward.loaded.waited for forward in forwards if forward.loaded.waited is not None]
+    return sum(waited) * 1000.0 if waited else None
+
+
+def _step_ms(forwards: list[Forward], ended: float) -> float:
+    """From the first batch, or the first forward where there is none, to the end, without later waits for batches."""
+    if not forwards:
+        return 0.0
+    first = forwards[0].loaded
+    began = forwards[0].began if first.arrived is None else first.arrived
+    later = first.waited_later + sum([forward.loaded.waited or 0.0 for forward in forwards[1:]])
+    return max(0.0, ended - began - later) * 1000.0
