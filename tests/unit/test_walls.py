@@ -1,0 +1,191 @@
+"""What a module may do depends on the process that it runs in: import torch, start threads, hold credentials, fork.
+
+Each table below names the packages and modules that may. A module that does so and is in none of them fails here, as
+does an entry that is no longer needed. Lazy imports count; imports for type checkers alone do not.
+"""
+
+import ast
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("api", "jobs", "workers", "shardyard")
+
+#: A rank imports torch. The forkserver has it in memory for what it forks, and calls nothing of it that computes. A
+#: supervisor runs torch's TCPStore for the rendezvous. No other process has torch.
+TORCH = {
+    "workers.training",
+    "workers.probe",
+    "workers.rehearsal",
+    "workers.rank.preload",
+    "workers.rank.process",  # the number of threads of a rank
+    "workers.runtime.process_groups",  # called in ranks and their descendants, once they import torch.distributed
+    "workers.node.forkserver",  # asks whether CUDA was initialised, after which no process may be forked
+    "workers.node.preload",
+    "workers.supervisor.main",  # TCPStore
+}
+
+#: The forkserver has one thread, always: what is forked from several threads may inherit a lock that is never
+#: released. A supervisor and a node's worker start theirs when everything is forked.
+THREADS = {
+    "api",
+    "jobs.scheduling.scheduler",
+    "shardyard.cli.top",
+    "shardyard.client",
+    "workers.node.agent",
+    "workers.node.janitor",
+    "workers.supervisor",
+    "workers.training",
+    "workers.rehearsal",
+    "workers.runtime.context",  # the thread that sends a rank's records
+}
+
+#: Addresses and passwords of both Redis servers. Ranks run the code of users: nothing that they are forked with, or
+#: import, holds any. A supervisor reads them when its ranks have been forked.
+CREDENTIALS = {
+    "api",
+    "jobs.model.settings",
+    "jobs.store",
+    "jobs.scheduling",
+    "jobs.files.identity",  # compares the shared directory with the store that its caller has connected
+    "shardyard.cli.service",
+    "shardyard.service",
+    "workers.app",
+    "workers.node",
+    "workers.sandbox.check",  # reads from the settings of its worker which paths the service keeps for itself
+    "workers.supervisor",
+}
+#: Modules in packages of the table above that must do without.
+NO_CREDENTIALS = {"workers.node.forkserver", "workers.node.preload"}
+
+#: The forkserver forks supervisors, a supervisor forks ranks. `worker_monitor` forks the worker that it watches, which
+#: starts again from nothing.
+FORKS = {"workers.node.forkserver", "workers.node.worker_monitor", "workers.rank.process"}
+
+REDIS_LIBRARIES = {"redis", "valkey", "glide", "glide_sync"}
+CREDENTIAL_MODULES = ("jobs.store.client", "jobs.model.settings")
+THREAD_STARTERS = {"Thread", "Timer", "ThreadPoolExecutor", "start_new_thread", "to_thread", "run_sync"}
+FORK_CALLS = {"os.fork", "os.forkpty", "pty.fork", "multiprocessing.Process", "multiprocessing.get_context"}
+
+
+def modules() -> dict[str, Path]:
+    files = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return {_name(path): path for path in sorted(files)}
+
+
+def _name(path: Path) -> str:
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a file, but for those under `if TYPE_CHECKING`."""
+    found: list[ast.AST] = []
+    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            waiting += node.orelse
+            continue
+        found.append(node)
+        waiting += ast.iter_child_nodes(node)
+    return tuple(found)
+
+
+def imported_names(path: Path) -> set[str]:
+    """Modules that a file imports, and what it imports from them, as dotted names."""
+    names: set[str] = set()
+    for node in nodes_of(path):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def called_names(path: Path) -> set[str]:
+    calls = (node for node in nodes_of(path) if isinstance(node, ast.Call))
+    return {ast.unparse(call.func) for call in calls}
+
+
+def base_classes(path: Path) -> set[str]:
+    classes = (node for node in nodes_of(path) if isinstance(node, ast.ClassDef))
+    return {ast.unparse(base).rpartition(".")[2] for node in classes for base in node.bases}
+
+
+def imports_torch(path: Path) -> bool:
+    return any(name.split(".")[0] == "torch" for name in imported_names(path))
+
+
+def starts_threads(path: Path) -> bool:
+    starters = {name.rpartition(".")[2] for name in called_names(path)} & THREAD_STARTERS
+    return bool(starters) or bool(base_classes(path) & {"Thread", "Timer"})
+
+
+def holds_credentials(path: Path) -> bool:
+    names = imported_names(path)
+    if any(name.split(".")[0] in REDIS_LIBRARIES for name in names):
+        return True
+    return any(name == module or name.startswith(f"{module}.") for name in names for module in CREDENTIAL_MODULES)
+
+
+def forks(path: Path) -> bool:
+    return bool((called_names(path) | imported_names(path)) & FORK_CALLS)
+
+
+WALLS: list[tuple[Callable[[Path], bool], set[str]]] = [
+    (imports_torch, TORCH),
+    (starts_threads, THREADS),
+    (holds_credentials, CREDENTIALS),
+    (forks, FORKS),
+]
+
+
+def entry_of(module: str, table: set[str]) -> str | None:
+    """The entry of a table that a module falls under: itself, or a package that it is in."""
+    parts = module.split(".")
+    names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((name for name in names if name in table), None)
+
+
+@pytest.mark.parametrize(("does", "table"), WALLS, ids=[does.__name__ for does, _ in WALLS])
+def test_only_the_modules_of_the_table_may(does: Callable[[Path], bool], table: set[str]) -> None:
+    doing = [module for module, path in modules().items() if does(path)]
+    assert [module for module in doing if entry_of(module, table) is None] == []
+    assert table - {entry_of(module, table) for module in doing} - {"jobs.model.settings"} == set()
+
+
+def test_the_forkserver_holds_no_credentials() -> None:
+    found = modules()
+    assert [module for module in sorted(NO_CREDENTIALS) if holds_credentials(found[module])] == []
+    assert [module for module in sorted(NO_CREDENTIALS) if starts_threads(found[module])] == []
+
+
+@pytest.mark.parametrize(
+    ("does", "source"),
+    [
+        (imports_torch, "def lazy() -> None:\n    import torch.nn\n"),
+        (imports_torch, "from torch import nn\n"),
+        (starts_threads, "import threading\nthreading.Thread(target=print).start()\n"),
+        (starts_threads, "from threading import Timer\nclass Late(Timer): pass\n"),
+        (holds_credentials, "def lazy() -> None:\n    from jobs.model import settings\n"),
+        (holds_credentials, "import redis.asyncio as redis\n"),
+        (forks, "import os\npid = os.fork()\n"),
+        (forks, "from multiprocessing import Process\n"),
+    ],
+)
+def test_a_module_that_breaks_a_wall_is_found(does: Callable[[Path], bool], source: str, tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    assert does(path)
+
+
+def test_imports_for_type_checkers_break_no_wall(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n    import redis\n")
+    assert not imports_torch(path)
+    assert not holds_credentials(path)
