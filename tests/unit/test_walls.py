@@ -63,7 +63,7 @@ NO_CREDENTIALS = {"workers.node.forkserver", "workers.node.preload"}
 
 #: The forkserver forks supervisors, a supervisor forks ranks. `worker_monitor` forks the worker that it watches, which
 #: starts again from nothing.
-FORKS = {"workers.node.forkserver", "workers.node.worker_monitor", "workers.rank.process"}
+FORKS = {"workers.node.forkserver", "workers.node.worker_monitor", "workers.rank.handle"}
 
 REDIS_LIBRARIES = {"redis", "valkey", "glide", "glide_sync"}
 CREDENTIAL_MODULES = ("jobs.store.client", "jobs.model.settings")

@@ -69,8 +69,8 @@ def _run_now(action: Callable[[], None]) -> None:
 
 
 class LoaderTracker:
-    """Follows every pass. `steps` gives the number of optimizer steps that the step builder has seen, `all_steps` also
-    counts those on the fast path's tape as well. `defer` runs an action when everything before it has been handed over."""
+    """Follows every pass. `steps` counts the optimizer steps that the step builder has seen, `all_steps` also those
+    on the tape of the fast path. `defer` runs an action when everything before it has been handed over."""
 
     def __init__(self, emit: Callable[[AnyRecord], None], steps: Callable[[], int]) -> None:
         self._emit = emit
