@@ -86,6 +86,7 @@ $(STAMP): pyproject.toml hatch_build.py web/package-lock.json
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV); the first time brings torch and takes a few minutes"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@git rev-parse --git-dir >/dev/null 2>&1 && git config core.hooksPath .githooks || true
 	@touch $@ $(WEB)
 
 # The dashboard is a part of the package: an installation builds it where its sources have changed.
