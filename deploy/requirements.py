@@ -13,7 +13,7 @@ TRAINING = {"torch", "numpy", "scikit-learn"}
 
 def main(part: str) -> None:
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
-    for requirement in project["dependencies"]:
+    for requirement in [*project["dependencies"], *project["optional-dependencies"]["server"]]:
         name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower()
         if (name in TRAINING) == (part == "training"):
             print(requirement)

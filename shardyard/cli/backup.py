@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from shardyard.cli.common import Commands
+from shardyard.cli.server_extra import require_server
 from shardyard.cli.service import DataDir
 
 RedisUrl = Annotated[
@@ -34,6 +35,7 @@ def backup(
     storage: Storage = None,
 ) -> None:
     """Back up the service of this machine, running or stopped, or one with a Redis of its own."""
+    require_server("backup")
     from shardyard.service import backup as backups
 
     directory = _directory(data_dir)
@@ -56,6 +58,7 @@ def restore(
 
     Jobs that ran then are queued, and run again.
     """
+    require_server("restore")
     from shardyard.service import backup as backups
 
     directory = _directory(data_dir)

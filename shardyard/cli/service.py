@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from shardyard.cli.common import AsJson, Commands, console, print_json, table
+from shardyard.cli.server_extra import require_server
 from shardyard.contract.errors import InvalidRequest
 
 Devices = Annotated[
@@ -74,6 +75,7 @@ def up(
 
     Ctrl-C stops it in order; running jobs go back to the queue and start again with the next `up`.
     """
+    require_server("up")
     from shardyard.client.connection import default_data_dir
     from shardyard.service.up import UpOptions
     from shardyard.service.up import up as run
@@ -86,6 +88,7 @@ def up(
 
 def demo(devices: Devices = "auto") -> None:
     """Start a service of its own, train on handwritten digits under dp and ddp, show who got what, and stop."""
+    require_server("demo")
     from shardyard.cli.demo import run_demo
 
     raise typer.Exit(run_demo(devices, console(markup=True)))
@@ -93,6 +96,7 @@ def demo(devices: Devices = "auto") -> None:
 
 def api() -> None:
     """Run the API alone, with the settings of `shardyard config`."""
+    require_server("api")
     _become("api")
 
 
@@ -126,6 +130,7 @@ def worker(
 
     shardyard worker --pool a100 --devices cuda:0-7 --drain 600
     """
+    require_server("worker")
     _refuse_embedded(os.environ.get("SHARDYARD_REDIS_URL", ""))
     os.environ["SHARDYARD_POOL"] = pool
     os.environ["SHARDYARD_DEVICES"] = devices
@@ -167,6 +172,7 @@ def _refuse_embedded(url: str) -> None:
 
 def config(as_json: AsJson = False) -> None:
     """List every setting: its variable, its value here, and what it does. Secrets are not shown."""
+    require_server("config")
     from shardyard.service.settings_listing import list_settings
 
     rows = list_settings()
