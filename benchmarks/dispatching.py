@@ -107,7 +107,8 @@ class Cluster:
         self.nodes = 0
         self.running: list[store.Hint] = []
         self._ids = count(1)
-        self._dispatch = store.dispatch(Settings().hold_seconds)
+        self._dispatch = store.dispatch(Settings().hold_seconds, 60.0)
+        self.hints: list[store.Hint] = []
         self._random = random.Random(7)
         program = {"mode": "forward", "model": {"ref": "linear"}, "data": {"ref": "random_vectors"}}
         self.submits = [
@@ -130,17 +131,19 @@ class Cluster:
             chosen = self._random.choices(self.submits, k=missing)
             self.all([with_id(call, next(self._ids)) for call in chosen])
             while self.dispatch():
-                self.take()
+                self.claim_dispatched()
 
     def dispatch(self) -> int:
         """How many jobs one call started."""
-        return len(self.control.run(self._dispatch))
+        dispatched = self.control.run(self._dispatch)
+        self.hints += dispatched.hints
+        return len(dispatched.created)
 
-    def take(self) -> None:
+    def claim_dispatched(self) -> None:
         """Claim what was dispatched, as supervisors do."""
-        while hints := self.control.run(store.hints(60.0)):
-            self.all([store.claim(hint.attempt, CLAIMANT, hint.node) for hint in hints])
-            self.running += hints
+        hints, self.hints = self.hints, []
+        self.all([store.claim(hint.attempt, CLAIMANT, hint.node) for hint in hints])
+        self.running += hints
 
     def end(self, number: int) -> None:
         """Some attempts succeed, and give their devices back."""
@@ -227,7 +230,7 @@ def _one_by_one(cluster: Cluster) -> list[float]:
         started, passed = _timed(cluster.dispatch)
         if started:
             seconds.append(passed / started)
-            cluster.take()
+            cluster.claim_dispatched()
     return seconds
 
 
@@ -239,7 +242,7 @@ def _of_many(cluster: Cluster) -> list[float]:
         if not started:
             return seconds
         seconds.append(passed / started)
-        cluster.take()
+        cluster.claim_dispatched()
 
 
 def _timed(what: Callable[[], T]) -> tuple[T, float]:
@@ -361,14 +364,12 @@ def _fleet(url: str, nodes: int) -> Iterator[Beats]:
     cluster.add_nodes(nodes)
     whole = [call for call in cluster.submits if call.command[6] == DEVICES]
     cluster.all([with_id(whole[number % len(whole)], number) for number in range(2 * nodes)])
-    hints: list[store.Hint] = []
     while cluster.dispatch():
-        due: tuple[store.Hint, ...] = cluster.control.run(store.hints(60.0))
-        hints.extend(due)
+        pass
     stores = [RedisStore.from_url(url) for _ in range(2 * nodes + 2)]
     lifelines = [
         LeaseHolder(control, hint.attempt, hint.node, settings.beat_seconds)
-        for control, hint in zip(stores, hints, strict=False)
+        for control, hint in zip(stores, cluster.hints, strict=False)
     ]
     for lifeline in lifelines:
         lifeline.claim()

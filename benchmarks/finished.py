@@ -162,7 +162,7 @@ class Maker:
         self.run([self._submit(job, each, token) for job, each in zip(ids, wanted, strict=True)])
         attempts: list[AttemptId] = []
         while len(attempts) < len(ids):
-            (created,) = self.run([store.dispatch(30.0)])
+            created = self.run([store.dispatch(30.0)])[0].created
             attempts += created
         nodes = self._nodes_of(attempts)
         order = {job: number for number, job in enumerate(ids)}

@@ -28,9 +28,6 @@ log = structlog.get_logger(__name__)
 
 K = TypeVar("K", bound=Hashable)
 
-#: A hint that nobody claimed is sent again after this long.
-RESEND_SECONDS = 5.0
-
 
 class StillCounters(Generic[K]):
     """Finds counters that have stood still for `patience` seconds of watched time.
@@ -116,13 +113,18 @@ class Scheduler:
 
     def deliver(self) -> None:
         """Lease what fits, then send every hint that is due."""
-        while len(self._store.run(store.dispatch(self._settings.hold_seconds))) == store.MAX_DISPATCHED:
-            pass
-        for hint in self._store.run(store.hints(RESEND_SECONDS)):
-            try:
-                self._courier.send(hint)
-            except Exception as error:  # noqa: BLE001  (a carrier may raise anything; the hint stays due)
-                log.warning("hint_not_sent", node=hint.node, attempt=str(hint.attempt), error=str(error))
+        while True:
+            dispatched = self._store.run(store.dispatch(self._settings.hold_seconds))
+            for hint in dispatched.hints:
+                self._send_hint(hint)
+            if len(dispatched.created) < store.MAX_DISPATCHED:
+                return
+
+    def _send_hint(self, hint: store.Hint) -> None:
+        try:
+            self._courier.send(hint)
+        except Exception as error:  # noqa: BLE001  (a carrier may raise anything; the hint stays due)
+            log.warning("hint_not_sent", node=hint.node, attempt=str(hint.attempt), error=str(error))
 
     def _reap(self) -> None:
         beats = self._store.run(store.beats())

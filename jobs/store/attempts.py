@@ -10,7 +10,10 @@ from jobs.store.call import Call, Word, call_function, encode_json, is_ok
 
 #: Attempts that a job may lose to failures of the service without progress; the next loss parks it as failed.
 MAX_LOSSES = 5
-MAX_DISPATCHED = 32
+#: Jobs that one dispatch starts, and hints that it returns.
+MAX_DISPATCHED, MAX_HINTS = 32, 128
+#: A hint whose attempt is not claimed is sent again after this long.
+RESEND_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,27 +37,42 @@ class AttemptId:
         return job_ref(self.tenant, self.job)
 
 
-def dispatch(hold_seconds: float) -> Call[tuple[AttemptId, ...]]:
-    """Lease free devices to queued jobs; the attempts that were created."""
-    return call_function("dispatch", _attempt_ids, max_jobs=MAX_DISPATCHED, hold_us=int(hold_seconds * 1e6))
-
-
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Tells `node` that an attempt waits there for a supervisor. Harmless however often it is sent."""
+    """Notifies `node` that an attempt waits there for a supervisor. Harmless however often it is sent."""
 
     node: str
     attempt: AttemptId
 
 
-def hints(resend_seconds: float, limit: int = 128) -> Call[tuple[Hint, ...]]:
-    """Take the hints that are due; each is due again after `resend_seconds` unless it is claimed."""
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """The attempts that a dispatch created, and the hints that are due: theirs, and those that were lost before."""
 
-    def decode(reply: Sequence[bytes]) -> tuple[Hint, ...]:
-        pairs = (member.decode().split(" ", 1) for member in reply)
-        return tuple(Hint(node, AttemptId.parse(ref)) for node, ref in pairs)
+    created: tuple[AttemptId, ...]
+    hints: tuple[Hint, ...]
 
-    return call_function("hints", decode, limit=limit, interval_us=int(resend_seconds * 1e6))
+
+def dispatch(hold_seconds: float, resend_seconds: float = RESEND_SECONDS) -> Call[Dispatched]:
+    """Lease free devices to queued jobs, and take the hints that are due; each is due again after `resend_seconds`
+    unless its attempt is claimed. A large job that has waited `hold_seconds` has a node kept for it."""
+
+    def decode(reply: Sequence[Sequence[bytes]]) -> Dispatched:
+        created, hints = reply
+        pairs = (member.decode().split(" ", 1) for member in hints)
+        return Dispatched(
+            tuple(AttemptId.parse(ref.decode()) for ref in created),
+            tuple(Hint(node, AttemptId.parse(ref)) for node, ref in pairs),
+        )
+
+    return call_function(
+        "dispatch",
+        decode,
+        max_jobs=MAX_DISPATCHED,
+        hold_us=int(hold_seconds * 1e6),
+        max_hints=MAX_HINTS,
+        resend_us=int(resend_seconds * 1e6),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +234,3 @@ def _flattened(quarantine: Mapping[int, str]) -> list[Word]:
 
 def _command(reply: bytes) -> Order:
     return Order(reply.decode())
-
-
-def _attempt_ids(reply: Sequence[bytes]) -> tuple[AttemptId, ...]:
-    return tuple(AttemptId.parse(ref.decode()) for ref in reply)

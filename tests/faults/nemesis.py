@@ -47,7 +47,6 @@ VICTIM_SECONDS, VICTIM_AGE_SECONDS = 6.0, 0.3
 COMMANDS = (
     "submit",
     "dispatch",
-    "hints",
     "claim",
     "mark_progress",
     "renew",

@@ -160,9 +160,7 @@ def test_row_10_connections_that_break_or_stall_are_mended_and_runs_go_on(site: 
     assert site.finished(job).attempt == 1
 
 
-@pytest.mark.parametrize(
-    "command", ["submit", "dispatch", "hints", "claim", "mark_progress", "renew", "read_command", "finish"]
-)
+@pytest.mark.parametrize("command", ["submit", "dispatch", "claim", "mark_progress", "renew", "read_command", "finish"])
 def test_row_12_a_command_that_a_job_needs_is_repeated_harmlessly_when_its_reply_is_lost(
     site: Site, command: str
 ) -> None:

@@ -76,8 +76,7 @@ def test_row_15_a_hint_that_comes_100_times_one_that_is_lost_and_one_that_is_sta
     assert site.finished(job).attempt == 1
     site.send(store.Hint(site.settings.node, site.attempt(job)))
     lost = site.enqueue("single")
-    site.run(store.dispatch(site.settings.hold_seconds))
-    site.run(store.hints(2.0))  # taken, and never sent
+    site.run(store.dispatch(site.settings.hold_seconds, 2.0))  # its hint is taken, and never sent
     assert site.finished(lost).attempt == 1
     assert site.job(job).attempt == 1
 
@@ -91,7 +90,7 @@ control = RedisStore.from_url(sys.argv[1])
 while not control.client.exists("barrier"):
     time.sleep(0.001)
 while not control.client.exists("over"):
-    for attempt in control.run(store.dispatch(60)):
+    for attempt in control.run(store.dispatch(60)).created:
         print(attempt)
 """
 

@@ -26,7 +26,7 @@ from jobs.model.settings import Settings
 from jobs.model.spec import DISTRIBUTED, JobSpec, ScriptProgram
 from jobs.model.state import AttemptState, Reason, State
 from jobs.scheduling.hints import Courier
-from jobs.scheduling.scheduler import RESEND_SECONDS, Scheduler, backoff_seconds
+from jobs.scheduling.scheduler import Scheduler, backoff_seconds
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import FormatMismatch, NotFound, Unavailable, UnreadableSpec
@@ -53,7 +53,7 @@ STUCK_LEASES = 2
 
 RECOVER_SECONDS = 5.0
 #: A hint is sent again every few seconds; an attempt that waits longer than two of them here was not heard of.
-UNHEARD_SECONDS = 2.5 * RESEND_SECONDS
+UNHEARD_SECONDS = 2.5 * store.RESEND_SECONDS
 
 _REFUSALS = {
     store.Registered.TAKEN: "node {node!r} is alive elsewhere; give this worker another name with SHARDYARD_NODE",

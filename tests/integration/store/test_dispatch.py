@@ -65,7 +65,7 @@ def test_order_of_arrival_holds_across_classes_and_tenants(world: World) -> None
     big = world.submit(3)
     world.run(store.submit("other", "x", a_spec(2)))
     small = world.submit(1)
-    assert world.run(store.dispatch(NEVER)) == (AttemptId(TENANT, big, 1), AttemptId(TENANT, small, 1))
+    assert world.run(store.dispatch(NEVER)).created == (AttemptId(TENANT, big, 1), AttemptId(TENANT, small, 1))
     assert world.run(store.read_job("other", "x")).record.state is State.QUEUED
 
 
@@ -275,7 +275,7 @@ def dispatch_and_run(url: str, barrier: threading.Barrier, ledger: Ledger, jobs:
     name = f"dispatcher-{seed}"
     barrier.wait(DEADLINE)
     while len(ledger.finished) < jobs and not ledger.clashes:
-        for attempt in control.run(store.dispatch(NEVER)):
+        for attempt in control.run(store.dispatch(NEVER)).created:
             record = control.run(store.read_job(attempt.tenant, attempt.job)).record
             slots = [(str(record.node), device) for device in record.leased]
             ledger.take(attempt, slots)
@@ -321,7 +321,7 @@ def test_a_thousand_jobs_and_sixteen_dispatchers_fill_the_devices_once(world: Wo
     def once() -> None:
         control = RedisStore.from_url(server_url)
         barrier.wait(DEADLINE)
-        attempts = control.run(store.dispatch(NEVER))
+        attempts = control.run(store.dispatch(NEVER)).created
         started.extend(attempts)
         control.close()
 

@@ -110,7 +110,7 @@ class History(RuleBasedStateMachine):
 
     @rule(hold=st.sampled_from((0.0, NEVER)))
     def dispatch(self, hold: float) -> None:
-        for attempt in self.world.run(store.dispatch(hold)):
+        for attempt in self.world.run(store.dispatch(hold)).created:
             assert attempt.job not in self.cancelled, "nothing starts after a cancel"
 
     @rule()
@@ -130,7 +130,7 @@ class History(RuleBasedStateMachine):
     def a_job_starts(self, retries: int, marked: bool) -> None:
         """The usual course in one step, so that histories get far."""
         self.submit(1, 1, retries)
-        for attempt in self.world.run(store.dispatch(NEVER)):
+        for attempt in self.world.run(store.dispatch(NEVER)).created:
             self.world.claim(attempt.job, "x")
             self.states_move_along_the_diagram()  # here too: it looks at one move at a time
             if marked:

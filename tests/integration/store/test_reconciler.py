@@ -15,7 +15,7 @@ from jobs.store import Hint
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
 from tests.integration.redis_server import redis_server
-from tests.integration.store.world import World
+from tests.integration.store.world import NEVER, World
 
 pytestmark = pytest.mark.integration
 
@@ -62,7 +62,7 @@ def test_a_courier_that_fails_stops_nothing_and_its_hint_stays_due(world: World)
     job = world.submit()
     scheduler(world, BrokenCourier()).tick()
     assert world.state(job) is State.STARTING
-    (hint,) = world.run(store.hints(0.000_001))
+    (hint,) = world.run(store.dispatch(NEVER, 0.000_001)).hints
     assert hint.attempt.job == job
 
 

@@ -9,7 +9,7 @@ import zstandard
 
 from jobs import store
 from jobs.model.state import AttemptState, Order, Reason, State
-from jobs.store import MAX_LOSSES, AttemptId, NodeStanding
+from jobs.store import MAX_LOSSES, AttemptId, Hint, NodeStanding
 from shardyard.contract.errors import (
     IdempotencyConflict,
     JobFinished,
@@ -21,7 +21,7 @@ from shardyard.contract.errors import (
     UnknownPool,
     UnreadableSpec,
 )
-from tests.integration.store.world import TENANT, World, a_spec, node_info
+from tests.integration.store.world import NEVER, TENANT, World, a_spec, node_info
 
 pytestmark = pytest.mark.integration
 
@@ -152,10 +152,11 @@ def test_a_server_that_takes_no_writes_can_be_read(world: World) -> None:
 def test_dispatch_leases_named_devices_and_hints_the_node(world: World) -> None:
     world.node(devices=4)
     job = world.submit(3)
-    assert world.dispatch() == [job]
+    dispatched = world.run(store.dispatch(NEVER))
+    assert dispatched.created == (AttemptId(TENANT, job, 1),)
     record = world.job(job)
     assert (record.state, record.attempt, record.node, record.leased) == (State.STARTING, 1, "n1", (0, 1, 2))
-    (hint,) = world.run(store.hints(5))
+    (hint,) = dispatched.hints
     assert (hint.node, hint.attempt) == ("n1", AttemptId(TENANT, job, 1))
     assert world.dispatch() == []
 
@@ -163,12 +164,17 @@ def test_dispatch_leases_named_devices_and_hints_the_node(world: World) -> None:
 def test_a_hint_is_taken_once_per_interval_until_it_is_claimed(world: World) -> None:
     world.node()
     job = world.submit()
-    world.dispatch()
-    assert len(world.run(store.hints(3600))) == 1
-    assert world.run(store.hints(3600)) == ()
-    assert len(world.run(store.hints(5))) == 1, "due in an hour means that the clock was set back"
+    assert len(hints(world, 3600)) == 1
+    assert hints(world, 3600) == ()
+    assert len(hints(world, 5)) == 1, "due in an hour means that the clock was set back"
+    assert hints(world, 5) == ()
+    assert len(hints(world, 0.000_001)) == 1
     world.claim(job)
-    assert world.run(store.hints(5)) == ()
+    assert hints(world, 0.000_001) == ()
+
+
+def hints(world: World, resend_seconds: float) -> tuple[Hint, ...]:
+    return world.run(store.dispatch(NEVER, resend_seconds)).hints
 
 
 def test_a_claim_succeeds_once_and_again_only_for_its_claimant(world: World) -> None:
@@ -335,8 +341,7 @@ def test_a_leased_job_that_nobody_claimed_is_cancelled_at_once_and_gives_its_dev
     attempt = world.attempt(job)
     assert world.run(store.cancel(TENANT, job)) == "cancelled"
     assert "ended" in world.run(store.claim(attempt, "c", "n1")).refused
-    assert world.run(store.hints(5)) == ()
-    assert len(world.dispatch()) == 0
+    assert hints(world, 0.000_001) == ()
     assert world.submit() in world.dispatch()
 
 

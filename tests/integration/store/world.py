@@ -73,7 +73,7 @@ class World:
 
     def dispatch(self, hold: float = NEVER) -> list[str]:
         """Ids of the jobs that were started."""
-        return [attempt.job for attempt in self.run(store.dispatch(hold))]
+        return [attempt.job for attempt in self.run(store.dispatch(hold)).created]
 
     def job(self, job: str) -> JobRecord:
         return self.run(store.read_job(TENANT, job)).record

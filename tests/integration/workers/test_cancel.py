@@ -90,8 +90,8 @@ def test_a_hint_that_comes_a_hundred_times_starts_one_attempt(service: Service) 
 
 def test_a_hint_that_was_lost_is_sent_again_by_the_reconciler(service: Service) -> None:
     job = service.enqueue("single")
-    service.run(store.dispatch(service.settings.hold_seconds))
-    assert len(service.run(store.hints(2.0))) == 1  # taken, and never sent
+    dispatched = service.run(store.dispatch(service.settings.hold_seconds, 2.0))
+    assert len(dispatched.hints) == 1  # taken, and never sent
     assert service.job(job).state is State.STARTING
     assert service.ended(job).state is State.SUCCEEDED
     assert len(service.attempts(job)) == 1

@@ -2,9 +2,11 @@
 -- Only the head of each (pool, devices wanted) class is looked at, so the cost does not grow with the queue.
 -- A small job may pass a big one that does not fit yet, until the big one has waited hold_us: from then on
 -- one node that is large enough is kept for it, against all jobs that come after it in the queue.
--- Returns the refs of the attempts it created.
-local max_jobs, hold_us = unpack(ARGV)
-max_jobs, hold_us = tonumber(max_jobs), tonumber(hold_us)
+-- It returns the hints that are due as well, '<node> <attempt ref>', and sets when they are due again, should the attempt
+-- not be claimed: those of the attempts that it created, and those that were lost.
+-- Returns {attempt refs created, hints}
+local max_jobs, hold_us, max_hints, resend_us = unpack(ARGV)
+max_jobs, hold_us, resend_us = tonumber(max_jobs), tonumber(hold_us), tonumber(resend_us)
 local now = now_us()
 local created = {}
 local MAX_NODES_SEEN = 256
@@ -126,4 +128,10 @@ for _, name in ipairs(redis.call('SMEMBERS', POOLS_KEY)) do
     if next_head then heads[first] = next_head else table.remove(heads, first) end
   end
 end
-return created
+
+-- A due time further ahead than one interval means that the clock was set back: due now.
+local hints = redis.call('ZRANGEBYSCORE', OUTBOX_KEY, '-inf', int(now), 'LIMIT', 0, max_hints)
+local ahead = redis.call('ZRANGEBYSCORE', OUTBOX_KEY, '(' .. int(now + resend_us), '+inf', 'LIMIT', 0, max_hints)
+for _, hint in ipairs(ahead) do hints[#hints + 1] = hint end
+for _, hint in ipairs(hints) do redis.call('ZADD', OUTBOX_KEY, int(now + resend_us), hint) end
+return {created, hints}
