@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,6 @@ from api.accounts.tokens_service import Tokens
 from api.background import bundle_gc
 from api.background import retention as retention_of_jobs
 from api.background.celery_client import CeleryCourier
-from api.background.compaction import Packing
 from api.bundles import routes as bundle_routes
 from api.bundles.service import Bundles
 from api.data.change_notifier import Changes
@@ -52,6 +51,7 @@ from jobs.model.records import TokenRecord
 from jobs.model.settings import Settings
 from jobs.scheduling.scheduler import Scheduler
 from jobs.store.client import AsyncRedisStore, RedisStore
+from jobs.store.packed_jobs import PackedJobConverter
 from shardyard.contract.errors import FormatMismatch, Unavailable
 
 log = structlog.get_logger(__name__)
@@ -60,8 +60,8 @@ WATCH_SECONDS = 1.0
 #: How often bundles and finished jobs are looked through: short against the hours and days that they rest.
 SWEEP_SECONDS = 600.0
 SHORTEST_SWEEP_SECONDS = 1.0
-#: How often jobs are packed that have ended.
-PACKING_SECONDS = 2.0
+#: How long a start waits for the control Redis to be ready for requests. Later ones are refused until it is.
+OPEN_SECONDS = 3.0
 #: When Celery is imported for the first hint: not while the process is not even ready.
 PREPARE_SECONDS = 0.5
 
@@ -111,7 +111,7 @@ def create_app(settings: Settings) -> FastAPI:
 @asynccontextmanager
 async def _serving(settings: Settings, operator: TokenRecord, app: FastAPI) -> AsyncIterator[None]:
     """What an application has while it serves: connections, the scheduler, the sweeps."""
-    control = AsyncRedisStore(connect(settings.control_url()))
+    control = AsyncRedisStore(connect(settings.control_url()), is_open=False)
     telemetry = Telemetry(connect(settings.telemetry()))
     courier = CeleryCourier(settings)
     reconciled = RedisStore.from_url(settings.control_url())
@@ -139,11 +139,13 @@ async def _serving(settings: Settings, operator: TokenRecord, app: FastAPI) -> A
         asyncio.create_task(
             look_after_storage(
                 partial(storage_proof.prove, reconciled, storage),
+                partial(convert_packed_jobs, PackedJobConverter(reconciled).convert, control.open, _end_process),
                 _sweeps(reconciled, storage, settings),
                 _end_process,
             )
         ),
     )
+    await control.wait_until_open(OPEN_SECONDS)
     try:
         yield
     finally:
@@ -222,7 +224,6 @@ def _sweeps(control: RedisStore, storage: Path, settings: Settings) -> tuple[Swe
     rested = settings.bundle_hours * 3600
     return (
         Sweep("bundles", partial(bundle_gc.sweep, control, storage, rested), _pause(rested)),
-        Sweep("finished", Packing(control).sweep, PACKING_SECONDS),
         Sweep("jobs", partial(retention_of_jobs.sweep, control, storage, retention, archived), _pause(retention)),
     )
 
@@ -232,10 +233,37 @@ def _pause(rests: float) -> float:
     return min(SWEEP_SECONDS, max(SHORTEST_SWEEP_SECONDS, rests / 10)) if rests else SWEEP_SECONDS
 
 
-async def look_after_storage(prove: Callable[[], None], sweeps: Sequence[Sweep], end: Callable[[], None]) -> None:
+async def look_after_storage(
+    prove: Callable[[], None],
+    convert: Callable[[], Awaitable[None]],
+    sweeps: Sequence[Sweep],
+    end: Callable[[], None],
+) -> None:
     """Prove it, then remove what nobody needs: never before, since a directory of another service has other needs."""
     if await prove_storage(prove, end):
-        await asyncio.gather(*(keep_sweeping(sweep) for sweep in sweeps))
+        await asyncio.gather(convert(), *(keep_sweeping(sweep) for sweep in sweeps))
+
+
+async def convert_packed_jobs(
+    convert: Callable[[], object],
+    ready: Callable[[], None],
+    end: Callable[[], None],
+    retry_seconds: float = WATCH_SECONDS,
+    pause_seconds: float = SWEEP_SECONDS,
+) -> None:
+    """Convert the jobs that earlier versions have packed, before the first request is served and every few minutes."""
+    while True:
+        try:
+            await asyncio.to_thread(convert)
+        except Unavailable:
+            await asyncio.sleep(retry_seconds)
+        except Exception:
+            log.critical("packed_jobs_not_converted", exc_info=True)
+            end()
+            return
+        else:
+            ready()
+            await asyncio.sleep(pause_seconds)
 
 
 async def keep_sweeping(sweep: Sweep) -> None:

@@ -1,4 +1,4 @@
-"""Finished jobs, in Redis as the product leaves them: by its own calls, packed by its own sweep, with its own reports.
+"""Finished jobs, in Redis as the product leaves them: by its own calls, with its own reports.
 
 The specs differ as those of people who try things out do: models, batch sizes, rates, seeds, names, labels, recipes and
 scripts. Calls go in pipelines, so that thousands of jobs take seconds; what each call does is what it always does.
@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import redis
 import uuid_utils
 
-from api.background.compaction import Packing
 from jobs import store
 from jobs.model import spec
 from jobs.model.catalogue import rows_of
@@ -25,7 +24,7 @@ from jobs.model.state import Reason
 from jobs.protocol.records import AnyRecord, DeviceInfo, Metric, Outcome, Outline, Split, Step, batch_steps
 from jobs.splits.plan import predict_splits
 from jobs.store import AttemptId, Call
-from jobs.store.client import RedisStore
+from jobs.store.function_library import function_library
 from workers.supervisor.report.aggregator import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.supervisor.telemetry.log_relay import Relay
@@ -143,8 +142,7 @@ class Maker:
         """`keys`: each submit has an Idempotency-Key."""
         self._client = control
         self._keys = keys
-        self._packing = Packing(RedisStore(control), rest_seconds=0)
-        self._packing.sweep()  # a store is packed from the beginning that was empty when this was called first
+        control.execute_command(*function_library().load_command)  # type: ignore[no-untyped-call]
         devices = tuple(DeviceRecord(n, "cpu", n, f"cpu:{n}", "virtual") for n in range(DEVICES_PER_NODE))
         info = NodeInfo(host="gpu-host", cores=64, version="1.0.0", devices=devices)
         self.run([store.register_node(name, "i", "default", "127.0.0.1", info, home="state") for name in _nodes()])
@@ -172,7 +170,6 @@ class Maker:
         self.run([store.mark(each, who[each], "first_step") for each in attempts])
         self.run([_end(each, who[each], order[each.job]) for each in attempts])
         self.run([store.release(nodes[each], each, {}) for each in attempts])
-        self._packing.sweep()
         return [Made(job, each) for job, each in zip(ids, wanted, strict=True)]
 
     def _submit(self, job: str, wanted: JobSpec, token: str) -> Call[Any]:

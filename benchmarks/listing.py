@@ -1,7 +1,7 @@
 """A page of 50 jobs out of 1,000, 100,000 and 1,000,000 finished ones, by HTTP, against a bare route and Ray's list.
 
 Ours is `shardyard up` with its defaults; its control Redis is filled with finished jobs, copied from ones that the
-product's own calls have made and packed (a copy is compared with its original, key by key). The bare side is a
+product's own calls have made (a copy is compared with its original, key by key). The bare side is a
 FastAPI route that returns what one Redis GET has (2 kB), in a process and with a Redis of its own. Ray's side is its
 list of 52 jobs, all that its job service has on this machine: one that has run, and copies of its record. It has no
 pages, so its answer has all jobs.
@@ -34,7 +34,6 @@ from benchmarks.finished import TENANT, Maker
 from benchmarks.http import Load, Plan
 from benchmarks.servers import redis_server
 from benchmarks.service import Service, service
-from jobs import store
 from jobs.protocol.names import job_ref
 from shardyard.service import embedded_redis
 
@@ -132,9 +131,10 @@ def _check(ours: Service, path: str, token: str) -> None:
 
 @dataclass(frozen=True)
 class Template:
-    """A finished job as the product left it: the string that it is packed into, its state, when it ended, its name."""
+    """A finished job as the product left it: its keys, by what comes before and after its ref, as `DUMP` has them; its
+    state, when it ended, its name."""
 
-    packed: bytes
+    keys: dict[tuple[str, str], bytes]
     state: str
     ended: float
     name: str
@@ -209,18 +209,24 @@ def _from(job: str) -> str:
 
 
 def _template(client: "redis.Redis", job: str) -> Template:
-    packed = client.get(f"sy:packed:{job_ref(TENANT, job)}")
-    record = client.zscore("sy:finished", job_ref(TENANT, job))
-    assert isinstance(packed, bytes)
+    ref = job_ref(TENANT, job)
+    names = (f"sy:job:{ref}", f"sy:spec:{ref}", f"sy:attempt:{ref}/1")
+    keys: dict[tuple[str, str], Any] = {
+        (name.partition(ref)[0], name.partition(ref)[2]): client.dump(name) for name in names
+    }
+    name: Any = client.hget(names[0], "name")
+    record = client.zscore("sy:finished", ref)
     assert isinstance(record, float)
     states = ("succeeded", "failed")
     state = next(state for state in states if client.zscore(f"sy:jobs:{TENANT}:{state}", job) is not None)
-    return Template(packed, state, record, store.unpack(packed).job[b"name"].decode())
+    return Template(keys, state, record, name.decode())
 
 
 def _put(client: "redis.Redis", jobs: list[tuple[str, Template]]) -> None:
     with client.pipeline(transaction=False) as pipe:
-        pipe.mset({f"sy:packed:{job_ref(TENANT, job)}": each.packed for job, each in jobs})
+        for job, each in jobs:
+            for (before, after), value in each.keys.items():
+                pipe.restore(f"{before}{job_ref(TENANT, job)}{after}", 0, value)
         pipe.zadd(f"sy:jobs:{TENANT}", {job: 0 for job, _ in jobs})
         pipe.zadd(f"sy:names:{TENANT}", {each.digest + job: 0 for job, each in jobs})
         pipe.zadd("sy:finished", {job_ref(TENANT, job): each.ended for job, each in jobs})

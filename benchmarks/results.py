@@ -26,7 +26,6 @@ HEADLINES = (
     ("exits", "ranks return from the program", "torchrun"),
     ("training", "CIFAR CNN, DDP, 2 ranks, script", "plain"),
     ("event_stream", "cores of server and Redis for 1,000 lines a second", "one XREAD a client"),
-    ("memory", "memory of a finished job, report included", "hash with JSON"),
 )
 
 

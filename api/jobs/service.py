@@ -20,12 +20,11 @@ from api.data.job_repository import Records
 from api.data.telemetry_reader import Telemetry
 from api.http import audit, cursors
 from api.http.auth import Principal
-from api.jobs.finished_row_cache import EndedRows
 from api.jobs.status_cache import ShownStatuses, Tagged
 from api.schemas import views
 from api.schemas.requests import parse_cancel, parse_spec, refuse_body
 from jobs import store
-from jobs.model.records import AttemptRecord, JobRecord, QueueView
+from jobs.model.records import AttemptRecord, JobRecord, JobRow, QueueView
 from jobs.model.spec import JobSpec
 from jobs.model.state import TERMINAL, State
 from jobs.store import JobFilter, JobPage
@@ -74,7 +73,6 @@ class Jobs:
         self._changes = changes
         self._storage = storage
         self._bundles = bundles
-        self._ended = EndedRows()
         self._shown = ShownStatuses()
 
     async def submit(self, who: Principal, body: bytes, idempotency_key: str) -> Submitted:
@@ -165,14 +163,13 @@ class Jobs:
         page = await (_search(read, search.casefold(), after, limit) if search else read(after=after, limit=limit))
         labels = await self._fleet.labels()
         following = None if page.next_id is None else cursors.encode_job(page.next_id)
-        live = [job for job in page.jobs if isinstance(job, JobRecord) and job.state not in TERMINAL]
+        live = [job for job in page.jobs if job.state not in TERMINAL]
         queues = await self._queues(who, live) if search else page.queues
         progress = await self._progress(who, live)
-        found = {job.id: views.listed(job, queues.get(job.id), progress.get(job.id), labels) for job in live}
-        rows: list[Any] = [found.get(job.id) or self._ended.row(job, labels) for job in page.jobs]
+        rows = [views.listed(job, queues.get(job.id), progress.get(job.id), labels) for job in page.jobs]
         return JobList(rows, following)
 
-    async def _queues(self, who: Principal, jobs: Sequence[JobRecord]) -> dict[str, QueueView]:
+    async def _queues(self, who: Principal, jobs: Sequence[JobRow]) -> dict[str, QueueView]:
         """What the first jobs that wait do wait behind."""
         waiting = [job.id for job in jobs if job.state is State.QUEUED][:QUEUE_LOOKS]
         found = await asyncio.gather(*(self._queue(who, job) for job in waiting))
@@ -184,7 +181,7 @@ class Jobs:
         except (NotFound, UnreadableSpec):  # it was deleted since, or only its status can say what is wrong
             return None
 
-    async def _progress(self, who: Principal, jobs: Sequence[JobRecord]) -> dict[str, dict[str, Any] | None]:
+    async def _progress(self, who: Principal, jobs: Sequence[JobRow]) -> dict[str, dict[str, Any] | None]:
         running = [job for job in jobs if job.state in (State.STARTING, State.RUNNING)]
         found = await self._telemetry.progress_of([(who.tenant, job.id, job.attempt) for job in running])
         return {job.id: progress for job, progress in zip(running, found, strict=True)}
@@ -287,11 +284,11 @@ class Jobs:
 
 async def _search(read: Callable[..., Awaitable[JobPage]], words: str, after: str, limit: int) -> JobPage:
     """The next jobs that have `words` in their id, their name or a label; perhaps none yet, while there are more."""
-    found: list[JobRecord] = []
+    found: list[JobRow] = []
     following: str | None = after
     for _ in range(SEARCH_PAGES):
         page = await read(after=following, limit=SEARCH_JOBS)
-        found += [job for job in page.records() if _has(job, words)]
+        found += [job for job in page.jobs if _has(job, words)]
         if len(found) > limit:
             return JobPage(tuple(found[:limit]), found[limit - 1].id)
         following = page.next_id
@@ -300,7 +297,7 @@ async def _search(read: Callable[..., Awaitable[JobPage]], words: str, after: st
     return JobPage(tuple(found), following)
 
 
-def _has(job: JobRecord, words: str) -> bool:
+def _has(job: JobRow, words: str) -> bool:
     labels = (f"{name}={value}" for name, value in job.labels.items())
     return any(words in text.casefold() for text in (job.id, job.name, *labels))
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from jobs.model.records import AttemptRecord, DeviceRecord, JobRecord, NodeRecord, QueueView, TokenRecord
+from jobs.model.records import AttemptRecord, DeviceRecord, JobRecord, JobRow, NodeRecord, QueueView, TokenRecord
 from jobs.model.state import TERMINAL, Reason, State
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store import AttemptId, Fleet, JobView
@@ -44,13 +44,13 @@ def summary(job: JobRecord, labels: Labels) -> JobSummary:
     return JobSummary(**_common(job, reason(job, None), labels))
 
 
-def listed(job: JobRecord, queue: QueueView | None, progress: dict[str, Any] | None, labels: Labels) -> ListedJob:
+def listed(job: JobRow, queue: QueueView | None, progress: dict[str, Any] | None, labels: Labels) -> ListedJob:
     return ListedJob(
         **_common(job, reason(job, queue), labels), progress=progress, queue_position=queue_position(job, queue)
     )
 
 
-def queue_position(job: JobRecord, queue: QueueView | None) -> int | None:
+def queue_position(job: JobRow, queue: QueueView | None) -> int | None:
     return None if queue is None or job.reason is Reason.BACKING_OFF else queue.ahead + 1
 
 
@@ -83,7 +83,7 @@ def checkpoint(found: dict[str, Any] | None) -> CheckpointView | None:
     return CheckpointView(found["step"], found["epoch"], found["attempt"], at(found["at"]))
 
 
-def _common(job: JobRecord, why: ReasonView, labels: Labels) -> dict[str, Any]:
+def _common(job: JobRow, why: ReasonView, labels: Labels) -> dict[str, Any]:
     return {
         "id": job.id,
         "name": job.name,
@@ -106,7 +106,7 @@ def _common(job: JobRecord, why: ReasonView, labels: Labels) -> dict[str, Any]:
     }
 
 
-def reason(job: JobRecord, queue: QueueView | None) -> ReasonView:
+def reason(job: JobRow, queue: QueueView | None) -> ReasonView:
     """Why the job is where it is. `queue` is what it waits behind, where that is known."""
     if queue is None or job.reason is Reason.BACKING_OFF:  # it is not in the queue yet, whatever is free there
         return ReasonView(str(job.reason), job.message or PLAIN_WORDS.get(job.reason, ""))
@@ -117,7 +117,7 @@ def reason(job: JobRecord, queue: QueueView | None) -> ReasonView:
     return ReasonView(str(job.reason), f"{job.message}; {words}" if job.message else words)
 
 
-def _waiting(job: JobRecord, queue: QueueView) -> str:
+def _waiting(job: JobRow, queue: QueueView) -> str:
     if queue.live_nodes == 0:
         return (
             f"needs {job.devices} in pool {job.pool}, and no node of it takes work now: they are down, stopping or "

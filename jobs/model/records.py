@@ -15,7 +15,9 @@ from jobs.model.state import AttemptState, Reason, State
 Fields = Mapping[bytes, bytes]
 
 
-class JobRecord(msgspec.Struct, frozen=True):
+class JobRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What lists show of a job."""
+
     tenant: str
     id: str
     name: str
@@ -28,9 +30,6 @@ class JobRecord(msgspec.Struct, frozen=True):
     reason: Reason
     message: str
     attempt: int
-    retries: int
-    max_retries: int
-    version: int
     created: int
     started: int | None
     first_step: int | None
@@ -38,39 +37,78 @@ class JobRecord(msgspec.Struct, frozen=True):
     node: str | None
     leased: tuple[int, ...]
     cancel_requested: bool
+    archived: bool = False  # it is on disk, and no longer in the control Redis
+
+    @classmethod
+    def read(cls, tenant: str, job: str, fields: Fields) -> "JobRow":
+        """`fields` are those of `ROW_FIELDS`."""
+        return cls(**_row_values(tenant, job, fields))
+
+
+#: Fields of a job in the control Redis that a `JobRow` is read from. The first is its state.
+ROW_FIELDS = (
+    b"state",
+    b"name",
+    b"pool",
+    b"devices",
+    b"priority",
+    b"strategy",
+    b"labels",
+    b"reason",
+    b"message",
+    b"attempt",
+    b"created",
+    b"started",
+    b"first_step",
+    b"finished",
+    b"node",
+    b"leased",
+    b"cancel",
+)
+
+
+def _row_values(tenant: str, job: str, fields: Fields) -> dict[str, Any]:
+    return {
+        "tenant": tenant,
+        "id": job,
+        "name": _text(fields, b"name"),
+        "pool": _text(fields, b"pool"),
+        "devices": int(fields[b"devices"]),
+        "priority": int(fields[b"priority"]),
+        "strategy": _text(fields, b"strategy"),
+        "labels": _json(fields, b"labels") or {},
+        "state": _STATES[fields[b"state"]],
+        "reason": _reason(fields[b"reason"]),
+        "message": _text(fields, b"message"),
+        "attempt": int(fields[b"attempt"]),
+        "created": int(fields[b"created"]),
+        "started": _time(fields, b"started"),
+        "first_step": _time(fields, b"first_step"),
+        "finished": _time(fields, b"finished"),
+        "node": _text(fields, b"node") or None,
+        "leased": _indexes(fields),
+        "cancel_requested": _text(fields, b"cancel") == "1",
+    }
+
+
+class JobRecord(JobRow, frozen=True, kw_only=True):
+    retries: int
+    max_retries: int
+    version: int
     parent: str | None
     error: dict[str, Any] | None
     result: dict[str, Any] | None
     losses: int = 0  # attempts lost to failures of the service
     retry_at: int | None = None  # while it backs off: when it may start again
     checkpoint: dict[str, Any] | None = None  # the newest that is committed: step, epoch, attempt, sha256, at
-    archived: bool = False  # it is on disk, and no longer in the control Redis
 
     @classmethod
     def read(cls, tenant: str, job: str, fields: Fields, *, archived: bool = False) -> "JobRecord":
         return cls(
-            tenant=tenant,
-            id=job,
-            name=_text(fields, b"name"),
-            pool=_text(fields, b"pool"),
-            devices=int(fields[b"devices"]),
-            priority=int(fields[b"priority"]),
-            strategy=_text(fields, b"strategy"),
-            labels=_json(fields, b"labels") or {},
-            state=_STATES[fields[b"state"]],
-            reason=_reason(fields[b"reason"]),
-            message=_text(fields, b"message"),
-            attempt=int(fields[b"attempt"]),
+            **_row_values(tenant, job, fields),
             retries=int(fields[b"retries"]),
             max_retries=int(fields[b"max_retries"]),
             version=int(fields[b"version"]),
-            created=int(fields[b"created"]),
-            started=_time(fields, b"started"),
-            first_step=_time(fields, b"first_step"),
-            finished=_time(fields, b"finished"),
-            node=_text(fields, b"node") or None,
-            leased=_indexes(fields),
-            cancel_requested=_text(fields, b"cancel") == "1",
             parent=_text(fields, b"parent") or None,
             error=_json(fields, b"error"),
             result=_json(fields, b"result"),

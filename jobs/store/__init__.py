@@ -5,7 +5,18 @@ asynchronous client, so the worker and the API share one definition of each tran
 transition does is in its `.lua` file.
 """
 
-from jobs.store.archive import ARCHIVED_SECONDS, Archived, Entry, archive, dump, finished, free_key, restored
+from jobs.store.archive import (
+    ARCHIVED_SECONDS,
+    Archived,
+    Entry,
+    Snapshot,
+    archive,
+    dump,
+    finished,
+    free_key,
+    restored,
+    snapshot,
+)
 from jobs.store.attempts import (
     MAX_DISPATCHED,
     MAX_LOSSES,
@@ -38,17 +49,6 @@ from jobs.store.bundles import (
     unknown_bundle,
 )
 from jobs.store.call import Call
-from jobs.store.compact import (
-    PACKED_AT_ONCE,
-    PackedJob,
-    Snapshot,
-    Unpacked,
-    find_unpacked,
-    pack,
-    put_packed,
-    snapshot,
-    unpack,
-)
 from jobs.store.jobs import (
     IDEMPOTENCY_SECONDS,
     MAX_CANCEL_SCANNED,
@@ -126,15 +126,12 @@ __all__ = [
     "MAX_SPEC_BYTES",
     "NodeBeat",
     "NodeStanding",
-    "PACKED_AT_ONCE",
     "Quarantined",
     "RESEND_SECONDS",
     "Registered",
     "Snapshot",
     "StoredBundle",
     "Submitted",
-    "PackedJob",
-    "Unpacked",
     "archive",
     "are_kept",
     "attempts",
@@ -151,7 +148,6 @@ __all__ = [
     "dispatch",
     "drain_node",
     "dump",
-    "find_unpacked",
     "finish",
     "finished",
     "fleet",
@@ -164,12 +160,10 @@ __all__ = [
     "move_attempts",
     "node_down",
     "orders",
-    "pack",
     "pack_spec",
     "page",
     "prove_fit",
     "put_bundle",
-    "put_packed",
     "quarantine_device",
     "quarantined",
     "read_bundle",
@@ -190,7 +184,6 @@ __all__ = [
     "submit",
     "undrain_node",
     "unknown_bundle",
-    "unpack",
     "unpack_spec",
     "unquarantine",
     "versions",

@@ -1,13 +1,16 @@
 """Jobs that are old enough leave Redis for files, and whole stores come back from a back-up."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
+from jobs.model.records import Fields
 from jobs.protocol.names import job_ref
-from jobs.store.call import Call, call_function, ignore_reply
+from jobs.store.call import Call, call_function, ignore_reply, read_hash
+from jobs.store.specs import unpacked
 
 #: How long it is remembered that a job was archived just now: longer than a call is repeated whose reply was lost.
 ARCHIVED_SECONDS = 120
@@ -21,6 +24,31 @@ def finished(age_seconds: float, limit: int) -> Call[tuple[tuple[str, str], ...]
         return tuple((tenant, job) for tenant, _, job in refs)
 
     return call_function("finished", decode, age_us=int(age_seconds * 1e6), limit=limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that the store has about a finished job, as it has it."""
+
+    job: Fields
+    spec: bytes  # JSON
+    attempts: tuple[Fields, ...]
+
+    @property
+    def version(self) -> int:
+        return int(self.job[b"version"])
+
+
+def snapshot(tenant: str, job: str) -> Call[Snapshot | None]:
+    """A finished job; None when it has not ended, or is not there."""
+
+    def decode(reply: Sequence[Any]) -> Snapshot | None:
+        if not reply:
+            return None
+        fields, spec, *attempts = reply
+        return Snapshot(read_hash(fields), unpacked(spec), tuple(read_hash(attempt) for attempt in attempts))
+
+    return call_function("snapshot", decode, ref=job_ref(tenant, job))
 
 
 class Archived(StrEnum):

@@ -1,6 +1,8 @@
 """Executes store calls on Redis: one class for threads, one for asyncio, and nothing else in them."""
 
-from contextlib import suppress
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import redis
@@ -55,7 +57,7 @@ def _retry() -> Retry:
 class RedisStore:
     """Runs calls from a thread.
 
-    Raises (from `run`):
+    Raises (from `run` and `run_all`):
         Unavailable: Redis does not answer, or refuses to serve for now.
     """
 
@@ -67,19 +69,30 @@ class RedisStore:
         return cls(connect(url))
 
     def run(self, call: store.Call[T]) -> T:
-        try:
-            return call.decode(self._execute(call.command))
-        except RedisError as error:
-            raise _translate(error) from error
+        return self.run_all([call])[0]
 
-    def _execute(self, command: tuple[Word, ...]) -> Any:
+    def run_all(self, calls: Sequence[store.Call[T]]) -> list[T]:
+        """In one exchange; what each returned."""
+        with redis_errors():
+            replies = self._execute([call.command for call in calls])
+            return [call.decode(reply) for call, reply in zip(calls, replies, strict=True)]
+
+    def _execute(self, commands: Sequence[tuple[Word, ...]]) -> list[Any]:
         try:
-            return self._send(command)
+            return self._send_all(commands)
         except ResponseError as error:
             if not is_function_missing(error):
                 raise
         self._load_functions()
-        return self._send(command)
+        return self._send_all(commands)
+
+    def _send_all(self, commands: Sequence[tuple[Word, ...]]) -> list[Any]:
+        if len(commands) == 1:
+            return [self._send(commands[0])]
+        with self.client.pipeline(transaction=False) as pipe:
+            for command in commands:
+                pipe.execute_command(*command)  # type: ignore[no-untyped-call]
+            return pipe.execute()
 
     def _load_functions(self) -> None:
         library = function_library()
@@ -101,15 +114,26 @@ class AsyncRedisStore:
     `client` is for what would hold up the others: it has connections of its own.
     """
 
-    def __init__(self, client: "redis.asyncio.Redis") -> None:
+    def __init__(self, client: "redis.asyncio.Redis", *, is_open: bool = True) -> None:
+        """`is_open=False`: calls are refused as Unavailable until `open` is called."""
         self.client = client
         self._exchange = Exchange(client, REPLY_SECONDS)
+        self._opened = asyncio.Event()
+        if is_open:
+            self.open()
+
+    def open(self) -> None:
+        self._opened.set()
+
+    async def wait_until_open(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._opened.wait(), seconds)
 
     async def run(self, call: store.Call[T]) -> T:
-        try:
+        if not self._opened.is_set():
+            raise Unavailable("the control Redis is not ready yet; try again in a moment")
+        with redis_errors():
             return call.decode(await self._execute(call.command))
-        except RedisError as error:
-            raise _translate(error) from error
 
     async def _execute(self, command: tuple[Word, ...]) -> Any:
         try:
@@ -131,6 +155,15 @@ class AsyncRedisStore:
     async def close(self) -> None:
         await self._exchange.close()
         await self.client.aclose()
+
+
+@contextmanager
+def redis_errors() -> Iterator[None]:
+    """Raises Unavailable in place of the errors of redis-py that pass by themselves."""
+    try:
+        yield
+    except RedisError as error:
+        raise _translate(error) from error
 
 
 def _translate(error: RedisError) -> Exception:

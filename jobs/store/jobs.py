@@ -6,14 +6,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from jobs.model.records import AttemptRecord, JobRecord, QueueView
+from jobs.model.records import ROW_FIELDS, AttemptRecord, JobRecord, JobRow, QueueView
 from jobs.model.spec import JobSpec
 from jobs.model.state import Reason, State
 from jobs.protocol.names import job_ref
 from jobs.store.bundles import unknown_bundle
 from jobs.store.call import Call, Word, call_function, read_hash
-from jobs.store.compact import PackedJob, unpack
-from jobs.store.specs import pack_spec, read_spec, unpack_spec
+from jobs.store.specs import pack_spec, unpack_spec
 from shardyard.contract.errors import (
     IdempotencyConflict,
     JobFinished,
@@ -156,8 +155,6 @@ def read_job(tenant: str, job: str, known: JobView | None = None) -> Call[JobVie
         if reply[0] == 1 and known is not None:
             queue = _queue(reply[1:])
             return known if queue == known.queue else replace(known, queue=queue)
-        if len(reply) == 1:
-            return JobView(_record(tenant, job, reply[0]), read_spec(unpack(reply[0]).spec), None)
         spec, fields, *numbers = reply
         return JobView(JobRecord.read(tenant, job, read_hash(fields)), unpack_spec(spec), _queue(numbers))
 
@@ -171,18 +168,6 @@ def _queue(numbers: Sequence[int]) -> QueueView | None:
     return QueueView(*numbers) if numbers else None
 
 
-def _record(tenant: str, job: str, found: Any) -> JobRecord:
-    """Of a job that a script returns as its fields, or packed."""
-    listed = _listed(tenant, job, found)
-    return listed.record() if isinstance(listed, PackedJob) else listed
-
-
-def _listed(tenant: str, job: str, found: Any) -> JobRecord | PackedJob:
-    if isinstance(found, bytes):
-        return PackedJob(tenant, job, found)
-    return JobRecord.read(tenant, job, read_hash(found))
-
-
 @dataclass(frozen=True, slots=True)
 class JobFilter:
     state: State | None = None
@@ -193,12 +178,9 @@ class JobFilter:
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    jobs: tuple[JobRecord | PackedJob, ...]
+    jobs: tuple[JobRow, ...]
     next_id: str | None  # pass it as `after` for the next page; None at the end
     queues: dict[str, QueueView] = field(default_factory=dict)  # by the ids of jobs that wait, as far as was asked for
-
-    def records(self) -> tuple[JobRecord, ...]:
-        return tuple(job.record() if isinstance(job, PackedJob) else job for job in self.jobs)
 
 
 def page(tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50, max_queues: int = 0) -> Call[JobPage]:
@@ -209,18 +191,24 @@ def page(tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50, ma
         next_id, waiting, *rows = reply
         queues = {job.decode(): QueueView(*map(int, queue)) for job, *queue in waiting}
         pairs = zip(rows[::2], rows[1::2], strict=True)
-        jobs = tuple(_listed(tenant, name.decode(), kept) for name, kept in pairs)
+        jobs = tuple(_read_row(tenant, job, values) for job, values in pairs)
         return JobPage(jobs, next_id.decode() or None, queues)
 
     return call_function(
         "page",
         decode,
+        *ROW_FIELDS,
         **_chosen(tenant, chosen),
         after=after,
         limit=limit,
         max_scanned=MAX_SCANNED,
         max_queues=max_queues,
     )
+
+
+def _read_row(tenant: str, job: bytes, values: Sequence[bytes | None]) -> JobRow:
+    fields = {name: value for name, value in zip(ROW_FIELDS, values, strict=True) if value is not None}
+    return JobRow.read(tenant, job.decode(), fields)
 
 
 def _chosen(tenant: str, chosen: JobFilter) -> dict[str, Word]:
@@ -238,11 +226,10 @@ def _chosen(tenant: str, chosen: JobFilter) -> dict[str, Word]:
 def attempts(tenant: str, job: str) -> Call[tuple[AttemptRecord, ...]]:
     """All attempts of a job, oldest first. Raises NotFound on execution."""
 
-    def decode(reply: Sequence[Any] | bytes | None) -> tuple[AttemptRecord, ...]:
+    def decode(reply: Sequence[Any] | None) -> tuple[AttemptRecord, ...]:
         if reply is None:
             raise NotFound(f"there is no job {job!r}")
-        found = unpack(reply).attempts if isinstance(reply, bytes) else map(read_hash, reply)
-        return tuple(AttemptRecord.read(i, fields) for i, fields in enumerate(found, start=1))
+        return tuple(AttemptRecord.read(i, read_hash(fields)) for i, fields in enumerate(reply, start=1))
 
     return call_function("attempts", decode, ref=job_ref(tenant, job))
 
@@ -333,7 +320,8 @@ def records(jobs: Sequence[tuple[str, str]]) -> Call[tuple[JobRecord | None, ...
 
     def decode(reply: Sequence[Any]) -> tuple[JobRecord | None, ...]:
         return tuple(
-            _record(tenant, job, found) if found else None for (tenant, job), found in zip(jobs, reply, strict=True)
+            JobRecord.read(tenant, job, read_hash(found)) if found else None
+            for (tenant, job), found in zip(jobs, reply, strict=True)
         )
 
     return call_function("records", decode, *(job_ref(tenant, job) for tenant, job in jobs))

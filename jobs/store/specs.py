@@ -28,8 +28,12 @@ _codec = _Codec()
 
 
 def pack_spec(spec: JobSpec) -> bytes:
-    packed: bytes = _codec.compress(spec.as_json)
-    return packed
+    return compress_spec(spec.as_json)
+
+
+def compress_spec(json: bytes) -> bytes:
+    compressed: bytes = _codec.compress(json)
+    return compressed
 
 
 def unpack_spec(data: bytes) -> JobSpec:

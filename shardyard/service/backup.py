@@ -35,6 +35,7 @@ from jobs.model.state import TERMINAL
 from jobs.store import Entry
 from jobs.store.call import read_hash
 from jobs.store.client import CONNECT_SECONDS, RedisStore
+from jobs.store.packed_jobs import PackedJobConverter
 from jobs.support.fs import sync_directory
 from shardyard.contract.errors import InvalidRequest, ShardyardError
 from shardyard.service import embedded_redis
@@ -148,6 +149,7 @@ def make(service: Service, destination: Path) -> Manifest:
         raise InvalidRequest(f"{destination} is in the storage directory, which is what is backed up; name another")
     with _disk_errors():
         destination.mkdir(parents=True, exist_ok=True, mode=0o700)
+        PackedJobConverter(service.control).convert()
         entries = service.control.run(store.dump())
         _refuse_another_storage(entries, service.storage)
         files = {CONTROL: _written(destination / CONTROL, _packed(entries))}
@@ -191,8 +193,6 @@ def _jobs(entries: Iterable[Entry]) -> Iterator[tuple[str, Fields]]:
         kind, _, ref = entry.key.decode().removeprefix("sy:").partition(":")
         if kind == "job":
             yield ref, read_hash(entry.values)
-        elif kind == "packed":
-            yield ref, store.unpack(entry.values[0]).job
 
 
 def _stored(storage: Path, attempts: Mapping[str, int]) -> Iterator[PurePosixPath]:

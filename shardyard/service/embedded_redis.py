@@ -41,7 +41,8 @@ _BOTH = {
     "maxmemory-policy": "noeviction",
 }
 SETTINGS: dict[str, dict[str, str]] = {
-    "control": _BOTH | {"appendfsync": "always"},
+    # A hash with a longer value takes three times the memory: a job's labels, its result, a traceback.
+    "control": _BOTH | {"appendfsync": "always", "hash-max-listpack-value": "1024"},
     "telemetry": _BOTH | {"appendfsync": "everysec", "maxmemory": "512mb"},
 }
 

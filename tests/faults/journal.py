@@ -40,8 +40,6 @@ def read_past(redis_directory: Path) -> Past:
         match name.upper():
             case "HSET" | "HMSET":
                 _set(past, live, rest[0], dict(zip(rest[1::2], rest[2::2], strict=True)))
-            case "SET" if rest[0].startswith("sy:packed:"):  # its other keys went before
-                past.deleted.discard(rest[0].removeprefix("sy:packed:"))
             case "DEL" | "UNLINK":
                 past.deleted |= {key.removeprefix("sy:job:") for key in rest if key.startswith("sy:job:")}
     return past

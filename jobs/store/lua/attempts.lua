@@ -39,11 +39,16 @@ local function settle_attempt(ref, number, reason, message, cause, failed, resul
   local key, attempt = job_key(ref), attempt_key(ref, number)
   local now = now_us()
   local job = redis.call('HMGET', key, 'cancel', 'retries', 'max_retries', 'losses', 'state', 'unclaimed')
-  redis.call('HSET', attempt, 'state', 'ended', 'reason', reason, 'message', message, 'error', failed, 'ended', int(now))
+  redis.call('HSET', attempt, 'state', 'ended', 'reason', reason, 'ended', int(now))
+  if message ~= '' then redis.call('HSET', attempt, 'message', message) end
+  if failed ~= '' then redis.call('HSET', attempt, 'error', failed) end
   redis.call('SREM', LEASES_KEY, ref .. '/' .. number)
   redis.call('ZREM', OUTBOX_KEY, read_field(attempt, 'node') .. ' ' .. ref .. '/' .. number)
 
-  local done = {'finished', int(now), 'error', failed, 'result', result}
+  local done = {'finished', int(now)}
+  for field, value in pairs({error = failed, result = result}) do
+    if value ~= '' then done[#done + 1], done[#done + 2] = field, value end
+  end
   if reason == 'completed' then
     -- The mark that the ranks are up may have been lost; a job succeeds from running only.
     if job[5] == 'starting' then move(ref, 'running', 'running', '', {'started', int(now)}) end
@@ -86,7 +91,6 @@ end
 -- Returns 'cancelled' | 'cancelling' | 'again' (it was cancelling already) | 'finished' | 'missing'
 local function cancel_job(ref)
   local job = redis.call('HMGET', job_key(ref), 'state', 'attempt', 'cancel')
-  if not job[1] then job = job_fields(ref, 'state') end
   if not job[1] then return 'missing' end
   if job[1] == 'cancelled' then return 'cancelled' end  -- by a cancel whose reply was lost, perhaps
   if is_terminal(job[1]) then return 'finished' end

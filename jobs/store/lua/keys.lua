@@ -14,7 +14,6 @@ local function jobs_in_state_key(tenant, state) return 'sy:jobs:' .. tenant .. '
 local function names_key(tenant) return 'sy:names:' .. tenant end
 local NAMED_KEY = 'sy:named'        -- the id from which on all jobs are in the index by name; empty where all are
 local FINISHED_KEY = 'sy:finished'  -- refs of jobs that have ended and are not archived yet, by when they ended
-local PACKS_KEY = 'sy:packs'
 local CHANGES_KEY = 'sy:changes'    -- stream: refs of jobs as they change, the newest ten thousand or so
 local SEQUENCE_KEY = 'sy:seq'       -- counter that gives jobs their order of arrival
 

@@ -8,12 +8,10 @@ from typing import Any
 
 import redis
 
-from jobs import store
 from jobs.model.records import Quarantine
 from jobs.model.state import TERMINAL, State
 
 LIVE = (b"leased", b"claimed")
-PACKED = "sy:packed:"
 
 
 @dataclass
@@ -30,7 +28,7 @@ class Keys:
 
 
 def read_keys(client: "redis.Redis") -> Keys:
-    """Once more where a job was packed meanwhile."""
+    """Once more where keys came or went meanwhile."""
     while True:
         names: list[Any] = sorted(client.scan_iter(match="sy:*", count=10_000))
         keys = _read(client, names)
@@ -60,22 +58,11 @@ def _read(client: "redis.Redis", names: list[Any]) -> Keys:
                 keys.hashes[name] = value
             case b"set":
                 keys.sets[name] = value
-            case b"string" if name.startswith(PACKED):
-                _unpack(keys, name.removeprefix(PACKED), value)
             case b"string":
                 keys.strings[name] = value
             case _:
                 keys.zsets[name] = dict(value)
     return keys
-
-
-def _unpack(keys: Keys, ref: str, packed: bytes) -> None:
-    """As if it lay there in its own keys, of which there must be none."""
-    assert f"sy:job:{ref}" not in keys.hashes, f"job {ref} is packed, and is there besides"
-    found = store.unpack(packed)
-    keys.hashes[f"sy:job:{ref}"] = dict(found.job)
-    for number, attempt in enumerate(found.attempts, start=1):
-        keys.hashes[f"sy:attempt:{ref}/{number}"] = dict(attempt)
 
 
 def violations(client: "redis.Redis") -> list[str]:

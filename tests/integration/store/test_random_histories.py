@@ -15,7 +15,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from api.background.compaction import Packing
 from jobs import store
 from jobs.model.records import AttemptRecord, JobRecord
 from jobs.model.state import CAUSE_OF, STATE_OF, TERMINAL, TRANSITIONS, AttemptState, Order, Reason, State
@@ -151,8 +150,7 @@ class History(RuleBasedStateMachine):
         attempt = data.draw(st.sampled_from(self.attempts()))
         record = self.world.history(attempt.job)[attempt.number - 1]
         ended = {reason, Reason.DRAINED} if reason is Reason.SERVICE_STOPPED else {reason}
-        packed = self.world.redis.exists(f"sy:packed:{attempt.job_ref}")  # a repeat comes long before that
-        again = record.claimant == claimant and record.reason in ended and not packed
+        again = record.claimant == claimant and record.reason in ended
         for _ in range(times):
             assert self.world.finish(attempt, reason, by=claimant) == (self.holds(record, claimant) or again)
 
@@ -164,12 +162,6 @@ class History(RuleBasedStateMachine):
         assert (self.world.run(store.renew(attempt, claimant)) is not Order.LOST) == holds
         assert self.world.mark(attempt, by=claimant) == holds
         assert (self.world.run(store.orders(attempt, claimant)) is not Order.LOST) == holds
-
-    # -- the API ------------------------------------------------------------------------------------
-
-    @rule()
-    def what_has_ended_is_packed(self) -> None:
-        assert not Packing(self.world.store, rest_seconds=0, upgrade_seconds=0).sweep()
 
     # -- nodes -------------------------------------------------------------------------------------
 

@@ -389,7 +389,7 @@ class Service:
 
     def end_all(self) -> None:
         """Cancel what a failed test has left running."""
-        for record in self.run(store.page(TENANT, store.JobFilter())).records():
+        for record in self.run(store.page(TENANT, store.JobFilter())).jobs:
             if record.state not in TERMINAL:
                 self.cancel(record.id)
                 self.ended(record.id)

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from api.app import Sweep, keep_sweeping, look_after_storage, prove_storage, watch_scheduler
+from api.app import Sweep, convert_packed_jobs, keep_sweeping, look_after_storage, prove_storage, watch_scheduler
 from api.http.prometheus import Counts, Monitoring
 from jobs.files.identity import StorageMismatch
 from shardyard.contract.errors import Unavailable
@@ -61,8 +61,26 @@ def test_nothing_is_removed_from_a_storage_that_is_not_ours() -> None:
         raise AssertionError
 
     ended: list[bool] = []
-    asyncio.run(look_after_storage(prove, [Sweep("bundles", sweep, 0)], lambda: ended.append(True)))
+
+    async def convert() -> None:
+        raise AssertionError
+
+    asyncio.run(look_after_storage(prove, convert, [Sweep("bundles", sweep, 0)], lambda: ended.append(True)))
     assert ended == [True]
+
+
+def test_requests_are_served_when_packed_jobs_are_converted_and_they_are_looked_for_again() -> None:
+    errors = [Unavailable("away"), None, None, ValueError("a bug")]
+    seen: list[str] = []
+
+    def convert() -> None:
+        error = errors.pop(0)
+        if error is not None:
+            raise error
+        seen.append("converted")
+
+    asyncio.run(convert_packed_jobs(convert, lambda: seen.append("ready"), lambda: seen.append("process ended"), 0, 0))
+    assert seen == ["converted", "ready", "converted", "ready", "process ended"]
 
 
 def test_storage_is_looked_through_again_after_a_time_that_failed() -> None:

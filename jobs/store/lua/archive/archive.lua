@@ -4,7 +4,7 @@
 -- Returns 'archived' | 'missing' | 'changed'
 local ref, version, remembered_seconds = unpack(ARGV)
 local tenant, id = split_job_ref(ref)
-local job = job_fields(ref, 'state', 'version', 'idem')
+local job = redis.call('HMGET', job_key(ref), 'state', 'version', 'idem')
 if not job[1] then return redis.call('GET', archived_key(ref)) == version and 'archived' or 'missing' end
 if not is_terminal(job[1]) or job[2] ~= version then return 'changed' end
 forget_job(ref)

@@ -2,7 +2,7 @@
 -- Returns 'deleted' | 'missing' | 'not_finished'
 local tenant, id = unpack(ARGV)
 local ref = tenant .. '/' .. id
-local job = job_fields(ref, 'state', 'idem')
+local job = redis.call('HMGET', job_key(ref), 'state', 'idem')
 if not job[1] then return 'missing' end
 if not is_terminal(job[1]) then return 'not_finished' end
 forget_job(ref)

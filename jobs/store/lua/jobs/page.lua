@@ -1,8 +1,8 @@
 -- One page of a tenant's jobs, newest first, by keyset: ids sort by time.
--- Returns {next_id or '', {{id, ahead, free, largest gap, live nodes, total}...}, id, fields or the string that it is packed
--- into...}: first what the first `max_queues` jobs that wait do wait behind. next_id is where the search stopped, '' at the end
--- of the list.
-local tenant, state, after, limit, pool, label_key, label_value, name, max_scanned, max_queues = unpack(ARGV)
+-- Further arguments are the fields to return of each job, 'state' first.
+-- Returns {next_id or '', {{id, ahead, free, largest gap, live nodes, total}...}, id, {value...}...}: first what the first
+-- `max_queues` jobs that wait do wait behind. next_id is where the search stopped, '' at the end of the list.
+local tenant, state, after, limit, pool, label_key, label_value, name, max_scanned, max_queues = unpack(ARGV, 1, 10)
 limit, max_scanned, max_queues = tonumber(limit), tonumber(max_scanned), tonumber(max_queues)
 local all = pool == '' and label_key == '' and name == ''
 local matches = job_matcher(state, pool, label_key, label_value, name)
@@ -10,10 +10,9 @@ local chunk = all and limit + 1 or math.max(limit + 1, 50)
 
 local queues, rooms, scanned = {}, {}, 0
 local function add_queue(id)
-  local job = redis.call('HMGET', job_key(tenant .. '/' .. id), 'state', 'pool', 'score')
-  if job[1] ~= 'queued' then return end
-  rooms[job[2]] = rooms[job[2]] or pool_room(job[2])
-  queues[#queues + 1] = {id, jobs_ahead(job[2], job[3]), unpack(rooms[job[2]])}
+  local its_pool, score = unpack(redis.call('HMGET', job_key(tenant .. '/' .. id), 'pool', 'score'))
+  rooms[its_pool] = rooms[its_pool] or pool_room(its_pool)
+  queues[#queues + 1] = {id, jobs_ahead(its_pool, score), unpack(rooms[its_pool])}
 end
 
 -- Adds the jobs of an index that match, down to the id `lowest`; its members have `prefix` before the id. Returns whether
@@ -22,21 +21,18 @@ local reply = {'', queues}
 local function walk(index, prefix, lowest)
   while true do
     local highest = after == '' and '[' .. prefix .. '\255' or '(' .. prefix .. after
-    local ids, keys = redis.call('ZREVRANGEBYLEX', index, highest, '[' .. prefix .. lowest, 'LIMIT', 0, chunk), {}
+    local ids = redis.call('ZREVRANGEBYLEX', index, highest, '[' .. prefix .. lowest, 'LIMIT', 0, chunk)
     if #ids == 0 then return true end
-    for i, member in ipairs(ids) do
-      ids[i] = string.sub(member, #prefix + 1)
-      keys[i] = packed_key(tenant .. '/' .. ids[i])
-    end
-    local packed = redis.call('MGET', unpack(keys))
-    for i, id in ipairs(ids) do
+    for _, member in ipairs(ids) do
+      local id = string.sub(member, #prefix + 1)
       if #reply > 2 * limit + 1 or scanned >= max_scanned then return false end
       scanned, after = scanned + 1, id
       local ref = tenant .. '/' .. id
-      if all or matches(ref, packed[i]) then
+      if all or matches(ref) then
         reply[#reply + 1] = id
-        reply[#reply + 1] = packed[i] or redis.call('HGETALL', job_key(ref))
-        if not packed[i] and #queues < max_queues then add_queue(id) end
+        local values = redis.call('HMGET', job_key(ref), unpack(ARGV, 11))
+        reply[#reply + 1] = values
+        if values[1] == 'queued' and #queues < max_queues then add_queue(id) end
       end
     end
     if #ids < chunk then return true end

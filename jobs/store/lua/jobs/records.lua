@@ -1,4 +1,4 @@
--- Fields of jobs, or what they are packed into, in the order of their refs; empty for one that is gone.
+-- Fields of jobs, in the order of their refs; empty for one that is gone.
 local reply = {}
-for i, ref in ipairs(ARGV) do reply[i] = redis.call('GET', packed_key(ref)) or redis.call('HGETALL', job_key(ref)) end
+for i, ref in ipairs(ARGV) do reply[i] = redis.call('HGETALL', job_key(ref)) end
 return reply

@@ -8,11 +8,11 @@ local key = idem ~= '' and idempotency_key(tenant, idem)
 if key then
   local earlier, its_digest, archived = string.match(redis.call('GET', key) or '', '^(%S+) (%S*) ?(%S*)$')
   -- A key names its job until that is deleted; in an archive it is there as well.
-  if earlier and (archived ~= '' or job_exists(tenant .. '/' .. earlier)) then
+  if earlier and (archived ~= '' or redis.call('EXISTS', job_key(tenant .. '/' .. earlier)) == 1) then
     return {digest == its_digest and 'exists' or 'conflict', earlier}
   end
 end
-if job_exists(ref) then return {'exists', id} end
+if redis.call('EXISTS', job_key(ref)) == 1 then return {'exists', id} end
 local bundle_ref = bundle ~= '' and tenant .. '/' .. bundle
 if redis.call('SISMEMBER', POOLS_KEY, pool) == 0 then
   return {'unknown_pool', unpack(redis.call('SMEMBERS', POOLS_KEY))}
@@ -28,8 +28,10 @@ local score = (100 - tonumber(priority)) * 2 ^ 45 + arrived
 redis.call('SET', spec_key(ref), spec)
 redis.call('HSET', job_key(ref), 'pool', pool, 'devices', devices, 'priority', priority, 'name', name,
   'strategy', strategy, 'labels', labels, 'max_retries', max_retries, 'retries', 0, 'losses', 0, 'attempt', 0,
-  'score', int(score), 'created', created, 'parent', parent, 'token', token, 'bundle', bundle,
-  'idem', idem, 'version', 0)
+  'score', int(score), 'created', created, 'version', 0)
+for field, value in pairs({parent = parent, token = token, bundle = bundle, idem = idem}) do
+  if value ~= '' then redis.call('HSET', job_key(ref), field, value) end
+end
 redis.call('ZADD', jobs_key(tenant), 0, id)
 redis.call('ZADD', names_key(tenant), 0, name_digest(name) .. id)
 if redis.call('EXISTS', NAMED_KEY) == 0 then

@@ -1,4 +1,4 @@
 -- All that there is about a finished job, as it is kept here.
--- Returns {packed} or {job fields, spec, attempt fields...}; {} when there is no such job, or it has not ended
+-- Returns {job fields, spec, attempt fields...}; {} when there is no such job, or it has not ended
 local ref = unpack(ARGV)
 return read_snapshot(ref)
