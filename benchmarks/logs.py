@@ -32,7 +32,7 @@ from benchmarks.programs import training_output, writer
 from benchmarks.servers import redis_server
 from jobs.files import log_file, paths
 from jobs.protocol import names
-from workers.supervisor.rank_monitor import READ_BYTES
+from workers.supervisor.event_loop import READ_BYTES
 from workers.supervisor.telemetry.log_relay import Relay
 from workers.supervisor.telemetry.output_tail import Tails
 from workers.supervisor.telemetry.shipper import Shipper

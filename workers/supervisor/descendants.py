@@ -30,6 +30,7 @@ from jobs.protocol.records import (
     StepBatch,
     batch_steps,
 )
+from workers.supervisor.process_status import parent_of
 
 log = structlog.get_logger(__name__)
 
@@ -170,7 +171,7 @@ class DescendantServer:
                 return True, self._ranks[pid]
             if pid == os.getpid():
                 return True, None
-            pid = _parent_of(pid)
+            pid = parent_of(pid)
             if pid <= 1:
                 break
         return False, None
@@ -255,24 +256,3 @@ def _send_byte(connection: socket.socket, word: bytes) -> None:
         connection.send(word, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     except OSError:
         return  # it has gone, or does not listen
-
-
-def seconds_of_descendants(pid: int) -> float:
-    """Processor time of all that a process has started and waited for; it may be dead, and not reaped yet."""
-    fields = _read_stat(pid)
-    return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
-
-
-def _parent_of(pid: int) -> int:
-    """The parent of a process; 0 when there is no such process."""
-    fields = _read_stat(pid)
-    return int(fields[1]) if fields else 0
-
-
-def _read_stat(pid: int) -> list[str]:
-    """What the kernel says of a process, from its state on; nothing when there is no such process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return []
-    return stat.rpartition(")")[2].split()

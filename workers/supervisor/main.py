@@ -53,8 +53,9 @@ from workers.supervisor.checkpoints.resume import StartInterrupted
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints, CheckpointWriter
 from workers.supervisor.lease import LeaseHolder
 from workers.supervisor.outcome import LEASE_LOST, AttemptOutcome
-from workers.supervisor.process_sweep import read_start_time, sweep_attempt
-from workers.supervisor.rank_monitor import Watch
+from workers.supervisor.process_status import read_start_time
+from workers.supervisor.process_sweep import sweep_attempt
+from workers.supervisor.rank_monitor import RankMonitor
 from workers.supervisor.report.aggregator import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.supervisor.report.script_aggregator import ScriptAggregator
@@ -123,10 +124,12 @@ def supervise(launch: AttemptConfig, credentials: Connection) -> None:
         _tell(lifeline, launch, marks, _unstarted(error), survivors)
         return
     requirements = place is not None and place.requirements
-    watch = Watch(launch, spec, ranks, lifeline, publisher, requirements=requirements, listener=listener, saving=saving)
+    monitor = RankMonitor(
+        launch, ranks, lifeline, publisher, requirements=requirements, listener=listener, checkpoints=saving
+    )
     if told_more:
         _go(ranks, StartMessage(place) if saving is None else StartMessage(place, saving.place.drafts, saving.resume))
-    ending = watch.run()
+    ending = monitor.run()
     del meeting
 
     survivors = sweep_attempt(marks, launch.attempt)

@@ -1,4 +1,4 @@
-"""Whether the kernel ended a process for want of memory: SIGKILL alone does not say whose hand it was.
+"""Counts the processes that the kernel has killed for want of memory: SIGKILL alone does not say who sent it.
 
 The count is that of this process's memory cgroup, which ranks share or lie below: `memory.events` under
 version 2, `memory.oom_control` under version 1.
@@ -10,7 +10,7 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def count_oom_kills(root: Path = CGROUP_ROOT, own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Processes that the kernel's out-of-memory killer has ended here so far; None where no file tells."""
+    """Processes that the kernel's out-of-memory killer has killed here so far; None where it is not known."""
     for file in _counter_files(root, own):
         try:
             counts = dict(line.split() for line in file.read_text().splitlines())
@@ -21,7 +21,7 @@ def count_oom_kills(root: Path = CGROUP_ROOT, own: Path = Path("/proc/self/cgrou
 
 
 def _counter_files(root: Path, own: Path) -> list[Path]:
-    """Where the count may be. Within a container the cgroup's own path leads nowhere, and the mount is its root."""
+    """Files that may have the count. In a container the cgroup's own path does not exist; the mount is its root."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except (OSError, ValueError):

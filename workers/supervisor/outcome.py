@@ -1,4 +1,4 @@
-"""How an attempt ended, as its job's status says it; and what a failed rank makes of its attempt."""
+"""The outcome of an attempt as its job's status shows it, and how the failure of a rank becomes one."""
 
 import signal
 from dataclasses import dataclass, replace
@@ -8,7 +8,9 @@ from jobs.files.log_file import clean_for_display
 from jobs.model.state import Reason
 from jobs.protocol.records import Outcome
 from workers.rank.handle import RankHandle
-from workers.supervisor import error_hints
+from workers.runtime.launch import AttemptConfig
+from workers.supervisor.error_hints import FailureContext, explain_error
+from workers.supervisor.oom import count_oom_kills
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +23,9 @@ class AttemptOutcome:
     result: dict[str, Any] | None = None
 
 
-#: The lease is lost: whatever happened here does not count, and the control Redis takes nothing more of it.
+#: The lease is lost: what happened here does not count, and the control Redis refuses everything about it.
 LEASE_LOST = AttemptOutcome(Reason.LEASE_EXPIRED, "the lease was lost")
-#: What a program exits with that refuses its arguments; its last line says why.
+#: The exit code of a program that refuses its arguments; the last line of its stderr says why.
 EXIT_USAGE = 2
 _REASONS = {
     "code_error": Reason.CODE_ERROR,
@@ -32,37 +34,69 @@ _REASONS = {
 }
 
 
-def outcome_of_failed_rank(rank: RankHandle, outcome: Outcome | None, *, starved: bool) -> AttemptOutcome:
-    """The ending that a failed rank gives the attempt: by its own report, or (`outcome` None) by its death without a
-    word. `starved`: the kernel has killed for want of memory meanwhile."""
-    error: dict[str, Any] = {"rank": rank.number, "exit_code": None, "signal": None, "message": "", "traceback": None}
-    if outcome is not None:
-        message = outcome.message
-        if outcome.exit_code == EXIT_USAGE and not outcome.traceback and (line := _last_stderr_line(rank)):
-            message += f": {line}"
-        message, trace = _clean_text(message), _clean_text(outcome.traceback)
-        error |= {"exit_code": outcome.exit_code, "message": message, "traceback": trace or None}
-        return AttemptOutcome(_REASONS.get(outcome.kind, Reason.RANK_FAILED), f"rank {rank.number}: {message}", error)
+class FailureClassifier:
+    """Makes the outcome of an attempt from the failure of one of its ranks. `requirements`: whether the job's bundle
+    names packages that it needs."""
+
+    def __init__(self, config: AttemptConfig, *, requirements: bool) -> None:
+        self._config = config
+        self._requirements = requirements
+        self._oom_kills = count_oom_kills()
+
+    def classify(self, rank: RankHandle, outcome: Outcome | None) -> AttemptOutcome:
+        """The outcome of the attempt, from the rank's own report, or (`outcome` None) from its death without one."""
+        if outcome is not None:
+            failure = _outcome_of_report(rank, outcome)
+        else:
+            failure = outcome_of_death(rank, out_of_memory=self._has_oom_kills())
+        return failure if self._config.spec.program.bundle is None else self._with_advice(failure, outcome)
+
+    def _has_oom_kills(self) -> bool:
+        """Whether the kernel has killed for want of memory since this attempt began, as far as it can be known."""
+        now = count_oom_kills()
+        return now is not None and now != self._oom_kills
+
+    def _with_advice(self, failure: AttemptOutcome, outcome: Outcome | None) -> AttemptOutcome:
+        """The same with a line of advice, where there is any for a failure of this kind."""
+        assert failure.error is not None
+        context = FailureContext(
+            devices=len(self._config.devices),
+            device_kind=self._config.devices[0].kind,
+            strategy=self._config.strategy,
+            rehearsing=self._config.spec.rehearsal,
+            requirements=self._requirements,
+        )
+        kind, traceback = (outcome.kind, outcome.traceback) if outcome is not None else ("", "")
+        line = explain_error(kind, failure.error["message"], traceback, context)
+        return replace(failure, error=failure.error | {"advice": line or None})
+
+
+def _outcome_of_report(rank: RankHandle, outcome: Outcome) -> AttemptOutcome:
+    message = outcome.message
+    if outcome.exit_code == EXIT_USAGE and not outcome.traceback and (line := _last_stderr_line(rank)):
+        message += f": {line}"
+    message, traceback = _clean_text(message), _clean_text(outcome.traceback)
+    error = _error_of(rank, message) | {"exit_code": outcome.exit_code, "traceback": traceback or None}
+    return AttemptOutcome(_REASONS.get(outcome.kind, Reason.RANK_FAILED), f"rank {rank.number}: {message}", error)
+
+
+def outcome_of_death(rank: RankHandle, *, out_of_memory: bool) -> AttemptOutcome:
+    """The outcome of an attempt whose rank died without a report. `out_of_memory`: the kernel has killed for want of
+    memory since the attempt began."""
     assert rank.status is not None
-    reason = Reason.RANK_FAILED
-    if rank.status == -signal.SIGKILL and starved:
-        reason, error["signal"] = Reason.OUT_OF_MEMORY, "SIGKILL"
-        message = f"rank {rank.number} was killed by the kernel, which had no memory left for this node or container"
-    elif rank.status < 0:
-        error["signal"] = _signal_name(-rank.status)
-        message = f"rank {rank.number} was killed by {error['signal']}"
-    else:
-        error["exit_code"] = rank.status
+    if rank.status >= 0:
         message = f"rank {rank.number} left with exit code {rank.status} before it reported its outcome"
-    return AttemptOutcome(reason, message, error | {"message": message})
+        return AttemptOutcome(Reason.RANK_FAILED, message, _error_of(rank, message) | {"exit_code": rank.status})
+    name = _signal_name(-rank.status)
+    reason, message = Reason.RANK_FAILED, f"rank {rank.number} was killed by {name}"
+    if rank.status == -signal.SIGKILL and out_of_memory:
+        reason = Reason.OUT_OF_MEMORY
+        message = f"rank {rank.number} was killed by the kernel, which had no memory left for this node or container"
+    return AttemptOutcome(reason, message, _error_of(rank, message) | {"signal": name})
 
 
-def with_advice(ending: AttemptOutcome, outcome: Outcome | None, facts: error_hints.FailureContext) -> AttemptOutcome:
-    """The same with a line of advice, where there is any for a failure of this kind."""
-    assert ending.error is not None
-    kind, trace = (outcome.kind, outcome.traceback) if outcome is not None else ("", "")
-    line = error_hints.explain_error(kind, ending.error["message"], trace, facts)
-    return replace(ending, error=ending.error | {"advice": line or None})
+def _error_of(rank: RankHandle, message: str) -> dict[str, Any]:
+    return {"rank": rank.number, "exit_code": None, "signal": None, "message": message, "traceback": None}
 
 
 def _signal_name(number: int) -> str:
@@ -78,5 +112,5 @@ def _last_stderr_line(rank: RankHandle) -> str:
 
 
 def _clean_text(text: str) -> str:
-    """What a program raised, without what a terminal would obey: reasons are printed wherever jobs are listed."""
+    """The text of an exception without control sequences: reasons are printed wherever jobs are listed."""
     return "\n".join(clean_for_display(line.encode(errors="replace")) for line in text.split("\n"))

@@ -17,6 +17,7 @@ from pathlib import Path
 from jobs.store import AttemptId
 from workers.runtime.launch import AttemptDirectory, attempt_variable
 from workers.sandbox import cgroup
+from workers.supervisor.process_status import read_start_time, read_stat_fields
 
 PAUSE_SECONDS = 0.02
 
@@ -62,8 +63,8 @@ def _find_members(marks: AttemptDirectory, attempt: AttemptId) -> Iterator[int]:
         sid = _session_id_of(pid)
         if not sid:
             continue
-        state, started = _read_stat(pid)
-        if state in ("Z", "X", "") or (sid != session and started < since):
+        fields = read_stat_fields(pid)
+        if not fields or fields[0] in (b"Z", b"X") or (sid != session and int(fields[19]) < since):
             continue
         if sid == session or mark in _read_environment(pid):
             yield pid
@@ -85,11 +86,6 @@ def _session_id_of(pid: int) -> int:
         return os.getsid(pid)
     except ProcessLookupError:
         return 0
-
-
-def read_start_time(pid: int) -> int:
-    """Start time of a process in clock ticks since boot; 0 when there is none."""
-    return _read_stat(pid)[1]
 
 
 def _find_lock_holders(marks: AttemptDirectory) -> Iterator[int]:
@@ -131,17 +127,6 @@ def _kill_and_reap(pid: int) -> None:
 
 def _list_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _read_stat(pid: int) -> tuple[str, int]:
-    """(state, start time) of a process; ("", 0) when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            data = file.read()
-    except OSError:
-        return "", 0
-    fields = data[data.rindex(b")") + 2 :].split()  # the command before may hold spaces and brackets
-    return fields[0].decode(), int(fields[19])
 
 
 def _read_environment(pid: int) -> list[bytes]:

@@ -1,81 +1,99 @@
-"""Tells a run that has come to a stand from one that is slow.
+"""Detects a run that has stalled, as opposed to one that is slow.
 
-A sign is whatever a rank cannot send without getting on: a step of any phase, or progress that the program tells of
-itself. Signs of one rank speak for all: ranks that train together wait for each other, so a rank that hangs silences
-every one of them, and ranks that do not are ended by their own exit.
+A sign of life is a record that a rank cannot send without making progress: a step of any phase, or progress that the
+program reports itself. Signs of one rank count for all: ranks that train together wait for each other, so a rank that
+hangs silences all of them, and ranks that do not train together are ended by their own exit.
 
 Without `limits.stall_seconds` the run's own pauses are the measure: it has stalled when it has been silent for
-twenty times its longest pause, and for half an hour. That may be far too late, but a healthy run must not end for
-an evaluation that is long and sends no sign.
+twenty times its longest pause, and for half an hour. That may be far too late, but a healthy run must not end because
+of a long evaluation that sends no sign.
 """
 
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-FACTOR = 20.0
-LEAST_SECONDS = 1800.0
-#: Pauses that must have been seen before they are a measure.
-LEAST_SIGNS = 10
+from jobs.protocol.records import Began, Loaded, Progress, Saved, SingleRecord, StepBatch
+from workers.rank.handle import RankHandle
+from workers.runtime.stacks import STACKS_SIGNAL
+from workers.supervisor.process_status import is_stopped
 
-#: In the flags of a process (PF_EXITING), and what stands for the status of one that is gone.
-_EXITING = 0x4
-_GONE = ["X"] + 6 * ["0"]
+SIGNS_OF_LIFE = (StepBatch, Began, Loaded, Progress, Saved)
+PAUSE_FACTOR = 20.0
+MIN_STALL_SECONDS = 1800.0
+#: Signs that must have come before their pauses are a measure.
+MIN_SIGNS = 10
+#: How long the stacks of a run that has stalled may take to arrive.
+STACKS_SECONDS = 1.0
 
 
 class StallDetector:
-    """Counts silence by a monotonic clock, whose readings it is given. `limit` is in seconds."""
+    """Measures silence by a monotonic clock, whose readings it is given. `limit` is in seconds."""
 
     def __init__(self, limit: float | None) -> None:
         self._limit = limit
-        self._last: float | None = None
+        self._last_sign_at: float | None = None
         self._signs = 0
-        self._longest = 0.0
+        self._longest_pause = 0.0
 
     def start(self, now: float) -> None:
         """The first rank is up: from here on a limit that was asked for counts."""
-        self._last = now
+        self._last_sign_at = now
 
-    def sign(self, now: float) -> None:
-        """A rank has got on."""
-        if self._last is not None:
-            self._longest = max(self._longest, now - self._last)
-        self._last = now
+    def add_record(self, record: StepBatch | SingleRecord, now: float) -> None:
+        if isinstance(record, SIGNS_OF_LIFE):
+            self.add_sign(now)
+
+    def add_sign(self, now: float) -> None:
+        """A rank has made progress."""
+        if self._last_sign_at is not None:
+            self._longest_pause = max(self._longest_pause, now - self._last_sign_at)
+        self._last_sign_at = now
         self._signs += 1
 
-    def hold(self, now: float) -> None:
-        """The silence up to now has its reason, and is no measure."""
-        if self._last is not None:
-            self._last = now
+    def excuse_silence(self, now: float) -> None:
+        """The silence up to now has a known reason, and is no measure."""
+        if self._last_sign_at is not None:
+            self._last_sign_at = now
 
-    def stalled(self, now: float) -> str | None:
-        """Why the run is to be ended; None while it is not."""
-        allowed = self._allowed()
-        if self._last is None or allowed is None or now - self._last <= allowed:
+    def find_stall(self, now: float) -> str | None:
+        """Why the run is to be ended; None while it has not stalled."""
+        allowed = self._allowed_seconds()
+        if self._last_sign_at is None or allowed is None or now - self._last_sign_at <= allowed:
             return None
         if self._limit is not None:
             return f"no step for {self._limit:g} s, which is limits.stall_seconds"
-        return f"no step for {allowed:.0f} s, when the longest pause before had been {self._longest:.0f} s"
+        return f"no step for {allowed:.0f} s, when the longest pause before had been {self._longest_pause:.0f} s"
 
-    def _allowed(self) -> float | None:
+    def _allowed_seconds(self) -> float | None:
         if self._limit is not None:
             return self._limit
-        return max(LEAST_SECONDS, FACTOR * self._longest) if self._signs >= LEAST_SIGNS else None
+        return max(MIN_STALL_SECONDS, PAUSE_FACTOR * self._longest_pause) if self._signs >= MIN_SIGNS else None
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a process is held by SIGSTOP or the like."""
-    return _status(pid)[0] in ("T", "t")
+class StallReporter:
+    """Has the ranks of a stalled run show their stacks, before it is ended. `log_line` writes to the job's log."""
 
+    def __init__(self, detector: StallDetector, ranks: Sequence[RankHandle], log_line: Callable[[str], None]) -> None:
+        self._detector = detector
+        self._ranks = ranks
+        self._log_line = log_line
+        self._requested_at: float | None = None
 
-def is_dying(pid: int) -> bool:
-    """Whether a process has begun to end: the kernel says so before it closes what the process had open, which is when
-    others see their connections break. That it is dead may show much later, for one that held a GPU."""
-    return bool(int(_status(pid)[6]) & _EXITING)
+    def check(self, now: float) -> str | None:
+        """Why the run is to be ended, once its ranks have had time to show their stacks; None until then."""
+        why = self._detector.find_stall(now)
+        if why is None:
+            self._requested_at = None
+        elif self._requested_at is None:
+            self._requested_at = now
+            self._log_line(f"{why}; the stacks of all ranks follow, in the log of each")
+            for rank in self._ranks:
+                rank.kill(STACKS_SIGNAL)
+        elif now - self._requested_at > STACKS_SECONDS:
+            self._log_stopped_ranks()
+            return f"{why}; the stacks of all ranks are in the log"
+        return None
 
-
-def _status(pid: int) -> list[str]:
-    """What the kernel says of a process, from its state on: see proc(5)."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return _GONE
-    return status[status.rindex(")") + 2 :].split()
+    def _log_stopped_ranks(self) -> None:
+        for rank in self._ranks:
+            if rank.outcome is None and is_stopped(rank.pid):
+                self._log_line(f"rank {rank.number} is stopped (SIGSTOP) and could show no stack")

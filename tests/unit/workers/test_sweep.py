@@ -13,7 +13,8 @@ import pytest
 from tests.unit.workers.made import ATTEMPT
 from workers.runtime.launch import AttemptDirectory, attempt_variable
 from workers.sandbox import cgroup
-from workers.supervisor.process_sweep import read_start_time, supervisor_is_dead, sweep_attempt
+from workers.supervisor.process_status import read_start_time
+from workers.supervisor.process_sweep import supervisor_is_dead, sweep_attempt
 
 SLEEP = [sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(60)"]
 

@@ -39,7 +39,7 @@ from workers.supervisor.checkpoints.directories import CheckpointDirectories
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints
 from workers.supervisor.descendants import open_listener
 from workers.supervisor.outcome import AttemptOutcome
-from workers.supervisor.rank_monitor import DEATH_SECONDS, Watch
+from workers.supervisor.rank_monitor import DEATH_SECONDS, RankMonitor
 
 SPEC = spec.parse(
     b'{"program": {"mode": "forward", "model": {"ref": "linear"}, "data": {"ref": "random_vectors"}},'
@@ -158,15 +158,14 @@ def watch(
     """Run the loop over ranks that do what `programs` say, and check that it leaves none alive."""
     ranks = start(list(programs))
     chosen = program.model_copy(update={"limits": limits or program.limits})
-    launch = replace(a_launch(Path("state"), devices=len(ranks)), checkpoint_seconds=0.5)
-    ending = Watch(
+    launch = replace(a_launch(Path("state"), devices=len(ranks)), spec=chosen, checkpoint_seconds=0.5)
+    ending = RankMonitor(
         launch,
-        chosen,
         ranks,
         lifeline or Lifeline(),  # type: ignore[arg-type]
         published or Published(),  # type: ignore[arg-type]
         listener=listener,
-        saving=saving,
+        checkpoints=saving,
     ).run()
     assert not any(rank.alive for rank in ranks)
     for rank in ranks:
@@ -349,8 +348,8 @@ def has_a_child_at_work(pipes: Pipes) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.supervisor.rank_monitor.TEARDOWN_SECONDS", 0.3)
-    monkeypatch.setattr("workers.supervisor.rank_monitor.FAILED_TEARDOWN_SECONDS", 0.2)
+    monkeypatch.setattr("workers.supervisor.teardown.TEARDOWN_SECONDS", 0.3)
+    monkeypatch.setattr("workers.supervisor.teardown.FAILED_TEARDOWN_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -382,7 +381,7 @@ def test_threads_of_a_rank_alone_and_of_ranks_among_others_at_work_are_waited_fo
 
 
 def test_processes_that_a_finished_rank_waits_for_are_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.supervisor.rank_monitor.TEARDOWN_SECONDS", 0.9)
+    monkeypatch.setattr("workers.supervisor.teardown.TEARDOWN_SECONDS", 0.9)
     published = Published()
     ending = watch(has_a_child_at_work, published=published)
     assert (ending, published.said) == (AttemptOutcome(Reason.COMPLETED), [])
@@ -444,7 +443,7 @@ def test_ranks_that_have_reported_leave_at_once_when_the_attempt_fails(gate: Gat
         succeeds(pipes)
 
     ranks = start([heedless(opens_the_gate_and_succeeds), heedless(behind(gate, fails("no", after=0.1)))])
-    Watch(a_launch(grace_seconds=30), SPEC, ranks, Lifeline(), Published()).run()  # type: ignore[arg-type]
+    RankMonitor(replace(a_launch(grace_seconds=30), spec=SPEC), ranks, Lifeline(), Published()).run()  # type: ignore[arg-type]
     assert [rank.status for rank in ranks] == [0, 1]
 
 
