@@ -25,7 +25,7 @@ TORCH = {
     "workers.runtime.process_groups",  # called in ranks and their descendants, once they import torch.distributed
     "workers.node.forkserver",  # asks whether CUDA was initialised, after which no process may be forked
     "workers.node.preload",
-    "workers.supervisor.main",  # TCPStore
+    "workers.supervisor.rendezvous",  # TCPStore
 }
 
 #: The forkserver has one thread, always: what is forked from several threads may inherit a lock that is never

@@ -255,7 +255,7 @@ def _ready() -> tuple[str, str]:
 
 def _fork_spare() -> tuple[int, socket.socket] | None:
     """A process that waits to be a supervisor, and the line to it; None where there can be none."""
-    from workers.supervisor.main import become_leader
+    from workers.supervisor.process_setup import become_leader
 
     if _unsafe_to_fork():
         return None
@@ -293,7 +293,7 @@ def _hand_over(spare: tuple[int, socket.socket], launch: bytes, descriptors: lis
 
 
 def _fork_supervisor(launch: bytes, descriptors: list[int]) -> tuple[str, str]:
-    from workers.supervisor.main import become_leader
+    from workers.supervisor.process_setup import become_leader
 
     if why_not := _unsafe_to_fork():
         return "failed", why_not

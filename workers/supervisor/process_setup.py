@@ -1,0 +1,81 @@
+"""Makes a forked process the supervisor of one attempt: own session, own log, own lock, and then its credentials."""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import signal
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import structlog
+
+from jobs.support.logging_config import configure
+from workers.rank.process import name_process
+from workers.runtime.launch import AttemptConfig, AttemptDirectory
+from workers.supervisor.process_status import read_start_time
+
+PR_SET_CHILD_SUBREAPER = 36
+CREDENTIALS_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorCredentials:
+    """The addresses and passwords of both Redis servers, which no rank may know."""
+
+    control_url: str
+    telemetry_url: str
+
+
+def become_leader(keep: int) -> None:
+    """Do what needs no attempt: start a session, adopt orphans, close all descriptors but `keep` and 0 to 2."""
+    os.setsid()
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # its orders come through Redis; a stray Ctrl-C ends nothing
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    _close_all_but(keep)
+    configure("INFO", libraries="WARNING")  # which is what ranks begin with
+
+
+def own_attempt(config: AttemptConfig) -> AttemptDirectory:
+    """Open the attempt's log, and take its lock.
+
+    Raises:
+        BlockingIOError: another supervisor has the lock.
+    """
+    name_process("sy-supervisor")
+    directory = AttemptDirectory.of(config.state_dir, config.attempt)
+    directory.create()
+    null = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(directory.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for source, target in ((null, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(output)
+    structlog.contextvars.bind_contextvars(attempt=str(config.attempt))
+    lock = os.open(directory.supervisor_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by this process alone, until it dies
+    directory.session.write_text(f"{os.getpid()} {read_start_time(os.getpid())}")
+    return directory
+
+
+def read_credentials(pipe: Connection) -> SupervisorCredentials:
+    """Read the credentials from the worker's pipe, and close it.
+
+    Raises:
+        EOFError: the worker died before it wrote them.
+    """
+    if not pipe.poll(CREDENTIALS_SECONDS):
+        raise EOFError("no credentials came")
+    credentials = SupervisorCredentials(**json.loads(pipe.recv_bytes()))
+    pipe.close()
+    return credentials
+
+
+def _close_all_but(keep: int) -> None:
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if fd > 2 and fd != keep:
+            with contextlib.suppress(OSError):
+                os.close(fd)
