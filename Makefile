@@ -69,6 +69,7 @@ lint: $(STAMP) ## Style, types, import rules, generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m workers.training.recipes.generate_catalogue --check
+	$(BIN)/python -m tools.generate_sync_client --check
 
 format: $(STAMP) ## Put the code into the project's format
 	$(BIN)/ruff check --fix

@@ -8,8 +8,8 @@
             ...
         print(job.wait().report())
 
-`calls` has one function per route, `flows` what takes more than one request, `wire` the transports
-that carry them out, `models` and `events` what the service says, `report` the split report.
+`endpoints` has one function for each route, `operations` what takes more than one request; `transport` carries them
+out. `models` and `events` are what the service answers, `report` is the split report.
 Errors are those of `shardyard.errors`.
 """
 

@@ -1,4 +1,8 @@
-"""`AsyncClient` and `AsyncJob`: `Client` and `Job` to be awaited. What they do is in `calls` and `flows`."""
+"""`AsyncClient` and `AsyncJob`: they await what the service answers.
+
+Each request is a function of `shardyard.client.endpoints`; what takes several is in `shardyard.client.operations`.
+`client.py` is generated from this file by `python -m tools.generate_sync_client`.
+"""
 
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -12,8 +16,8 @@ import httpx
 from shardyard.client import downloads, endpoints, models, operations
 from shardyard.client.connection import find
 from shardyard.client.endpoints import Spec
-from shardyard.client.job_handle import JobHandle, card
-from shardyard.client.models import JobStatus, JobSummary
+from shardyard.client.job_handle import AwaitedJobHandle
+from shardyard.client.models import JobSummary
 from shardyard.client.transport import AsyncWire, Call, Flow, Items
 from shardyard.contract.errors import NotFound
 
@@ -243,25 +247,12 @@ class AsyncClient:
         await self.call(endpoints.revoke_token(token))
 
 
-class AsyncJob(JobHandle):
-    """A job of an `AsyncClient`. In a notebook it shows its state."""
+class AsyncJob(AwaitedJobHandle):
+    """A job of an `AsyncClient`."""
 
     def __init__(self, client: AsyncClient, known: JobSummary) -> None:
         super().__init__(known)
         self._client = client
-
-    @property
-    def status(self) -> JobStatus:
-        """Everything about the job as it was when it was last looked at.
-
-        Raises:
-            RuntimeError: it came from a list, and nobody has awaited `refresh()` since.
-        """
-        if not isinstance(self._known, JobStatus):
-            raise RuntimeError(  # noqa: TRY004  (it is not what the caller gave)
-                f"job {self.id} came from a list, which says less: await job.refresh() first"
-            )
-        return self._known
 
     async def refresh(self) -> Self:
         """Look at the job again."""
@@ -373,7 +364,3 @@ class AsyncJob(JobHandle):
     async def delete(self) -> None:
         """Forget a finished job, with its logs, report and files. Raises JobNotFinished."""
         await self._client.run(operations.delete(self.id))
-
-    def _repr_html_(self) -> str:
-        """A notebook does not await: the job as it was when it was last looked at, without the picture."""
-        return card(self._known, None)

@@ -1,13 +1,11 @@
-"""`Client` and `Job`: they block until the service has answered. What they do is in `calls` and `flows`.
+"""`Client` and `Job`: they block until the service has answered.
 
-Signatures and docstrings stand here and in `asynchronous` alike, on purpose: editors and type checkers see only what is
-written down, and a file that is generated from the other can be read by nobody without its generator. A test holds the
-two together.
+Generated from `async_client.py` by `python -m tools.generate_sync_client`: change that file, not this one.
 """
 
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar, Unpack
 
@@ -16,10 +14,10 @@ import httpx
 from shardyard.client import downloads, endpoints, models, operations
 from shardyard.client.connection import find
 from shardyard.client.endpoints import Spec
-from shardyard.client.job_handle import JobHandle, card
-from shardyard.client.models import JobStatus, JobSummary
+from shardyard.client.job_handle import BlockingJobHandle
+from shardyard.client.models import JobSummary
 from shardyard.client.transport import Call, Flow, Items, Wire
-from shardyard.contract.errors import NotFound, ShardyardError
+from shardyard.contract.errors import NotFound
 
 if TYPE_CHECKING:
     from shardyard.client.events import Event
@@ -245,17 +243,12 @@ class Client:
         self.call(endpoints.revoke_token(token))
 
 
-class Job(JobHandle):
-    """A job of a `Client`. In a notebook it shows its state and the picture of its split."""
+class Job(BlockingJobHandle):
+    """A job of a `Client`."""
 
     def __init__(self, client: Client, known: JobSummary) -> None:
         super().__init__(known)
         self._client = client
-
-    @property
-    def status(self) -> JobStatus:
-        """Everything about the job as it was when it was last looked at. One that came from a list is looked at now."""
-        return self._known if isinstance(self._known, JobStatus) else self.refresh().status
 
     def refresh(self) -> Self:
         """Look at the job again."""
@@ -279,7 +272,8 @@ class Job(JobHandle):
         `logs="all"`, or the numbers of devices, brings their lines too: all from the start, or the last `tail` of
         each. `after`: an `event_id` to go on from. Behind the last event, `status` is that of the end.
         """
-        yield from self._client.items(operations.follow(self.id, logs, after, tail))
+        with closing(self._client.items(operations.follow(self.id, logs, after, tail))) as events:
+            yield from events
         with suppress(NotFound):  # deleted meanwhile, as the last event has said
             self.refresh()
 
@@ -361,12 +355,3 @@ class Job(JobHandle):
     def delete(self) -> None:
         """Forget a finished job, with its logs, report and files. Raises JobNotFinished."""
         self._client.run(operations.delete(self.id))
-
-    def _repr_html_(self) -> str:
-        report = None
-        try:
-            self.refresh()
-            report = self.report()
-        except ShardyardError:
-            pass  # it is shown as it was, and without a report where there is none
-        return card(self._known, report)

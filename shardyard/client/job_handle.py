@@ -1,11 +1,14 @@
-"""What `Job` and `AsyncJob` have in common: what they know, and how they show it."""
+"""What `Job` and `AsyncJob` know of a job, and how a notebook shows it."""
 
 from html import escape
 from typing import TYPE_CHECKING, Final
 
+from shardyard.client import endpoints
 from shardyard.client.models import JobStatus, JobSummary, Reason
+from shardyard.contract.errors import ShardyardError
 
 if TYPE_CHECKING:
+    from shardyard.client.client import Client
     from shardyard.client.report import SplitReport
 
 #: Colours of states on a light and on a dark page alike; the word stands beside them.
@@ -60,7 +63,52 @@ class JobHandle:
         return f"<{type(self).__name__} {self.id} {self.name!r}: {self.state}>"
 
 
-def card(known: JobSummary, report: "SplitReport | None") -> str:
+class BlockingJobHandle(JobHandle):
+    """A job that may ask the service about itself whenever that is needed."""
+
+    _client: "Client"
+
+    @property
+    def status(self) -> JobStatus:
+        """Everything about the job as it was when it was last looked at. One that came from a list is looked at now."""
+        if isinstance(self._known, JobStatus):
+            return self._known
+        self._known = status = self._client.call(endpoints.job(self.id))
+        return status
+
+    def _repr_html_(self) -> str:
+        """For a notebook: its state and the picture of its split."""
+        report = None
+        try:
+            self._known = self._client.call(endpoints.job(self.id))
+            report = self._client.call(endpoints.splits(self.id))
+        except ShardyardError:
+            pass  # it is shown as it was, and without a report where there is none
+        return render_job_card(self._known, report)
+
+
+class AwaitedJobHandle(JobHandle):
+    """A job that asks the service only in what is awaited."""
+
+    @property
+    def status(self) -> JobStatus:
+        """Everything about the job as it was when it was last looked at.
+
+        Raises:
+            RuntimeError: it came from a list, and `refresh()` has not been awaited since.
+        """
+        if not isinstance(self._known, JobStatus):
+            raise RuntimeError(  # noqa: TRY004  (it is not what the caller gave)
+                f"job {self.id} came from a list, which says less: await job.refresh() first"
+            )
+        return self._known
+
+    def _repr_html_(self) -> str:
+        """For a notebook, which does not await: its state when it was last looked at, without the picture."""
+        return render_job_card(self._known, None)
+
+
+def render_job_card(known: JobSummary, report: "SplitReport | None") -> str:
     """A job as HTML for a notebook: its state and why, how far it is, what was found, and the picture of the split.
 
     Names and messages are other people's, and are escaped.

@@ -24,6 +24,7 @@ from shardyard.client.transport import Pause, Wire
 from shardyard.contract import errors as tree
 from shardyard.contract import responses
 from shardyard.contract import stream_events as told
+from tools import generate_sync_client
 
 JOB = "01980000-0000-7000-8000-000000000001"
 STATUS: dict[str, Any] = {"id": JOB, "name": "a", "state": "running", "created_at": "2026-01-02T03:04:05.000006Z"}
@@ -392,13 +393,8 @@ def test_times_are_times_and_unknown_fields_do_not_matter() -> None:
 # -- the twins -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("blocking", "awaiting"), [(Client, AsyncClient), (Job, AsyncJob)])
-def test_both_clients_have_the_same_methods_with_the_same_arguments(blocking: type, awaiting: type) -> None:
-    def methods(kind: type) -> dict[str, list[str]]:
-        found = inspect.getmembers(kind, inspect.isfunction)
-        return {name: list(inspect.signature(one).parameters) for name, one in found if not name.startswith("__")}
-
-    assert methods(blocking) == methods(awaiting)
+def test_the_blocking_client_is_generated_from_the_awaiting_one() -> None:
+    assert generate_sync_client.main(["--check"]) == 0
 
 
 def test_an_awaiting_client_repeats_and_follows_as_the_other_does() -> None:
