@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 
 from api.app import create_app
 from api.http.auth import UnsafeToStart
-from api.http.protocol import DeadlineProtocol, ask_if_alive
+from api.http.protocol import DeadlineProtocol, enable_keepalive
 from jobs.files import identity
 from jobs.model.settings import Settings
 from jobs.store.client import connect
@@ -35,16 +35,15 @@ BACKLOG = 1024
 #: A request makes some hundreds of objects, and hardly ever a cycle of them.
 GC_THRESHOLD = 10_000
 #: Descriptors for all streams and other connections, where the system lets us have them; many systems begin with 1024.
-WANTED_FILES = 8192
+WANTED_DESCRIPTORS = 8192
 
 
-class Server(uvicorn.Server):
+class GracefulServer(uvicorn.Server):
     """Lets go of streams, and of requests that wait for a change, before it waits for all requests to end."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         app: FastAPI = self.config.app  # type: ignore[assignment]  # uvicorn takes other things too
-        app.state.events.close()
-        app.state.changes.release()
+        app.state.release_clients()
         await super().shutdown(sockets)
 
 
@@ -61,13 +60,13 @@ def main() -> int:
         app = create_app(settings)
         refuse_cluster(settings.control_url(), "SHARDYARD_REDIS_URL")
         refuse_cluster(settings.telemetry(), "SHARDYARD_TELEMETRY_URL")
-        for doubt in doubts_about(settings.control_url()):
+        for doubt in find_durability_risks(settings.control_url()):
             log.warning("control_redis_may_lose_jobs", why=doubt)
-        listener = listen(settings.host, settings.port)
+        listener = open_listener(settings.host, settings.port)
     except (UnsafeToStart, ClusterRefused, ValidationError, ValueError, OSError) as error:
         log.error("cannot_start", error=str(error))
         return 2
-    server = Server(
+    server = GracefulServer(
         uvicorn.Config(
             app,
             loop="uvloop",
@@ -82,7 +81,7 @@ def main() -> int:
             timeout_graceful_shutdown=DRAIN_SECONDS,
         )
     )
-    allow_files()
+    raise_descriptor_limit()
     gc.collect()
     gc.freeze()  # what is there now stays: collections need not go through it again and again
     gc.set_threshold(GC_THRESHOLD)
@@ -96,15 +95,15 @@ def main() -> int:
     return 0 if server.started else 3
 
 
-def allow_files() -> None:
+def raise_descriptor_limit() -> None:
     """Have as many descriptors as may be needed, or as the system's own limit for this account allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
+    wanted = WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(WANTED_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def listen(host: str, port: int) -> socket.socket:
+def open_listener(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one.
 
     Raises:
@@ -116,7 +115,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.bind(address)
         listener.listen(BACKLOG)
-        ask_if_alive(listener)
+        enable_keepalive(listener)
     except OSError as error:
         listener.close()
         raise OSError(f"cannot listen on {host} port {port}: {error.strerror}") from error
@@ -139,7 +138,7 @@ def refuse_cluster(url: str, setting: str) -> None:
         raise ClusterRefused(f"{setting} is a Redis Cluster; Shardyard needs a single server, or one with replicas")
 
 
-def doubts_about(url: str) -> list[str]:
+def find_durability_risks(url: str) -> list[str]:
     """What a server says of itself that speaks against keeping accepted jobs there. Nothing of one that is away."""
     client: redis.Redis = connect(url)
     try:

@@ -13,38 +13,44 @@ import structlog
 from fastapi import Depends, FastAPI
 
 from api.accounts import sessions_routes, tokens_routes
-from api.accounts.sessions_service import Sessions
-from api.accounts.tokens_service import Tokens
+from api.accounts.sessions_service import SessionService
+from api.accounts.tokens_service import TokenService
 from api.background import bundle_gc
 from api.background import retention as retention_of_jobs
-from api.background.celery_client import CeleryCourier
+from api.background.celery_client import CeleryHintSender
 from api.bundles import routes as bundle_routes
-from api.bundles.service import Bundles
-from api.data.change_notifier import Changes
-from api.data.file_threads import Storage
+from api.bundles.service import BundleService
+from api.data.change_notifier import ChangeNotifier
+from api.data.file_threads import AttemptStorage
 from api.data.fleet_cache import FleetCache
-from api.data.job_repository import Records
+from api.data.job_repository import JobRepository
 from api.data.redis_pool import connect
-from api.data.telemetry_reader import Telemetry
+from api.data.telemetry_reader import TelemetryReader
 from api.events import routes as event_routes
-from api.events.job_feed import Feeds
-from api.events.service import Events, Slots
+from api.events.job_feed import JobFeeds
+from api.events.service import EventService, StreamSlots
 from api.events.service_feed import ServiceFeed
-from api.fast_path import ShortWays
 from api.fleet import routes as fleet_routes
-from api.fleet.service import Fleet
+from api.fleet.service import FleetService
 from api.http import problems
 from api.http.auth import Authenticator, load_operator_token
-from api.http.deps import Services, authenticate
-from api.http.middleware import MIN_UPLOAD_BYTES_PER_SECOND, Bodies, BodyLimits, Door, allowed_hosts
-from api.http.prometheus import Monitoring
+from api.http.deps import authenticate
+from api.http.middleware import (
+    MIN_UPLOAD_BYTES_PER_SECOND,
+    BodyLimits,
+    BodyLimitsByPath,
+    RequestLimitsMiddleware,
+    allowed_hosts,
+)
+from api.http.prometheus import ProcessMetrics
 from api.jobs import routes as job_routes
-from api.jobs.service import Jobs
+from api.jobs.service import JobService
+from api.jobs.status_poll import StatusPollMiddleware
 from api.results import artifact_routes, log_routes, split_routes
-from api.results.service import Results
+from api.results.service import ResultService
 from api.system import dashboard_routes, docs_routes
 from api.system import routes as system_routes
-from api.system.service import System
+from api.system.service import SystemService
 from jobs.files import identity as storage_proof
 from jobs.files.identity import StorageMismatch
 from jobs.model.records import TokenRecord
@@ -75,11 +81,11 @@ def create_app(settings: Settings) -> FastAPI:
     """
     operator = load_operator_token(settings)
     settings.control_url()
-    monitoring = Monitoring()
+    monitoring = ProcessMetrics()
     app = FastAPI(
         title="Shardyard",
         description="PyTorch training on pools of GPUs, with a report of what each device got of every batch.",
-        lifespan=partial(_serving, settings, operator),
+        lifespan=partial(_lifespan, settings, operator),
         dependencies=[Depends(authenticate)],
         openapi_url=None,  # its route of the framework would not pass `authenticate`; api.system.routes has one
         redirect_slashes=False,
@@ -101,46 +107,40 @@ def create_app(settings: Settings) -> FastAPI:
         dashboard_routes,
     ):
         app.include_router(module.router)
-    problems.install(app)
-    # Around the framework's own layers, which the short ways do without.
-    within = ShortWays(app.build_middleware_stack())
-    app.middleware_stack = Door(within, allowed_hosts(settings), _bodies(settings), monitoring)
+    problems.install_handlers(app)
+    within = StatusPollMiddleware(app.build_middleware_stack(), *job_routes.find_status_route())
+    app.middleware_stack = RequestLimitsMiddleware(within, allowed_hosts(settings), _body_limits(settings), monitoring)
     return app
 
 
 @asynccontextmanager
-async def _serving(settings: Settings, operator: TokenRecord, app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> AsyncIterator[None]:
     """What an application has while it serves: connections, the scheduler, the sweeps."""
     control = AsyncRedisStore(connect(settings.control_url()), is_open=False)
-    telemetry = Telemetry(connect(settings.telemetry()))
-    courier = CeleryCourier(settings)
+    telemetry = TelemetryReader(connect(settings.telemetry()))
+    courier = CeleryHintSender(settings)
     reconciled = RedisStore.from_url(settings.control_url())
     scheduler = Scheduler(reconciled, courier, settings, listen=True)
     storage = settings.storage.expanduser()
-    authenticator, changes = Authenticator(control, operator), Changes(control)
-    app.state.authenticator = authenticator
-    app.state.changes = changes
-    app.state.services = _services(
-        control,
-        telemetry,
-        authenticator,
-        changes,
-        Storage(storage),
-        Bundles(control, storage, settings.max_bundles_bytes),
-        lambda: scheduler.alive,
+    authenticator, changes = Authenticator(control, operator), ChangeNotifier(control)
+    bundles = BundleService(control, storage, settings.max_bundles_bytes)
+    services = _build_services(
+        control, telemetry, authenticator, changes, AttemptStorage(storage), bundles, lambda: scheduler.alive
     )
-    app.state.events = app.state.services.events
+    app.state.authenticator = authenticator
+    app.state.services = {type(service): service for service in services}
+    app.state.release_clients = partial(_release_clients, app.state.services[EventService], changes)
     scheduler.start()
-    prepare = threading.Timer(PREPARE_SECONDS, courier.prepare)
+    prepare = threading.Timer(PREPARE_SECONDS, courier.import_celery)
     prepare.daemon = True
     prepare.start()
     watches = (
         asyncio.create_task(watch_scheduler(lambda: scheduler.alive, _end_process)),
         asyncio.create_task(
-            look_after_storage(
+            sweep_storage(
                 partial(storage_proof.prove, reconciled, storage),
                 partial(convert_packed_jobs, PackedJobConverter(reconciled).convert, control.open, _end_process),
-                _sweeps(reconciled, storage, settings),
+                _periodic_sweeps(reconciled, storage, settings),
                 _end_process,
             )
         ),
@@ -159,31 +159,38 @@ async def _serving(settings: Settings, operator: TokenRecord, app: FastAPI) -> A
         await control.close()
 
 
-def _bodies(settings: Settings) -> Bodies:
+def _body_limits(settings: Settings) -> BodyLimitsByPath:
     """Bundles are large, and come over slow lines; everything else is small."""
     uploads = BodyLimits(settings.max_bundle_bytes, pace=MIN_UPLOAD_BYTES_PER_SECOND)
-    return Bodies(BodyLimits(settings.max_body_bytes), {"/v1/bundles": uploads})
+    return BodyLimitsByPath(BodyLimits(settings.max_body_bytes), {"/v1/bundles": uploads})
 
 
-def _services(
+def _release_clients(events: EventService, changes: ChangeNotifier) -> None:
+    """Ends streams and answers requests that wait for a change: the process is about to end."""
+    events.close()
+    changes.release_all()
+
+
+def _build_services(
     control: AsyncRedisStore,
-    telemetry: Telemetry,
+    telemetry: TelemetryReader,
     authenticator: Authenticator,
-    changes: Changes,
-    storage: Storage,
-    bundles: Bundles,
-    scheduler_alive: Callable[[], bool],
-) -> Services:
-    fleet, records, streams = FleetCache(control), Records(control, storage), Slots()
-    return Services(
-        jobs=Jobs(control, records, telemetry, fleet, changes, storage, bundles),
-        results=Results(records, telemetry, storage),
-        events=Events(records, Feeds(records, telemetry, storage, changes), ServiceFeed(control, fleet), streams),
-        bundles=bundles,
-        fleet=Fleet(control, fleet),
-        tokens=Tokens(control, authenticator),
-        sessions=Sessions(control, authenticator),
-        system=System(control, telemetry, fleet, changes, streams, scheduler_alive),
+    changes: ChangeNotifier,
+    storage: AttemptStorage,
+    bundles: BundleService,
+    is_scheduler_alive: Callable[[], bool],
+) -> tuple[object, ...]:
+    fleet, records, streams = FleetCache(control), JobRepository(control, storage), StreamSlots()
+    feeds = JobFeeds(records, telemetry, storage, changes)
+    return (
+        JobService(control, records, telemetry, fleet, changes, storage, bundles),
+        ResultService(records, telemetry, storage),
+        EventService(records, feeds, ServiceFeed(control, fleet), streams),
+        bundles,
+        FleetService(control, fleet),
+        TokenService(control, authenticator),
+        SessionService(control, authenticator),
+        SystemService(control, telemetry, fleet, changes, streams, is_scheduler_alive),
     )
 
 
@@ -195,7 +202,7 @@ async def watch_scheduler(alive: Callable[[], bool], end: Callable[[], None], se
     end()
 
 
-async def prove_storage(prove: Callable[[], None], end: Callable[[], None], seconds: float = WATCH_SECONDS) -> bool:
+async def verify_storage(prove: Callable[[], None], end: Callable[[], None], seconds: float = WATCH_SECONDS) -> bool:
     """End the process when its storage is not the service's; while Redis is away nobody knows, so ask again."""
     while True:
         try:
@@ -210,7 +217,7 @@ async def prove_storage(prove: Callable[[], None], end: Callable[[], None], seco
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class PeriodicSweep:
     """Something that is looked through every so often. `work` answers true when there is more to do at once."""
 
     name: str
@@ -218,30 +225,34 @@ class Sweep:
     seconds: float
 
 
-def _sweeps(control: RedisStore, storage: Path, settings: Settings) -> tuple[Sweep, ...]:
+def _periodic_sweeps(control: RedisStore, storage: Path, settings: Settings) -> tuple[PeriodicSweep, ...]:
     days = (settings.retention_days, settings.archive_days)
     retention, archived = (number * 86_400 for number in days)
     rested = settings.bundle_hours * 3600
     return (
-        Sweep("bundles", partial(bundle_gc.sweep, control, storage, rested), _pause(rested)),
-        Sweep("jobs", partial(retention_of_jobs.sweep, control, storage, retention, archived), _pause(retention)),
+        PeriodicSweep("bundles", partial(bundle_gc.sweep_bundles, control, storage, rested), _sweep_interval(rested)),
+        PeriodicSweep(
+            "jobs",
+            partial(retention_of_jobs.sweep_finished_jobs, control, storage, retention, archived),
+            _sweep_interval(retention),
+        ),
     )
 
 
-def _pause(rests: float) -> float:
+def _sweep_interval(rests: float) -> float:
     """How long to wait between two looks at what rests for so many seconds (0: for ever)."""
     return min(SWEEP_SECONDS, max(SHORTEST_SWEEP_SECONDS, rests / 10)) if rests else SWEEP_SECONDS
 
 
-async def look_after_storage(
+async def sweep_storage(
     prove: Callable[[], None],
     convert: Callable[[], Awaitable[None]],
-    sweeps: Sequence[Sweep],
+    sweeps: Sequence[PeriodicSweep],
     end: Callable[[], None],
 ) -> None:
     """Prove it, then remove what nobody needs: never before, since a directory of another service has other needs."""
-    if await prove_storage(prove, end):
-        await asyncio.gather(convert(), *(keep_sweeping(sweep) for sweep in sweeps))
+    if await verify_storage(prove, end):
+        await asyncio.gather(convert(), *(run_periodically(sweep) for sweep in sweeps))
 
 
 async def convert_packed_jobs(
@@ -266,7 +277,7 @@ async def convert_packed_jobs(
             await asyncio.sleep(pause_seconds)
 
 
-async def keep_sweeping(sweep: Sweep) -> None:
+async def run_periodically(sweep: PeriodicSweep) -> None:
     """Look now, and then every so often; sooner where there is more to do."""
     while True:
         more: bool | None = False

@@ -47,7 +47,7 @@ from jobs.model.records import DeviceRecord, NodeInfo
 from jobs.model.settings import Settings
 from jobs.model.spec import JobSpec
 from jobs.model.state import Reason
-from jobs.scheduling.hints import MemoryCourier
+from jobs.scheduling.hints import MemoryHintSender
 from jobs.scheduling.scheduler import Scheduler
 from jobs.store.client import RedisStore
 from workers.supervisor.lease import SUBSCRIBE_AFTER_SECONDS, LeaseHolder
@@ -374,8 +374,10 @@ def _fleet(url: str, nodes: int) -> Iterator[Beats]:
     for lifeline in lifelines:
         lifeline.claim()
         time.sleep(settings.beat_seconds / len(lifelines) / 4)  # spread, as jobs that began at different times are
-    schedulers = [Scheduler(control, MemoryCourier(), settings, listen=False) for control in stores[nodes : 2 * nodes]]
-    listening = [Scheduler(control, MemoryCourier(), settings, listen=True) for control in stores[2 * nodes :]]
+    schedulers = [
+        Scheduler(control, MemoryHintSender(), settings, listen=False) for control in stores[nodes : 2 * nodes]
+    ]
+    listening = [Scheduler(control, MemoryHintSender(), settings, listen=True) for control in stores[2 * nodes :]]
     names = [f"n{number:04d}" for number in range(nodes)]
     node_beats = [
         partial(control.run, store.beat_node(name, name))

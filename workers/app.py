@@ -53,7 +53,7 @@ class QuietWorker(Worker):  # type: ignore[misc]
         super().setup_instance(**kwargs | {"without_gossip": True, "without_mingle": True})
 
 
-class CeleryCourier:
+class AppHintSender:
     """Sends hints over this worker's own Celery app."""
 
     def __init__(self, app: Celery) -> None:
@@ -110,7 +110,7 @@ def _warm(**_: Any) -> None:
         devices = discover(settings.devices)
         accounts = run_as.choose(settings.run_as, devices)
         run_as.warn(accounts, len(devices))
-        agent = Agent(settings, devices, control, CeleryCourier(app), _reconnect, known, accounts)
+        agent = Agent(settings, devices, control, AppHintSender(app), _reconnect, known, accounts)
         agent.warm()
     except (ValueError, NodeTaken, NotConfined, ForkFailed, OSError) as error:
         log.error("cannot_start", why=str(error))

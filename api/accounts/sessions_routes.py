@@ -1,17 +1,21 @@
 """Signing in to the dashboard, and out."""
 
-from fastapi import APIRouter, Request, Response
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
 
 from api.accounts import sessions_service as service
+from api.accounts.sessions_service import SessionService
 from api.http import responses
-from api.http.deps import SESSION_COOKIE, Body, Caller, SessionsService, check_origin
+from api.http.deps import SESSION_COOKIE, Body, Caller, check_origin, service_of
 from jobs.store.sessions import SESSION_SECONDS
 
+ServiceDep = Annotated[SessionService, Depends(service_of(SessionService))]
 router = APIRouter(tags=["sessions"])
 
 
 @router.post("/v1/sign-in", status_code=204)
-async def sign_in(request: Request, sessions: SessionsService, body: Body) -> Response:
+async def sign_in(request: Request, sessions: ServiceDep, body: Body) -> Response:
     """Sets a cookie that stands for the token in the body, `{"token": "..."}`, for twelve hours. For browsers:
     programs send the token itself."""
     if "origin" in request.headers:
@@ -19,7 +23,7 @@ async def sign_in(request: Request, sessions: SessionsService, body: Body) -> Re
     answer = Response(status_code=204, headers={"Cache-Control": "no-store"})
     answer.set_cookie(
         SESSION_COOKIE,
-        await sessions.begin(body),
+        await sessions.begin_session(body),
         max_age=SESSION_SECONDS,
         path="/",
         # TLS may end at a proxy, whose word is not taken; the browser knows how it came here.
@@ -31,11 +35,11 @@ async def sign_in(request: Request, sessions: SessionsService, body: Body) -> Re
 
 
 @router.post("/v1/sign-out", status_code=204)
-async def sign_out(request: Request, sessions: SessionsService) -> Response:
+async def sign_out(request: Request, sessions: ServiceDep) -> Response:
     """Ends the session of the cookie, if there is one."""
     if "origin" in request.headers:
         check_origin(request)
-    await sessions.end(request.cookies.get(SESSION_COOKIE, ""))
+    await sessions.end_session(request.cookies.get(SESSION_COOKIE, ""))
     answer = Response(status_code=204, headers={"Cache-Control": "no-store"})
     answer.delete_cookie(SESSION_COOKIE, path="/", httponly=True, samesite="strict")
     return answer
@@ -44,4 +48,4 @@ async def sign_out(request: Request, sessions: SessionsService) -> Response:
 @router.get("/v1/me")
 async def me(who: Caller) -> Response:
     """Whose token or session this is, and what it may do."""
-    return responses.json(service.caller(who))
+    return responses.json_response(service.describe_caller(who))

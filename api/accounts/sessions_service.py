@@ -9,28 +9,28 @@ from jobs.store.client import AsyncRedisStore
 from shardyard.contract.responses import Caller
 
 
-class Sessions:
+class SessionService:
     def __init__(self, control: AsyncRedisStore, authenticator: Authenticator) -> None:
         self._store = control
         self._authenticator = authenticator
 
-    async def begin(self, body: bytes) -> str:
+    async def begin_session(self, body: bytes) -> str:
         """Id of a new session, for the cookie.
 
         Raises:
             InvalidRequest: there is no token in the body.
             Unauthenticated: the token is not valid.
         """
-        who = await self._authenticator.proven(parse_sign_in(body))
+        who = await self._authenticator.authenticate_token(parse_sign_in(body))
         session = sessions.new_id()
         await self._store.run(sessions.put(session, who.token))
-        audit.note(who, "signed_in")
+        audit.log_audit_event(who, "signed_in")
         return session
 
-    async def end(self, session: str) -> None:
+    async def end_session(self, session: str) -> None:
         if 0 < len(session) <= sessions.MAX_ID_LENGTH:
             await self._store.run(sessions.end(session))
 
 
-def caller(who: Principal) -> Caller:
+def describe_caller(who: Principal) -> Caller:
     return Caller(token=who.token, tenant=who.tenant, scopes=sorted(who.scopes), operator=who.tenant == DEFAULT_TENANT)

@@ -1,24 +1,28 @@
 """Bearer tokens: for administrators."""
 
-from fastapi import APIRouter, Response
+from typing import Annotated
 
+from fastapi import APIRouter, Depends, Response
+
+from api.accounts.tokens_service import TokenService
 from api.http import responses
-from api.http.deps import Admin, Body, TokensService
+from api.http.deps import Admin, Body, service_of
 
+ServiceDep = Annotated[TokenService, Depends(service_of(TokenService))]
 router = APIRouter(tags=["tokens"])
 
 
 @router.get("/v1/tokens")
-async def list_tokens(who: Admin, tokens: TokensService) -> Response:
-    return responses.json(await tokens.listing(who))
+async def list_tokens(who: Admin, tokens: ServiceDep) -> Response:
+    return responses.json_response(await tokens.list_tokens(who))
 
 
 @router.post("/v1/tokens", status_code=201)
-async def create(who: Admin, tokens: TokensService, body: Body) -> Response:
-    return responses.json(await tokens.create(who, body), 201, {"Cache-Control": "no-store"})
+async def create(who: Admin, tokens: ServiceDep, body: Body) -> Response:
+    return responses.json_response(await tokens.create_token(who, body), 201, {"Cache-Control": "no-store"})
 
 
 @router.delete("/v1/tokens/{token}", status_code=204)
-async def revoke(who: Admin, tokens: TokensService, token: str) -> Response:
-    await tokens.revoke(who, token)
+async def revoke(who: Admin, tokens: ServiceDep, token: str) -> Response:
+    await tokens.revoke_token(who, token)
     return Response(status_code=204)

@@ -15,12 +15,12 @@ from shardyard.contract.errors import Forbidden, NotFound
 from shardyard.contract.responses import NewToken, TokenList, TokenView
 
 
-class Tokens:
+class TokenService:
     def __init__(self, control: AsyncRedisStore, authenticator: Authenticator) -> None:
         self._store = control
         self._authenticator = authenticator
 
-    async def create(self, who: Principal, body: bytes) -> NewToken:
+    async def create_token(self, who: Principal, body: bytes) -> NewToken:
         """Raises:
         InvalidRequest: a field is wrong.
         Forbidden: the token is for another tenant, and the caller is not the operator.
@@ -33,14 +33,14 @@ class Tokens:
         expires = None if wanted.expires_in_seconds is None else now + wanted.expires_in_seconds * 1_000_000
         text, record = tokens.issue(tenant, wanted.scopes, wanted.name, created=now, expires=expires)
         await self._store.run(tokens.put(record))
-        audit.note(who, "token_created", created=record.id, for_tenant=tenant, scopes=sorted(record.scopes))
-        return NewToken(**msgspec.structs.asdict(views.token(record)), token=text)
+        audit.log_audit_event(who, "token_created", created=record.id, for_tenant=tenant, scopes=sorted(record.scopes))
+        return NewToken(**msgspec.structs.asdict(views.token_view(record)), token=text)
 
-    async def listing(self, who: Principal) -> TokenList:
-        found: list[TokenView] = [views.token(t) for t in await self._store.run(tokens.of_tenant(who.tenant))]
+    async def list_tokens(self, who: Principal) -> TokenList:
+        found: list[TokenView] = [views.token_view(t) for t in await self._store.run(tokens.of_tenant(who.tenant))]
         return TokenList(found)
 
-    async def revoke(self, who: Principal, token: str) -> None:
+    async def revoke_token(self, who: Principal, token: str) -> None:
         """Other API processes notice within a few seconds. Raises NotFound."""
         known = any(found.id == token for found in await self._store.run(tokens.of_tenant(who.tenant)))
         try:
@@ -48,5 +48,5 @@ class Tokens:
         except NotFound:
             if not known:  # else it went by this very call, whose first reply was lost
                 raise
-        self._authenticator.forget(token)
-        audit.note(who, "token_revoked", revoked=token)
+        self._authenticator.forget_token(token)
+        audit.log_audit_event(who, "token_revoked", revoked=token)

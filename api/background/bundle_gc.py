@@ -26,7 +26,9 @@ _FILE = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{32})\.zip")
 _DRAFT = re.compile(r"\.[0-9a-f]{32}\.part")
 
 
-def sweep(control: RedisStore, storage: Path, rested_seconds: float, now: Callable[[], float] = time.time) -> None:
+def sweep_bundles(
+    control: RedisStore, storage: Path, rested_seconds: float, now: Callable[[], float] = time.time
+) -> None:
     """Remove what has rested for so long, and strays.
 
     Raises:
@@ -37,10 +39,10 @@ def sweep(control: RedisStore, storage: Path, rested_seconds: float, now: Callab
         for bundle in gone:
             paths.bundle_file(storage, bundle.tenant, bundle.id, bundle.nonce).unlink(missing_ok=True)
             log.info("bundle_removed", bundle=bundle.id, tenant=bundle.tenant)
-    old = [file for file in _files(storage) if _age(file, now()) > STRAY_SECONDS]
+    old = [file for file in _stored_files(storage) if _file_age(file, now()) > STRAY_SECONDS]
     for draft in filter(_is_draft, old):
         draft.unlink(missing_ok=True)
-    stored = [bundle for bundle in map(_stored, old) if bundle is not None]
+    stored = [bundle for bundle in map(_parse_bundle_file, old) if bundle is not None]
     for start in range(0, len(stored), CHUNK):
         _remove_strays(control, storage, stored[start : start + CHUNK])
 
@@ -53,11 +55,11 @@ def _remove_strays(control: RedisStore, storage: Path, stored: Sequence[StoredBu
             log.info("stray_bundle_removed", bundle=bundle.id, tenant=bundle.tenant)
 
 
-def _files(storage: Path) -> Iterator[Path]:
+def _stored_files(storage: Path) -> Iterator[Path]:
     yield from paths.bundles_dir(storage).glob("*/*")
 
 
-def _age(file: Path, now: float) -> float:
+def _file_age(file: Path, now: float) -> float:
     """Seconds since it was written; 0 for one that has gone meanwhile."""
     try:
         return now - file.stat().st_mtime
@@ -69,6 +71,6 @@ def _is_draft(file: Path) -> bool:
     return _DRAFT.fullmatch(file.name) is not None
 
 
-def _stored(file: Path) -> StoredBundle | None:
+def _parse_bundle_file(file: Path) -> StoredBundle | None:
     match = _FILE.fullmatch(file.name)
     return StoredBundle(file.parent.name, f"sha256:{match[1]}", match[2]) if match else None

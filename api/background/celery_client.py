@@ -9,15 +9,15 @@ from jobs.scheduling.hints import message
 from jobs.store import Hint
 
 
-class CeleryCourier:
-    """A `jobs.scheduling.hints.Courier`. One thread sends; another may prepare."""
+class CeleryHintSender:
+    """A `jobs.scheduling.hints.HintSender`. One thread sends; another may prepare."""
 
     def __init__(self, settings: Settings) -> None:
         self._config = celery_config(settings)
         self._app: Any = None
         self._lock = threading.Lock()
 
-    def prepare(self) -> None:
+    def import_celery(self) -> None:
         """Import Celery now, so that the first hint need not wait for it."""
         with self._lock:
             if self._app is None:
@@ -29,7 +29,7 @@ class CeleryCourier:
 
     def send(self, hint: Hint) -> None:
         """Raises whatever the broker's client raises; nothing is tried twice here."""
-        self.prepare()
+        self.import_celery()
         self._app.send_task(**message(hint))
 
     def close(self) -> None:

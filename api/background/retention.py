@@ -33,7 +33,7 @@ BUSY_SECONDS = 3.0
 _LOCK = ".lock"
 
 
-def sweep(
+def sweep_finished_jobs(
     control: RedisStore,
     storage: Path,
     retention_seconds: float,
@@ -49,16 +49,16 @@ def sweep(
         OSError: the disk refuses; the jobs stay where they are.
     """
     deadline = time.monotonic() + BUSY_SECONDS
-    with _alone(storage) as alone:
+    with _archive_lock(storage) as alone:
         if not alone:
             return False
-        more = bool(retention_seconds) and _archive(control, storage, retention_seconds, deadline)
+        more = bool(retention_seconds) and _archive_due(control, storage, retention_seconds, deadline)
         if archive_seconds:
-            more |= _expire(control, storage, now() - archive_seconds, deadline)
+            more |= _delete_expired(control, storage, now() - archive_seconds, deadline)
         return more
 
 
-def forget(control: RedisStore, storage: Path, tenant: str, job: str) -> None:
+def delete_archived_job(control: RedisStore, storage: Path, tenant: str, job: str) -> None:
     """Remove an archived job with its files; its record last, so that what was cut off is done again.
 
     Raises:
@@ -66,56 +66,56 @@ def forget(control: RedisStore, storage: Path, tenant: str, job: str) -> None:
         OSError: a file cannot be removed.
     """
     with contextlib.suppress(NotFound):  # damaged: it names no key
-        found = archive.read(storage, tenant, job)
+        found = archive.read_job(storage, tenant, job)
         if found is not None and found.key:
             control.run(store.free_key(tenant, found.key, job))
     fs.remove(paths.job_dir(storage, tenant, job))
-    archive.remove(storage, tenant, job)
+    archive.remove_job(storage, tenant, job)
 
 
-def _archive(control: RedisStore, storage: Path, age_seconds: float, deadline: float) -> bool:
+def _archive_due(control: RedisStore, storage: Path, age_seconds: float, deadline: float) -> bool:
     """Archive what is due until the deadline; whether there is more."""
     due = control.run(store.finished(age_seconds, CHUNK))
     done = 0
     for tenant, job in due:
         if time.monotonic() > deadline:
             return True
-        done += _archive_one(control, storage, tenant, job)
+        done += _archive_job(control, storage, tenant, job)
     return len(due) == CHUNK and done > 0
 
 
-def _archive_one(control: RedisStore, storage: Path, tenant: str, job: str) -> bool:
+def _archive_job(control: RedisStore, storage: Path, tenant: str, job: str) -> bool:
     found = control.run(store.snapshot(tenant, job))
     if found is None:
         return False  # deleted since it was found
     try:
-        archive.write(storage, tenant, job, found)
+        archive.write_job(storage, tenant, job, found)
     except ValueError as error:
         log.error("job_not_archived", job=job, tenant=tenant, error=str(error))
         return False
     failpoints.reach("archive.synced")
     outcome = control.run(store.archive(tenant, job, found.version))
     if outcome is Archived.MISSING:
-        archive.remove(storage, tenant, job)
+        archive.remove_job(storage, tenant, job)
     if outcome is Archived.DONE:
         log.info("job_archived", job=job, tenant=tenant)
     return outcome is Archived.DONE
 
 
-def _expire(control: RedisStore, storage: Path, before: float, deadline: float) -> bool:
+def _delete_expired(control: RedisStore, storage: Path, before: float, deadline: float) -> bool:
     """Remove jobs that were archived before `before` (seconds since the epoch); whether there is more."""
     removed = 0
-    for tenant, job, path in archive.oldest(storage, before):
+    for tenant, job, path in archive.oldest_jobs(storage, before):
         if time.monotonic() > deadline:
             return removed > 0
-        if _modified(path) < before:
-            forget(control, storage, tenant, job)
+        if _modified_at(path) < before:
+            delete_archived_job(control, storage, tenant, job)
             removed += 1
             log.info("archived_job_removed", job=job, tenant=tenant)
     return False
 
 
-def _modified(path: Path) -> float:
+def _modified_at(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except FileNotFoundError:  # a user has just deleted it
@@ -123,7 +123,7 @@ def _modified(path: Path) -> float:
 
 
 @contextlib.contextmanager
-def _alone(storage: Path) -> Iterator[bool]:
+def _archive_lock(storage: Path) -> Iterator[bool]:
     """Whether this process has the archive for itself. Raises OSError."""
     directory = paths.archive_dir(storage)
     directory.mkdir(parents=True, exist_ok=True)

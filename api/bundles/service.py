@@ -50,12 +50,12 @@ class TooManyUploads(ShardyardError):
 
 
 @dataclass(frozen=True, slots=True)
-class Uploaded:
+class UploadedBundle:
     bundle: BundleView
     created: bool  # False: the same bytes were there
 
 
-class Bundles:
+class BundleService:
     def __init__(self, control: AsyncRedisStore, root: Path, quota: int) -> None:
         """`root` is the storage directory; `quota` is how many bytes all bundles of one tenant may have."""
         self._store = control
@@ -66,7 +66,7 @@ class Bundles:
         self._writers = anyio.CapacityLimiter(MAX_UPLOADS)
         self._readers = anyio.CapacityLimiter(MAX_READERS)
 
-    async def upload(self, who: Principal, body: AsyncIterator[bytes]) -> Uploaded:
+    async def upload(self, who: Principal, body: AsyncIterator[bytes]) -> UploadedBundle:
         """Keep the zip that `body` brings, if it is one that may be kept.
 
         Raises:
@@ -76,28 +76,30 @@ class Bundles:
         """
         nonce = uuid.uuid4().hex
         draft = paths.bundle_draft(self._root, who.tenant, nonce)
-        with self._slot(who.tenant):
+        with self._upload_slot(who.tenant):
             try:
-                bundle = await self._receive(body, draft)
+                bundle = await self._write_draft(body, draft)
                 record = await self._store.run(store.read_bundle(who.tenant, bundle))
-                if record is not None and await self._read(self._file(who, record).exists):
-                    return Uploaded(_view(record), created=False)
-                found = await self._write(partial(bundles.inspect, draft))
-                created = await self._keep(who, bundle, nonce, draft, found, gone=record.nonce if record else "")
+                if record is not None and await self._run_reader(self._bundle_path(who, record).exists):
+                    return UploadedBundle(_bundle_view(record), created=False)
+                found = await self._run_writer(partial(bundles.inspect, draft))
+                created = await self._store_bundle(
+                    who, bundle, nonce, draft, found, gone=record.nonce if record else ""
+                )
             finally:
                 draft.unlink(missing_ok=True)
         if created:
-            audit.note(who, "bundle_uploaded", bundle=bundle, files=len(found.files))
-        return Uploaded(_view(await self._record(who, bundle)), created)
+            audit.log_audit_event(who, "bundle_uploaded", bundle=bundle, files=len(found.files))
+        return UploadedBundle(_bundle_view(await self._read_record(who, bundle)), created)
 
-    async def show(self, who: Principal, bundle: str) -> BundleContents:
+    async def read_contents(self, who: Principal, bundle: str) -> BundleContents:
         """What a bundle holds. To look is to use, so it stays for a while.
 
         Raises:
             NotFound: the tenant has no such bundle, or its file is gone.
         """
-        record = await self._record(who, bundle)
-        found = await self._contents(who, record)
+        record = await self._read_record(who, bundle)
+        found = await self._inspect_file(who, record)
         if found is None:
             raise _not_found(bundle)
         return BundleContents(
@@ -109,7 +111,7 @@ class Bundles:
             files=[BundleFileView(file.path, file.bytes) for file in found.files],
         )
 
-    async def check(self, who: Principal, wanted: JobSpec) -> None:
+    async def check_entrypoint(self, who: Principal, wanted: JobSpec) -> None:
         """Whether the program of a spec is in its bundle. Whether there is such a bundle at all, the submit asks, after
         what else it refuses: nobody should upload code for a job that could not run anyway.
 
@@ -123,16 +125,16 @@ class Bundles:
         record = await self._store.run(store.read_bundle(who.tenant, program.bundle))
         if record is None:
             return
-        found = await self._contents(who, record)
+        found = await self._inspect_file(who, record)
         if found is None:
             raise store.unknown_bundle(program.bundle)
-        wrong = await self._read(partial(bundles.wrong_entrypoint, program.entrypoint, found, program.workdir))
+        wrong = await self._run_reader(partial(bundles.wrong_entrypoint, program.entrypoint, found, program.workdir))
         if wrong:
             fields = (FieldError("program.entrypoint", wrong),)
             raise InvalidSpec("the job spec names a program that is not in its bundle", fields=fields)
 
     @contextmanager
-    def _slot(self, tenant: str) -> Iterator[None]:
+    def _upload_slot(self, tenant: str) -> Iterator[None]:
         if self._uploads.total() >= MAX_UPLOADS or self._uploads[tenant] >= MAX_UPLOADS_OF_TENANT:
             raise TooManyUploads("too many bundles are being uploaded at the moment; try again in a few seconds")
         self._uploads[tenant] += 1
@@ -142,23 +144,25 @@ class Bundles:
             self._uploads[tenant] -= 1
             self._uploads += Counter()  # forgets tenants that have none
 
-    async def _receive(self, body: AsyncIterator[bytes], draft: Path) -> str:
+    async def _write_draft(self, body: AsyncIterator[bytes], draft: Path) -> str:
         """Write a body to `draft`, onto the disk; the id of what was written."""
         digest = hashlib.sha256()
         held = bytearray()
-        with await self._write(partial(_create, draft)) as file:
+        with await self._run_writer(partial(_create_draft, draft)) as file:
             async for part in body:
                 held += part
                 if len(held) >= WRITE_BYTES:
-                    await self._write(partial(_write, file, digest, bytes(held)))
+                    await self._run_writer(partial(_write_part, file, digest, bytes(held)))
                     held.clear()
-            await self._write(partial(_write, file, digest, bytes(held), last=True))
+            await self._run_writer(partial(_write_part, file, digest, bytes(held), last=True))
         return f"sha256:{digest.hexdigest()}"
 
-    async def _keep(self, who: Principal, bundle: str, nonce: str, draft: Path, found: Contents, *, gone: str) -> bool:
+    async def _store_bundle(
+        self, who: Principal, bundle: str, nonce: str, draft: Path, found: Contents, *, gone: str
+    ) -> bool:
         """Give a draft its name and tell the store; False when another upload of the same bytes was first."""
         file = paths.bundle_file(self._root, who.tenant, bundle, nonce)
-        size = await self._write(partial(_put_in_place, draft, file))
+        size = await self._run_writer(partial(_publish_draft, draft, file))
         try:
             put = await self._store.run(
                 store.put_bundle(
@@ -173,41 +177,41 @@ class Bundles:
                 )
             )
         except BundleQuota:
-            await self._write(file.unlink)
+            await self._run_writer(file.unlink)
             raise  # of an Unavailable nobody knows whether it was noted: the file is swept if it was not
         if put.nonce != nonce:
-            await self._write(file.unlink)
+            await self._run_writer(file.unlink)
         return put.created
 
-    async def _record(self, who: Principal, bundle: str) -> BundleRecord:
+    async def _read_record(self, who: Principal, bundle: str) -> BundleRecord:
         record = await self._store.run(store.read_bundle(who.tenant, bundle))
         if record is None:
             raise _not_found(bundle)
         return record
 
-    async def _contents(self, who: Principal, record: BundleRecord) -> Contents | None:
+    async def _inspect_file(self, who: Principal, record: BundleRecord) -> Contents | None:
         """None when the file is gone: somebody has been at the storage directory."""
         try:
-            return await self._read(partial(bundles.contents, self._file(who, record)))
+            return await self._run_reader(partial(bundles.contents, self._bundle_path(who, record)))
         except FileNotFoundError:
             return None
 
-    def _file(self, who: Principal, record: BundleRecord) -> Path:
+    def _bundle_path(self, who: Principal, record: BundleRecord) -> Path:
         return paths.bundle_file(self._root, who.tenant, record.id, record.nonce)
 
-    async def _write(self, work: Callable[[], T]) -> T:
+    async def _run_writer(self, work: Callable[[], T]) -> T:
         return await anyio.to_thread.run_sync(work, limiter=self._writers)
 
-    async def _read(self, work: Callable[[], T]) -> T:
+    async def _run_reader(self, work: Callable[[], T]) -> T:
         return await anyio.to_thread.run_sync(work, limiter=self._readers)
 
 
-def _create(draft: Path) -> BinaryIO:
+def _create_draft(draft: Path) -> BinaryIO:
     draft.parent.mkdir(parents=True, exist_ok=True)
     return draft.open("xb", buffering=0)
 
 
-def _write(file: BinaryIO, digest: "hashlib._Hash", part: bytes, *, last: bool = False) -> None:
+def _write_part(file: BinaryIO, digest: "hashlib._Hash", part: bytes, *, last: bool = False) -> None:
     digest.update(part)
     left = memoryview(part)
     while left:
@@ -216,14 +220,14 @@ def _write(file: BinaryIO, digest: "hashlib._Hash", part: bytes, *, last: bool =
         os.fsync(file.fileno())
 
 
-def _put_in_place(draft: Path, file: Path) -> int:
+def _publish_draft(draft: Path, file: Path) -> int:
     """Rename, so that the name is on disk too before anybody is told of it; the bytes of the file."""
     draft.rename(file)
     sync_directory(file.parent)
     return file.stat().st_size
 
 
-def _view(record: BundleRecord) -> BundleView:
+def _bundle_view(record: BundleRecord) -> BundleView:
     return BundleView(id=record.id, files=record.files, bytes=record.bytes, unpacked_bytes=record.unpacked)
 
 

@@ -32,7 +32,7 @@ MAX_SCANNED = 2_000
 _SUFFIX = ".json"
 
 
-class _File(msgspec.Struct):
+class _ArchiveFile(msgspec.Struct):
     format: int
     job: dict[str, str]
     attempts: list[dict[str, str]]
@@ -48,19 +48,24 @@ class ArchivedJob:
     spec: bytes  # JSON
     key: str  # the Idempotency-Key that made it; empty where there was none
 
-    def view(self) -> JobView:
+    def to_view(self) -> JobView:
         """Raises UnreadableSpec."""
         return JobView(self.record, store.read_spec(self.spec), None)
 
 
-def write(storage: Path, tenant: str, job: str, found: Snapshot) -> None:
+def write_job(storage: Path, tenant: str, job: str, found: Snapshot) -> None:
     """Put a job on disk: whole or not at all, safe from a power cut, and read back before this returns.
 
     Raises:
         OSError: the disk refuses, or gives back other bytes than it was given.
         ValueError: a field of the job is no text.
     """
-    file = _File(FORMAT, _texts(found.job), [_texts(fields) for fields in found.attempts], msgspec.Raw(found.spec))
+    file = _ArchiveFile(
+        FORMAT,
+        _decode_fields(found.job),
+        [_decode_fields(fields) for fields in found.attempts],
+        msgspec.Raw(found.spec),
+    )
     body = msgspec.json.encode(file)
     path = paths.archive_file(storage, tenant, job)
     _make_directory(path.parent, storage)
@@ -76,7 +81,7 @@ def write(storage: Path, tenant: str, job: str, found: Snapshot) -> None:
         raise OSError(f"{path} does not hold what was written to it")
 
 
-def read(storage: Path, tenant: str, job: str) -> ArchivedJob | None:
+def read_job(storage: Path, tenant: str, job: str) -> ArchivedJob | None:
     """An archived job, or None.
 
     Raises:
@@ -88,7 +93,7 @@ def read(storage: Path, tenant: str, job: str) -> ArchivedJob | None:
     except FileNotFoundError:
         return None
     try:
-        return _decoded(tenant, job, body)
+        return _decode_job(tenant, job, body)
     except (ValueError, KeyError) as error:
         raise NotFound(
             f"job {job} was archived, and its record cannot be read; it is damaged, or was written by a newer "
@@ -96,68 +101,72 @@ def read(storage: Path, tenant: str, job: str) -> ArchivedJob | None:
         ) from error
 
 
-def page(storage: Path, tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50) -> JobPage:
+def read_page(storage: Path, tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50) -> JobPage:
     """A page of archived jobs, newest first, as `store.page` gives one of the others. Raises OSError."""
     found: list[JobRecord] = []
     last = ""
-    for scanned, job in enumerate(_ids(storage, tenant, after)):
+    for scanned, job in enumerate(_job_ids(storage, tenant, after)):
         if len(found) == limit or scanned == MAX_SCANNED:
             return JobPage(tuple(found), last)
         last = job
         try:
-            archived = read(storage, tenant, job)
+            archived = read_job(storage, tenant, job)
         except NotFound as error:
             log.warning("archive_not_read", job=job, tenant=tenant, error=error.message)
             continue
-        if archived is not None and _matches(archived.record, chosen):
+        if archived is not None and _matches_filter(archived.record, chosen):
             found.append(archived.record)
     return JobPage(tuple(found), None)
 
 
-def oldest(storage: Path, before: float) -> Iterator[tuple[str, str, Path]]:
+def oldest_jobs(storage: Path, before: float) -> Iterator[tuple[str, str, Path]]:
     """Archived jobs of all tenants, as (tenant, id, file), oldest directories first. None that was made after `before`
     (seconds since the epoch) is among them, and some that were made shortly before it may be missing."""
     last = f"{max(0, int(before * 1000)):012x}"  # ids begin with the time in milliseconds
-    for tenant in sorted(_names(paths.archive_dir(storage))):
+    for tenant in sorted(_list_directory(paths.archive_dir(storage))):
         root = paths.tenant_archive(storage, tenant)
-        for directory in sorted(_names(root)):
+        for directory in sorted(_list_directory(root)):
             if directory >= paths.archive_file(storage, tenant, last).parent.name:
                 break
-            jobs = (name.removesuffix(_SUFFIX) for name in sorted(_names(root / directory)) if _is_record(name))
+            jobs = (
+                name.removesuffix(_SUFFIX) for name in sorted(_list_directory(root / directory)) if _is_record(name)
+            )
             yield from ((tenant, job, paths.archive_file(storage, tenant, job)) for job in jobs)
 
 
-def remove(storage: Path, tenant: str, job: str) -> None:
+def remove_job(storage: Path, tenant: str, job: str) -> None:
     """Remove the record of a job. Raises OSError; one that is not there is no error."""
     paths.archive_file(storage, tenant, job).unlink(missing_ok=True)
 
 
-def _decoded(tenant: str, job: str, body: bytes) -> ArchivedJob:
+def _decode_job(tenant: str, job: str, body: bytes) -> ArchivedJob:
     """Raises ValueError or KeyError for what is none of ours."""
-    file = msgspec.json.decode(body, type=_File)
+    file = msgspec.json.decode(body, type=_ArchiveFile)
     if file.format != FORMAT:
         raise ValueError(f"it has format {file.format}, and this version knows {FORMAT}")
-    fields = _fields(file.job)
+    fields = _encode_fields(file.job)
     return ArchivedJob(
         record=JobRecord.read(tenant, job, fields, archived=True),
-        attempts=tuple(AttemptRecord.read(n, _fields(attempt)) for n, attempt in enumerate(file.attempts, start=1)),
+        attempts=tuple(
+            AttemptRecord.read(n, _encode_fields(attempt)) for n, attempt in enumerate(file.attempts, start=1)
+        ),
         spec=bytes(file.spec),
         key=file.job.get("idem", ""),
     )
 
 
-def _ids(storage: Path, tenant: str, after: str) -> Iterator[str]:
+def _job_ids(storage: Path, tenant: str, after: str) -> Iterator[str]:
     """Ids of archived jobs, newest first, below `after` where that is given."""
     root = paths.tenant_archive(storage, tenant)
     first = paths.archive_file(storage, tenant, after).parent.name
-    for directory in sorted(_names(root), reverse=True):
+    for directory in sorted(_list_directory(root), reverse=True):
         if after and directory > first:
             continue
-        ids = (name.removesuffix(_SUFFIX) for name in _names(root / directory) if _is_record(name))
+        ids = (name.removesuffix(_SUFFIX) for name in _list_directory(root / directory) if _is_record(name))
         yield from sorted((job for job in ids if not after or job < after), reverse=True)
 
 
-def _names(directory: Path) -> list[str]:
+def _list_directory(directory: Path) -> list[str]:
     try:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -168,7 +177,7 @@ def _is_record(name: str) -> bool:
     return name.endswith(_SUFFIX) and not name.startswith(".")
 
 
-def _matches(job: JobRecord, chosen: JobFilter) -> bool:
+def _matches_filter(job: JobRecord, chosen: JobFilter) -> bool:
     key, value = chosen.label or ("", "")
     return (
         chosen.state in (None, job.state)
@@ -178,11 +187,11 @@ def _matches(job: JobRecord, chosen: JobFilter) -> bool:
     )
 
 
-def _texts(fields: Fields) -> dict[str, str]:
+def _decode_fields(fields: Fields) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in fields.items()}
 
 
-def _fields(texts: Mapping[str, str]) -> dict[bytes, bytes]:
+def _encode_fields(texts: Mapping[str, str]) -> dict[bytes, bytes]:
     return {name.encode(): value.encode() for name, value in texts.items()}
 
 

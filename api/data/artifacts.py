@@ -48,7 +48,7 @@ class RangeNotSatisfiable(ShardyardError):
 
 
 @dataclass(frozen=True, slots=True)
-class Artifact:
+class OpenArtifact:
     """An open regular file. Whoever has it closes `file`. The tag changes whenever the file does."""
 
     file: BinaryIO
@@ -58,63 +58,63 @@ class Artifact:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ArtifactListing:
     artifacts: list[ArtifactView]
     truncated: bool
 
 
-def listing(attempt: Path) -> Listing:
+def list_artifacts(attempt: Path) -> ArtifactListing:
     """All regular files that are offered, by path. Names that are not UTF-8 are left out. Raises OSError.
 
     `truncated`: there are more than `MAX_LISTED`, or deeper ones than `MAX_DEPTH`.
     """
-    found = _left(attempt)
-    saved = [view for name, one in _saved(attempt).items() for view in _files_of(one, name)]
+    found = _attempt_files(attempt)
+    saved = [view for name, one in _checkpoints_by_name(attempt).items() for view in _checkpoint_files(one, name)]
     both = sorted(found.artifacts + saved, key=lambda one: one.path)
-    return Listing(both[:MAX_LISTED], found.truncated or len(both) > MAX_LISTED)
+    return ArtifactListing(both[:MAX_LISTED], found.truncated or len(both) > MAX_LISTED)
 
 
-def _saved(attempt: Path) -> dict[str, Kept]:
+def _checkpoints_by_name(attempt: Path) -> dict[str, Kept]:
     """The checkpoints of the attempt's job, by the names that they are listed with; of two of one step, the later."""
     kept = checkpoints.kept(attempt.parent / CHECKPOINTS)
     return {f"{CHECKPOINTS}/step-{one.step}": one for one in reversed(kept)}
 
 
-def _files_of(one: Kept, name: str) -> Iterator[ArtifactView]:
+def _checkpoint_files(one: Kept, name: str) -> Iterator[ArtifactView]:
     try:
         directory = _open_directory(one.directory)
     except (FileNotFoundError, NotADirectoryError):  # it has just been replaced by a newer one
         return
     try:
-        for view in _walk_into(directory, ".", PurePosixPath(name), 0):
+        for view in _walk_subdirectory(directory, ".", PurePosixPath(name), 0):
             if view is not None:
                 yield view
     finally:
         os.close(directory)
 
 
-def _left(attempt: Path) -> Listing:
+def _attempt_files(attempt: Path) -> ArtifactListing:
     """What the attempt left in its own directory."""
     try:
         way = _open_directory(attempt)
     except (FileNotFoundError, NotADirectoryError):
-        return Listing([], truncated=False)
+        return ArtifactListing([], truncated=False)
     try:
         top = os.open(".", _DIRECTORY, dir_fd=way)
     finally:
         os.close(way)
     try:
         found: list[ArtifactView] = []
-        for view in _walk(top, PurePosixPath(), MAX_DEPTH):
+        for view in _walk_directory(top, PurePosixPath(), MAX_DEPTH):
             if view is None or len(found) == MAX_LISTED:
-                return Listing(sorted(found, key=lambda one: one.path), truncated=True)
+                return ArtifactListing(sorted(found, key=lambda one: one.path), truncated=True)
             found.append(view)
-        return Listing(sorted(found, key=lambda one: one.path), truncated=False)
+        return ArtifactListing(sorted(found, key=lambda one: one.path), truncated=False)
     finally:
         os.close(top)
 
 
-def _walk(directory: int, prefix: PurePosixPath, depth: int) -> Iterator[ArtifactView | None]:
+def _walk_directory(directory: int, prefix: PurePosixPath, depth: int) -> Iterator[ArtifactView | None]:
     """Files below a directory; None in place of what lies too deep."""
     with os.scandir(directory) as entries:
         names = sorted(entry.name for entry in entries if _is_text(entry.name))
@@ -126,21 +126,21 @@ def _walk(directory: int, prefix: PurePosixPath, depth: int) -> Iterator[Artifac
             elif stat.S_ISDIR(status.st_mode) and depth == 0:
                 yield None
             elif stat.S_ISDIR(status.st_mode):
-                yield from _walk_into(directory, name, prefix / name, depth - 1)
+                yield from _walk_subdirectory(directory, name, prefix / name, depth - 1)
 
 
-def _walk_into(parent: int, name: str, prefix: PurePosixPath, depth: int) -> Iterator[ArtifactView | None]:
+def _walk_subdirectory(parent: int, name: str, prefix: PurePosixPath, depth: int) -> Iterator[ArtifactView | None]:
     try:
         directory = os.open(name, _DIRECTORY, dir_fd=parent)
     except OSError:  # replaced by something else since, or closed to us
         return
     try:
-        yield from _walk(directory, prefix, depth)
+        yield from _walk_directory(directory, prefix, depth)
     finally:
         os.close(directory)
 
 
-def open_file(attempt: Path, path: str) -> Artifact:
+def open_file(attempt: Path, path: str) -> OpenArtifact:
     """Open one of the files that `listing` names.
 
     Raises:
@@ -149,35 +149,35 @@ def open_file(attempt: Path, path: str) -> Artifact:
     """
     parts = path.split("/")
     if not _is_plain(path, parts):
-        raise _missing(path)
+        raise _no_such_artifact(path)
     top, below = attempt, parts
     if parts[0] == CHECKPOINTS:
-        one = _saved(attempt).get("/".join(parts[:2]))
+        one = _checkpoints_by_name(attempt).get("/".join(parts[:2]))
         if one is None:
-            raise _missing(path)
+            raise _no_such_artifact(path)
         top, below = one.directory, parts[2:]
     if not below:
-        raise _missing(path)
+        raise _no_such_artifact(path)
     try:
         directory = _open_directory(top)
         for name in below[:-1]:
-            parent, directory = directory, _descend(directory, name)
+            parent, directory = directory, _open_subdirectory(directory, name)
             os.close(parent)
         try:
             descriptor = os.open(parts[-1], _FILE, dir_fd=directory)
         finally:
             os.close(directory)
     except OSError:
-        raise _missing(path) from None
+        raise _no_such_artifact(path) from None
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise _missing(path)
+        raise _no_such_artifact(path)
     tag = f'"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"'
-    return Artifact(open(descriptor, "rb", buffering=0), parts[-1], status.st_size, tag)
+    return OpenArtifact(open(descriptor, "rb", buffering=0), parts[-1], status.st_size, tag)
 
 
-def _descend(directory: int, name: str) -> int:
+def _open_subdirectory(directory: int, name: str) -> int:
     try:
         return os.open(name, _STEP, dir_fd=directory)
     except OSError:
@@ -189,7 +189,7 @@ def _open_directory(path: Path) -> int:
     """An absolute path without links, opened step by step, so that it has none when it is used either."""
     directory = os.open(path.anchor, _STEP)
     for name in path.parts[1:]:
-        parent, directory = directory, _descend(directory, name)
+        parent, directory = directory, _open_subdirectory(directory, name)
         os.close(parent)
     return directory
 
@@ -213,7 +213,7 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def _missing(path: str) -> NotFound:
+def _no_such_artifact(path: str) -> NotFound:
     return NotFound(f"this attempt has no artifact {path[:200]!r}; its list of artifacts has the names")
 
 

@@ -40,7 +40,7 @@ class LogQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class MergedLines:
     """Lines of several devices by time, and how far each device was read. `at_end`: of what there is now."""
 
     lines: list[LogLine]
@@ -53,30 +53,30 @@ class Lines:
 def read_report(attempt: Path) -> bytes | None:
     """The report that was kept, as JSON. Raises OSError."""
     try:
-        with open(in_place(paths.report_file(attempt)), "rb") as file:
+        with open(require_plain_file(paths.report_file(attempt)), "rb") as file:
             return file.read(MAX_REPORT_BYTES)
     except FileNotFoundError:
         return None
 
 
-def read_logs(attempt: Path, devices: Sequence[int], seen: Mapping[int, int], query: LogQuery) -> Lines:
+def read_logs(attempt: Path, devices: Sequence[int], seen: Mapping[int, int], query: LogQuery) -> MergedLines:
     """Lines of `devices` after those that were seen, merged by time. Raises OSError.
 
     Lines of one device keep their order whatever the clock did.
     """
     before = 0 if query.from_line is None else query.from_line - 1
     seen = {device: seen.get(device, before) for device in devices}
-    pages = {device: _read_device(attempt, device, seen[device], len(devices), query) for device in devices}
+    pages = {device: _read_device_page(attempt, device, seen[device], len(devices), query) for device in devices}
     merged = heapq.merge(
-        *([_line(device, line) for line in page.lines] for device, page in pages.items()), key=lambda line: line.at
+        *([_log_line(device, line) for line in page.lines] for device, page in pages.items()), key=lambda line: line.at
     )
     wanted = query.limit if query.tail is None else query.tail
     lines = list(merged)
     lines = lines[:wanted] if query.tail is None else lines[-wanted:]
     reached = {device: page.next for device, page in pages.items()}
     if query.tail is None:
-        reached = {device: _reached(device, page, lines, seen[device]) for device, page in pages.items()}
-    return Lines(
+        reached = {device: _position_reached(device, page, lines, seen[device]) for device, page in pages.items()}
+    return MergedLines(
         lines=lines,
         dropped=[
             DroppedLines(device, part.first, part.last, part.bytes)
@@ -90,9 +90,9 @@ def read_logs(attempt: Path, devices: Sequence[int], seen: Mapping[int, int], qu
     )
 
 
-def _read_device(attempt: Path, device: int, after: int, devices: int, query: LogQuery) -> Page:
+def _read_device_page(attempt: Path, device: int, after: int, devices: int, query: LogQuery) -> Page:
     return log_file.read_page(
-        in_place(paths.log_file(attempt, device)),
+        require_plain_file(paths.log_file(attempt, device)),
         after,
         query.limit,
         stream=query.stream,
@@ -105,7 +105,7 @@ def _read_device(attempt: Path, device: int, after: int, devices: int, query: Lo
     )
 
 
-def _reached(device: int, page: Page, taken: Sequence[LogLine], before: int) -> int:
+def _position_reached(device: int, page: Page, taken: Sequence[LogLine], before: int) -> int:
     """How far a device was read: its whole page, unless the merge left some of its lines for the next one."""
     mine = [line.seq for line in taken if line.device == device]
     if len(mine) == len(page.lines):
@@ -113,7 +113,7 @@ def _reached(device: int, page: Page, taken: Sequence[LogLine], before: int) -> 
     return mine[-1] if mine else min(before, page.lines[0].seq - 1)
 
 
-def _line(device: int, line: log_file.Line) -> LogLine:
+def _log_line(device: int, line: log_file.Line) -> LogLine:
     return LogLine(
         seq=line.seq,
         at=at(int(line.at * 1e6)),
@@ -131,21 +131,21 @@ def read_metrics(
 ) -> list[SeriesView]:
     """Series of an attempt, whole or down-sampled. Raises OSError."""
     return [
-        _series(series)
-        for series in metric_file.read(in_place(paths.metrics_file(attempt)), device, name, after, points)
+        _series_view(series)
+        for series in metric_file.read(require_plain_file(paths.metrics_file(attempt)), device, name, after, points)
     ]
 
 
-def _series(series: metric_file.Series) -> SeriesView:
+def _series_view(series: metric_file.Series) -> SeriesView:
     return SeriesView(
         device=series.device,
         name=series.name,
-        points=[_point(point) for point in series.points],
+        points=[_point_view(point) for point in series.points],
         buckets=[
             BucketView(
                 count=bucket.count,
-                first=_point(bucket.first),
-                last=_point(bucket.last),
+                first=_point_view(bucket.first),
+                last=_point_view(bucket.last),
                 minimum=bucket.minimum,
                 maximum=bucket.maximum,
                 mean=bucket.mean,
@@ -157,12 +157,12 @@ def _series(series: metric_file.Series) -> SeriesView:
     )
 
 
-def _point(point: metric_file.Point) -> PointView:
+def _point_view(point: metric_file.Point) -> PointView:
     value = point.value if math.isfinite(point.value) else None
     return PointView(point.number, point.step, value, at(int(point.at * 1e6)))
 
 
-def in_place(path: Path) -> Path:
+def require_plain_file(path: Path) -> Path:
     """`path`, unless a link leads away from it: a job can put links where its files lie, to read what is not its own.
 
     Raises:
@@ -176,5 +176,5 @@ def in_place(path: Path) -> Path:
 def remove_job(storage: Path, tenant: str, job: str) -> None:
     """Remove everything that a job left, and its record where it is archived. Raises OSError; a job that left nothing
     is no error."""
-    archive.remove(storage, tenant, job)
+    archive.remove_job(storage, tenant, job)
     fs.remove(paths.job_dir(storage, tenant, job))

@@ -18,32 +18,32 @@ from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import Unavailable
 
 #: How late a change is seen that the list did not tell of.
-LOOK_SECONDS = 1.0
+COMPARE_SECONDS = 1.0
 #: Between two calls while much changes: what comes meanwhile is taken together.
-REST_SECONDS = 0.01
+THROTTLE_SECONDS = 0.01
 RETRY_SECONDS = 0.1
 #: Entries that are read at once.
-MOST_CHANGES = 1_000
+MAX_ENTRIES = 1_000
 #: Requests that may wait in one process.
 MAX_WAITING = 2_000
 
-Job = tuple[str, str]  # tenant, id
+JobKey = tuple[str, str]  # tenant, id
 
 
-class Changes:
+class ChangeNotifier:
     """Tells waiting requests when the version of their job is no longer the one they know."""
 
     def __init__(self, control: AsyncRedisStore, *, most: int = MAX_WAITING) -> None:
         self._store = control
         self._most = most
-        self._waiting: dict[Job, dict[asyncio.Future[None], int]] = {}  # which version each of them knows
+        self._waiting: dict[JobKey, dict[asyncio.Future[None], int]] = {}  # which version each of them knows
         self._count = 0
-        self._new: set[Job] = set()  # of those who came while the task was listening: not compared yet
+        self._new: set[JobKey] = set()  # of those who came while the task was listening: not compared yet
         self._listener: asyncio.Task[None] | None = None
         self._comparer: asyncio.Task[None] | None = None
         self._closed = False
 
-    async def wait(self, tenant: str, job: str, version: int, seconds: float) -> None:
+    async def wait_for_change(self, tenant: str, job: str, version: int, seconds: float) -> None:
         """Return when the job's version is not `version`, or it is gone; at the latest after `seconds`, or when
         the process is about to end.
 
@@ -58,7 +58,7 @@ class Changes:
         others = self._waiting.setdefault((tenant, job), {})
         others[changed] = version
         self._count += 1
-        self._look_after((tenant, job))
+        self._watch_job((tenant, job))
         try:
             async with asyncio.timeout(seconds):
                 await changed
@@ -70,63 +70,63 @@ class Changes:
             if not others:
                 del self._waiting[tenant, job]
 
-    def release(self) -> None:
+    def release_all(self) -> None:
         """Let all requests go, and hold no further ones: the process is about to end."""
         self._closed = True
         for others in self._waiting.values():
-            _tell(others)
+            _notify_waiting(others)
         if self._listener is not None:
             self._listener.cancel()
 
     @property
-    def count(self) -> int:
+    def waiting_count(self) -> int:
         """Requests that wait now."""
         return self._count
 
-    def _look_after(self, job: Job) -> None:
+    def _watch_job(self, job: JobKey) -> None:
         """Begin to listen; or, where that goes on already, see whether the job has changed before it was waited for."""
         if self._listener is None or self._listener.done():
-            self._listener = asyncio.create_task(self._listen())
+            self._listener = asyncio.create_task(self._listen_for_changes())
             return
         self._new.add(job)
         if self._comparer is None or self._comparer.done():
-            self._comparer = asyncio.create_task(self._compare_new())
+            self._comparer = asyncio.create_task(self._compare_new_jobs())
 
-    async def _listen(self) -> None:
+    async def _listen_for_changes(self) -> None:
         while self._waiting:
             try:
-                last = await self._newest()  # what was before is found by comparing
-                await self._compare(self._waiting)
-                look = time.monotonic() + LOOK_SECONDS
-                while self._waiting and time.monotonic() < look and (found := await self._read(last)):
+                last = await self._newest_entry_id()  # what was before is found by comparing
+                await self._compare_versions(self._waiting)
+                look = time.monotonic() + COMPARE_SECONDS
+                while self._waiting and time.monotonic() < look and (found := await self._read_changes(last)):
                     last, changed = found
-                    await self._compare(changed & self._waiting.keys())
-                    await asyncio.sleep(REST_SECONDS)
+                    await self._compare_versions(changed & self._waiting.keys())
+                    await asyncio.sleep(THROTTLE_SECONDS)
             except (Unavailable, RedisError):
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def _newest(self) -> str:
+    async def _newest_entry_id(self) -> str:
         entries: Any = await self._store.client.xrevrange(CHANGES, count=1)
         return entries[0][0].decode() if entries else "0-0"
 
-    async def _read(self, last: str) -> tuple[str, set[Job]] | None:
+    async def _read_changes(self, last: str) -> tuple[str, set[JobKey]] | None:
         """The id of the newest change behind `last`, and whose they are, as soon as there is one."""
-        found: Any = await self._store.client.xread({CHANGES: last}, MOST_CHANGES, round(LOOK_SECONDS * 1000))
+        found: Any = await self._store.client.xread({CHANGES: last}, MAX_ENTRIES, round(COMPARE_SECONDS * 1000))
         if not found:
             return None
         ((_, entries),) = found
         refs = (fields[b"job"].decode().partition("/") for _, fields in entries)
         return entries[-1][0].decode(), {(tenant, job) for tenant, _, job in refs}
 
-    async def _compare_new(self) -> None:
+    async def _compare_new_jobs(self) -> None:
         while self._new:
             jobs, self._new = self._new, set()
             try:
-                await self._compare(jobs)
+                await self._compare_versions(jobs)
             except Unavailable:
                 return  # the listener compares all when it is back
 
-    async def _compare(self, jobs: Collection[Job]) -> None:
+    async def _compare_versions(self, jobs: Collection[JobKey]) -> None:
         """Tell those who know an older version of these jobs."""
         if not jobs:
             return
@@ -134,10 +134,10 @@ class Changes:
         versions = await self._store.run(store.versions(listed))
         for job, current in zip(listed, versions, strict=True):
             others = self._waiting.get(job, {})
-            _tell([changed for changed, version in others.items() if version != current])
+            _notify_waiting([changed for changed, version in others.items() if version != current])
 
 
-def _tell(waiting: Collection[asyncio.Future[None]]) -> None:
+def _notify_waiting(waiting: Collection[asyncio.Future[None]]) -> None:
     for changed in waiting:
         if not changed.done():
             changed.set_result(None)

@@ -14,7 +14,7 @@ T = TypeVar("T")
 FILE_THREADS = 8
 
 
-class Storage:
+class AttemptStorage:
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self._threads = anyio.CapacityLimiter(FILE_THREADS)
@@ -25,6 +25,6 @@ class Storage:
     def job_dir(self, tenant: str, job: str) -> Path:
         return paths.job_dir(self.root, tenant, job)
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
         """What `work` returns, called in a thread, so that others are served meanwhile."""
         return await anyio.to_thread.run_sync(work, limiter=self._threads)

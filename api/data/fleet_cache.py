@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from api.schemas.views import Labels
+from api.schemas.views import DeviceLabels
 from jobs import store
 from jobs.store import Fleet
 from jobs.store.client import AsyncRedisStore
@@ -12,7 +12,7 @@ from jobs.store.client import AsyncRedisStore
 CACHE_SECONDS = 2.0
 
 #: Of devices, by node and index.
-Names = dict[str, dict[int, str]]
+DeviceNames = dict[str, dict[int, str]]
 
 
 class FleetCache:
@@ -24,10 +24,10 @@ class FleetCache:
         self._lock = asyncio.Lock()
         self._fleet: Fleet | None = None
         self._read_at = 0.0
-        self._names: Names = {}
-        self._labels = labels_of(self._names)
+        self._names: DeviceNames = {}
+        self._labels = labels_from_names(self._names)
 
-    async def read(self, max_age: float = CACHE_SECONDS) -> Fleet:
+    async def read_fleet(self, max_age: float = CACHE_SECONDS) -> Fleet:
         """Raises:
         Unavailable: Redis does not answer.
         """
@@ -35,25 +35,25 @@ class FleetCache:
             if self._fleet is None or self._clock() - self._read_at > max_age:
                 self._fleet = await self._store.run(store.fleet())
                 self._read_at = self._clock()
-                self._name(names_of(self._fleet))
+                self._update_names(device_names(self._fleet))
             return self._fleet
 
-    def _name(self, names: Names) -> None:
+    def _update_names(self, names: DeviceNames) -> None:
         if names != self._names:
-            self._names, self._labels = names, labels_of(names)
+            self._names, self._labels = names, labels_from_names(names)
 
-    async def labels(self) -> Labels:
+    async def read_labels(self) -> DeviceLabels:
         """Names of devices for people, the same function as long as they are the same. A device of a node that is
         unknown now keeps its index."""
-        await self.read()
+        await self.read_fleet()
         return self._labels
 
 
-def names_of(fleet: Fleet) -> Names:
+def device_names(fleet: Fleet) -> DeviceNames:
     return {node.id: {device.index: device.label for device in node.info.devices} for node in fleet.nodes}
 
 
-def labels_of(known: Names) -> Labels:
+def labels_from_names(known: DeviceNames) -> DeviceLabels:
     def labels(node: str, indexes: Sequence[int]) -> list[str]:
         names = known.get(node, {})
         return [names.get(index, f"device:{index}") for index in indexes]

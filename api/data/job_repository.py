@@ -4,7 +4,7 @@ from functools import partial
 
 from api.data import archive
 from api.data.archive import ArchivedJob
-from api.data.file_threads import Storage
+from api.data.file_threads import AttemptStorage
 from jobs import store
 from jobs.model.records import AttemptRecord
 from jobs.store import JobFilter, JobPage, JobView
@@ -12,42 +12,42 @@ from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import NotFound
 
 
-class Records:
+class JobRepository:
     """Reads jobs. Redis is asked first: a job that is in both places is about to be archived, and counts there."""
 
-    def __init__(self, control: AsyncRedisStore, storage: Storage) -> None:
+    def __init__(self, control: AsyncRedisStore, storage: AttemptStorage) -> None:
         self._store = control
         self._storage = storage
 
-    async def view(self, tenant: str, job: str, known: JobView | None = None) -> JobView:
+    async def read_view(self, tenant: str, job: str, known: JobView | None = None) -> JobView:
         """`known` itself where nothing of it has changed. Raises NotFound, UnreadableSpec."""
         try:
             return await self._store.run(store.read_job(tenant, job, known))
         except NotFound:
-            found = await self.archived(tenant, job)
+            found = await self.read_archived(tenant, job)
             if found is None:
                 raise
-            return found.view()
+            return found.to_view()
 
-    async def attempts(self, tenant: str, job: str) -> tuple[AttemptRecord, ...]:
+    async def read_attempts(self, tenant: str, job: str) -> tuple[AttemptRecord, ...]:
         """All of them, oldest first. Raises NotFound."""
         try:
             return await self._store.run(store.attempts(tenant, job))
         except NotFound:
-            found = await self.archived(tenant, job)
+            found = await self.read_archived(tenant, job)
             if found is None:
                 raise
             return found.attempts
 
-    async def page(
+    async def read_page(
         self, tenant: str, chosen: JobFilter, *, after: str, limit: int, archived: bool, looks: int
     ) -> JobPage:
         """A page of the jobs in Redis, or of those that are archived; newest first. `looks` as for `store.page`."""
         if not archived:
             return await self._store.run(store.page(tenant, chosen, after=after, limit=limit, max_queues=looks))
-        read = partial(archive.page, self._storage.root, tenant, chosen, after=after, limit=limit)
-        return await self._storage.run(read)
+        read = partial(archive.read_page, self._storage.root, tenant, chosen, after=after, limit=limit)
+        return await self._storage.run_in_thread(read)
 
-    async def archived(self, tenant: str, job: str) -> ArchivedJob | None:
+    async def read_archived(self, tenant: str, job: str) -> ArchivedJob | None:
         """Raises NotFound for one that cannot be read."""
-        return await self._storage.run(partial(archive.read, self._storage.root, tenant, job))
+        return await self._storage.run_in_thread(partial(archive.read_job, self._storage.root, tenant, job))

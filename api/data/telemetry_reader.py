@@ -28,7 +28,7 @@ PAUSE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TelemetryUpdate:
     """What was new. `entries`: key of a stream -> ids and frames."""
 
     progress: bytes | None
@@ -36,50 +36,50 @@ class Look:
     entries: dict[str, list[tuple[str, bytes]]]
 
 
-class Telemetry:
+class TelemetryReader:
     def __init__(self, client: Redis, clock: Callable[[], float] = time.monotonic) -> None:
         self.client = client
         self._clock = clock
         self._silent_until = 0.0
 
-    async def progress(self, tenant: str, job: str, attempt: int) -> dict[str, Any] | None:
+    async def read_progress(self, tenant: str, job: str, attempt: int) -> dict[str, Any] | None:
         """How far an attempt is, or `None`: it has not said so, or the telemetry Redis is away."""
         if self._clock() < self._silent_until:
             return None
         key = names.progress_key(tenant, job, attempt)
         try:
-            body = await self._within(PROGRESS_SECONDS, self.client.get(key))
+            body = await self._await_reply(PROGRESS_SECONDS, self.client.get(key))
             return None if body is None else msgspec.json.decode(body, type=dict[str, Any])
         except (Unavailable, msgspec.MsgspecError):
             return None
 
-    async def progress_of(self, attempts: Sequence[tuple[str, str, int]]) -> list[dict[str, Any] | None]:
+    async def read_many_progress(self, attempts: Sequence[tuple[str, str, int]]) -> list[dict[str, Any] | None]:
         """As `progress`, of several attempts, each given as (tenant, job, number), in one exchange."""
         unknown: list[dict[str, Any] | None] = [None] * len(attempts)
         if not attempts or self._clock() < self._silent_until:
             return unknown
         keys = [names.progress_key(*attempt) for attempt in attempts]
         try:
-            bodies = await self._within(PROGRESS_SECONDS, self.client.mget(keys))
+            bodies = await self._await_reply(PROGRESS_SECONDS, self.client.mget(keys))
             return [None if body is None else msgspec.json.decode(body, type=dict[str, Any]) for body in bodies]
         except (Unavailable, msgspec.MsgspecError):
             return unknown
 
-    async def report(self, tenant: str, job: str, attempt: int) -> bytes | None:
+    async def read_report(self, tenant: str, job: str, attempt: int) -> bytes | None:
         """The split report of an attempt as it stands.
 
         Raises:
             Unavailable: the telemetry Redis does not answer.
         """
         if self._clock() < self._silent_until:
-            raise _away()
+            raise _unavailable()
         key = names.report_key(tenant, job, attempt)
-        body = await self._within(REPLY_SECONDS, self.client.get(key))
+        body = await self._await_reply(REPLY_SECONDS, self.client.get(key))
         return body.encode() if isinstance(body, str) else body  # the client does not decode; its types cannot say so
 
-    async def look(
+    async def read_update(
         self, tenant: str, job: str, attempt: int, *, report: bool, streams: Mapping[str, str], entries: int
-    ) -> Look:
+    ) -> TelemetryUpdate:
         """What is new of a running attempt, in one exchange: its progress, its report if asked, and at most so many
         entries of each stream after the id that is given with its key.
 
@@ -87,20 +87,20 @@ class Telemetry:
             Unavailable: the telemetry Redis does not answer.
         """
         if self._clock() < self._silent_until:
-            raise _away()
+            raise _unavailable()
         pipe = self.client.pipeline(transaction=False)
         pipe.get(names.progress_key(tenant, job, attempt))
         if report:
             pipe.get(names.report_key(tenant, job, attempt))
         if streams:
-            pipe.xread(_any(streams), count=entries)
-        replies = deque(await self._within(REPLY_SECONDS, pipe.execute()))
-        return Look(
+            pipe.xread(_without_types(streams), count=entries)
+        replies = deque(await self._await_reply(REPLY_SECONDS, pipe.execute()))
+        return TelemetryUpdate(
             progress=replies.popleft(),
             report=replies.popleft() if report else None,
             entries={
                 key.decode(): [(name.decode(), fields[b"f"]) for name, fields in found]
-                for key, found in _streams_of(replies.popleft() if streams else None)
+                for key, found in _stream_entries(replies.popleft() if streams else None)
             },
         )
 
@@ -108,22 +108,22 @@ class Telemetry:
         """Raises:
         Unavailable: the telemetry Redis does not answer.
         """
-        await self._within(REPLY_SECONDS, self.client.ping())
+        await self._await_reply(REPLY_SECONDS, self.client.ping())
 
-    async def forget(self, tenant: str, job: str, attempts: Sequence[AttemptRecord]) -> None:
+    async def delete_job(self, tenant: str, job: str, attempts: Sequence[AttemptRecord]) -> None:
         """Remove everything about a job.
 
         Raises:
             Unavailable: the telemetry Redis does not answer; its keys then go when they expire.
         """
-        keys = [key for attempt in attempts for key in _keys(tenant, job, attempt)]
+        keys = [key for attempt in attempts for key in _attempt_keys(tenant, job, attempt)]
         if keys:
-            await self._within(REPLY_SECONDS, self.client.unlink(*keys))
+            await self._await_reply(REPLY_SECONDS, self.client.unlink(*keys))
 
     async def close(self) -> None:
         await self.client.aclose()
 
-    async def _within(self, seconds: float, reply: Awaitable[T]) -> T:
+    async def _await_reply(self, seconds: float, reply: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout(seconds):
                 found = await reply
@@ -131,29 +131,29 @@ class Telemetry:
             if self._clock() >= self._silent_until:
                 log.warning("telemetry_redis_unavailable", error=str(error) or type(error).__name__)
             self._silent_until = self._clock() + PAUSE_SECONDS
-            raise _away() from error
+            raise _unavailable() from error
         self._silent_until = 0.0
         return found
 
 
-def _any(streams: Mapping[str, str]) -> dict[Any, Any]:
+def _without_types(streams: Mapping[str, str]) -> dict[Any, Any]:
     """As redis-py's types want a dictionary of ids, which are narrower than what it takes."""
     return dict(streams)
 
 
-def _streams_of(reply: Any) -> Iterable[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
+def _stream_entries(reply: Any) -> Iterable[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
     """Keys and entries of an XREAD, which RESP3 gives as a map (with a list around each stream's entries)."""
     if isinstance(reply, dict):
         return [(key, [entry for part in found for entry in part]) for key, found in reply.items()]
     return reply or []
 
 
-def _keys(tenant: str, job: str, attempt: AttemptRecord) -> list[str]:
+def _attempt_keys(tenant: str, job: str, attempt: AttemptRecord) -> list[str]:
     number = attempt.number
     logs = [names.log_stream(tenant, job, number, device) for device in range(len(attempt.leased))]
     single = (names.metric_stream, names.report_key, names.progress_key)
     return logs + [name(tenant, job, number) for name in single]
 
 
-def _away() -> Unavailable:
+def _unavailable() -> Unavailable:
     return Unavailable("the telemetry Redis does not answer; try again")

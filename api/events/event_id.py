@@ -14,7 +14,7 @@ MAX_DEVICES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class StreamEvent:
     """One event on its way to one reader; `id` is the position behind it."""
 
     name: EventName
@@ -22,7 +22,7 @@ class Event:
     id: str
 
 
-class Position(msgspec.Struct, array_like=True):
+class ReaderPosition(msgspec.Struct, array_like=True):
     """What a reader of one job has been told: all of it up to here, and nothing beyond.
 
     `state`, `progress` and `report` are checksums of what was told last. Of the attempt's patterns so many were told,
@@ -40,25 +40,25 @@ class Position(msgspec.Struct, array_like=True):
     lines: dict[int, int] = {}
     ended: bool = False
 
-    def at_attempt(self, number: int) -> "Position":
+    def at_attempt(self, number: int) -> "ReaderPosition":
         """The start of another attempt: lines of the same devices, from the first one."""
-        return Position(number, self.state, lines=dict.fromkeys(self.lines, 0))
+        return ReaderPosition(number, self.state, lines=dict.fromkeys(self.lines, 0))
 
 
-def encode(position: Position) -> str:
-    return cursors.to_text(msgspec.msgpack.encode(position))
+def encode_position(position: ReaderPosition) -> str:
+    return cursors.encode_text(msgspec.msgpack.encode(position))
 
 
-def decode(text: str) -> Position | None:
+def decode_position(text: str) -> ReaderPosition | None:
     """The position that an id stands for; `None` for an id that is not one of ours."""
     try:
-        found = msgspec.msgpack.decode(cursors.from_text(text), type=Position)
+        found = msgspec.msgpack.decode(cursors.decode_text(text), type=ReaderPosition)
     except (MalformedCursor, msgspec.MsgspecError, RecursionError):
         return None
     numbers = (found.attempt, found.patterns, found.points, *found.lines, *found.lines.values())
     return found if len(found.lines) <= MAX_DEVICES and all(0 <= number < 2**63 for number in numbers) else None
 
 
-def checksum(content: bytes) -> int:
+def nonzero_checksum(content: bytes) -> int:
     """Never 0, which stands for nothing at all."""
     return zlib.crc32(content) or 1

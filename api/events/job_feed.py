@@ -18,14 +18,14 @@ import msgspec
 import structlog
 
 from api.data import attempt_files
-from api.data.change_notifier import Changes
-from api.data.file_threads import Storage
-from api.data.job_repository import Records
-from api.data.telemetry_reader import Look, Telemetry
+from api.data.change_notifier import ChangeNotifier
+from api.data.file_threads import AttemptStorage
+from api.data.job_repository import JobRepository
+from api.data.telemetry_reader import TelemetryReader, TelemetryUpdate
 from api.events import windows as batches_of
-from api.events.broadcast_cache import Steps
-from api.events.event_id import checksum
-from api.events.windows import Batch, Part, Window
+from api.events.broadcast_cache import BroadcastCache
+from api.events.event_id import nonzero_checksum
+from api.events.windows import BatchWindow, EventBatch, FilePart
 from api.schemas import views
 from jobs.files.frame_file import CorruptFrame
 from jobs.model.records import JobRecord
@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 
 #: How often a running attempt is looked at, and its report, which is larger and changes once a second. A look with news
 #: is one write for each reader.
-LOOK_SECONDS = 0.15
+POLL_SECONDS = 0.15
 REPORT_SECONDS = 1.0
 #: A report that takes long to read is read less often: at most this part of the time.
 REPORT_SHARE = 0.05
@@ -53,7 +53,7 @@ RETRY_SECONDS = 1.0
 #: Text of all windows of a job, of one at least, and entries that are read from all streams at once.
 WINDOW_BYTES = 4 * 1024 * 1024
 SMALLEST_WINDOW_BYTES = 64 * 1024
-LOOK_ENTRIES = 64
+POLL_ENTRIES = 64
 
 #: In the place of a device's number: the points.
 POINTS = -1
@@ -61,7 +61,7 @@ _LIVE = frozenset({State.STARTING, State.RUNNING})
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportEvents:
     """What readers are told of a report: `findings` are (checksum of what identifies it, data)."""
 
     tag: int
@@ -71,7 +71,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class JobSnapshot:
     """The job as it stands. `live`: its attempt is on devices, so that windows are kept; else its files have it all."""
 
     record: JobRecord
@@ -84,29 +84,35 @@ class Snapshot:
 
 
 @dataclass(slots=True)
-class Readers:
+class ReaderCounts:
     """Who follows: how many, and how many of them want each device's lines."""
 
     count: int = 0
     devices: dict[int, int] = field(default_factory=dict)
 
 
-class Feed:
+class JobFeed:
     """Of one job. `news` is set, and replaced, whenever there is something to look at."""
 
     def __init__(
-        self, tenant: str, job: str, records: Records, telemetry: Telemetry, storage: Storage, changes: Changes
+        self,
+        tenant: str,
+        job: str,
+        records: JobRepository,
+        telemetry: TelemetryReader,
+        storage: AttemptStorage,
+        changes: ChangeNotifier,
     ) -> None:
         self.tenant = tenant
         self.job = job
-        self.now: Snapshot | None = None
+        self.now: JobSnapshot | None = None
         self.gone = self.closed = False
         self.progress: str | None = None
-        self.report: Report | None = None
+        self.report: ReportEvents | None = None
         self.live_data = True  # the telemetry Redis answers
-        self.windows: dict[int, Window] = {}
-        self.readers = Readers()
-        self.steps = Steps()
+        self.windows: dict[int, BatchWindow] = {}
+        self.readers = ReaderCounts()
+        self.steps = BroadcastCache()
         self.news = asyncio.Event()
         self._records = records
         self._telemetry = telemetry
@@ -151,7 +157,7 @@ class Feed:
     async def _follow_state(self) -> None:
         while not self.gone:
             try:
-                view = await self._records.view(self.tenant, self.job)
+                view = await self._records.read_view(self.tenant, self.job)
             except NotFound:
                 self.gone = True
                 self._tell()
@@ -162,13 +168,13 @@ class Feed:
             await self._take(view)
             seconds = QUEUE_SECONDS if view.record.state is State.QUEUED else STATE_SECONDS
             try:
-                await self._changes.wait(self.tenant, self.job, view.record.version, seconds)
+                await self._changes.wait_for_change(self.tenant, self.job, view.record.version, seconds)
             except Unavailable:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _take(self, view: JobView) -> None:
         record = view.record
-        why = views.reason(record, view.queue)
+        why = views.reason_view(record, view.queue)
         state = stream_events.data(
             stream_events.State(
                 record.id, str(record.state), stream_events.Why(why.code, why.message), record.attempt, record.version
@@ -181,7 +187,7 @@ class Feed:
             self._forget()
         if not live and record.attempt:
             await self._take_end(record)
-        self.now = Snapshot(record, state, live)
+        self.now = JobSnapshot(record, state, live)
         if live:
             self._live.set()
         else:
@@ -199,11 +205,13 @@ class Feed:
 
     async def _take_end(self, record: JobRecord) -> None:
         """What an attempt left: its report's file, and the last progress."""
-        progress = await self._telemetry.progress(self.tenant, self.job, record.attempt)
+        progress = await self._telemetry.read_progress(self.tenant, self.job, record.attempt)
         if progress is not None:
-            self.progress = _progress(record.attempt, msgspec.json.encode(progress))
+            self.progress = _progress_event(record.attempt, msgspec.json.encode(progress))
         with suppress(NotFound, OSError):
-            body = await self._storage.run(partial(attempt_files.read_report, self._directory(record.attempt)))
+            body = await self._storage.run_in_thread(
+                partial(attempt_files.read_report, self._directory(record.attempt))
+            )
             if body is not None:
                 self.report = await self._read_report(record.attempt, body)
 
@@ -215,7 +223,7 @@ class Feed:
             now = self.now
             assert now is not None
             more = await self._look(now.record.attempt)
-            await asyncio.sleep(0 if more else LOOK_SECONDS)
+            await asyncio.sleep(0 if more else POLL_SECONDS)
 
     async def _look(self, attempt: int) -> bool:
         """Read what is new; True when there is more to read at once."""
@@ -223,8 +231,8 @@ class Feed:
             await self._open_windows(attempt)
             streams = self._positions(attempt)
             wants_report = time.monotonic() >= self._report_after
-            entries = max(1, LOOK_ENTRIES // max(1, len(streams)))
-            look = await self._telemetry.look(
+            entries = max(1, POLL_ENTRIES // max(1, len(streams)))
+            look = await self._telemetry.read_update(
                 self.tenant, self.job, attempt, report=wants_report, streams=streams, entries=entries
             )
         except Unavailable:
@@ -238,7 +246,7 @@ class Feed:
         changed = not self.live_data
         self.live_data = True
         if look.progress is not None:
-            told = _progress(attempt, look.progress)
+            told = _progress_event(attempt, look.progress)
             changed, self.progress = changed or told != self.progress, told
         if look.report is not None:
             report = await self._read_report(attempt, look.report)
@@ -252,11 +260,13 @@ class Feed:
 
     async def _look_at_files(self, attempt: int) -> bool:
         """While the telemetry Redis is away, lines and points come from where they lie anyway."""
-        parts: dict[int, Part] = {}
+        parts: dict[int, FilePart] = {}
         with suppress(NotFound, OSError):
             directory = self._directory(attempt)
             for device, window in list(self.windows.items()):
-                parts[device] = await self._storage.run(self._reading(directory, attempt, device, window.last))
+                parts[device] = await self._storage.run_in_thread(
+                    self._reading(directory, attempt, device, window.last)
+                )
         if self._is_over(attempt):
             return False
         changed, self.live_data = self.live_data, False
@@ -281,9 +291,9 @@ class Feed:
             self._streams.pop(device, None)
         limit = max(SMALLEST_WINDOW_BYTES, WINDOW_BYTES // len(wanted))
         for device in wanted - self.windows.keys():
-            last = await self._storage.run(self._finding_end(attempt, device))
+            last = await self._storage.run_in_thread(self._finding_end(attempt, device))
             if not self._is_over(attempt):
-                self.windows[device] = Window(last, limit)
+                self.windows[device] = BatchWindow(last, limit)
                 self._streams[device] = f"{last}-0"
 
     def _positions(self, attempt: int) -> dict[str, str]:
@@ -294,15 +304,15 @@ class Feed:
             return names.metric_stream(self.tenant, self.job, attempt)
         return names.log_stream(self.tenant, self.job, attempt, device)
 
-    async def _take_entries(self, attempt: int, look: Look) -> bool:
+    async def _take_entries(self, attempt: int, look: TelemetryUpdate) -> bool:
         """Add what the streams had; what they lacked comes from the file. True when there was something."""
         changed = False
         devices = {self._key(attempt, device): device for device in self._streams}
         for key, found in look.entries.items():
             device = devices[key]
             window = self.windows[device]
-            read, last = partial(_decode, found, attempt, device, window.last), found[-1][0]
-            whole, fresh = await self._storage.run(read)
+            read, last = partial(_decode_entries, found, attempt, device, window.last), found[-1][0]
+            whole, fresh = await self._storage.run_in_thread(read)
             reached = fresh[-1].last if fresh else window.last
             if self._is_over(attempt) or self.windows.get(device) is not window:
                 return changed
@@ -313,22 +323,22 @@ class Feed:
             changed = self._extend(device, fresh, reached) or changed
         return changed
 
-    async def _fill(self, attempt: int, device: int, after: int) -> tuple[int, list[Batch]]:
+    async def _fill(self, attempt: int, device: int, after: int) -> tuple[int, list[EventBatch]]:
         """A part of the file, and how far it goes."""
         with suppress(NotFound, OSError):
-            part = await self._storage.run(self._reading(self._directory(attempt), attempt, device, after))
+            part = await self._storage.run_in_thread(self._reading(self._directory(attempt), attempt, device, after))
             return part.next, part.batches
         return after, []
 
-    def _extend(self, device: int, fresh: list[Batch], reached: int) -> bool:
+    def _extend(self, device: int, fresh: list[EventBatch], reached: int) -> bool:
         """Add to a window, unless it is gone; True when there was something."""
         window = self.windows.get(device)
         if window is None or reached == window.last:
             return False
-        window.add(fresh, reached)
+        window.add_batches(fresh, reached)
         return True
 
-    def _reading(self, directory: Path, attempt: int, device: int, after: int) -> Callable[[], Part]:
+    def _reading(self, directory: Path, attempt: int, device: int, after: int) -> Callable[[], FilePart]:
         if device == POINTS:
             return partial(batches_of.read_points, directory, attempt, after)
         return partial(batches_of.read_lines, directory, attempt, device, after)
@@ -339,24 +349,24 @@ class Feed:
             return partial(batches_of.newest_point, directory)
         return partial(batches_of.newest_line, directory, device)
 
-    async def read_file(self, attempt: int, device: int, after: int) -> Part:
+    async def read_file(self, attempt: int, device: int, after: int) -> FilePart:
         """Part of a device's lines, or of the points, for a reader not at the newest. Raises NotFound, OSError."""
-        return await self._storage.run(self._reading(self._directory(attempt), attempt, device, after))
+        return await self._storage.run_in_thread(self._reading(self._directory(attempt), attempt, device, after))
 
     async def find_end(self, attempt: int, device: int) -> int:
         """The number of the last line, or point. Raises NotFound, OSError."""
-        return await self._storage.run(self._finding_end(attempt, device))
+        return await self._storage.run_in_thread(self._finding_end(attempt, device))
 
     def _directory(self, attempt: int) -> Path:
         return self._storage.attempt_dir(self.tenant, self.job, attempt)
 
     # -- the report -------------------------------------------------------------------------------
 
-    async def _read_report(self, attempt: int, body: bytes) -> Report:
+    async def _read_report(self, attempt: int, body: bytes) -> ReportEvents:
         """The same object as before when nothing has changed."""
         begun, report = time.monotonic(), self.report
-        if report is None or report.tag != checksum(body):
-            report = await self._storage.run(partial(_read_report, attempt, body))
+        if report is None or report.tag != nonzero_checksum(body):
+            report = await self._storage.run_in_thread(partial(_read_report, attempt, body))
         taken = time.monotonic() - begun
         self._report_after = time.monotonic() + max(REPORT_SECONDS, taken / REPORT_SHARE)
         return report
@@ -372,7 +382,7 @@ class _FindingCode(msgspec.Struct):
     code: str = ""
 
 
-def _read_report(attempt: int, body: bytes) -> Report:
+def _read_report(attempt: int, body: bytes) -> ReportEvents:
     """A report that cannot be read has no splits and no findings; who fetches it is told why."""
     etag = hashlib.blake2b(body, digest_size=9).hexdigest()
     changed = stream_events.data(stream_events.ReportChanged(attempt, etag))
@@ -381,22 +391,25 @@ def _read_report(attempt: int, body: bytes) -> Report:
         splits = [
             stream_events.data(stream_events.Split(attempt, pattern, parts.devices)) for pattern in parts.patterns
         ]
-        findings = list(_findings(attempt, parts.findings))
+        findings = list(_finding_events(attempt, parts.findings))
     except msgspec.MsgspecError:
-        return Report(checksum(body), changed)
-    return Report(checksum(body), changed, tuple(splits), tuple(findings))
+        return ReportEvents(nonzero_checksum(body), changed)
+    return ReportEvents(nonzero_checksum(body), changed, tuple(splits), tuple(findings))
 
 
-def _findings(attempt: int, found: list[msgspec.Raw]) -> Iterator[tuple[int, str]]:
+def _finding_events(attempt: int, found: list[msgspec.Raw]) -> Iterator[tuple[int, str]]:
     """The words of a finding change with its numbers: it is the same as long as it is the n-th with its code."""
     seen: dict[str, int] = {}
     for finding in found:
         code = msgspec.json.decode(finding, type=_FindingCode).code
         seen[code] = seen.get(code, 0) + 1
-        yield checksum(f"{code} {seen[code]}".encode()), stream_events.data(stream_events.Finding(attempt, finding))
+        yield (
+            nonzero_checksum(f"{code} {seen[code]}".encode()),
+            stream_events.data(stream_events.Finding(attempt, finding)),
+        )
 
 
-def _progress(attempt: int, body: bytes) -> str | None:
+def _progress_event(attempt: int, body: bytes) -> str | None:
     try:
         found: Mapping[str, object] = msgspec.json.decode(body, type=dict[str, object])
     except msgspec.MsgspecError:
@@ -404,15 +417,17 @@ def _progress(attempt: int, body: bytes) -> str | None:
     return stream_events.data({"attempt": attempt} | dict(found))
 
 
-def _decode(entries: list[tuple[str, bytes]], attempt: int, device: int, after: int) -> tuple[bool, list[Batch]]:
+def _decode_entries(
+    entries: list[tuple[str, bytes]], attempt: int, device: int, after: int
+) -> tuple[bool, list[EventBatch]]:
     """The batches in entries of a stream, and whether they follow `after` and one another without a gap."""
-    found: list[Batch] = []
+    found: list[EventBatch] = []
     for _, raw in entries:
         try:
             if device == POINTS:
-                first, fresh = batches_of.of_segments(raw, attempt, after)
+                first, fresh = batches_of.batches_from_frame(raw, attempt, after)
             else:
-                first, fresh = batches_of.of_chunk(raw, attempt, device, after)
+                first, fresh = batches_of.batches_from_chunk(raw, attempt, device, after)
         except CorruptFrame:
             return False, []
         if fresh and first > after + 1:
@@ -423,17 +438,19 @@ def _decode(entries: list[tuple[str, bytes]], attempt: int, device: int, after: 
     return True, found
 
 
-class Feeds:
+class JobFeeds:
     """The feeds of all jobs that somebody follows in this process."""
 
-    def __init__(self, records: Records, telemetry: Telemetry, storage: Storage, changes: Changes) -> None:
-        self._make: Callable[[str, str], Feed] = lambda tenant, job: Feed(
+    def __init__(
+        self, records: JobRepository, telemetry: TelemetryReader, storage: AttemptStorage, changes: ChangeNotifier
+    ) -> None:
+        self._make: Callable[[str, str], JobFeed] = lambda tenant, job: JobFeed(
             tenant, job, records, telemetry, storage, changes
         )
-        self._feeds: dict[tuple[str, str], Feed] = {}
+        self._feeds: dict[tuple[str, str], JobFeed] = {}
 
     @contextmanager
-    def join(self, tenant: str, job: str) -> Iterator[Feed]:
+    def join(self, tenant: str, job: str) -> Iterator[JobFeed]:
         """The feed of a job, for as long as it is read."""
         key = (tenant, job)
         feed = self._feeds.get(key)

@@ -7,10 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
-from api.events.service import parse_wanted
-from api.http.deps import Caller, EventsService, JobId, authenticate
+from api.events.service import EventService, parse_wanted
+from api.http.deps import Caller, JobId, authenticate, service_of
 from api.http.protocol import watch_client
 
+ServiceDep = Annotated[EventService, Depends(service_of(EventService))]
 router = APIRouter(tags=["events"])
 
 #: Nothing on the way may keep a stream, or hold it back.
@@ -32,7 +33,7 @@ LastEventIdInQuery = Annotated[
 async def _job_stream(
     request: Request,
     who: Caller,
-    service: EventsService,
+    service: ServiceDep,
     job: JobId,
     logs: Annotated[str, Query(max_length=20_000, description="whose lines: all, or devices (0,3)")] = "",
     tail: Annotated[
@@ -43,14 +44,14 @@ async def _job_stream(
 ) -> AsyncIterator[AsyncIterator[bytes]]:
     wanted = parse_wanted(logs, tail)
     check = partial(authenticate, request)
-    async with service.follow(who, job, last_id_header or last_id, wanted, check) as events:
+    async with service.follow_job(who, job, last_id_header or last_id, wanted, check) as events:
         yield events
 
 
 async def _service_stream(
     request: Request,
     who: Caller,
-    service: EventsService,
+    service: ServiceDep,
     last_id: LastEventIdInQuery = "",
     last_id_header: LastEventId = "",
 ) -> AsyncIterator[AsyncIterator[bytes]]:

@@ -6,17 +6,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from api.data.job_repository import Records
+from api.data.job_repository import JobRepository
 from api.events import event_id
-from api.events.broadcast_cache import Place, Step, encode
-from api.events.event_id import Event, Position, checksum
-from api.events.job_feed import POINTS, Feed, Feeds, Snapshot
+from api.events.broadcast_cache import BroadcastChunk, BroadcastKey, encode_events
+from api.events.event_id import ReaderPosition, StreamEvent, nonzero_checksum
+from api.events.job_feed import POINTS, JobFeed, JobFeeds, JobSnapshot
 from api.events.service_feed import ServiceFeed, ServiceReader
-from api.events.windows import Part
+from api.events.windows import FilePart
 from api.http import cursors
 from api.http.auth import Principal
 from api.http.cursors import LogCursor
-from api.http.problems import NothingMore
+from api.http.problems import StreamEnded
 from jobs.model.state import TERMINAL
 from shardyard.contract import stream_events
 from shardyard.contract.errors import (
@@ -57,35 +57,35 @@ class TooManyStreams(ShardyardError):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedLines:
     """Whose lines a reader wants: of all devices, or of some. `tail`: so many from before, instead of all."""
 
     all_devices: bool = False
     devices: frozenset[int] = frozenset()
     tail: int | None = None
 
-    def of(self, count: int) -> frozenset[int]:
+    def select_devices(self, count: int) -> frozenset[int]:
         return frozenset(range(count)) if self.all_devices else self.devices
 
 
-def parse_wanted(text: str, tail: int | None) -> Wanted:
+def parse_wanted(text: str, tail: int | None) -> WantedLines:
     """The value of `logs`: empty, `all`, or devices as in `0,3`.
 
     Raises:
         InvalidRequest: it is something else.
     """
     if text in ("", "all"):
-        return Wanted(all_devices=text == "all", tail=tail)
+        return WantedLines(all_devices=text == "all", tail=tail)
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() and len(part) <= 4 for part in parts):
         raise InvalidRequest(
             "`logs` does not say whose lines are wanted",
             fields=(FieldError("logs", "write all, or numbers of devices: 0,3"),),
         )
-    return Wanted(devices=frozenset(int(part) for part in parts), tail=tail)
+    return WantedLines(devices=frozenset(int(part) for part in parts), tail=tail)
 
 
-class Slots:
+class StreamSlots:
     """How many streams may be open at once."""
 
     def __init__(self, most: int = MAX_STREAMS, of_token: int = MAX_OF_TOKEN) -> None:
@@ -94,15 +94,15 @@ class Slots:
         self._held: Counter[str] = Counter()
 
     @property
-    def count(self) -> int:
+    def open_count(self) -> int:
         return self._held.total()
 
     @contextmanager
-    def hold(self, token: str) -> Iterator[None]:
+    def acquire(self, token: str) -> Iterator[None]:
         """Raises:
         Unavailable, TooManyStreams: none is free.
         """
-        if self.count >= self._most:
+        if self.open_count >= self._most:
             raise Unavailable(f"{self._most} streams are open here; close some, or try again")
         if self._held[token] >= self._of_token:
             raise TooManyStreams(f"this token has {self._of_token} streams open; close some")
@@ -115,10 +115,10 @@ class Slots:
                 del self._held[token]
 
 
-class Events:
+class EventService:
     """All streams of this process."""
 
-    def __init__(self, records: Records, feeds: Feeds, service: ServiceFeed, slots: Slots) -> None:
+    def __init__(self, records: JobRepository, feeds: JobFeeds, service: ServiceFeed, slots: StreamSlots) -> None:
         self.slots = slots
         self._service = service
         self._records = records
@@ -132,8 +132,8 @@ class Events:
         self._service.close()
 
     @asynccontextmanager
-    async def follow(
-        self, who: Principal, job: str, last_id: str, wanted: Wanted, check: Callable[[], Awaitable[None]]
+    async def follow_job(
+        self, who: Principal, job: str, last_id: str, wanted: WantedLines, check: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """The events of a job from now on, or after the one with `last_id`. `check` raises when the reader may not read
         any more.
@@ -143,17 +143,20 @@ class Events:
             NothingMore: `last_id` is that of the last event of a job that has ended.
             Unavailable, TooManyStreams: no stream is free.
         """
-        with self._slot(who):
-            record = (await self._records.view(who.tenant, job)).record
+        with self._stream_slot(who):
+            record = (await self._records.read_view(who.tenant, job)).record
             beyond = [device for device in wanted.devices if device >= record.devices]
             if beyond:
                 raise NotFound(f"job {job} has {record.devices} devices, numbered from 0; there is no {beyond[0]}")
-            position = event_id.decode(last_id) if last_id else None
+            position = event_id.decode_position(last_id) if last_id else None
             if position is not None and position.ended and record.state in TERMINAL:
-                raise NothingMore
-            with self._feeds.join(who.tenant, job) as feed, _counted(feed, wanted.of(record.devices)) as devices:
-                reader = Reader(feed, devices, wanted.tail, position, known=not last_id or position is not None)
-                yield _told(reader, check)
+                raise StreamEnded
+            with (
+                self._feeds.join(who.tenant, job) as feed,
+                _registered_devices(feed, wanted.select_devices(record.devices)) as devices,
+            ):
+                reader = JobReader(feed, devices, wanted.tail, position, known=not last_id or position is not None)
+                yield _send_events(reader, check)
 
     @asynccontextmanager
     async def follow_all(
@@ -164,19 +167,19 @@ class Events:
         Raises:
             Unavailable, TooManyStreams: no stream is free.
         """
-        with self._slot(who), self._service.join(who.tenant):
-            yield _told(ServiceReader(self._service, who.tenant, last_id), check)
+        with self._stream_slot(who), self._service.join(who.tenant):
+            yield _send_events(ServiceReader(self._service, who.tenant, last_id), check)
 
     @contextmanager
-    def _slot(self, who: Principal) -> Iterator[None]:
-        with self.slots.hold(who.token):
+    def _stream_slot(self, who: Principal) -> Iterator[None]:
+        with self.slots.acquire(who.token):
             if self._closed:
                 raise Unavailable("this process is about to end; try again")
             yield
 
 
 @contextmanager
-def _counted(feed: Feed, devices: frozenset[int]) -> Iterator[frozenset[int]]:
+def _registered_devices(feed: JobFeed, devices: frozenset[int]) -> Iterator[frozenset[int]]:
     """Makes the feed keep the newest lines of these devices."""
     counts = feed.readers.devices
     for device in devices:
@@ -190,7 +193,9 @@ def _counted(feed: Feed, devices: frozenset[int]) -> Iterator[frozenset[int]]:
                 del counts[device]
 
 
-async def _told(reader: "Reader | ServiceReader", check: Callable[[], Awaitable[None]]) -> AsyncIterator[bytes]:
+async def _send_events(
+    reader: "JobReader | ServiceReader", check: Callable[[], Awaitable[None]]
+) -> AsyncIterator[bytes]:
     """What the reader is to be sent, as it comes. Ends after the last event, after `MAX_STREAM_SECONDS`, when the token
     is no longer good, and when the process is about to end.
 
@@ -220,7 +225,7 @@ async def _told(reader: "Reader | ServiceReader", check: Callable[[], Awaitable[
             await news.wait()
 
 
-class Reader:
+class JobReader:
     """One reader of a job: what it was told, and what it is to be told next.
 
     Every event has the position behind it as its id, so the connection may break anywhere, and readers who were told an
@@ -228,21 +233,21 @@ class Reader:
     """
 
     def __init__(
-        self, feed: Feed, devices: frozenset[int], tail: int | None, position: Position | None, *, known: bool
+        self, feed: JobFeed, devices: frozenset[int], tail: int | None, position: ReaderPosition | None, *, known: bool
     ) -> None:
         self.over = False
         self._feed = feed
         self._devices = sorted(devices)
         self._tail = tail
-        self._place: Place | None = None  # once it was told something
+        self._place: BroadcastKey | None = None  # once it was told something
         self._position = position  # None: as the place says, and before there is one, as the job stands
         self._resync = "" if known else "unknown_id"
-        self._ready: list[Event] = []
+        self._pending: list[StreamEvent] = []
         self._size = 0
         self._shared = True
-        self._met: set[int] = set()  # devices (and the points) of which it once had the newest
+        self._caught_up: set[int] = set()  # devices (and the points) of which it once had the newest
         self._drained: set[int] = set()  # of which its attempt has no more, as of `_drained_at`
-        self._drained_at: Snapshot | None = None
+        self._drained_at: JobSnapshot | None = None
         self._live_data = True
 
     @property
@@ -255,116 +260,118 @@ class Reader:
             self.over = True
             return b""
         place = self._place
-        step = await (self._make() if place is None else self._feed.steps.after(place, self._make))
+        step = await (self._build_chunk() if place is None else self._feed.steps.next_chunk(place, self._build_chunk))
         if step is None:
             return b""
         if step.place is not self._place:
-            self._follow(step)
+            self._adopt_chunk(step)
         return step.data
 
-    def _follow(self, step: Step) -> None:
+    def _adopt_chunk(self, step: BroadcastChunk) -> None:
         """Be where a step leads that another reader has made."""
         self._place, self._position, self.over = step.place, None, step.over
-        self._live_data, self._met = step.place.live_data, set(step.met)
+        self._live_data, self._caught_up = step.place.live_data, set(step.met)
         self._drained.clear()
 
-    async def _make(self) -> Step | None:
+    async def _build_chunk(self) -> BroadcastChunk | None:
         """The next step from here; the reader is behind it then."""
         if self._place is not None and self._position is None:
-            self._position = event_id.decode(self._place.id)
-        self._ready, self._size, self._shared = [], 0, True
+            self._position = event_id.decode_position(self._place.id)
+        self._pending, self._size, self._shared = [], 0, True
         now = self._feed.now
         if self._feed.gone:
-            self._end(now)
+            self._add_end(now)
         elif now is not None:
-            await self._tell(now)
-        if not self._ready:
+            await self._add_events(now)
+        if not self._pending:
             return None
-        self._place = Place(self._ready[-1].id, tuple(self._devices), self._live_data)
-        return Step(encode(self._ready), self._place, frozenset(self._met), self.over, self._shared)
+        self._place = BroadcastKey(self._pending[-1].id, tuple(self._devices), self._live_data)
+        return BroadcastChunk(
+            encode_events(self._pending), self._place, frozenset(self._caught_up), self.over, self._shared
+        )
 
-    async def _tell(self, now: Snapshot) -> None:
-        here = await self._begin(now)
-        if here.state != (tag := checksum(now.state.encode())):
+    async def _add_events(self, now: JobSnapshot) -> None:
+        here = await self._start_position(now)
+        if here.state != (tag := nonzero_checksum(now.state.encode())):
             here.state = tag
-            self._add(EventName.STATE, now.state)
+            self._add_event(EventName.STATE, now.state)
         while here.attempt < now.record.attempt:  # the rest of an earlier attempt first
-            await self._tell_items(now, here, live=False)
-            if self._ready or not self._has_drained(here):
+            await self._add_items(now, here, live=False)
+            if self._pending or not self._has_drained(here):
                 return
-            here = self._go_to(here.at_attempt(here.attempt + 1))
-        self._tell_snapshots(here)
-        await self._tell_items(now, here, live=now.live)
-        if now.over and not self._ready and self._has_drained(here) and now is self._feed.now:
-            self._end(now)
+            here = self._move_to(here.at_attempt(here.attempt + 1))
+        self._add_snapshots(here)
+        await self._add_items(now, here, live=now.live)
+        if now.over and not self._pending and self._has_drained(here) and now is self._feed.now:
+            self._add_end(now)
 
-    async def _begin(self, now: Snapshot) -> Position:
+    async def _start_position(self, now: JobSnapshot) -> ReaderPosition:
         """The position of the reader; that of a new one is made first."""
         here = self._position
         if here is not None and here.attempt > now.record.attempt:
             here, self._resync = None, "unknown_id"
         if here is None:
-            here = Position(now.record.attempt)
+            here = ReaderPosition(now.record.attempt)
             if here.attempt:
-                here.points = max(0, await self._newest(here.attempt, POINTS) - POINTS_BEFORE)
+                here.points = max(0, await self._newest_item(here.attempt, POINTS) - POINTS_BEFORE)
         if self._position is not here or here.lines.keys() != set(self._devices):
             here.lines = {device: here.lines.get(device, -1) for device in self._devices}
             for device in [device for device, line in here.lines.items() if line < 0]:
-                here.lines[device] = await self._first(here.attempt, device)
+                here.lines[device] = await self._first_line(here.attempt, device)
             self._position = here
         if self._resync:
-            self._add(
-                EventName.RESYNC, stream_events.data(stream_events.Resync(self._resync, _RESYNC_WORDS[self._resync]))
+            self._add_event(
+                EventName.RESYNC, stream_events.data(stream_events.Resync(self._resync, _RESYNC_MESSAGES[self._resync]))
             )
             self._resync = ""
         return here
 
-    async def _first(self, attempt: int, device: int) -> int:
+    async def _first_line(self, attempt: int, device: int) -> int:
         """The line after which a new reader begins."""
         if self._tail is None or not attempt:
             return 0
-        return max(0, await self._newest(attempt, device) - self._tail)
+        return max(0, await self._newest_item(attempt, device) - self._tail)
 
-    async def _newest(self, attempt: int, device: int) -> int:
+    async def _newest_item(self, attempt: int, device: int) -> int:
         try:
             return await self._feed.find_end(attempt, device)
         except (NotFound, OSError):
             return 0
 
-    def _go_to(self, position: Position) -> Position:
+    def _move_to(self, position: ReaderPosition) -> ReaderPosition:
         self._position = position
-        self._met.clear()
+        self._caught_up.clear()
         self._drained.clear()
         return position
 
     # -- what is told of what stands -----------------------------------------------------------------
 
-    def _tell_snapshots(self, here: Position) -> None:
+    def _add_snapshots(self, here: ReaderPosition) -> None:
         feed = self._feed
         if self._live_data != feed.live_data:
             self._live_data = feed.live_data
             code = "live_data_back" if feed.live_data else "live_data_away"
-            self._add(EventName.NOTICE, stream_events.data(stream_events.Notice(code, _NOTICE_WORDS[code])))
-        if feed.progress is not None and here.progress != (tag := checksum(feed.progress.encode())):
+            self._add_event(EventName.NOTICE, stream_events.data(stream_events.Notice(code, _NOTICE_MESSAGES[code])))
+        if feed.progress is not None and here.progress != (tag := nonzero_checksum(feed.progress.encode())):
             here.progress = tag
-            self._add(EventName.PROGRESS, feed.progress)
+            self._add_event(EventName.PROGRESS, feed.progress)
         report = feed.report
         if report is None:
             return
         for split in report.splits[here.patterns :]:
             here.patterns += 1
-            self._add(EventName.SPLIT, split)
+            self._add_event(EventName.SPLIT, split)
         for tag, finding in report.findings:
             if tag not in here.findings:
                 here.findings = (*here.findings, tag)
-                self._add(EventName.FINDING, finding)
+                self._add_event(EventName.FINDING, finding)
         if here.report != report.tag:
             here.report = report.tag
-            self._add(EventName.REPORT, report.changed)
+            self._add_event(EventName.REPORT, report.changed)
 
     # -- lines and points ----------------------------------------------------------------------------
 
-    async def _tell_items(self, now: Snapshot, here: Position, *, live: bool) -> None:
+    async def _add_items(self, now: JobSnapshot, here: ReaderPosition, *, live: bool) -> None:
         """The next points and lines. Those of an attempt that is not live are in its files alone."""
         if self._drained_at is not now:
             self._drained_at = now
@@ -374,85 +381,85 @@ class Reader:
             moved = False
             for device in [POINTS, *self._devices]:
                 if device not in self._drained and self._size < READY_BYTES:
-                    moved = await self._tell_next(here, device, live=live) or moved
+                    moved = await self._add_next_item(here, device, live=live) or moved
 
-    async def _tell_next(self, here: Position, device: int, *, live: bool) -> bool:
+    async def _add_next_item(self, here: ReaderPosition, device: int, *, live: bool) -> bool:
         """The next batch of a device, or a part of its file; False when there is nothing new."""
         name, at = (EventName.METRIC, here.points) if device == POINTS else (EventName.LOG, here.lines[device])
         window = self._feed.windows.get(device) if live else None
         if window is not None and at >= window.last:
-            self._met.add(device)
+            self._caught_up.add(device)
             return False
-        batch = None if window is None else window.after(at)
+        batch = None if window is None else window.batch_after(at)
         if batch is not None:
-            self._met.add(device)
-            self._move(here, device, batch.last)
-            self._add(name, batch.data)
+            self._caught_up.add(device)
+            self._advance(here, device, batch.last)
+            self._add_event(name, batch.data)
             return True
-        if window is not None and device in self._met and window.last - at > LAG_ITEMS:
+        if window is not None and device in self._caught_up and window.last - at > LAG_ITEMS:
             await self._catch_up(here)
             return True
-        part = await self._read(here.attempt, device, at)
+        part = await self._read_items(here.attempt, device, at)
         for batch in part.batches:
-            self._move(here, device, batch.last)
-            self._add(name, batch.data)
-        self._move(here, device, part.next)
+            self._advance(here, device, batch.last)
+            self._add_event(name, batch.data)
+        self._advance(here, device, part.next)
         if part.at_end and part.next == at and not live:
             self._drained.add(device)
         return part.next != at
 
-    async def _read(self, attempt: int, device: int, after: int) -> Part:
+    async def _read_items(self, attempt: int, device: int, after: int) -> FilePart:
         if not attempt:
-            return Part([], after, at_end=True)
+            return FilePart([], after, at_end=True)
         try:
             return await self._feed.read_file(attempt, device, after)
         except NotFound:
-            return Part([], after, at_end=True)  # not a plain file: whoever asks for it by itself is told so
+            return FilePart([], after, at_end=True)  # not a plain file: whoever asks for it by itself is told so
         except OSError:
-            return Part([], after, at_end=False)  # asked again in a while
+            return FilePart([], after, at_end=False)  # asked again in a while
 
-    async def _catch_up(self, here: Position) -> None:
+    async def _catch_up(self, here: ReaderPosition) -> None:
         """Leave out what a reader that is too slow has missed, and say so."""
         missed = cursors.encode_log(LogCursor(here.attempt, dict(here.lines))) if here.lines else None
         for device in [POINTS, *self._devices]:
             window = self._feed.windows.get(device)
-            newest = await self._newest(here.attempt, device) if window is None else window.last
-            self._move(here, device, newest)
+            newest = await self._newest_item(here.attempt, device) if window is None else window.last
+            self._advance(here, device, newest)
         self._shared = False  # who has never had the newest is not too slow, though it may be at the same place
-        words = stream_events.Resync("too_slow", _RESYNC_WORDS["too_slow"], missed)
-        self._add(EventName.RESYNC, stream_events.data(words))
+        words = stream_events.Resync("too_slow", _RESYNC_MESSAGES["too_slow"], missed)
+        self._add_event(EventName.RESYNC, stream_events.data(words))
 
-    def _move(self, here: Position, device: int, item: int) -> None:
+    def _advance(self, here: ReaderPosition, device: int, item: int) -> None:
         if device == POINTS:
             here.points = item
         else:
             here.lines[device] = item
 
-    def _has_drained(self, here: Position) -> bool:
+    def _has_drained(self, here: ReaderPosition) -> bool:
         return not here.attempt or self._drained >= {POINTS, *self._devices}
 
     # -- events --------------------------------------------------------------------------------------
 
-    def _end(self, now: Snapshot | None) -> None:
+    def _add_end(self, now: JobSnapshot | None) -> None:
         self.over = True
         state = "deleted" if self._feed.gone or now is None else str(now.record.state)
         attempt = 0 if now is None else now.record.attempt
         if self._position is None:
-            self._position = Position(attempt)
+            self._position = ReaderPosition(attempt)
         self._position.ended = True
-        self._add(EventName.END, stream_events.data(stream_events.End(self._feed.job, state, attempt)))
+        self._add_event(EventName.END, stream_events.data(stream_events.End(self._feed.job, state, attempt)))
 
-    def _add(self, name: EventName, data: str) -> None:
+    def _add_event(self, name: EventName, data: str) -> None:
         assert self._position is not None
-        self._ready.append(Event(name, data, event_id.encode(self._position)))
+        self._pending.append(StreamEvent(name, data, event_id.encode_position(self._position)))
         self._size += len(data)
 
 
-_RESYNC_WORDS = {
+_RESYNC_MESSAGES = {
     "too_slow": f"more than {LAG_ITEMS} lines or points behind: what was missed is left out here",
     "unknown_id": "the id of the last event leads nowhere; this stream begins anew",
 }
-_NOTICE_WORDS = {
+_NOTICE_MESSAGES = {
     "live_data_away": "the telemetry Redis does not answer: progress and report stand still, lines come from files",
     "live_data_back": "the telemetry Redis answers again",
 }

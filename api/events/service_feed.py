@@ -12,11 +12,11 @@ import msgspec
 import structlog
 
 from api.data.fleet_cache import FleetCache
-from api.events.broadcast_cache import Place, Step, Steps, encode
-from api.events.event_id import Event, checksum
+from api.events.broadcast_cache import BroadcastCache, BroadcastChunk, BroadcastKey, encode_events
+from api.events.event_id import StreamEvent, nonzero_checksum
 from api.events.job_feed import TICK_SECONDS
 from api.schemas import views
-from api.schemas.views import Labels
+from api.schemas.views import DeviceLabels
 from jobs import store
 from jobs.model.records import JobRecord
 from jobs.store import Fleet
@@ -27,11 +27,11 @@ from shardyard.contract.stream_events import EventName
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 FLEET_SECONDS = 2.0
 RETRY_SECONDS = 1.0
 #: Changes that are read at once, and that are kept for readers.
-LOOK_CHANGES = 500
+POLL_CHANGES = 500
 KEPT_CHANGES = 5_000
 #: A reader who comes again is told of changes since then, if they are no more than so many, of no more jobs than those.
 MISSED_CHANGES = 5_000
@@ -42,20 +42,20 @@ KEPT_VERSIONS = 10_000
 #: What is made ready for one reader at once.
 READY_CHANGES = 200
 
-RESYNC_WORDS = {
+RESYNC_MESSAGES = {
     "unknown_id": "changes since the last event are not all known any more: list the jobs anew",
 }
 _ID = re.compile(r"(\d{1,15}-\d{1,15})\.([0-9a-f]{1,8})")
 
-Id = tuple[int, int]
-START: Id = (0, 0)
+ChangeId = tuple[int, int]
+START: ChangeId = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class JobChange:
     """A job as it stood when an entry of the list of changes was read."""
 
-    id: Id
+    id: ChangeId
     tenant: str
     name: EventName
     data: str
@@ -68,15 +68,17 @@ class ServiceFeed:
         self.news = asyncio.Event()
         self.closed = False
         self.fleet = 0  # checksum of the nodes, once they are known
-        self.steps = Steps()
+        self.steps = BroadcastCache()
         self._store = control
         self._fleet = fleet
         self._readers: Counter[str] = Counter()  # of each tenant
         self._begun = False
         self._last = START  # all changes up to here were read
-        self._from: dict[str, Id] = {}  # all changes of a tenant's jobs after this, up to `_last`, are in `_changes`
-        self._changes: deque[Change] = deque()
-        self._told: dict[tuple[str, str], int] = {}
+        self._covered_from: dict[
+            str, ChangeId
+        ] = {}  # all changes of a tenant's jobs after this, up to `_last`, are in `_changes`
+        self._changes: deque[JobChange] = deque()
+        self._sent_versions: dict[tuple[str, str], int] = {}
         self._task: asyncio.Task[None] | None = None
 
     @contextmanager
@@ -84,27 +86,27 @@ class ServiceFeed:
         """Read for a tenant, as long as somebody of it follows."""
         self._readers[tenant] += 1
         if self._task is None:
-            self._task = asyncio.create_task(self._run())
+            self._task = asyncio.create_task(self._run_tasks())
         try:
             yield
         finally:
             self._readers[tenant] -= 1
             if not self._readers[tenant]:
                 del self._readers[tenant]
-                self._from.pop(tenant, None)
+                self._covered_from.pop(tenant, None)
             if not self._readers:
-                self._stop()
+                self._stop_polling()
 
     def close(self) -> None:
         """Let all readers go: the process is about to end."""
         self.closed = True
-        self._tell()
+        self._notify_readers()
 
-    def covers(self, position: Id, tenant: str) -> bool:
+    def covers_position(self, position: ChangeId, tenant: str) -> bool:
         """Whether all changes of a tenant's jobs behind a position are here."""
-        return tenant in self._from and position >= self._from[tenant]
+        return tenant in self._covered_from and position >= self._covered_from[tenant]
 
-    def after(self, position: Id, tenant: str) -> list[Change]:
+    def after(self, position: ChangeId, tenant: str) -> list[JobChange]:
         """The changes behind a position that is covered."""
         if position >= self._last:
             return []
@@ -112,142 +114,144 @@ class ServiceFeed:
         behind = kept[bisect_right(kept, position, key=lambda change: change.id) :]
         return [change for change in behind if change.tenant == tenant]
 
-    async def since(self, position: Id, tenant: str) -> tuple[list[Change], Id] | None:
+    async def read_missed(self, position: ChangeId, tenant: str) -> tuple[list[JobChange], ChangeId] | None:
         """The changes behind a position that is not covered, and the position behind them. None when they are not all
         known any more, or too many.
 
         Raises:
             Unavailable: Redis does not answer.
         """
-        found = await self._store.run(store.changes(text_of(position), MISSED_CHANGES))
+        found = await self._store.run(store.changes(format_id(position), MISSED_CHANGES))
         whole = found.known or position == START  # in an empty list there is no entry to know
         ids = {(whose, job): parse_id(name) for name, whose, job in found.entries if whose == tenant}
         if not whole or len(found.entries) == MISSED_CHANGES or len(ids) > MISSED_JOBS:
             return None
         reached = parse_id(found.entries[-1][0]) if found.entries else position
-        return await self._read(ids, {}), reached
+        return await self._read_jobs(ids, {}), reached
 
-    async def newest(self) -> Id:
+    async def newest_position(self) -> ChangeId:
         """The position behind all changes. Raises Unavailable."""
         return parse_id((await self._store.run(store.changes("0-0", 1))).newest)
 
-    def _stop(self) -> None:
+    def _stop_polling(self) -> None:
         if self._task is not None:
             self._task.cancel()
         self._task = None
         self._begun = False
-        self._forget(START)
+        self._reset_to(START)
 
-    def _forget(self, last: Id) -> None:
+    def _reset_to(self, last: ChangeId) -> None:
         """Begin anew behind a position: what was read before it is no longer known here."""
         self._changes.clear()
-        self._told.clear()
-        self._from.clear()
-        self.steps = Steps()
+        self._sent_versions.clear()
+        self._covered_from.clear()
+        self.steps = BroadcastCache()
         self._last = last
 
-    def _tell(self) -> None:
+    def _notify_readers(self) -> None:
         told, self.news = self.news, asyncio.Event()
         told.set()
 
-    async def _run(self) -> None:
+    async def _run_tasks(self) -> None:
         while True:
             try:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._follow_jobs())
                     group.create_task(self._follow_fleet())
-                    group.create_task(self._tick())
+                    group.create_task(self._notify_periodically())
             except* Exception as errors:
                 log.error("service_feed_failed", exc_info=errors.exceptions[0])
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _tick(self) -> None:
+    async def _notify_periodically(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            self._tell()
+            self._notify_readers()
 
     async def _follow_jobs(self) -> None:
         while True:
             try:
-                full = await self._look()
+                full = await self._poll_changes()
             except Unavailable:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            await asyncio.sleep(0 if full else LOOK_SECONDS)
+            await asyncio.sleep(0 if full else POLL_SECONDS)
 
-    async def _look(self) -> bool:
+    async def _poll_changes(self) -> bool:
         """Read the changes since the last look; True when there may be more."""
-        found = await self._store.run(store.changes(text_of(self._last), LOOK_CHANGES))
+        found = await self._store.run(store.changes(format_id(self._last), POLL_CHANGES))
         if not self._begun or (not found.known and self._last != START):
             # Nothing was read yet; or Redis has begun anew, or trimmed so much that changes are missing.
             self._begun = True
-            self._forget(parse_id(found.newest))
-            self._tell()
+            self._reset_to(parse_id(found.newest))
+            self._notify_readers()
             return False
         before, followed = self._last, list(self._readers)
         if found.entries:
             ids = {(tenant, job): parse_id(name) for name, tenant, job in found.entries if tenant in self._readers}
-            self._changes += await self._read(ids, self._told)
+            self._changes += await self._read_jobs(ids, self._sent_versions)
             self._last = parse_id(found.entries[-1][0])
         for tenant in followed:
-            self._from.setdefault(tenant, before)
+            self._covered_from.setdefault(tenant, before)
         while len(self._changes) > KEPT_CHANGES:
             dropped = self._changes.popleft()
-            if dropped.tenant in self._from:
-                self._from[dropped.tenant] = dropped.id
-        while len(self._told) > KEPT_VERSIONS:
-            del self._told[next(iter(self._told))]
+            if dropped.tenant in self._covered_from:
+                self._covered_from[dropped.tenant] = dropped.id
+        while len(self._sent_versions) > KEPT_VERSIONS:
+            del self._sent_versions[next(iter(self._sent_versions))]
         if found.entries:
-            self._tell()
-        return len(found.entries) == LOOK_CHANGES
+            self._notify_readers()
+        return len(found.entries) == POLL_CHANGES
 
-    async def _read(self, ids: dict[tuple[str, str], Id], told: dict[tuple[str, str], int]) -> list[Change]:
+    async def _read_jobs(
+        self, ids: dict[tuple[str, str], ChangeId], told: dict[tuple[str, str], int]
+    ) -> list[JobChange]:
         """Jobs as they are now, by the order of their changes, without those whose version was told."""
         if not ids:
             return []
         found = await self._store.run(store.records(list(ids)))
-        labels = await self._fleet.labels()
-        changes: list[Change] = []
+        labels = await self._fleet.read_labels()
+        changes: list[JobChange] = []
         for (key, changed), record in zip(ids.items(), found, strict=True):
             version = -1 if record is None else record.version
             if told.pop(key, None) != version:
-                changes.append(_change(key, changed, record, labels))
+                changes.append(_job_change(key, changed, record, labels))
             told[key] = version
         return sorted(changes, key=lambda change: change.id)
 
     async def _follow_fleet(self) -> None:
         while True:
             try:
-                fleet = await self._fleet.read(max_age=FLEET_SECONDS / 2)
+                fleet = await self._fleet.read_fleet(max_age=FLEET_SECONDS / 2)
             except Unavailable:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            tag = checksum(_essence(fleet))
+            tag = nonzero_checksum(_fleet_digest(fleet))
             if tag != self.fleet:
                 self.fleet = tag
-                self._tell()
+                self._notify_readers()
             await asyncio.sleep(FLEET_SECONDS)
 
 
-def _change(key: tuple[str, str], changed: Id, record: JobRecord | None, labels: Labels) -> Change:
+def _job_change(key: tuple[str, str], changed: ChangeId, record: JobRecord | None, labels: DeviceLabels) -> JobChange:
     tenant, job = key
     if record is None:
-        return Change(changed, tenant, EventName.GONE, stream_events.data(stream_events.Gone(job)))
-    return Change(changed, tenant, EventName.JOB, stream_events.data(views.summary(record, labels)))
+        return JobChange(changed, tenant, EventName.GONE, stream_events.data(stream_events.Gone(job)))
+    return JobChange(changed, tenant, EventName.JOB, stream_events.data(views.job_summary(record, labels)))
 
 
-def _essence(fleet: Fleet) -> bytes:
+def _fleet_digest(fleet: Fleet) -> bytes:
     """Everything about nodes that changes when something happens to them: not their beats."""
     nodes = sorted((replace(node, beat=0) for node in fleet.nodes), key=lambda node: node.id)
     return msgspec.json.encode(msgspec.to_builtins(nodes, str_keys=True), order="sorted")
 
 
-def parse_id(text: str) -> Id:
+def parse_id(text: str) -> ChangeId:
     milliseconds, _, count = text.partition("-")
     return int(milliseconds), int(count)
 
 
-def text_of(position: Id) -> str:
+def format_id(position: ChangeId) -> str:
     return f"{position[0]}-{position[1]}"
 
 
@@ -260,9 +264,9 @@ class ServiceReader:
         self._feed = feed
         self._tenant = tenant
         self._fleet = 0
-        self._position: Id | None = None
-        self._place: Place | None = None  # once it was told something
-        self._resync = "unknown_id" if last_id and not self._go_to(last_id) else ""
+        self._position: ChangeId | None = None
+        self._place: BroadcastKey | None = None  # once it was told something
+        self._resync = "unknown_id" if last_id and not self._move_to(last_id) else ""
 
     @property
     def news(self) -> asyncio.Event:
@@ -275,7 +279,9 @@ class ServiceReader:
             return b""
         try:
             place = self._place
-            step = await (self._make() if place is None else self._feed.steps.after(place, self._make))
+            step = await (
+                self._build_chunk() if place is None else self._feed.steps.next_chunk(place, self._build_chunk)
+            )
         except Unavailable:
             await asyncio.sleep(RETRY_SECONDS)
             return b""
@@ -283,55 +289,59 @@ class ServiceReader:
             return b""
         if step.place is not self._place:  # another reader has made it
             self._place = step.place
-            self._go_to(step.place.id.rpartition(" ")[2])
+            self._move_to(step.place.id.rpartition(" ")[2])
         return step.data
 
-    async def _make(self) -> Step | None:
+    async def _build_chunk(self) -> BroadcastChunk | None:
         """The next step from here; the reader is behind it then."""
-        ready = await self._pending()
+        ready = await self._next_events()
         if not ready:
             return None
-        self._place = Place(f"{self._tenant} {ready[-1].id}", (), live_data=True)
+        self._place = BroadcastKey(f"{self._tenant} {ready[-1].id}", (), live_data=True)
         shared = all(event.name is not EventName.RESYNC for event in ready)
-        return Step(encode(ready), self._place, frozenset(), over=False, shared=shared)
+        return BroadcastChunk(encode_events(ready), self._place, frozenset(), over=False, shared=shared)
 
-    def _go_to(self, text: str) -> bool:
+    def _move_to(self, text: str) -> bool:
         """Be behind the event with this id; False for one that is none of ours."""
         found = _ID.fullmatch(text)
         if found is not None:
             self._position, self._fleet = parse_id(found[1]), int(found[2], 16)
         return found is not None
 
-    async def _pending(self) -> list[Event]:
+    async def _next_events(self) -> list[StreamEvent]:
         if self._position is None:
-            self._position = await self._feed.newest()
+            self._position = await self._feed.newest_position()
         changes = await self._changes(self._position)
         ready = []
         if self._resync:
-            words = RESYNC_WORDS[self._resync]
-            ready.append(self._event(EventName.RESYNC, stream_events.data(stream_events.Resync(self._resync, words))))
+            words = RESYNC_MESSAGES[self._resync]
+            ready.append(
+                self._make_event(EventName.RESYNC, stream_events.data(stream_events.Resync(self._resync, words)))
+            )
             self._resync = ""
         if self._feed.fleet and self._fleet != self._feed.fleet:
             self._fleet = self._feed.fleet
-            ready.append(self._event(EventName.FLEET, stream_events.data(stream_events.Fleet(f"{self._fleet:08x}"))))
+            ready.append(
+                self._make_event(EventName.FLEET, stream_events.data(stream_events.Fleet(f"{self._fleet:08x}")))
+            )
         for change in changes:
             self._position = change.id
-            ready.append(self._event(change.name, change.data))
+            ready.append(self._make_event(change.name, change.data))
         return ready
 
-    async def _changes(self, position: Id) -> list[Change]:
-        if self._feed.covers(position, self._tenant):
+    async def _changes(self, position: ChangeId) -> list[JobChange]:
+        if self._feed.covers_position(position, self._tenant):
             return self._feed.after(position, self._tenant)[:READY_CHANGES]
-        found = await self._feed.since(position, self._tenant)
+        found = await self._feed.read_missed(position, self._tenant)
         if found is None:
             self._resync = "unknown_id"
-            self._position = await self._feed.newest()
+            self._position = await self._feed.newest_position()
             return []
         changes, reached = found
         if not changes:
             self._position = reached
         return changes
 
-    def _event(self, name: EventName, data: str) -> Event:
+    def _make_event(self, name: EventName, data: str) -> StreamEvent:
         assert self._position is not None
-        return Event(name, data, f"{text_of(self._position)}.{self._fleet:x}")
+        return StreamEvent(name, data, f"{format_id(self._position)}.{self._fleet:x}")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from api.data.attempt_files import in_place
+from api.data.attempt_files import require_plain_file
 from jobs.files import log_file, metric_file, paths
 from jobs.files.frame_file import CorruptFrame, FrameReader, Kind
 from jobs.files.log_file import CONTINUED, Page
@@ -22,7 +22,7 @@ BATCH_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class EventBatch:
     """One event's worth: items `first` to `last` of a log (lines) or of a metric file (points of any series)."""
 
     first: int
@@ -31,10 +31,10 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FilePart:
     """Batches that follow `after`, read up to `next`. `at_end`: of what there is now."""
 
-    batches: list[Batch]
+    batches: list[EventBatch]
     next: int
     at_end: bool
 
@@ -42,18 +42,18 @@ class Part:
 # -- lines -----------------------------------------------------------------------------------------
 
 
-def read_lines(attempt_dir: Path, attempt: int, device: int, after: int) -> Part:
+def read_lines(attempt_dir: Path, attempt: int, device: int, after: int) -> FilePart:
     """Lines of a device's file after number `after`. Raises OSError, NotFound."""
-    page = log_file.read_page(_log(attempt_dir, device), after, BATCH_LINES, max_bytes=BATCH_BYTES)
-    return Part(list(of_page(page, attempt, device, after)), page.next, page.next >= page.last)
+    page = log_file.read_page(_log_path(attempt_dir, device), after, BATCH_LINES, max_bytes=BATCH_BYTES)
+    return FilePart(list(batches_from_page(page, attempt, device, after)), page.next, page.next >= page.last)
 
 
 def newest_line(attempt_dir: Path, device: int) -> int:
     """The number of the last line in a device's file. Raises OSError, NotFound."""
-    return log_file.read_page(_log(attempt_dir, device), 0, 1, tail=1).last
+    return log_file.read_page(_log_path(attempt_dir, device), 0, 1, tail=1).last
 
 
-def of_chunk(raw: bytes, attempt: int, device: int, after: int) -> tuple[int, list[Batch]]:
+def batches_from_chunk(raw: bytes, attempt: int, device: int, after: int) -> tuple[int, list[EventBatch]]:
     """The first line's number and the lines after `after` of one entry of a log's stream.
 
     Raises:
@@ -61,17 +61,17 @@ def of_chunk(raw: bytes, attempt: int, device: int, after: int) -> tuple[int, li
     """
     page = log_file.read_chunk(raw, after)
     numbers = [*(line.seq for line in page.lines[:1]), *(lost.first for lost in page.dropped[:1])]
-    return min(numbers, default=after + 1), list(of_page(page, attempt, device, after))
+    return min(numbers, default=after + 1), list(batches_from_page(page, attempt, device, after))
 
 
-def of_page(page: Page, attempt: int, device: int, after: int) -> Iterator[Batch]:
+def batches_from_page(page: Page, attempt: int, device: int, after: int) -> Iterator[EventBatch]:
     """The lines and losses of a page, in events of a bounded size."""
     first, lines, size, lost = after + 1, list[Line](), 0, deque(page.dropped)
     for line in page.lines:
         if lines and (len(lines) >= BATCH_LINES or size + len(line.text) > BATCH_BYTES):
             yield _log_batch(attempt, device, first, lines[-1].seq, lines, lost)
             first, lines, size = lines[-1].seq + 1, [], 0
-        lines.append(_line(line))
+        lines.append(_event_line(line))
         size += len(line.text)
     if lines or lost:
         last = max([line.seq for line in lines[-1:]] + [part.last for part in lost])
@@ -80,55 +80,55 @@ def of_page(page: Page, attempt: int, device: int, after: int) -> Iterator[Batch
 
 def _log_batch(
     attempt: int, device: int, first: int, last: int, lines: list[Line], lost: "deque[log_file.Dropped]"
-) -> Batch:
+) -> EventBatch:
     """Takes the losses up to `last` along."""
     named = []
     while lost and lost[0].first <= last:
         part = lost.popleft()
         named.append(Lost(part.first, part.last, part.bytes))
-    return Batch(first, last, data(Log(attempt, device, lines, named)))
+    return EventBatch(first, last, data(Log(attempt, device, lines, named)))
 
 
-def _line(line: log_file.Line) -> Line:
+def _event_line(line: log_file.Line) -> Line:
     text, continued = log_file.clean_for_display(line.text), bool(line.flags & CONTINUED)
     return Line(line.seq, at(int(line.at * 1e6)), line.stream, line.rank, line.step, text, continued)
 
 
-def _log(attempt_dir: Path, device: int) -> Path:
-    return in_place(paths.log_file(attempt_dir, device))
+def _log_path(attempt_dir: Path, device: int) -> Path:
+    return require_plain_file(paths.log_file(attempt_dir, device))
 
 
 # -- points ----------------------------------------------------------------------------------------
 
 
-def read_points(attempt_dir: Path, attempt: int, after: int) -> Part:
+def read_points(attempt_dir: Path, attempt: int, after: int) -> FilePart:
     """Points of an attempt's metric file after item `after`: those of one frame. Raises OSError, NotFound."""
     try:
-        reader = FrameReader(in_place(paths.metrics_file(attempt_dir)))
+        reader = FrameReader(require_plain_file(paths.metrics_file(attempt_dir)))
     except FileNotFoundError:
-        return Part([], after, at_end=True)
+        return FilePart([], after, at_end=True)
     with reader:
         frame = reader.locate(after + 1)
         if frame is None or frame.kind == Kind.SEAL:
-            return Part([], after, at_end=True)
+            return FilePart([], after, at_end=True)
         try:
-            _, batches = of_segments(reader.raw(frame), attempt, after)
+            _, batches = batches_from_frame(reader.raw(frame), attempt, after)
         except CorruptFrame:
             batches = []  # passed over, as `jobs.files.metric_file` does
-        return Part(batches, max(after, frame.last), reader.frame_at(frame.end) is None)
+        return FilePart(batches, max(after, frame.last), reader.frame_at(frame.end) is None)
 
 
 def newest_point(attempt_dir: Path) -> int:
     """How many points the metric file has, over all series. Raises OSError, NotFound."""
     try:
-        with FrameReader(in_place(paths.metrics_file(attempt_dir))) as reader:
+        with FrameReader(require_plain_file(paths.metrics_file(attempt_dir))) as reader:
             frame = reader.last()
             return 0 if frame is None else frame.last - (frame.kind == Kind.SEAL)
     except FileNotFoundError:
         return 0
 
 
-def of_segments(raw: bytes, attempt: int, after: int) -> tuple[int, list[Batch]]:
+def batches_from_frame(raw: bytes, attempt: int, after: int) -> tuple[int, list[EventBatch]]:
     """The first item of one frame of points, and an event for each series in it whose items come after `after`.
 
     Raises:
@@ -139,11 +139,11 @@ def of_segments(raw: bytes, attempt: int, after: int) -> tuple[int, list[Batch]]
     for segment in segments:
         first, last = last + 1, last + len(segment.steps)
         if last > after:
-            batches.append(Batch(first, last, data(_metric(attempt, segment))))
+            batches.append(EventBatch(first, last, data(_metric_event(attempt, segment))))
     return frame.first, batches
 
 
-def _metric(attempt: int, segment: metric_file.Segment) -> Metric:
+def _metric_event(attempt: int, segment: metric_file.Segment) -> Metric:
     points = [
         (point.step, point.value if math.isfinite(point.value) else None, at(int(point.at * 1e6)))
         for point in segment.points()
@@ -154,7 +154,7 @@ def _metric(attempt: int, segment: metric_file.Segment) -> Metric:
 # -- the newest, for all readers -------------------------------------------------------------------
 
 
-class Window:
+class BatchWindow:
     """The newest batches of one log, or of the points, within a number of characters. It begins after item `after`."""
 
     def __init__(self, after: int, limit: int) -> None:
@@ -162,9 +162,9 @@ class Window:
         self.last = after
         self._limit = limit
         self._size = 0
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[EventBatch] = deque()
 
-    def add(self, batches: Sequence[Batch], reached: int) -> None:
+    def add_batches(self, batches: Sequence[EventBatch], reached: int) -> None:
         """Batches that follow `last`, and what then is the last item (damaged ones at the end have no batch)."""
         for batch in batches:
             self._batches.append(batch)
@@ -175,7 +175,7 @@ class Window:
             self._size -= len(dropped.data)
             self.start = dropped.last + 1
 
-    def after(self, item: int) -> Batch | None:
+    def batch_after(self, item: int) -> EventBatch | None:
         """The batch that begins after `item`, which is before `last`. None where no batch begins there: the file
         has it, and at its end readers come to where batches begin."""
         for batch in reversed(self._batches):  # nearly every reader is at the newest

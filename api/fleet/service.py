@@ -12,19 +12,19 @@ from shardyard.contract.errors import Forbidden, NotFound
 from shardyard.contract.responses import NodeList, NodeView, PoolList
 
 
-class Fleet:
+class FleetService:
     def __init__(self, control: AsyncRedisStore, fleet: FleetCache) -> None:
         self._store = control
         self._fleet = fleet
 
-    async def pools(self) -> PoolList:
-        return PoolList(views.pools(await self._fleet.read(max_age=0)))
+    async def list_pools(self) -> PoolList:
+        return PoolList(views.pool_views(await self._fleet.read_fleet(max_age=0)))
 
-    async def nodes(self, who: Principal) -> NodeList:
-        fleet = await self._fleet.read(max_age=0)
-        return NodeList([views.node(node, who.tenant, fleet.queued.get(node.pool, 0)) for node in fleet.nodes])
+    async def list_nodes(self, who: Principal) -> NodeList:
+        fleet = await self._fleet.read_fleet(max_age=0)
+        return NodeList([views.node_view(node, who.tenant, fleet.queued.get(node.pool, 0)) for node in fleet.nodes])
 
-    async def drain(self, who: Principal, node: str, body: bytes) -> NodeView:
+    async def drain_node(self, who: Principal, node: str, body: bytes) -> NodeView:
         """Give a node no new work. What runs there goes on, or with a deadline moves to other nodes when that is over.
 
         Raises:
@@ -35,17 +35,17 @@ class Fleet:
         _require_operator(who)
         seconds = parse_drain(body).deadline_seconds
         await self._store.run(store.drain_node(node, deadline_seconds=seconds))
-        audit.note(who, "node_drained", node=node, deadline_seconds=seconds)
-        return await self._node(who, node)
+        audit.log_audit_event(who, "node_drained", node=node, deadline_seconds=seconds)
+        return await self._read_node(who, node)
 
-    async def undrain(self, who: Principal, node: str) -> NodeView:
+    async def undrain_node(self, who: Principal, node: str) -> NodeView:
         """Give a node work again. Raises NotFound, Forbidden."""
         _require_operator(who)
         await self._store.run(store.undrain_node(node))
-        audit.note(who, "node_undrained", node=node)
-        return await self._node(who, node)
+        audit.log_audit_event(who, "node_undrained", node=node)
+        return await self._read_node(who, node)
 
-    async def quarantine(self, who: Principal, node: str, device: int, body: bytes) -> NodeView:
+    async def quarantine_device(self, who: Principal, node: str, device: int, body: bytes) -> NodeView:
         """Give a device to nobody, until the operator brings it back; what runs on it goes on.
 
         Raises:
@@ -56,24 +56,24 @@ class Fleet:
         _require_operator(who)
         reason = parse_quarantine(body).reason
         await self._store.run(store.quarantine_device(node, device, reason))
-        audit.note(who, "device_quarantined", node=node, device=device, reason=reason)
-        return await self._node(who, node)
+        audit.log_audit_event(who, "device_quarantined", node=node, device=device, reason=reason)
+        return await self._read_node(who, node)
 
-    async def unquarantine(self, who: Principal, node: str, device: int) -> NodeView:
+    async def unquarantine_device(self, who: Principal, node: str, device: int) -> NodeView:
         """Bring a device back, whoever put it into quarantine. Raises NotFound, Forbidden."""
         _require_operator(who)
         await self._store.run(store.unquarantine(node, device))
-        audit.note(who, "device_unquarantined", node=node, device=device)
-        return await self._node(who, node)
+        audit.log_audit_event(who, "device_unquarantined", node=node, device=device)
+        return await self._read_node(who, node)
 
-    async def _node(self, who: Principal, node: str) -> NodeView:
+    async def _read_node(self, who: Principal, node: str) -> NodeView:
         """Raises NotFound: it was forgotten meanwhile."""
-        found = next((found for found in (await self.nodes(who)).nodes if found.id == node), None)
+        found = next((found for found in (await self.list_nodes(who)).nodes if found.id == node), None)
         if found is None:
             raise NotFound(f"there is no node {node!r}")
         return found
 
-    async def forget(self, who: Principal, node: str) -> None:
+    async def forget_node(self, who: Principal, node: str) -> None:
         """Drop a node that is down for good, with what it held and its quarantine.
 
         Raises:
@@ -82,13 +82,13 @@ class Fleet:
             Forbidden: the caller is not the operator.
         """
         _require_operator(who)
-        known = any(found.id == node for found in (await self._fleet.read(max_age=0)).nodes)
+        known = any(found.id == node for found in (await self._fleet.read_fleet(max_age=0)).nodes)
         try:
             await self._store.run(store.forget_node(node))
         except NotFound:
             if not known:  # else it went by this very call, whose first reply was lost
                 raise
-        audit.note(who, "node_forgotten", node=node)
+        audit.log_audit_event(who, "node_forgotten", node=node)
 
 
 def _require_operator(who: Principal) -> None:

@@ -7,5 +7,5 @@ from api.http.auth import Principal
 _log = structlog.get_logger("shardyard.audit")
 
 
-def note(who: Principal, event: str, **fields: object) -> None:
+def log_audit_event(who: Principal, event: str, **fields: object) -> None:
     _log.info(event, **fields, token=who.token, tenant=who.tenant)

@@ -66,7 +66,7 @@ class Principal:
     tenant: str
     scopes: frozenset[str]
 
-    def need(self, scope: Scope) -> None:
+    def require_scope(self, scope: Scope) -> None:
         """Raises:
         Forbidden: the token does not allow it.
         """
@@ -84,36 +84,36 @@ class Authenticator:
         self._store = store
         self._operator = operator
         self._clock = clock
-        self._known: OrderedDict[str, tuple[TokenRecord, float]] = OrderedDict()
-        self._proven: OrderedDict[str, tuple[Principal, float]] = OrderedDict()
+        self._tokens: OrderedDict[str, tuple[TokenRecord, float]] = OrderedDict()
+        self._principals: OrderedDict[str, tuple[Principal, float]] = OrderedDict()
 
-    async def principal(self, header: str | None) -> Principal:
+    async def authenticate_header(self, header: str | None) -> Principal:
         """Raises:
         Unauthenticated: no token, or not a valid one.
         Unavailable: Redis does not answer.
         """
         header = header or ""
-        principal, until = self._proven.get(header, (None, 0.0))
+        principal, until = self._principals.get(header, (None, 0.0))
         if principal is not None and self._clock() < until:
             return principal
         scheme, _, text = header.partition(" ")
         text = text.strip()
         if scheme.lower() != "bearer" or not text or len(text) > tokens.MAX_TEXT_LENGTH:
             raise Unauthenticated("send a token as `Authorization: Bearer <token>`")
-        principal = await self.proven(text)
-        _, until = self._known.get(principal.token, (None, self._clock() + CACHE_SECONDS))
-        _remember(self._proven, header, (principal, until))
+        principal = await self.authenticate_token(text)
+        _, until = self._tokens.get(principal.token, (None, self._clock() + CACHE_SECONDS))
+        _cache_entry(self._principals, header, (principal, until))
         return principal
 
-    async def proven(self, text: str) -> Principal:
+    async def authenticate_token(self, text: str) -> Principal:
         """The bearer of a token, by its text. Raises as `principal` does."""
         token, secret = tokens.split(text)
-        record = await self._record(token)
+        record = await self._read_token(token)
         if record is None or not tokens.proves(record, secret, now=time.time_ns() // 1000):
             raise Unauthenticated("the token is unknown, revoked or expired")
         return Principal(record.id, record.tenant, record.scopes)
 
-    async def of_session(self, session: str) -> Principal:
+    async def authenticate_session(self, session: str) -> Principal:
         """Who signed in with a browser. The token is looked at anew: a session ends with it.
 
         Raises:
@@ -123,30 +123,30 @@ class Authenticator:
         if len(session) > sessions.MAX_ID_LENGTH:
             raise Unauthenticated(SESSION_OVER)
         token = await self._store.run(sessions.read(session))
-        record = await self._record(token) if token is not None else None
+        record = await self._read_token(token) if token is not None else None
         if record is None or tokens.is_expired(record, now=time.time_ns() // 1000):
             raise Unauthenticated(SESSION_OVER)
         return Principal(record.id, record.tenant, record.scopes)
 
-    def forget(self, token: str) -> None:
+    def forget_token(self, token: str) -> None:
         """Ask Redis again the next time, because the token was revoked."""
-        self._known.pop(token, None)
-        for header in [header for header, (who, _) in self._proven.items() if who.token == token]:
-            del self._proven[header]
+        self._tokens.pop(token, None)
+        for header in [header for header, (who, _) in self._principals.items() if who.token == token]:
+            del self._principals[header]
 
-    async def _record(self, token: str) -> TokenRecord | None:
+    async def _read_token(self, token: str) -> TokenRecord | None:
         if token == self._operator.id:
             return self._operator
-        record, until = self._known.get(token, (None, 0.0))
+        record, until = self._tokens.get(token, (None, 0.0))
         if record is not None and self._clock() < until:
             return record
         record = await self._store.run(tokens.read(token))
         if record is not None:
-            _remember(self._known, token, (record, self._clock() + CACHE_SECONDS))
+            _cache_entry(self._tokens, token, (record, self._clock() + CACHE_SECONDS))
         return record
 
 
-def _remember(known: OrderedDict[str, T], name: str, value: T) -> None:
+def _cache_entry(known: OrderedDict[str, T], name: str, value: T) -> None:
     known[name] = value
     known.move_to_end(name)
     if len(known) > MAX_CACHED:
@@ -160,20 +160,20 @@ def load_operator_token(settings: Settings) -> TokenRecord:
         UnsafeToStart: others could reach the service and no token is set, or the one that is set is unusable.
     """
     if settings.admin_token is not None:
-        return _checked(settings.admin_token.get_secret_value(), "SHARDYARD_ADMIN_TOKEN")
+        return _parse_operator_token(settings.admin_token.get_secret_value(), "SHARDYARD_ADMIN_TOKEN")
     path = (settings.admin_token_file or settings.state_dir / "admin-token").expanduser()
     if path.exists():
-        return _checked(_read_private(path), f"the admin token in {path}")
+        return _parse_operator_token(_read_private(path), f"the admin token in {path}")
     if not is_loopback(settings.host):
         raise UnsafeToStart(
             f"refusing to listen on {settings.host} without an admin token: set SHARDYARD_ADMIN_TOKEN, or "
             "SHARDYARD_ADMIN_TOKEN_FILE to a file that has one, or listen on 127.0.0.1"
         )
     text, _ = tokens.issue(DEFAULT_TENANT, {Scope.ADMIN}, "operator", created=0)
-    return _checked(_write_private(path, text), f"the admin token in {path}")
+    return _parse_operator_token(_write_private(path, text), f"the admin token in {path}")
 
 
-def _checked(text: str, source: str) -> TokenRecord:
+def _parse_operator_token(text: str, source: str) -> TokenRecord:
     try:
         return tokens.operator_token(text, DEFAULT_TENANT)
     except ValueError as error:

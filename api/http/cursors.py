@@ -19,7 +19,7 @@ class LogCursor(msgspec.Struct, frozen=True, array_like=True):
 
 
 def encode_job(job: str) -> str:
-    return to_text(uuid.UUID(job).bytes)
+    return encode_text(uuid.UUID(job).bytes)
 
 
 def decode_job(cursor: str) -> str:
@@ -29,13 +29,13 @@ def decode_job(cursor: str) -> str:
         MalformedCursor: not one of ours.
     """
     try:
-        return str(uuid.UUID(bytes=from_text(cursor)))
+        return str(uuid.UUID(bytes=decode_text(cursor)))
     except ValueError:
-        raise _malformed() from None
+        raise _malformed_cursor() from None
 
 
 def encode_log(cursor: LogCursor) -> str:
-    return to_text(msgspec.msgpack.encode(cursor))
+    return encode_text(msgspec.msgpack.encode(cursor))
 
 
 def decode_log(cursor: str) -> LogCursor:
@@ -43,26 +43,26 @@ def decode_log(cursor: str) -> LogCursor:
     MalformedCursor: not one of ours.
     """
     try:
-        found = msgspec.msgpack.decode(from_text(cursor), type=LogCursor)
+        found = msgspec.msgpack.decode(decode_text(cursor), type=LogCursor)
     except (msgspec.MsgspecError, RecursionError):
-        raise _malformed() from None
+        raise _malformed_cursor() from None
     if found.attempt < 1 or any(device < 0 or not 0 <= seq < 2**63 for device, seq in found.seen.items()):
-        raise _malformed()
+        raise _malformed_cursor()
     return found
 
 
-def to_text(data: bytes) -> str:
+def encode_text(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def from_text(text: str) -> bytes:
+def decode_text(text: str) -> bytes:
     if len(text) > MAX_CURSOR_LENGTH:
-        raise _malformed()
+        raise _malformed_cursor()
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
-        raise _malformed() from None
+        raise _malformed_cursor() from None
 
 
-def _malformed() -> MalformedCursor:
+def _malformed_cursor() -> MalformedCursor:
     return MalformedCursor("the cursor is not one that this service gave; leave it out to start from the beginning")

@@ -1,43 +1,22 @@
-"""What routes ask for: who is calling, the services behind them, and the parts of a request that need a check."""
+"""Dependencies that all routes share: the caller, their service, the body, and checked ids."""
 
 import re
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Header, Path, Query, Request
 from starlette.requests import ClientDisconnect
 
-from api.accounts.sessions_service import Sessions
-from api.accounts.tokens_service import Tokens
-from api.bundles.service import Bundles
-from api.events.service import Events
-from api.fleet.service import Fleet
 from api.http.auth import SAFE, Authenticator, Principal, is_public
-from api.jobs.service import Jobs
-from api.results.service import Results
-from api.system.service import System
 from jobs.store.tokens import Scope
 from shardyard.contract.errors import FieldError, Forbidden, InvalidRequest, NotFound
+
+T = TypeVar("T")
 
 MAX_KEY_LENGTH = 255
 #: Holds the id of a browser's session.
 SESSION_COOKIE = "shardyard_session"
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """What is behind the routes. The application keeps it in its state, as `services`."""
-
-    jobs: Jobs
-    results: Results
-    events: Events
-    bundles: Bundles
-    fleet: Fleet
-    tokens: Tokens
-    sessions: Sessions
-    system: System
 
 
 async def authenticate(request: Request) -> None:
@@ -49,11 +28,11 @@ async def authenticate(request: Request) -> None:
     session = request.cookies.get(SESSION_COOKIE) if header is None else None
     if session is not None:
         check_origin(request)
-        principal = await authenticator.of_session(session)
+        principal = await authenticator.authenticate_session(session)
     else:
-        principal = await authenticator.principal(header)
-    principal.need(Scope.READ if request.method in SAFE else Scope.SUBMIT)
-    request.state.principal = principal
+        principal = await authenticator.authenticate_header(header)
+    principal.require_scope(Scope.READ if request.method in SAFE else Scope.SUBMIT)
+    request.state.authenticate_header = principal
 
 
 def header_of(scope: Mapping[str, Any], name: bytes) -> str | None:
@@ -78,51 +57,24 @@ def check_origin(request: Request) -> None:
 
 
 async def principal(request: Request) -> Principal:
-    principal: Principal = request.state.principal
+    principal: Principal = request.state.authenticate_header
     return principal
 
 
 async def _admin(request: Request) -> Principal:
     who = await principal(request)
-    who.need(Scope.ADMIN)
+    who.require_scope(Scope.ADMIN)
     return who
 
 
-def _services(request: Request) -> Services:
-    services: Services = request.app.state.services
-    return services
+def service_of(kind: type[T]) -> Callable[[Request], Awaitable[T]]:
+    """A dependency that hands a route the application's instance of a service class."""
 
+    async def service(request: Request) -> T:
+        services: Mapping[type, Any] = request.app.state.services
+        return services[kind]  # type: ignore[no-any-return]  # the application keeps each under its class
 
-async def jobs(request: Request) -> Jobs:
-    return _services(request).jobs
-
-
-async def _results(request: Request) -> Results:
-    return _services(request).results
-
-
-async def _events(request: Request) -> Events:
-    return _services(request).events
-
-
-async def _bundles(request: Request) -> Bundles:
-    return _services(request).bundles
-
-
-async def _fleet(request: Request) -> Fleet:
-    return _services(request).fleet
-
-
-async def _tokens(request: Request) -> Tokens:
-    return _services(request).tokens
-
-
-async def _sessions(request: Request) -> Sessions:
-    return _services(request).sessions
-
-
-async def _system(request: Request) -> System:
-    return _services(request).system
+    return service
 
 
 async def job_id(job: Annotated[str, Path(description="id of a job")]) -> str:
@@ -181,14 +133,6 @@ async def wants_text(request: Request) -> bool:
 
 Caller = Annotated[Principal, Depends(principal)]
 Admin = Annotated[Principal, Depends(_admin)]
-JobsService = Annotated[Jobs, Depends(jobs)]
-ResultsService = Annotated[Results, Depends(_results)]
-EventsService = Annotated[Events, Depends(_events)]
-BundlesService = Annotated[Bundles, Depends(_bundles)]
-FleetService = Annotated[Fleet, Depends(_fleet)]
-TokensService = Annotated[Tokens, Depends(_tokens)]
-SessionsService = Annotated[Sessions, Depends(_sessions)]
-SystemService = Annotated[System, Depends(_system)]
 JobId = Annotated[str, Depends(job_id)]
 BundleId = Annotated[str, Depends(_bundle_id)]
 OtherJobId = Annotated[str, Depends(_other_job_id)]

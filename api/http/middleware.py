@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http import problems
 from api.http.problems import BadHost, BodyTimeout, HeadersTooLarge
-from api.http.prometheus import Monitoring
-from api.http.protocol import answer, has_come
+from api.http.prometheus import ProcessMetrics
+from api.http.protocol import is_request_complete, send_whole_answer
 from jobs.model.settings import Settings
 from shardyard.contract.errors import BodyTooLarge, ShardyardError
 
@@ -31,7 +31,7 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 _WITHOUT_BODY = (204, 304)
 #: What an answer says that does not say otherwise.
-_PRIVATE = ((b"cache-control", b"private, no-cache"), (b"x-content-type-options", b"nosniff"))
+_PRIVATE_HEADERS = ((b"cache-control", b"private, no-cache"), (b"x-content-type-options", b"nosniff"))
 
 
 def is_loopback(host: str) -> bool:
@@ -69,21 +69,23 @@ class BodyLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Bodies:
+class BodyLimitsByPath:
     """The limits of most bodies, and those of the paths that have their own."""
 
-    usual: BodyLimits
-    of_paths: Mapping[str, BodyLimits] = field(default_factory=dict)
+    default: BodyLimits
+    by_path: Mapping[str, BodyLimits] = field(default_factory=dict)
 
-    def at(self, path: str) -> BodyLimits:
-        return self.of_paths.get(path, self.usual)
+    def limits_for(self, path: str) -> BodyLimits:
+        return self.by_path.get(path, self.default)
 
 
-class Door:
+class RequestLimitsMiddleware:
     """What every request passes first and every answer last. Refuses a request that breaks a limit; the body is counted
     and timed while it is read. Answers are private, and counted under their route."""
 
-    def __init__(self, app: ASGIApp, hosts: Iterable[str], bodies: Bodies, monitoring: Monitoring) -> None:
+    def __init__(
+        self, app: ASGIApp, hosts: Iterable[str], bodies: BodyLimitsByPath, monitoring: ProcessMetrics
+    ) -> None:
         self._app = app
         self._hosts = frozenset(hosts)
         self._bodies = bodies
@@ -100,31 +102,31 @@ class Door:
             nonlocal status, head
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = headers = _private(list(message.get("headers", ())))
+                message["headers"] = headers = _with_private_headers(list(message.get("headers", ())))
                 if status in _WITHOUT_BODY or any(name == b"content-length" for name, _ in headers):
                     head = message  # the rest comes at once: all of it is sent together
                     return
             elif head is not None:
                 start, head = head, None
                 body = message.get("body", b"")
-                if not message.get("more_body", False) and answer(scope, status, start["headers"], body):
+                if not message.get("more_body", False) and send_whole_answer(scope, status, start["headers"], body):
                     return
                 await send(start)
             await send(message)
 
-        app, body = self._app, self._bodies.at(scope["path"])
+        app, body = self._app, self._bodies.limits_for(scope["path"])
         try:
-            self._check(scope["headers"], body)
+            self._check_head(scope["headers"], body)
         except ShardyardError as error:
-            app = problems.of_error(error, scope["path"])
+            app = problems.error_response(error, scope["path"])
         try:
             # A body that is here as a whole is not waited for.
-            await app(scope, _limited(receive, body, timed=not has_come(scope)), answered)
+            await app(scope, _limit_body(receive, body, timed=not is_request_complete(scope)), answered)
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            self._monitoring.observe(scope["method"], route, status, time.perf_counter() - started)
+            self._monitoring.observe_request(scope["method"], route, status, time.perf_counter() - started)
 
-    def _check(self, headers: list[tuple[bytes, bytes]], body: BodyLimits) -> None:
+    def _check_head(self, headers: list[tuple[bytes, bytes]], body: BodyLimits) -> None:
         if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
             raise HeadersTooLarge(f"at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes together are read")
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
@@ -138,14 +140,14 @@ class Door:
                 raise _too_large(body)
 
 
-def _private(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def _with_private_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Whatever does not say otherwise is for whoever asked: kept by no cache between, by no browser unasked, and taken
     for nothing but what it is."""
     named = {name for name, _ in headers}
-    return headers + [header for header in _PRIVATE if header[0] not in named]
+    return headers + [header for header in _PRIVATE_HEADERS if header[0] not in named]
 
 
-def _limited(receive: Receive, limits: BodyLimits, *, timed: bool) -> Receive:
+def _limit_body(receive: Receive, limits: BodyLimits, *, timed: bool) -> Receive:
     loop = asyncio.get_running_loop()
     read = 0
     more = True

@@ -14,24 +14,24 @@ class NotAcceptable(ShardyardError):
     code = "not_acceptable"
 
 
-def choose(accept: str, offers: Sequence[str]) -> str:
+def choose_media_type(accept: str, offers: Sequence[str]) -> str:
     """The offer that an Accept header likes best. Of equals it is what the header names most exactly, then what it
     names first, then the first offer. Without a header it is the first offer.
 
     Raises:
         NotAcceptable: the header wants none of them.
     """
-    ranges = list(_ranges(accept))
+    ranges = list(_parse_ranges(accept))
     if not ranges:
         return offers[0]
-    ranked = [(_liking(offer, ranges), -place, offer) for place, offer in enumerate(offers)]
+    ranked = [(_rank_offer(offer, ranges), -place, offer) for place, offer in enumerate(offers)]
     (quality, *_), _, best = max(ranked)
     if quality <= 0:
         raise NotAcceptable(f"this can be had as {', '.join(offers)}; the Accept header takes none of them")
     return best
 
 
-def _liking(offer: str, ranges: Sequence[tuple[str, float]]) -> tuple[float, int, int]:
+def _rank_offer(offer: str, ranges: Sequence[tuple[str, float]]) -> tuple[float, int, int]:
     """Quality, exactness and place of the range that says most about an offer."""
     whole = offer.partition("/")[0] + "/*"
     for exactness, wanted in ((2, offer), (1, whole), (0, "*/*")):
@@ -41,14 +41,14 @@ def _liking(offer: str, ranges: Sequence[tuple[str, float]]) -> tuple[float, int
     return 0.0, 0, 0
 
 
-def _ranges(accept: str) -> Iterator[tuple[str, float]]:
+def _parse_ranges(accept: str) -> Iterator[tuple[str, float]]:
     for part in accept.split(",")[:MAX_RANGES]:
         name, *parameters = (piece.strip().lower() for piece in part.split(";"))
         if name.count("/") == 1:
-            yield name, _quality(parameters)
+            yield name, _parse_quality(parameters)
 
 
-def _quality(parameters: Sequence[str]) -> float:
+def _parse_quality(parameters: Sequence[str]) -> float:
     """Between 0 and 1; what is no number is 0, as for a client that cannot say what it wants."""
     given = next((one.removeprefix("q=") for one in parameters if one.startswith("q=")), "1")
     try:

@@ -31,7 +31,7 @@ class BodyTimeout(ShardyardError):
     code = "body_timeout"
 
 
-class NothingMore(Exception):
+class StreamEnded(Exception):
     """A stream of events is asked for after its last event."""
 
 
@@ -42,7 +42,7 @@ class HeadersTooLarge(ShardyardError):
 
 
 #: Error code -> status and title. A code that is missing here is a bug of ours, and shown as `internal_error`.
-TABLE: dict[str, tuple[int, str]] = {
+PROBLEMS: dict[str, tuple[int, str]] = {
     "invalid_request": (422, "The request is not valid"),
     "invalid_spec": (422, "The job spec is not valid"),
     "not_supported": (422, "Not supported in this version"),
@@ -79,7 +79,7 @@ TABLE: dict[str, tuple[int, str]] = {
 }
 
 #: What the framework raises by itself: statuses that have a code of their own.
-_FRAMEWORK: dict[int, str] = {
+_FRAMEWORK_CODES: dict[int, str] = {
     400: "bad_request",
     401: "unauthenticated",
     403: "forbidden",
@@ -89,7 +89,7 @@ _FRAMEWORK: dict[int, str] = {
     413: "body_too_large",
 }
 
-_HEADERS: dict[int, Mapping[str, str]] = {
+_STATUS_HEADERS: dict[int, Mapping[str, str]] = {
     401: {"WWW-Authenticate": "Bearer"},
     408: {"Connection": "close"},
     413: {"Connection": "close"},
@@ -108,77 +108,77 @@ class Problem(msgspec.Struct, omit_defaults=True):
     errors: list[FieldError] = msgspec.field(default_factory=list)
 
 
-def respond(code: str, detail: str, path: str, fields: tuple[FieldError, ...] = ()) -> Response:
+def problem_response(code: str, detail: str, path: str, fields: tuple[FieldError, ...] = ()) -> Response:
     """The answer for an error code; an unknown one is answered as an internal error that says nothing."""
-    if code not in TABLE:
+    if code not in PROBLEMS:
         code, detail, fields = "internal_error", "something went wrong here; the service's log has more", ()
-    status, title = TABLE[code]
+    status, title = PROBLEMS[code]
     problem = Problem(f"urn:shardyard:problem:{code}", title, status, detail, code, path, list(fields))
-    return Response(msgspec.json.encode(problem), status, _HEADERS.get(status), MEDIA_TYPE)
+    return Response(msgspec.json.encode(problem), status, _STATUS_HEADERS.get(status), MEDIA_TYPE)
 
 
-def of_error(error: ShardyardError, path: str) -> Response:
-    return respond(error.code, error.message, path, error.fields)
+def error_response(error: ShardyardError, path: str) -> Response:
+    return problem_response(error.code, error.message, path, error.fields)
 
 
-def install(app: FastAPI) -> None:
+def install_handlers(app: FastAPI) -> None:
     """Answer every error of `app` as a problem."""
     for kind, handler in _HANDLERS.items():
         app.add_exception_handler(kind, handler)
-    app.add_exception_handler(Exception, _bug)
+    app.add_exception_handler(Exception, _handle_bug)
 
 
-async def answer(request: Request, error: Exception) -> Response:
+async def handle_error(request: Request, error: Exception) -> Response:
     """The answer to an error, as the application gives it."""
-    handler = next((handler for kind, handler in _HANDLERS.items() if isinstance(error, kind)), _bug)
+    handler = next((handler for kind, handler in _HANDLERS.items() if isinstance(error, kind)), _handle_bug)
     return await handler(request, error)
 
 
-async def _ours(request: Request, error: Exception) -> Response:
+async def _handle_service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ShardyardError)
-    if error.code not in TABLE or TABLE[error.code][0] == HTTPStatus.INTERNAL_SERVER_ERROR:
+    if error.code not in PROBLEMS or PROBLEMS[error.code][0] == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("request_failed", path=request.url.path, exc_info=error)
-    return of_error(error, request.url.path)
+    return error_response(error, request.url.path)
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
+async def _handle_validation_error(request: Request, error: Exception) -> Response:
     """FastAPI's own complaints, which concern the query and the path."""
     assert isinstance(error, RequestValidationError)
     fields = validation.field_errors([{**detail, "loc": detail["loc"][1:]} for detail in error.errors()])
-    return respond("invalid_request", "the request's parameters are not valid", request.url.path, fields)
+    return problem_response("invalid_request", "the request's parameters are not valid", request.url.path, fields)
 
 
-async def _framework(request: Request, error: Exception) -> Response:
+async def _handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    code = _FRAMEWORK.get(error.status_code, "internal_error")
+    code = _FRAMEWORK_CODES.get(error.status_code, "internal_error")
     details = {
         404: f"there is nothing at {request.url.path}",
         405: f"{request.method} is not possible at {request.url.path}",
     }
-    response = respond(code, details.get(error.status_code, str(error.detail)), request.url.path)
+    response = problem_response(code, details.get(error.status_code, str(error.detail)), request.url.path)
     response.headers.update(error.headers or {})
     return response
 
 
-async def _gone(request: Request, _error: Exception) -> Response:
+async def _handle_disconnect(request: Request, _error: Exception) -> Response:
     """The client left while it was being listened to: nobody reads this, and nobody has to look."""
-    return respond("bad_request", "the connection ended before the body did", request.url.path)
+    return problem_response("bad_request", "the connection ended before the body did", request.url.path)
 
 
-async def _nothing_more(_request: Request, _error: Exception) -> Response:
+async def _handle_stream_end(_request: Request, _error: Exception) -> Response:
     """The answer at which browsers stop coming again."""
     return Response(status_code=204)
 
 
-async def _bug(request: Request, error: Exception) -> Response:
+async def _handle_bug(request: Request, error: Exception) -> Response:
     log.error("request_failed", method=request.method, path=request.url.path, exc_info=error)
-    return respond("internal_error", "something went wrong here; the service's log has more", request.url.path)
+    return problem_response("internal_error", "something went wrong here; the service's log has more", request.url.path)
 
 
 _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
-    ShardyardError: _ours,
-    RequestValidationError: _invalid,
-    HTTPException: _framework,
-    ClientDisconnect: _gone,
-    NothingMore: _nothing_more,
+    ShardyardError: _handle_service_error,
+    RequestValidationError: _handle_validation_error,
+    HTTPException: _handle_http_error,
+    ClientDisconnect: _handle_disconnect,
+    StreamEnded: _handle_stream_end,
 }

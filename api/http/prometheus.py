@@ -11,7 +11,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class GaugeValues:
     """What the gauges show."""
 
     jobs: dict[str, int]  # state -> jobs of one tenant
@@ -20,7 +20,7 @@ class Counts:
     streams: int = 0  # streams of events that are open
 
 
-class Monitoring:
+class ProcessMetrics:
     """The metrics of one process."""
 
     media_type = "text/plain; version=0.0.4; charset=utf-8"
@@ -43,22 +43,22 @@ class Monitoring:
             "shardyard_waiting_requests", "Requests held until a status changes", registry=self._registry
         )
         self._streams = Gauge("shardyard_event_streams", "Streams of events that are open", registry=self._registry)
-        self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._queued = Gauge("shardyard_queued_jobs", "Jobs that wait in a pool", ("pool",), registry=self._registry)
 
-    def observe(self, method: str, route: str, status: int, seconds: float) -> None:
+    def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answer under the route's pattern, so that ids never become labels."""
-        known = self._known.get((method, route, status))
+        known = self._children.get((method, route, status))
         if known is None:  # to find them takes longer than to count; there are as many as lines of /metrics
             named = method if method in _METHODS else "other"  # a client's own invention must not become a label
             known = self._requests.labels(named, route, str(status)), self._seconds.labels(named, route)
             if named == method:
-                self._known[method, route, status] = known
+                self._children[method, route, status] = known
         counter, histogram = known
         counter.inc()
         histogram.observe(seconds)
 
-    def render(self, counts: Counts) -> bytes:
+    def render(self, counts: GaugeValues) -> bytes:
         """Prometheus's text format."""
         for state, number in counts.jobs.items():
             self._jobs.labels(state).set(number)

@@ -25,16 +25,16 @@ def watch_client(scope: Mapping[str, Any]) -> None:
     vanished without a word. Without this, a client whose machine died keeps its stream for a quarter of an hour."""
     connection: DeadlineProtocol | None = scope.get("extensions", {}).get(_CONNECTION)
     if connection is not None:
-        connection.give_up_after(VANISHED_SECONDS)
+        connection.drop_silent_client(VANISHED_SECONDS)
 
 
-def has_come(scope: Mapping[str, Any]) -> bool:
+def is_request_complete(scope: Mapping[str, Any]) -> bool:
     """Whether all of a request is here, its body too."""
     connection: DeadlineProtocol | None = scope.get("extensions", {}).get(_CONNECTION)
-    return connection is not None and connection.has_come
+    return connection is not None and connection.is_request_complete
 
 
-def answer(scope: Scope, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+def send_whole_answer(scope: Scope, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
     """Send a whole answer in one write; uvicorn makes two of it, and takes several times as long. False where that is
     not simple, and nothing was sent: uvicorn knows what to do then. `headers` have the body's length, if it has one."""
     exchange: RequestResponseCycle | None = scope.get("extensions", {}).get(_EXCHANGE)
@@ -52,7 +52,7 @@ def answer(scope: Scope, status: int, headers: Sequence[tuple[bytes, bytes]], bo
     return True
 
 
-def ask_if_alive(listener: socket.socket) -> None:
+def enable_keepalive(listener: socket.socket) -> None:
     """Have the system ask silent clients whether they are there; connections inherit it from their listener."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEPALIVE:
@@ -63,30 +63,30 @@ class DeadlineProtocol(HttpToolsProtocol):
     """Closes a connection that does not finish a request's head in time (slow loris), or sends a huge one."""
 
     _deadline: TimerHandle | None = None
-    _gives_up = False  # it was said when to drop the connection
+    _has_user_timeout = False  # it was said when to drop the connection
     _head_bytes = 0
     _in_head = True  # between requests too
 
     @property
-    def has_come(self) -> bool:
+    def is_request_complete(self) -> bool:
         """Whether the newest request is here, its body too."""
         return self._in_head
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(cast(Transport, transport))
-        self._arm()
+        self._start_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
+        self._cancel_deadline()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {_CONNECTION: self}  # type: ignore[dict-item]  # uvicorn's type is narrower
 
-    def give_up_after(self, seconds: float) -> None:
+    def drop_silent_client(self, seconds: float) -> None:
         """Drop the connection when what was sent is not acknowledged, or not read, for so long; 0: when TCP does."""
-        self._gives_up = seconds > 0
+        self._has_user_timeout = seconds > 0
         connection = self.transport.get_extra_info("socket")
         with suppress(OSError):  # it is closed already
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
@@ -96,39 +96,39 @@ class DeadlineProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
         super().data_received(data)
         if self._in_head and self._head_bytes and self._deadline is None:
-            self._arm()  # most heads come in one piece, and need no timer
+            self._start_deadline()  # most heads come in one piece, and need no timer
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("The request's head is too large.")
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._disarm()
+        self._cancel_deadline()
         super().on_headers_complete()
         self.scope["extensions"][_EXCHANGE] = self.cycle  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         self._in_head = True
         self._head_bytes = 0
-        self._disarm()
+        self._cancel_deadline()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._gives_up and not self.transport.is_closing():
-            self.give_up_after(0)
+        if self._has_user_timeout and not self.transport.is_closing():
+            self.drop_silent_client(0)
         if not self._in_head and not self.transport.is_closing():
-            self._arm()  # answered before the body was read: the rest of it must come soon as well
+            self._start_deadline()  # answered before the body was read: the rest of it must come soon as well
 
-    def _arm(self) -> None:
-        self._disarm()
-        self._deadline = self.loop.call_later(HEAD_SECONDS, self._expire)
+    def _start_deadline(self) -> None:
+        self._cancel_deadline()
+        self._deadline = self.loop.call_later(HEAD_SECONDS, self._close_overdue)
 
-    def _disarm(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _expire(self) -> None:
+    def _close_overdue(self) -> None:
         self._deadline = None
         if not self.transport.is_closing():
             self.transport.close()

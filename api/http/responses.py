@@ -4,43 +4,48 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Awaitable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from fastapi import Request, Response
 
-from api.jobs.status_cache import Tagged
-
 T = TypeVar("T")
 
 TEXT = "text/plain; charset=utf-8"
-#: The version in a tag of `Tagged`.
+#: The version in a tag of `TaggedJson`.
 _VERSION = re.compile(r'W/"(\d{1,15})\.')
 
 
-def json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+class TaggedJson(NamedTuple):
+    """JSON, and an ETag of its content that begins with the version of what it shows."""
+
+    body: bytes
+    tag: str
+
+
+def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
-def encoded(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     return msgspec.json.encode(value)
 
 
-def text(value: str, headers: Mapping[str, str] | None = None) -> Response:
+def text_response(value: str, headers: Mapping[str, str] | None = None) -> Response:
     """Text that a program printed: never to be taken for anything else by a browser."""
     return Response(value, 200, {"X-Content-Type-Options": "nosniff", **(headers or {})}, TEXT)
 
 
-def content(request: Request, body: bytes, media: str, headers: Mapping[str, str] | None = None) -> Response:
+def content_response(request: Request, body: bytes, media: str, headers: Mapping[str, str] | None = None) -> Response:
     """Bytes of one of several media types, with an ETag of their content, or 304 when the client has them already."""
     tag = f'W/"{hashlib.blake2b(body, digest_size=9).hexdigest()}"'
     named = {"ETag": tag, "Vary": "Accept", "X-Content-Type-Options": "nosniff", **(headers or {})}
-    return Response(status_code=304, headers=named) if has(request, tag) else Response(body, 200, named, media)
+    return Response(status_code=304, headers=named) if matches_tag(request, tag) else Response(body, 200, named, media)
 
 
-def unless_known(request: Request, found: Tagged) -> Response:
+def conditional_response(request: Request, found: TaggedJson) -> Response:
     """What was found, or 304 when the client has it already."""
-    if has(request, found.tag):
+    if matches_tag(request, found.tag):
         return Response(status_code=304, headers={"ETag": found.tag})
     return Response(found.body, 200, {"ETag": found.tag}, "application/json")
 
@@ -51,15 +56,15 @@ def known_versions(request: Request) -> frozenset[int] | None:
     return None if header is None else frozenset(int(number) for number in _VERSION.findall(header))
 
 
-def has(request: Request, tag: str) -> bool:
+def matches_tag(request: Request, tag: str) -> bool:
     """Whether the client says that it has what `tag` stands for."""
     given = request.headers.get("if-none-match")
     return given is not None and tag in {part.strip() for part in given.split(",")}
 
 
-async def unless_gone(request: Request, answer: Awaitable[T]) -> T | None:
+async def wait_while_connected(request: Request, answer: Awaitable[T]) -> T | None:
     """The answer, or None as soon as the client has hung up: what it waited for is then let go."""
-    waited, gone = asyncio.ensure_future(answer), asyncio.ensure_future(_gone(request))
+    waited, gone = asyncio.ensure_future(answer), asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait((waited, gone), return_when=asyncio.FIRST_COMPLETED)
         return await waited if waited.done() else None
@@ -68,6 +73,6 @@ async def unless_gone(request: Request, answer: Awaitable[T]) -> T | None:
         gone.cancel()
 
 
-async def _gone(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

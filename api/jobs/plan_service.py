@@ -7,29 +7,29 @@ from jobs.model.spec import JobSpec, RecipeProgram
 from shardyard.contract.responses import Plan
 
 
-def recipes() -> dict[str, Any]:
+def list_recipes() -> dict[str, Any]:
     from jobs.model import catalogue
 
     return dict(catalogue.listing())
 
 
-def plan(body: bytes) -> Plan:
+def plan_job(body: bytes) -> Plan:
     """The splits that a spec would give in one epoch, and what is wrong with them. Pools are not asked: a plan may
     be about more devices than there are. Otherwise it raises as `submit` does."""
-    return _planned(parse_spec(body))
+    return _predict_plan(parse_spec(body))
 
 
-def plan_text(body: bytes) -> str:
+def plan_job_text(body: bytes) -> str:
     """The same for people. Raises as `plan` does."""
     from shardyard.render.plan_text import PlannedJob, render_plan
 
     wanted = parse_spec(body)
     predictable = isinstance(wanted.program, RecipeProgram)
     about = PlannedJob(wanted.name, wanted.parallelism.strategy, wanted.resources.devices, predictable)
-    return render_plan(_planned(wanted), about)
+    return render_plan(_predict_plan(wanted), about)
 
 
-def _planned(wanted: JobSpec) -> Plan:
+def _predict_plan(wanted: JobSpec) -> Plan:
     from jobs.model import catalogue
     from jobs.splits.lint import lint_splits
     from jobs.splits.plan import predict_splits

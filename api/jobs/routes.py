@@ -1,35 +1,42 @@
 """Jobs: submit, look, cancel, delete."""
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.routing import APIRoute
 
 from api.http import responses
-from api.http.deps import Body, Caller, IdempotencyKey, JobId, JobsService, WantsText
+from api.http.deps import Body, Caller, IdempotencyKey, JobId, WantsText, service_of
 from api.jobs import plan_service
-from api.jobs.service import MAX_WAIT_SECONDS, Submitted
+from api.jobs.service import MAX_WAIT_SECONDS, JobService, SubmittedJob
 from api.schemas.requests import parse_label
 from jobs.model.state import State
 from jobs.store import JobFilter
 
+ServiceDep = Annotated[JobService, Depends(service_of(JobService))]
 router = APIRouter(tags=["jobs"])
 
 
 @router.post("/v1/jobs", status_code=201)
-async def submit(who: Caller, jobs: JobsService, body: Body, key: IdempotencyKey) -> Response:
+async def submit(who: Caller, jobs: ServiceDep, body: Body, key: IdempotencyKey) -> Response:
     return _submitted(await jobs.submit(who, body, key))
 
 
 @router.post("/v1/plan")
 async def plan(body: Body, as_text: WantsText) -> Response:
     """As JSON, or as text for people. Nothing is created, and no pool is asked whether it has the devices."""
-    return responses.text(plan_service.plan_text(body)) if as_text else responses.json(plan_service.plan(body))
+    return (
+        responses.text_response(plan_service.plan_job_text(body))
+        if as_text
+        else responses.json_response(plan_service.plan_job(body))
+    )
 
 
 @router.get("/v1/jobs")
 async def list_jobs(
     who: Caller,
-    jobs: JobsService,
+    jobs: ServiceDep,
     state: State | None = None,
     pool: Annotated[str, Query(max_length=63)] = "",
     label: Annotated[str, Query(max_length=320, description="key=value")] = "",
@@ -40,20 +47,20 @@ async def list_jobs(
     cursor: str = "",
 ) -> Response:
     chosen = JobFilter(state, pool, parse_label(label), name)
-    return responses.json(await jobs.listing(who, chosen, cursor, limit, archived=archived, search=search))
+    return responses.json_response(await jobs.list_jobs(who, chosen, cursor, limit, archived=archived, search=search))
 
 
 @router.post("/v1/jobs/cancel")
-async def cancel_many(who: Caller, jobs: JobsService, body: Body) -> Response:
+async def cancel_many(who: Caller, jobs: ServiceDep, body: Body) -> Response:
     """Cancels every job that matches all fields of the body. Jobs that are submitted meanwhile are left alone."""
-    return responses.json(await jobs.cancel_many(who, body))
+    return responses.json_response(await jobs.cancel_many(who, body))
 
 
 @router.get("/v1/jobs/{job}")
 async def show(
     request: Request,
     who: Caller,
-    jobs: JobsService,
+    jobs: ServiceDep,
     job: JobId,
     wait: Annotated[
         float, Query(ge=0, le=MAX_WAIT_SECONDS, description="hold the answer until the status changes, so many seconds")
@@ -61,34 +68,40 @@ async def show(
 ) -> Response:
     """With `wait` and If-None-Match, the answer is held only while the job is still as the client knows it."""
     if not wait:
-        return responses.unless_known(request, await jobs.shown(who, job))
-    changed = jobs.changed(who, job, wait, responses.known_versions(request))
-    found = await responses.unless_gone(request, changed)
-    return Response(status_code=204) if found is None else responses.unless_known(request, found)
+        return responses.conditional_response(request, await jobs.read_tagged_status(who, job))
+    changed = jobs.wait_for_status(who, job, wait, responses.known_versions(request))
+    found = await responses.wait_while_connected(request, changed)
+    return Response(status_code=204) if found is None else responses.conditional_response(request, found)
 
 
 @router.post("/v1/jobs/{job}/resubmit", status_code=201)
-async def resubmit(who: Caller, jobs: JobsService, job: JobId, body: Body, key: IdempotencyKey) -> Response:
+async def resubmit(who: Caller, jobs: ServiceDep, job: JobId, body: Body, key: IdempotencyKey) -> Response:
     """A new job of the same spec, whose `parent_id` is this one. It takes no body."""
     return _submitted(await jobs.resubmit(who, job, body, key))
 
 
 @router.post("/v1/jobs/{job}/cancel", status_code=202)
-async def cancel(who: Caller, jobs: JobsService, job: JobId) -> Response:
-    return responses.json(await jobs.cancel(who, job), 202)
+async def cancel(who: Caller, jobs: ServiceDep, job: JobId) -> Response:
+    return responses.json_response(await jobs.cancel(who, job), 202)
 
 
 @router.delete("/v1/jobs/{job}", status_code=204)
-async def delete(who: Caller, jobs: JobsService, job: JobId) -> Response:
+async def delete(who: Caller, jobs: ServiceDep, job: JobId) -> Response:
     await jobs.delete(who, job)
     return Response(status_code=204)
 
 
 @router.get("/v1/jobs/{job}/attempts")
-async def attempts(who: Caller, jobs: JobsService, job: JobId) -> Response:
-    return responses.json(await jobs.attempts(who, job))
+async def attempts(who: Caller, jobs: ServiceDep, job: JobId) -> Response:
+    return responses.json_response(await jobs.attempts(who, job))
 
 
-def _submitted(submitted: Submitted) -> Response:
+def _submitted(submitted: SubmittedJob) -> Response:
     location = {"Location": submitted.status.links["self"]}
-    return responses.json(submitted.status, 201 if submitted.created else 200, location)
+    return responses.json_response(submitted.status, 201 if submitted.created else 200, location)
+
+
+def find_status_route() -> tuple[APIRoute, Callable[[Request], Awaitable[JobService]]]:
+    """The route of a status poll and its service dependency, for `StatusPollMiddleware`."""
+    route = next(route for route in router.routes if isinstance(route, APIRoute) and route.endpoint is show)
+    return route, service_of(JobService)

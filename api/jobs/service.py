@@ -11,16 +11,17 @@ from typing import Any, Literal
 import structlog
 import uuid_utils
 
-from api.bundles.service import Bundles
+from api.bundles.service import BundleService
 from api.data import attempt_files
-from api.data.change_notifier import Changes
-from api.data.file_threads import Storage
-from api.data.fleet_cache import FleetCache, labels_of
-from api.data.job_repository import Records
-from api.data.telemetry_reader import Telemetry
+from api.data.change_notifier import ChangeNotifier
+from api.data.file_threads import AttemptStorage
+from api.data.fleet_cache import FleetCache, labels_from_names
+from api.data.job_repository import JobRepository
+from api.data.telemetry_reader import TelemetryReader
 from api.http import audit, cursors
 from api.http.auth import Principal
-from api.jobs.status_cache import ShownStatuses, Tagged
+from api.http.responses import TaggedJson
+from api.jobs.status_poll import StatusCache
 from api.schemas import views
 from api.schemas.requests import parse_cancel, parse_spec, refuse_body
 from jobs import store
@@ -46,25 +47,25 @@ QUEUE_LOOKS = 25
 #: A search goes through so many pages of the store, of so many jobs, before it answers with what it has.
 SEARCH_PAGES, SEARCH_JOBS = 10, 200
 #: Of the devices of a new job, which has none.
-_NO_NAMES = labels_of({})
+_NO_NAMES = labels_from_names({})
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted:
+class SubmittedJob:
     status: JobStatus
     created: bool
 
 
-class Jobs:
+class JobService:
     def __init__(
         self,
         control: AsyncRedisStore,
-        records: Records,
-        telemetry: Telemetry,
+        records: JobRepository,
+        telemetry: TelemetryReader,
         fleet: FleetCache,
-        changes: Changes,
-        storage: Storage,
-        bundles: Bundles,
+        changes: ChangeNotifier,
+        storage: AttemptStorage,
+        bundles: BundleService,
     ) -> None:
         self._store = control
         self._records = records
@@ -73,29 +74,29 @@ class Jobs:
         self._changes = changes
         self._storage = storage
         self._bundles = bundles
-        self._shown = ShownStatuses()
+        self._statuses = StatusCache()
 
-    async def submit(self, who: Principal, body: bytes, idempotency_key: str) -> Submitted:
+    async def submit(self, who: Principal, body: bytes, idempotency_key: str) -> SubmittedJob:
         """Store a job.
 
         Raises:
             MalformedJson, InvalidSpec, NotSupported, UnknownBundle, UnknownPool, TooLargeForPool: it could never run.
             IdempotencyConflict: the key was used with another body.
         """
-        return await self._submit(who, parse_spec(body), hashlib.sha256(body).hexdigest(), idempotency_key)
+        return await self._store_job(who, parse_spec(body), hashlib.sha256(body).hexdigest(), idempotency_key)
 
-    async def resubmit(self, who: Principal, job: str, body: bytes, idempotency_key: str) -> Submitted:
+    async def resubmit(self, who: Principal, job: str, body: bytes, idempotency_key: str) -> SubmittedJob:
         """Store a new job of the same spec. Raises as `submit` does; a body is refused."""
-        view = await self._records.view(who.tenant, job)
+        view = await self._records.read_view(who.tenant, job)
         refuse_body(body)
         wanted = parse_spec(view.spec.as_json)  # it was accepted once, maybe by an earlier version
         digest = hashlib.sha256(f"resubmit {job}".encode()).hexdigest()
-        return await self._submit(who, wanted, digest, idempotency_key, parent=job)
+        return await self._store_job(who, wanted, digest, idempotency_key, parent=job)
 
-    async def _submit(
+    async def _store_job(
         self, who: Principal, wanted: JobSpec, digest: str, idempotency_key: str, parent: str = ""
-    ) -> Submitted:
-        await self._bundles.check(who, wanted)
+    ) -> SubmittedJob:
+        await self._bundles.check_entrypoint(who, wanted)
         call = store.submit(
             who.tenant,
             str(uuid_utils.uuid7()),
@@ -110,45 +111,45 @@ class Jobs:
         failpoints.reach("submit.after_store")
         if submitted.created:
             parents = {"parent": parent} if parent else {}
-            audit.note(who, "job_submitted", job=submitted.job, pool=wanted.pool, **parents)
+            audit.log_audit_event(who, "job_submitted", job=submitted.job, pool=wanted.pool, **parents)
         if submitted.view is None:
-            status = await self.status(who, submitted.job)
+            status = await self.read_status(who, submitted.job)
         else:
-            status = views.status(submitted.view, None, _NO_NAMES)
+            status = views.job_status(submitted.view, None, _NO_NAMES)
         failpoints.reach("submit.before_reply")
-        return Submitted(status, submitted.created)
+        return SubmittedJob(status, submitted.created)
 
-    async def status(self, who: Principal, job: str) -> JobStatus:
+    async def read_status(self, who: Principal, job: str) -> JobStatus:
         """The status as it is. Raises NotFound, UnreadableSpec."""
-        view = await self._records.view(who.tenant, job)
-        return views.status(view, await self._progress_of(view.record), await self._fleet.labels())
+        view = await self._records.read_view(who.tenant, job)
+        return views.job_status(view, await self._read_progress(view.record), await self._fleet.read_labels())
 
-    async def shown(self, who: Principal, job: str) -> Tagged:
+    async def read_tagged_status(self, who: Principal, job: str) -> TaggedJson:
         """The status as it is, as JSON. Raises as `status` does."""
-        last = self._shown.last(who.tenant, job)
-        view = await self._records.view(who.tenant, job, None if last is None else last.view)
+        last = self._statuses.last_status(who.tenant, job)
+        view = await self._records.read_view(who.tenant, job, None if last is None else last.view)
         is_final = last is not None and last.view is view and last.is_final
-        progress = last.progress if last and is_final else await self._progress_of(view.record)
-        return self._shown.answer(view, progress, await self._fleet.labels())
+        progress = last.progress if last and is_final else await self._read_progress(view.record)
+        return self._statuses.encode_status(view, progress, await self._fleet.read_labels())
 
-    async def changed(self, who: Principal, job: str, wait: float, known: Collection[int] | None) -> Tagged:
+    async def wait_for_status(self, who: Principal, job: str, wait: float, known: Collection[int] | None) -> TaggedJson:
         """As `shown`, after the next change, at the latest after `wait` seconds.
 
         A change is one of the record's `version`: state, reason, attempt, devices, first step, a cancel. Progress and
         the place in the queue are none. With `known` versions it is waited only while the job has one of them. A job
         that has ended is not waited for.
         """
-        record = (await self._records.view(who.tenant, job)).record
+        record = (await self._records.read_view(who.tenant, job)).record
         if record.state not in TERMINAL and (known is None or record.version in known):
-            await self._changes.wait(who.tenant, job, record.version, min(wait, MAX_WAIT_SECONDS))
-        return await self.shown(who, job)
+            await self._changes.wait_for_change(who.tenant, job, record.version, min(wait, MAX_WAIT_SECONDS))
+        return await self.read_tagged_status(who, job)
 
-    async def _progress_of(self, record: JobRecord) -> dict[str, Any] | None:
+    async def _read_progress(self, record: JobRecord) -> dict[str, Any] | None:
         if not record.attempt or record.state is State.QUEUED:
             return None
-        return await self._telemetry.progress(record.tenant, record.id, record.attempt)
+        return await self._telemetry.read_progress(record.tenant, record.id, record.attempt)
 
-    async def listing(
+    async def list_jobs(
         self, who: Principal, chosen: JobFilter, cursor: str, limit: int, *, archived: bool = False, search: str = ""
     ) -> JobList:
         """A page, newest first, of the jobs in Redis or of archived ones; `cursor` is the `next` of the page before,
@@ -159,31 +160,31 @@ class Jobs:
         """
         after = cursors.decode_job(cursor) if cursor else ""
         looks = 0 if search else QUEUE_LOOKS
-        read = partial(self._records.page, who.tenant, chosen, archived=archived, looks=looks)
-        page = await (_search(read, search.casefold(), after, limit) if search else read(after=after, limit=limit))
-        labels = await self._fleet.labels()
+        read = partial(self._records.read_page, who.tenant, chosen, archived=archived, looks=looks)
+        page = await (_search_jobs(read, search.casefold(), after, limit) if search else read(after=after, limit=limit))
+        labels = await self._fleet.read_labels()
         following = None if page.next_id is None else cursors.encode_job(page.next_id)
         live = [job for job in page.jobs if job.state not in TERMINAL]
-        queues = await self._queues(who, live) if search else page.queues
-        progress = await self._progress(who, live)
-        rows = [views.listed(job, queues.get(job.id), progress.get(job.id), labels) for job in page.jobs]
+        queues = await self._read_queues(who, live) if search else page.queues
+        progress = await self._read_progress_by_job(who, live)
+        rows = [views.listed_job(job, queues.get(job.id), progress.get(job.id), labels) for job in page.jobs]
         return JobList(rows, following)
 
-    async def _queues(self, who: Principal, jobs: Sequence[JobRow]) -> dict[str, QueueView]:
+    async def _read_queues(self, who: Principal, jobs: Sequence[JobRow]) -> dict[str, QueueView]:
         """What the first jobs that wait do wait behind."""
         waiting = [job.id for job in jobs if job.state is State.QUEUED][:QUEUE_LOOKS]
-        found = await asyncio.gather(*(self._queue(who, job) for job in waiting))
+        found = await asyncio.gather(*(self._read_queue(who, job) for job in waiting))
         return {job: queue for job, queue in zip(waiting, found, strict=True) if queue is not None}
 
-    async def _queue(self, who: Principal, job: str) -> QueueView | None:
+    async def _read_queue(self, who: Principal, job: str) -> QueueView | None:
         try:
             return (await self._store.run(store.read_job(who.tenant, job))).queue
         except (NotFound, UnreadableSpec):  # it was deleted since, or only its status can say what is wrong
             return None
 
-    async def _progress(self, who: Principal, jobs: Sequence[JobRow]) -> dict[str, dict[str, Any] | None]:
+    async def _read_progress_by_job(self, who: Principal, jobs: Sequence[JobRow]) -> dict[str, dict[str, Any] | None]:
         running = [job for job in jobs if job.state in (State.STARTING, State.RUNNING)]
-        found = await self._telemetry.progress_of([(who.tenant, job.id, job.attempt) for job in running])
+        found = await self._telemetry.read_many_progress([(who.tenant, job.id, job.attempt) for job in running])
         return {job.id: progress for job, progress in zip(running, found, strict=True)}
 
     async def cancel(self, who: Principal, job: str) -> JobStatus:
@@ -191,14 +192,14 @@ class Jobs:
         try:
             outcome: Literal["cancelled", "cancelling"] = await self._store.run(store.cancel(who.tenant, job))
         except NotFound:
-            found = await self._records.archived(who.tenant, job)
+            found = await self._records.read_archived(who.tenant, job)
             if found is None:
                 raise
             if found.record.state is not State.CANCELLED:
                 raise JobFinished(f"job {job} has ended, and is archived; there is nothing to cancel") from None
             outcome = "cancelled"
-        audit.note(who, "job_cancelled", job=job, outcome=outcome)
-        return await self.status(who, job)
+        audit.log_audit_event(who, "job_cancelled", job=job, outcome=outcome)
+        return await self.read_status(who, job)
 
     async def cancel_many(self, who: Principal, body: bytes) -> CancelledJobs:
         """Cancel the jobs that the body describes, chunk by chunk, so that others are served in between. Jobs that are
@@ -217,7 +218,9 @@ class Jobs:
                 await self._cancel_state(who, replace(chosen, state=state), newest, deadline, done)
             if done.cancelled + done.cancelling == before or not done.complete:
                 break
-        audit.note(who, "jobs_cancelled", cancelled=done.cancelled, cancelling=done.cancelling, **_named(chosen))
+        audit.log_audit_event(
+            who, "jobs_cancelled", cancelled=done.cancelled, cancelling=done.cancelling, **_filter_fields(chosen)
+        )
         return done
 
     async def _cancel_state(
@@ -240,29 +243,29 @@ class Jobs:
             JobNotFinished: it has not ended, or its devices are not given back yet.
         """
         try:
-            attempts = await self._forget(who, job)
+            attempts = await self._delete_record(who, job)
         except NotFound:
-            attempts = await self._forget_archived(who, job)
-        audit.note(who, "job_deleted", job=job)
+            attempts = await self._delete_archived(who, job)
+        audit.log_audit_event(who, "job_deleted", job=job)
         try:
-            await self._storage.run(partial(attempt_files.remove_job, self._storage.root, who.tenant, job))
-            await self._telemetry.forget(who.tenant, job, attempts)
+            await self._storage.run_in_thread(partial(attempt_files.remove_job, self._storage.root, who.tenant, job))
+            await self._telemetry.delete_job(who.tenant, job, attempts)
         except (Unavailable, OSError) as error:
             log.warning("job_remains_not_removed", job=job, tenant=who.tenant, error=str(error))
 
-    async def _forget(self, who: Principal, job: str) -> tuple[AttemptRecord, ...]:
+    async def _delete_record(self, who: Principal, job: str) -> tuple[AttemptRecord, ...]:
         attempts = await self._store.run(store.attempts(who.tenant, job))
         await self._refuse_while_held(who, job)
         try:
             await self._store.run(store.delete(who.tenant, job))
         except NotFound:  # it was there: it was archived since, or it went by this call, whose first reply was lost
-            if await self._records.archived(who.tenant, job) is not None:
+            if await self._records.read_archived(who.tenant, job) is not None:
                 raise
         return attempts
 
-    async def _forget_archived(self, who: Principal, job: str) -> tuple[AttemptRecord, ...]:
-        found = await self._records.archived(who.tenant, job)
-        if found is None and await self._storage.run(self._storage.job_dir(who.tenant, job).exists):
+    async def _delete_archived(self, who: Principal, job: str) -> tuple[AttemptRecord, ...]:
+        found = await self._records.read_archived(who.tenant, job)
+        if found is None and await self._storage.run_in_thread(self._storage.job_dir(who.tenant, job).exists):
             return ()  # a delete that was cut off has left its files
         if found is None:
             raise NotFound(f"there is no job {job!r}")
@@ -271,24 +274,24 @@ class Jobs:
         return found.attempts
 
     async def _refuse_while_held(self, who: Principal, job: str) -> None:
-        fleet = await self._fleet.read(max_age=0)
+        fleet = await self._fleet.read_fleet(max_age=0)
         prefix = f"{who.tenant}/{job}/"
         if any(holder.startswith(prefix) for node in fleet.nodes if node.alive for holder in node.held.values()):
             raise JobNotFinished(f"job {job} still holds devices; cancel it if it runs, else try again in a moment")
 
     async def attempts(self, who: Principal, job: str) -> AttemptList:
-        records = await self._records.attempts(who.tenant, job)
-        labels = await self._fleet.labels()
-        return AttemptList([views.attempt(record, labels) for record in records])
+        records = await self._records.read_attempts(who.tenant, job)
+        labels = await self._fleet.read_labels()
+        return AttemptList([views.attempt_view(record, labels) for record in records])
 
 
-async def _search(read: Callable[..., Awaitable[JobPage]], words: str, after: str, limit: int) -> JobPage:
+async def _search_jobs(read: Callable[..., Awaitable[JobPage]], words: str, after: str, limit: int) -> JobPage:
     """The next jobs that have `words` in their id, their name or a label; perhaps none yet, while there are more."""
     found: list[JobRow] = []
     following: str | None = after
     for _ in range(SEARCH_PAGES):
         page = await read(after=following, limit=SEARCH_JOBS)
-        found += [job for job in page.jobs if _has(job, words)]
+        found += [job for job in page.jobs if _has_words(job, words)]
         if len(found) > limit:
             return JobPage(tuple(found[:limit]), found[limit - 1].id)
         following = page.next_id
@@ -297,12 +300,12 @@ async def _search(read: Callable[..., Awaitable[JobPage]], words: str, after: st
     return JobPage(tuple(found), following)
 
 
-def _has(job: JobRow, words: str) -> bool:
+def _has_words(job: JobRow, words: str) -> bool:
     labels = (f"{name}={value}" for name, value in job.labels.items())
     return any(words in text.casefold() for text in (job.id, job.name, *labels))
 
 
-def _named(chosen: JobFilter) -> dict[str, str]:
+def _filter_fields(chosen: JobFilter) -> dict[str, str]:
     """The parts of a filter that are set, for the record."""
     parts = {
         "state": str(chosen.state or ""),

@@ -5,8 +5,9 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from api.http import responses
-from api.http.deps import Caller, JobId, ResultsService
+from api.http.deps import Caller, JobId
 from api.results import file_response
+from api.results.deps import ServiceDep
 
 router = APIRouter(tags=["artifacts"])
 
@@ -14,19 +15,19 @@ Attempt = Annotated[int | None, Query(ge=1, description="default: the newest")]
 
 
 @router.get("/v1/jobs/{job}/artifacts")
-async def list_artifacts(who: Caller, results: ResultsService, job: JobId, attempt: Attempt = None) -> Response:
-    return responses.json(await results.artifacts(who, job, attempt))
+async def list_artifacts(who: Caller, results: ServiceDep, job: JobId, attempt: Attempt = None) -> Response:
+    return responses.json_response(await results.list_artifacts(who, job, attempt))
 
 
 @router.get("/v1/jobs/{job}/artifacts/{path:path}")
 async def download(
     request: Request,
     who: Caller,
-    results: ResultsService,
+    results: ServiceDep,
     job: JobId,
     path: str,
     attempt: Attempt = None,
     range_: Annotated[str, Header(alias="Range", max_length=200, description="bytes=first-last")] = "",
 ) -> Response:
     """The bytes of one file. Always as an attachment: a browser must not take it for a page of this service."""
-    return file_response.of(request, await results.artifact(who, job, attempt, path), range_)
+    return file_response.artifact_response(request, await results.open_artifact(who, job, attempt, path), range_)

@@ -9,16 +9,16 @@ from fastapi import Request, Response
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from api.data.artifacts import Artifact, RangeNotSatisfiable, parse_range
+from api.data.artifacts import OpenArtifact, RangeNotSatisfiable, parse_range
 from api.http import problems, responses
 
 CHUNK_BYTES = 256 * 1024
 
 
-def of(request: Request, artifact: Artifact, range_header: str) -> Response:
+def artifact_response(request: Request, artifact: OpenArtifact, range_header: str) -> Response:
     """200, 206, 304 or 416. The file is closed when the answer is over, or at once where it has no body of the file."""
     headers = {"ETag": artifact.tag, "Accept-Ranges": "bytes", "X-Content-Type-Options": "nosniff"}
-    if responses.has(request, artifact.tag):
+    if responses.matches_tag(request, artifact.tag):
         artifact.file.close()
         return Response(status_code=304, headers=headers)
     same = request.headers.get("if-range", artifact.tag) == artifact.tag
@@ -26,7 +26,7 @@ def of(request: Request, artifact: Artifact, range_header: str) -> Response:
         wanted = parse_range(range_header, artifact.size) if same else None
     except RangeNotSatisfiable as error:
         artifact.file.close()
-        answer = problems.of_error(error, request.url.path)
+        answer = problems.error_response(error, request.url.path)
         answer.headers["Content-Range"] = f"bytes */{artifact.size}"
         return answer
     first, last = wanted or (0, artifact.size - 1)
@@ -37,13 +37,13 @@ def of(request: Request, artifact: Artifact, range_header: str) -> Response:
     }
     if wanted is not None:
         headers["Content-Range"] = f"bytes {first}-{last}/{artifact.size}"
-    return _FileAnswer(artifact, first, last, 200 if wanted is None else 206, headers)
+    return _FileResponse(artifact, first, last, 200 if wanted is None else 206, headers)
 
 
-class _FileAnswer(StreamingResponse):
-    def __init__(self, artifact: Artifact, first: int, last: int, status: int, headers: dict[str, str]) -> None:
+class _FileResponse(StreamingResponse):
+    def __init__(self, artifact: OpenArtifact, first: int, last: int, status: int, headers: dict[str, str]) -> None:
         self._artifact = artifact
-        super().__init__(self._parts(first, last), status, headers, "application/octet-stream")
+        super().__init__(self._read_chunks(first, last), status, headers, "application/octet-stream")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -51,7 +51,7 @@ class _FileAnswer(StreamingResponse):
         finally:
             self._artifact.file.close()
 
-    async def _parts(self, first: int, last: int) -> AsyncIterator[bytes]:
+    async def _read_chunks(self, first: int, last: int) -> AsyncIterator[bytes]:
         """The bytes from first to last. A file that shrinks meanwhile ends the connection: the length was promised."""
         file = self._artifact.file
         file.seek(first)

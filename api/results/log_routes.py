@@ -6,7 +6,8 @@ from fastapi import APIRouter, Query, Request, Response
 
 from api.data.attempt_files import LogQuery
 from api.http import responses
-from api.http.deps import Caller, JobId, ResultsService, WantsText
+from api.http.deps import Caller, JobId, WantsText
+from api.results.deps import ServiceDep
 from jobs.files.log_file import StreamName
 from jobs.files.metric_file import MAX_POINTS
 from shardyard.contract.responses import LogPage
@@ -22,7 +23,7 @@ Step = Annotated[int | None, Query(ge=0, lt=2**63)]
 async def logs(
     request: Request,
     who: Caller,
-    results: ResultsService,
+    results: ServiceDep,
     job: JobId,
     as_text: WantsText,
     device: Index = None,
@@ -39,18 +40,18 @@ async def logs(
 ) -> Response:
     """Lines of all devices by time, or of one. As text, `Link` has the address of what follows."""
     query = LogQuery(device, rank, stream, from_step, to_step, limit, tail, from_line, search)
-    page = await results.logs(who, job, attempt, after, query)
+    page = await results.read_logs(who, job, attempt, after, query)
     if not as_text:
-        return responses.json(page)
+        return responses.json_response(page)
     following = request.url.include_query_params(after=page.next) if page.next and not page.ended else None
     headers = {} if following is None else {"Link": f'<{following.path}?{following.query}>; rel="next"'}
-    return responses.text(_text(page, with_device=device is None), headers)
+    return responses.text_response(_lines_as_text(page, with_device=device is None), headers)
 
 
 @router.get("/v1/jobs/{job}/metrics")
 async def metrics(
     who: Caller,
-    results: ResultsService,
+    results: ServiceDep,
     job: JobId,
     device: Annotated[int | None, Query(ge=-1, description="-1: the job as a whole")] = None,
     name: Annotated[str | None, Query(max_length=200)] = None,
@@ -58,11 +59,11 @@ async def metrics(
     points: Annotated[int | None, Query(ge=1, le=MAX_POINTS, description="down-sample to so many buckets")] = None,
     attempt: Attempt = None,
 ) -> Response:
-    found = await results.metrics(who, job, attempt, device=device, name=name, after=after, points=points)
-    return responses.json(found)
+    found = await results.read_metrics(who, job, attempt, device=device, name=name, after=after, points=points)
+    return responses.json_response(found)
 
 
-def _text(page: LogPage, *, with_device: bool) -> str:
+def _lines_as_text(page: LogPage, *, with_device: bool) -> str:
     """Lines as they were printed; with several devices, each says which one it is of."""
     several = with_device and len({line.device for line in page.lines}) > 1
     return "".join(

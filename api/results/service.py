@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from api.data import artifacts, attempt_files
-from api.data.artifacts import Artifact
+from api.data.artifacts import OpenArtifact
 from api.data.attempt_files import LogQuery
-from api.data.file_threads import Storage
-from api.data.job_repository import Records
-from api.data.telemetry_reader import Telemetry
+from api.data.file_threads import AttemptStorage
+from api.data.job_repository import JobRepository
+from api.data.telemetry_reader import TelemetryReader
 from api.http import cursors
 from api.http.auth import Principal
 from api.http.cursors import LogCursor
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 POINTS_OF_A_CURVE = 200
 
 
-class Results:
-    def __init__(self, records: Records, telemetry: Telemetry, storage: Storage) -> None:
+class ResultService:
+    def __init__(self, records: JobRepository, telemetry: TelemetryReader, storage: AttemptStorage) -> None:
         self._records = records
         self._telemetry = telemetry
         self._storage = storage
 
-    async def splits(self, who: Principal, job: str, attempt: int | None, device: int | None) -> Report:
+    async def read_splits(self, who: Principal, job: str, attempt: int | None, device: int | None) -> Report:
         """The split report of an attempt (the newest one), for one device if asked.
 
         Raises:
             NotFound: there is no such attempt, or no report of it yet.
         """
-        chosen = await self._attempt(who, job, attempt)
+        chosen = await self._choose_attempt(who, job, attempt)
         if chosen is None:
             raise NotFound(f"job {job} has not started, so there is no split report; its status says what it waits for")
-        body = await self._report_body(who, job, chosen)
+        body = await self._read_report(who, job, chosen)
         if body is None:
             raise NotFound(_no_report(job, chosen))
         try:
@@ -57,35 +57,35 @@ class Results:
                 f"the split report of attempt {chosen.number} of job {job} cannot be read; it is damaged, or was "
                 f"written by a newer version: {error}"
             ) from error
-        return found if device is None else _of_device(found, device)
+        return found if device is None else _select_device(found, device)
 
     async def splits_text(self, who: Principal, job: str, attempt: int | None, device: int | None) -> str:
         """The same for people. Raises as `splits` does."""
         from shardyard.render import report_text
 
-        found = await self.splits(who, job, attempt, device)
-        return await self._storage.run(partial(report_text.render_report, found))
+        found = await self.read_splits(who, job, attempt, device)
+        return await self._storage.run_in_thread(partial(report_text.render_report, found))
 
     async def splits_picture(self, who: Principal, job: str, attempt: int | None, device: int | None, by: By) -> str:
         """The heat map as SVG. Raises as `splits` does."""
         from shardyard.render.svg.heat_map import heat_map
 
-        found = await self.splits(who, job, attempt, device)
-        about = await self._about(who, job)
+        found = await self.read_splits(who, job, attempt, device)
+        about = await self._describe_job(who, job)
         drawn = partial(heat_map, found, by, name=about.name, output_device=about.output_device)
-        return await self._storage.run(drawn)
+        return await self._storage.run_in_thread(drawn)
 
     async def splits_page(self, who: Principal, job: str, attempt: int | None, device: int | None, by: By) -> str:
         """Everything in one HTML file. Raises as `splits` does."""
         from shardyard.render.svg.report_page import page
 
-        found = await self.splits(who, job, attempt, device)
-        about = await self._about(who, job)
-        series = await self.metrics(
+        found = await self.read_splits(who, job, attempt, device)
+        about = await self._describe_job(who, job)
+        series = await self.read_metrics(
             who, job, found.attempt, device=device, name=None, after=0, points=POINTS_OF_A_CURVE
         )
-        about = replace(about, curves=[_curve(one) for one in series.series])
-        return await self._storage.run(partial(page, found, about, by))
+        about = replace(about, curves=[_series_curve(one) for one in series.series])
+        return await self._storage.run_in_thread(partial(page, found, about, by))
 
     async def splits_diff_page(
         self, who: Principal, job: str, attempt: int | None, against: str, against_attempt: int | None
@@ -93,17 +93,17 @@ class Results:
         """Two reports in one HTML file. Raises as `splits_diff` does."""
         from shardyard.render.svg.comparison_page import comparison
 
-        this = await self.splits(who, job, attempt, None)
-        other = await self.splits(who, against, against_attempt, None)
-        sides = (this, await self._about(who, job)), (other, await self._about(who, against))
-        return await self._storage.run(partial(comparison, *sides))
+        this = await self.read_splits(who, job, attempt, None)
+        other = await self.read_splits(who, against, against_attempt, None)
+        sides = (this, await self._describe_job(who, job)), (other, await self._describe_job(who, against))
+        return await self._storage.run_in_thread(partial(comparison, *sides))
 
-    async def _about(self, who: Principal, job: str) -> "About":
+    async def _describe_job(self, who: Principal, job: str) -> "About":
         """What a picture says of the job beside its report; nothing where another version has stored it."""
         from shardyard.render.svg.report_page import About
 
         try:
-            view = await self._records.view(who.tenant, job)
+            view = await self._records.read_view(who.tenant, job)
         except UnreadableSpec:
             return About()
         record, how = view.record, view.spec.parallelism
@@ -126,9 +126,9 @@ class Results:
         """
         from shardyard.contract import report_diff
 
-        this = await self.splits(who, job, attempt, None)
-        other = await self.splits(who, against, against_attempt, None)
-        return await self._storage.run(partial(report_diff.compare_reports, this, other))
+        this = await self.read_splits(who, job, attempt, None)
+        other = await self.read_splits(who, against, against_attempt, None)
+        return await self._storage.run_in_thread(partial(report_diff.compare_reports, this, other))
 
     async def splits_diff_text(
         self, who: Principal, job: str, attempt: int | None, against: str, against_attempt: int | None
@@ -137,34 +137,34 @@ class Results:
         from shardyard.render import diff_text
 
         found = await self.splits_diff(who, job, attempt, against, against_attempt)
-        return await self._storage.run(partial(diff_text.render_diff, found))
+        return await self._storage.run_in_thread(partial(diff_text.render_diff, found))
 
-    async def artifacts(self, who: Principal, job: str, attempt: int | None) -> ArtifactList:
+    async def list_artifacts(self, who: Principal, job: str, attempt: int | None) -> ArtifactList:
         """Files of an attempt (the newest one).
 
         Raises:
             NotFound: there is no such attempt.
         """
-        chosen = await self._attempt(who, job, attempt)
+        chosen = await self._choose_attempt(who, job, attempt)
         if chosen is None:
             return ArtifactList(0, [], truncated=False)
         directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
-        found = await self._storage.run(partial(artifacts.listing, directory))
+        found = await self._storage.run_in_thread(partial(artifacts.list_artifacts, directory))
         return ArtifactList(chosen.number, found.artifacts, found.truncated)
 
-    async def artifact(self, who: Principal, job: str, attempt: int | None, path: str) -> Artifact:
+    async def open_artifact(self, who: Principal, job: str, attempt: int | None, path: str) -> OpenArtifact:
         """One of these files, open; the caller closes it.
 
         Raises:
             NotFound: there is no such attempt, or no such file of it.
         """
-        chosen = await self._attempt(who, job, attempt)
+        chosen = await self._choose_attempt(who, job, attempt)
         if chosen is None:
             raise NotFound(f"job {job} has not started, so it has no artifacts")
         directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
-        return await self._storage.run(partial(artifacts.open_file, directory, path))
+        return await self._storage.run_in_thread(partial(artifacts.open_file, directory, path))
 
-    async def logs(self, who: Principal, job: str, attempt: int | None, cursor: str, query: LogQuery) -> LogPage:
+    async def read_logs(self, who: Principal, job: str, attempt: int | None, cursor: str, query: LogQuery) -> LogPage:
         """A page of lines. `attempt` is the cursor's, else the newest.
 
         Raises:
@@ -178,14 +178,14 @@ class Results:
                 fields=(FieldError("attempt", f"the cursor is of attempt {position.attempt}; leave one of both out"),),
             )
         number = attempt if position is None else position.attempt
-        chosen = await self._attempt(who, job, number)
+        chosen = await self._choose_attempt(who, job, number)
         if chosen is None:
-            view = await self._records.view(who.tenant, job)
+            view = await self._records.read_view(who.tenant, job)
             return LogPage(attempt=0, lines=[], dropped=[], next=None, ended=view.record.finished is not None)
         devices = _chosen_devices(chosen, query.device)
         seen = position.seen if position is not None else {}
         directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
-        found = await self._storage.run(partial(attempt_files.read_logs, directory, devices, seen, query))
+        found = await self._storage.run_in_thread(partial(attempt_files.read_logs, directory, devices, seen, query))
         over = found.sealed or chosen.state is AttemptState.ENDED
         return LogPage(
             attempt=chosen.number,
@@ -195,7 +195,7 @@ class Results:
             ended=found.at_end and over,
         )
 
-    async def metrics(
+    async def read_metrics(
         self,
         who: Principal,
         job: str,
@@ -207,41 +207,41 @@ class Results:
         points: int | None,
     ) -> MetricList:
         """Series of an attempt (the newest one)."""
-        chosen = await self._attempt(who, job, attempt)
+        chosen = await self._choose_attempt(who, job, attempt)
         if chosen is None:
             return MetricList(0, [])
         directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
         read = partial(attempt_files.read_metrics, directory, device, name, after, points)
-        return MetricList(chosen.number, await self._storage.run(read))
+        return MetricList(chosen.number, await self._storage.run_in_thread(read))
 
-    async def _attempt(self, who: Principal, job: str, number: int | None) -> AttemptRecord | None:
+    async def _choose_attempt(self, who: Principal, job: str, number: int | None) -> AttemptRecord | None:
         """The attempt of that number, or the newest; `None` when the job has not had one.
 
         Raises:
             NotFound: there is no attempt of that number.
         """
-        records = await self._records.attempts(who.tenant, job)
+        records = await self._records.read_attempts(who.tenant, job)
         if number is None:
             return records[-1] if records else None
         if number > len(records):
             raise NotFound(f"job {job} has had {len(records)} attempts; there is no attempt {number}")
         return records[number - 1]
 
-    async def _report_body(self, who: Principal, job: str, attempt: AttemptRecord) -> bytes | None:
+    async def _read_report(self, who: Principal, job: str, attempt: AttemptRecord) -> bytes | None:
         """The archived one of an attempt that has ended, else from the telemetry Redis."""
         directory = self._storage.attempt_dir(who.tenant, job, attempt.number)
         if attempt.state is AttemptState.ENDED:
-            archived = await self._storage.run(partial(attempt_files.read_report, directory))
+            archived = await self._storage.run_in_thread(partial(attempt_files.read_report, directory))
             if archived is not None:
                 return archived
         away: Unavailable | None = None
         try:
-            body = await self._telemetry.report(who.tenant, job, attempt.number)
+            body = await self._telemetry.read_report(who.tenant, job, attempt.number)
             if body is not None:
                 return body
         except Unavailable as error:
             away = error
-        archived = await self._storage.run(partial(attempt_files.read_report, directory))
+        archived = await self._storage.run_in_thread(partial(attempt_files.read_report, directory))
         if archived is None and away is not None:
             raise away
         return archived
@@ -256,7 +256,7 @@ def _shown_spec(spec: JobSpec) -> str:
     return msgspec.json.format(msgspec.json.encode(shown), indent=2).decode()
 
 
-def _curve(series: SeriesView) -> "Curve":
+def _series_curve(series: SeriesView) -> "Curve":
     """A series for a picture: of points that were joined, their mean at the last one's step."""
     from shardyard.render.svg.line_chart import Curve
 
@@ -272,7 +272,7 @@ def _no_report(job: str, attempt: AttemptRecord) -> str:
     return f"attempt {attempt.number} of job {job} has made no step yet, so there is no split report; ask again later"
 
 
-def _of_device(found: Report, device: int) -> Report:
+def _select_device(found: Report, device: int) -> Report:
     """The same report with the entries of one device; patterns keep their rows for all devices."""
     if all(entry.device != device for entry in found.devices):
         raise NotFound(f"the attempt had {len(found.devices)} devices, numbered from 0; there is no device {device}")

@@ -5,7 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from api.http import negotiation, responses
-from api.http.deps import Caller, JobId, OtherJobId, ResultsService
+from api.http.deps import Caller, JobId, OtherJobId
+from api.results.deps import ServiceDep
 from shardyard.render.svg.palette import By
 
 router = APIRouter(tags=["splits"])
@@ -24,53 +25,55 @@ Attempt = Annotated[int | None, Query(ge=1)]
 async def splits(
     request: Request,
     who: Caller,
-    results: ResultsService,
+    results: ServiceDep,
     job: JobId,
     attempt: Attempt = None,
     device: Annotated[int | None, Query(ge=0)] = None,
     by: Annotated[By, Query(description="what a picture shows: rows, or what it cost")] = "rows",
 ) -> Response:
-    media = negotiation.choose(request.headers.get("accept", ""), REPORT_MEDIA)
+    media = negotiation.choose_media_type(request.headers.get("accept", ""), REPORT_MEDIA)
     if media == JSON:
-        return responses.content(request, responses.encoded(await results.splits(who, job, attempt, device)), JSON)
+        return responses.content_response(
+            request, responses.encode_json(await results.read_splits(who, job, attempt, device)), JSON
+        )
     if media == TEXT:
-        return _text(request, await results.splits_text(who, job, attempt, device))
+        return _text_response(request, await results.splits_text(who, job, attempt, device))
     if media == SVG:
         drawn = await results.splits_picture(who, job, attempt, device, by)
-        return _drawn(request, drawn, SVG, f"split-{job}.svg")
-    return _drawn(request, await results.splits_page(who, job, attempt, device, by), HTML, f"split-{job}.html")
+        return _drawn_response(request, drawn, SVG, f"split-{job}.svg")
+    return _drawn_response(request, await results.splits_page(who, job, attempt, device, by), HTML, f"split-{job}.html")
 
 
 @router.get("/v1/jobs/{job}/splits/diff")
 async def splits_diff(
     request: Request,
     who: Caller,
-    results: ResultsService,
+    results: ServiceDep,
     job: JobId,
     against: OtherJobId,
     attempt: Attempt = None,
     against_attempt: Attempt = None,
 ) -> Response:
     """The reports of two jobs side by side, or of two attempts of one."""
-    media = negotiation.choose(request.headers.get("accept", ""), DIFF_MEDIA)
+    media = negotiation.choose_media_type(request.headers.get("accept", ""), DIFF_MEDIA)
     if media == JSON:
         found = await results.splits_diff(who, job, attempt, against, against_attempt)
-        return responses.content(request, responses.encoded(found), JSON)
+        return responses.content_response(request, responses.encode_json(found), JSON)
     if media == TEXT:
-        return _text(request, await results.splits_diff_text(who, job, attempt, against, against_attempt))
+        return _text_response(request, await results.splits_diff_text(who, job, attempt, against, against_attempt))
     drawn = await results.splits_diff_page(who, job, attempt, against, against_attempt)
-    return _drawn(request, drawn, HTML, f"splits-{job}-{against}.html")
+    return _drawn_response(request, drawn, HTML, f"splits-{job}-{against}.html")
 
 
-def _text(request: Request, words: str) -> Response:
-    return responses.content(request, words.encode(), responses.TEXT)
+def _text_response(request: Request, words: str) -> Response:
+    return responses.content_response(request, words.encode(), responses.TEXT)
 
 
-def _drawn(request: Request, drawn: str, media: str, file: str) -> Response:
+def _drawn_response(request: Request, drawn: str, media: str, file: str) -> Response:
     headers = {
         "Content-Security-Policy": _POLICY,
         "Content-Disposition": f'inline; filename="{file}"',
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "private, no-cache",
     }
-    return responses.content(request, drawn.encode(), f"{media}; charset=utf-8", headers)
+    return responses.content_response(request, drawn.encode(), f"{media}; charset=utf-8", headers)

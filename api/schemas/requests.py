@@ -78,7 +78,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 def parse_spec(body: bytes) -> JobSpec:
     """Others may have the same one: change nothing in it. Raises MalformedJson, InvalidSpec, NotSupported."""
-    return _kept(body) if len(body) <= MAX_KEPT_BYTES else _parse_spec(body)
+    return _parse_cached_spec(body) if len(body) <= MAX_KEPT_BYTES else _parse_spec(body)
 
 
 def _parse_spec(body: bytes) -> JobSpec:
@@ -93,25 +93,25 @@ def _parse_spec(body: bytes) -> JobSpec:
     return wanted
 
 
-_kept = lru_cache(KEPT_SPECS)(_parse_spec)
+_parse_cached_spec = lru_cache(KEPT_SPECS)(_parse_spec)
 
 
 def parse_new_token(body: bytes) -> NewTokenRequest:
     """Raises MalformedJson, InvalidRequest."""
-    return _parse(NewTokenRequest, body, "the token request is not valid")
+    return _parse_body(NewTokenRequest, body, "the token request is not valid")
 
 
 def parse_sign_in(body: bytes) -> str:
     """Raises MalformedJson, InvalidRequest: without repeating what was given, which is a secret."""
     try:
-        return _parse(SignInRequest, body, "the sign-in is not valid").token.strip()
+        return _parse_body(SignInRequest, body, "the sign-in is not valid").token.strip()
     except InvalidRequest as error:
         raise InvalidRequest(error.message, fields=(FieldError("token", SIGN_IN),)) from None
 
 
 def parse_cancel(body: bytes) -> JobFilter:
     """Raises MalformedJson, InvalidRequest."""
-    wanted = _parse(CancelRequest, body, "the cancel request is not valid")
+    wanted = _parse_body(CancelRequest, body, "the cancel request is not valid")
     chosen = (wanted.state, wanted.pool, wanted.label, wanted.name)
     if wanted.all == any(field is not None for field in chosen):
         problem = (
@@ -126,12 +126,12 @@ def parse_cancel(body: bytes) -> JobFilter:
 
 def parse_drain(body: bytes) -> DrainRequest:
     """No body is an empty one. Raises MalformedJson, InvalidRequest."""
-    return _parse(DrainRequest, body.strip() or b"{}", "the drain request is not valid")
+    return _parse_body(DrainRequest, body.strip() or b"{}", "the drain request is not valid")
 
 
 def parse_quarantine(body: bytes) -> QuarantineRequest:
     """Raises MalformedJson, InvalidRequest."""
-    return _parse(QuarantineRequest, body, "the quarantine request is not valid")
+    return _parse_body(QuarantineRequest, body, "the quarantine request is not valid")
 
 
 def refuse_body(body: bytes) -> None:
@@ -154,7 +154,7 @@ def parse_label(text: str) -> tuple[str, str] | None:
     return key, value
 
 
-def _parse(model: type[Model], body: bytes, problem: str) -> Model:
+def _parse_body(model: type[Model], body: bytes, problem: str) -> Model:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:

@@ -27,9 +27,9 @@ from shardyard.contract.responses import (
 )
 
 #: Names of a node's devices by their indexes.
-Labels = Callable[[str, Sequence[int]], list[str]]
+DeviceLabels = Callable[[str, Sequence[int]], list[str]]
 
-PLAIN_WORDS: dict[Reason, str] = {
+REASON_MESSAGES: dict[Reason, str] = {
     Reason.STARTING: "devices are leased; the node is starting it",
     Reason.RUNNING: "running",
     Reason.COMPLETED: "every rank ended well",
@@ -40,13 +40,17 @@ PLAIN_WORDS: dict[Reason, str] = {
 _LINKED = ("attempts", "splits", "logs", "metrics", "artifacts", "resubmit")
 
 
-def summary(job: JobRecord, labels: Labels) -> JobSummary:
-    return JobSummary(**_common(job, reason(job, None), labels))
+def job_summary(job: JobRecord, labels: DeviceLabels) -> JobSummary:
+    return JobSummary(**_common_fields(job, reason_view(job, None), labels))
 
 
-def listed(job: JobRow, queue: QueueView | None, progress: dict[str, Any] | None, labels: Labels) -> ListedJob:
+def listed_job(
+    job: JobRow, queue: QueueView | None, progress: dict[str, Any] | None, labels: DeviceLabels
+) -> ListedJob:
     return ListedJob(
-        **_common(job, reason(job, queue), labels), progress=progress, queue_position=queue_position(job, queue)
+        **_common_fields(job, reason_view(job, queue), labels),
+        progress=progress,
+        queue_position=queue_position(job, queue),
     )
 
 
@@ -54,17 +58,17 @@ def queue_position(job: JobRow, queue: QueueView | None) -> int | None:
     return None if queue is None or job.reason is Reason.BACKING_OFF else queue.ahead + 1
 
 
-def status(view: JobView, progress: dict[str, Any] | None, labels: Labels) -> JobStatus:
+def job_status(view: JobView, progress: dict[str, Any] | None, labels: DeviceLabels) -> JobStatus:
     job, spec = view.record, view.spec
     return JobStatus(
-        **_common(job, reason(job, view.queue), labels),
+        **_common_fields(job, reason_view(job, view.queue), labels),
         version=job.version,
         queue_position=queue_position(job, view.queue),
         retries=job.retries,
         max_retries=job.max_retries,
         losses=job.losses,
         retry_at=utc(job.retry_at),
-        checkpoint=checkpoint(job.checkpoint),
+        checkpoint=checkpoint_view(job.checkpoint),
         parent_id=job.parent,
         batch_size=spec.batch_size,
         global_batch_size=spec.global_batch_size,
@@ -77,13 +81,13 @@ def status(view: JobView, progress: dict[str, Any] | None, labels: Labels) -> Jo
     )
 
 
-def checkpoint(found: dict[str, Any] | None) -> CheckpointView | None:
+def checkpoint_view(found: dict[str, Any] | None) -> CheckpointView | None:
     if found is None:
         return None
     return CheckpointView(found["step"], found["epoch"], found["attempt"], at(found["at"]))
 
 
-def _common(job: JobRow, why: ReasonView, labels: Labels) -> dict[str, Any]:
+def _common_fields(job: JobRow, why: ReasonView, labels: DeviceLabels) -> dict[str, Any]:
     return {
         "id": job.id,
         "name": job.name,
@@ -100,24 +104,24 @@ def _common(job: JobRow, why: ReasonView, labels: Labels) -> dict[str, Any]:
         "started_at": utc(job.started),
         "first_step_at": utc(job.first_step),
         "finished_at": utc(job.finished),
-        "placement": placement(job.node, job.leased, labels),
+        "placement": placement_views(job.node, job.leased, labels),
         "archived": job.archived,
-        "links": links(job.id, job.state),
+        "links": job_links(job.id, job.state),
     }
 
 
-def reason(job: JobRow, queue: QueueView | None) -> ReasonView:
+def reason_view(job: JobRow, queue: QueueView | None) -> ReasonView:
     """Why the job is where it is. `queue` is what it waits behind, where that is known."""
     if queue is None or job.reason is Reason.BACKING_OFF:  # it is not in the queue yet, whatever is free there
-        return ReasonView(str(job.reason), job.message or PLAIN_WORDS.get(job.reason, ""))
+        return ReasonView(str(job.reason), job.message or REASON_MESSAGES.get(job.reason, ""))
     code = Reason.NO_LIVE_NODE if queue.live_nodes == 0 else Reason.WAITING_FOR_DEVICES
-    words = _waiting(job, queue)
+    words = _waiting_message(job, queue)
     if job.reason is Reason.WAITING_FOR_DEVICES:
         return ReasonView(str(code), words)
     return ReasonView(str(job.reason), f"{job.message}; {words}" if job.message else words)
 
 
-def _waiting(job: JobRow, queue: QueueView) -> str:
+def _waiting_message(job: JobRow, queue: QueueView) -> str:
     if queue.live_nodes == 0:
         return (
             f"needs {job.devices} in pool {job.pool}, and no node of it takes work now: they are down, stopping or "
@@ -131,28 +135,28 @@ def _waiting(job: JobRow, queue: QueueView) -> str:
     words = f"needs {job.devices} in pool {job.pool}: {queue.free} of {queue.total} free"
     if queue.largest_gap < job.devices <= queue.free:
         words += f" (at most {queue.largest_gap} of them on one node)"
-    return f"{words}, {_count(queue.ahead, 'job')} ahead"
+    return f"{words}, {_count_noun(queue.ahead, 'job')} ahead"
 
 
-def _count(number: int, noun: str) -> str:
+def _count_noun(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def placement(node: str | None, leased: Sequence[int], labels: Labels) -> list[PlacementView]:
+def placement_views(node: str | None, leased: Sequence[int], labels: DeviceLabels) -> list[PlacementView]:
     return [PlacementView(node, labels(node, leased))] if node and leased else []
 
 
-def links(job: str, state: State) -> dict[str, str]:
+def job_links(job: str, state: State) -> dict[str, str]:
     base = f"/v1/jobs/{job}"
     found = {"self": base} | {name: f"{base}/{name}" for name in _LINKED}
     return found if state in TERMINAL else found | {"cancel": f"{base}/cancel"}
 
 
-def attempt(record: AttemptRecord, labels: Labels) -> AttemptView:
+def attempt_view(record: AttemptRecord, labels: DeviceLabels) -> AttemptView:
     return AttemptView(
         attempt=record.number,
         state=str(record.state),
-        placement=placement(record.node, record.leased, labels),
+        placement=placement_views(record.node, record.leased, labels),
         created_at=at(record.created),
         claimed_at=utc(record.claimed),
         started_at=utc(record.started),
@@ -167,14 +171,15 @@ def attempt(record: AttemptRecord, labels: Labels) -> AttemptView:
 # -- the fleet -------------------------------------------------------------------------------------
 
 
-def pools(fleet: Fleet) -> list[PoolView]:
+def pool_views(fleet: Fleet) -> list[PoolView]:
     names = sorted(set(fleet.queued) | {node.pool for node in fleet.nodes})
     return [
-        _pool(name, [node for node in fleet.nodes if node.pool == name], fleet.queued.get(name, 0)) for name in names
+        _pool_view(name, [node for node in fleet.nodes if node.pool == name], fleet.queued.get(name, 0))
+        for name in names
     ]
 
 
-def _pool(name: str, nodes: Sequence[NodeRecord], queued: int) -> PoolView:
+def _pool_view(name: str, nodes: Sequence[NodeRecord], queued: int) -> PoolView:
     return PoolView(
         name=name,
         devices=sum(len(node.info.devices) for node in nodes),
@@ -188,7 +193,7 @@ def _pool(name: str, nodes: Sequence[NodeRecord], queued: int) -> PoolView:
     )
 
 
-def node(record: NodeRecord, tenant: str, queued: int) -> NodeView:
+def node_view(record: NodeRecord, tenant: str, queued: int) -> NodeView:
     return NodeView(
         id=record.id,
         pool=record.pool,
@@ -202,13 +207,13 @@ def node(record: NodeRecord, tenant: str, queued: int) -> NodeView:
         drain_deadline_at=utc(record.drain_until),
         attempts=len(set(record.held.values())),
         registered_at=at(record.registered),
-        devices=[_device(record, device, tenant) for device in record.info.devices],
+        devices=[_device_view(record, device, tenant) for device in record.info.devices],
         environments=list(record.info.environments),
         queued=queued,
     )
 
 
-def _device(record: NodeRecord, device: DeviceRecord, tenant: str) -> DeviceView:
+def _device_view(record: NodeRecord, device: DeviceRecord, tenant: str) -> DeviceView:
     holder = record.held.get(device.index)
     held_by = None if holder is None else AttemptId.parse(holder)
     ours = held_by is not None and held_by.tenant == tenant
@@ -222,12 +227,12 @@ def _device(record: NodeRecord, device: DeviceRecord, tenant: str) -> DeviceView
         state=_device_state(record, device.index),
         job=None if held_by is None else held_by.job if ours else "another tenant",
         attempt=held_by.number if held_by is not None and ours else None,
-        quarantine=_quarantine(record, device.index, tenant),
+        quarantine=_quarantine_reason(record, device.index, tenant),
         quarantined_at=utc(why.since) if (why := record.quarantine.get(device.index)) is not None else None,
     )
 
 
-def _quarantine(record: NodeRecord, index: int, tenant: str) -> str | None:
+def _quarantine_reason(record: NodeRecord, index: int, tenant: str) -> str | None:
     """Why a device is not used. The words name a process and whose job it was, which is for the operator only."""
     why = record.quarantine.get(index)
     if why is None:
@@ -243,7 +248,7 @@ def _device_state(record: NodeRecord, index: int) -> str:
     return "free" if record.alive else "offline"
 
 
-def token(record: TokenRecord) -> TokenView:
+def token_view(record: TokenRecord) -> TokenView:
     return TokenView(
         id=record.id,
         name=record.name,

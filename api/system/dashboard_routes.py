@@ -24,7 +24,7 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 #: Names of built files change with their contents.
-_KEEP = {"Cache-Control": "public, max-age=31536000, immutable"}
+_CACHE_HEADERS = {"Cache-Control": "public, max-age=31536000, immutable"}
 _TYPES = {
     "js": "text/javascript; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -48,44 +48,44 @@ To build it, run <code>make web</code> in the repository, or install the package
 @router.get("/submit")
 @router.get("/compare")
 @router.get("/nodes")
-async def page() -> Response:
-    return _page()
+async def dashboard_page() -> Response:
+    return _page_response()
 
 
 @router.get("/jobs/{job}")
-async def page_of_job(job: str) -> Response:
-    return _page()
+async def job_page(job: str) -> Response:
+    return _page_response()
 
 
 @router.get("/assets/{name}")
-async def asset(name: str) -> Response:
+async def dashboard_asset(name: str) -> Response:
     """Raises NotFound."""
-    found = _assets().get(name)
+    found = _built_assets().get(name)
     if found is None:
         raise NotFound(f"there is no file {name[:100]!r}")
-    return Response(found.read_bytes(), headers=_HEADERS | _KEEP, media_type=_TYPES[name.rpartition(".")[2]])
+    return Response(found.read_bytes(), headers=_HEADERS | _CACHE_HEADERS, media_type=_TYPES[name.rpartition(".")[2]])
 
 
-def _page() -> Response:
-    built = _built()
+def _page_response() -> Response:
+    built = _built_page()
     body = _NOT_BUILT if built is None else built
     return Response(body, headers=_HEADERS | {"Cache-Control": "no-cache"}, media_type="text/html; charset=utf-8")
 
 
 @cache
-def _built() -> bytes | None:
-    index = _web() / "index.html"
+def _built_page() -> bytes | None:
+    index = _web_directory() / "index.html"
     return index.read_bytes() if index.is_file() else None
 
 
 @cache
-def _assets() -> dict[str, Traversable]:
+def _built_assets() -> dict[str, Traversable]:
     """The built files, by name: what is not among them is not served, whatever a path says."""
-    web = _web()
+    web = _web_directory()
     if not web.is_dir():
         return {}
     return {file.name: file for file in web.iterdir() if file.name.rpartition(".")[2] in _TYPES}
 
 
-def _web() -> Traversable:
+def _web_directory() -> Traversable:
     return files("api") / "web"

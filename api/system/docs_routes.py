@@ -38,30 +38,32 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-_KEEP = {"Cache-Control": "public, max-age=86400"}
+_CACHE_HEADERS = {"Cache-Control": "public, max-age=86400"}
 
 
 @router.get("/docs")
-async def page() -> Response:
+async def docs_page() -> Response:
     return Response(_PAGE, headers=_HEADERS, media_type="text/html; charset=utf-8")
 
 
 @router.get("/docs/start.js")
-async def start() -> Response:
+async def start_script() -> Response:
     return Response(_START, headers=_HEADERS, media_type="text/javascript; charset=utf-8")
 
 
 @router.get("/docs/swagger-ui-bundle.js")
-async def script() -> Response:
-    return Response(_asset("swagger-ui-bundle.js"), headers=_HEADERS | _KEEP, media_type="text/javascript")
+async def swagger_script() -> Response:
+    return Response(
+        _read_swagger_file("swagger-ui-bundle.js"), headers=_HEADERS | _CACHE_HEADERS, media_type="text/javascript"
+    )
 
 
 @router.get("/docs/swagger-ui.css")
-async def style() -> Response:
-    return Response(_asset("swagger-ui.css"), headers=_HEADERS | _KEEP, media_type="text/css")
+async def swagger_style() -> Response:
+    return Response(_read_swagger_file("swagger-ui.css"), headers=_HEADERS | _CACHE_HEADERS, media_type="text/css")
 
 
 @cache
-def _asset(name: str) -> bytes:
+def _read_swagger_file(name: str) -> bytes:
     """A file of Swagger UI, as the package `fastapi-offline` carries it; nothing of its code is used."""
     return (files("fastapi_offline") / "static" / name).read_bytes()

@@ -15,7 +15,7 @@ from fastapi.sse import EventSourceResponse
 from pydantic import BaseModel
 
 from api.http.auth import is_public
-from api.http.problems import MEDIA_TYPE, TABLE, Problem
+from api.http.problems import MEDIA_TYPE, PROBLEMS, Problem
 from api.schemas.requests import CancelRequest, DrainRequest, NewTokenRequest, QuarantineRequest, SignInRequest
 from api.system import openapi_examples
 from jobs.model.spec import JobSpec
@@ -198,7 +198,7 @@ def _complete(described: dict[str, Any], method: str, path: str) -> None:
         described["security"] = []
     refusals = {
         str(status): {"$ref": f"#/components/responses/{_problem_name(status)}"}
-        for status in sorted({TABLE[code][0] for code in _refusals(method, path, described, operation)})
+        for status in sorted({PROBLEMS[code][0] for code in _refusals(method, path, described, operation)})
     }
     described["responses"] = refusals | dict(_answers(operation))
 
@@ -232,7 +232,7 @@ def _refusals(method: str, path: str, described: Mapping[str, Any], operation: O
 
 def _problems() -> dict[str, Any]:
     by_status: dict[int, list[str]] = {}
-    for code, (status, _) in TABLE.items():
+    for code, (status, _) in PROBLEMS.items():
         by_status.setdefault(status, []).append(code)
     return {
         _problem_name(status): {

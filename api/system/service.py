@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from api.data.change_notifier import Changes
+from api.data.change_notifier import ChangeNotifier
 from api.data.fleet_cache import FleetCache
-from api.data.telemetry_reader import Telemetry
-from api.events.service import Slots
+from api.data.telemetry_reader import TelemetryReader
+from api.events.service import StreamSlots
 from api.http.auth import Principal
-from api.http.prometheus import Counts
+from api.http.prometheus import GaugeValues
 from api.schemas import views
 from jobs import store
 from jobs.store.client import AsyncRedisStore
@@ -18,14 +18,14 @@ from shardyard.contract.responses import Readiness
 READY_SECONDS = 0.5
 
 
-class System:
+class SystemService:
     def __init__(
         self,
         control: AsyncRedisStore,
-        telemetry: Telemetry,
+        telemetry: TelemetryReader,
         fleet: FleetCache,
-        changes: Changes,
-        streams: Slots,
+        changes: ChangeNotifier,
+        streams: StreamSlots,
         scheduler_alive: Callable[[], bool],
     ) -> None:
         self._store = control
@@ -35,11 +35,11 @@ class System:
         self._streams = streams
         self._scheduler_alive = scheduler_alive
 
-    async def readiness(self) -> Readiness:
+    async def check_readiness(self) -> Readiness:
         """Whether a job that is submitted now would be stored and could start."""
         checks = {"scheduler": "ok" if self._scheduler_alive() else "not running"}
         try:
-            fleet = await self._fleet.read(max_age=READY_SECONDS)
+            fleet = await self._fleet.read_fleet(max_age=READY_SECONDS)
             checks["control_redis"] = "ok"
             checks["nodes"] = "ok" if any(node.takes_work for node in fleet.nodes) else "none takes work"
         except Unavailable:
@@ -52,9 +52,9 @@ class System:
             checks["telemetry_redis"] = "does not answer"
         return Readiness(all(state == "ok" for state in checks.values()), checks)
 
-    async def census(self, who: Principal) -> Counts:
+    async def read_gauges(self, who: Principal) -> GaugeValues:
         """What Prometheus's gauges show: jobs of the caller's tenant, and every pool."""
         jobs = await self._store.run(store.count_jobs(who.tenant))
-        pools = views.pools(await self._fleet.read(max_age=0))
+        pools = views.pool_views(await self._fleet.read_fleet(max_age=0))
         states = {str(state): number for state, number in jobs.items()}
-        return Counts(states, pools, self._changes.count, self._streams.count)
+        return GaugeValues(states, pools, self._changes.waiting_count, self._streams.open_count)

@@ -6,7 +6,7 @@ from jobs.protocol.names import CELERY_TASK, node_queue
 from jobs.store import Hint
 
 
-class Courier(Protocol):
+class HintSender(Protocol):
     def send(self, hint: Hint) -> None:
         """Tell the hint's node that an attempt waits there. May be lost or repeated: the reconciler
         sends again, and `claim` succeeds once.
@@ -28,7 +28,7 @@ def message(hint: Hint) -> dict[str, Any]:
     }
 
 
-class MemoryCourier:
+class MemoryHintSender:
     """Keeps what was sent, for tests."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from jobs import store
 from jobs.model.settings import Settings
 from jobs.model.state import Reason
 from jobs.protocol.names import WAKE_CHANNEL
-from jobs.scheduling.hints import Courier
+from jobs.scheduling.hints import HintSender
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
 
@@ -70,7 +70,7 @@ class Scheduler:
     queued or freed (if `listen`; nodes do not, or a thousand of them would race for every job. A node
     that does not lead has nothing to do until the lead may be free)."""
 
-    def __init__(self, control: RedisStore, courier: Courier, settings: Settings, *, listen: bool) -> None:
+    def __init__(self, control: RedisStore, courier: HintSender, settings: Settings, *, listen: bool) -> None:
         self._store = control
         self._courier = courier
         self._settings = settings

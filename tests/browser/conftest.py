@@ -23,7 +23,7 @@ PATIENCE_MS = 60_000
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    built = dashboard_routes._built() is not None
+    built = dashboard_routes._built_page() is not None
     if program is None or not built:
         why = f"there is none of {BROWSERS} here" if program is None else "the dashboard is not built: make web"
         if os.environ.get("CI"):

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from api.__main__ import listen
+from api.__main__ import open_listener
 from jobs import store
 from jobs.model.state import TERMINAL
 from tests.faults.checker import Evidence, essence, violations
@@ -30,7 +30,7 @@ SETTLE_SECONDS = 60.0
 def _free_port() -> int:
     """One that is left to us while nobody listens on it: connections are given theirs from 32768 on."""
     for port in range(20_000 + os.getpid() % 1_000 * 12, 32_768):
-        with suppress(OSError), listen("127.0.0.1", port):
+        with suppress(OSError), open_listener("127.0.0.1", port):
             return port
     raise AssertionError("every port is taken")
 

@@ -286,7 +286,7 @@ def test_row_12_an_archive_call_whose_reply_is_lost_loses_no_job(site: Site) -> 
     rule = site.proxy.add(Rule("archive", Act.DROP_REPLY))
     through = RedisStore.from_url(site.proxy.url)
     try:
-        retention.sweep(through, site.settings.storage, 1e-6, 0)
+        retention.sweep_finished_jobs(through, site.settings.storage, 1e-6, 0)
     finally:
         through.close()
     assert rule.hits == 1

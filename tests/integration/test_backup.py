@@ -87,7 +87,7 @@ def test_everything_is_as_it_was_in_the_service_that_is_restored(place: Place, o
     old = world.running()
     world.finish_and_release(old)
     place.write(f"jobs/{TENANT}/{old.job}/1/logs/device-0.log", "a line")
-    retention.sweep(world.store, place.storage, 1e-6, 0)
+    retention.sweep_finished_jobs(world.store, place.storage, 1e-6, 0)
     ended = world.running()
     world.finish_and_release(ended)
     place.write(f"jobs/{TENANT}/{ended.job}/1/report.json", "{}")
@@ -106,7 +106,7 @@ def test_everything_is_as_it_was_in_the_service_that_is_restored(place: Place, o
     storage_proof.prove(other.world.store, other.storage)
 
     assert other.world.state(ended.job) is State.SUCCEEDED
-    assert [job.id for job in archive.page(other.storage, TENANT, JobFilter()).jobs] == [old.job]
+    assert [job.id for job in archive.read_page(other.storage, TENANT, JobFilter()).jobs] == [old.job]
     assert other.world.run(tokens.read(token.id)) == token
     assert 0 < other.world.redis.ttl(f"sy:idem:{TENANT}/k") <= world.redis.ttl(f"sy:idem:{TENANT}/k")
     other.world.node(devices=16)

@@ -184,7 +184,7 @@ def test_the_table_of_routes_is_the_applications(routes: set[tuple[str, str]]) -
 
 def test_the_table_of_errors_is_the_applications() -> None:
     documented = {row[0].strip("`"): int(row[1]) for row in rows(API, "## Errors")}
-    assert documented == {code: status for code, (status, _) in problems.TABLE.items()}
+    assert documented == {code: status for code, (status, _) in problems.PROBLEMS.items()}
 
 
 def test_every_reason_is_explained() -> None:

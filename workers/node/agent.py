@@ -25,7 +25,7 @@ from jobs.model.records import DeviceRecord, NodeInfo
 from jobs.model.settings import Settings
 from jobs.model.spec import DISTRIBUTED, JobSpec, ScriptProgram
 from jobs.model.state import AttemptState, Reason, State
-from jobs.scheduling.hints import Courier
+from jobs.scheduling.hints import HintSender
 from jobs.scheduling.scheduler import Scheduler, backoff_seconds
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
@@ -72,7 +72,7 @@ class Agent:
         settings: Settings,
         devices: tuple[DeviceRecord, ...],
         control: RedisStore,
-        courier: Courier,
+        courier: HintSender,
         reconnect: Callable[[], None],
         environments: Mapping[str, Path] = MappingProxyType({}),
         accounts: Accounts | None = None,

@@ -23,7 +23,7 @@ PARTS = ("", "/attempts", "/splits", "/logs", "/metrics", "/artifacts", "/artifa
 
 
 def archive(api: Api) -> None:
-    assert not retention.sweep(api.control, api.storage, 1e-6, 0)
+    assert not retention.sweep_finished_jobs(api.control, api.storage, 1e-6, 0)
 
 
 async def a_finished_job(api: Api, **request: Any) -> str:
@@ -135,7 +135,7 @@ async def test_the_code_of_an_archived_job_is_kept_only_as_long_as_any_other(api
     assert again.status_code == 201
     assert (await api.client.post(f"/v1/jobs/{again.json()['id']}/cancel")).status_code == 202
     archive(api)
-    bundle_gc.sweep(api.control, api.storage, 0)
+    bundle_gc.sweep_bundles(api.control, api.storage, 0)
     assert kept(api) == []
     refused = await api.client.post(f"/v1/jobs/{job}/resubmit")
     assert (refused.status_code, refused.json()["code"]) == (422, "unknown_bundle")

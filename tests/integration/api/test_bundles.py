@@ -342,13 +342,13 @@ async def test_what_no_job_needs_goes_with_its_file(api: Api) -> None:
     api.node()
     await upload(api)
     job = (await submit(api, script())).json()["id"]
-    await asyncio.to_thread(bundle_gc.sweep, api.control, api.storage, 0)
+    await asyncio.to_thread(bundle_gc.sweep_bundles, api.control, api.storage, 0)
     assert len(kept(api)) == 1
     await api.client.post(f"/v1/jobs/{job}/cancel")
     await api.client.delete(f"/v1/jobs/{job}")
-    await asyncio.to_thread(bundle_gc.sweep, api.control, api.storage, 3600)
+    await asyncio.to_thread(bundle_gc.sweep_bundles, api.control, api.storage, 3600)
     assert len(kept(api)) == 1, "it rests first"
-    await asyncio.to_thread(bundle_gc.sweep, api.control, api.storage, 0)
+    await asyncio.to_thread(bundle_gc.sweep_bundles, api.control, api.storage, 0)
     assert kept(api) == []
     assert (await api.client.get(f"/v1/bundles/{ID}")).status_code == 404
     assert (await upload(api)).status_code == 201

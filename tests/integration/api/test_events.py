@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from api.__main__ import WANTED_FILES
+from api.__main__ import WANTED_DESCRIPTORS
 from jobs import store
 from jobs.model.state import Reason, State
 from jobs.store import JobFilter, tokens
@@ -607,12 +607,12 @@ def test_a_hundred_readers_of_a_thousand_jobs_cost_no_more_than_one(place: Place
 
 def test_a_process_takes_more_descriptors_where_it_began_with_few(place: Place, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < WANTED_FILES:
+    if hard != resource.RLIM_INFINITY and hard < WANTED_DESCRIPTORS:
         pytest.skip(f"this account may have {hard} descriptors only")
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
     try:
         with api_process(tmp_path, place.control_server.url, STORAGE=str(place.storage)) as process:
             process.port()
-            assert resource.prlimit(process.child.pid, resource.RLIMIT_NOFILE) == (WANTED_FILES, hard)
+            assert resource.prlimit(process.child.pid, resource.RLIMIT_NOFILE) == (WANTED_DESCRIPTORS, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from api.data.change_notifier import Changes
+from api.data.change_notifier import ChangeNotifier
+from api.jobs.service import JobService
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import Unavailable
 from tests.integration.api.conftest import Api
@@ -14,15 +15,15 @@ from tests.unit.api.records import JOB
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 
 
-def changes(api: Api) -> Changes:
-    found: Changes = api.app.state.changes
+def changes(api: Api) -> ChangeNotifier:
+    found: ChangeNotifier = api.app.state.services[JobService]._changes
     return found
 
 
 async def until_waiting(api: Api, count: int) -> None:
     deadline = time.monotonic() + 60
-    while changes(api).count != count:
-        assert time.monotonic() < deadline, f"{changes(api).count} requests wait, not {count}"
+    while changes(api).waiting_count != count:
+        assert time.monotonic() < deadline, f"{changes(api).waiting_count} requests wait, not {count}"
         await asyncio.sleep(0.005)
 
 
@@ -45,7 +46,7 @@ async def test_an_answer_is_held_until_the_status_changes(api: Api) -> None:
 
 
 async def test_a_change_is_told_at_once_and_not_at_the_next_look(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.data.change_notifier.LOOK_SECONDS", 4.0)
+    monkeypatch.setattr("api.data.change_notifier.COMPARE_SECONDS", 4.0)
     job = await a_waiting_job(api)
     others = [asyncio.create_task(api.client.get(f"/v1/jobs/{job}?wait=30")) for _ in range(2)]
     await until_waiting(api, 2)
@@ -62,13 +63,13 @@ async def test_a_change_is_told_at_once_and_not_at_the_next_look(api: Api, monke
 async def test_who_comes_while_others_wait_and_knows_an_older_version_is_answered_at_once(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.data.change_notifier.LOOK_SECONDS", 4.0)
+    monkeypatch.setattr("api.data.change_notifier.COMPARE_SECONDS", 4.0)
     job = await a_waiting_job(api)
     held = asyncio.create_task(api.client.get(f"/v1/jobs/{job}?wait=30"))
     await until_waiting(api, 1)
     await asyncio.sleep(0.1)  # the task listens now
     begun = time.monotonic()
-    await changes(api).wait("default", job, 0, 30)
+    await changes(api).wait_for_change("default", job, 0, 30)
     assert time.monotonic() - begun < 3.5
     await api.client.post(f"/v1/jobs/{job}/cancel")
     await held
@@ -128,7 +129,7 @@ async def test_hundreds_wait_on_no_connection_of_their_own(api: Api) -> None:
     assert asked < 100 * max(1, time.monotonic() - began)
     await api.client.post(f"/v1/jobs/{job}/cancel")
     assert {answer.json()["state"] for answer in await asyncio.gather(*held)} == {"cancelled"}
-    assert changes(api).count == 0
+    assert changes(api).waiting_count == 0
 
 
 async def test_a_client_that_hangs_up_frees_its_place(api: Api) -> None:
@@ -159,17 +160,17 @@ async def test_when_the_process_is_about_to_end_everybody_is_answered(api: Api) 
     job = await a_waiting_job(api)
     held = asyncio.create_task(api.client.get(f"/v1/jobs/{job}?wait=30"))
     await until_waiting(api, 1)
-    changes(api).release()
+    changes(api).release_all()
     assert (await asyncio.wait_for(held, 20)).json()["state"] == "queued"
     assert (await asyncio.wait_for(api.client.get(f"/v1/jobs/{job}?wait=30"), 20)).status_code == 200
 
 
 async def test_no_more_wait_than_there_is_room_for(api: Api) -> None:
-    control: AsyncRedisStore = api.app.state.services.jobs._store
-    room = Changes(control, most=1)
-    first = asyncio.create_task(room.wait("default", JOB, 1, 30))
-    while room.count == 0:
+    control: AsyncRedisStore = api.app.state.services[JobService]._store
+    room = ChangeNotifier(control, most=1)
+    first = asyncio.create_task(room.wait_for_change("default", JOB, 1, 30))
+    while room.waiting_count == 0:
         await asyncio.sleep(0)
     with pytest.raises(Unavailable):
-        await room.wait("default", JOB, 1, 30)
+        await room.wait_for_change("default", JOB, 1, 30)
     await asyncio.wait_for(first, 20)  # there is no such job, which is a change

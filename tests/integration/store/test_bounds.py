@@ -85,9 +85,9 @@ def live_and_go(world: World, storage: Path, lives: Iterator[Callable[[World], s
         if number % 2:
             world.run(store.delete(TENANT, job))
         if number % 50 == 0:
-            while retention.sweep(world.store, storage, 1e-6, 0):
+            while retention.sweep_finished_jobs(world.store, storage, 1e-6, 0):
                 pass
-    while retention.sweep(world.store, storage, 1e-6, 0):
+    while retention.sweep_finished_jobs(world.store, storage, 1e-6, 0):
         pass
 
 

@@ -38,16 +38,16 @@ def test_a_bundle_goes_with_its_file_and_one_that_is_needed_stays(world: World, 
     files = [put_file(tmp_path, number, "kept") for number in range(1, 4)]
     world.submit(program=script(2))
     world.redis.zadd("sy:idle_bundles", {f"{TENANT}/{1:064x}": 1})
-    bundle_gc.sweep(world.store, tmp_path, NEVER)
+    bundle_gc.sweep_bundles(world.store, tmp_path, NEVER)
     assert [file.exists() for file in files] == [False, True, True]
-    bundle_gc.sweep(world.store, tmp_path, 0)
+    bundle_gc.sweep_bundles(world.store, tmp_path, 0)
     assert [file.exists() for file in files] == [False, True, False]
 
 
 def test_more_than_one_call_collects_are_all_collected(world: World, tmp_path: Path) -> None:
     for number in range(bundle_gc.CHUNK + 20):
         world.put_bundle(number, nonce=NONCES["kept"], size=1)
-    bundle_gc.sweep(world.store, tmp_path, 0)
+    bundle_gc.sweep_bundles(world.store, tmp_path, 0)
     assert world.redis.keys("sy:bundle:*") == []
 
 
@@ -58,7 +58,7 @@ def test_an_upload_that_comes_between_the_record_and_the_file_keeps_its_own(worl
     assert gone.nonce == NONCES["kept"]
     late = put_file(tmp_path, 1, "late")
     world.put_bundle(1, nonce=NONCES["late"])
-    bundle_gc.sweep(world.store, tmp_path, NEVER)
+    bundle_gc.sweep_bundles(world.store, tmp_path, NEVER)
     assert [file.name for file in late.parent.iterdir()] == [late.name]
 
 
@@ -70,7 +70,7 @@ def test_files_without_a_record_go_when_they_are_old(world: World, tmp_path: Pat
         put_file(tmp_path, 2, "kept"),
         put_file(tmp_path, 1, "kept", tenant="x"),
     ]
-    bundle_gc.sweep(world.store, tmp_path, NEVER)
+    bundle_gc.sweep_bundles(world.store, tmp_path, NEVER)
     assert all(file.exists() for file in kept)
     assert not any(file.exists() for file in strays)
 
@@ -79,7 +79,7 @@ def test_drafts_go_when_nobody_writes_to_them_any_more(world: World, tmp_path: P
     old, fresh = (paths.bundle_draft(tmp_path, TENANT, nonce) for nonce in (NONCES["kept"], NONCES["late"]))
     written(old)
     written(fresh, old=False)
-    bundle_gc.sweep(world.store, tmp_path, NEVER)
+    bundle_gc.sweep_bundles(world.store, tmp_path, NEVER)
     assert not old.exists()
     assert fresh.exists()
 
@@ -87,6 +87,6 @@ def test_drafts_go_when_nobody_writes_to_them_any_more(world: World, tmp_path: P
 def test_what_is_no_bundle_is_left_alone(world: World, tmp_path: Path) -> None:
     other = written(paths.bundle_dir(tmp_path, TENANT) / "notes.txt")
     elsewhere = written(paths.job_dir(tmp_path, TENANT, "job") / "x.zip")
-    bundle_gc.sweep(world.store, tmp_path, 0)
+    bundle_gc.sweep_bundles(world.store, tmp_path, 0)
     assert other.exists()
     assert elsewhere.exists()

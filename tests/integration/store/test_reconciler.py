@@ -9,7 +9,7 @@ import pytest
 from jobs import store
 from jobs.model.settings import Settings
 from jobs.model.state import Order, State
-from jobs.scheduling.hints import Courier, MemoryCourier
+from jobs.scheduling.hints import HintSender, MemoryHintSender
 from jobs.scheduling.scheduler import Scheduler
 from jobs.store import Hint
 from jobs.store.client import RedisStore
@@ -25,12 +25,12 @@ CALM = Settings(reconcile_seconds=0.01)
 TICKS = 10_000
 
 
-class BrokenCourier:
+class BrokenHintSender:
     def send(self, hint: Hint) -> None:
         raise OSError(f"no route to {hint.node}")
 
 
-class QueueCourier:
+class QueueHintSender:
     def __init__(self) -> None:
         self.sent: SimpleQueue[str] = SimpleQueue()
 
@@ -43,14 +43,14 @@ class QueueCourier:
             pass
 
 
-def scheduler(world: World, courier: Courier) -> Scheduler:
+def scheduler(world: World, courier: HintSender) -> Scheduler:
     return Scheduler(world.store, courier, QUICK, listen=False)
 
 
 def test_a_tick_starts_what_fits_and_sends_each_hint_once(world: World) -> None:
     world.node(devices=40)
     jobs = [world.submit() for _ in range(50)]
-    courier = MemoryCourier()
+    courier = MemoryHintSender()
     reconciler = scheduler(world, courier)
     reconciler.deliver()
     reconciler.deliver()
@@ -60,7 +60,7 @@ def test_a_tick_starts_what_fits_and_sends_each_hint_once(world: World) -> None:
 def test_a_courier_that_fails_stops_nothing_and_its_hint_stays_due(world: World) -> None:
     world.node()
     job = world.submit()
-    scheduler(world, BrokenCourier()).tick()
+    scheduler(world, BrokenHintSender()).tick()
     assert world.state(job) is State.STARTING
     (hint,) = world.run(store.dispatch(NEVER, 0.000_001)).hints
     assert hint.attempt.job == job
@@ -69,7 +69,7 @@ def test_a_courier_that_fails_stops_nothing_and_its_hint_stays_due(world: World)
 def test_an_attempt_that_does_not_beat_is_reaped_and_one_that_beats_is_not(world: World) -> None:
     world.node()
     silent, alive = world.running(), world.running()
-    reconciler = scheduler(world, MemoryCourier())
+    reconciler = scheduler(world, MemoryHintSender())
     for _ in range(TICKS):
         assert world.run(store.renew(alive, "c")) is Order.GO
         world.run(store.beat_node("n1", "i1"))
@@ -82,7 +82,7 @@ def test_an_attempt_that_does_not_beat_is_reaped_and_one_that_beats_is_not(world
 
 def test_a_node_that_does_not_beat_takes_no_more_work(world: World) -> None:
     world.node()
-    reconciler = scheduler(world, MemoryCourier())
+    reconciler = scheduler(world, MemoryHintSender())
     for _ in range(TICKS):
         reconciler.tick()
         if not world.run(store.fleet()).nodes[0].alive:
@@ -94,7 +94,7 @@ def test_who_does_not_lead_reaps_nothing(world: World) -> None:
     world.node()
     attempt = world.running()
     assert world.run(store.lead("somebody else", 600)) == 0
-    reconciler = scheduler(world, MemoryCourier())
+    reconciler = scheduler(world, MemoryHintSender())
     for _ in range(300):
         reconciler.tick()
     assert world.state(attempt.job) is State.RUNNING
@@ -105,7 +105,7 @@ def test_a_node_that_does_not_lead_asks_once_and_comes_back_when_the_lead_may_be
     job = world.submit()
     assert world.run(store.lead("somebody else", 600)) == 0
     world.redis.config_resetstat()
-    assert 590 < scheduler(world, MemoryCourier()).tick() <= 600
+    assert 590 < scheduler(world, MemoryHintSender()).tick() <= 600
     assert world.redis.info("commandstats")["cmdstat_fcall"]["calls"] == 1
     assert world.state(job) is State.QUEUED
 
@@ -113,7 +113,7 @@ def test_a_node_that_does_not_lead_asks_once_and_comes_back_when_the_lead_may_be
 def test_a_scheduler_that_listens_starts_jobs_also_while_another_one_leads(world: World) -> None:
     world.node()
     assert world.run(store.lead("somebody else", 600)) == 0
-    courier = QueueCourier()
+    courier = QueueHintSender()
     reconciler = Scheduler(world.store, courier, CALM, listen=True)
     reconciler.start()
     try:
@@ -125,7 +125,7 @@ def test_a_scheduler_that_listens_starts_jobs_also_while_another_one_leads(world
 @pytest.mark.parametrize("listen", [False, True])
 def test_the_thread_starts_a_job_soon_after_it_was_queued_and_ends_when_told(world: World, listen: bool) -> None:
     world.node()
-    courier = QueueCourier()
+    courier = QueueHintSender()
     reconciler = Scheduler(world.store, courier, CALM, listen=listen)
     reconciler.start()
     try:
@@ -138,7 +138,7 @@ def test_the_thread_starts_a_job_soon_after_it_was_queued_and_ends_when_told(wor
 
 def test_a_thread_that_listens_ends_at_once_though_nothing_is_due(world: World) -> None:
     world.node()
-    reconciler = Scheduler(world.store, MemoryCourier(), Settings(reconcile_seconds=600), listen=True)
+    reconciler = Scheduler(world.store, MemoryHintSender(), Settings(reconcile_seconds=600), listen=True)
     reconciler.start()
     deadline = monotonic() + 60
     while not any(int(each["idle"]) for each in world.store.client.client_list(_type="pubsub")):
@@ -149,7 +149,7 @@ def test_a_thread_that_listens_ends_at_once_though_nothing_is_due(world: World) 
 
 def test_the_thread_outlives_a_server_that_is_killed(tmp_path: Path) -> None:
     with redis_server(tmp_path, appendonly="yes", appendfsync="always") as server:
-        world, courier = World(server.url), QueueCourier()
+        world, courier = World(server.url), QueueHintSender()
         world.node()
         reconciler = Scheduler(RedisStore.from_url(server.url), courier, CALM, listen=True)
         reconciler.start()

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.integration
 
 
 def sweep(world: World, storage: Path, retention_seconds: float = 1e-6, archive_seconds: float = 0) -> bool:
-    return retention.sweep(world.store, storage, retention_seconds, archive_seconds)
+    return retention.sweep_finished_jobs(world.store, storage, retention_seconds, archive_seconds)
 
 
 def finished(world: World) -> str:
@@ -37,7 +37,7 @@ def finished(world: World) -> str:
 
 
 def read(storage: Path, job: str) -> archive.ArchivedJob:
-    found = archive.read(storage, TENANT, job)
+    found = archive.read_job(storage, TENANT, job)
     assert found is not None
     return found
 
@@ -47,7 +47,7 @@ def listed(storage: Path, chosen: JobFilter | None = None, limit: int = 50) -> l
     found: list[str] = []
     after: str | None = ""
     while after is not None:
-        page = archive.page(storage, TENANT, chosen or JobFilter(), after=after, limit=limit)
+        page = archive.read_page(storage, TENANT, chosen or JobFilter(), after=after, limit=limit)
         found += [job.id for job in page.jobs]
         after = page.next_id
     return found
@@ -80,7 +80,7 @@ def test_a_finished_job_goes_to_disk_as_it_was_and_leaves_no_key(world: World, t
     kept = {name: getattr(found.record, name) for name in record.__struct_fields__ if name != "archived"}
     assert kept == {name: getattr(record, name) for name in kept}
     assert found.attempts == attempts
-    assert found.view().spec == spec
+    assert found.to_view().spec == spec
 
 
 def test_jobs_wait_for_their_time_and_jobs_that_have_not_ended_stay(world: World, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_key_goes_on_naming_its_job_until_that_is_deleted(world: World, tmp_pa
     with pytest.raises(IdempotencyConflict):
         world.run(store.submit(TENANT, "b", a_spec(), idempotency_key="k", digest="other"))
     assert world.redis.ttl(f"sy:idem:{TENANT}/k") > 0
-    retention.forget(world.store, tmp_path, TENANT, "a")
+    retention.delete_archived_job(world.store, tmp_path, TENANT, "a")
     assert world.run(store.submit(TENANT, "b", a_spec(), idempotency_key="k", digest="d")).created
 
 
@@ -152,7 +152,7 @@ def test_an_archived_job_needs_its_bundle_no_more(world: World, tmp_path: Path) 
     assert world.jobs_that_need(1) == 1
     sweep(world, tmp_path)
     assert world.jobs_that_need(1) == 0
-    assert read(tmp_path, job).view().spec.program.bundle == bundle_id(1)
+    assert read(tmp_path, job).to_view().spec.program.bundle == bundle_id(1)
 
 
 def test_redis_forgets_only_what_was_written(world: World, tmp_path: Path) -> None:
@@ -181,8 +181,8 @@ class DeletesFirst(RedisStore):
 def test_a_job_that_is_deleted_meanwhile_does_not_come_back(world: World, tmp_path: Path) -> None:
     world.node()
     job = finished(world)
-    retention.sweep(DeletesFirst(world.redis), tmp_path, 1e-6, 0)
-    assert archive.read(tmp_path, TENANT, job) is None
+    retention.sweep_finished_jobs(DeletesFirst(world.redis), tmp_path, 1e-6, 0)
+    assert archive.read_job(tmp_path, TENANT, job) is None
     assert listed(tmp_path) == []
 
 
@@ -191,7 +191,7 @@ import sys
 from pathlib import Path
 from api.background import retention
 from jobs.store.client import RedisStore
-retention.sweep(RedisStore.from_url(sys.argv[1]), Path(sys.argv[2]), 1e-6, 0)
+retention.sweep_finished_jobs(RedisStore.from_url(sys.argv[1]), Path(sys.argv[2]), 1e-6, 0)
 """
 
 
@@ -242,7 +242,7 @@ def test_a_record_that_is_damaged_is_said_to_be_and_hides_no_other(world: World,
     newer.write_text(json.dumps(json.loads(newer.read_text()) | {"format": 2}))
     for job in jobs[:2]:
         with pytest.raises(NotFound, match="damaged, or was written by a newer"):
-            archive.read(tmp_path, TENANT, job)
+            archive.read_job(tmp_path, TENANT, job)
     assert listed(tmp_path) == jobs[2:]
 
 
@@ -260,7 +260,7 @@ def test_lists_of_the_archive_have_every_job_once_newest_first(world: World, tmp
     assert listed(tmp_path, JobFilter(label=("team", "0")), limit=2) == newest[::2]
     assert listed(tmp_path, JobFilter(state=State.SUCCEEDED)) == []
     assert listed(tmp_path, JobFilter(state=State.CANCELLED, pool="default"), limit=4) == newest
-    assert archive.page(tmp_path, "other", JobFilter()).jobs == ()
+    assert archive.read_page(tmp_path, "other", JobFilter()).jobs == ()
 
 
 def test_a_page_that_finds_nothing_stops_and_says_where(world: World, tmp_path: Path) -> None:
@@ -270,10 +270,10 @@ def test_a_page_that_finds_nothing_stops_and_says_where(world: World, tmp_path: 
     body = paths.archive_file(tmp_path, TENANT, job).read_bytes()
     for number in range(archive.MAX_SCANNED):
         paths.archive_file(tmp_path, TENANT, f"000000000-{number:06d}").write_bytes(body)
-    page = archive.page(tmp_path, TENANT, JobFilter(name="nobody"))
+    page = archive.read_page(tmp_path, TENANT, JobFilter(name="nobody"))
     assert page.jobs == ()
     assert page.next_id is not None
-    assert archive.page(tmp_path, TENANT, JobFilter(name="nobody"), after=page.next_id).next_id is None
+    assert archive.read_page(tmp_path, TENANT, JobFilter(name="nobody"), after=page.next_id).next_id is None
 
 
 def test_archived_jobs_go_with_their_files_when_they_are_old_enough(world: World, tmp_path: Path) -> None:

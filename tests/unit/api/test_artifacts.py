@@ -25,7 +25,7 @@ def attempt(tmp_path: Path) -> Path:
 
 
 def test_the_list_has_the_report_and_the_artifacts_but_not_the_services_own_files(attempt: Path) -> None:
-    found = artifacts.listing(attempt)
+    found = artifacts.list_artifacts(attempt)
     assert [(one.path, one.bytes) for one in found.artifacts] == [
         ("artifacts/notes.txt", 5),
         ("artifacts/weights/last.pt", 1000),
@@ -36,11 +36,11 @@ def test_the_list_has_the_report_and_the_artifacts_but_not_the_services_own_file
 
 
 def test_an_attempt_without_a_directory_has_no_artifacts(tmp_path: Path) -> None:
-    assert artifacts.listing(tmp_path.resolve() / "nothing").artifacts == []
+    assert artifacts.list_artifacts(tmp_path.resolve() / "nothing").artifacts == []
 
 
 def test_every_file_of_the_list_opens_and_nothing_else_does(attempt: Path) -> None:
-    for one in artifacts.listing(attempt).artifacts:
+    for one in artifacts.list_artifacts(attempt).artifacts:
         opened = artifacts.open_file(attempt, one.path)
         with opened.file as file:
             assert file.read() == (attempt / one.path).read_bytes()
@@ -75,7 +75,7 @@ def test_no_name_leads_out(attempt: Path, path: str) -> None:
 def test_no_link_is_followed_or_listed(attempt: Path, target: str) -> None:
     link = layout.artifacts_dir(attempt) / "link"
     link.symlink_to(target)
-    assert "artifacts/link" not in [one.path for one in artifacts.listing(attempt).artifacts]
+    assert "artifacts/link" not in [one.path for one in artifacts.list_artifacts(attempt).artifacts]
     for path in ("artifacts/link", "artifacts/link/passwd", "artifacts/link/notes.txt"):
         with pytest.raises(NotFound):
             artifacts.open_file(attempt, path)
@@ -87,7 +87,7 @@ def test_an_attempt_that_is_itself_a_link_has_nothing(attempt: Path, tmp_path: P
         artifacts.open_file(tmp_path.resolve() / "2", "report.json")
     with pytest.raises(OSError, match=r"Too many levels|Not a directory"):
         os.close(os.open(tmp_path / "2", os.O_DIRECTORY | os.O_NOFOLLOW))
-    assert artifacts.listing(tmp_path.resolve() / "2").artifacts == []
+    assert artifacts.list_artifacts(tmp_path.resolve() / "2").artifacts == []
 
 
 def test_pipes_and_sockets_are_no_files_and_hold_nobody_up(attempt: Path) -> None:
@@ -103,25 +103,25 @@ def test_pipes_and_sockets_are_no_files_and_hold_nobody_up(attempt: Path) -> Non
         for name in ("pipe", "socket"):
             with pytest.raises(NotFound):
                 artifacts.open_file(attempt, f"artifacts/{name}")
-        assert len(artifacts.listing(attempt).artifacts) == 3
+        assert len(artifacts.list_artifacts(attempt).artifacts) == 3
 
 
 def test_a_list_is_bounded_and_says_so(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifacts, "MAX_LISTED", 2)
-    found = artifacts.listing(attempt)
+    found = artifacts.list_artifacts(attempt)
     assert len(found.artifacts) == 2
     assert found.truncated
 
 
 def test_a_tree_that_is_too_deep_is_cut_and_the_list_says_so(attempt: Path) -> None:
     (layout.artifacts_dir(attempt) / "a" / "/".join("d" * 40)).mkdir(parents=True)
-    found = artifacts.listing(attempt)
+    found = artifacts.list_artifacts(attempt)
     assert found.truncated
 
 
 def test_a_name_that_is_not_text_is_left_out(attempt: Path) -> None:
     (layout.artifacts_dir(attempt) / os.fsdecode(b"\xff\xfe")).write_text("x")
-    assert len(artifacts.listing(attempt).artifacts) == 3
+    assert len(artifacts.list_artifacts(attempt).artifacts) == 3
 
 
 def test_a_files_tag_changes_with_the_file(attempt: Path) -> None:
@@ -184,7 +184,7 @@ def test_the_checkpoints_of_a_job_are_listed_with_each_of_its_attempts_and_open(
     _save(attempt, 1000, 2, a=b"newer")
     (attempt.parent / "checkpoints" / ".000000001200-2.part").mkdir()
     (attempt.parent / "checkpoints" / "odd").mkdir()
-    paths = [one.path for one in artifacts.listing(attempt).artifacts if one.path.startswith("checkpoints/")]
+    paths = [one.path for one in artifacts.list_artifacts(attempt).artifacts if one.path.startswith("checkpoints/")]
     assert paths == ["checkpoints/step-1000/a.pt", "checkpoints/step-200/a.pt", "checkpoints/step-200/b.pt"]
     with artifacts.open_file(attempt, "checkpoints/step-200/a.pt").file as file:
         assert file.read() == b"good"
@@ -198,7 +198,7 @@ def test_no_link_leads_out_of_a_checkpoint(attempt: Path) -> None:
     directory = _save(attempt, 200, 1, a=b"good")
     (directory / "link.pt").symlink_to(attempt.parent / "secret")
     (directory.parent / f"{300:012d}-1").symlink_to(attempt.parent)
-    found = [one.path for one in artifacts.listing(attempt).artifacts if one.path.startswith("checkpoints/")]
+    found = [one.path for one in artifacts.list_artifacts(attempt).artifacts if one.path.startswith("checkpoints/")]
     assert found == ["checkpoints/step-200/a.pt"]
     for path in ("checkpoints/step-200/link.pt", "checkpoints/step-300/secret"):
         with pytest.raises(NotFound):

@@ -58,7 +58,7 @@ def test_each_scope_includes_those_below_it(granted: str, wanted: Scope, allowed
 
 def test_a_principal_without_the_scope_is_refused() -> None:
     with pytest.raises(Forbidden, match="submit"):
-        Principal("t", "default", frozenset({"read"})).need(Scope.SUBMIT)
+        Principal("t", "default", frozenset({"read"})).require_scope(Scope.SUBMIT)
 
 
 def test_only_health_sign_in_and_pages_without_data_are_public() -> None:

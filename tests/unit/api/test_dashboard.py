@@ -20,11 +20,11 @@ THEMES = [(LIGHT, palette.LIGHT, "light"), (DARK, palette.DARK, "dark")]
 @pytest.fixture
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The directory that the dashboard is served from."""
-    monkeypatch.setattr(dashboard_routes, "_web", lambda: tmp_path)
-    for cached in (dashboard_routes._built, dashboard_routes._assets):
+    monkeypatch.setattr(dashboard_routes, "_web_directory", lambda: tmp_path)
+    for cached in (dashboard_routes._built_page, dashboard_routes._built_assets):
         cached.cache_clear()
     yield tmp_path
-    for cached in (dashboard_routes._built, dashboard_routes._assets):
+    for cached in (dashboard_routes._built_page, dashboard_routes._built_assets):
         cached.cache_clear()
 
 

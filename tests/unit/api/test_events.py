@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.events import broadcast_cache, event_id, service
-from api.events.broadcast_cache import Place, Step, Steps
-from api.events.event_id import Position
-from api.events.service import Reader, Slots, TooManyStreams
-from api.events.windows import BATCH_LINES, Batch, Window, of_page
+from api.events.broadcast_cache import BroadcastCache, BroadcastChunk, BroadcastKey
+from api.events.event_id import ReaderPosition
+from api.events.service import JobReader, StreamSlots, TooManyStreams
+from api.events.windows import BATCH_LINES, BatchWindow, EventBatch, batches_from_page
 from api.http import cursors
 from jobs.files.log_file import Dropped, Line, Page
 from shardyard.contract.errors import Unauthenticated, Unavailable
@@ -21,7 +21,7 @@ COUNTS = st.integers(0, 2**40)
 
 @given(
     st.builds(
-        Position,
+        ReaderPosition,
         attempt=COUNTS,
         state=COUNTS,
         points=COUNTS,
@@ -30,17 +30,17 @@ COUNTS = st.integers(0, 2**40)
         ended=st.booleans(),
     )
 )
-def test_an_id_is_one_line_and_stands_for_its_position(position: Position) -> None:
-    text = event_id.encode(position)
+def test_an_id_is_one_line_and_stands_for_its_position(position: ReaderPosition) -> None:
+    text = event_id.encode_position(position)
     assert text.isascii()
     assert text.replace("-", "").replace("_", "").isalnum()
     assert len(text) < 2048
-    assert event_id.decode(text) == position
+    assert event_id.decode_position(text) == position
 
 
-@given(st.one_of(st.text(), st.binary().map(cursors.to_text)))
+@given(st.one_of(st.text(), st.binary().map(cursors.encode_text)))
 def test_an_id_that_somebody_made_up_stands_for_nothing_or_for_a_position(text: str) -> None:
-    found = event_id.decode(text)
+    found = event_id.decode_position(text)
     assert found is None or found.attempt >= 0
 
 
@@ -54,7 +54,7 @@ def test_a_page_becomes_batches_that_cover_every_line_and_every_loss(last: int, 
     dropped = [Dropped(seq, seq, 1) for seq in sorted(lost) if seq <= last]
     gone = {part.first for part in dropped}
     lines = [Line(seq, 0.0, "stdout", 0, None, b"x") for seq in range(1, last + 1) if seq not in gone]
-    batches = list(of_page(Page(last, last, lines=lines, dropped=dropped), 1, 0, 0))
+    batches = list(batches_from_page(Page(last, last, lines=lines, dropped=dropped), 1, 0, 0))
     assert [batch.first for batch in batches[1:]] == [batch.last + 1 for batch in batches[:-1]]
     assert (batches[0].first, batches[-1].last) == (1, last) if last else not batches
     decoded = [json.loads(batch.data) for batch in batches]
@@ -64,27 +64,27 @@ def test_a_page_becomes_batches_that_cover_every_line_and_every_loss(last: int, 
 
 
 def test_a_window_keeps_the_newest_and_knows_where_it_begins() -> None:
-    window = Window(after=10, limit=30)
+    window = BatchWindow(after=10, limit=30)
     assert (window.start, window.last) == (11, 10)
-    window.add([Batch(11, 12, "x" * 10), Batch(13, 13, "y" * 10)], 13)
-    assert (window.after(10), window.after(12), window.after(11)) == (
-        Batch(11, 12, "x" * 10),
-        Batch(13, 13, "y" * 10),
+    window.add_batches([EventBatch(11, 12, "x" * 10), EventBatch(13, 13, "y" * 10)], 13)
+    assert (window.batch_after(10), window.batch_after(12), window.batch_after(11)) == (
+        EventBatch(11, 12, "x" * 10),
+        EventBatch(13, 13, "y" * 10),
         None,
     )
-    window.add([Batch(14, 20, "z" * 20)], 20)
-    assert (window.start, window.after(10), window.after(13)) == (13, None, Batch(14, 20, "z" * 20))
+    window.add_batches([EventBatch(14, 20, "z" * 20)], 20)
+    assert (window.start, window.batch_after(10), window.batch_after(13)) == (13, None, EventBatch(14, 20, "z" * 20))
 
 
 def test_slots_are_limited_for_the_process_and_for_a_token_and_come_back() -> None:
-    slots = Slots(most=3, of_token=2)
-    with slots.hold("a"), slots.hold("a"):
-        with pytest.raises(TooManyStreams), slots.hold("a"):
+    slots = StreamSlots(most=3, of_token=2)
+    with slots.acquire("a"), slots.acquire("a"):
+        with pytest.raises(TooManyStreams), slots.acquire("a"):
             pass
-        with slots.hold("b"), pytest.raises(Unavailable), slots.hold("c"):
+        with slots.acquire("b"), pytest.raises(Unavailable), slots.acquire("c"):
             pass
-        assert slots.count == 2
-    assert slots.count == 0
+        assert slots.open_count == 2
+    assert slots.open_count == 0
 
 
 class Quiet:
@@ -108,7 +108,7 @@ class Quiet:
 
 def collect(check: Any, *told: bytes) -> list[bytes]:
     async def run() -> list[bytes]:
-        stream = service._told(cast(Reader, Quiet(*told)), check)
+        stream = service._send_events(cast(JobReader, Quiet(*told)), check)
         async with asyncio.timeout(5):
             return [sent async for sent in stream]
 
@@ -154,22 +154,22 @@ def test_a_stream_begins_with_when_to_come_again_and_says_now_and_then_that_it_i
 
 # -- steps that readers share ----------------------------------------------------------------------
 
-HERE, THERE = Place("a", (0,), live_data=True), Place("b", (0,), live_data=True)
+HERE, THERE = BroadcastKey("a", (0,), live_data=True), BroadcastKey("b", (0,), live_data=True)
 
 
-def a_step(size: int = 10, *, shared: bool = True, place: Place = THERE) -> Step:
-    return Step(b"x" * size, place, frozenset(), over=False, shared=shared)
+def a_step(size: int = 10, *, shared: bool = True, place: BroadcastKey = THERE) -> BroadcastChunk:
+    return BroadcastChunk(b"x" * size, place, frozenset(), over=False, shared=shared)
 
 
 class Maker:
     """Makes a step once it may; counts."""
 
-    def __init__(self, step: Step | None) -> None:
+    def __init__(self, step: BroadcastChunk | None) -> None:
         self.step = step
         self.made = 0
         self.may = asyncio.Event()
 
-    async def __call__(self) -> Step | None:
+    async def __call__(self) -> BroadcastChunk | None:
         self.made += 1
         await self.may.wait()
         return self.step
@@ -177,25 +177,25 @@ class Maker:
 
 def test_readers_at_one_place_are_told_the_same_bytes_which_are_made_once() -> None:
     async def run() -> None:
-        steps, maker = Steps(), Maker(a_step())
-        readers = [asyncio.create_task(steps.after(HERE, maker)) for _ in range(5)]
+        steps, maker = BroadcastCache(), Maker(a_step())
+        readers = [asyncio.create_task(steps.next_chunk(HERE, maker)) for _ in range(5)]
         await asyncio.sleep(0)
         maker.may.set()
         told = await asyncio.gather(*readers)
         assert all(step is told[0] for step in told)
-        assert await steps.after(HERE, maker) is told[0]
+        assert await steps.next_chunk(HERE, maker) is told[0]
         assert maker.made == 1
-        await steps.after(THERE, maker)
+        await steps.next_chunk(THERE, maker)
         assert maker.made == 2
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("first", [None, a_step(shared=False)])
-def test_what_is_not_for_everybody_is_made_by_each_reader_for_itself(first: Step | None) -> None:
+def test_what_is_not_for_everybody_is_made_by_each_reader_for_itself(first: BroadcastChunk | None) -> None:
     async def run() -> None:
-        steps, maker, other = Steps(), Maker(first), Maker(a_step())
-        one, two = (asyncio.create_task(steps.after(HERE, each)) for each in (maker, other))
+        steps, maker, other = BroadcastCache(), Maker(first), Maker(a_step())
+        one, two = (asyncio.create_task(steps.next_chunk(HERE, each)) for each in (maker, other))
         await asyncio.sleep(0)
         maker.may.set()
         other.may.set()
@@ -207,8 +207,8 @@ def test_what_is_not_for_everybody_is_made_by_each_reader_for_itself(first: Step
 
 def test_a_reader_that_leaves_while_it_makes_a_step_leaves_that_to_the_others() -> None:
     async def run() -> None:
-        steps, maker = Steps(), Maker(a_step())
-        one, two = (asyncio.create_task(steps.after(HERE, maker)) for _ in range(2))
+        steps, maker = BroadcastCache(), Maker(a_step())
+        one, two = (asyncio.create_task(steps.next_chunk(HERE, maker)) for _ in range(2))
         await asyncio.sleep(0)
         one.cancel()
         maker.may.set()
@@ -219,16 +219,16 @@ def test_a_reader_that_leaves_while_it_makes_a_step_leaves_that_to_the_others() 
 
 def test_steps_are_kept_within_bounds_the_newest_first() -> None:
     async def run() -> None:
-        steps = Steps()
-        places = [Place(str(number), (), live_data=True) for number in range(20)]
+        steps = BroadcastCache()
+        places = [BroadcastKey(str(number), (), live_data=True) for number in range(20)]
         for place in places:
-            maker = Maker(a_step(broadcast_cache.KEPT_BYTES // 10))
+            maker = Maker(a_step(broadcast_cache.CACHED_BYTES // 10))
             maker.may.set()
-            await steps.after(place, maker)
+            await steps.next_chunk(place, maker)
         again = Maker(a_step())
         again.may.set()
         for place in reversed(places):
-            await steps.after(place, again)
+            await steps.next_chunk(place, again)
         assert 9 <= again.made <= 11
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-from api.events.service_feed import _essence
+from api.events.service_feed import _fleet_digest
 from jobs.model.records import NodeRecord
 from jobs.store import Fleet
 
@@ -17,5 +17,5 @@ def fleet(beat: bytes, held: dict[bytes, bytes]) -> Fleet:
 
 def test_a_fleet_changes_with_what_its_devices_do_and_not_with_its_beats() -> None:
     held = {b"0": b"default/x/1", b"10": b"default/x/1"}
-    assert _essence(fleet(b"1", held)) == _essence(fleet(b"2", dict(reversed(held.items()))))
-    assert _essence(fleet(b"1", held)) != _essence(fleet(b"1", {}))
+    assert _fleet_digest(fleet(b"1", held)) == _fleet_digest(fleet(b"2", dict(reversed(held.items()))))
+    assert _fleet_digest(fleet(b"1", held)) != _fleet_digest(fleet(b"1", {}))

@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from api.http.middleware import Bodies, BodyLimits, Door, allowed_hosts, host_name, is_loopback
-from api.http.prometheus import Monitoring
+from api.http.middleware import (
+    BodyLimits,
+    BodyLimitsByPath,
+    RequestLimitsMiddleware,
+    allowed_hosts,
+    host_name,
+    is_loopback,
+)
+from api.http.prometheus import ProcessMetrics
 from jobs.model.settings import Settings
 from shardyard.contract.errors import ShardyardError
 
@@ -41,8 +48,10 @@ def call(
         sent.append(message)
 
     scope = {"type": "http", "path": path, "method": "POST", "headers": [HOST] if headers is None else headers}
-    bodies = Bodies(BodyLimits(1000, seconds, total, pace), {"/v1/bundles": BodyLimits(5000, seconds, total)})
-    asyncio.run(Door(read_body, {"localhost", "::1"}, bodies, Monitoring())(scope, receive, send))
+    bodies = BodyLimitsByPath(BodyLimits(1000, seconds, total, pace), {"/v1/bundles": BodyLimits(5000, seconds, total)})
+    asyncio.run(
+        RequestLimitsMiddleware(read_body, {"localhost", "::1"}, bodies, ProcessMetrics())(scope, receive, send)
+    )
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from api.http.negotiation import MAX_RANGES, NotAcceptable, choose
+from api.http.negotiation import MAX_RANGES, NotAcceptable, choose_media_type
 
 OFFERS = ("application/json", "text/plain", "text/html", "image/svg+xml")
 JSON, TEXT, HTML, SVG = OFFERS
@@ -32,7 +32,7 @@ IMAGE = "image/avif,image/webp,image/apng,image/svg+xml,image/*,*/*;q=0.8"
     ],
 )
 def test_the_client_gets_what_it_likes_best(accept: str, chosen: str) -> None:
-    assert choose(accept, OFFERS) == chosen
+    assert choose_media_type(accept, OFFERS) == chosen
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def test_the_client_gets_what_it_likes_best(accept: str, chosen: str) -> None:
 )
 def test_a_client_that_takes_none_is_told_what_there_is(accept: str) -> None:
     with pytest.raises(NotAcceptable, match="application/json, text/plain, text/html, image/svg"):
-        choose(accept, OFFERS)
+        choose_media_type(accept, OFFERS)
 
 
 def test_a_very_long_header_is_read_up_to_a_bound() -> None:
     with pytest.raises(NotAcceptable):
-        choose(",".join(["a/b"] * MAX_RANGES + ["*/*"]), OFFERS)
+        choose_media_type(",".join(["a/b"] * MAX_RANGES + ["*/*"]), OFFERS)

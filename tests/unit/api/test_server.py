@@ -46,7 +46,7 @@ def request(method: str = "GET", keep_alive: bool = True) -> tuple[dict[str, Any
 
 def test_an_answer_goes_out_in_one_write_and_is_complete() -> None:
     scope, exchange, wire = request()
-    assert protocol.answer(scope, 200, [LENGTH], b"body")
+    assert protocol.send_whole_answer(scope, 200, [LENGTH], b"body")
     assert wire.writes == [b"HTTP/1.1 200 OK\r\ndate: today\r\ncontent-length: 4\r\n\r\nbody", b"(complete)"]
     assert exchange.response_complete
     assert exchange.message_event.is_set()
@@ -69,7 +69,7 @@ def test_an_answer_that_is_not_simple_is_left_to_uvicorn(
     asked: dict[str, Any], headers: list[tuple[bytes, bytes]], body: bytes
 ) -> None:
     scope, exchange, wire = request(**asked)
-    assert not protocol.answer(scope, 200, headers, body)
+    assert not protocol.send_whole_answer(scope, 200, headers, body)
     assert wire.writes == []
     assert not exchange.response_started
 
@@ -77,8 +77,8 @@ def test_an_answer_that_is_not_simple_is_left_to_uvicorn(
 def test_an_answer_is_left_to_uvicorn_while_the_client_does_not_read_and_after_it_has_left() -> None:
     scope, exchange, wire = request()
     exchange.flow.write_paused = True
-    assert not protocol.answer(scope, 200, [LENGTH], b"body")
+    assert not protocol.send_whole_answer(scope, 200, [LENGTH], b"body")
     scope, exchange, wire = request()
     exchange.disconnected = True
-    assert not protocol.answer(scope, 200, [LENGTH], b"body")
+    assert not protocol.send_whole_answer(scope, 200, [LENGTH], b"body")
     assert wire.writes == []

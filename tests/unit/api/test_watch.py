@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from api.app import Sweep, convert_packed_jobs, keep_sweeping, look_after_storage, prove_storage, watch_scheduler
-from api.http.prometheus import Counts, Monitoring
+from api.app import PeriodicSweep, convert_packed_jobs, run_periodically, sweep_storage, verify_storage, watch_scheduler
+from api.http.prometheus import GaugeValues, ProcessMetrics
 from jobs.files.identity import StorageMismatch
 from shardyard.contract.errors import Unavailable
 from shardyard.contract.responses import PoolView
@@ -17,16 +17,16 @@ def test_the_process_ends_when_its_scheduler_has_died() -> None:
 
 
 def test_a_pool_that_is_gone_leaves_the_metrics() -> None:
-    monitoring = Monitoring()
+    monitoring = ProcessMetrics()
     pool = PoolView(
         name="a100", devices=8, free=5, leased=2, quarantined=1, largest_node=8, nodes=1, live_nodes=1, queued=3
     )
-    text = monitoring.render(Counts({"queued": 3}, [pool], 0)).decode()
+    text = monitoring.render(GaugeValues({"queued": 3}, [pool], 0)).decode()
     assert 'shardyard_devices{pool="a100",state="free"} 5.0' in text
     assert 'shardyard_queued_jobs{pool="a100"} 3.0' in text
     assert 'shardyard_nodes{pool="a100",state="live"} 1.0' in text
     assert 'shardyard_jobs{state="queued"} 3.0' in text
-    assert "a100" not in monitoring.render(Counts({}, [], 0)).decode()
+    assert "a100" not in monitoring.render(GaugeValues({}, [], 0)).decode()
 
 
 def test_storage_is_proven_as_soon_as_redis_answers() -> None:
@@ -38,7 +38,7 @@ def test_storage_is_proven_as_soon_as_redis_answers() -> None:
         if error is not None:
             raise error
 
-    asyncio.run(prove_storage(prove, lambda: ended.append(True), seconds=0))
+    asyncio.run(verify_storage(prove, lambda: ended.append(True), seconds=0))
     assert ended == []
     assert next(answers, "none left") == "none left"
 
@@ -49,7 +49,7 @@ def test_the_process_ends_when_its_storage_is_another_one() -> None:
     def prove() -> None:
         raise StorageMismatch("not the same")
 
-    asyncio.run(prove_storage(prove, lambda: ended.append(True), seconds=0))
+    asyncio.run(verify_storage(prove, lambda: ended.append(True), seconds=0))
     assert ended == [True]
 
 
@@ -65,7 +65,7 @@ def test_nothing_is_removed_from_a_storage_that_is_not_ours() -> None:
     async def convert() -> None:
         raise AssertionError
 
-    asyncio.run(look_after_storage(prove, convert, [Sweep("bundles", sweep, 0)], lambda: ended.append(True)))
+    asyncio.run(sweep_storage(prove, convert, [PeriodicSweep("bundles", sweep, 0)], lambda: ended.append(True)))
     assert ended == [True]
 
 
@@ -95,7 +95,7 @@ def test_storage_is_looked_through_again_after_a_time_that_failed() -> None:
             raise EOFError
 
     with pytest.raises(EOFError):
-        asyncio.run(keep_sweeping(Sweep("bundles", sweep, 0)))
+        asyncio.run(run_periodically(PeriodicSweep("bundles", sweep, 0)))
     assert len(swept) == 3
 
 
@@ -107,7 +107,7 @@ def test_there_is_no_pause_while_there_is_more_to_do() -> None:
 
     async def look() -> None:
         async with asyncio.timeout(10):
-            sweeping = asyncio.create_task(keep_sweeping(Sweep("jobs", sweep, 3600)))
+            sweeping = asyncio.create_task(run_periodically(PeriodicSweep("jobs", sweep, 3600)))
             while left:
                 await asyncio.sleep(0)
             sweeping.cancel()

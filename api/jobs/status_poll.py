@@ -1,0 +1,104 @@
+"""Answers status polls quickly: from the bytes of the last answer, and without the framework's routing.
+
+Clients ask `GET /v1/jobs/{id}` again and again. The middleware calls the dependencies of the route and then the route
+itself, so the rules stand there; a request with a query takes the framework's way, as all others do
+([0035](../../docs/decisions/0035-short-ways.md)).
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.http import deps, problems
+from api.http.responses import TaggedJson
+from api.schemas import views
+from api.schemas.views import DeviceLabels
+from jobs.model.state import TERMINAL
+from jobs.store import JobView
+
+#: Jobs whose last answer is cached, and the largest answer that is.
+MAX_CACHED, MAX_CACHED_BYTES = 512, 8192
+
+
+@dataclass(frozen=True, slots=True)
+class CachedStatus:
+    """A status and what it was made from. `labels` are the same object as long as the names of devices are the same."""
+
+    view: JobView
+    progress: dict[str, Any] | None
+    labels: DeviceLabels
+    answer: TaggedJson
+
+    @property
+    def is_final(self) -> bool:
+        """Whether progress cannot change any more."""
+        return self.progress is not None and self.view.record.state in TERMINAL
+
+
+class StatusCache:
+    """The last answers by tenant and job. Not safe for several threads."""
+
+    def __init__(self) -> None:
+        self._cached: OrderedDict[tuple[str, str], CachedStatus] = OrderedDict()
+
+    def last_status(self, tenant: str, job: str) -> CachedStatus | None:
+        return self._cached.get((tenant, job))
+
+    def encode_status(self, view: JobView, progress: dict[str, Any] | None, labels: DeviceLabels) -> TaggedJson:
+        """The cached answer where it was made from the same parts, else a new one."""
+        key = view.record.tenant, view.record.id
+        last = self._cached.get(key)
+        if last is not None and last.view is view and last.labels is labels and last.progress == progress:
+            return last.answer
+        body = msgspec.json.encode(views.job_status(view, progress, labels))
+        tag = f'W/"{view.record.version}.{hashlib.blake2b(body, digest_size=9).hexdigest()}"'
+        answer = TaggedJson(body, tag)
+        self._cached.pop(key, None)
+        if len(body) <= MAX_CACHED_BYTES:
+            self._cached[key] = CachedStatus(view, progress, labels, answer)
+            if len(self._cached) > MAX_CACHED:
+                self._cached.popitem(last=False)
+        return answer
+
+
+class StatusPollMiddleware:
+    """Calls the route of a status poll directly; passes every other request on to the application."""
+
+    def __init__(self, app: ASGIApp, route: APIRoute, service: Callable[[Request], Awaitable[Any]]) -> None:
+        self._app = app
+        self._route = route
+        self._service = service
+        self._prefix = route.path.partition("{")[0]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        job = self._polled_job(scope)
+        if job is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = self._route
+        request = Request(scope, receive, send)
+        try:
+            response = await self._call_route(request, job)
+        except Exception as error:  # noqa: BLE001  (the handlers answer a bug as well)
+            response = await problems.handle_error(request, error)
+        await response(scope, receive, send)
+
+    def _polled_job(self, scope: Scope) -> str | None:
+        if scope["type"] != "http" or scope["method"] != "GET" or scope["query_string"]:
+            return None
+        path: str = scope["path"]
+        job = path[len(self._prefix) :]
+        return job if job and path.startswith(self._prefix) and "/" not in job else None
+
+    async def _call_route(self, request: Request, job: str) -> Response:
+        await deps.authenticate(request)
+        who, service = await deps.principal(request), await self._service(request)
+        response: Response = await self._route.endpoint(request, who, service, await deps.job_id(job))
+        return response
