@@ -92,8 +92,8 @@ class AttemptRun:
         the disk refuses the report of an attempt that has succeeded."""
         assert self._publisher is not None
         if self._checkpoints is not None:
-            self._checkpoints.keeper.close()
-            self._checkpoints.tell(self._publisher)
+            self._checkpoints.writer.close()
+            self._checkpoints.report_to(self._publisher)
         working_dir.close_attempt(self._config.storage, self._config.attempt)  # with the drafts of the checkpoints
         if self._checkpoints is not None and outcome.reason is Reason.COMPLETED:
             _publish_weights(self._checkpoints)
@@ -116,7 +116,7 @@ class AttemptRun:
     def _start_message(self) -> StartMessage:
         if self._checkpoints is None:
             return StartMessage(self._workplace)
-        return StartMessage(self._workplace, self._checkpoints.place.drafts, self._checkpoints.resume)
+        return StartMessage(self._workplace, self._checkpoints.directories.drafts, self._checkpoints.resume_directory)
 
     def _seal_telemetry(self, publisher: TelemetryPublisher, outcome: AttemptOutcome) -> AttemptOutcome:
         """Write the final report and seal the logs. An attempt that has succeeded waits a while for a full disk, unless
@@ -179,9 +179,9 @@ def _open_checkpoints(
 
 
 def _publish_weights(checkpoints: AttemptCheckpoints) -> None:
-    final = checkpoints.keeper.final  # weights of an earlier step would be taken for the last ones
+    final = checkpoints.writer.final_directory  # weights of an earlier step would be taken for the last ones
     if final is not None:
         try:
-            directories.publish_weights(checkpoints.place, final)
+            directories.publish_weights(checkpoints.directories, final)
         except OSError as error:
             log.warning("weights_not_published", error=str(error))

@@ -1,12 +1,12 @@
-"""The socket of an attempt, through which processes that descend from its ranks send their records.
+"""Serves the socket of an attempt through which processes that descend from its ranks send their records.
 
-A script may start processes of its own: by `mp.spawn`, by fork, by running itself again. The probe
-follows into them (`workers.probe.descendants`), and each that has work to tell of connects
-here. Used by the supervisor's loop alone; nothing in here waits.
+A script may start processes of its own: by `mp.spawn`, by fork, by running itself again. The probe follows into them
+(`workers.probe.descendants`), and each one that has steps to report connects here. Used by the supervisor's loop
+alone; nothing in here waits.
 
-Whoever connects must be a living descendant of the supervisor. It hears one byte once it is let in,
-and another when the attempt is told to end; it says hello, and then sends what a rank's channel
-carries. One that breaks these rules is cut off, and a note of the report says so.
+A process that connects must be a living descendant of the supervisor. It receives one byte when it is admitted, and
+another when the attempt is to end. It sends a hello, and then what a rank's channel carries. A connection that breaks
+these rules is closed, and a note of the report says so.
 """
 
 import os
@@ -35,21 +35,21 @@ from workers.supervisor.process_status import parent_of
 log = structlog.get_logger(__name__)
 
 READ_BYTES = 256 * 1024
-#: At one time, and in the whole attempt: each source leaves a trace in the report.
+#: Connections at one time, and in the whole attempt: each source leaves a trace in the report.
 MAX_LIVE = 128
 MAX_SOURCES = 1024
-#: Of one packet. A sink sends at most some hundred kilobytes at once.
+#: The largest packet. A sink sends at most some hundred kilobytes at once.
 MAX_PACKET_BYTES = 2 * 1024 * 1024
-#: Connections that are let in before others are heard again.
+#: Connections that are accepted before other descriptors are read again.
 MAX_ACCEPTED = 16
 #: Reads of one connection at the end: more than its buffer can hold, and still not for ever.
 MAX_READS = 64
 #: Generations between a rank and the process that connects.
 MAX_DEPTH = 64
 ADMITTED, STOPPING = b"+", b"S"
-#: The report's path that notes about children are under.
+#: The report's path for notes about descendants.
 NOTE_FIELD = "per_device"
-#: What only a rank may say of itself.
+#: Records that only a rank itself may send.
 _RANK_ONLY_RECORDS = (RankUp, Outcome, Result, Hello)
 _CREDENTIALS = struct.Struct("3i")
 
@@ -96,7 +96,7 @@ class DescendantServer:
 
     @property
     def accepted_count(self) -> int:
-        """Connections that were let in so far."""
+        """Connections that were admitted so far."""
         return self._sources
 
     @property
@@ -105,12 +105,12 @@ class DescendantServer:
         return len(self._connections)
 
     def send_stop(self) -> None:
-        """Tell all children that the attempt is to end."""
+        """Tell all descendants that the attempt is to end."""
         for child in self._connections.values():
             _send_byte(child.connection, STOPPING)
 
     def drain(self) -> None:
-        """Take in what has been sent so far: a process that has ended has sent all that it had."""
+        """Read what has been sent so far: a process that has ended has sent all that it had."""
         self._accept_connections()
         for child in list(self._connections.values()):
             for _ in range(MAX_READS):
@@ -118,7 +118,7 @@ class DescendantServer:
                     break
 
     def close(self) -> None:
-        """Take in the rest, and end every connection and the listening."""
+        """Read the rest, and close every connection and the listener."""
         if self._listener.fileno() < 0:
             return
         self.drain()
@@ -127,7 +127,7 @@ class DescendantServer:
         self._unregister(self._listener.fileno())
         self._listener.close()
 
-    # -- letting in ----------------------------------------------------------------------------------
+    # -- admission -----------------------------------------------------------------------------------
 
     def _accept_connections(self) -> None:
         for _ in range(MAX_ACCEPTED):
@@ -176,10 +176,10 @@ class DescendantServer:
                 break
         return False, None
 
-    # -- listening -------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------
 
     def _read_connection(self, child: _Connection) -> bool:
-        """Take in what is there of one child; False when there is no more now."""
+        """Read what is there of one connection; False when there is no more now."""
         try:
             data = child.connection.recv(READ_BYTES)
         except BlockingIOError:
@@ -199,7 +199,7 @@ class DescendantServer:
         return True
 
     def _handle_record(self, child: _Connection, record: StepBatch | SingleRecord) -> None:
-        """Raises ValueError where the record is none that may come now."""
+        """Raises ValueError where this record may not come now."""
         if child.rank is None:
             if not isinstance(record, Hello):
                 raise ValueError(f"its first word was {_record_name(record)}, not Hello")
@@ -255,4 +255,4 @@ def _send_byte(connection: socket.socket, word: bytes) -> None:
     try:
         connection.send(word, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     except OSError:
-        return  # it has gone, or does not listen
+        return  # it has ended, or does not read

@@ -1,8 +1,8 @@
-"""What the errors of other people's scripts mean here, in one line: why, and what to do.
+"""Explains common errors of users' scripts in one line: the cause on this node, and what to do.
 
-A script that runs on its author's machine fails on a node for reasons that its own error does not name: there is no
-GPU, no network, no terminal, another port, another set of packages. `explain` recognises these errors by their text.
-Standard library only: a rank in the operator's own Python environment asks as well.
+A script that runs on its author's machine may fail on a node for reasons that its own error does not name: there is no
+GPU, no network, no terminal, another port, another set of packages. `explain_error` recognises these errors by their
+text.
 """
 
 import re
@@ -15,7 +15,7 @@ MAX_LINE = 2000
 
 @dataclass(frozen=True)
 class FailureContext:
-    """What was known of the job when it failed."""
+    """What is known of the job that failed."""
 
     devices: int  # how many the job leases, or rehearses
     device_kind: str  # "cpu" or "cuda"
@@ -38,7 +38,7 @@ AdviceFunction = Callable[[re.Match[str], FailureContext], str]
 
 @dataclass(frozen=True)
 class HintRule:
-    """`said` is searched in the error's own line; `source`, if any, must be in the traceback's code as well."""
+    """`pattern` is searched in the error's own line; `source_pattern`, if any, in the code of the traceback as well."""
 
     pattern: re.Pattern[str]
     advice: str | AdviceFunction
@@ -49,8 +49,8 @@ def explain_error(kind: str, message: str, traceback: str, facts: FailureContext
     """One line for the user, or "" where there is nothing to add to the error itself.
 
     `message` is the error as the job shows it ("RuntimeError: ..."; for a script that refused its arguments, the last
-    line that it printed). The chain of causes in `traceback` is asked after it, from the last to the first.
-    `kind` is the outcome's: an `out_of_memory` without known words still gets its line.
+    line that it printed). The chain of causes in `traceback` is searched after it, from the last to the first.
+    `kind` is the outcome's: an `out_of_memory` that no rule matches still gets its line.
     """
     text = traceback[-MAX_TEXT:]
     for line in _error_lines(message, text):
@@ -64,7 +64,7 @@ def explain_error(kind: str, message: str, traceback: str, facts: FailureContext
 
 
 def _error_lines(message: str, traceback: str) -> Iterator[str]:
-    """The error, then the lines of its traceback that are not code, the last first."""
+    """The error, then the lines of its traceback that are not code, in reverse order."""
     yield message[:MAX_LINE]
     for line in reversed(traceback.splitlines()):
         if line and not line[0].isspace():
@@ -227,7 +227,7 @@ def _no_program(found: re.Match[str], facts: FailureContext) -> str:
 
 
 def _how_to_install(facts: FailureContext) -> str:
-    """How a package comes into a job: never by an install at its start."""
+    """How a job gets a package: never by an install at its start."""
     if facts.requirements:
         return (
             "The bundle's requirements.txt is not installed by the job: the operator makes a Python environment from "
@@ -274,15 +274,16 @@ NO_COMPILER = (
 )
 
 
-# -- launched another way --------------------------------------------------------------------------
+# -- launchers and process groups ------------------------------------------------------------------
 
 PORT_TAKEN = (
     "The script listens on a port that is taken on this node. If it sets MASTER_PORT or an address like "
     'tcp://localhost:12355 itself, leave that out: under strategy "ddp" the job brings MASTER_ADDR and MASTER_PORT.'
 )
 NO_MASTER = (
-    "Nobody answers where the script looks for rank 0. If it sets MASTER_ADDR, MASTER_PORT or an address like "
-    'tcp://10.0.0.1:23456 itself, leave that out: under strategy "ddp" the job brings MASTER_ADDR and MASTER_PORT.'
+    "No process listens at the address where the script looks for rank 0. If it sets MASTER_ADDR, MASTER_PORT or an "
+    'address like tcp://10.0.0.1:23456 itself, leave that out: under strategy "ddp" the job brings MASTER_ADDR and '
+    "MASTER_PORT."
 )
 LOST_PEER = "Another rank of this job ended first, and this one lost its connection to it: look at that rank's log."
 
@@ -334,7 +335,7 @@ REFUSED_ARGUMENTS = (
     "one string each."
 )
 
-# -- nobody sits at a job --------------------------------------------------------------------------
+# -- terminals, keyboards and displays -------------------------------------------------------------
 
 NO_TERMINAL = "The script asks for the size of a terminal, and a job has none: let it fall back to a fixed width (80)."
 NO_KEYBOARD = "The script waits for somebody to type, and a job has no keyboard: pass the answer in program.args."
@@ -345,7 +346,7 @@ def _rule(said: str, advice: str | AdviceFunction, source: str | None = None) ->
     return HintRule(re.compile(said), advice, None if source is None else re.compile(source))
 
 
-# The first rule that matches speaks, so the narrower one of two stands first.
+# The first rule that matches gives the advice, so the narrower one of two comes first.
 RULES = (
     _rule(r"DistributedDataParallel device_ids and output_device arguments only work with", _ddp_device_ids),
     _rule(r"FSDP needs a non-CPU accelerator device", _no_accelerator),

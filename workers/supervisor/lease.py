@@ -1,12 +1,12 @@
-"""The supervisor's line to the control Redis: claim, beats, orders, marks, the end.
+"""Renews the attempt's lease and delivers stop and cancel orders: the supervisor's connection to the control Redis.
 
-One thread beats the lease and asks for orders, so that a slow or absent Redis never holds up the loop
-that reads the ranks. A Redis that is away raises nothing here: the thread tries again, and `silence`
-says how long the lease has gone without a beat.
+One thread renews the lease and polls for orders, so that a slow or absent Redis never holds up the loop that reads the
+ranks. A Redis that is away raises nothing here: the thread tries again, and `seconds_since_renewal` says how old the
+last renewal is.
 
-It asks for orders every `ORDERS_SECONDS`. When the attempt is older than `HEAR_SECONDS`, a second thread
-listens for the word that there may be new ones; while that hears, each beat brings the orders along, and
-nothing else is asked: thousands of attempts that rest would take a core of Redis otherwise.
+It polls every `POLL_SECONDS`. When the attempt is older than `SUBSCRIBE_AFTER_SECONDS`, a second thread subscribes to
+the channel on which new orders are announced. While it is subscribed, each renewal brings the orders along, and nothing
+else is asked: polls for thousands of idle attempts would take a core of Redis otherwise.
 """
 
 import queue
@@ -32,25 +32,27 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 Milestone = Literal["running", "first_step"]
-_Request = Milestone | Literal["look"] | None  # None ends the thread
+_Request = Milestone | Literal["poll"] | None  # None ends the thread
 
-#: In the queue of marks: there may be new orders.
-_POLL: Literal["look"] = "look"
+#: A request: there may be new orders.
+_POLL: Literal["poll"] = "poll"
 
 POLL_SECONDS = 0.3
 #: Most attempts of seconds have ended by then, and need no second connection.
 SUBSCRIBE_AFTER_SECONDS = 2.0
-#: How long the second thread waits for a word at a time.
+#: How long the second thread waits for a message at a time.
 PUBSUB_WAIT_SECONDS = 60.0
 CLAIM_SECONDS = 30.0
-#: An end that cannot be told within so long is written down, for others to tell; and how long that is tried then.
+#: An end that Redis has not taken after the first is saved, for others to report; it is tried for the second then.
 SAVE_END_AFTER_SECONDS = 5.0
 FINISH_SECONDS = 300.0
-#: Waits between tries while Redis is away grow from the first to the second, or to the time between two beats.
+#: Delays between tries while Redis is away grow from the first to the second, or to the time between two renewals.
 RETRY_SECONDS = (0.5, 4.0)
 
 
 class LeaseHolder:
+    """Holds the lease of one attempt from `claim` to `finish`. `beat_seconds` is the time between two renewals."""
+
     def __init__(self, control: RedisStore, attempt: store.AttemptId, node: str, beat_seconds: float) -> None:
         self._store = control
         self._attempt = attempt
@@ -60,13 +62,13 @@ class LeaseHolder:
         self._order = Order.GO
         self._renewed_at = monotonic()
         self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
-        self._renewal_thread = threading.Thread(target=self._run_renewals, name="lifeline", daemon=True)
+        self._renewal_thread = threading.Thread(target=self._run_renewals, name="lease", daemon=True)
         self._pubsub_thread = threading.Thread(target=self._listen_for_orders, name="orders", daemon=True)
         self._is_subscribed = False
         self._closed = threading.Event()
 
     def claim(self) -> store.Claim:
-        """Take the attempt, and start beating if that succeeds.
+        """Claim the attempt, and start to renew its lease if that succeeds.
 
         Raises:
             Unavailable: Redis did not answer for `CLAIM_SECONDS`.
@@ -87,17 +89,17 @@ class LeaseHolder:
         """Seconds since the lease was last renewed."""
         return monotonic() - self._renewed_at
 
-    def record_milestone(self, what: Milestone) -> None:
-        """Have the thread write a mark at once, in the order of the calls."""
-        self._requests.put(what)
+    def record_milestone(self, milestone: Milestone) -> None:
+        """Have the thread write a milestone at once, in the order of the calls."""
+        self._requests.put(milestone)
 
-    def run_as_claimant(self, make: Callable[[store.AttemptId, str], store.Call[T]], seconds: float = 0.0) -> T:
-        """Run a call that the claimant of this attempt may make; it is tried for so long while Redis is away.
+    def run_as_claimant(self, make_call: Callable[[store.AttemptId, str], store.Call[T]], seconds: float = 0.0) -> T:
+        """Run a call that only the claimant of this attempt may make; it is retried for `seconds` while Redis is away.
 
         Raises:
             Unavailable: it still is.
         """
-        return self._retry_until(make(self._attempt, self._claimant), seconds)
+        return self._retry_until(make_call(self._attempt, self._claimant), seconds)
 
     def finish(
         self,
@@ -110,11 +112,11 @@ class LeaseHolder:
         *,
         keep: Path,
     ) -> bool:
-        """Write the end of the attempt, after all marks, and give the devices back as `release` does. The lease is kept
-        until then. False: it was lost before, and nothing is written.
+        """Write the end of the attempt, after all milestones, and give the devices back as `release_devices` does. The
+        lease is renewed until then. False: it was lost before, and nothing is written.
 
         Raises:
-            Unavailable: Redis did not answer for `FINISH_SECONDS`. The end is in `keep`, for
+            Unavailable: Redis did not answer for `FINISH_SECONDS`. The end is saved in `keep`, for
             `workers.supervisor.pending_end:report_pending_end`.
         """
         end = store.finish(
@@ -133,15 +135,15 @@ class LeaseHolder:
             return self._send_after_requests(end, SAVE_END_AFTER_SECONDS)
         except Unavailable:
             self._save_pending_end(keep, PendingEnd(self._claimant, reason, message, error, result, backoff))
-        told = self._send_after_requests(end, FINISH_SECONDS)
+        written = self._send_after_requests(end, FINISH_SECONDS)
         keep.unlink(missing_ok=True)
-        return told
+        return written
 
     def _send_after_requests(self, end: store.Call[bool], seconds: float) -> bool:
         deadline = monotonic() + seconds
         self._renewal_thread.join(seconds)
         if self._renewal_thread.is_alive():
-            raise Unavailable("the control Redis has not taken what comes before the end")
+            raise Unavailable("the control Redis has not taken the milestones that come before the end")
         return self._retry_until(end, deadline - monotonic())
 
     def _save_pending_end(self, path: Path, end: PendingEnd) -> None:
@@ -161,7 +163,7 @@ class LeaseHolder:
 
     def _retry_until(self, call: store.Call[T], seconds: float) -> T:
         deadline = monotonic() + seconds
-        pauses = self._retry_delays()
+        delays = self._retry_delays()
         while True:
             try:
                 return self._store.run(call)
@@ -169,18 +171,18 @@ class LeaseHolder:
                 if monotonic() > deadline:
                     raise
                 log.warning("control_redis_unavailable", error=str(error))
-                threading.Event().wait(next(pauses))
+                threading.Event().wait(next(delays))
 
     def _retry_delays(self) -> Iterator[float]:
-        """Waits between tries: thousands of supervisors may be at it."""
-        pause, longest = RETRY_SECONDS
+        """Delays between tries, which grow: thousands of supervisors may be trying."""
+        delay, longest = RETRY_SECONDS
         while True:
-            yield min(pause, self._beat_seconds)
-            pause = min(2 * pause, longest)
+            yield min(delay, self._beat_seconds)
+            delay = min(2 * delay, longest)
 
     def _run_renewals(self) -> None:
         began = monotonic()
-        pauses = self._retry_delays()
+        delays = self._retry_delays()
         waiting: deque[_Request] = deque()
         while self._order is not Order.LOST:
             if self._pubsub_thread.ident is None and monotonic() - began > SUBSCRIBE_AFTER_SECONDS:
@@ -194,52 +196,52 @@ class LeaseHolder:
                 match waiting[0]:
                     case None:
                         break
-                    case "look":
+                    case "poll":
                         self._poll_or_renew()
-                    case mark:
-                        self._on_reply(self._store.run(store.mark(self._attempt, self._claimant, mark)))
+                    case milestone:
+                        self._on_reply(self._store.run(store.mark(self._attempt, self._claimant, milestone)))
                 waiting.popleft()
-                pauses = self._retry_delays()
+                delays = self._retry_delays()
             except Unavailable as error:
                 log.warning("control_redis_unavailable", error=str(error), silence=round(self.seconds_since_renewal, 1))
-                threading.Event().wait(next(pauses))
+                threading.Event().wait(next(delays))
             except Exception:
-                log.exception("lifeline_failed")  # it goes on: without a beat the fence ends a healthy run
-                threading.Event().wait(next(pauses))
+                log.exception("lifeline_failed")  # it goes on: without renewals the fence ends a healthy run
+                threading.Event().wait(next(delays))
         self._closed.set()
 
     def _poll_timeout(self) -> float:
-        """How long to wait for something to do before the next look."""
-        until_beat = max(0.0, self._beat_seconds - self.seconds_since_renewal)
-        return until_beat if self._is_subscribed else min(until_beat, POLL_SECONDS)
+        """How long to wait for a request before the next poll."""
+        until_renewal = max(0.0, self._beat_seconds - self.seconds_since_renewal)
+        return until_renewal if self._is_subscribed else min(until_renewal, POLL_SECONDS)
 
     def _poll_or_renew(self) -> None:
         if self.seconds_since_renewal < self._beat_seconds:
             self._order = self._store.run(store.orders(self._attempt, self._claimant))
             return
-        before = monotonic()  # the beat counts from when it was sent, not from its answer
+        before = monotonic()  # a renewal counts from when it was sent, not from its reply
         self._order = self._store.run(store.renew(self._attempt, self._claimant))
         self._renewed_at = before
 
     def _listen_for_orders(self) -> None:
-        """Have the first thread look at once when it is told of orders, and each time that this has begun to hear:
-        what was told before that is lost."""
-        ears = self._store.client.pubsub()  # type: ignore[no-untyped-call]
-        pauses = self._retry_delays()
+        """Have the first thread poll at once when new orders are announced, and each time that this thread has
+        subscribed: what was announced before is lost."""
+        pubsub = self._store.client.pubsub()  # type: ignore[no-untyped-call]
+        delays = self._retry_delays()
         while not self._closed.is_set():
             try:
-                if not ears.subscribed:
-                    ears.subscribe(orders_channel(self._node))
-                if ears.get_message(timeout=PUBSUB_WAIT_SECONDS) is not None:
-                    pauses = self._retry_delays()
+                if not pubsub.subscribed:
+                    pubsub.subscribe(orders_channel(self._node))
+                if pubsub.get_message(timeout=PUBSUB_WAIT_SECONDS) is not None:
+                    delays = self._retry_delays()
                     self._is_subscribed = True
                     self._requests.put(_POLL)
             except Exception as error:  # noqa: BLE001  (a client that is closed meanwhile raises what it likes)
                 self._is_subscribed = False
-                if not self._closed.wait(next(pauses)):
+                if not self._closed.wait(next(delays)):
                     log.warning("orders_not_heard", error=str(error))
-        ears.close()
+        pubsub.close()
 
-    def _on_reply(self, kept: bool) -> None:
-        if not kept:
+    def _on_reply(self, is_held: bool) -> None:
+        if not is_held:
             self._order = Order.LOST

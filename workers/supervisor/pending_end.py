@@ -1,7 +1,8 @@
-"""How an attempt ended, while nobody can be told: the control Redis is away, and the supervisor may not wait for ever.
+"""Saves the end of an attempt that the control Redis has not taken, and reports it later.
 
-It is kept in a file beside the attempt's marks, where no rank's account can write. Whoever finds the supervisor dead,
-which is the node's agent, tells it when Redis is back. Nothing of the attempt is lost then, however long that took.
+The supervisor of an attempt may not wait for ever for a Redis that is away. It saves the end in a file of the attempt's
+directory, where no rank's account can write. The node's agent, which finds the supervisor dead, reports it when Redis
+is back. Nothing of the attempt is lost then, however long that takes.
 """
 
 import os
@@ -21,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 
 class PendingEnd(msgspec.Struct, frozen=True):
-    """What `jobs.store:finish` is to be told. Its layout grows at the end."""
+    """The arguments of `jobs.store:finish`. The layout grows at the end."""
 
     claimant: str
     reason: Reason
@@ -32,7 +33,7 @@ class PendingEnd(msgspec.Struct, frozen=True):
 
 
 def save_pending_end(path: Path, end: PendingEnd) -> None:
-    """Have it on disk, so that it outlives this process, and this machine's run.
+    """Write it to the disk, synced, so that it survives this process, and a power cut.
 
     Raises:
         OSError: the disk refuses.
@@ -47,8 +48,8 @@ def save_pending_end(path: Path, end: PendingEnd) -> None:
 
 
 def report_pending_end(control: RedisStore, attempt: AttemptId, path: Path) -> None:
-    """Tell the end that a supervisor has left in `path`, if it has left one. It is dead, and so is all that it started.
-    An attempt that was reaped meanwhile keeps the end that it has.
+    """Report the end that a supervisor has left in `path`, if it has left one. It is dead, and so are its processes. An
+    attempt that was reaped meanwhile keeps the end that it has.
 
     Raises:
         Unavailable: Redis is away still; the file is left for later.

@@ -1,6 +1,6 @@
-"""Proof that every process of an attempt is dead, by four marks, because each of them misses some:
+"""Kills the processes of an attempt, and proves that all are dead, by four marks, because each of them misses some:
 
-- the cgroup, where one could be made: misses nothing, but needs rights that many hosts do not give;
+- the cgroup, where one could be created: misses nothing, but needs rights that many hosts do not give;
 - the session: misses a process that called setsid;
 - the inherited lock file: held by every forked descendant, lost by one that execs and closes its files;
 - the environment mark: shows in exec'd descendants only (a forked process keeps the old /proc/PID/environ).
@@ -23,15 +23,15 @@ PAUSE_SECONDS = 0.02
 
 
 def supervisor_is_dead(marks: AttemptDirectory) -> bool:
-    """Whether nobody holds the supervisor's lock. Never started counts as dead."""
+    """Whether no process holds the supervisor's lock. One that was never started counts as dead."""
     return _is_unlocked(marks.supervisor_lock, fcntl.lockf)
 
 
 def sweep_attempt(marks: AttemptDirectory, attempt: AttemptId, deadline_seconds: float = 5.0) -> dict[int, str]:
-    """Kill whatever is left of an attempt, until nothing is.
+    """Kill the processes of an attempt until none is left.
 
     Returns:
-        What would not die by the deadline: process id -> command. Empty is the proof of death.
+        Those that would not die by the deadline: process id -> command. Empty is the proof of death.
     """
     deadline = time.monotonic() + deadline_seconds
     while True:
@@ -53,8 +53,8 @@ def sweep_attempt(marks: AttemptDirectory, attempt: AttemptId, deadline_seconds:
 def _find_members(marks: AttemptDirectory, attempt: AttemptId) -> Iterator[int]:
     """Processes that carry the cgroup, session or environment mark. Zombies are dead.
 
-    A host may have thousands of processes, so what costs most is asked last: the environment only of those that are not
-    older than the attempt.
+    A host may have thousands of processes, so the most expensive check is last: the environment is read only for those
+    that are not older than the attempt.
     """
     yield from cgroup.members(marks.cgroup)
     session, since = _read_session(marks)
@@ -71,7 +71,7 @@ def _find_members(marks: AttemptDirectory, attempt: AttemptId) -> Iterator[int]:
 
 
 def _read_session(marks: AttemptDirectory) -> tuple[int | None, int]:
-    """The session id, unless its number now belongs to somebody else, and when it began; 0: that is not known."""
+    """The session id, unless another process has its number now, and when it began; 0: that is not known."""
     try:
         session, started = (int(part) for part in marks.session.read_text().split())
     except (FileNotFoundError, ValueError):
@@ -80,8 +80,8 @@ def _read_session(marks: AttemptDirectory) -> tuple[int | None, int]:
 
 
 def _session_id_of(pid: int) -> int:
-    """0 for a thread of the kernel, for a process whose session is out of sight, which is none that we have started,
-    and for one that is gone."""
+    """0 for a kernel thread, for a process whose session is in another namespace, which is none of the attempt's, and
+    for one that has ended."""
     try:
         return os.getsid(pid)
     except ProcessLookupError:
@@ -89,7 +89,7 @@ def _session_id_of(pid: int) -> int:
 
 
 def _find_lock_holders(marks: AttemptDirectory) -> Iterator[int]:
-    """Processes that have the ranks' lock file open. Slow, so only asked when nothing else is found."""
+    """Processes that have the ranks' lock file open. Slow, so only used when nothing else is found."""
     for pid in _list_pids():
         with contextlib.suppress(OSError):
             if any(_is_open_on(fd, marks.ranks_lock) for fd in Path(f"/proc/{pid}/fd").iterdir()):
@@ -97,7 +97,7 @@ def _find_lock_holders(marks: AttemptDirectory) -> Iterator[int]:
 
 
 def _is_open_on(fd: Path, file: Path) -> bool:
-    """Whether a descriptor in /proc is open on `file`, by whatever path that was opened."""
+    """Whether a descriptor in /proc is open on `file`, whatever path it was opened by."""
     try:
         return fd.samefile(file)
     except OSError:
@@ -105,7 +105,7 @@ def _is_open_on(fd: Path, file: Path) -> bool:
 
 
 def _is_unlocked(path: Path, lock: Callable[[int, int], object]) -> bool:
-    """Whether a lock, of the kind that `lock` takes, is held by nobody; so it is when its file is not there."""
+    """Whether no process holds a lock, of the kind that `lock` takes. A file that is not there has no lock."""
     try:
         handle = path.open("r+b")
     except FileNotFoundError:

@@ -93,7 +93,7 @@ class RankMonitor:
         self._end = AttemptEnd(monotonic())
         log_line = publisher.log_line
         self._stop = StopSequence(self._end, config, ranks, self._coordinator, self._descendants, log_line)
-        self._activity = RankActivity(len(ranks), checkpoints.step if checkpoints is not None else 0)
+        self._activity = RankActivity(len(ranks), checkpoints.first_step if checkpoints is not None else 0)
         self._stall_detector = StallDetector(config.spec.limits.stall_seconds)
         self._stalls = StallReporter(self._stall_detector, ranks, log_line)
         self._teardown = TeardownTimer(ranks)
@@ -105,10 +105,10 @@ class RankMonitor:
 
         return CheckpointCoordinator(
             len(self._ranks),
-            checkpoints.wanted.every_steps,
-            checkpoints.keeper,
+            checkpoints.settings.every_steps,
+            checkpoints.writer,
             send_command,
-            checkpoints.step,
+            checkpoints.first_step,
             self._config.spec.limits.stall_seconds,
         )
 
@@ -309,7 +309,7 @@ class RankMonitor:
         self._coordinator.on_tick(now)
         if self._coordinator.is_saving:
             self._stall_detector.excuse_silence(now)
-        self._checkpoints.tell(self._publisher)
+        self._checkpoints.report_to(self._publisher)
 
     def _check_work(self, now: float) -> None:
         order = self._lease.order

@@ -1,10 +1,10 @@
-"""Where the user's own code runs: a working copy of its bundle, a private directory for temporary files, the directory
-whose files are kept, and, for a script that is started again, the checkpoint that it goes on from.
+"""Creates the directories in which the user's own code runs: a working copy of its bundle, a private directory for
+temporary files, and the directory whose files are kept as artifacts.
 
-The supervisor makes a workplace once it has claimed the attempt, before its ranks may go; all ranks share it. The
-working copy lies beside the attempt's marks and is thrown away with them. The directory for temporary files lies
-under the system's own, because the path of a socket may have 108 bytes only; the marks say where it is, so that
-whoever sweeps the attempt removes it too.
+The supervisor creates them once it has claimed the attempt, before its ranks start; all ranks share them. The working
+copy lies in the attempt's directory and is removed with it. The directory for temporary files lies under the system's
+own, because the path of a socket may have 108 bytes only; the attempt's directory names it, so that a sweep of the
+attempt removes it too.
 """
 
 import os
@@ -27,14 +27,14 @@ MAX_TEMPORARY = 40
 
 
 class BundleUnusable(Exception):
-    """The bundle is gone, or is not what it should be; the message says so."""
+    """The bundle is missing or broken; the message is for the job's status."""
 
 
 def prepare_workplace(launch: AttemptConfig, spec: JobSpec) -> WorkingDirectory | None:
-    """Unpack the bundle of `spec` and make the directories around it; `None` where the spec has no bundle.
+    """Unpack the bundle of `spec` and create the directories around it; `None` where the spec has no bundle.
 
     Raises:
-        Unusable: the bundle is not there, or is broken.
+        BundleUnusable: the bundle is missing or broken.
         OSError: the disk refuses.
     """
     bundle = spec.program.bundle
@@ -60,12 +60,12 @@ def prepare_workplace(launch: AttemptConfig, spec: JobSpec) -> WorkingDirectory 
 
 
 def _choose_temporary(directory: str) -> str:
-    """The system's directory for temporary files, or `/tmp` where sockets below that would have too long a path."""
+    """The system's directory for temporary files, or `/tmp` where sockets below it would have too long a path."""
     return directory if len(os.fsencode(os.path.realpath(directory))) <= MAX_TEMPORARY else "/tmp"  # noqa: S108
 
 
 def hand_to_ranks(launch: AttemptConfig, place: WorkingDirectory) -> None:
-    """Let the ranks' account, where they have one, reach its workplace, and nothing else of the service's.
+    """Let the ranks' account, where they have one, reach its directories, and nothing else of the service.
 
     Raises:
         OSError: the disk refuses.
@@ -80,7 +80,8 @@ def hand_to_ranks(launch: AttemptConfig, place: WorkingDirectory) -> None:
 
 
 def close_attempt(storage: Path, attempt: AttemptId) -> None:
-    """Take back what an attempt has left in the storage; its processes must be dead."""
+    """Remove an attempt's drafts from the storage, and take its artifacts back from the ranks' account. Its processes
+    must be dead."""
     directory = layout.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number).absolute()
     directories.remove_drafts(directory)
     run_as.close(directory, layout.artifacts_dir(directory))

@@ -151,7 +151,7 @@ def test_a_checkpoint_has_what_the_ranks_and_the_supervisor_know_at_the_cut_and_
     for step in (10, 20, 30):
         attempt.points += b"."
         eventually(lambda: keeper.has_room, "room")
-        keeper.take([attempt.save(step, body=b"%d" % step)])
+        keeper.write_checkpoint([attempt.save(step, body=b"%d" % step)])
     keeper.close()
     assert attempt.kept() == [30, 20]
     assert attempt.pointer is not None
@@ -159,11 +159,11 @@ def test_a_checkpoint_has_what_the_ranks_and_the_supervisor_know_at_the_cut_and_
                                attempt.pointer.sha256)  # fmt: skip
     contents = {name: (found.directory / name).read_bytes() for name in found.manifest.files}
     assert contents == {"rank-0.pt": b"30", "report.state": attempt.state, "metrics.bin": b"..."}
-    assert [line.text.split(" saved")[0] for line in keeper.lines()] == [
+    assert [line.text.split(" saved")[0] for line in keeper.take_messages()] == [
         f"checkpoint of step {n}" for n in (10, 20, 30)
     ]
     assert os.listdir(attempt.place.drafts) == []
-    assert keeper.final == found.directory
+    assert keeper.final_directory == found.directory
 
 
 def test_names_are_on_disk_from_the_storage_down_to_the_checkpoint(
@@ -179,7 +179,7 @@ def test_names_are_on_disk_from_the_storage_down_to_the_checkpoint(
     monkeypatch.setattr(os, "fsync", record)
     directories.prepare_directories(attempt.launch, attempt.place)
     keeper = attempt.keeper()
-    keeper.take([attempt.save(10)])
+    keeper.write_checkpoint([attempt.save(10)])
     keeper.close()
     kept = attempt.place.kept
     way = [str(path) for path in (kept, kept.parent, kept.parent.parent, attempt.storage / "jobs", attempt.storage)]
@@ -189,7 +189,7 @@ def test_names_are_on_disk_from_the_storage_down_to_the_checkpoint(
 @pytest.mark.parametrize("place", ["written", "synced", "renamed", "committed"])
 def test_a_supervisor_that_is_killed_anywhere_leaves_a_checkpoint_to_go_on_from(attempt: Attempt, place: str) -> None:
     first = attempt.keeper()
-    first.take([attempt.save(10)])
+    first.write_checkpoint([attempt.save(10)])
     first.close()
     child = os.fork()
     if child == 0:
@@ -198,7 +198,7 @@ def test_a_supervisor_that_is_killed_anywhere_leaves_a_checkpoint_to_go_on_from(
             lifeline = LeaseHolder(RedisStore.from_url(attempt.url), attempt.launch.attempt, "n1", 5)
             lifeline._claimant = attempt.lifeline._claimant
             second = replace_keeper(attempt, lifeline)
-            second.take([attempt.save(20)])
+            second.write_checkpoint([attempt.save(20)])
             second.close()
         finally:
             os._exit(0)
@@ -210,7 +210,7 @@ def test_a_supervisor_that_is_killed_anywhere_leaves_a_checkpoint_to_go_on_from(
     assert all(not name.startswith(".") for name in os.listdir(attempt.place.kept))  # nothing half done stays
     attempt.found = found
     after = attempt.keeper()
-    after.take([attempt.save(30)])
+    after.write_checkpoint([attempt.save(30)])
     after.close()
     assert attempt.pointer is not None
     assert (attempt.pointer.step, attempt.pointer.attempt) == (30, 2)
@@ -226,11 +226,11 @@ def test_a_disk_that_refuses_costs_one_checkpoint_and_says_so(
 ) -> None:
     monkeypatch.setattr(failpoints, "_armed", failpoints.parse(f"checkpoint.{place}:error@1"))
     keeper = attempt.keeper()
-    keeper.take([attempt.save(10)])
-    eventually(lambda: keeper._lines, "a line")
-    keeper.take([attempt.save(20)])
+    keeper.write_checkpoint([attempt.save(10)])
+    eventually(lambda: keeper._messages._messages, "a line")
+    keeper.write_checkpoint([attempt.save(20)])
     keeper.close()
-    missed, saved = keeper.lines()
+    missed, saved = keeper.take_messages()
     assert (missed.text, missed.failed) == (
         "checkpoint of step 10 could not be saved: Input/output error; training goes on", True
     )  # fmt: skip
@@ -243,34 +243,34 @@ def test_weights_of_an_earlier_step_are_not_taken_for_those_of_the_last(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = attempt.keeper()
-    keeper.take([attempt.save(10)])
-    eventually(lambda: keeper.final, "the checkpoint")
+    keeper.write_checkpoint([attempt.save(10)])
+    eventually(lambda: keeper.final_directory, "the checkpoint")
     monkeypatch.setattr(failpoints, "_armed", failpoints.parse("checkpoint.written:error"))
-    keeper.take([attempt.save(20)])
+    keeper.write_checkpoint([attempt.save(20)])
     keeper.close()
-    assert keeper.final is None
-    keeper.miss(30, "the ranks' disk is full")
-    assert keeper.final is None
+    assert keeper.final_directory is None
+    keeper.skip_checkpoint(30, "the ranks' disk is full")
+    assert keeper.final_directory is None
 
 
 def test_a_redis_that_is_away_delays_the_pointer_and_nothing_else(attempt: Attempt, server: RedisServer) -> None:
     keeper = attempt.keeper()
-    keeper.take([attempt.save(10)])
-    eventually(lambda: keeper._lines, "the first pointer")
+    keeper.write_checkpoint([attempt.save(10)])
+    eventually(lambda: keeper._messages._messages, "the first pointer")
     server.kill()
-    keeper.take([attempt.save(20)])
+    keeper.write_checkpoint([attempt.save(20)])
     on_disk = "checkpoint of step 20 is on disk; it counts when the control Redis answers again"
-    eventually(lambda: on_disk in [line.text for line in keeper.lines()], "a line that says so")
+    eventually(lambda: on_disk in [line.text for line in keeper.take_messages()], "a line that says so")
     for step in (30, 40, 50):
         eventually(lambda: keeper.has_room, "room while Redis is away")
-        keeper.take([attempt.save(step)])
+        keeper.write_checkpoint([attempt.save(step)])
     newest_and_what_may_count = [50, 40, 20, 10]  # the commit of 20 may have taken effect, for all that is known
     eventually(lambda: attempt.kept() == newest_and_what_may_count, "the last one is on disk")
     server.start()
     keeper.close()
     assert attempt.pointed == (50, 1)
     assert attempt.kept() == [50, 40]
-    assert [line.text.split(" saved")[0] for line in keeper.lines()][-1] == "checkpoint of step 50"
+    assert [line.text.split(" saved")[0] for line in keeper.take_messages()][-1] == "checkpoint of step 50"
 
 
 def test_a_redis_that_does_not_answer_holds_up_no_rank(attempt: Attempt, server: RedisServer) -> None:
@@ -279,7 +279,7 @@ def test_a_redis_that_does_not_answer_holds_up_no_rank(attempt: Attempt, server:
     try:
         for step in (10, 20, 30, 40):
             eventually(lambda: keeper.has_room, "room, long before a call on Redis is given up", 5)
-            keeper.take([attempt.save(step)])
+            keeper.write_checkpoint([attempt.save(step)])
         eventually(lambda: attempt.kept()[:2] == [40, 30], "the last one is on disk", 5)
     finally:
         server.signal(signal.SIGCONT)
@@ -290,21 +290,21 @@ def test_a_redis_that_does_not_answer_holds_up_no_rank(attempt: Attempt, server:
 
 def test_a_supervisor_that_has_lost_its_lease_points_to_nothing_and_removes_nothing(attempt: Attempt) -> None:
     keeper = attempt.keeper()
-    keeper.take([attempt.save(10)])
+    keeper.write_checkpoint([attempt.save(10)])
     eventually(lambda: attempt.pointer, "the first pointer")
     old, draft = attempt.place, attempt.save(20)
     attempt.next()  # sweeps the drafts of the attempt that it takes for dead
     attempt.found = attempt.resumable()
     after = attempt.keeper()
-    after.take([attempt.save(15)])
+    after.write_checkpoint([attempt.save(15)])
     eventually(lambda: attempt.pointed == (15, 2), "the pointer of the next attempt")
     (old.drafts / "20").mkdir(parents=True)
     (old.drafts / "20" / "rank-0.pt").write_bytes(b"weights")
-    keeper.take([draft])
+    keeper.write_checkpoint([draft])
     keeper.close()
     assert attempt.kept() == [20, 15, 10]
     assert attempt.pointed == (15, 2)
-    after.take([attempt.save(18)])
+    after.write_checkpoint([attempt.save(18)])
     after.close()
     assert attempt.kept() == [18, 15]  # what it left beyond that went
 
@@ -373,9 +373,9 @@ def test_what_is_no_plain_file_of_the_ranks_own_is_not_taken_over(
     before = secret.stat()
     leave(attempt, secret)
     keeper = attempt.keeper()
-    keeper.take([said(10)])
+    keeper.write_checkpoint([said(10)])
     keeper.close()
-    (line,) = keeper.lines()
+    (line,) = keeper.take_messages()
     assert line.failed, line
     assert attempt.kept() == []
     assert attempt.pointer is None
@@ -395,7 +395,7 @@ def test_what_is_taken_over_is_the_services_and_the_next_attempts_account_can_re
         attempt.storage.chmod(0o711)
         keeper = attempt.keeper()
         opened = attempt.draft(10).open("r+b")  # by a rank that keeps it open
-        keeper.take([said(10)])
+        keeper.write_checkpoint([said(10)])
         keeper.close()
         found = attempt.resumable()
         assert found is not None

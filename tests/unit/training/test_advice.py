@@ -273,7 +273,7 @@ def test_a_rank_that_looks_for_its_master_elsewhere_is_told_to_take_the_jobs(hos
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
     said = fail(join(f"{host}:{port}", 1)).advice(CPU_DDP)
-    assert re.search("Nobody answers.*MASTER_ADDR, MASTER_PORT.*leave that out", said)
+    assert re.search("No process listens.*MASTER_ADDR, MASTER_PORT.*leave that out", said)
 
 
 def test_a_rank_that_waits_for_more_than_were_started_is_told_how_many_there_are(fail: Fail) -> None:

@@ -15,10 +15,10 @@ class Keeper:
         self.taken: list[int] = []
         self.missed: list[tuple[int, str]] = []
 
-    def take(self, saves: Sequence[Saved]) -> None:
+    def write_checkpoint(self, saves: Sequence[Saved]) -> None:
         self.taken.append(saves[0].step)
 
-    def miss(self, step: int, why: str) -> None:
+    def skip_checkpoint(self, step: int, why: str) -> None:
         self.missed.append((step, why))
 
 

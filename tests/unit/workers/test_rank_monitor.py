@@ -461,10 +461,10 @@ def test_an_order_ends_the_ranks(order: Order, reason: Reason) -> None:
     assert watch(works, works, lifeline=lifeline).reason is reason
 
 
-class NoKeeper:
+class IdleWriter:
     """Nothing is ever saved."""
 
-    def lines(self) -> list[str]:
+    def take_messages(self) -> list[str]:
         return []
 
 
@@ -484,7 +484,7 @@ def test_a_stop_that_is_taken_back_when_ranks_have_heard_of_it_keeps_its_deadlin
 
     published = Published(stop_until_it_is_heard)
     nowhere = CheckpointDirectories(Path("drafts"), Path("kept"), Path("attempt"))
-    saving = AttemptCheckpoints(spec.Checkpoint(every_steps=10), nowhere, NoKeeper(), None, None)  # type: ignore[arg-type]
+    saving = AttemptCheckpoints(spec.Checkpoint(every_steps=10), nowhere, IdleWriter(), None, None)  # type: ignore[arg-type]
     limits = spec.Limits(wall_seconds=20)
     ending = watch(hears_and_hangs, lifeline=lifeline, published=published, limits=limits, saving=saving)
     assert ending.reason is Reason.SERVICE_STOPPED

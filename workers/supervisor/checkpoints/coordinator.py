@@ -1,11 +1,11 @@
-"""Where all ranks of an attempt stand at the same step: when they save, and when they stop.
+"""Coordinates the ranks of an attempt when they save a checkpoint, and when they stop.
 
-A rank that has saved, or has paused since it was told to stop, waits for a word. When every rank has saved the same
-step, all that they sent before is known here and nothing that they will send later: a cut. Ranks that stop may differ
-by a step, and the one that is ahead then waits for the others in a collective, so those that have paused are sent one
-step further until all stand at the same one; that one is saved.
+A rank that has saved, or has paused because it is to stop, waits for a command. When every rank has saved the same
+step, the supervisor knows everything that they sent before this step and nothing that they will send after it: a
+checkpoint barrier. Ranks that stop may differ by a step, and the one that is ahead then waits for the others in a
+collective. So the ranks that have paused are sent one step further until all are at the same one; that step is saved.
 
-Nothing in here waits or writes: the supervisor's loop tells it what has come and what time it is.
+Nothing in here waits or writes: the supervisor's loop passes records and the time.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from jobs.files.checkpoints import MAX_FILES_OF_A_RANK, MAX_STEP, is_rank_file, 
 from jobs.protocol.records import AnyRecord, Outline, Paused, Saved, Step
 from workers.runtime import commands
 
-#: From the step that is due, or the first rank's part, to the last rank's. Then the checkpoint is given up, and a rank
-#: that hangs is the watchdog's again.
+#: From the step that is due, or the first rank's part, to the last rank's part. Then the checkpoint is given up, and
+#: silence may be a stall again.
 SAVE_SECONDS = 600.0
-#: That much even where the job says that a shorter pause is a stall: a large model may take long to write.
+#: At least this much, even where the job says that a shorter pause is a stall: a large model may take long to write.
 MIN_SAVE_SECONDS = 60.0
-#: So long after the last pause a rank that has not paused is taken to wait for those that have.
+#: A rank that has not paused this long after the last one did is taken to wait for the others.
 PAUSE_SKEW_SECONDS = 0.2
 MAX_ERROR_CHARS = 300
 
@@ -29,44 +29,45 @@ SendCommand = Callable[[int, bytes], None]
 
 
 class CheckpointSink(Protocol):
-    """Takes the parts of a checkpoint over."""
+    """Writes checkpoints: see `workers.supervisor.checkpoints.writer:CheckpointWriter`."""
 
     @property
     def has_room(self) -> bool:
-        """Whether another one can be taken now: the disk may be slow."""
+        """Whether another checkpoint can be taken now: the disk may be slow."""
 
-    def take(self, saves: Sequence[Saved]) -> None:
-        """The ranks stand at the cut, and go on when this returns."""
+    def write_checkpoint(self, saves: Sequence[Saved]) -> None:
+        """All ranks wait at the barrier, and go on when this returns."""
 
-    def miss(self, step: int, why: str) -> None:
-        """There is no checkpoint of this step; what the ranks have written of it can go."""
+    def skip_checkpoint(self, step: int, why: str) -> None:
+        """There is no checkpoint of this step; what the ranks have written of it can be removed."""
 
 
 @dataclass(slots=True)
 class _Barrier:
-    """The parts of one checkpoint, as they come."""
+    """The parts of one checkpoint, as the ranks report them."""
 
     since: float  # monotonic
     parts: dict[int, Saved]
 
 
 class CheckpointCoordinator:
-    """`say` gives a rank a word, and must not wait. Steps count those that are done. `stall_seconds` is the job's."""
+    """`send_command` sends a command to a rank, and must not wait. A step is the number of steps that are done.
+    `stall_seconds` is the job's limit."""
 
     def __init__(
         self,
         world_size: int,
         every_steps: int,
-        keeper: CheckpointSink,
-        say: SendCommand,
+        sink: CheckpointSink,
+        send_command: SendCommand,
         resumed: int = 0,
         stall_seconds: float | None = None,
     ) -> None:
         self._save_timeout = min(SAVE_SECONDS, max(MIN_SAVE_SECONDS, stall_seconds or SAVE_SECONDS))
         self._world_size = world_size
         self._every_steps = every_steps
-        self._sink = keeper
-        self._send_command = say
+        self._sink = sink
+        self._send_command = send_command
         self._total_steps: int | None = None  # steps of the whole run
         self._barrier: _Barrier | None = None
         self._last_step = resumed  # the last step that was saved, or could not be
@@ -75,10 +76,10 @@ class CheckpointCoordinator:
         self._done: set[int] = set()
         self._stopping = self._saving_to_stop = self._released = False
 
-    # -- what ranks say ------------------------------------------------------------------------------
+    # -- what ranks report ---------------------------------------------------------------------------
 
     def on_record(self, rank: int, record: AnyRecord, now: float) -> None:
-        """Take a record of a rank, in the order in which they were sent."""
+        """Take a record of a rank. Records come in the order in which they were sent."""
         match record:
             case Outline():
                 self._total_steps = record.total_steps
@@ -90,7 +91,7 @@ class CheckpointCoordinator:
                 self._on_paused(rank, record, now)
 
     def _open_barrier_if_due(self, step: Step, now: float) -> None:
-        """Where a checkpoint is due after a step, silence is no stall for a while."""
+        """Where a checkpoint is due after this step, the ranks may be silent for a while."""
         done = step.step + 1
         if self._is_due(done) and done > self._last_step and self._barrier is None:
             self._barrier = _Barrier(now, {})
@@ -99,7 +100,7 @@ class CheckpointCoordinator:
         if self._released:
             self._send_command(rank, commands.LEAVE)
         elif not self._last_step < saved.step <= MAX_STEP:
-            self._send_command(rank, commands.CONTINUE)  # too late: the others have gone on
+            self._send_command(rank, commands.CONTINUE)  # too late: the other ranks have gone on
         else:
             self._barrier = self._barrier or _Barrier(now, {})
             self._barrier.parts[rank] = saved
@@ -118,20 +119,20 @@ class CheckpointCoordinator:
         self._done.add(rank)
         self._paused.pop(rank, None)
 
-    # -- what happens to them ------------------------------------------------------------------------
+    # -- what the supervisor does --------------------------------------------------------------------
 
     def request_stop(self) -> None:
-        """The ranks are told to stop, and will pause."""
+        """The ranks were told to stop, and will pause."""
         self._stopping = True
 
     def release_all(self) -> None:
-        """The attempt ends: nobody waits any longer, now or later."""
+        """The attempt ends: no rank waits any longer, now or later."""
         self._released = True
         self._release_waiting(commands.LEAVE)
 
     @property
     def has_released(self) -> bool:
-        """Whether all ranks were told to leave, with what they could save."""
+        """Whether all ranks were told to leave, after they have saved what they could."""
         return self._released
 
     @property
@@ -155,26 +156,26 @@ class CheckpointCoordinator:
         saves = [parts[rank] for rank in sorted(parts)]
         why = _find_defect(saves)
         if why is None:
-            self._sink.take(saves)
+            self._sink.write_checkpoint(saves)
         else:
             self._skip_checkpoint(saves[0].step, why)
         self._close_barrier(max(saved.step for saved in saves))
 
     def _abandon_barrier(self) -> None:
-        """Some rank has not saved; those that have must not wait for it."""
+        """Some rank has not saved in time; those that have must not wait for it."""
         assert self._barrier is not None
         parts = self._barrier.parts
         silent = [str(rank) for rank in range(self._world_size) if rank not in parts]
         if parts:
-            who = f"rank {', '.join(silent)} did not save" if silent else "the storage was busy with an older one"
+            why = f"rank {', '.join(silent)} did not save" if silent else "the storage was busy with an older one"
             step = max(saved.step for saved in parts.values())
-            self._skip_checkpoint(step, f"{who} within {self._save_timeout:g} s")
+            self._skip_checkpoint(step, f"{why} within {self._save_timeout:g} s")
             self._close_barrier(step)
         else:
             self._barrier = None
 
     def _skip_checkpoint(self, step: int, why: str) -> None:
-        self._sink.miss(step, why if self._stopping else f"{why}; training goes on")
+        self._sink.skip_checkpoint(step, why if self._stopping else f"{why}; training goes on")
 
     def _close_barrier(self, step: int) -> None:
         self._last_step = step
@@ -193,13 +194,15 @@ class CheckpointCoordinator:
             self._send_command(rank, word)
 
     def _align_paused_ranks(self, now: float) -> None:
-        """Bring ranks that have paused to the same step, and have them save it."""
+        """Bring the ranks that have paused to the same step, and have them save it."""
         if not self._paused or self._saving_to_stop:
             return
         running = self._world_size - len(self._paused) - len(self._done)
         steps = set(self._paused.values())
         if self._barrier is not None and steps == {saved.step for saved in self._barrier.parts.values()}:
-            self._save_before_stop(max(steps))  # the others had not been told yet, and save it as they always do
+            self._save_before_stop(
+                max(steps)
+            )  # the other ranks had not heard of the stop yet, and save this step as usual
         elif running == 0 and len(steps) == 1 and not self._done:
             self._save_before_stop(steps.pop())
         elif running == 0 and len(steps) > 1:
@@ -217,7 +220,7 @@ class CheckpointCoordinator:
         self._paused.clear()
 
     def _advance_ranks(self, below: int, now: float) -> None:
-        """Have those that paused below a step take one more."""
+        """Have the ranks that paused below a step take one more."""
         for rank in [rank for rank, step in self._paused.items() if step < below]:
             del self._paused[rank]
             self._send_command(rank, commands.CONTINUE)
@@ -228,7 +231,7 @@ class CheckpointCoordinator:
 
 
 def _find_defect(saves: Sequence[Saved]) -> str | None:
-    """Why the parts of all ranks make no checkpoint; None when they do. What ranks claim may be anything."""
+    """Why the parts of all ranks make no valid checkpoint; None when they do. Ranks are not trusted."""
     for saved in saves:
         if saved.error:
             return _printable_text(saved.error)

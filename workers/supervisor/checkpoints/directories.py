@@ -1,4 +1,4 @@
-"""Directories of an attempt's checkpoints: made, swept, opened to its ranks, and its weights published."""
+"""Directories of an attempt's checkpoints: creates and cleans them, opens them to the ranks, publishes weights."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDirectories:
-    """Directories of one attempt, of which the ranks know those that they need."""
+    """Directories of one attempt; the ranks know only those that they need."""
 
     drafts: Path
     kept: Path  # of the job: all its checkpoints
@@ -36,7 +36,7 @@ def directories_of(launch: AttemptConfig) -> CheckpointDirectories:
 
 
 def prepare_directories(launch: AttemptConfig, place: CheckpointDirectories) -> None:
-    """Make the directories, and sweep what earlier attempts have left unfinished.
+    """Create the directories, and remove what earlier attempts have left unfinished.
 
     Raises:
         OSError: the disk refuses.
@@ -57,7 +57,7 @@ def prepare_directories(launch: AttemptConfig, place: CheckpointDirectories) -> 
 
 
 def sync_ancestors(storage: Path, directory: Path) -> None:
-    """Have the names on disk that lead from the storage to a directory: what is synced in it is to survive a power cut.
+    """Sync all directories from the storage down to this one: what is synced in it must survive a power cut.
 
     Raises:
         OSError: the disk refuses.
@@ -67,7 +67,7 @@ def sync_ancestors(storage: Path, directory: Path) -> None:
 
 
 def remove_drafts(attempt: Path) -> None:
-    """Remove what only a living attempt needs of its checkpoints. Says in the log what stays."""
+    """Remove what only a running attempt needs of its checkpoints. What cannot be removed is logged."""
     for directory in (paths.drafts_dir(attempt), paths.resume_dir(attempt)):
         if directory.exists():
             try:
@@ -78,7 +78,7 @@ def remove_drafts(attempt: Path) -> None:
 
 def make_readable(launch: AttemptConfig, place: CheckpointDirectories, found: Verified) -> Path:
     """A directory from which the ranks can read a checkpoint: its own, or one with links to the ranks' files in it,
-    which their account alone can enter. The files are the service's, and nobody can write to them.
+    which only their account can enter. The files belong to the service, and are read-only.
 
     Raises:
         OSError: the disk refuses.
@@ -115,7 +115,7 @@ def publish_weights(place: CheckpointDirectories, directory: Path) -> bool:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """Another name for a file, or a copy where the file system has no such names."""
+    """Make a hard link to a file, or a copy where the file system has none."""
     try:
         os.link(source, target, follow_symlinks=False)
     except FileExistsError:

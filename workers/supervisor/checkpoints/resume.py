@@ -1,6 +1,6 @@
-"""What a new attempt goes on from: the newest checkpoint every byte of which is what was saved.
+"""Chooses the checkpoint that a new attempt resumes from: the newest one whose every byte is what was saved.
 
-A thread reads the files, so that the supervisor's loop can write lines, see a cancel, and give up on a disk that
+A thread reads the files, so that the supervisor can write lines to the log, see a cancel, and give up on a disk that
 does not answer. The ranks wait meanwhile.
 """
 
@@ -32,15 +32,15 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-#: No byte was read for so long: the storage does not answer.
+#: A storage from which no byte was read for this long does not answer.
 STORAGE_TIMEOUT_SECONDS = 120.0
-#: What takes longer to read is told of beforehand, and again as often.
+#: How often the log says how much has been read.
 PROGRESS_LINE_SECONDS = 2.0
 TICK_SECONDS = 0.05
 
 
 class StartInterrupted(Exception):
-    """The attempt is to end before it has begun; `order` says why."""
+    """The attempt is to end before its ranks have started; `order` says why."""
 
     def __init__(self, order: Order) -> None:
         super().__init__(order)
@@ -54,13 +54,13 @@ class StorageTimeout(Exception):
 def choose_checkpoint(
     place: CheckpointDirectories, lifeline: LeaseHolder, publisher: TelemetryPublisher
 ) -> Verified | None:
-    """Verify checkpoints, newest first, until one is whole; note it in the control Redis, and say it in the log. None:
-    the job begins at its first step.
+    """Verify checkpoints, newest first, until one is whole; record it in the control Redis and in the log. None: the
+    job begins at its first step.
 
     Raises:
-        Interrupted: an order came meanwhile.
-        NoAnswer, OSError: the storage does not answer, or refuses to give back the only ones that could be used: at
-            another time, or on another node, it may, and to begin anew would lose everything.
+        StartInterrupted: an order came meanwhile.
+        StorageTimeout, OSError: the storage does not answer, or cannot read the only checkpoints that could be used.
+            Later, or on another node, it may; to begin at the first step would lose everything.
         Unavailable: Redis does not answer.
     """
     pointer = _read_pointer(lifeline)
@@ -92,13 +92,13 @@ def choose_checkpoint(
 def resume_script(
     launch: AttemptConfig, spec: JobSpec, lifeline: LeaseHolder, publisher: TelemetryPublisher
 ) -> Path | None:
-    """Where the newest whole checkpoint is that a script has saved in its earlier attempts, and say so in the log and
-    in the report. None: there is none.
+    """Copy the newest whole checkpoint that a script has saved in its earlier attempts, and record it in the log and in
+    the report. Returns the copy's directory; None: there is no checkpoint.
 
     Raises:
-        Interrupted: an order came meanwhile.
-        NoAnswer, OSError: the storage does not answer, or there is no room for a copy.
-        Unavailable: nor does Redis.
+        StartInterrupted: an order came meanwhile.
+        StorageTimeout, OSError: the storage does not answer, or there is no room for a copy.
+        Unavailable: Redis does not answer.
     """
     if not isinstance(spec.program, ScriptProgram) or launch.attempt.number == 1:
         return None
@@ -106,7 +106,7 @@ def resume_script(
     take_over = partial(script_resume.copy_newest_checkpoint, launch.storage, launch.attempt, into)
     try:
         search = _read_with_progress(take_over, "reading the checkpoint of an earlier attempt", lifeline, publisher)
-    except Damaged as error:  # by a fault of ours, which is in the log: the job goes on all the same
+    except Damaged as error:  # a fault of the service, which is logged: the job starts all the same
         search = SearchResult(damaged=[str(error)])
     for why in search.damaged:
         log.warning("checkpoint_damaged", why=why)
@@ -130,7 +130,7 @@ def _read_pointer(lifeline: LeaseHolder) -> Pointer | None:
 
 
 def _record_choice(lifeline: LeaseHolder, found: Verified | None) -> None:
-    """Raises Unavailable; and Interrupted, where another attempt has this one's place."""
+    """Raises Unavailable; and StartInterrupted, where another attempt has this one's place."""
     call = partial(store.resume_from, step=None)
     if found is not None:
         made = found.manifest
@@ -142,7 +142,7 @@ def _record_choice(lifeline: LeaseHolder, found: Verified | None) -> None:
 def _verify_checkpoint(
     one: Kept, pointer: Pointer, lifeline: LeaseHolder, publisher: TelemetryPublisher
 ) -> Verified | None:
-    """A checkpoint if it is whole, else None, and a line in the log says why. Raises as `_patiently` does."""
+    """A checkpoint if it is whole, else None, and a line in the log says why. Raises as `_read_with_progress` does."""
     pointed = (one.step, one.attempt) == (pointer.step, pointer.attempt)
     verify = partial(checkpoints.verify, one.directory, pointer.sha256 if pointed else None)
     try:
@@ -156,11 +156,11 @@ def _verify_checkpoint(
 def _read_with_progress(
     work: Callable[[Progress], T], what: str, lifeline: LeaseHolder, publisher: TelemetryPublisher
 ) -> T:
-    """Have a thread read files for as long as it gets on, and tell of it in the log.
+    """Have a thread read files for as long as it makes progress, and report that in the log.
 
     Raises:
-        Interrupted: an order came meanwhile.
-        NoAnswer: the storage does not answer.
+        StartInterrupted: an order came meanwhile.
+        StorageTimeout: the storage does not answer.
         Damaged, OSError: as `work` does.
     """
     reading = _ReadingThread(work)
@@ -181,7 +181,7 @@ def _read_with_progress(
 
 
 class _ReadingThread(Generic[T]):
-    """Reading in a thread of its own."""
+    """Reads files in a thread of its own."""
 
     def __init__(self, work: Callable[[Progress], T]) -> None:
         self.bytes = 0
@@ -202,7 +202,7 @@ class _ReadingThread(Generic[T]):
             self._result = self._work(self._read)
         except (Damaged, OSError) as error:
             self._error = error
-        except Exception as error:  # whatever is in the files: it cannot be used
+        except Exception as error:  # whatever the files contain: this checkpoint cannot be used
             log.exception("checkpoint_not_verified")
             self._error = Damaged(f"{type(error).__name__}: {error}")
         finally:

@@ -1,14 +1,13 @@
-"""What a script that is started again goes on from: the newest checkpoint of its job that is whole.
+"""Copies the newest whole checkpoint of a script for a later attempt.
 
-Scripts save through `shardyard.job.checkpoint` (`shardyard.script.checkpoint` says how that looks on disk) into the
-artifacts of their attempt. The supervisor of a later attempt looks back through all earlier ones, newest first, and
-copies the first checkpoint that is what was saved to a directory beside the working copy of the bundle. Nothing is
-carried from attempt to attempt, so one that died before it saved anything does not stand between its successors and
-its predecessors.
+Scripts save through `shardyard.job.checkpoint` (`shardyard.script.checkpoint` has the layout on disk) into the
+artifacts of their attempt. The supervisor of a later attempt searches all earlier ones, newest first, and copies the
+first checkpoint that is what was saved to a directory beside the working copy of the bundle. Nothing is carried from
+attempt to attempt, so an attempt that died before it saved anything hides nothing of those before it.
 
-What lies among artifacts is hostile: ranks may have put anything there, and may have kept the right to change it. So no
-link is followed, only plain files are opened, and what is copied is what was hashed: the ranks get the very bytes that
-were verified, in files that are not theirs, and nothing that the manifest does not name.
+Artifacts are not trusted: ranks may have put anything there, and may still be able to change it. So no link is
+followed, only plain files are opened, and what is copied is what was hashed: the ranks get the very bytes that were
+verified, in files that are not theirs, and nothing that the manifest does not name.
 """
 
 import errno
@@ -32,7 +31,7 @@ from jobs.store import AttemptId
 from jobs.support import fs
 from shardyard.script import checkpoint
 
-#: Checkpoints that are tried in all, and earlier attempts that are looked at.
+#: Checkpoints that are tried in all, and earlier attempts that are searched.
 MAX_TRIED = 16
 MAX_ATTEMPTS = 1000
 #: Manifests of one attempt that are listed: a script that saves each checkpoint under a name of its own has many.
@@ -43,7 +42,7 @@ CHUNK_BYTES = 1024 * 1024
 _MANIFEST = re.compile(r"(\d{12})-[0-9a-f]{16}\.json")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Opening a pipe without O_NONBLOCK would wait for somebody to write to it.
+#: Opening a pipe without O_NONBLOCK would wait for a writer.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 #: What is wrong with the files, not with the disk: they are missing, links, sockets, or closed to us.
 _BAD_FILE_ERRNOS: Final = frozenset(
@@ -53,7 +52,7 @@ _BAD_FILE_ERRNOS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CopiedCheckpoint:
-    """A checkpoint that was taken over; `directory` has it, and nothing else, under `name`."""
+    """A checkpoint that was copied; `directory` has it, and nothing else, under `name`."""
 
     directory: Path
     name: str
@@ -62,7 +61,7 @@ class CopiedCheckpoint:
 
 @dataclass(slots=True)
 class SearchResult:
-    """What came of looking for one. `damaged` says of those that are not what was saved what is wrong with them."""
+    """The checkpoint that was found, if any. `damaged` says what is wrong with each one that is not what was saved."""
 
     found: CopiedCheckpoint | None = None
     damaged: list[str] = field(default_factory=list)
@@ -79,8 +78,8 @@ class _ScriptManifest(msgspec.Struct, frozen=True):
 def copy_newest_checkpoint(
     storage: Path, attempt: AttemptId, into: Path, read: Progress = lambda _: None
 ) -> SearchResult:
-    """Copy the newest whole checkpoint of the attempts before this one to `into`, for reading only. `read` is told how
-    many bytes were read, as they are.
+    """Copy the newest whole checkpoint of the attempts before this one to `into`, read-only. `read` is called with the
+    number of bytes that were read, as they are.
 
     Raises:
         OSError: the disk refuses, or has no room for it.
@@ -145,7 +144,7 @@ def _copy_checkpoint(artifacts: Path, manifest: str, into: Path, read: Progress)
 
 
 def _locate_directory(places: int, saved: _ScriptManifest) -> str:
-    """Under which name it is. The draft's goes when it gets its own; its attempt may have died in between."""
+    """The name of its directory: that of the draft, where its attempt died before it was renamed."""
     with suppress(FileNotFoundError):
         if saved.draft and os.stat(saved.draft, dir_fd=places, follow_symlinks=False):
             return saved.draft
@@ -235,7 +234,7 @@ def _read_manifest(fd: int) -> bytes:
         return file.read(checkpoint.MAX_MANIFEST_BYTES)
 
 
-# -- ways that no link leads away from -------------------------------------------------------------
+# -- opening files without following a link --------------------------------------------------------
 
 
 @contextmanager
@@ -246,7 +245,7 @@ def _open_directory(directory: Path) -> Iterator[int]:
 
 @contextmanager
 def _open_path(places: int, place: str, path: str, flags: int) -> Iterator[int]:
-    """A file of the checkpoint that is at `place`, opened step by step."""
+    """A file of the checkpoint in the directory `place`, opened one path component at a time."""
     *steps, last = [place, *path.split("/")] if path else [place]
     way = os.dup(places)
     try:
@@ -261,7 +260,7 @@ def _open_path(places: int, place: str, path: str, flags: int) -> Iterator[int]:
 
 @contextmanager
 def _open_entry(directory: int | None, name: str, flags: int) -> Iterator[int]:
-    """A directory, or a plain file, of a directory.
+    """A directory, or a plain file, in a directory.
 
     Raises:
         Damaged: it is not there, or is something else.

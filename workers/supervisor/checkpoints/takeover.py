@@ -1,9 +1,10 @@
-"""Files that ranks have written become the service's, or are refused.
+"""Takes over the files that ranks have written for a checkpoint, or refuses them.
 
-What ranks write is hostile. No directory of theirs is renamed, only files out of it, whose names were checked, into a
-directory that is the service's alone; there each must be a plain file of the ranks' account with no other name. From
-then on it is the service's, and read-only. A rank that has kept it open can still write to it, and spoils what its own
-job may resume from: whoever resumes verifies every byte, when all processes of that rank are dead.
+What ranks write is not trusted. Their directory is never renamed, only files out of it, whose names were checked, into
+a directory that only the service can enter. There each must be a plain file of the ranks' account with no other hard
+link. From then on it belongs to the service, and is read-only. A rank that has kept it open can still write to it, and
+so spoil what its own job may resume from: every byte is verified before a resume, when all processes of that rank are
+dead.
 """
 
 import contextlib
@@ -28,17 +29,17 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TakeoverRefused(Exception):
-    """The ranks left something else than the files that they told of."""
+    """The ranks left something else than the files that they reported."""
 
 
 def take_over_files(saves: Sequence[Saved], draft: Path, part: Path, account: Account | None) -> dict[str, File]:
-    """Move the ranks' files into a directory of ours, and make them ours.
+    """Move the ranks' files into a directory of the service, and take ownership of them.
 
     Raises:
-        Refused: they left something else than what they told of.
+        TakeoverRefused: the ranks left something else than what they reported.
         OSError: the disk refuses.
     """
-    drafts = os.open(draft.parent, _DIRECTORY)  # ours, so no link; what is in it is the ranks'
+    drafts = os.open(draft.parent, _DIRECTORY)  # the service's, so no link; what is in it belongs to the ranks
     try:
         source = _open_draft(drafts, draft.name)
     finally:
@@ -68,7 +69,7 @@ def _open_draft(drafts: int, name: str) -> int:
 
 
 def _take_ownership(directory: int, name: str, size: int, account: Account | None) -> None:
-    """Make a file that was just moved into a directory of ours our own. Nothing here follows a link or waits."""
+    """Take ownership of a file that was just moved into a directory of the service. Never follows a link or waits."""
     fd = -1
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
@@ -95,7 +96,7 @@ def write_file(body: bytes, path: Path) -> File:
 
 
 def copy_prefix(source: Path, length: int, path: Path) -> File:
-    """The first bytes of a file that grows."""
+    """Copy the first bytes of a file that grows."""
     digest, left = hashlib.sha256(), length
     with path.open("xb") as writer, contextlib.ExitStack() as stack:
         reader = stack.enter_context(source.open("rb")) if length else None
@@ -115,7 +116,7 @@ def sync_path(path: Path) -> None:
 
 
 def remove_if_there(directory: Path) -> None:
-    """Remove a directory that may be gone; what stays is swept with the attempt's rest."""
+    """Remove a directory that may not exist. What cannot be removed is logged, and swept later."""
     if not os.path.lexists(directory):
         return
     try:

@@ -1,0 +1,109 @@
+"""Points the job in the control Redis to its newest checkpoint, in a thread of its own.
+
+While Redis is away, or does not answer, checkpoints are still saved, and only the pointer waits.
+"""
+
+import threading
+from collections import deque
+from functools import partial
+from time import monotonic
+
+import structlog
+
+from jobs import store
+from jobs.support import failpoints
+from shardyard.contract.errors import Unavailable
+from workers.supervisor.checkpoints.assembly import DurableCheckpoint
+from workers.supervisor.checkpoints.messages import MAX_MESSAGES, MessageQueue
+from workers.supervisor.checkpoints.pruner import CheckpointPruner
+from workers.supervisor.lease import FINISH_SECONDS, LeaseHolder
+
+log = structlog.get_logger(__name__)
+
+#: How often the pointer is tried again while the control Redis is away.
+RETRY_SECONDS = 0.5
+
+
+class PointerCommitter:
+    """`is_lost`: another attempt has this one's place, and nothing is committed any more."""
+
+    def __init__(self, lease: LeaseHolder, pruner: CheckpointPruner, messages: MessageQueue) -> None:
+        self._lease = lease
+        self._pruner = pruner
+        self._messages = messages
+        self._pending: deque[DurableCheckpoint] = deque(maxlen=MAX_MESSAGES)  # on disk, and not pointed to yet
+        self._changed = threading.Condition()
+        self._closing = False
+        self._announced_step: int | None = None  # the step of which the log says that Redis is away
+        self.is_lost = False
+        self._thread = threading.Thread(target=self._run_commits, name="pointer", daemon=True)
+        self._thread.start()
+
+    @property
+    def pending_count(self) -> int:
+        return len(self._pending)
+
+    def add(self, checkpoint: DurableCheckpoint) -> None:
+        """Have the job point to a checkpoint that is on disk, unless a newer one comes first."""
+        with self._changed:
+            self._pending.append(checkpoint)
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Nothing more will be added: the thread ends when the newest checkpoint is pointed to."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def join(self) -> bool:
+        """Wait until the thread has ended. False: it has not. Where Redis is away, it could not take the end either."""
+        self._thread.join(FINISH_SECONDS)
+        return not self._thread.is_alive()
+
+    def _run_commits(self) -> None:
+        while (checkpoint := self._await_newest()) is not None:
+            try:
+                self._commit(checkpoint)
+            except Exception:
+                log.exception("checkpoint_not_committed")
+                self._drop_settled(checkpoint)
+
+    def _await_newest(self) -> DurableCheckpoint | None:
+        """The newest checkpoint that is not pointed to, once there is one; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending or self._closing)
+        return self._pruner.choose_newest(self._pending)
+
+    def _commit(self, checkpoint: DurableCheckpoint) -> None:
+        """Commit a checkpoint. It stays pending while Redis is away."""
+        step, epoch = checkpoint.step, checkpoint.manifest.epoch
+        call = partial(store.commit_checkpoint, step=step, epoch=epoch, sha256=checkpoint.sha256)
+        try:
+            reply = self._lease.run_as_claimant(call)
+        except Unavailable as error:
+            log.warning("control_redis_unavailable", error=str(error), checkpoint=step)
+            self._wait_for_redis(step)
+            return
+        if reply == "ok":
+            failpoints.reach("checkpoint.committed")
+            self._pruner.set_pointed_step(step)
+            for one in self._drop_settled(checkpoint):
+                self._messages.add(f"checkpoint of step {one.step} saved in {monotonic() - one.at:.2f} s")
+            self._pruner.prune(step, committed=True)
+        else:
+            log.warning("checkpoint_not_committed", step=step, why=reply)
+            self.is_lost = self.is_lost or reply == "lost"
+            self._drop_settled(checkpoint)
+
+    def _wait_for_redis(self, step: int) -> None:
+        if self._announced_step != step:
+            self._announced_step = step
+            self._messages.add(f"checkpoint of step {step} is on disk; it counts when the control Redis answers again")
+            self._pruner.prune(step, committed=False)
+        threading.Event().wait(RETRY_SECONDS)
+
+    def _drop_settled(self, checkpoint: DurableCheckpoint) -> list[DurableCheckpoint]:
+        """Remove this checkpoint and those before it from what is pending."""
+        with self._changed:
+            count = sum(one.step <= checkpoint.step for one in self._pending)
+            return [self._pending.popleft() for _ in range(count)]
