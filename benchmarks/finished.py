@@ -27,9 +27,9 @@ from jobs.store import AttemptId, Call
 from jobs.store.function_library import function_library
 from workers.supervisor.report.aggregator import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
-from workers.supervisor.telemetry.log_relay import Relay
+from workers.supervisor.telemetry.log_relay import LogRelay
 from workers.supervisor.telemetry.publisher import TelemetryPublisher
-from workers.supervisor.telemetry.shipper import Shipper
+from workers.supervisor.telemetry.shipper import StreamShipper
 
 T = TypeVar("T")
 
@@ -217,13 +217,13 @@ ValueError: Expected input batch_size (32) to match target batch_size (30).
 def publish(telemetry: str, storage: Path, made: Made, patterns: int = 2) -> None:
     """What a supervisor leaves of an attempt with so many patterns: files in `storage`, keys in the telemetry
     Redis, whose URL is given."""
-    ship = Shipper(telemetry, TENANT, made.job, 1)
+    ship = StreamShipper(telemetry, TENANT, made.job, 1)
     directory = storage / made.job
     devices = made.spec.resources.devices
     lease = [LeasedDevice(n, f"cpu:{n}", "gpu-host-3", "cpu", "virtual") for n in range(devices)]
     aggregator = RecipeAggregator(made.job, 1, made.spec, lease, predict_splits(made.spec, *rows_of(made.spec)))
     attempt = AttemptId(TENANT, made.job, 1)
-    publisher = TelemetryPublisher(directory, attempt, Relay(directory, devices, ship), ship, aggregator, made.spec)
+    publisher = TelemetryPublisher(directory, attempt, LogRelay(directory, devices, ship), ship, aggregator, made.spec)
     for rank in range(made.spec.world_size):
         for record in batch_steps(list(records(made.spec, rank, patterns))):
             publisher.add_record(rank, record)

@@ -33,9 +33,9 @@ from benchmarks.servers import redis_server
 from jobs.files import log_file, paths
 from jobs.protocol import names
 from workers.supervisor.event_loop import READ_BYTES
-from workers.supervisor.telemetry.log_relay import Relay
-from workers.supervisor.telemetry.output_tail import Tails
-from workers.supervisor.telemetry.shipper import Shipper
+from workers.supervisor.telemetry.log_relay import LogRelay
+from workers.supervisor.telemetry.output_tail import OutputTails
+from workers.supervisor.telemetry.shipper import StreamShipper
 
 TITLE = "Log lines into files and Redis"
 
@@ -141,12 +141,14 @@ def _slow(text: bytes, lines_a_chunk: int, url: str, directory: Path) -> dict[st
     client = _empty(url)
     with tempfile.TemporaryDirectory(dir=directory) as place:
         before = _used_memory(client)
-        shipper = Shipper(url, names.DEFAULT_TENANT, JOB, 1, window_bytes=WINDOW_BYTES)
-        relay = Relay(Path(place), 1, shipper)
+        shipper = StreamShipper(url, names.DEFAULT_TENANT, JOB, 1, window_bytes=WINDOW_BYTES)
+        relay = LogRelay(Path(place), 1, shipper)
         lines = part.split(b"\n")[:-1]
         for start in range(0, len(lines), lines_a_chunk):
-            relay.output(0, "stdout", 0, b"".join(line + b"\n" for line in lines[start : start + lines_a_chunk]), None)
-            relay.flush(time.time() + 1)
+            relay.add_output(
+                0, "stdout", 0, b"".join(line + b"\n" for line in lines[start : start + lines_a_chunk]), None
+            )
+            relay.flush_due(time.time() + 1)
         relay.close()
         assert not shipper.close(SECONDS)
         used = _used_memory(client) - before
@@ -174,8 +176,8 @@ def relayed(texts: list[bytes], url: str, directory: Path) -> Sample:
         attempt = Path(place) / "attempt"
         before, cpu = _used_memory(client), time.process_time()
         began = time.perf_counter()
-        shipper = Shipper(url, names.DEFAULT_TENANT, JOB, 1, window_bytes=WINDOW_BYTES)
-        relay = Relay(attempt, len(texts), shipper)
+        shipper = StreamShipper(url, names.DEFAULT_TENANT, JOB, 1, window_bytes=WINDOW_BYTES)
+        relay = LogRelay(attempt, len(texts), shipper)
         _relay(ranks, relay)
         relay.close()
         left = shipper.close(SECONDS)
@@ -189,9 +191,9 @@ def relayed(texts: list[bytes], url: str, directory: Path) -> Sample:
         return Sample(lines, seconds, cpu, used, sum(file.stat().st_size for file in files))
 
 
-def _relay(ranks: "list[subprocess.Popen[bytes]]", relay: Relay) -> None:
+def _relay(ranks: "list[subprocess.Popen[bytes]]", relay: LogRelay) -> None:
     """As `workers.supervisor.rank_monitor` does it, with nothing else to look after."""
-    selector, tails = selectors.DefaultSelector(), Tails()
+    selector, tails = selectors.DefaultSelector(), OutputTails()
     for rank, process in enumerate(ranks):
         assert process.stdin is not None
         assert process.stdout is not None
@@ -199,15 +201,15 @@ def _relay(ranks: "list[subprocess.Popen[bytes]]", relay: Relay) -> None:
         process.stdin.write(b"!")
         process.stdin.flush()
     while selector.get_map():
-        due = relay.deadline()
+        due = relay.next_deadline()
         for key, _ in selector.select(None if due is None else max(0.0, due - time.time())):
             data = os.read(key.fd, READ_BYTES)
             if data:
-                relay.output(key.data, "stdout", key.data, data, None)
-                tails.output(key.data, "stdout", key.data, data)
+                relay.add_output(key.data, "stdout", key.data, data, None)
+                tails.add_output(key.data, "stdout", key.data, data)
             else:
                 selector.unregister(key.fd)
-        relay.flush(time.time())
+        relay.flush_due(time.time())
     selector.close()
 
 

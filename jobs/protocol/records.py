@@ -73,7 +73,7 @@ class Split(Record, frozen=True):
     output_shapes: tuple[Shape | None, ...]
 
 
-class Primitives(msgspec.Struct, frozen=True, array_like=True):
+class PrimitiveTimes(msgspec.Struct, frozen=True, array_like=True):
     """Time of DataParallel's four primitives in one step."""
 
     replicate_ms: float
@@ -101,7 +101,7 @@ class Step(Record, frozen=True, gc=False):
     forward_ms: tuple[float | None, ...] = ()
     backward_ms: tuple[float | None, ...] = ()
     comm_ms: float | None = None
-    primitives: Primitives | None = None
+    primitives: PrimitiveTimes | None = None
     memory_peak_bytes: tuple[int | None, ...] = ()
     arrival_ms: tuple[float | None, ...] = ()
 
@@ -199,7 +199,7 @@ class Activity(Record, frozen=True):
     reductions: int  # collectives that add up or average tensors, called by the program itself
 
 
-class Progress(Record, frozen=True):
+class ProgramProgress(Record, frozen=True, tag="Progress"):
     """How far a program is in its own count: what it said itself, or what its progress bar or its DataLoader shows.
 
     `step` of `steps` are done; `steps` is `None` where the end is not known.
@@ -274,7 +274,7 @@ SingleRecord = (
     | Wrapped
     | Loaded
     | Activity
-    | Progress
+    | ProgramProgress
     | Hello
     | Returned
     | Paused

@@ -20,7 +20,7 @@ from statistics import median
 
 import msgspec
 
-from jobs.protocol.records import Primitives, Step
+from jobs.protocol.records import PrimitiveTimes, Step
 from jobs.support.quantiles import Sketch
 from shardyard.contract.report import Balance, DeviceMeasures, PrimitiveTimings, Timing
 
@@ -111,11 +111,11 @@ class Sums(msgspec.Struct, array_like=True):
 
     @classmethod
     def none(cls, devices: int) -> "Sums":
-        return cls([_Device() for _ in range(devices)], [Sketch() for _ in Primitives.__struct_fields__])
+        return cls([_Device() for _ in range(devices)], [Sketch() for _ in PrimitiveTimes.__struct_fields__])
 
     def fits(self, devices: int) -> bool:
         """Whether these are the sums of so many devices."""
-        return (len(self.devices), len(self.primitives)) == (devices, len(Primitives.__struct_fields__))
+        return (len(self.devices), len(self.primitives)) == (devices, len(PrimitiveTimes.__struct_fields__))
 
 
 class Measures:

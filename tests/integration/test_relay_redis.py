@@ -17,8 +17,8 @@ from jobs.protocol import names
 from jobs.protocol.records import Metric
 from tests.integration.redis_server import RedisServer, redis_server
 from tests.timing import once_below
-from workers.supervisor.telemetry.log_relay import Relay
-from workers.supervisor.telemetry.shipper import SEALED_SECONDS, Shipper
+from workers.supervisor.telemetry.log_relay import LogRelay
+from workers.supervisor.telemetry.shipper import SEALED_SECONDS, StreamShipper
 
 pytestmark = pytest.mark.integration
 
@@ -68,18 +68,18 @@ def lines_on_disk(attempt: Path) -> list[Line]:
     return page.lines
 
 
-def write(relay: Relay, first: int, count: int) -> None:
+def write(relay: LogRelay, first: int, count: int) -> None:
     for n in range(first, first + count):
-        relay.output(0, "stdout", 0, b"line %d\n" % n, n)
+        relay.add_output(0, "stdout", 0, b"line %d\n" % n, n)
 
 
 def test_what_is_on_the_disk_is_in_the_stream_and_ends_with_the_seal(tmp_path: Path, server: RedisServer) -> None:
-    shipper = Shipper(server.url, "t", "j", 1)
-    relay = Relay(tmp_path / "a", 1, shipper)
+    shipper = StreamShipper(server.url, "t", "j", 1)
+    relay = LogRelay(tmp_path / "a", 1, shipper)
     write(relay, 1, 1234)
-    relay.metric(Metric(-1, "loss", 0, 0.5, 1.0))
-    shipper.put(names.report_key("t", "j", 1), b"old", 60)
-    shipper.put(names.report_key("t", "j", 1), b"report", 60)
+    relay.add_metric(Metric(-1, "loss", 0, 0.5, 1.0))
+    shipper.put_blob(names.report_key("t", "j", 1), b"old", 60)
+    shipper.put_blob(names.report_key("t", "j", 1), b"report", 60)
     relay.close()
     assert shipper.close(DEADLINE) == []
     assert lines_in_redis(server) == lines_on_disk(tmp_path / "a")
@@ -101,9 +101,9 @@ def test_the_first_line_is_in_redis_within_a_tenth_of_a_second(tmp_path: Path, s
 
 def _first_line(directory: Path, server: RedisServer, attempt: int) -> float:
     """Seconds until the first line of an attempt is in Redis."""
-    shipper = Shipper(server.url, "t", "j", attempt)
-    shipper.put(f"warm-{attempt}", b"", 60)
-    relay = Relay(directory / str(attempt), 1, shipper)
+    shipper = StreamShipper(server.url, "t", "j", attempt)
+    shipper.put_blob(f"warm-{attempt}", b"", 60)
+    relay = LogRelay(directory / str(attempt), 1, shipper)
     key = names.log_stream("t", "j", attempt, 0)
     with server.client() as client:
         until(lambda: client.exists(f"warm-{attempt}") == 1, "connected")
@@ -123,8 +123,8 @@ def test_a_redis_that_is_killed_and_started_again_has_no_gap_and_no_repeat(
 ) -> None:
     appendonly = "no" if loses_everything else "yes"
     with redis_server(tmp_path / "redis", appendonly=appendonly) as server:
-        shipper = Shipper(server.url, "t", "j", 1)
-        relay = Relay(tmp_path / "a", 1, shipper)
+        shipper = StreamShipper(server.url, "t", "j", 1)
+        relay = LogRelay(tmp_path / "a", 1, shipper)
         write(relay, 1, 5000)
         until(lambda: last_in_redis(server) > 4000, "lines before the kill")
         server.kill()
@@ -147,14 +147,14 @@ def test_a_redis_that_is_killed_and_started_again_has_no_gap_and_no_repeat(
 def test_a_redis_that_refuses_writes_stops_nothing_and_gets_all_when_it_recovers(tmp_path: Path) -> None:
     noise = ["".join(chr(33 + (n * k) % 90) for k in range(7, 107)) for n in range(7919)]
     with redis_server(tmp_path / "redis", maxmemory="2mb", **{"maxmemory-policy": "noeviction"}) as server:
-        shipper = Shipper(server.url, "t", "j", 1, window_bytes=64 * 1024 * 1024)
-        relay = Relay(tmp_path / "a", 1, shipper)
+        shipper = StreamShipper(server.url, "t", "j", 1, window_bytes=64 * 1024 * 1024)
+        relay = LogRelay(tmp_path / "a", 1, shipper)
         with server.client() as client:
             client.config_set("maxmemory", "1mb")  # less than an empty server needs
             with pytest.raises(redis.ResponseError, match="maxmemory"):
                 client.set("x", b"1")
             for n, text in enumerate(noise):
-                relay.output(0, "stdout", 0, f"{n} {text}\n".encode(), n)
+                relay.add_output(0, "stdout", 0, f"{n} {text}\n".encode(), n)
             assert client.exists(KEY) == 0
             client.config_set("maxmemory", "0")
         until(lambda: last_in_redis(server) > 7000, "lines after the recovery")
@@ -164,8 +164,8 @@ def test_a_redis_that_refuses_writes_stops_nothing_and_gets_all_when_it_recovers
 
 
 def test_a_redis_that_runs_full_in_the_middle_keeps_a_whole_prefix(tmp_path: Path, server: RedisServer) -> None:
-    shipper = Shipper(server.url, "t", "j", 1)
-    relay = Relay(tmp_path / "a", 1, shipper)
+    shipper = StreamShipper(server.url, "t", "j", 1)
+    relay = LogRelay(tmp_path / "a", 1, shipper)
     write(relay, 1, 3000)
     until(lambda: last_in_redis(server) > 2000, "lines before")
     with server.client() as client:
@@ -182,8 +182,8 @@ def test_a_redis_that_runs_full_in_the_middle_keeps_a_whole_prefix(tmp_path: Pat
 def test_a_redis_that_stalls_is_given_up_on_and_a_late_answer_doubles_nothing(
     tmp_path: Path, server: RedisServer
 ) -> None:
-    shipper = Shipper(server.url, "t", "j", 1)
-    relay = Relay(tmp_path / "a", 1, shipper)
+    shipper = StreamShipper(server.url, "t", "j", 1)
+    relay = LogRelay(tmp_path / "a", 1, shipper)
     write(relay, 1, 100)
     until(lambda: last_in_redis(server) > 50, "lines before the stall")
     server.signal(signal.SIGSTOP)
@@ -200,10 +200,10 @@ def test_a_redis_that_stalls_is_given_up_on_and_a_late_answer_doubles_nothing(
 
 
 def test_closing_without_redis_keeps_its_deadline_and_says_what_was_not_sent(tmp_path: Path) -> None:
-    shipper = Shipper(f"unix://{tmp_path}/nobody.sock", "t", "j", 1)
-    relay = Relay(tmp_path / "a", 1, shipper)
+    shipper = StreamShipper(f"unix://{tmp_path}/nobody.sock", "t", "j", 1)
+    relay = LogRelay(tmp_path / "a", 1, shipper)
     write(relay, 1, 10)
-    shipper.put("blob", b"123", 60)
+    shipper.put_blob("blob", b"123", 60)
     relay.close()
     begun = time.monotonic()
     left = shipper.close(0.5)
@@ -215,9 +215,9 @@ def test_closing_without_redis_keeps_its_deadline_and_says_what_was_not_sent(tmp
 
 
 def test_a_file_that_cannot_be_read_does_not_hold_up_the_others(tmp_path: Path, server: RedisServer) -> None:
-    shipper = Shipper(server.url, "t", "j", 1)
-    relay = Relay(tmp_path / "a", 1, shipper)
-    shipper.log(7, tmp_path / "gone", 100)
+    shipper = StreamShipper(server.url, "t", "j", 1)
+    relay = LogRelay(tmp_path / "a", 1, shipper)
+    shipper.ship_log(7, tmp_path / "gone", 100)
     write(relay, 1, 3)
     relay.close()
     until(lambda: last_in_redis(server) == 4, "the lines and the seal")
@@ -226,10 +226,10 @@ def test_a_file_that_cannot_be_read_does_not_hold_up_the_others(tmp_path: Path, 
 
 def test_the_window_is_bounded_and_older_lines_are_left_to_the_file(tmp_path: Path, server: RedisServer) -> None:
     window = 128 * 1024
-    shipper = Shipper(server.url, "t", "j", 1, window_bytes=window)
-    relay = Relay(tmp_path / "a", 1, shipper)
+    shipper = StreamShipper(server.url, "t", "j", 1, window_bytes=window)
+    relay = LogRelay(tmp_path / "a", 1, shipper)
     for n in range(20_000):
-        relay.output(0, "stdout", 0, b"%d %s\n" % (n, bytes(33 + (n * k) % 90 for k in range(7, 107))), n)
+        relay.add_output(0, "stdout", 0, b"%d %s\n" % (n, bytes(33 + (n * k) % 90 for k in range(7, 107))), n)
     relay.close()
     assert shipper.close(DEADLINE) == []
     found = entries(server)

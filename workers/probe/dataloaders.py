@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import GeneratorType
 from typing import Any
 
-from jobs.protocol.records import AnyRecord, Loaded, Progress
+from jobs.protocol.records import AnyRecord, Loaded, ProgramProgress
 from workers.probe.shapes import tensors_in
 
 PROGRESS_SECONDS = 1.0
@@ -146,7 +146,7 @@ class LoaderTracker:
         current.digest = None if mixed is None or current.digest is None else (current.digest + mixed) & DIGEST_BITS
         if arrived - current.progress_sent >= PROGRESS_SECONDS:
             current.progress_sent = arrived
-            self._emit(Progress(current.batches, current.facts.batches, "batch", "loader"))
+            self._emit(ProgramProgress(current.batches, current.facts.batches, "batch", "loader"))
         return rows
 
     def end_pass(self, iterator: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from jobs.protocol.records import MAX_INTERNED, Activity, AnyRecord, Metric, Note, Primitives, Shape, Split, Step
+from jobs.protocol.records import MAX_INTERNED, Activity, AnyRecord, Metric, Note, PrimitiveTimes, Shape, Split, Step
 from workers.probe.clock import Span
 from workers.runtime.context import Sink
 
@@ -124,11 +124,11 @@ class TimedStep:
             arrival_ms=tuple([_total_ms(spans) for spans in self.arrivals]) if any(self.arrivals) else (),
         )
 
-    def _primitive_times(self) -> Primitives | None:
+    def _primitive_times(self) -> PrimitiveTimes | None:
         """The times of all four, or None: a program may call only some of them by hand."""
         if len(self.primitives) < len(PRIMITIVES):
             return None
-        return Primitives(*(_total_ms(self.primitives[name]) for name in PRIMITIVES))
+        return PrimitiveTimes(*(_total_ms(self.primitives[name]) for name in PRIMITIVES))
 
 
 def _total_ms(spans: list[Span]) -> float:

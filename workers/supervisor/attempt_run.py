@@ -24,9 +24,9 @@ from workers.supervisor.rank_monitor import RankMonitor
 from workers.supervisor.report.aggregator import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.supervisor.report.script_aggregator import ScriptAggregator
-from workers.supervisor.telemetry.log_relay import Relay
+from workers.supervisor.telemetry.log_relay import LogRelay
 from workers.supervisor.telemetry.publisher import TelemetryPublisher
-from workers.supervisor.telemetry.shipper import Shipper
+from workers.supervisor.telemetry.shipper import StreamShipper
 
 log = structlog.get_logger(__name__)
 
@@ -135,8 +135,8 @@ class AttemptRun:
 def _open_publisher(config: AttemptConfig, telemetry_url: str) -> TelemetryPublisher:
     attempt, spec = config.attempt, config.spec
     directory = paths.attempt_dir(config.storage, attempt.tenant, attempt.job, attempt.number)
-    shipper = Shipper(telemetry_url, attempt.tenant, attempt.job, attempt.number)
-    relay = Relay(directory, len(config.devices), shipper)
+    shipper = StreamShipper(telemetry_url, attempt.tenant, attempt.job, attempt.number)
+    relay = LogRelay(directory, len(config.devices), shipper)
     prediction = predict_splits(spec, *rows_of(spec))
     lease = [
         LeasedDevice(index, device.id, config.node, device.kind, device.name, device.memory_total_bytes)

@@ -11,12 +11,12 @@ of a long evaluation that sends no sign.
 
 from collections.abc import Callable, Sequence
 
-from jobs.protocol.records import Began, Loaded, Progress, Saved, SingleRecord, StepBatch
+from jobs.protocol.records import Began, Loaded, ProgramProgress, Saved, SingleRecord, StepBatch
 from workers.rank.handle import RankHandle
 from workers.runtime.stacks import STACKS_SIGNAL
 from workers.supervisor.process_status import is_stopped
 
-SIGNS_OF_LIFE = (StepBatch, Began, Loaded, Progress, Saved)
+SIGNS_OF_LIFE = (StepBatch, Began, Loaded, ProgramProgress, Saved)
 PAUSE_FACTOR = 20.0
 MIN_STALL_SECONDS = 1800.0
 #: Signs that must have come before their pauses are a measure.

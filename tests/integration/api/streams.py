@@ -18,9 +18,9 @@ from jobs.protocol import names
 from jobs.protocol.records import Metric
 from jobs.store.client import RedisStore
 from tests.integration.api.conftest import ADMIN
-from workers.supervisor.telemetry.log_relay import Relay
+from workers.supervisor.telemetry.log_relay import LogRelay
 from workers.supervisor.telemetry.report_publisher import write_atomically
-from workers.supervisor.telemetry.shipper import Shipper
+from workers.supervisor.telemetry.shipper import StreamShipper
 
 
 @dataclass(frozen=True)
@@ -174,25 +174,25 @@ class Attempt:
         self._control = control
         assert control.run(store.claim(self.id, "c", "host-a")).granted
         record = control.run(store.read_job("default", job)).record
-        self.shipper = Shipper(telemetry_url, "default", job, number)
-        self.relay = Relay(self.directory, record.devices, self.shipper)
+        self.shipper = StreamShipper(telemetry_url, "default", job, number)
+        self.relay = LogRelay(self.directory, record.devices, self.shipper)
 
     def up(self) -> None:
         assert self._control.run(store.mark(self.id, "c", "running"))
 
     def print(self, *texts: str | bytes, device: int = 0) -> None:
         data = b"".join((text.encode() if isinstance(text, str) else text) + b"\n" for text in texts)
-        self.relay.output(device, "stdout", device, data, None)
-        self.relay.flush(time.time() + 10)
+        self.relay.add_output(device, "stdout", device, data, None)
+        self.relay.flush_due(time.time() + 10)
 
     def points(self, *values: float, name: str = "loss", step: int = 0) -> None:
         for place, value in enumerate(values):
-            self.relay.metric(Metric(-1, name, step + place, value, time.time()))
-        self.relay.flush(time.time() + 10)
+            self.relay.add_metric(Metric(-1, name, step + place, value, time.time()))
+        self.relay.flush_due(time.time() + 10)
 
     def progress(self, **fields: Any) -> None:
         key = names.progress_key("default", self.job, self.id.number)
-        self.shipper.put(key, msgspec.json.encode(fields), 3600)
+        self.shipper.put_blob(key, msgspec.json.encode(fields), 3600)
 
     def report(self, *, final: bool = False, **fields: Any) -> None:
         """A report of these parts: patterns, devices, findings. The final one goes to its file."""
@@ -200,7 +200,7 @@ class Attempt:
         if final:
             write_atomically(paths.report_file(self.directory), body)
         else:
-            self.shipper.put(names.report_key("default", self.job, self.id.number), body, 3600)
+            self.shipper.put_blob(names.report_key("default", self.job, self.id.number), body, 3600)
 
     def end(self, reason: Reason = Reason.COMPLETED) -> None:
         self.relay.close()

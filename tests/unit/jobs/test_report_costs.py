@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jobs.protocol.records import Primitives
+from jobs.protocol.records import PrimitiveTimes
 from shardyard.contract.report import Balance, Report
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.streams import aggregator, run, split, step
@@ -78,7 +78,7 @@ def test_the_four_primitives_are_timed_under_dp() -> None:
     told = aggregator(make_spec("dp", 2, 4), None)
     told.add_record(0, split(0, [0, 1], [2, 2]))
     for number in range(4):
-        told.add_record(0, step(number, [0], [2, 2], primitives=Primitives(1.0, 2.0, 3.0, 4.0)))
+        told.add_record(0, step(number, [0], [2, 2], primitives=PrimitiveTimes(1.0, 2.0, 3.0, 4.0)))
     report = told.make_report(final=False)
 
     assert report.primitives is not None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.model.spec import JobSpec
-from jobs.protocol.records import MAX_INTERNED, AnyRecord, DeviceInfo, Note, Outcome, Outline, Primitives
+from jobs.protocol.records import MAX_INTERNED, AnyRecord, DeviceInfo, Note, Outcome, Outline, PrimitiveTimes
 from jobs.splits.plan import Run, epoch_batches, evaluation_batches, predict_splits
 from shardyard.contract.report import Report, Resumed
 from tests.unit.jobs.made import make_spec
@@ -81,7 +81,7 @@ class Rank:
             backward_ms=tuple(chance.choice([None, chance.random()]) if count else None for count in rows),
             data_wait_ms=chance.choice([0.0, chance.random()]),
             comm_ms=chance.random() if self.spec.distributed else None,
-            primitives=None if self.spec.distributed else Primitives(*(chance.random() for _ in range(4))),
+            primitives=None if self.spec.distributed else PrimitiveTimes(*(chance.random() for _ in range(4))),
             memory_peak_bytes=tuple(chance.randrange(1 << 30) for _ in rows),
         )
 

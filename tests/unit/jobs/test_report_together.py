@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jobs.model.spec import JobSpec
-from jobs.protocol.records import Primitives, Step
+from jobs.protocol.records import PrimitiveTimes, Step
 from tests.unit.jobs.made import make_spec
 from tests.unit.jobs.streams import aggregator, split, step
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
@@ -33,7 +33,7 @@ def made(rank: int, devices: Sequence[int], chance: random.Random) -> list[Step]
         }
         if number < 20:
             times["backward_ms"] = (None,) * len(devices)  # nobody has measured it yet
-        primitives = Primitives(1.0, 2.0, chance.random(), 4.0) if len(devices) > 1 and number % 3 else None
+        primitives = PrimitiveTimes(1.0, 2.0, chance.random(), 4.0) if len(devices) > 1 and number % 3 else None
         fields: dict[str, Any] = {"comm_ms": some(chance), "data_wait_ms": some(chance), "primitives": primitives}
         fields["step_ms"] = 20 + chance.random()
         memory = tuple(chance.randrange(10**9) if number % 10 == 0 else None for _ in devices)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from jobs.protocol.records import Note, Primitives, Split, Wrapped
+from jobs.protocol.records import Note, PrimitiveTimes, Split, Wrapped
 from shardyard.contract.report import decode_report, encode_report
 from tests.unit.jobs.memory import allocated
 from tests.unit.jobs.script_streams import (
@@ -64,7 +64,7 @@ def test_data_parallel_is_seen_whatever_the_strategy_was_called() -> None:
     script = told("single", 2)
     records = steps([[15, 15], [5, 5]], (0, 1))
     feed(script, [Wrapped("DataParallel", "Net", (0, 1)), records[0]])
-    feed(script, [step(0, [0], [15, 15], primitives=Primitives(1.0, 2.0, 3.0, 4.0)), *records[2:], activity(2, 2)])
+    feed(script, [step(0, [0], [15, 15], primitives=PrimitiveTimes(1.0, 2.0, 3.0, 4.0)), *records[2:], activity(2, 2)])
     report = script.make_report(final=False)
 
     assert counted(report) == {("train", "", (15, 15)): 1, ("train", "", (5, 5)): 1}

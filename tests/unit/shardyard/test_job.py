@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from jobs.protocol.records import AnyRecord, Metric, Progress
+from jobs.protocol.records import AnyRecord, Metric, ProgramProgress
 from shardyard.script import job
 
 
@@ -31,7 +31,7 @@ class Connected:
         self.records: list[AnyRecord] = []
         self.stops = False
         self.output = output
-        job.connect(self.records.append, lambda: self.stops, output, metric=Metric, progress=Progress)
+        job.connect(self.records.append, lambda: self.stops, output, metric=Metric, progress=ProgramProgress)
 
     def points(self) -> list[tuple[str, int, float]]:
         return [(record.name, record.step, record.value) for record in self.records if isinstance(record, Metric)]
@@ -56,7 +56,7 @@ def test_a_logged_number_is_a_point_of_the_jobs_own_series(connected: Connected)
 
 def test_other_ranks_log_to_their_device() -> None:
     records: list[Any] = []
-    job.connect(records.append, lambda: False, Path("out"), device=2, metric=Metric, progress=Progress)
+    job.connect(records.append, lambda: False, Path("out"), device=2, metric=Metric, progress=ProgramProgress)
 
     job.log("loss", 1.0)
 
@@ -91,7 +91,7 @@ def test_progress_is_said_in_the_scripts_own_steps(connected: Connected) -> None
     job.progress(3, 10)
     job.progress(4)
 
-    assert connected.records == [Progress(3, 10), Progress(4, None)]
+    assert connected.records == [ProgramProgress(3, 10), ProgramProgress(4, None)]
 
 
 def test_a_script_hears_that_it_should_stop(connected: Connected) -> None:

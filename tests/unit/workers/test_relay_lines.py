@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.files.log_file import CONTINUED, MAX_LINE_BYTES, REDRAWN, UNENDED
-from workers.supervisor.telemetry.line_splitter import Splitter
+from workers.supervisor.telemetry.line_splitter import LineSplitter
 
 Flat = list[tuple[bytes, int]]
 
 
 def split(pieces: list[bytes]) -> Flat:
-    splitter = Splitter()
-    parts = [part for piece in pieces for part in splitter.feed(piece)] + splitter.end()
+    splitter = LineSplitter()
+    parts = [part for piece in pieces for part in splitter.add_bytes(piece)] + splitter.take_unended()
     return [(text, flags) for texts, flags in parts for text in texts]
 
 
@@ -52,12 +52,12 @@ def test_the_texts_and_newlines_give_back_the_bytes(data: bytes, places: list[in
 
 @given(st.lists(st.tuples(st.binary(max_size=20), st.booleans()), max_size=10))
 def test_showing_a_progress_bar_loses_no_byte(pieces: list[tuple[bytes, bool]]) -> None:
-    splitter, lines = Splitter(), []
+    splitter, lines = LineSplitter(), []
     for piece, redraw in pieces:
-        lines += splitter.feed(piece)
-        if redraw and splitter.redrawing:
-            lines += splitter.redraw()
-    lines += splitter.end()
+        lines += splitter.add_bytes(piece)
+        if redraw and splitter.is_redrawing:
+            lines += splitter.take_redrawn()
+    lines += splitter.take_unended()
     assert joined([(text, flags) for texts, flags in lines for text in texts]) == b"".join(p for p, _ in pieces)
 
 
@@ -85,14 +85,14 @@ def test_a_thousand_redraws_of_a_progress_bar_are_one_line() -> None:
 
 
 def test_a_progress_bar_is_handed_out_when_asked_for() -> None:
-    splitter = Splitter()
-    splitter.feed(b"line\rmore\r")
-    assert splitter.redrawing
-    assert splitter.redraw() == [([b"line\rmore"], REDRAWN)]
-    assert splitter.feed(b"\n") == [([b"\r"], 0)]
+    splitter = LineSplitter()
+    splitter.add_bytes(b"line\rmore\r")
+    assert splitter.is_redrawing
+    assert splitter.take_redrawn() == [([b"line\rmore"], REDRAWN)]
+    assert splitter.add_bytes(b"\n") == [([b"\r"], 0)]
 
 
 def test_a_lone_carriage_return_at_the_end_is_no_progress_bar() -> None:
-    splitter = Splitter()
-    splitter.feed(b"line\r")
-    assert not splitter.redrawing
+    splitter = LineSplitter()
+    splitter.add_bytes(b"line\r")
+    assert not splitter.is_redrawing

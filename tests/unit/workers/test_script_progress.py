@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from jobs.protocol.records import AnyRecord, Group, Loaded, Metric, Progress, Split, Step
+from jobs.protocol.records import AnyRecord, Group, Loaded, Metric, ProgramProgress, Split, Step
 from workers.supervisor.telemetry.script_progress import ScriptProgress
-from workers.supervisor.telemetry.tqdm_parser import Bar
+from workers.supervisor.telemetry.tqdm_parser import TqdmBar
 
 
 def split(number: int = 0, rows: int = 4) -> Split:
@@ -24,18 +24,18 @@ def loaded(number: int, complete: bool = True, loader: int = 0) -> Loaded:
 def told(*records: AnyRecord) -> ScriptProgress:
     progress = ScriptProgress()
     for record in records:
-        progress.feed(0, record)
+        progress.add_record(0, record)
     return progress
 
 
 def shown(progress: ScriptProgress) -> dict[str, Any]:
-    snapshot = progress.snapshot()
+    snapshot = progress.make_status()
     assert snapshot is not None
     return snapshot
 
 
 def test_there_is_none_before_the_script_has_done_anything() -> None:
-    assert told(Group(0, 1, "gloo")).snapshot() is None
+    assert told(Group(0, 1, "gloo")).make_status() is None
 
 
 def test_steps_are_counted_where_nobody_says_how_many_there_will_be() -> None:
@@ -47,8 +47,8 @@ def test_steps_are_counted_where_nobody_says_how_many_there_will_be() -> None:
 
 
 def test_the_script_s_own_word_comes_before_its_bar() -> None:
-    progress = told(step(0), Progress(30, 120, "sample"))
-    progress.draw((Bar(1, 4, "it", 9),))
+    progress = told(step(0), ProgramProgress(30, 120, "sample"))
+    progress.set_bars((TqdmBar(1, 4, "it", 9),))
     snapshot = shown(progress)
 
     assert (snapshot["step"], snapshot["steps"], snapshot["fraction"]) == (30, 120, 0.25)
@@ -57,7 +57,7 @@ def test_the_script_s_own_word_comes_before_its_bar() -> None:
 
 def test_a_bar_says_how_far_the_script_is_and_how_long_it_takes() -> None:
     progress = told(step(0))
-    progress.draw((Bar(1, 4, "batch", 9),))
+    progress.set_bars((TqdmBar(1, 4, "batch", 9),))
     snapshot = shown(progress)
 
     assert (snapshot["step"], snapshot["steps"], snapshot["unit"]) == (1, 4, "batch")
@@ -66,7 +66,7 @@ def test_a_bar_says_how_far_the_script_is_and_how_long_it_takes() -> None:
 
 def test_a_bar_around_another_counts_the_epochs() -> None:
     progress = told(step(0))
-    progress.draw((Bar(1, 4, "it", 60), Bar(5, 10, "it", 3)))
+    progress.set_bars((TqdmBar(1, 4, "it", 60), TqdmBar(5, 10, "it", 3)))
     snapshot = shown(progress)
 
     assert (snapshot["epoch"], snapshot["epochs"], snapshot["step"], snapshot["steps"]) == (2, 4, 5, 10)
@@ -75,7 +75,7 @@ def test_a_bar_around_another_counts_the_epochs() -> None:
 
 def test_a_bar_without_an_end_has_no_fraction() -> None:
     progress = told(step(0))
-    progress.draw((Bar(7, None, "it", None),))
+    progress.set_bars((TqdmBar(7, None, "it", None),))
     snapshot = shown(progress)
 
     assert (snapshot["step"], snapshot["steps"], snapshot["fraction"], snapshot["eta_seconds"]) == (7, None, None, None)
@@ -103,13 +103,15 @@ def test_the_passes_of_a_second_loader_are_not_counted_as_well() -> None:
 
 
 def test_what_the_probe_says_of_the_loader_comes_before_what_is_reckoned() -> None:
-    snapshot = shown(told(step(0), loaded(0), step(1), Progress(3, 5, "batch", "loader"), step(2)))
+    snapshot = shown(told(step(0), loaded(0), step(1), ProgramProgress(3, 5, "batch", "loader"), step(2)))
 
     assert (snapshot["epoch"], snapshot["step"], snapshot["steps"], snapshot["unit"]) == (2, 3, 5, "batch")
 
 
 def test_a_loader_of_another_length_is_not_what_the_script_trains_on() -> None:
-    told_of_both = told(Progress(4, 5, "batch", "loader"), step(0), loaded(0), Progress(9, 30, "batch", "loader"))
+    told_of_both = told(
+        ProgramProgress(4, 5, "batch", "loader"), step(0), loaded(0), ProgramProgress(9, 30, "batch", "loader")
+    )
 
     snapshot = shown(told_of_both)
     assert (snapshot["epoch"], snapshot["step"], snapshot["steps"]) == (1, 5, 5)
@@ -118,11 +120,11 @@ def test_a_loader_of_another_length_is_not_what_the_script_trains_on() -> None:
 def test_processes_that_the_script_started_are_counted_by_their_rank_in_the_group() -> None:
     progress = ScriptProgress()
     for rank in range(2):
-        progress.feed(0, Group(rank, 2, "gloo"), source=rank + 1)
-        progress.feed(0, split((rank + 7) << 32, rows=4), source=rank + 1)
+        progress.add_record(0, Group(rank, 2, "gloo"), source=rank + 1)
+        progress.add_record(0, split((rank + 7) << 32, rows=4), source=rank + 1)
     for number in range(3):
         for rank in range(2 if number < 2 else 1):
-            progress.feed(0, step(number, at=float(number), splits=((rank + 7) << 32,)), source=rank + 1)
+            progress.add_record(0, step(number, at=float(number), splits=((rank + 7) << 32,)), source=rank + 1)
     snapshot = shown(progress)
 
     assert snapshot["steps_seen"] == 2
@@ -133,7 +135,7 @@ def test_a_process_that_follows_another_goes_on_counting() -> None:
     progress = ScriptProgress()
     for source in (1, 2):
         for number in range(3):
-            progress.feed(0, step(number), source=source)
+            progress.add_record(0, step(number), source=source)
 
     assert shown(progress)["steps_seen"] == 6
 
@@ -149,6 +151,6 @@ def test_the_loss_of_the_job_is_shown() -> None:
 def test_ranks_that_all_speak_are_not_mixed() -> None:
     progress = ScriptProgress()
     for rank, done in ((1, 9), (0, 3), (1, 10)):
-        progress.feed(rank, Progress(done, 20))
+        progress.add_record(rank, ProgramProgress(done, 20))
 
     assert shown(progress)["step"] == 3

@@ -1,8 +1,8 @@
-"""From the ranks' pipes to the log of record: lines are split, numbered, packed into chunks, and written.
+"""Writes the logs and metrics of an attempt: lines are split, numbered, packed into chunks, and appended to files.
 
-The supervisor's loop feeds bytes in, and calls `flush` when `deadline` has come. Each chunk is appended to the
-device's file first; then the shipper hears that the file has grown. Only the disk can slow this down, and when the
-disk refuses, the relay goes on and says in the log which lines are missing.
+The supervisor's loop adds bytes, and calls `flush_due` at the time that `next_deadline` gives. A chunk is appended to
+the device's file, which is the log of record; then the shipper is notified that the file has grown. Only the disk can
+slow this down. When the disk refuses a chunk, the relay goes on, and the log itself names the missing lines.
 """
 
 import errno
@@ -22,8 +22,8 @@ from jobs.files.log_file import MAX_LINE_BYTES, LogWriter, Run, StreamName
 from jobs.files.metric_file import MetricWriter
 from jobs.protocol.records import Metric
 from workers.supervisor.report.shard_lines import ShardLine
-from workers.supervisor.telemetry.line_splitter import Lines, Splitter
-from workers.supervisor.telemetry.shipper import Shipper
+from workers.supervisor.telemetry.line_splitter import LineSplitter, SplitLines
+from workers.supervisor.telemetry.shipper import StreamShipper
 
 #: A chunk is written when it has this many lines, or this much text, or its first line has waited this long.
 CHUNK_LINES = 50
@@ -31,7 +31,7 @@ CHUNK_BYTES = 256 * 1024
 CHUNK_SECONDS = 0.1
 #: One read of a pipe may bring more lines than `CHUNK_LINES`: they stay together up to this many.
 MAX_CHUNK_LINES = 500
-#: Pieces of this size stay on the splitter's short way, and bound a chunk.
+#: Pieces of this size stay on the splitter's fast path, and bound a chunk.
 PIECE_BYTES = MAX_LINE_BYTES // 2
 #: A progress bar is shown this often while it redraws itself.
 REDRAW_SECONDS = 1.0
@@ -47,20 +47,20 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class _Source:
+class _LogSource:
     """One stream of one rank of a device."""
 
     stream: StreamName
     rank: int
-    splitter: Splitter = field(default_factory=Splitter)
+    splitter: LineSplitter = field(default_factory=LineSplitter)
     step: int | None = None
     drawn_at: float | None = None  # since when a progress bar has been waiting to be shown
 
 
 @dataclass(slots=True)
-class _Device:
+class _DeviceLog:
     writer: LogWriter
-    sources: dict[tuple[StreamName, int], _Source] = field(default_factory=dict)
+    sources: dict[tuple[StreamName, int], _LogSource] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
     lines: int = 0
     size: int = 0
@@ -69,11 +69,11 @@ class _Device:
     failing: bool = False
 
 
-class Relay:
+class LogRelay:
     """The logs and metrics of one attempt. Used by one thread; does not wait for anything but the disk."""
 
     def __init__(
-        self, attempt: Path, devices: int, shipper: Shipper | None, clock: Callable[[], float] = time.time
+        self, attempt: Path, devices: int, shipper: StreamShipper | None, clock: Callable[[], float] = time.time
     ) -> None:
         """Write the logs of `devices` devices, and the metrics, into the attempt's directory (`jobs.files.paths`).
 
@@ -81,7 +81,7 @@ class Relay:
             OSError: the directory cannot be made.
         """
         paths.logs_dir(attempt).mkdir(parents=True, exist_ok=True)
-        self._devices = [_Device(LogWriter(paths.log_file(attempt, device))) for device in range(devices)]
+        self._devices = [_DeviceLog(LogWriter(paths.log_file(attempt, device))) for device in range(devices)]
         self._metric_writer = MetricWriter(paths.metrics_file(attempt))
         self._points: list[Metric] = []
         self._tried_at = 0.0
@@ -95,60 +95,64 @@ class Relay:
         """Lines and points that could not be written, up to now."""
         return sum(device.writer.dropped for device in self._devices) + self._metric_writer.dropped
 
-    def output(self, device: int, stream: StreamName, rank: int, data: bytes, step: int | None) -> None:
-        """Bytes that came from a pipe, in whatever pieces. Lines get the step of the piece that ends them."""
+    def add_output(self, device: int, stream: StreamName, rank: int, data: bytes, step: int | None) -> None:
+        """Take bytes that came from a pipe, in pieces of any size. Lines get the step of the piece that ends them."""
         now = self._clock()
-        source = self._source(device, stream, rank)
+        source = self._source_of(device, stream, rank)
         source.step = step
         for start in range(0, len(data), PIECE_BYTES):
-            lines = source.splitter.feed(data[start : start + PIECE_BYTES])
+            lines = source.splitter.add_bytes(data[start : start + PIECE_BYTES])
             if lines:
-                self._add(device, source, lines, now)
-        if not source.splitter.redrawing:
+                self._queue_lines(device, source, lines, now)
+        if not source.splitter.is_redrawing:
             source.drawn_at = None
         elif source.drawn_at is None:
             source.drawn_at = now
 
-    def line(self, device: int, stream: StreamName, rank: int, text: str, step: int | None) -> None:
-        """One line of the service's own (`shard`, `service`); it is split like any other."""
-        self.output(device, stream, rank, text.encode("utf-8", "surrogateescape") + b"\n", step)
+    def add_line(self, device: int, stream: StreamName, rank: int, text: str, step: int | None) -> None:
+        """Take one line of the service's own (`shard`, `service`); it is split like any other."""
+        self.add_output(device, stream, rank, text.encode("utf-8", "surrogateescape") + b"\n", step)
 
-    def shards(self, rank: int, lines: Sequence[ShardLine]) -> None:
-        """Lines of the service's own about steps of a rank: those of a packet, which were waited for already. They stay
-        together in chunks, and are written."""
+    def add_shard_lines(self, rank: int, lines: Sequence[ShardLine]) -> None:
+        """Write lines about the steps of one packet of a rank. They have waited in the rank, so they are not held back
+        again, and they stay together in chunks."""
         now = self._clock()
         for (device, step), alike in groupby(lines, key=_device_and_step):
             texts = [line.text.encode() for line in alike]
             if any(len(text) > PIECE_BYTES for text in texts):  # of a shape of thousands of dimensions
                 for text in texts:
-                    self.output(device, "shard", rank, text + b"\n", step)
+                    self.add_output(device, "shard", rank, text + b"\n", step)
                 continue
-            self._queue(device, Run("shard", rank, step, now, 0, texts), now)
+            self._queue_run(device, Run("shard", rank, step, now, 0, texts), now)
             if self._devices[device].lines >= MAX_CHUNK_LINES or self._devices[device].size >= CHUNK_BYTES:
-                self._write(device)
+                self._write_chunk(device)
         for device in {line.device for line in lines}:
-            self._write(device)
+            self._write_chunk(device)
 
-    def metric(self, record: Metric) -> None:
-        """One point of a series. A time that cannot be (a program may claim any) becomes the time of arrival."""
+    def add_metric(self, record: Metric) -> None:
+        """Take one point of a series. An impossible time (a program may claim any) becomes the time of arrival."""
         now = self._clock()
         if not 0 <= record.at <= now + A_DAY:
             record = msgspec.structs.replace(record, at=now)
-        if self._refused and len(self._points) >= MAX_WAITING_POINTS:
+        if self._disk_refuses and len(self._points) >= MAX_WAITING_POINTS:
             self._metric_writer.dropped += 1
             return
         self._points.append(record)
-        if not self._refused and len(self._points) >= METRIC_POINTS:
+        if not self._disk_refuses and len(self._points) >= METRIC_POINTS:
             self._write_points()
 
-    def begin_metrics_with(self, earlier: Path) -> None:
-        """Begin the metrics with the points of an earlier attempt; on a disk that is full, as soon as there is room for
-        them, and new points wait for that. Raises OSError: they cannot be had."""
-        self._earlier = earlier
-        self._bring_earlier()
+    def start_metrics_from(self, earlier: Path) -> None:
+        """Begin the metrics with the points of an earlier attempt. Where the disk is full, they are copied as soon as
+        it has room, and new points wait until then.
 
-    def cut_metrics(self) -> tuple[Path, int]:
-        """The file of metrics, and how much of it holds every point up to now.
+        Raises:
+            OSError: the earlier points cannot be read.
+        """
+        self._earlier = earlier
+        self._copy_earlier_points()
+
+    def flush_metrics(self) -> tuple[Path, int]:
+        """Write all points that wait; returns the metrics' file and its length with every point up to now.
 
         Raises:
             OSError: the disk has no room for all of them yet.
@@ -158,8 +162,8 @@ class Relay:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return self._metric_writer.path, self._metric_writer.end
 
-    def deadline(self) -> float | None:
-        """When `flush` is to be called, by the relay's clock; `None` while nothing waits."""
+    def next_deadline(self) -> float | None:
+        """When `flush_due` is to be called, by the relay's clock; `None` while nothing waits."""
         waiting = [device.since + CHUNK_SECONDS for device in self._devices if device.runs]
         waiting += [
             source.drawn_at + REDRAW_SECONDS
@@ -168,20 +172,20 @@ class Relay:
             if source.drawn_at is not None
         ]
         if self._points:
-            waiting.append(self._tried_at + RETRY_SECONDS if self._refused else self._clock())
+            waiting.append(self._tried_at + RETRY_SECONDS if self._disk_refuses else self._clock())
         return min(waiting, default=None)
 
-    def flush(self, now: float) -> None:
-        """Write what has waited long enough; points, which come in packets, wait for nothing but room. A clock that was
-        set back makes nothing wait longer."""
+    def flush_due(self, now: float) -> None:
+        """Write what has waited long enough. Points, which come in packets, wait only while the disk is full. A clock
+        that was set back makes nothing wait longer."""
         for index, device in enumerate(self._devices):
             for source in device.sources.values():
                 if source.drawn_at is not None and _is_due(source.drawn_at, REDRAW_SECONDS, now):
-                    self._add(index, source, source.splitter.redraw(), now)
+                    self._queue_lines(index, source, source.splitter.take_redrawn(), now)
                     source.drawn_at = None
             if device.runs and _is_due(device.since, CHUNK_SECONDS, now):
-                self._write(index)
-        if self._points and (not self._refused or _is_due(self._tried_at, RETRY_SECONDS, now)):
+                self._write_chunk(index)
+        if self._points and (not self._disk_refuses or _is_due(self._tried_at, RETRY_SECONDS, now)):
             self._write_points()
 
     def close(self) -> None:
@@ -189,34 +193,34 @@ class Relay:
         now = self._clock()
         for index, device in enumerate(self._devices):
             for source in device.sources.values():
-                self._add(index, source, source.splitter.end(), now)
-            self._write(index)
+                self._queue_lines(index, source, source.splitter.take_unended(), now)
+            self._write_chunk(index)
             self._seal_log(index)
         self._write_points()
         self._metric_writer.dropped += len(self._points)  # there was no room for them until the end
         self._seal_metrics()
 
     @property
-    def _refused(self) -> bool:
-        """Whether the disk had no room for points, or not for those that come first."""
+    def _disk_refuses(self) -> bool:
+        """Whether the disk had no room for points, or for those of an earlier attempt."""
         return self._earlier is not None or self._metrics_failing
 
-    def _source(self, device: int, stream: StreamName, rank: int) -> _Source:
+    def _source_of(self, device: int, stream: StreamName, rank: int) -> _LogSource:
         sources = self._devices[device].sources
         source = sources.get((stream, rank))
         if source is None:
-            source = sources[(stream, rank)] = _Source(stream, rank)
+            source = sources[(stream, rank)] = _LogSource(stream, rank)
         return source
 
-    def _add(self, index: int, source: _Source, lines: Lines, now: float) -> None:
+    def _queue_lines(self, index: int, source: _LogSource, lines: SplitLines, now: float) -> None:
         """Queue lines, and write chunks as they fill up; a device's very first line is written at once."""
         for texts, flags in lines:
             for start in range(0, len(texts), MAX_CHUNK_LINES):
                 part = texts[start : start + MAX_CHUNK_LINES] if len(texts) > MAX_CHUNK_LINES else texts
-                self._queue(index, Run(source.stream, source.rank, source.step, now, flags, part), now)
+                self._queue_run(index, Run(source.stream, source.rank, source.step, now, flags, part), now)
                 self._write_if_full(index)
 
-    def _queue(self, index: int, run: Run, now: float) -> None:
+    def _queue_run(self, index: int, run: Run, now: float) -> None:
         device = self._devices[index]
         if not device.runs:
             device.since = now
@@ -227,9 +231,9 @@ class Relay:
     def _write_if_full(self, index: int) -> None:
         device = self._devices[index]
         if not device.begun or device.lines >= CHUNK_LINES or device.size >= CHUNK_BYTES:
-            self._write(index)
+            self._write_chunk(index)
 
-    def _write(self, index: int) -> None:
+    def _write_chunk(self, index: int) -> None:
         device = self._devices[index]
         if not device.runs:
             return
@@ -238,11 +242,11 @@ class Relay:
             device.writer.append(runs)
         except OSError as error:
             if not device.failing:
-                _say(_log.error, "log_not_written", device=index, error=str(error))
+                _log_event(_log.error, "log_not_written", device=index, error=str(error))
             device.failing = True
             return
         if device.failing:
-            _say(_log.warning, "log_written_again", device=index, dropped=device.writer.dropped)
+            _log_event(_log.warning, "log_written_again", device=index, dropped=device.writer.dropped)
         device.failing = False
         self._ship_log(index)
 
@@ -251,7 +255,7 @@ class Relay:
         try:
             writer.seal()
         except OSError as error:
-            _say(_log.error, "log_not_sealed", device=index, dropped=writer.dropped, error=str(error))
+            _log_event(_log.error, "log_not_sealed", device=index, dropped=writer.dropped, error=str(error))
             writer.close()
             return
         self._ship_log(index)
@@ -259,10 +263,10 @@ class Relay:
     def _ship_log(self, index: int) -> None:
         writer = self._devices[index].writer
         if self._shipper is not None:
-            self._shipper.log(index, writer.path, writer.end)
+            self._shipper.ship_log(index, writer.path, writer.end)
 
-    def _bring_earlier(self) -> None:
-        """Begin with the points of an earlier attempt if there is room for them. Raises OSError: they cannot be had."""
+    def _copy_earlier_points(self) -> None:
+        """Copy the points of an earlier attempt if there is room for them. Raises OSError: they cannot be read."""
         assert self._earlier is not None
         try:
             self._metric_writer.begin_with(self._earlier)
@@ -277,7 +281,7 @@ class Relay:
     def _write_points(self) -> None:
         if self._earlier is not None:
             with suppress(OSError):  # new points are no worse for it
-                self._bring_earlier()
+                self._copy_earlier_points()
         if self._earlier is not None:
             self._tried_at = self._clock()
             return
@@ -288,7 +292,7 @@ class Relay:
                 self._metric_writer.append(points)
             except OSError as error:
                 if not self._metrics_failing:
-                    _say(_log.error, "metrics_not_written", error=str(error))
+                    _log_event(_log.error, "metrics_not_written", error=str(error))
                 self._metrics_failing = True
                 if error.errno in NO_ROOM:
                     self._tried_at = self._clock()
@@ -303,14 +307,14 @@ class Relay:
         try:
             self._metric_writer.seal()
         except OSError as error:
-            _say(_log.error, "metrics_not_sealed", dropped=self._metric_writer.dropped, error=str(error))
+            _log_event(_log.error, "metrics_not_sealed", dropped=self._metric_writer.dropped, error=str(error))
             self._metric_writer.close()
             return
         self._ship_metrics()
 
     def _ship_metrics(self) -> None:
         if self._shipper is not None:
-            self._shipper.metrics(self._metric_writer.path, self._metric_writer.end)
+            self._shipper.ship_metrics(self._metric_writer.path, self._metric_writer.end)
 
 
 def _device_and_step(line: ShardLine) -> tuple[int, int]:
@@ -321,7 +325,7 @@ def _is_due(since: float, seconds: float, now: float) -> bool:
     return now - since >= seconds or now < since
 
 
-def _say(method: Callable[..., None], event: str, **fields: object) -> None:
-    """Write to the service's own log; where the disk is full, that may fail as well."""
+def _log_event(method: Callable[..., None], event: str, **fields: object) -> None:
+    """Write to the service's own log, which may fail as well where the disk is full."""
     with suppress(OSError):
         method(event, **fields)

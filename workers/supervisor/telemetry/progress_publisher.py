@@ -5,10 +5,10 @@ import msgspec
 from jobs.files.log_file import StreamName
 from jobs.model.spec import JobSpec, RecipeProgram
 from jobs.protocol.records import SingleRecord, StepBatch
-from workers.supervisor.telemetry.output_tail import Tails
-from workers.supervisor.telemetry.progress import Progress
+from workers.supervisor.telemetry.output_tail import OutputTails
+from workers.supervisor.telemetry.progress import RecipeProgress
 from workers.supervisor.telemetry.script_progress import ScriptProgress
-from workers.supervisor.telemetry.shipper import Shipper
+from workers.supervisor.telemetry.shipper import StreamShipper
 
 PROGRESS_SECONDS = 0.25
 PROGRESS_TTL = 86_400
@@ -17,10 +17,12 @@ PROGRESS_TTL = 86_400
 class ProgressPublisher:
     """Feeds the progress of a recipe or a script, and publishes it as `key` in the telemetry Redis."""
 
-    def __init__(self, spec: JobSpec, shipper: Shipper, key: str) -> None:
+    def __init__(self, spec: JobSpec, shipper: StreamShipper, key: str) -> None:
         recipe = isinstance(spec.program, RecipeProgram)
-        self._progress: Progress | ScriptProgress = Progress(spec.world_size) if recipe else ScriptProgress()
-        self._output_tail = None if recipe else Tails()  # a script prints what a recipe sends as records
+        self._progress: RecipeProgress | ScriptProgress = (
+            RecipeProgress(spec.world_size) if recipe else ScriptProgress()
+        )
+        self._output_tail = None if recipe else OutputTails()  # a script prints what a recipe sends as records
         self._shipper = shipper
         self._key = key
         self._changed = False  # since it was last published
@@ -29,22 +31,22 @@ class ProgressPublisher:
 
     def resume_from(self, step: int, epoch: int) -> None:
         """Begin after so many steps of a recipe, in an epoch that is counted from 0."""
-        if isinstance(self._progress, Progress):
-            self._progress.resume(step, epoch)
+        if isinstance(self._progress, RecipeProgress):
+            self._progress.resume_from(step, epoch)
 
     def add_output(self, device: int, stream: StreamName, rank: int, data: bytes) -> None:
         if self._output_tail is not None:
-            self._output_tail.output(device, stream, rank, data)
+            self._output_tail.add_output(device, stream, rank, data)
             self._changed = True
 
     def add_record(self, rank: int, record: SingleRecord, source: int) -> None:
-        self._changed = self._progress.feed(rank, record, source) or self._changed
+        self._changed = self._progress.add_record(rank, record, source) or self._changed
 
     def add_batch(self, rank: int, batch: StepBatch, source: int) -> None:
         for metric in batch.metrics:
-            self._changed = self._progress.feed(rank, metric, source) or self._changed
+            self._changed = self._progress.add_record(rank, metric, source) or self._changed
         if batch.steps:
-            self._changed = self._progress.feed_steps(rank, batch.steps, source) or self._changed
+            self._changed = self._progress.add_steps(rank, batch.steps, source) or self._changed
 
     def last_line(self) -> str:
         """The last line that a script has printed, "" of a recipe."""
@@ -59,8 +61,8 @@ class ProgressPublisher:
     def publish(self) -> None:
         """Publish the progress, unless it is as it was."""
         if self._output_tail is not None and isinstance(self._progress, ScriptProgress):
-            self._progress.draw(self._output_tail.bars())
-        body = msgspec.json.encode(self._progress.snapshot())
+            self._progress.set_bars(self._output_tail.open_bars())
+        body = msgspec.json.encode(self._progress.make_status())
         if body not in (b"null", self._published):
             self._published = body
-            self._shipper.put(self._key, body, PROGRESS_TTL)
+            self._shipper.put_blob(self._key, body, PROGRESS_TTL)

@@ -13,10 +13,10 @@ from jobs.protocol import names
 from jobs.protocol.records import SingleRecord, StepBatch
 from jobs.store import AttemptId
 from workers.supervisor.report.aggregator import Aggregator
-from workers.supervisor.telemetry.log_relay import Relay
+from workers.supervisor.telemetry.log_relay import LogRelay
 from workers.supervisor.telemetry.progress_publisher import ProgressPublisher
 from workers.supervisor.telemetry.report_publisher import ReportPublisher
-from workers.supervisor.telemetry.shipper import Shipper
+from workers.supervisor.telemetry.shipper import StreamShipper
 
 log = structlog.get_logger(__name__)
 
@@ -32,8 +32,8 @@ class TelemetryPublisher:
         self,
         directory: Path,
         attempt: AttemptId,
-        relay: Relay,
-        shipper: Shipper,
+        relay: LogRelay,
+        shipper: StreamShipper,
         aggregator: Aggregator,
         spec: JobSpec,
     ) -> None:
@@ -45,12 +45,12 @@ class TelemetryPublisher:
 
     def add_output(self, device: int, stream: StreamName, rank: int, data: bytes, step: int | None) -> None:
         """Take bytes that a rank has printed."""
-        self._relay.output(device, stream, rank, data, step)
+        self._relay.add_output(device, stream, rank, data, step)
         self._progress.add_output(device, stream, rank, data)
 
     def log_line(self, text: str) -> None:
         """Write a line of the service's own to the first device's log."""
-        self._relay.line(0, "service", 0, text, None)
+        self._relay.add_line(0, "service", 0, text, None)
 
     def add_record(self, rank: int, record: StepBatch | SingleRecord, source: int = 0) -> None:
         """Take a record, or a batch of steps, of a rank's own process (`source` 0) or of one that descends from it."""
@@ -62,10 +62,10 @@ class TelemetryPublisher:
 
     def _add_batch(self, rank: int, batch: StepBatch, source: int) -> None:
         for metric in batch.metrics:
-            self._relay.metric(metric)
+            self._relay.add_metric(metric)
         self._progress.add_batch(rank, batch, source)
         if batch.steps:
-            self._relay.shards(rank, self._report.add_steps(rank, batch.steps, source))
+            self._relay.add_shard_lines(rank, self._report.add_steps(rank, batch.steps, source))
 
     def rank_ended(self, rank: int) -> None:
         """Note that a rank has ended, and everything it sent was added."""
@@ -82,7 +82,7 @@ class TelemetryPublisher:
         Raises:
             OSError: the disk has no room for all metrics yet.
         """
-        return self._report.dump_state(), self._relay.cut_metrics()
+        return self._report.dump_state(), self._relay.flush_metrics()
 
     def resume_from(self, found: Verified) -> None:
         """Go on from a checkpoint, before anything is added: with its report, its metrics and its steps."""
@@ -93,17 +93,17 @@ class TelemetryPublisher:
         except (OSError, ValueError) as error:
             self.log_line(f"the split report begins at step {step}: the earlier part cannot be read ({error})")
         try:
-            self._relay.begin_metrics_with(found.directory / METRICS)
+            self._relay.start_metrics_from(found.directory / METRICS)
         except OSError as error:
             self.log_line(f"the metrics begin at step {step}: earlier ones cannot be read ({error})")
 
     def next_deadline(self) -> float | None:
         """When `flush_due` has something to do, by the wall clock."""
-        return self._relay.deadline()
+        return self._relay.next_deadline()
 
     def flush_due(self, now: float) -> None:
         """Write and publish what is due; `now` is the wall clock, which decides about log chunks only."""
-        self._relay.flush(now)
+        self._relay.flush_due(now)
         self._progress.publish_if_due(monotonic())
         self._report.publish_if_due(monotonic())
 

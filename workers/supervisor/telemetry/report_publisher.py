@@ -16,7 +16,7 @@ from jobs.support import failpoints
 from shardyard.contract.report import encode_report
 from workers.supervisor.report.aggregator import Aggregator
 from workers.supervisor.report.shard_lines import ShardLine
-from workers.supervisor.telemetry.shipper import Shipper
+from workers.supervisor.telemetry.shipper import StreamShipper
 
 log = structlog.get_logger(__name__)
 
@@ -30,7 +30,7 @@ WRITTEN_TTL = 5
 class ReportPublisher:
     """Feeds the aggregator, and publishes what it makes: as `key` in the telemetry Redis, at last as `file`."""
 
-    def __init__(self, aggregator: Aggregator, shipper: Shipper, key: str, file: Path) -> None:
+    def __init__(self, aggregator: Aggregator, shipper: StreamShipper, key: str, file: Path) -> None:
         self._aggregator = aggregator
         self._shipper = shipper
         self._key = key
@@ -85,7 +85,7 @@ class ReportPublisher:
         self._changed, self._publish_after = False, now + REPORT_SECONDS
         with self._logging_failure("snapshot"):
             snapshot = self._aggregator.make_report(False, "", time.time())
-            self._shipper.put(self._key, encode_report(snapshot), SNAPSHOT_TTL)
+            self._shipper.put_blob(self._key, encode_report(snapshot), SNAPSHOT_TTL)
 
     def write_final(self, last_line: str) -> str:
         """Write and publish the final report; nothing is added from now on. May be called again.
@@ -95,9 +95,9 @@ class ReportPublisher:
         try:
             if self._final is None:
                 self._final = encode_report(self._aggregator.make_report(True, last_line, time.time()))
-                self._shipper.put(self._key, self._final, SNAPSHOT_TTL)
+                self._shipper.put_blob(self._key, self._final, SNAPSHOT_TTL)
             write_atomically(self._file, self._final)
-            self._shipper.put(self._key, self._final, WRITTEN_TTL)
+            self._shipper.put_blob(self._key, self._final, WRITTEN_TTL)
         except OSError as error:
             if "disk" not in self._failures:
                 self._failures.add("disk")

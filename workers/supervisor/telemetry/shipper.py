@@ -1,8 +1,8 @@
 """Sends an attempt's frames from their files to the telemetry Redis, in a thread of its own.
 
-The file is the queue: the relay says how far each file is whole, and this thread reads from where it stands.
-So it holds no more than one batch in memory, however long Redis is away, and sending again after a loss is the
-same as sending. Nothing here can slow the supervisor's loop or fail it.
+The file is the queue: the relay notes up to which offset each file is complete, and this thread reads from its own
+offset on. So it holds no more than one batch in memory, however long Redis is away, and sending again after a loss is
+the same as sending. Nothing here can slow down or fail the supervisor's loop.
 
 A batch goes through one script that adds to the stream only if the stream ends where the batch begins, and
 otherwise answers where it does end; the thread then goes on from there. So a stream has no gap and no repeat,
@@ -63,7 +63,7 @@ return ARGV[#ARGV - 1]
 
 
 @dataclass(slots=True)
-class _Channel:
+class _ShippedStream:
     """One stream and the file behind it. Up to `offset` all is in Redis, whose last id is then `id`."""
 
     key: str
@@ -74,7 +74,7 @@ class _Channel:
     sent: int = 0  # bytes, since the stream began
     marks: deque[tuple[int, int]] = field(default_factory=deque)  # (bytes sent, last item) every part of the window
 
-    def mark(self, frame: Frame, window: int) -> None:
+    def mark_sent(self, frame: Frame, window: int) -> None:
         """Count a frame that was sent, and forget marks that are no longer needed to trim."""
         self.sent += frame.end - frame.offset
         if not self.marks or self.sent - self.marks[-1][0] >= window // _MARKS:
@@ -82,7 +82,7 @@ class _Channel:
         while len(self.marks) > 1 and self.sent - self.marks[1][0] >= window:
             self.marks.popleft()
 
-    def keep_from(self, window: int) -> str:
+    def oldest_kept_id(self, window: int) -> str:
         """The id below which entries are out of the window."""
         if self.marks and self.sent - self.marks[0][0] >= window:
             return f"{self.marks[0][1]}-0"
@@ -90,13 +90,13 @@ class _Channel:
 
 
 @dataclass(slots=True)
-class _Batch:
-    channel: _Channel
+class _FrameBatch:
+    channel: _ShippedStream
     frames: list[Frame]
     raws: list[bytes]
 
 
-class Shipper:
+class StreamShipper:
     """Ships the files and small blobs of one attempt. All methods may be called from the supervisor's thread."""
 
     def __init__(
@@ -111,7 +111,8 @@ class Shipper:
     ) -> None:
         """Start the thread, which connects by itself.
 
-        A stream keeps about `window_bytes`, and goes after `window_seconds` of rest, or `SEALED_SECONDS` after its end.
+        A stream keeps about `window_bytes`, and expires after `window_seconds` without a new frame, or `SEALED_SECONDS`
+        after its seal.
         """
         self._log_key: Callable[[int], str] = lambda device: names.log_stream(tenant, job, attempt, device)
         self._metric_key = names.metric_stream(tenant, job, attempt)
@@ -127,47 +128,47 @@ class Shipper:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stop = threading.Event()
-        self._channels: dict[str, _Channel] = {}
+        self._streams: dict[str, _ShippedStream] = {}
         self._blobs: dict[str, tuple[bytes, int]] = {}
         self._failures = 0
-        self._thread = threading.Thread(target=self._run, name="shipper", daemon=True)
+        self._thread = threading.Thread(target=self._ship_until_closed, name="shipper", daemon=True)
         self._thread.start()
 
-    def log(self, device: int, path: Path, end: int) -> None:
-        """The log file of `device` is whole up to `end` bytes. Never waits."""
-        self._advance(self._log_key(device), path, end)
+    def ship_log(self, device: int, path: Path, end: int) -> None:
+        """Note that the log file of `device` is complete up to `end` bytes. Never waits."""
+        self._extend_stream(self._log_key(device), path, end)
 
-    def metrics(self, path: Path, end: int) -> None:
-        """The metric file is whole up to `end` bytes. Never waits."""
-        self._advance(self._metric_key, path, end)
+    def ship_metrics(self, path: Path, end: int) -> None:
+        """Note that the metric file is complete up to `end` bytes. Never waits."""
+        self._extend_stream(self._metric_key, path, end)
 
-    def put(self, key: str, blob: bytes, ttl: int) -> None:
+    def put_blob(self, key: str, blob: bytes, ttl: int) -> None:
         """Set a key for `ttl` seconds. Of several values for one key only the latest is sent. Never waits."""
         with self._lock:
             self._blobs[key] = (blob, ttl)
         self._wake.set()
 
     def close(self, timeout: float) -> list[str]:
-        """Send what is left, for at most `timeout` seconds; say, in words, what could not be sent."""
+        """Send what is left, for at most `timeout` seconds; returns a text for each thing that could not be sent."""
         self._stop.set()
         self._wake.set()
         self._thread.join(timeout)
         with self._lock:
             left = [
                 f"{channel.key}: {channel.end - channel.offset} bytes after {channel.id}"
-                for channel in self._channels.values()
+                for channel in self._streams.values()
                 if channel.offset < channel.end
             ]
             return left + [f"{key}: {len(blob)} bytes" for key, (blob, _) in self._blobs.items()]
 
-    def _advance(self, key: str, path: Path, end: int) -> None:
+    def _extend_stream(self, key: str, path: Path, end: int) -> None:
         with self._lock:
-            self._channels.setdefault(key, _Channel(key, path)).end = end
+            self._streams.setdefault(key, _ShippedStream(key, path)).end = end
         self._wake.set()
 
     # -- the thread --------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _ship_until_closed(self) -> None:
         """Until `close`: send rounds; wait when there is nothing to send, or, longer and longer, when sending fails.
 
         After `close` it goes on until all is sent. It is a daemon, so the process may end before that.
@@ -175,11 +176,11 @@ class Shipper:
         while True:
             self._wake.clear()
             try:
-                worked = self._round()
-                self._succeeded()
+                worked = self._send_round()
+                self._note_success()
             except (redis.RedisError, OSError, ValueError) as error:
-                self._failed(error)
-                self._rest()
+                self._note_failure(error)
+                self._back_off()
                 continue
             if worked:
                 self._stop.wait(_ROUND_SECONDS)
@@ -189,7 +190,7 @@ class Shipper:
             else:
                 self._wake.wait()
 
-    def _rest(self) -> None:
+    def _back_off(self) -> None:
         """Wait after a failure: a random part of a time that doubles, so that shippers do not come back all at once."""
         shortest, longest = _BACKOFF_SECONDS
         if self._stop.is_set():  # the last seconds count: try often
@@ -198,43 +199,43 @@ class Shipper:
         longest = min(longest, shortest * 2 ** min(self._failures, 10))
         self._stop.wait(random.uniform(shortest / 2, longest))  # noqa: S311 - no secret
 
-    def _failed(self, error: Exception) -> None:
+    def _note_failure(self, error: Exception) -> None:
         self._failures += 1
         if self._failures == 1:
             with suppress(OSError):
                 _log.warning("telemetry_not_shipped", error=str(error))
 
-    def _succeeded(self) -> None:
+    def _note_success(self) -> None:
         if self._failures:
             with suppress(OSError):
                 _log.info("telemetry_shipped_again", failures=self._failures)
         self._failures = 0
 
-    def _round(self) -> bool:
+    def _send_round(self) -> bool:
         """Send one batch of each stream that has something new, and the blobs; False if there was nothing.
 
         Raises:
             redis.RedisError: some of it was not sent.
             OSError: a file cannot be read.
         """
-        batches, errors = self._batches()
+        batches, errors = self._next_batches()
         with self._lock:
             blobs, self._blobs = self._blobs, {}
         if batches or blobs:
-            errors += self._send(batches, blobs)
+            errors += self._send_all(batches, blobs)
         if errors:
             raise errors[0]
         return bool(batches or blobs)
 
-    def _send(self, batches: list[_Batch], blobs: dict[str, tuple[bytes, int]]) -> list[Exception]:
-        """Send, take note of what arrived, keep the rest for later; the errors of commands that were refused.
+    def _send_all(self, batches: list[_FrameBatch], blobs: dict[str, tuple[bytes, int]]) -> list[Exception]:
+        """Send, note what arrived, keep the rest for later; returns the errors of commands that were refused.
 
         Raises:
             redis.RedisError: there was no answer to all of them.
         """
         pipe = self._client.pipeline(transaction=False)
         for batch in batches:
-            pipe.eval(_SHIP, 1, batch.channel.key, *self._arguments(batch))
+            pipe.eval(_SHIP, 1, batch.channel.key, *self._script_arguments(batch))
         for key, (blob, ttl) in blobs.items():
             pipe.set(key, blob, ex=ttl)
         try:
@@ -248,22 +249,22 @@ class Shipper:
         self._put_back({key: blobs[key] for key in refused})
         for batch, reply in zip(batches, replies, strict=False):
             if not isinstance(reply, Exception):
-                self._settle(batch, reply.decode())
+                self._apply_reply(batch, reply.decode())
         return [reply for reply in replies if isinstance(reply, Exception)]
 
     def _put_back(self, blobs: dict[str, tuple[bytes, int]]) -> None:
-        """Blobs to be sent later, unless newer ones came."""
+        """Keep blobs to be sent later, unless newer ones came."""
         with self._lock:
             self._blobs = blobs | self._blobs
 
-    def _batches(self) -> tuple[list[_Batch], list[Exception]]:
-        """The next batches, and why a file could not be read: that must not hold up the other streams."""
+    def _next_batches(self) -> tuple[list[_FrameBatch], list[Exception]]:
+        """The next batches, and the errors of files that cannot be read, which must not hold up the other streams."""
         with self._lock:
-            waiting = [channel for channel in self._channels.values() if channel.offset < channel.end]
-        batches: list[_Batch] = []
+            waiting = [channel for channel in self._streams.values() if channel.offset < channel.end]
+        batches: list[_FrameBatch] = []
         errors: list[Exception] = []
         size = 0
-        for channel in sorted(waiting, key=lambda channel: channel.sent):  # those that got least first
+        for channel in sorted(waiting, key=lambda channel: channel.sent):  # those that have sent least first
             try:
                 batch = _read_batch(channel)
             except OSError as error:
@@ -276,29 +277,29 @@ class Shipper:
                 break
         return batches, errors
 
-    def _arguments(self, batch: _Batch) -> list[str | bytes | int]:
+    def _script_arguments(self, batch: _FrameBatch) -> list[str | bytes | int]:
         channel = batch.channel
         seconds = SEALED_SECONDS if batch.frames[-1].kind == Kind.SEAL else self._window_seconds
-        arguments: list[str | bytes | int] = [channel.id, channel.keep_from(self._window_bytes), seconds]
+        arguments: list[str | bytes | int] = [channel.id, channel.oldest_kept_id(self._window_bytes), seconds]
         for frame, raw in zip(batch.frames, batch.raws, strict=True):
             arguments += (frame.id, raw)
         return arguments
 
-    def _settle(self, batch: _Batch, last_id: str) -> None:
-        """Take Redis's word for where the stream ends."""
+    def _apply_reply(self, batch: _FrameBatch, last_id: str) -> None:
+        """Continue from the id with which the stream ends, as Redis answered."""
         channel, newest = batch.channel, batch.frames[-1]
         if last_id == newest.id:
             channel.offset, channel.id = newest.end, last_id
             for frame in batch.frames:
-                channel.mark(frame, self._window_bytes)
+                channel.mark_sent(frame, self._window_bytes)
         else:
             channel.id = last_id
             channel.marks.clear()
             channel.offset = _resume_at(channel, self._window_bytes)
 
 
-def _read_batch(channel: _Channel) -> _Batch:
-    batch, size = _Batch(channel, [], []), 0
+def _read_batch(channel: _ShippedStream) -> _FrameBatch:
+    batch, size = _FrameBatch(channel, [], []), 0
     with FrameReader(channel.path, channel.end) as reader:
         for frame in reader.forward(reader.frame_at(channel.offset)):
             raw = reader.raw(frame)
@@ -310,7 +311,7 @@ def _read_batch(channel: _Channel) -> _Batch:
     return batch
 
 
-def _resume_at(channel: _Channel, window_bytes: int) -> int:
+def _resume_at(channel: _ShippedStream, window_bytes: int) -> int:
     """Offset of the first frame that the stream lacks; of the window's first, where there is no stream."""
     with FrameReader(channel.path, channel.end) as reader:
         if channel.id == EMPTY:

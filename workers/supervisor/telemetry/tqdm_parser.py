@@ -1,4 +1,4 @@
-"""Reads tqdm's progress bars out of what a program prints.
+"""Parses tqdm's progress bars in the output of a program.
 
 tqdm draws a bar as `\\r` and `desc:  40%|####      | 4/10 [00:01<00:02,  2.00it/s, loss=0.5]`, without a known end as
 `desc: 4it [00:01, 2.00it/s]`. A bar inside another one is drawn a line below it, and `\\x1b[A` leads back up: so the
@@ -22,7 +22,7 @@ MAX_DEPTH = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class TqdmBar:
     """`total` and `left_seconds` are `None` where the end is not known."""
 
     done: int
@@ -31,21 +31,21 @@ class Bar:
     left_seconds: int | None
 
 
-class Bars:
+class TqdmBars:
     """The bars that one stream of one process has open, outermost first."""
 
     def __init__(self) -> None:
-        self._open: dict[int, Bar] = {}
+        self._open: dict[int, TqdmBar] = {}
 
     @property
-    def open(self) -> tuple[Bar, ...]:
+    def open_bars(self) -> tuple[TqdmBar, ...]:
         return tuple(bar for _, bar in sorted(self._open.items()))
 
-    def read(self, text: str) -> None:
-        """Take in what was printed since, or again."""
+    def read_text(self, text: str) -> None:
+        """Parse text that was printed; the same text may come again."""
         pieces = _PIECES.split(text)
         for piece, up in zip(pieces[::2], [*pieces[1::2], None], strict=True):
-            bar = parse(piece)
+            bar = parse_bar(piece)
             if bar is None:
                 continue
             depth = min(len(up or "") // len("\x1b[A"), MAX_DEPTH)
@@ -53,25 +53,25 @@ class Bars:
             self._open[depth] = bar
 
 
-def parse(line: str) -> Bar | None:
+def parse_bar(line: str) -> TqdmBar | None:
     """The bar that a line shows; `None` when it shows none."""
     known = _KNOWN.search(line)
     if known is not None:
         unit = known["unit"] or known["slow"] or "it"
-        return Bar(_number(known["done"]), _number(known["total"]), unit, _seconds(known["left"]))
+        return TqdmBar(_parse_count(known["done"]), _parse_count(known["total"]), unit, _parse_clock(known["left"]))
     unknown = _UNKNOWN.search(line)
     if unknown is not None:
-        return Bar(_number(unknown["done"]), None, unknown["word"].strip(), None)
+        return TqdmBar(_parse_count(unknown["done"]), None, unknown["word"].strip(), None)
     return None
 
 
-def _number(text: str) -> int:
+def _parse_count(text: str) -> int:
     """A count, which tqdm may write as 1.50M."""
     scale = _SCALE.index(text[-1]) if text[-1] in _SCALE else 0
     return round(float(text[:-1] if scale else text) * 10.0 ** (3 * scale))
 
 
-def _seconds(clock: str) -> int | None:
+def _parse_clock(clock: str) -> int | None:
     if clock == "?":
         return None
     days, _, rest = clock.rpartition(", ")
