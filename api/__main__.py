@@ -53,10 +53,10 @@ class ClusterRefused(Exception):
 
 def main() -> int:
     os.umask(identity.UMASK)
-    logging_config.configure("INFO")
+    logging_config.configure_logging("INFO")
     try:
         settings = Settings()
-        logging_config.configure(settings.log_level)
+        logging_config.configure_logging(settings.log_level)
         app = create_app(settings)
         refuse_cluster(settings.control_url(), "SHARDYARD_REDIS_URL")
         refuse_cluster(settings.telemetry(), "SHARDYARD_TELEMETRY_URL")

@@ -138,7 +138,7 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
         asyncio.create_task(watch_scheduler(lambda: scheduler.alive, _end_process)),
         asyncio.create_task(
             sweep_storage(
-                partial(storage_proof.prove, reconciled, storage),
+                partial(storage_proof.prove_storage, reconciled, storage),
                 partial(convert_packed_jobs, PackedJobConverter(reconciled).convert, control.open, _end_process),
                 _periodic_sweeps(reconciled, storage, settings),
                 _end_process,

@@ -23,7 +23,7 @@ from jobs.scheduling.celery_config import celery_config
 from jobs.scheduling.hints import message
 from jobs.store import AttemptId, Hint
 from jobs.store.client import RedisStore
-from jobs.support.logging_config import configure
+from jobs.support.logging_config import configure_logging
 from shardyard.contract.errors import Unavailable
 from workers.node import environments
 from workers.node.agent import Agent, NodeTaken
@@ -103,7 +103,7 @@ def _warm(**_: Any) -> None:
     """
     global agent
     os.umask(identity.UMASK)
-    configure(settings.log_level)
+    configure_logging(settings.log_level)
     try:
         control = RedisStore.from_url(settings.control_url())
         known = environments.find(settings.environments)

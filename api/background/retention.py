@@ -69,7 +69,7 @@ def delete_archived_job(control: RedisStore, storage: Path, tenant: str, job: st
         found = archive.read_job(storage, tenant, job)
         if found is not None and found.key:
             control.run(store.free_key(tenant, found.key, job))
-    fs.remove(paths.job_dir(storage, tenant, job))
+    fs.remove_tree(paths.job_dir(storage, tenant, job))
     archive.remove_job(storage, tenant, job)
 
 

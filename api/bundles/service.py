@@ -23,7 +23,7 @@ from api.http import audit
 from api.http.auth import Principal
 from jobs import store
 from jobs.bundles import bundle as bundles
-from jobs.bundles.bundle import Contents
+from jobs.bundles.bundle import BundleListing
 from jobs.files import paths
 from jobs.model.spec import JobSpec, ScriptProgram
 from jobs.store import BundleRecord
@@ -82,7 +82,7 @@ class BundleService:
                 record = await self._store.run(store.read_bundle(who.tenant, bundle))
                 if record is not None and await self._run_reader(self._bundle_path(who, record).exists):
                     return UploadedBundle(_bundle_view(record), created=False)
-                found = await self._run_writer(partial(bundles.inspect, draft))
+                found = await self._run_writer(partial(bundles.inspect_bundle, draft))
                 created = await self._store_bundle(
                     who, bundle, nonce, draft, found, gone=record.nonce if record else ""
                 )
@@ -158,7 +158,7 @@ class BundleService:
         return f"sha256:{digest.hexdigest()}"
 
     async def _store_bundle(
-        self, who: Principal, bundle: str, nonce: str, draft: Path, found: Contents, *, gone: str
+        self, who: Principal, bundle: str, nonce: str, draft: Path, found: BundleListing, *, gone: str
     ) -> bool:
         """Give a draft its name and tell the store; False when another upload of the same bytes was first."""
         file = paths.bundle_file(self._root, who.tenant, bundle, nonce)
@@ -189,10 +189,10 @@ class BundleService:
             raise _not_found(bundle)
         return record
 
-    async def _inspect_file(self, who: Principal, record: BundleRecord) -> Contents | None:
+    async def _inspect_file(self, who: Principal, record: BundleRecord) -> BundleListing | None:
         """None when the file is gone: somebody has been at the storage directory."""
         try:
-            return await self._run_reader(partial(bundles.contents, self._bundle_path(who, record)))
+            return await self._run_reader(partial(bundles.list_contents, self._bundle_path(who, record)))
         except FileNotFoundError:
             return None
 

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from jobs.files import checkpoints, paths
-from jobs.files.checkpoints import Kept
+from jobs.files.checkpoints import StoredCheckpoint
 from shardyard.contract.errors import NotFound, ShardyardError
 from shardyard.contract.responses import ArtifactView, at
 
@@ -74,13 +74,13 @@ def list_artifacts(attempt: Path) -> ArtifactListing:
     return ArtifactListing(both[:MAX_LISTED], found.truncated or len(both) > MAX_LISTED)
 
 
-def _checkpoints_by_name(attempt: Path) -> dict[str, Kept]:
+def _checkpoints_by_name(attempt: Path) -> dict[str, StoredCheckpoint]:
     """The checkpoints of the attempt's job, by the names that they are listed with; of two of one step, the later."""
-    kept = checkpoints.kept(attempt.parent / CHECKPOINTS)
+    kept = checkpoints.list_checkpoints(attempt.parent / CHECKPOINTS)
     return {f"{CHECKPOINTS}/step-{one.step}": one for one in reversed(kept)}
 
 
-def _checkpoint_files(one: Kept, name: str) -> Iterator[ArtifactView]:
+def _checkpoint_files(one: StoredCheckpoint, name: str) -> Iterator[ArtifactView]:
     try:
         directory = _open_directory(one.directory)
     except (FileNotFoundError, NotADirectoryError):  # it has just been replaced by a newer one

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from api.data import archive
 from jobs.files import log_file, metric_file, paths
-from jobs.files.log_file import CONTINUED, Page, StreamName
+from jobs.files.log_file import CONTINUED, StreamName
 from jobs.support import fs
 from shardyard.contract.errors import NotFound
 from shardyard.contract.responses import BucketView, DroppedLines, LogLine, PointView, SeriesView, at
@@ -90,7 +90,7 @@ def read_logs(attempt: Path, devices: Sequence[int], seen: Mapping[int, int], qu
     )
 
 
-def _read_device_page(attempt: Path, device: int, after: int, devices: int, query: LogQuery) -> Page:
+def _read_device_page(attempt: Path, device: int, after: int, devices: int, query: LogQuery) -> log_file.LogFilePage:
     return log_file.read_page(
         require_plain_file(paths.log_file(attempt, device)),
         after,
@@ -105,7 +105,7 @@ def _read_device_page(attempt: Path, device: int, after: int, devices: int, quer
     )
 
 
-def _position_reached(device: int, page: Page, taken: Sequence[LogLine], before: int) -> int:
+def _position_reached(device: int, page: log_file.LogFilePage, taken: Sequence[LogLine], before: int) -> int:
     """How far a device was read: its whole page, unless the merge left some of its lines for the next one."""
     mine = [line.seq for line in taken if line.device == device]
     if len(mine) == len(page.lines):
@@ -113,7 +113,7 @@ def _position_reached(device: int, page: Page, taken: Sequence[LogLine], before:
     return mine[-1] if mine else min(before, page.lines[0].seq - 1)
 
 
-def _log_line(device: int, line: log_file.Line) -> LogLine:
+def _log_line(device: int, line: log_file.LogRow) -> LogLine:
     return LogLine(
         seq=line.seq,
         at=at(int(line.at * 1e6)),
@@ -132,11 +132,13 @@ def read_metrics(
     """Series of an attempt, whole or down-sampled. Raises OSError."""
     return [
         _series_view(series)
-        for series in metric_file.read(require_plain_file(paths.metrics_file(attempt)), device, name, after, points)
+        for series in metric_file.read_series(
+            require_plain_file(paths.metrics_file(attempt)), device, name, after, points
+        )
     ]
 
 
-def _series_view(series: metric_file.Series) -> SeriesView:
+def _series_view(series: metric_file.MetricSeries) -> SeriesView:
     return SeriesView(
         device=series.device,
         name=series.name,
@@ -157,7 +159,7 @@ def _series_view(series: metric_file.Series) -> SeriesView:
     )
 
 
-def _point_view(point: metric_file.Point) -> PointView:
+def _point_view(point: metric_file.SeriesPoint) -> PointView:
     value = point.value if math.isfinite(point.value) else None
     return PointView(point.number, point.step, value, at(int(point.at * 1e6)))
 
@@ -177,4 +179,4 @@ def remove_job(storage: Path, tenant: str, job: str) -> None:
     """Remove everything that a job left, and its record where it is archived. Raises OSError; a job that left nothing
     is no error."""
     archive.remove_job(storage, tenant, job)
-    fs.remove(paths.job_dir(storage, tenant, job))
+    fs.remove_tree(paths.job_dir(storage, tenant, job))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from api.data.attempt_files import require_plain_file
 from jobs.files import log_file, metric_file, paths
-from jobs.files.frame_file import CorruptFrame, FrameReader, Kind
-from jobs.files.log_file import CONTINUED, Page
+from jobs.files.frame_file import CorruptFrame, FrameKind, FrameReader
+from jobs.files.log_file import CONTINUED, LogFilePage
 from shardyard.contract.responses import at
 from shardyard.contract.stream_events import Line, Log, Lost, Metric, data
 
@@ -64,7 +64,7 @@ def batches_from_chunk(raw: bytes, attempt: int, device: int, after: int) -> tup
     return min(numbers, default=after + 1), list(batches_from_page(page, attempt, device, after))
 
 
-def batches_from_page(page: Page, attempt: int, device: int, after: int) -> Iterator[EventBatch]:
+def batches_from_page(page: LogFilePage, attempt: int, device: int, after: int) -> Iterator[EventBatch]:
     """The lines and losses of a page, in events of a bounded size."""
     first, lines, size, lost = after + 1, list[Line](), 0, deque(page.dropped)
     for line in page.lines:
@@ -79,7 +79,7 @@ def batches_from_page(page: Page, attempt: int, device: int, after: int) -> Iter
 
 
 def _log_batch(
-    attempt: int, device: int, first: int, last: int, lines: list[Line], lost: "deque[log_file.Dropped]"
+    attempt: int, device: int, first: int, last: int, lines: list[Line], lost: "deque[log_file.DroppedLines]"
 ) -> EventBatch:
     """Takes the losses up to `last` along."""
     named = []
@@ -89,7 +89,7 @@ def _log_batch(
     return EventBatch(first, last, data(Log(attempt, device, lines, named)))
 
 
-def _event_line(line: log_file.Line) -> Line:
+def _event_line(line: log_file.LogRow) -> Line:
     text, continued = log_file.clean_for_display(line.text), bool(line.flags & CONTINUED)
     return Line(line.seq, at(int(line.at * 1e6)), line.stream, line.rank, line.step, text, continued)
 
@@ -109,7 +109,7 @@ def read_points(attempt_dir: Path, attempt: int, after: int) -> FilePart:
         return FilePart([], after, at_end=True)
     with reader:
         frame = reader.locate(after + 1)
-        if frame is None or frame.kind == Kind.SEAL:
+        if frame is None or frame.kind == FrameKind.SEAL:
             return FilePart([], after, at_end=True)
         try:
             _, batches = batches_from_frame(reader.raw(frame), attempt, after)
@@ -123,7 +123,7 @@ def newest_point(attempt_dir: Path) -> int:
     try:
         with FrameReader(require_plain_file(paths.metrics_file(attempt_dir))) as reader:
             frame = reader.last()
-            return 0 if frame is None else frame.last - (frame.kind == Kind.SEAL)
+            return 0 if frame is None else frame.last - (frame.kind == FrameKind.SEAL)
     except FileNotFoundError:
         return 0
 
@@ -143,7 +143,7 @@ def batches_from_frame(raw: bytes, attempt: int, after: int) -> tuple[int, list[
     return frame.first, batches
 
 
-def _metric_event(attempt: int, segment: metric_file.Segment) -> Metric:
+def _metric_event(attempt: int, segment: metric_file.SeriesSegment) -> Metric:
     points = [
         (point.step, point.value if math.isfinite(point.value) else None, at(int(point.at * 1e6)))
         for point in segment.points()

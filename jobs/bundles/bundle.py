@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from jobs.bundles import strict_zip
-from jobs.bundles.strict_zip import Entry
+from jobs.bundles.strict_zip import ZipEntry
 from shardyard.contract.bundle_rules import DEFAULT_LIMITS, BundleLimits, BundleNames, quote_path
 from shardyard.contract.errors import BadBundle
 
@@ -26,14 +26,14 @@ class BundleFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class BundleListing:
     """Files of a bundle, sorted by path (directories are not listed), and what they unpack to together."""
 
     files: tuple[BundleFile, ...]
     bytes: int
 
 
-def inspect(path: Path, limits: BundleLimits = DEFAULT_LIMITS) -> Contents:
+def inspect_bundle(path: Path, limits: BundleLimits = DEFAULT_LIMITS) -> BundleListing:
     """Check a zip against every rule, by unpacking all of it into nothing. Takes seconds at worst: not for a loop.
 
     Raises:
@@ -43,12 +43,12 @@ def inspect(path: Path, limits: BundleLimits = DEFAULT_LIMITS) -> Contents:
     with path.open("rb") as file:
         entries = _checked_entries(file, limits)
         for entry in entries:
-            for _ in strict_zip.unpack(file, entry):
+            for _ in strict_zip.unpack_entry(file, entry):
                 pass
-    return _contents(entries)
+    return _make_listing(entries)
 
 
-def contents(path: Path, limits: BundleLimits = DEFAULT_LIMITS) -> Contents:
+def list_contents(path: Path, limits: BundleLimits = DEFAULT_LIMITS) -> BundleListing:
     """What a bundle holds, by its headers: for one that was inspected when it came.
 
     Raises:
@@ -56,10 +56,10 @@ def contents(path: Path, limits: BundleLimits = DEFAULT_LIMITS) -> Contents:
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
-        return _contents(_checked_entries(file, limits))
+        return _make_listing(_checked_entries(file, limits))
 
 
-def extract(path: Path, into: Path, bundle: str, limits: BundleLimits = DEFAULT_LIMITS) -> Contents:
+def extract_bundle(path: Path, into: Path, bundle: str, limits: BundleLimits = DEFAULT_LIMITS) -> BundleListing:
     """Unpack a bundle into a new directory `into`, after checking again that it is `bundle` and keeps every rule.
 
     Files get the modes that the umask leaves of rw (rwx for those that were executable), and no other attribute. After
@@ -78,10 +78,10 @@ def extract(path: Path, into: Path, bundle: str, limits: BundleLimits = DEFAULT_
         base = Path(os.path.realpath(into))
         for entry in entries:
             _extract_one(file, entry, base)
-    return _contents(entries)
+    return _make_listing(entries)
 
 
-def _checked_entries(file: BinaryIO, limits: BundleLimits) -> list[Entry]:
+def _checked_entries(file: BinaryIO, limits: BundleLimits) -> list[ZipEntry]:
     """Entries whose names and announced sizes keep the limits; none can unpack to more than it announces."""
     packed = os.fstat(file.fileno()).st_size
     entries = strict_zip.read_entries(file, packed, limits.entries)
@@ -100,16 +100,16 @@ def _checked_entries(file: BinaryIO, limits: BundleLimits) -> list[Entry]:
     return entries
 
 
-def _contents(entries: list[Entry]) -> Contents:
-    files = sorted((BundleFile(entry.name, entry.size) for entry in entries if not entry.is_directory), key=_path)
-    return Contents(files=tuple(files), bytes=sum(file.bytes for file in files))
+def _make_listing(entries: list[ZipEntry]) -> BundleListing:
+    files = sorted((BundleFile(entry.name, entry.size) for entry in entries if not entry.is_directory), key=_path_of)
+    return BundleListing(files=tuple(files), bytes=sum(file.bytes for file in files))
 
 
-def _path(file: BundleFile) -> str:
+def _path_of(file: BundleFile) -> str:
     return file.path
 
 
-def _extract_one(file: BinaryIO, entry: Entry, base: Path) -> None:
+def _extract_one(file: BinaryIO, entry: ZipEntry, base: Path) -> None:
     target = base / entry.name
     if not Path(os.path.realpath(target)).is_relative_to(base):
         raise BadBundle(f"{quote_path(entry.name)} leads out of the bundle")
@@ -120,7 +120,7 @@ def _extract_one(file: BinaryIO, entry: Entry, base: Path) -> None:
     mode = 0o777 if entry.executable else 0o666
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     with open(descriptor, "wb") as out:
-        for chunk in strict_zip.unpack(file, entry):
+        for chunk in strict_zip.unpack_entry(file, entry):
             out.write(chunk)
 
 
@@ -131,25 +131,25 @@ MAX_COMPARED = 500
 MAX_COMPARED_LENGTH = 80
 
 
-def wrong_entrypoint(entrypoint: str, found: Contents, workdir: str = "") -> str:
+def wrong_entrypoint(entrypoint: str, found: BundleListing, workdir: str = "") -> str:
     """What is wrong with an entry point, a path or a module seen from `workdir`, for a bundle of these files; empty
     when nothing is."""
     inside = f"{workdir}/" if workdir else ""
     paths = [file.path.removeprefix(inside) for file in found.files if file.path.startswith(inside)]
     if inside and not paths:
         return f"the bundle has no directory {quote_path(workdir)}, which is program.workdir"
-    if not {*candidates(entrypoint)}.isdisjoint(paths):
+    if not {*entrypoint_candidates(entrypoint)}.isdisjoint(paths):
         return ""
     scripts = [path for path in paths if path.endswith(".py")][:MAX_COMPARED]
     if not scripts:
         return "the bundle has no .py file; pack the directory that has the program"
-    close = _closest(entrypoint.rpartition("/")[2], scripts)
+    close = _closest_path(entrypoint.rpartition("/")[2], scripts)
     hint = f"did you mean {quote_path(close)}?" if close else f"it has {', '.join(map(quote_path, scripts[:5]))}"
     what = "file" if entrypoint.endswith(".py") else "module"
     return f"the bundle has no {what} {quote_path(entrypoint)}; {hint}"
 
 
-def candidates(entrypoint: str) -> tuple[str, ...]:
+def entrypoint_candidates(entrypoint: str) -> tuple[str, ...]:
     """Files that an entry point may stand for; `python -m package` runs the package's `__main__`."""
     if entrypoint.endswith(".py"):
         return (entrypoint,)
@@ -157,7 +157,7 @@ def candidates(entrypoint: str) -> tuple[str, ...]:
     return (f"{path}.py", f"{path}/__main__.py")
 
 
-def _closest(name: str, paths: list[str]) -> str | None:
+def _closest_path(name: str, paths: list[str]) -> str | None:
     """The path whose last part is most like a name."""
     by_name = {path.rpartition("/")[2][:MAX_COMPARED_LENGTH]: path for path in reversed(paths)}
     close = difflib.get_close_matches(name[:MAX_COMPARED_LENGTH], by_name, n=1)

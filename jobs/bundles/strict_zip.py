@@ -46,7 +46,7 @@ _REFUSED_EXTRAS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ZipEntry:
     """One file or directory of a zip; sizes in bytes, `data` is where its packed bytes begin."""
 
     name: str
@@ -60,7 +60,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class _Header:
+class _DirectoryHeader:
     """An entry of the central directory, before it is held against its local header."""
 
     flags: int
@@ -74,7 +74,7 @@ class _Header:
     name: str
 
 
-def read_entries(file: BinaryIO, size: int, max_entries: int) -> list[Entry]:
+def read_entries(file: BinaryIO, size: int, max_entries: int) -> list[ZipEntry]:
     """Entries of a zip of `size` bytes, in the order of their data. Reads headers only, in bounded memory.
 
     Raises:
@@ -82,7 +82,7 @@ def read_entries(file: BinaryIO, size: int, max_entries: int) -> list[Entry]:
     """
     count, start, length = _end_record(file, size, max_entries)
     headers = sorted(_central_directory(file, count, start, length), key=lambda header: header.offset)
-    entries: list[Entry] = []
+    entries: list[ZipEntry] = []
     position = 0
     for header in headers:
         if header.offset != position:
@@ -93,20 +93,20 @@ def read_entries(file: BinaryIO, size: int, max_entries: int) -> list[Entry]:
             position += _descriptor_bytes(file, header, position)
         if position > start:
             raise BadBundle(f"{quote_path(header.name)} reaches into the central directory")
-        entries.append(_entry(header, data))
+        entries.append(_make_entry(header, data))
     if position != start:
         raise BadBundle("there are bytes between the last entry and the central directory")
     return entries
 
 
-def unpack(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
+def unpack_entry(file: BinaryIO, entry: ZipEntry) -> Iterator[bytes]:
     """Contents of an entry in chunks of at most `CHUNK` bytes, never more than it announced.
 
     Raises:
         BadBundle: the data are not what the headers say.
     """
     size, checksum = 0, 0
-    for chunk in _stored(file, entry) if entry.method == STORED else _inflated(file, entry):
+    for chunk in _read_stored(file, entry) if entry.method == STORED else _read_inflated(file, entry):
         size += len(chunk)
         if size > entry.size:
             raise BadBundle(f"{quote_path(entry.name)} unpacks to more than the {entry.size} bytes that it announces")
@@ -140,7 +140,7 @@ def _end_record(file: BinaryIO, size: int, max_entries: int) -> tuple[int, int, 
     return count, start, length
 
 
-def _central_directory(file: BinaryIO, count: int, start: int, length: int) -> Iterator[_Header]:
+def _central_directory(file: BinaryIO, count: int, start: int, length: int) -> Iterator[_DirectoryHeader]:
     file.seek(start)
     directory = file.read(length)
     at = 0
@@ -153,7 +153,7 @@ def _central_directory(file: BinaryIO, count: int, start: int, length: int) -> I
         raw_name = directory[names_at : names_at + name_bytes]
         extra = directory[names_at + name_bytes : names_at + name_bytes + extra_bytes]
         at = names_at + name_bytes + extra_bytes + comment_bytes
-        header = _Header(
+        header = _DirectoryHeader(
             flags=fields[3],
             method=fields[4],
             checksum=fields[7],
@@ -162,16 +162,16 @@ def _central_directory(file: BinaryIO, count: int, start: int, length: int) -> I
             mode=fields[15] >> 16,
             offset=fields[16],
             raw_name=raw_name,
-            name=_decoded(raw_name),
+            name=_decode_name(raw_name),
         )
         _check_extra(extra, header.name)
-        _check(header, disk=fields[13])
+        _check_header(header, disk=fields[13])
         yield header
     if at != len(directory):
         raise BadBundle("the zip's directory is not as long as its entries")
 
 
-def _decoded(raw_name: bytes) -> str:
+def _decode_name(raw_name: bytes) -> str:
     """A name as UTF-8, marked as such or not: what Linux and macOS write today leaves the mark out."""
     try:
         return raw_name.decode()
@@ -179,7 +179,7 @@ def _decoded(raw_name: bytes) -> str:
         raise BadBundle(f"the name {raw_name[:100]!r} is not in UTF-8; pack with names in UTF-8") from None
 
 
-def _check(header: _Header, disk: int) -> None:
+def _check_header(header: _DirectoryHeader, disk: int) -> None:
     """Rules that need the directory's word only."""
     wrong = ""
     kind = stat.S_IFMT(header.mode)
@@ -216,7 +216,7 @@ def _check_extra(extra: bytes, name: str) -> None:
             raise BadBundle(f"{quote_path(name)} {_REFUSED_EXTRAS[kind]}")
 
 
-def _check_local_header(file: BinaryIO, header: _Header) -> int:
+def _check_local_header(file: BinaryIO, header: _DirectoryHeader) -> int:
     """Hold the header before the data against the directory's; gives where the data begin."""
     file.seek(header.offset)
     raw = file.read(_LOCAL.size)
@@ -240,7 +240,7 @@ def _check_local_header(file: BinaryIO, header: _Header) -> int:
     return header.offset + _LOCAL.size + len(rest)
 
 
-def _descriptor_bytes(file: BinaryIO, header: _Header, at: int) -> int:
+def _descriptor_bytes(file: BinaryIO, header: _DirectoryHeader, at: int) -> int:
     """Length of the descriptor behind an entry's data, which may begin with a signature."""
     file.seek(at)
     raw = file.read(4 + _DESCRIPTOR.size)
@@ -254,8 +254,8 @@ def _descriptor_bytes(file: BinaryIO, header: _Header, at: int) -> int:
     )
 
 
-def _entry(header: _Header, data: int) -> Entry:
-    return Entry(
+def _make_entry(header: _DirectoryHeader, data: int) -> ZipEntry:
+    return ZipEntry(
         name=header.name,
         is_directory=header.name.endswith("/"),
         executable=bool(header.mode & stat.S_IXUSR),
@@ -267,7 +267,7 @@ def _entry(header: _Header, data: int) -> Entry:
     )
 
 
-def _stored(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
+def _read_stored(file: BinaryIO, entry: ZipEntry) -> Iterator[bytes]:
     file.seek(entry.data)
     left = entry.packed
     while left:
@@ -278,11 +278,11 @@ def _stored(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
         yield chunk
 
 
-def _inflated(file: BinaryIO, entry: Entry) -> Iterator[bytes]:
+def _read_inflated(file: BinaryIO, entry: ZipEntry) -> Iterator[bytes]:
     inflate = zlib.decompressobj(-zlib.MAX_WBITS)
     surplus = False
     try:
-        for packed in _stored(file, entry):
+        for packed in _read_stored(file, entry):
             surplus = inflate.eof
             while packed and not inflate.eof:
                 yield inflate.decompress(packed, CHUNK)

@@ -47,16 +47,16 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class Damaged(Exception):
+class DamagedCheckpoint(Exception):
     """A checkpoint is not what was saved; the message says what is wrong with it."""
 
 
-class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes: int
     sha256: str  # hex
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a checkpoint consists of. `step` steps are done in it; `files` has every file but the manifest itself."""
 
     format: int
@@ -65,7 +65,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     attempt: int
     world_size: int
     strategy: str
-    files: dict[str, File]
+    files: dict[str, ManifestFile]
 
     @property
     def size(self) -> int:
@@ -77,7 +77,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredCheckpoint:
     """A checkpoint on disk, by the name of its directory."""
 
     step: int
@@ -86,7 +86,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Pointer:
+class CheckpointPointer:
     """The newest checkpoint that was committed, as the control Redis has it."""
 
     step: int
@@ -95,31 +95,31 @@ class Pointer:
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifiedCheckpoint:
     """A checkpoint every byte of which is what was saved."""
 
-    manifest: Manifest
+    manifest: CheckpointManifest
     sha256: str  # of the manifest
     directory: Path
 
 
-def decode(body: bytes) -> Manifest:
+def decode_manifest(body: bytes) -> CheckpointManifest:
     """A manifest.
 
     Raises:
         Damaged: it is none of ours, or names what a checkpoint cannot have.
     """
     try:
-        found = msgspec.json.decode(body, type=Manifest)
+        found = msgspec.json.decode(body, type=CheckpointManifest)
     except msgspec.MsgspecError as error:
-        raise Damaged(f"{MANIFEST} cannot be read: {error}") from error
+        raise DamagedCheckpoint(f"{MANIFEST} cannot be read: {error}") from error
     if found.format != FORMAT:
-        raise Damaged(f"{MANIFEST} has format {found.format}, and this version knows {FORMAT}")
+        raise DamagedCheckpoint(f"{MANIFEST} has format {found.format}, and this version knows {FORMAT}")
     if not 0 <= found.step <= MAX_STEP or found.attempt < 1 or found.epoch < 0:
-        raise Damaged(f"{MANIFEST} is of step {found.step}, epoch {found.epoch} and attempt {found.attempt}")
+        raise DamagedCheckpoint(f"{MANIFEST} is of step {found.step}, epoch {found.epoch} and attempt {found.attempt}")
     for name, file in found.files.items():
         if name == MANIFEST or not _PLAIN.fullmatch(name) or file.bytes < 0 or not is_sha256(file.sha256):
-            raise Damaged(f"{MANIFEST} names {name!r}, which no file of a checkpoint is called")
+            raise DamagedCheckpoint(f"{MANIFEST} names {name!r}, which no file of a checkpoint is called")
     return found
 
 
@@ -146,17 +146,17 @@ def parse_name(name: str) -> tuple[int, int] | None:
     return None if match is None else (int(match[1]), int(match[2]))
 
 
-def kept(directory: Path) -> list[Kept]:
+def list_checkpoints(directory: Path) -> list[StoredCheckpoint]:
     """The checkpoints in a job's directory of them, newest first: by step, then by attempt."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
         return []
-    listed = [Kept(*parsed, directory / name) for name in names if (parsed := parse_name(name))]
+    listed = [StoredCheckpoint(*parsed, directory / name) for name in names if (parsed := parse_name(name))]
     return sorted(listed, key=lambda one: (one.step, one.attempt), reverse=True)
 
 
-def candidates(found: Sequence[Kept], pointer: Pointer | None) -> list[Kept]:
+def order_candidates(found: Sequence[StoredCheckpoint], pointer: CheckpointPointer | None) -> list[StoredCheckpoint]:
     """In which order a new attempt tries them: the one that is pointed to, then older ones, and at last those above
     it, which are whole but were never committed; newest first. Without a pointer nothing was committed: none."""
     if pointer is None:
@@ -167,7 +167,9 @@ def candidates(found: Sequence[Kept], pointer: Pointer | None) -> list[Kept]:
     return pointed + older + newer
 
 
-def obsolete(found: Sequence[Kept], attempt: int, step: int, keep: int, pointed: Collection[int]) -> list[Kept]:
+def select_obsolete(
+    found: Sequence[StoredCheckpoint], attempt: int, step: int, keep: int, pointed: Collection[int]
+) -> list[StoredCheckpoint]:
     """What may go when `attempt` has committed its checkpoint of `step`: what earlier attempts saved at that step or
     beyond, and all but the newest `keep`. The control Redis points to one of the steps in `pointed`, which stay; so
     does what later attempts have saved, whose number is a proof that this one's supervisor was taken for dead."""
@@ -181,7 +183,9 @@ def obsolete(found: Sequence[Kept], attempt: int, step: int, keep: int, pointed:
 Progress = Callable[[int], None]
 
 
-def verify(directory: Path, sha256: str | None = None, read: Progress = lambda _: None) -> Verified:
+def verify_checkpoint(
+    directory: Path, sha256: str | None = None, read: Progress = lambda _: None
+) -> VerifiedCheckpoint:
     """Read every byte of a checkpoint. `sha256` is what its manifest must have, where that is known; `read` is told
     how many bytes were read, as they are.
 
@@ -192,65 +196,65 @@ def verify(directory: Path, sha256: str | None = None, read: Progress = lambda _
     try:
         top = os.open(directory, _DIRECTORY)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise Damaged("its directory is missing") from error
+        raise DamagedCheckpoint("its directory is missing") from error
     try:
-        body = _contents(top, MANIFEST)
+        body = _read_contents(top, MANIFEST)
         digest = hashlib.sha256(body).hexdigest()
         if sha256 not in (None, digest):
-            raise Damaged(f"{MANIFEST} is not the one that was committed (its SHA-256 is another)")
-        manifest = decode(body)
+            raise DamagedCheckpoint(f"{MANIFEST} is not the one that was committed (its SHA-256 is another)")
+        manifest = decode_manifest(body)
         there = set(os.listdir(top)) - {MANIFEST}
         if there != set(manifest.files):
             odd = min(there ^ set(manifest.files))
-            raise Damaged(f"{odd} is missing" if odd in manifest.files else f"{odd!r} does not belong to it")
+            raise DamagedCheckpoint(f"{odd} is missing" if odd in manifest.files else f"{odd!r} does not belong to it")
         for name, file in manifest.files.items():
-            _check(top, name, file, read)
+            _check_file(top, name, file, read)
     finally:
         os.close(top)
     if directory.name != directory_name(manifest.step, manifest.attempt):
-        raise Damaged(f"{MANIFEST} is of step {manifest.step} of attempt {manifest.attempt}")
-    return Verified(manifest, digest, directory)
+        raise DamagedCheckpoint(f"{MANIFEST} is of step {manifest.step} of attempt {manifest.attempt}")
+    return VerifiedCheckpoint(manifest, digest, directory)
 
 
-def _check(top: int, name: str, file: File, read: Progress) -> None:
-    with _opened(top, name) as fd:
+def _check_file(top: int, name: str, file: ManifestFile, read: Progress) -> None:
+    with _open_plain_file(top, name) as fd:
         size = os.fstat(fd).st_size
         if size != file.bytes:
-            raise Damaged(f"{name} has {size} bytes instead of {file.bytes}")
+            raise DamagedCheckpoint(f"{name} has {size} bytes instead of {file.bytes}")
         digest = hashlib.sha256()
-        for chunk in _chunks(fd):
+        for chunk in _read_chunks(fd):
             digest.update(chunk)
             read(len(chunk))
     if digest.hexdigest() != file.sha256:
-        raise Damaged(f"{name} is not what was saved (its SHA-256 is another)")
+        raise DamagedCheckpoint(f"{name} is not what was saved (its SHA-256 is another)")
 
 
-def _contents(top: int, name: str) -> bytes:
-    with _opened(top, name) as fd:
+def _read_contents(top: int, name: str) -> bytes:
+    with _open_plain_file(top, name) as fd:
         if os.fstat(fd).st_size > MAX_MANIFEST_BYTES:
-            raise Damaged(f"{name} is larger than any")
-        return b"".join(_chunks(fd))
+            raise DamagedCheckpoint(f"{name} is larger than any")
+        return b"".join(_read_chunks(fd))
 
 
 @contextmanager
-def _opened(top: int, name: str) -> Iterator[int]:
+def _open_plain_file(top: int, name: str) -> Iterator[int]:
     """A plain file of a directory, open. Raises as `verify` does."""
     try:
         fd = os.open(name, _FILE, dir_fd=top)
     except FileNotFoundError as error:
-        raise Damaged(f"{name} is missing") from error
+        raise DamagedCheckpoint(f"{name} is missing") from error
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise Damaged(f"{name} is a link") from error
+            raise DamagedCheckpoint(f"{name} is a link") from error
         raise
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise Damaged(f"{name} is no plain file")
+            raise DamagedCheckpoint(f"{name} is no plain file")
         yield fd
     finally:
         os.close(fd)
 
 
-def _chunks(fd: int) -> Iterator[bytes]:
+def _read_chunks(fd: int) -> Iterator[bytes]:
     while chunk := os.read(fd, CHUNK_BYTES):
         yield chunk

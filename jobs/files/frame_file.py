@@ -45,7 +45,7 @@ T = TypeVar("T")
 _OVERHEAD = _HEADER_BYTES + _TRAILER.size
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     DATA = 1
     DROPPED = 2  # items that could not be written; they keep their numbers
     SEAL = 3  # nothing follows
@@ -55,10 +55,10 @@ class CorruptFrame(ValueError):
     """The bytes of a frame are not what was written."""
 
 
-class Draft(NamedTuple):
+class FrameDraft(NamedTuple):
     """A frame before it has its place in a file. `first_step` and `last_step` are `NO_STEP` when no item has one."""
 
-    kind: Kind
+    kind: FrameKind
     first: int
     last: int
     first_step: int
@@ -86,7 +86,7 @@ class Frame(NamedTuple):
     @property
     def id(self) -> str:
         """The frame's entry id in a Redis stream: `<last item>-0`, and `<last item>-1` for the seal."""
-        return f"{self.last - 1}-1" if self.kind == Kind.SEAL else f"{self.last}-0"
+        return f"{self.last - 1}-1" if self.kind == FrameKind.SEAL else f"{self.last}-0"
 
 
 def step_range(steps: Sequence[int]) -> tuple[int, int]:
@@ -99,12 +99,12 @@ def step_range(steps: Sequence[int]) -> tuple[int, int]:
     return max(0, min(min(steps), _MAX_STEP)), max(0, min(max(steps), _MAX_STEP))
 
 
-def pack(value: Any) -> bytes:
+def pack_payload(value: Any) -> bytes:
     """A payload: msgpack, compressed. For the one thread of a process that writes."""
     return _compressor.compress(_encoder.encode(value))
 
 
-def unpack(decoder: "msgspec.msgpack.Decoder[T]", payload: bytes) -> T:
+def unpack_payload(decoder: "msgspec.msgpack.Decoder[T]", payload: bytes) -> T:
     """The value that `pack` was given.
 
     Raises:
@@ -117,19 +117,19 @@ def unpack(decoder: "msgspec.msgpack.Decoder[T]", payload: bytes) -> T:
         raise CorruptFrame(f"a payload does not decode: {error}") from error
 
 
-def parse(raw: bytes) -> tuple[Frame, bytes]:
+def parse_frame(raw: bytes) -> tuple[Frame, bytes]:
     """Header and payload of one whole frame, as a Redis stream holds it.
 
     Raises:
         CorruptFrame: the bytes are not one whole frame of ours.
     """
-    frame = _header(raw, 0, 0)
+    frame = _parse_header(raw, 0, 0)
     if frame is None or frame.end != len(raw):
         raise CorruptFrame(f"{len(raw)} bytes are not one frame")
     return frame, _checked_payload(raw)
 
 
-def _header(buffer: bytes, at: int, offset: int) -> Frame | None:
+def _parse_header(buffer: bytes, at: int, offset: int) -> Frame | None:
     """The header at `at` of `buffer`, which lies at `offset` of the file."""
     if len(buffer) - at < _HEADER_BYTES:
         return None
@@ -148,7 +148,7 @@ def _checked_payload(raw: bytes) -> bytes:
     return payload
 
 
-def _encode(draft: Draft, number: int, skip: int) -> bytes:
+def _encode_frame(draft: FrameDraft, number: int, skip: int) -> bytes:
     header = _HEADER.pack(_MAGIC, draft.kind, len(draft.payload), number, *draft[1:5], skip)
     crc = _CRC.pack(zlib.crc32(draft.payload, zlib.crc32(header)))
     return b"".join((header, crc, draft.payload, _TRAILER.pack(len(draft.payload) + _OVERHEAD)))
@@ -174,7 +174,7 @@ class FrameReader:
 
     def frame_at(self, offset: int) -> Frame | None:
         """The whole frame that begins at `offset`, if there is one."""
-        frame = _header(os.pread(self._fd, _HEADER_BYTES, offset), 0, offset)
+        frame = _parse_header(os.pread(self._fd, _HEADER_BYTES, offset), 0, offset)
         if frame is None or frame.end > self._end:
             return None
         return frame
@@ -243,7 +243,7 @@ class FrameReader:
 
 
 @dataclass(slots=True)
-class _Tail:
+class _WritePosition:
     """Where a writer stands: all that the next frame depends on."""
 
     end: int = 0
@@ -253,9 +253,9 @@ class _Tail:
     #: (number, offset) of the frames that later ones may point back to; at most one for each binary digit
     skips: tuple[tuple[int, int], ...] = ()
 
-    def after(self, number: int, offset: int, end: int, last: int, sealed: bool) -> "_Tail":
+    def after(self, number: int, offset: int, end: int, last: int, sealed: bool) -> "_WritePosition":
         kept = tuple(entry for entry in self.skips if entry[0] <= number & (number - 1))
-        return _Tail(end, number, last, sealed, (*kept, (number, offset)))
+        return _WritePosition(end, number, last, sealed, (*kept, (number, offset)))
 
 
 class FrameWriter:
@@ -264,7 +264,7 @@ class FrameWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd: int | None = None
-        self._tail = _Tail()
+        self._tail = _WritePosition()
 
     @property
     def last(self) -> int:
@@ -290,7 +290,7 @@ class FrameWriter:
             return False
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
-            self._tail = _recover(self.path)
+            self._tail = _find_whole_end(self.path)
             if os.fstat(fd).st_size > self._tail.end:
                 os.ftruncate(fd, self._tail.end)
         except OSError:
@@ -299,7 +299,7 @@ class FrameWriter:
         self._fd = fd
         return True
 
-    def append(self, *drafts: Draft) -> bytes:
+    def append(self, *drafts: FrameDraft) -> bytes:
         """Write frames, all or none, and return their bytes.
 
         Raises:
@@ -313,12 +313,12 @@ class FrameWriter:
         tail, parts = self._tail, []
         for draft in drafts:
             number = tail.number + 1
-            raw = _encode(draft, number, _skip_of(tail, number))
-            sealed = draft.kind == Kind.SEAL
+            raw = _encode_frame(draft, number, _skip_of(tail, number))
+            sealed = draft.kind == FrameKind.SEAL
             tail = tail.after(number, tail.end, tail.end + len(raw), tail.last if sealed else draft.last, sealed)
             parts.append(raw)
         data = b"".join(parts)
-        self._write(data)
+        self._write_all(data)
         self._tail = tail
         return data
 
@@ -336,7 +336,7 @@ class FrameWriter:
             os.close(self._fd)
             self._fd = None
 
-    def _write(self, data: bytes) -> None:
+    def _write_all(self, data: bytes) -> None:
         assert self._fd is not None
         view, offset = memoryview(data), self._tail.end
         try:
@@ -349,18 +349,18 @@ class FrameWriter:
             raise
 
 
-def _skip_of(tail: _Tail, number: int) -> int:
+def _skip_of(tail: _WritePosition, number: int) -> int:
     return next((offset for n, offset in reversed(tail.skips) if n == number & (number - 1)), 0)
 
 
-def _recover(path: Path) -> _Tail:
+def _find_whole_end(path: Path) -> _WritePosition:
     """Where the whole frames of a file end; a last frame whose checksum is wrong does not count."""
-    tail = before = _Tail()
+    tail = before = _WritePosition()
     newest: Frame | None = None
     with FrameReader(path) as reader:
         for frame in reader.forward(reader.first()):
             before, newest = tail, frame
-            sealed = frame.kind == Kind.SEAL
+            sealed = frame.kind == FrameKind.SEAL
             tail = tail.after(frame.number, frame.offset, frame.end, tail.last if sealed else frame.last, sealed)
         if newest is not None:
             try:

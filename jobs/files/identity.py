@@ -23,7 +23,7 @@ class StorageMismatch(ShardyardError):
     code = "storage_mismatch"
 
 
-def prove(control: RedisStore, storage: Path) -> None:
+def prove_storage(control: RedisStore, storage: Path) -> None:
     """Check that `storage` is the service's directory; make it so if nobody has started before.
 
     Raises:
@@ -33,7 +33,7 @@ def prove(control: RedisStore, storage: Path) -> None:
         OSError: the directory cannot be made or written.
     """
     storage.mkdir(parents=True, exist_ok=True)
-    created = _mark(storage)
+    created = _write_nonce(storage)
     _prove_user(storage)
     nonce = (storage / NONCE_FILE).read_text()
     if control.run(store.storage_nonce(nonce)) == nonce:
@@ -46,7 +46,7 @@ def prove(control: RedisStore, storage: Path) -> None:
     )
 
 
-def check(storage: Path) -> None:
+def check_storage(storage: Path) -> None:
     """Look again whether a directory that was proven is still there: what was mounted may be so no longer.
 
     Raises:
@@ -71,7 +71,7 @@ def _prove_user(storage: Path) -> None:
         )
 
 
-def _mark(storage: Path) -> bool:
+def _write_nonce(storage: Path) -> bool:
     """Put a nonce into a directory that has none; False when it has. Whole or not at all, and only once,
     however many start together."""
     nonce = uuid.uuid4().hex

@@ -23,15 +23,15 @@ import msgspec
 from jobs.files.frame_file import (
     NO_STEP,
     CorruptFrame,
-    Draft,
     Frame,
+    FrameDraft,
+    FrameKind,
     FrameReader,
     FrameWriter,
-    Kind,
-    pack,
-    parse,
+    pack_payload,
+    parse_frame,
     step_range,
-    unpack,
+    unpack_payload,
 )
 
 StreamName = Literal["stdout", "stderr", "shard", "service"]
@@ -50,7 +50,7 @@ _UNPACK_COST = 40
 _MAX_PAGE_BYTES = 1024 * 1024
 
 
-class Line(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class LogRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One line. `at` is when the supervisor read it, in seconds since the epoch; `step` the optimizer step then."""
 
     seq: int
@@ -62,7 +62,7 @@ class Line(msgspec.Struct, frozen=True, array_like=True, gc=False):
     flags: int = 0
 
 
-class Dropped(msgspec.Struct, frozen=True, gc=False, rename={"first": "from", "last": "to"}):
+class DroppedLines(msgspec.Struct, frozen=True, gc=False, rename={"first": "from", "last": "to"}):
     """Lines that could not be written (disk full), or not be read again (disk damaged): numbers, and bytes of text."""
 
     first: int
@@ -70,7 +70,7 @@ class Dropped(msgspec.Struct, frozen=True, gc=False, rename={"first": "from", "l
     bytes: int
 
 
-class Run(msgspec.Struct, array_like=True):
+class LineRun(msgspec.Struct, array_like=True):
     """Lines that came together from one source: the form in which a chunk holds them."""
 
     stream: StreamName
@@ -81,7 +81,7 @@ class Run(msgspec.Struct, array_like=True):
     texts: list[bytes]
 
 
-class Seal(msgspec.Struct, frozen=True, array_like=True):
+class LogSeal(msgspec.Struct, frozen=True, array_like=True):
     """The end of a log. `digest` is BLAKE2b-128, in hex, over every written text, each followed by a newline."""
 
     count: int
@@ -90,7 +90,7 @@ class Seal(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(slots=True)
-class Page:
+class LogFilePage:
     """Part of a log, in order.
 
     `next` is the cursor for what follows (the last `seq` looked at). `last` is the newest `seq` known.
@@ -100,31 +100,31 @@ class Page:
     next: int
     last: int = 0
     sealed: bool = False
-    lines: list[Line] = field(default_factory=list)
-    dropped: list[Dropped] = field(default_factory=list)
+    lines: list[LogRow] = field(default_factory=list)
+    dropped: list[DroppedLines] = field(default_factory=list)
 
 
 # -- codec -----------------------------------------------------------------------------------------
 
-_runs_decoder = msgspec.msgpack.Decoder(list[Run])
-_seal_decoder = msgspec.msgpack.Decoder(Seal)
+_runs_decoder = msgspec.msgpack.Decoder(list[LineRun])
+_seal_decoder = msgspec.msgpack.Decoder(LogSeal)
 _bytes_decoder = msgspec.msgpack.Decoder(int)
 
 
-def _data_draft(runs: Sequence[Run], first: int) -> Draft:
+def _data_draft(runs: Sequence[LineRun], first: int) -> FrameDraft:
     steps = [run.step for run in runs if run.step is not None]
-    return Draft(Kind.DATA, first, first - 1 + _count(runs), *step_range(steps), pack(runs))
+    return FrameDraft(FrameKind.DATA, first, first - 1 + _count_lines(runs), *step_range(steps), pack_payload(runs))
 
 
-def _dropped_draft(lines: int, size: int, first: int) -> Draft:
-    return Draft(Kind.DROPPED, first, first - 1 + lines, NO_STEP, NO_STEP, pack(size))
+def _dropped_draft(lines: int, size: int, first: int) -> FrameDraft:
+    return FrameDraft(FrameKind.DROPPED, first, first - 1 + lines, NO_STEP, NO_STEP, pack_payload(size))
 
 
-def _count(runs: Iterable[Run]) -> int:
+def _count_lines(runs: Iterable[LineRun]) -> int:
     return sum(len(run.texts) for run in runs)
 
 
-def _size(runs: Iterable[Run]) -> int:
+def _count_bytes(runs: Iterable[LineRun]) -> int:
     return sum(len(text) for run in runs for text in run.texts)
 
 
@@ -164,7 +164,7 @@ class LogWriter:
         """Lines that could not be written, up to now."""
         return self._dropped + self._lost_lines
 
-    def append(self, runs: Sequence[Run]) -> bytes:
+    def append(self, runs: Sequence[LineRun]) -> bytes:
         """Number the lines, write them as one chunk, and return what was written, for shipping.
 
         Raises:
@@ -172,16 +172,16 @@ class LogWriter:
             ValueError: the log is sealed.
         """
         try:
-            self._open()
+            self._open_file()
             first = self._frames.last + self._lost_lines + 1
-            written = self._frames.append(*self._losses(), _data_draft(runs, first))
+            written = self._frames.append(*self._pending_losses(), _data_draft(runs, first))
         except OSError:
-            self._lost_lines += _count(runs)
-            self._lost_bytes += _size(runs)
+            self._lost_lines += _count_lines(runs)
+            self._lost_bytes += _count_bytes(runs)
             raise
         self._losses_written()
         for run in runs:
-            self._hash(run)
+            self._hash_run(run)
         return written
 
     def seal(self) -> bytes:
@@ -191,10 +191,12 @@ class LogWriter:
             OSError: the disk refused; the log is not sealed.
             ValueError: it is sealed already.
         """
-        self._open()
+        self._open_file()
         end = self._frames.last + self._lost_lines + 1
-        seal = Seal(end - 1, self.dropped, self._digest.hexdigest())
-        written = self._frames.append(*self._losses(), Draft(Kind.SEAL, end, end, NO_STEP, NO_STEP, pack(seal)))
+        seal = LogSeal(end - 1, self.dropped, self._digest.hexdigest())
+        written = self._frames.append(
+            *self._pending_losses(), FrameDraft(FrameKind.SEAL, end, end, NO_STEP, NO_STEP, pack_payload(seal))
+        )
         self._losses_written()
         self._frames.sync()
         self._frames.close()
@@ -204,7 +206,7 @@ class LogWriter:
         """Close the file without a seal."""
         self._frames.close()
 
-    def _losses(self) -> tuple[Draft, ...]:
+    def _pending_losses(self) -> tuple[FrameDraft, ...]:
         if not self._lost_lines:
             return ()
         return (_dropped_draft(self._lost_lines, self._lost_bytes, self._frames.last + 1),)
@@ -213,28 +215,28 @@ class LogWriter:
         self._dropped += self._lost_lines
         self._lost_lines = self._lost_bytes = 0
 
-    def _hash(self, run: Run) -> None:
+    def _hash_run(self, run: LineRun) -> None:
         self._digest.update(b"\n".join(run.texts) + b"\n")
 
-    def _open(self) -> None:
+    def _open_file(self) -> None:
         """Open the file; one that has lines already is read once, for the digest."""
         if not self._frames.open():
             return
         with FrameReader(self.path) as reader:
             for frame in reader.forward(reader.first()):
-                if frame.kind == Kind.DROPPED:
+                if frame.kind == FrameKind.DROPPED:
                     self._dropped += frame.last - frame.first + 1
-                elif frame.kind == Kind.DATA:
+                elif frame.kind == FrameKind.DATA:
                     with suppress(CorruptFrame):  # the digest then disagrees, as it should
-                        for run in unpack(_runs_decoder, reader.payload(frame)):
-                            self._hash(run)
+                        for run in unpack_payload(_runs_decoder, reader.payload(frame)):
+                            self._hash_run(run)
 
 
 # -- reader ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class LineFilter:
     """Which lines a page is to hold. Bounds on steps are inclusive, and leave out lines that belong to no step.
     `search`, without case, is looked for in a line as people see it."""
 
@@ -246,34 +248,34 @@ class Filter:
 
     def may_hold(self, frame: Frame) -> bool:
         """Whether a frame can have lines that pass, by its header."""
-        if frame.kind != Kind.DATA or (self.from_step is None and self.to_step is None):
+        if frame.kind != FrameKind.DATA or (self.from_step is None and self.to_step is None):
             return True
-        low, high = self._steps()
+        low, high = self._step_bounds()
         return frame.first_step != NO_STEP and frame.first_step <= high and frame.last_step >= low
 
-    def passes(self, run: Run) -> bool:
+    def passes(self, run: LineRun) -> bool:
         if (self.stream is not None and run.stream != self.stream) or (self.rank is not None and run.rank != self.rank):
             return False
         if self.from_step is None and self.to_step is None:
             return True
-        low, high = self._steps()
+        low, high = self._step_bounds()
         return run.step is not None and low <= run.step <= high
 
     def has(self, text: bytes) -> bool:
         return not self.search or self.search in clean_for_display(text).casefold()
 
-    def _steps(self) -> tuple[float, float]:
+    def _step_bounds(self) -> tuple[float, float]:
         return (
             -math.inf if self.from_step is None else self.from_step,
             math.inf if self.to_step is None else self.to_step,
         )
 
 
-class _Collector:
+class _PageCollector:
     """Fills one page from frames, in order, up to a number of lines and of bytes (one line always fits)."""
 
-    def __init__(self, after: int, wanted: Filter, limit: int, max_bytes: int) -> None:
-        self.page = Page(next=after, last=after)
+    def __init__(self, after: int, wanted: LineFilter, limit: int, max_bytes: int) -> None:
+        self.page = LogFilePage(next=after, last=after)
         self.after = after
         self._wanted = wanted
         self._limit = limit
@@ -281,15 +283,15 @@ class _Collector:
 
     def take(self, frame: Frame, payload: bytes) -> bool:
         """Add a frame's lines; False once the page is full or the log has ended."""
-        if frame.kind == Kind.SEAL:
+        if frame.kind == FrameKind.SEAL:
             self.page.sealed = True
             return False
-        if frame.kind == Kind.DROPPED:
-            self.lose(frame, unpack(_bytes_decoder, payload))
+        if frame.kind == FrameKind.DROPPED:
+            self.lose(frame, unpack_payload(_bytes_decoder, payload))
             return True
         seq = frame.first
-        for run in unpack(_runs_decoder, payload):
-            if self._wanted.passes(run) and not self._add(run, seq):
+        for run in unpack_payload(_runs_decoder, payload):
+            if self._wanted.passes(run) and not self._add_run(run, seq):
                 return False
             seq += len(run.texts)
             self.skip_to(seq - 1)
@@ -300,20 +302,20 @@ class _Collector:
 
     def lose(self, frame: Frame, size: int) -> None:
         if frame.last > self.after:
-            self.page.dropped.append(Dropped(max(frame.first, self.after + 1), frame.last, size))
+            self.page.dropped.append(DroppedLines(max(frame.first, self.after + 1), frame.last, size))
         self.skip_to(frame.last)
 
     def skip_to(self, seq: int) -> None:
         self.page.next = max(self.page.next, seq)
 
-    def _add(self, run: Run, first: int) -> bool:
+    def _add_run(self, run: LineRun, first: int) -> bool:
         lines = self.page.lines
         for seq, text in enumerate(run.texts, first):
             if seq <= self.after or not self._wanted.has(text):
                 continue
             if len(lines) >= self._limit or (lines and len(text) > self._room):
                 return False
-            lines.append(Line(seq, run.at, run.stream, run.rank, run.step, text, run.flags))
+            lines.append(LogRow(seq, run.at, run.stream, run.rank, run.step, text, run.flags))
             self._room -= len(text)
             self.page.next = seq
         return True
@@ -331,7 +333,7 @@ def read_page(
     tail: int | None = None,
     search: str = "",
     max_bytes: int = _MAX_PAGE_BYTES,
-) -> Page:
+) -> LogFilePage:
     """Read lines from a device's file: those after `after`, or the newest `tail` of them.
 
     Memory and time are bounded: at most `limit` lines and about `max_bytes` of text, and a bounded part of the
@@ -343,17 +345,17 @@ def read_page(
         ValueError: `after` is negative, or `limit`, `tail` or `max_bytes` is not positive.
     """
     _check_bounds(after, limit=limit, tail=tail, max_bytes=max_bytes)
-    wanted = Filter(stream, rank, from_step, to_step, search.casefold())
+    wanted = LineFilter(stream, rank, from_step, to_step, search.casefold())
     try:
         with FrameReader(path) as reader:
             if tail is None:
-                return _read_forward(reader, _Collector(after, wanted, limit, max_bytes))
+                return _read_forward(reader, _PageCollector(after, wanted, limit, max_bytes))
             return _read_tail(reader, after, wanted, tail, max_bytes)
     except FileNotFoundError:
-        return Page(next=after, last=after)
+        return LogFilePage(next=after, last=after)
 
 
-def read_seal(path: Path) -> Seal | None:
+def read_seal(path: Path) -> LogSeal | None:
     """The seal of a device's file, or `None` while it has none.
 
     Raises:
@@ -362,9 +364,9 @@ def read_seal(path: Path) -> Seal | None:
     """
     with FrameReader(path) as reader:
         newest = reader.last()
-        if newest is None or newest.kind != Kind.SEAL:
+        if newest is None or newest.kind != FrameKind.SEAL:
             return None
-        return unpack(_seal_decoder, reader.payload(newest))
+        return unpack_payload(_seal_decoder, reader.payload(newest))
 
 
 def _check_bounds(after: int, **positive: int | None) -> None:
@@ -375,7 +377,7 @@ def _check_bounds(after: int, **positive: int | None) -> None:
             raise ValueError(f"{name} is {value}; it must be at least 1")
 
 
-def _read_forward(reader: FrameReader, collector: _Collector) -> Page:
+def _read_forward(reader: FrameReader, collector: _PageCollector) -> LogFilePage:
     page, budget = collector.page, _SCAN_BUDGET
     newest = reader.last()
     page.last = _last_seq(newest)
@@ -383,7 +385,7 @@ def _read_forward(reader: FrameReader, collector: _Collector) -> Page:
         budget -= 1
         if not collector.wants(frame):
             collector.skip_to(frame.last)
-        elif not _take(reader, frame, collector, is_newest=frame == newest):
+        elif not _collect_frame(reader, frame, collector, is_newest=frame == newest):
             break
         else:
             budget -= _UNPACK_COST
@@ -392,18 +394,18 @@ def _read_forward(reader: FrameReader, collector: _Collector) -> Page:
     return page
 
 
-def _read_tail(reader: FrameReader, after: int, wanted: Filter, tail: int, max_bytes: int) -> Page:
+def _read_tail(reader: FrameReader, after: int, wanted: LineFilter, tail: int, max_bytes: int) -> LogFilePage:
     newest = reader.last()
     last = max(after, _last_seq(newest))
-    page, budget, room = Page(next=last, last=_last_seq(newest)), _SCAN_BUDGET, max_bytes
+    page, budget, room = LogFilePage(next=last, last=_last_seq(newest)), _SCAN_BUDGET, max_bytes
     for frame in reader.backward(newest):
         if frame.last <= after or budget <= 0 or len(page.lines) >= tail or room <= 0:
             break
         budget -= 1
-        collector = _Collector(after, wanted, limit=sys.maxsize, max_bytes=sys.maxsize)
+        collector = _PageCollector(after, wanted, limit=sys.maxsize, max_bytes=sys.maxsize)
         if collector.wants(frame):
             budget -= _UNPACK_COST
-            _take(reader, frame, collector, is_newest=frame == newest)
+            _collect_frame(reader, frame, collector, is_newest=frame == newest)
         found = collector.page
         page.lines[:0] = found.lines
         page.dropped[:0] = found.dropped
@@ -416,10 +418,10 @@ def _read_tail(reader: FrameReader, after: int, wanted: Filter, tail: int, max_b
 def _last_seq(newest: Frame | None) -> int:
     if newest is None:
         return 0
-    return newest.last - 1 if newest.kind == Kind.SEAL else newest.last
+    return newest.last - 1 if newest.kind == FrameKind.SEAL else newest.last
 
 
-def _take(reader: FrameReader, frame: Frame, collector: _Collector, *, is_newest: bool) -> bool:
+def _collect_frame(reader: FrameReader, frame: Frame, collector: _PageCollector, *, is_newest: bool) -> bool:
     """Give a frame to the collector. A damaged one is a loss, but the newest may only be half written."""
     try:
         return collector.take(frame, reader.payload(frame))
@@ -433,7 +435,7 @@ def _take(reader: FrameReader, frame: Frame, collector: _Collector, *, is_newest
 # -- chunks, which the stream in Redis has as well -----------------------------------------------------
 
 
-def read_chunk(raw: bytes, after: int = 0) -> Page:
+def read_chunk(raw: bytes, after: int = 0) -> LogFilePage:
     """The lines after `after` of one entry of a log stream (its field `f`), for those who follow the stream themselves.
 
     A follower that finds more than `next + 1` as the first line has lost the window, and reads the file.
@@ -441,8 +443,8 @@ def read_chunk(raw: bytes, after: int = 0) -> Page:
     Raises:
         CorruptFrame: the bytes are not a chunk.
     """
-    collector = _Collector(after, Filter(), sys.maxsize, sys.maxsize)
-    frame, payload = parse(raw)
+    collector = _PageCollector(after, LineFilter(), sys.maxsize, sys.maxsize)
+    frame, payload = parse_frame(raw)
     collector.take(frame, payload)
     collector.page.last = collector.page.next
     return collector.page

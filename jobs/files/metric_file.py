@@ -18,15 +18,15 @@ import msgspec
 from jobs.files.frame_file import (
     NO_STEP,
     CorruptFrame,
-    Draft,
     Frame,
+    FrameDraft,
+    FrameKind,
     FrameReader,
     FrameWriter,
-    Kind,
-    pack,
-    parse,
+    pack_payload,
+    parse_frame,
     step_range,
-    unpack,
+    unpack_payload,
 )
 from jobs.protocol.records import Metric
 
@@ -39,7 +39,7 @@ MAX_POINTS = 10_000
 Key = tuple[int, str]
 
 
-class Point(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class SeriesPoint(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One point: its number in the series, the optimizer step, the value (may be NaN or infinite), and its time."""
 
     number: int
@@ -48,19 +48,19 @@ class Point(msgspec.Struct, frozen=True, array_like=True, gc=False):
     at: float
 
 
-class Bucket(msgspec.Struct, frozen=True, gc=False):
+class PointBucket(msgspec.Struct, frozen=True, gc=False):
     """Consecutive points as one. `minimum`, `maximum` and `mean` are of the finite values; `None` if there are none."""
 
     count: int
     finite: int
-    first: Point
-    last: Point
+    first: SeriesPoint
+    last: SeriesPoint
     minimum: float | None
     maximum: float | None
     mean: float | None
 
 
-class Segment(msgspec.Struct, array_like=True):
+class SeriesSegment(msgspec.Struct, array_like=True):
     """Points of one series that were written together; `first` is the number of the first."""
 
     device: int
@@ -70,13 +70,13 @@ class Segment(msgspec.Struct, array_like=True):
     values: list[float]
     ats: list[float]
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[SeriesPoint]:
         numbers = range(self.first, self.first + len(self.steps))
-        return [Point(*row) for row in zip(numbers, self.steps, self.values, self.ats, strict=True)]
+        return [SeriesPoint(*row) for row in zip(numbers, self.steps, self.values, self.ats, strict=True)]
 
 
 @dataclass(slots=True)
-class Series:
+class MetricSeries:
     """A part of a series: `points`, or `buckets` where down-sampling was asked for.
 
     `next` is the number of the last point that it covers, to go on from; `last` the newest there is.
@@ -86,11 +86,11 @@ class Series:
     name: str
     next: int = 0
     last: int = 0
-    points: list[Point] = field(default_factory=list)
-    buckets: list[Bucket] = field(default_factory=list)
+    points: list[SeriesPoint] = field(default_factory=list)
+    buckets: list[PointBucket] = field(default_factory=list)
 
 
-_decoder = msgspec.msgpack.Decoder(list[Segment])
+_decoder = msgspec.msgpack.Decoder(list[SeriesSegment])
 
 
 class MetricWriter:
@@ -135,17 +135,17 @@ class MetricWriter:
             ValueError: the file is sealed.
         """
         self._open()
-        segments = self._segments(records)
+        segments = self._make_segments(records)
         kept = sum(len(segment.steps) for segment in segments)
         if not kept:
             self.dropped += len(records)
             return b""
         steps = [step for segment in segments for step in segment.steps]
         first = self._frames.last + 1
-        draft = Draft(Kind.DATA, first, first + kept - 1, *step_range(steps), pack(segments))
+        draft = FrameDraft(FrameKind.DATA, first, first + kept - 1, *step_range(steps), pack_payload(segments))
         written = self._frames.append(draft)
         self.dropped += len(records) - kept
-        self._count(segments)
+        self._count_points(segments)
         return written
 
     def seal(self) -> bytes:
@@ -157,7 +157,9 @@ class MetricWriter:
         """
         self._open()
         end = self._frames.last + 1
-        written = self._frames.append(Draft(Kind.SEAL, end, end, NO_STEP, NO_STEP, pack(self.dropped)))
+        written = self._frames.append(
+            FrameDraft(FrameKind.SEAL, end, end, NO_STEP, NO_STEP, pack_payload(self.dropped))
+        )
         self._frames.sync()
         self._frames.close()
         return written
@@ -166,8 +168,8 @@ class MetricWriter:
         """Close the file without a seal."""
         self._frames.close()
 
-    def _segments(self, records: Sequence[Metric]) -> list[Segment]:
-        segments: dict[Key, Segment] = {}
+    def _make_segments(self, records: Sequence[Metric]) -> list[SeriesSegment]:
+        segments: dict[Key, SeriesSegment] = {}
         series = len(self._counts)
         for record in records:
             key = (record.device, record.name[:MAX_NAME_CHARACTERS])
@@ -177,13 +179,13 @@ class MetricWriter:
                     if series >= MAX_SERIES:
                         continue
                     series += 1
-                segment = segments[key] = Segment(*key, self._counts.get(key, 0) + 1, [], [], [])
+                segment = segments[key] = SeriesSegment(*key, self._counts.get(key, 0) + 1, [], [], [])
             segment.steps.append(record.step)
             segment.values.append(record.value)
             segment.ats.append(record.at)
         return list(segments.values())
 
-    def _count(self, segments: Sequence[Segment]) -> None:
+    def _count_points(self, segments: Sequence[SeriesSegment]) -> None:
         for segment in segments:
             self._counts[(segment.device, segment.name)] = segment.first + len(segment.steps) - 1
 
@@ -192,14 +194,14 @@ class MetricWriter:
             return
         with FrameReader(self.path) as reader:
             for frame in reader.forward(reader.first()):
-                if frame.kind == Kind.DATA:
-                    segments: list[Segment] = unpack(_decoder, reader.payload(frame))
-                    self._count(segments)
+                if frame.kind == FrameKind.DATA:
+                    segments: list[SeriesSegment] = unpack_payload(_decoder, reader.payload(frame))
+                    self._count_points(segments)
 
 
-def read(
+def read_series(
     path: Path, device: int | None = None, name: str | None = None, after: int = 0, points: int | None = None
-) -> list[Series]:
+) -> list[MetricSeries]:
     """Read the series of an attempt, ordered by device and name, each from its point number `after` + 1.
 
     Without `points`, a series has its first `MAX_POINTS` points after `after`, and `next` goes on from there.
@@ -219,19 +221,19 @@ def read(
         raise ValueError(f"after is {after}; a cursor is 0 or a point's number")
     if points is not None and not 1 <= points <= MAX_POINTS:
         raise ValueError(f"points is {points}; it must be from 1 to {MAX_POINTS}")
-    series: dict[Key, Series] = {}
-    samplers: dict[Key, _Sampler] = {}
+    series: dict[Key, MetricSeries] = {}
+    samplers: dict[Key, _DownSampler] = {}
     for segment in _segments_of(path):
         if (device is not None and segment.device != device) or (name is not None and segment.name != name):
             continue
         key = (segment.device, segment.name)
-        found = series.setdefault(key, Series(*key, next=after))
+        found = series.setdefault(key, MetricSeries(*key, next=after))
         found.last = segment.first + len(segment.steps) - 1
         new = [point for point in segment.points() if point.number > after] if found.last > after else []
         if points is None:
             found.points += new[: MAX_POINTS - len(found.points)]
         else:
-            sampler = samplers.setdefault(key, _Sampler(points))
+            sampler = samplers.setdefault(key, _DownSampler(points))
             for point in new:
                 sampler.add(point)
     for key, found in series.items():
@@ -243,56 +245,56 @@ def read(
     return [series[key] for key in sorted(series)]
 
 
-def read_frame(raw: bytes) -> tuple[Frame, list[Segment]]:
+def read_frame(raw: bytes) -> tuple[Frame, list[SeriesSegment]]:
     """One entry of a metric stream (its field `f`): the frame, whose items are the points of the segments, in order. A
     seal has none.
 
     Raises:
         CorruptFrame: the bytes are not a frame.
     """
-    frame, payload = parse(raw)
-    return frame, unpack(_decoder, payload) if frame.kind == Kind.DATA else []
+    frame, payload = parse_frame(raw)
+    return frame, unpack_payload(_decoder, payload) if frame.kind == FrameKind.DATA else []
 
 
-def _segments_of(path: Path) -> Iterator[Segment]:
+def _segments_of(path: Path) -> Iterator[SeriesSegment]:
     try:
         reader = FrameReader(path)
     except FileNotFoundError:
         return
     with reader:
         for frame in reader.forward(reader.first()):
-            if frame.kind == Kind.DATA:
+            if frame.kind == FrameKind.DATA:
                 try:
-                    segments = unpack(_decoder, reader.payload(frame))
+                    segments = unpack_payload(_decoder, reader.payload(frame))
                 except CorruptFrame:
                     continue
                 yield from segments
 
 
-class _Sampler:
+class _DownSampler:
     """Buckets of equal width over a series whose length is not known beforehand."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._width = 1
-        self._full: list[_Sum] = []
-        self._open: _Sum | None = None
+        self._full: list[_BucketSum] = []
+        self._open: _BucketSum | None = None
 
-    def add(self, point: Point) -> None:
+    def add(self, point: SeriesPoint) -> None:
         if self._open is None:
             if len(self._full) == self._limit:
-                self._widen()
+                self._widen_buckets()
             if self._open is None:
-                self._open = _Sum(point, point)
+                self._open = _BucketSum(point, point)
         self._open.add(point)
         if self._open.count == self._width:
             self._full.append(self._open)
             self._open = None
 
-    def buckets(self) -> list[Bucket]:
+    def buckets(self) -> list[PointBucket]:
         return [part.bucket() for part in (*self._full, *([self._open] if self._open else []))]
 
-    def _widen(self) -> None:
+    def _widen_buckets(self) -> None:
         """Join pairs; an odd one out is the start of the bucket that is being filled."""
         pairs = zip(self._full[::2], self._full[1::2], strict=False)
         odd = self._full[-1] if len(self._full) % 2 else None
@@ -302,16 +304,16 @@ class _Sampler:
 
 
 @dataclass(slots=True)
-class _Sum:
-    first: Point
-    last: Point
+class _BucketSum:
+    first: SeriesPoint
+    last: SeriesPoint
     count: int = 0
     finite: int = 0
     total: float = 0.0
     minimum: float = math.inf
     maximum: float = -math.inf
 
-    def add(self, point: Point) -> None:
+    def add(self, point: SeriesPoint) -> None:
         self.last = point
         self.count += 1
         if math.isfinite(point.value):
@@ -320,8 +322,8 @@ class _Sum:
             self.minimum = min(self.minimum, point.value)
             self.maximum = max(self.maximum, point.value)
 
-    def joined(self, other: "_Sum") -> "_Sum":
-        return _Sum(
+    def joined(self, other: "_BucketSum") -> "_BucketSum":
+        return _BucketSum(
             self.first,
             other.last,
             self.count + other.count,
@@ -331,8 +333,8 @@ class _Sum:
             max(self.maximum, other.maximum),
         )
 
-    def bucket(self) -> Bucket:
+    def bucket(self) -> PointBucket:
         if not self.finite:
-            return Bucket(self.count, 0, self.first, self.last, None, None, None)
+            return PointBucket(self.count, 0, self.first, self.last, None, None, None)
         mean = self.total / self.finite
-        return Bucket(self.count, self.finite, self.first, self.last, self.minimum, self.maximum, mean)
+        return PointBucket(self.count, self.finite, self.first, self.last, self.minimum, self.maximum, mean)

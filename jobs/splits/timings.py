@@ -21,7 +21,7 @@ from statistics import median
 import msgspec
 
 from jobs.protocol.records import PrimitiveTimes, Step
-from jobs.support.quantiles import Sketch
+from jobs.support.quantiles import QuantileSketch
 from shardyard.contract.report import Balance, DeviceMeasures, PrimitiveTimings, Timing
 
 #: Of one device, step by step.
@@ -78,10 +78,10 @@ class _Device(msgspec.Struct, array_like=True):
     uncounted_steps: int = 0
     steps: int = 0
     idle_steps: int = 0
-    forward: Sketch = msgspec.field(default_factory=Sketch)
-    backward: Sketch = msgspec.field(default_factory=Sketch)
-    data_wait: Sketch = msgspec.field(default_factory=Sketch)
-    comm: Sketch = msgspec.field(default_factory=Sketch)
+    forward: QuantileSketch = msgspec.field(default_factory=QuantileSketch)
+    backward: QuantileSketch = msgspec.field(default_factory=QuantileSketch)
+    data_wait: QuantileSketch = msgspec.field(default_factory=QuantileSketch)
+    comm: QuantileSketch = msgspec.field(default_factory=QuantileSketch)
     forward_rows: int = 0
     backward_rows: int = 0
     memory_peak_bytes: int | None = None
@@ -104,14 +104,14 @@ class Sums(msgspec.Struct, array_like=True):
     """All that is known of the steps so far."""
 
     devices: list[_Device]
-    primitives: list[Sketch]
+    primitives: list[QuantileSketch]
     totals: _Totals = msgspec.field(default_factory=_Totals)
     with_backward: bool = False
     steps: int = 0
 
     @classmethod
     def none(cls, devices: int) -> "Sums":
-        return cls([_Device() for _ in range(devices)], [Sketch() for _ in PrimitiveTimes.__struct_fields__])
+        return cls([_Device() for _ in range(devices)], [QuantileSketch() for _ in PrimitiveTimes.__struct_fields__])
 
     def fits(self, devices: int) -> bool:
         """Whether these are the sums of so many devices."""
@@ -291,7 +291,7 @@ def measured(value: float | None) -> float | None:
     return value if value is not None and 0 <= value < math.inf else None
 
 
-def timing(sketch: Sketch) -> Timing | None:
+def timing(sketch: QuantileSketch) -> Timing | None:
     p50, p95 = sketch.quantile(0.5), sketch.quantile(0.95)
     if p50 is None or p95 is None:
         return None

@@ -19,7 +19,7 @@ VARIABLE = "SHARDYARD_FAILPOINT"
 
 
 @dataclass(slots=True)
-class _Point:
+class _ArmedPoint:
     action: str
     seconds: float
     only: int  # the time that counts; 0: every time
@@ -29,33 +29,33 @@ class _Point:
 def reach(name: str) -> None:
     """Say that this process is at a place. Does nothing unless a test has armed it."""
     if _armed and (point := _armed.get(name)) is not None:
-        _act(name, point)
+        _act_at(name, point)
 
 
-def parse(text: str) -> dict[str, _Point]:
+def parse_failpoints(text: str) -> dict[str, _ArmedPoint]:
     """The places that a value of the variable arms.
 
     Raises:
         ValueError: it is not of the form above; the message names the part that is wrong.
     """
-    return dict(_point(part.strip()) for part in text.split(",") if part.strip())
+    return dict(_parse_point(part.strip()) for part in text.split(",") if part.strip())
 
 
-def kept(environment: Mapping[str, str]) -> dict[str, str]:
+def inherited_variable(environment: Mapping[str, str]) -> dict[str, str]:
     """The variable, where it is set: for processes whose environment is otherwise scrubbed."""
     return {VARIABLE: environment[VARIABLE]} if VARIABLE in environment else {}
 
 
-def _point(part: str) -> tuple[str, _Point]:
+def _parse_point(part: str) -> tuple[str, _ArmedPoint]:
     name, _, rest = part.partition(":")
     rest, _, only = rest.partition("@")
     action, _, seconds = rest.partition("=")
     if not name or action not in ("kill", "error", "stall") or (action == "stall") != bool(seconds):
         raise ValueError(f"{VARIABLE}: {part!r} is not name:kill, name:error or name:stall=SECONDS, with @N or without")
-    return name, _Point(action, float(seconds or 0), int(only or 0))
+    return name, _ArmedPoint(action, float(seconds or 0), int(only or 0))
 
 
-def _act(name: str, point: _Point) -> None:
+def _act_at(name: str, point: _ArmedPoint) -> None:
     point.reached += 1
     if point.only not in (0, point.reached):
         return
@@ -66,4 +66,4 @@ def _act(name: str, point: _Point) -> None:
     time.sleep(point.seconds)
 
 
-_armed = parse(os.environ.get(VARIABLE, ""))
+_armed = parse_failpoints(os.environ.get(VARIABLE, ""))

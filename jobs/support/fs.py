@@ -20,7 +20,7 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def remove(directory: Path) -> None:
+def remove_tree(directory: Path) -> None:
     """Remove a directory and all in it, however deep that is, and where directories are closed to their owner, whom we
     are. No link is followed. It may be gone already.
 
@@ -31,11 +31,11 @@ def remove(directory: Path) -> None:
         shutil.rmtree(directory)  # a call and an open file for each level, of which there may be too many
         return
     if os.geteuid() != 0:  # to whom nothing is closed, and whom a link that takes a name's place would lead astray
-        _run("chmod", "-R", "u+rwX", "--", directory)
-    done = _run("rm", "-rf", "--", directory)
+        _run_command("chmod", "-R", "u+rwX", "--", directory)
+    done = _run_command("rm", "-rf", "--", directory)
     if done.returncode:
         raise OSError(f"{directory} cannot be removed: {done.stderr[-1000:].strip()}")
 
 
-def _run(*command: str | Path) -> "subprocess.CompletedProcess[str]":
+def _run_command(*command: str | Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)

@@ -25,15 +25,15 @@ else:
 LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
 
 
-def configure(level: str, libraries: str = "") -> None:
+def configure_logging(level: str, libraries: str = "") -> None:
     """Send everything that is logged in this process to standard error as JSON lines.
 
     Our events are written without passing through `logging`, which takes twice the time; what libraries log there comes
     out in the same form, from the level `libraries` on where they have one of their own.
     """
-    lines = _Lines(sys.stderr.buffer)
+    lines = _LineFile(sys.stderr.buffer)
     structlog.configure(
-        processors=[structlog.contextvars.merge_contextvars, _completed, _encoded],
+        processors=[structlog.contextvars.merge_contextvars, _complete_event, _encode_event],
         logger_factory=lines.logger,
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         cache_logger_on_first_use=True,
@@ -41,10 +41,10 @@ def configure(level: str, libraries: str = "") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[_completed],
+            foreign_pre_chain=[_complete_event],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                lambda *parts: _encoded(*parts).decode(),
+                lambda *parts: _encode_event(*parts).decode(),
             ],
         )
     )
@@ -56,14 +56,14 @@ def configure(level: str, libraries: str = "") -> None:
             _set_level(logging.getLogger(chatty), logging.WARNING)
 
 
-def _completed(logger: Any, level: str, event: Any) -> Any:
+def _complete_event(logger: Any, level: str, event: Any) -> Any:
     """One function for what structlog has four for, since every submit passes here."""
     event["level"], event["logger"] = level, event.get("_record", logger).name  # a record: of a library
     event["at"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     return structlog.processors.format_exc_info(logger, level, event) if "exc_info" in event else event
 
 
-def _encoded(_logger: Any, _level: str, event: Any) -> bytes:
+def _encode_event(_logger: Any, _level: str, event: Any) -> bytes:
     """ASCII alone, so that no line of a log is a command to the terminal that shows it."""
     try:
         line = _quickly(event)
@@ -82,7 +82,7 @@ def _set_level(logger: logging.Logger, level: int) -> None:
         logger.setLevel(level)
 
 
-class _Lines:
+class _LineFile:
     """A file that threads write whole lines to. A full disk loses lines, and fails nothing."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -94,13 +94,13 @@ class _Lines:
             self._file.write(line + b"\n")
             self._file.flush()
 
-    def logger(self, name: str = "") -> "_Logger":
-        return _Logger(name, self)
+    def logger(self, name: str = "") -> "_LineLogger":
+        return _LineLogger(name, self)
 
 
-class _Logger:
+class _LineLogger:
     """What structlog hands finished lines to. One name for each level, which it calls the same way."""
 
-    def __init__(self, name: str, lines: _Lines) -> None:
+    def __init__(self, name: str, lines: _LineFile) -> None:
         self.name = name
         self.debug = self.info = self.warning = self.error = self.critical = lines.write

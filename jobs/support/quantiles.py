@@ -21,7 +21,7 @@ _GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _LOG_GAMMA = math.log(_GAMMA)
 
 
-class Sketch(msgspec.Struct, array_like=True):
+class QuantileSketch(msgspec.Struct, array_like=True):
     """Count, total, minimum and maximum exactly; quantiles within 1 %. Values are finite and not negative."""
 
     count: int = 0
@@ -74,7 +74,7 @@ class Sketch(msgspec.Struct, array_like=True):
         while len(self._buckets) > MAX_BUCKETS:
             self._lump_smallest()
 
-    def merge(self, other: "Sketch") -> None:
+    def merge(self, other: "QuantileSketch") -> None:
         """Count everything that `other` has counted."""
         self.count += other.count
         self.total += other.total

@@ -148,7 +148,7 @@ def _log(path: Path, attempt: Mapping[bytes, bytes], of: Evidence) -> Iterator[s
 
 
 def _metrics(path: Path) -> Iterator[str]:
-    for series in metric_file.read(path):
+    for series in metric_file.read_series(path):
         numbers = [point.number for point in series.points]
         if numbers != list(range(1, len(numbers) + 1)):
             yield f"metric {series.name} of device {series.device} has a gap or a repeat"
@@ -222,7 +222,7 @@ def essence(attempt_directory: Path, job: Mapping[bytes, bytes]) -> Any:
 
 def _curves(path: Path) -> list[Any]:
     """Every point of every series that is no measure of time."""
-    series = [one for one in metric_file.read(path) if "per_second" not in one.name]
+    series = [one for one in metric_file.read_series(path) if "per_second" not in one.name]
     return [[one.device, one.name, [(point.number, point.step, point.value) for point in one.points]] for one in series]
 
 

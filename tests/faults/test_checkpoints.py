@@ -211,13 +211,13 @@ def _replace(path: Path, body: bytes) -> None:
 DAMAGES = {"a byte": _flip_a_byte, "the manifest": _truncate_the_manifest, "a file": _lose_a_file}
 
 
-def _stop_dead(site: Site, job: str) -> list[checkpoints.Kept]:
+def _stop_dead(site: Site, job: str) -> list[checkpoints.StoredCheckpoint]:
     """Have nothing of a job run, and nobody start it again, when two checkpoints are saved; those, newest first."""
     site.allow(losses=NOBODY_LEFT)
     saves(site, job, 2 * EVERY)
     site.kill_worker()
     kill(site, job)
-    found = [kept for kept in checkpoints.kept(directory(site, job)) if kept.step <= pointed(site, job)]
+    found = [kept for kept in checkpoints.list_checkpoints(directory(site, job)) if kept.step <= pointed(site, job)]
     assert len(found) == 2
     return found
 

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from jobs.files import paths
-from jobs.files.log_file import CONTINUED, MAX_LINE_BYTES, UNENDED, Line, clean_for_display, read_page
+from jobs.files.log_file import CONTINUED, MAX_LINE_BYTES, UNENDED, LogRow, clean_for_display, read_page
 from jobs.model.state import State
 from tests.faults.checker import Footprint
 from tests.faults.site import Site
@@ -92,7 +92,7 @@ def test_row_23_odd_output_is_kept_byte_by_byte(site: Site) -> None:
     assert "half of \N{SNOWMAN}" in page.text
 
 
-def _joined(lines: list[Line]) -> str:
+def _joined(lines: list[LogRow]) -> str:
     """The digest of a source's text, put together again as `jobs.files.log_file` says."""
     return _digest(b"".join(line.text if line.flags else line.text + b"\n" for line in lines))
 

@@ -58,7 +58,7 @@ def place(urls: tuple[str, str], tmp_path: Path) -> Iterator[Place]:
     """One that is used, with a node of four devices."""
     world = World(urls[0])
     world.redis.flushall()
-    storage_proof.prove(world.store, tmp_path / "storage")
+    storage_proof.prove_storage(world.store, tmp_path / "storage")
     world.node()
     yield Place(world, tmp_path / "storage")
     world.store.close()
@@ -103,7 +103,7 @@ def test_everything_is_as_it_was_in_the_service_that_is_restored(place: Place, o
     assert keys(other.world.store) == keys(world.store)
     assert other.files() == place.files()
     assert violations(other.world.redis) == []
-    storage_proof.prove(other.world.store, other.storage)
+    storage_proof.prove_storage(other.world.store, other.storage)
 
     assert other.world.state(ended.job) is State.SUCCEEDED
     assert [job.id for job in archive.read_page(other.storage, TENANT, JobFilter()).jobs] == [old.job]

@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from jobs.files import metric_file, paths
-from jobs.files.frame_file import Frame, Kind, parse
-from jobs.files.log_file import Line, read_chunk, read_page
+from jobs.files.frame_file import Frame, FrameKind, parse_frame
+from jobs.files.log_file import LogRow, read_chunk, read_page
 from jobs.protocol import names
 from jobs.protocol.records import Metric
 from tests.integration.redis_server import RedisServer, redis_server
@@ -47,7 +47,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 def entries(server: RedisServer, key: str = KEY) -> list[tuple[str, Frame, bytes]]:
     with server.client() as client:
         found = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(key))
-        return [(name.decode(), parse(fields[b"f"])[0], fields[b"f"]) for name, fields in found]
+        return [(name.decode(), parse_frame(fields[b"f"])[0], fields[b"f"]) for name, fields in found]
 
 
 def last_in_redis(server: RedisServer) -> int:
@@ -55,11 +55,11 @@ def last_in_redis(server: RedisServer) -> int:
     return found[-1][1].last if found else 0
 
 
-def lines_in_redis(server: RedisServer) -> list[Line]:
+def lines_in_redis(server: RedisServer) -> list[LogRow]:
     return [line for _, _, raw in entries(server) for line in read_chunk(raw).lines]
 
 
-def lines_on_disk(attempt: Path) -> list[Line]:
+def lines_on_disk(attempt: Path) -> list[LogRow]:
     page = read_page(paths.log_file(attempt, 0), limit=1_000_000, max_bytes=1 << 30)
     while page.next < page.last:
         more = read_page(paths.log_file(attempt, 0), page.next, limit=1_000_000, max_bytes=1 << 30)
@@ -85,7 +85,7 @@ def test_what_is_on_the_disk_is_in_the_stream_and_ends_with_the_seal(tmp_path: P
     assert lines_in_redis(server) == lines_on_disk(tmp_path / "a")
     found = entries(server)
     assert [name for name, _, _ in found] == [frame.id for _, frame, _ in found]
-    assert (found[-1][0], found[-1][1].kind) == ("1234-1", Kind.SEAL)
+    assert (found[-1][0], found[-1][1].kind) == ("1234-1", FrameKind.SEAL)
     with server.client() as client:
         assert 0 < client.ttl(KEY) <= SEALED_SECONDS
         assert 0 < client.ttl(names.metric_stream("t", "j", 1)) <= SEALED_SECONDS

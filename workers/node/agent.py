@@ -216,7 +216,7 @@ class Agent:
             self._stop.wait(LOOK_SECONDS)
 
     def _register(self) -> None:
-        identity.prove(self._store, self._storage)
+        identity.prove_storage(self._store, self._storage)
         info = NodeInfo(
             host=socket.gethostname(),
             cores=len(os.sched_getaffinity(0)),
@@ -253,7 +253,7 @@ class Agent:
 
     def _beat(self) -> bool:
         """Beat, and learn which attempts hold devices here. False: register again."""
-        identity.check(self._storage)  # before: without it this node must take no work
+        identity.check_storage(self._storage)  # before: without it this node must take no work
         beat = self._store.run(store.beat_node(self._node, self._instance, self._deadline()))
         if beat.standing is store.NodeStanding.REPLACED:
             raise NodeTaken(f"another worker registered as node {self._node!r}")
@@ -298,7 +298,7 @@ class Agent:
         if (record.attempt, record.state, record.node) != (attempt.number, State.STARTING, self._node):
             return
         try:
-            identity.check(self._storage)
+            identity.check_storage(self._storage)
         except (identity.StorageMismatch, OSError) as error:
             # The attempt would find no checkpoint, and leave its files where nobody looks. The agent ends of this, too.
             self._store.run(store.node_down(self._node, None))

@@ -333,7 +333,7 @@ def _unsafe_to_fork() -> str:
 def _scrubbed_environment() -> Iterator[None]:
     """Only what ranks may see, while the server may be started: it keeps the environment it starts with."""
     before = dict(os.environ)
-    kept = {name: before[name] for name in KEPT_VARIABLES if name in before} | failpoints.kept(before)
+    kept = {name: before[name] for name in KEPT_VARIABLES if name in before} | failpoints.inherited_variable(before)
     os.environ.clear()
     # OpenBLAS starts its threads at import, and the server must have one thread.
     os.environ.update(kept, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")

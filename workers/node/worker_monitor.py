@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from jobs.model.settings import Settings
 from jobs.scheduling.celery_config import celery_config
-from jobs.support.logging_config import configure
+from jobs.support.logging_config import configure_logging
 from workers.node import environments, shutdown
 from workers.node.devices import discover
 from workers.node.shutdown import MAX_SECONDS, ShutdownOptions
@@ -171,10 +171,10 @@ def pace_of(how: ShutdownOptions, checkpoint_seconds: float) -> RestartPolicy:
 
 def main() -> int:
     how = shutdown.parse()
-    configure("INFO")
+    configure_logging("INFO")
     try:
         settings = Settings()
-        configure(settings.log_level)
+        configure_logging(settings.log_level)
         celery_config(settings)
         run_as.choose(settings.run_as, discover(settings.devices))
         environments.find(settings.environments)

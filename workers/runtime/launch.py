@@ -125,9 +125,9 @@ class AttemptDirectory:
         """Remove the traces, and all directories that the attempt's processes had for themselves."""
         with contextlib.suppress(OSError):
             if temporary := self.temporary.read_text():  # empty where its writer was killed
-                fs.remove(Path(temporary))
+                fs.remove_tree(Path(temporary))
         with contextlib.suppress(OSError):
-            fs.remove(self.directory)
+            fs.remove_tree(self.directory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 import structlog
 
-from jobs.support.logging_config import configure
+from jobs.support.logging_config import configure_logging
 from workers.rank.process import name_process
 from workers.runtime.launch import AttemptConfig, AttemptDirectory
 from workers.supervisor.process_status import read_start_time
@@ -36,7 +36,7 @@ def become_leader(keep: int) -> None:
         signal.signal(number, signal.SIG_IGN)  # its orders come through Redis; a stray Ctrl-C ends nothing
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     _close_all_but(keep)
-    configure("INFO", libraries="WARNING")  # which is what ranks begin with
+    configure_logging("INFO", libraries="WARNING")  # which is what ranks begin with
 
 
 def own_attempt(config: AttemptConfig) -> AttemptDirectory:

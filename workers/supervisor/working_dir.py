@@ -45,7 +45,7 @@ def prepare_workplace(launch: AttemptConfig, spec: JobSpec) -> WorkingDirectory 
     if packed is None:
         raise BundleUnusable(f"program.bundle: {bundle} is not in the storage any more; upload it again and resubmit")
     try:
-        bundles.extract(packed, marks.work, bundle)
+        bundles.extract_bundle(packed, marks.work, bundle)
     except BadBundle as error:
         raise BundleUnusable(f"program.bundle: {error}") from error
     temporary = Path(os.path.realpath(tempfile.mkdtemp(prefix="sy-", dir=_choose_temporary(tempfile.gettempdir()))))

@@ -7,7 +7,7 @@ import pytest
 
 from api.background import bundle_gc, retention
 from jobs.files import paths
-from jobs.files.log_file import LogWriter, Run
+from jobs.files.log_file import LineRun, LogWriter
 from jobs.files.metric_file import MetricWriter
 from jobs.protocol.records import Metric
 from jobs.store.tokens import Scope
@@ -37,7 +37,7 @@ async def a_finished_job(api: Api, **request: Any) -> str:
     paths.artifacts_dir(directory).mkdir()
     (paths.artifacts_dir(directory) / "weights").write_bytes(b"weights")
     log = LogWriter(paths.log_file(directory, 0))
-    log.append([Run("stdout", 0, 1, 1000.0, 0, [b"hello"])])
+    log.append([LineRun("stdout", 0, 1, 1000.0, 0, [b"hello"])])
     log.seal()
     metrics = MetricWriter(paths.metrics_file(directory))
     metrics.append([Metric(0, "loss", 1, 0.5, 1000.0)])

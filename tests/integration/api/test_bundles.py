@@ -137,13 +137,13 @@ async def test_two_uploads_of_the_same_bytes_leave_one_file(api: Api) -> None:
 
 
 async def test_of_two_uploads_that_are_both_new_one_is_kept(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    both, inspect = threading.Barrier(2, timeout=DEADLINE), bundles.inspect
+    both, inspect = threading.Barrier(2, timeout=DEADLINE), bundles.inspect_bundle
 
-    def together(path: Path) -> bundles.Contents:
+    def together(path: Path) -> bundles.BundleListing:
         both.wait()
         return inspect(path)
 
-    monkeypatch.setattr(bundles, "inspect", together)
+    monkeypatch.setattr(bundles, "inspect_bundle", together)
     answers = await asyncio.gather(upload(api), upload(api))
     assert sorted(answer.status_code for answer in answers) == [200, 201]
     assert len(kept(api)) == 1
@@ -234,14 +234,14 @@ async def test_uploads_beyond_so_many_are_told_to_come_again(api: Api) -> None:
 
 async def test_others_are_served_while_a_bundle_is_checked(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     checking, go = threading.Event(), threading.Event()
-    inspect: Callable[[Path], bundles.Contents] = bundles.inspect
+    inspect: Callable[[Path], bundles.BundleListing] = bundles.inspect_bundle
 
-    def slowly(path: Path) -> bundles.Contents:
+    def slowly(path: Path) -> bundles.BundleListing:
         checking.set()
         assert go.wait(DEADLINE)
         return inspect(path)
 
-    monkeypatch.setattr(bundles, "inspect", slowly)
+    monkeypatch.setattr(bundles, "inspect_bundle", slowly)
     uploading = asyncio.create_task(upload(api))
     assert await asyncio.to_thread(checking.wait, DEADLINE)
     assert (await api.client.get("/v1/jobs")).status_code == 200

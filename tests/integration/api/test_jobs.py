@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jobs.files import paths
-from jobs.files.log_file import LogWriter, Run
+from jobs.files.log_file import LineRun, LogWriter
 from jobs.files.metric_file import MetricWriter
 from jobs.protocol import names
 from jobs.protocol.records import Metric
@@ -240,7 +240,7 @@ async def test_logs_are_followed_page_by_page_until_they_end(api: Api) -> None:
     paths.logs_dir(directory).mkdir(parents=True)
     writers = [LogWriter(paths.log_file(directory, device)) for device in (0, 1)]
     for device, writer in enumerate(writers):
-        writer.append([Run("stdout", 0, step, 100.0 + step, 0, [f"{device} {step}".encode()]) for step in range(5)])
+        writer.append([LineRun("stdout", 0, step, 100.0 + step, 0, [f"{device} {step}".encode()]) for step in range(5)])
     first = await api.get(f"/v1/jobs/{job}/logs", params={"limit": 4})
     assert [line["text"] for line in first["lines"]] == ["0 0", "1 0", "0 1", "1 1"]
     assert not first["ended"]

@@ -7,7 +7,7 @@ import pytest
 
 from jobs import store
 from jobs.files import paths
-from jobs.files.log_file import LogWriter, Run
+from jobs.files.log_file import LineRun, LogWriter
 from jobs.protocol import names
 from tests.integration.api.conftest import Api
 
@@ -87,7 +87,7 @@ async def test_a_log_is_searched_as_a_whole_and_read_from_any_line(api: Api) -> 
     writer = LogWriter(file)
     for first in range(0, 5000, 100):
         lines = [b"a \x1b[1mNee\x1b[0mdle" if n == 4321 else b"hay %d" % n for n in range(first, first + 100)]
-        writer.append([Run("stdout", 0, None, 1.0, 0, lines)])
+        writer.append([LineRun("stdout", 0, None, 1.0, 0, lines)])
     writer.close()
     found = await api.get(f"/v1/jobs/{job}/logs?search=nEEdle")
     assert [(line["seq"], line["text"]) for line in found["lines"]] == [(4322, "a Needle")]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs import store
-from jobs.files.identity import NONCE_FILE, StorageMismatch, prove
+from jobs.files.identity import NONCE_FILE, StorageMismatch, prove_storage
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import FormatMismatch
 from tests.integration.redis_server import running_redis
@@ -16,8 +16,8 @@ from tests.integration.redis_server import running_redis
 def test_the_first_to_start_marks_the_directory_and_others_find_the_mark(tmp_path: Path) -> None:
     with running_redis(tmp_path / "r") as url:
         control = RedisStore.from_url(url)
-        prove(control, tmp_path / "storage")
-        prove(control, tmp_path / "storage")
+        prove_storage(control, tmp_path / "storage")
+        prove_storage(control, tmp_path / "storage")
         assert (tmp_path / "storage" / NONCE_FILE).read_text()
         control.close()
 
@@ -26,25 +26,25 @@ def test_the_first_to_start_marks_the_directory_and_others_find_the_mark(tmp_pat
 def test_another_directory_is_refused(tmp_path: Path, marked: bool) -> None:
     with running_redis(tmp_path / "r") as url:
         control = RedisStore.from_url(url)
-        prove(control, tmp_path / "storage")
+        prove_storage(control, tmp_path / "storage")
         other = tmp_path / "other"
         other.mkdir()
         if marked:
             (other / NONCE_FILE).write_text("of another service")
         with pytest.raises(StorageMismatch, match="SHARDYARD_STORAGE"):
-            prove(control, other)
+            prove_storage(control, other)
         control.close()
 
 
 def test_keys_of_a_format_that_is_not_known_here_are_left_alone(tmp_path: Path) -> None:
     with running_redis(tmp_path / "r") as url:
         control = RedisStore.from_url(url)
-        prove(control, tmp_path / "storage")
+        prove_storage(control, tmp_path / "storage")
         assert control.client.get("sy:format") == store.FORMAT.encode()
         control.client.set("sy:format", "2")
         before = control.client.dbsize()
         with pytest.raises(FormatMismatch, match="keys of format 2, and this version of the service knows 1"):
-            prove(control, tmp_path / "storage")
+            prove_storage(control, tmp_path / "storage")
         assert control.client.dbsize() == before
         control.close()
 
@@ -53,20 +53,20 @@ def test_keys_of_a_format_that_is_not_known_here_are_left_alone(tmp_path: Path) 
 def test_another_user_is_refused_who_could_not_read_what_is_kept(tmp_path: Path) -> None:
     with running_redis(tmp_path / "r") as url:
         control = RedisStore.from_url(url)
-        prove(control, tmp_path / "storage")
+        prove_storage(control, tmp_path / "storage")
         os.chown(tmp_path / "storage" / NONCE_FILE, 20_000, 20_000)
         with pytest.raises(StorageMismatch, match="as user 20000, and this process would as user 0"):
-            prove(control, tmp_path / "storage")
+            prove_storage(control, tmp_path / "storage")
         control.close()
 
 
 def test_a_redis_that_lost_everything_takes_the_mark_that_is_there(tmp_path: Path) -> None:
     with running_redis(tmp_path / "r") as url:
         control = RedisStore.from_url(url)
-        prove(control, tmp_path / "storage")
+        prove_storage(control, tmp_path / "storage")
         mark = (tmp_path / "storage" / NONCE_FILE).read_text()
         control.client.flushall()
-        prove(control, tmp_path / "storage")
+        prove_storage(control, tmp_path / "storage")
         assert (tmp_path / "storage" / NONCE_FILE).read_text() == mark
         control.close()
 
@@ -79,7 +79,7 @@ def test_many_that_start_at_once_agree(tmp_path: Path) -> None:
             control = RedisStore.from_url(url)
             barrier.wait(60)
             try:
-                prove(control, tmp_path / "storage")
+                prove_storage(control, tmp_path / "storage")
             except StorageMismatch as error:
                 refused.append(error)
             control.close()

@@ -21,7 +21,7 @@ from celery import Celery
 
 from jobs import store
 from jobs.files import paths
-from jobs.files.log_file import Line, read_page
+from jobs.files.log_file import LogRow, read_page
 from jobs.model import spec
 from jobs.model.records import AttemptRecord, JobRecord, NodeRecord
 from jobs.model.settings import Settings
@@ -353,7 +353,7 @@ class Service:
         found: dict[str, Any] = json.loads(paths.report_file(self.files(job, number)).read_bytes())
         return found
 
-    def lines(self, job: str, device: int = 0, number: int = 1) -> list[Line]:
+    def lines(self, job: str, device: int = 0, number: int = 1) -> list[LogRow]:
         """The whole log of a device, which must be sealed and without a gap."""
         path, found, after = paths.log_file(self.files(job, number), device), [], 0
         while True:

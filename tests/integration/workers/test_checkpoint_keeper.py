@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobs.files import checkpoints, paths
-from jobs.files.checkpoints import Pointer, Verified
+from jobs.files.checkpoints import CheckpointPointer, VerifiedCheckpoint
 from jobs.model.state import Reason
 from jobs.protocol.records import Saved, SavedFile
 from jobs.store.client import RedisStore
@@ -50,7 +50,7 @@ class Attempt:
     launch: AttemptConfig = field(init=False)
     lifeline: LeaseHolder = field(init=False)
     place: CheckpointDirectories = field(init=False)
-    found: Verified | None = None
+    found: VerifiedCheckpoint | None = None
 
     def __post_init__(self) -> None:
         self.world.node(devices=1)
@@ -102,23 +102,23 @@ class Attempt:
         return said(step, body=body)
 
     @property
-    def pointer(self) -> Pointer | None:
+    def pointer(self) -> CheckpointPointer | None:
         found = self.world.job(self.launch.attempt.job).checkpoint
-        return None if found is None else Pointer(found["step"], found["attempt"], found["sha256"])
+        return None if found is None else CheckpointPointer(found["step"], found["attempt"], found["sha256"])
 
     @property
     def pointed(self) -> tuple[int, int] | None:
         return None if self.pointer is None else (self.pointer.step, self.pointer.attempt)
 
-    def resumable(self) -> Verified | None:
+    def resumable(self) -> VerifiedCheckpoint | None:
         """What a new attempt would begin with."""
-        for one in checkpoints.candidates(checkpoints.kept(self.place.kept), self.pointer):
-            with suppress(checkpoints.Damaged):
-                return checkpoints.verify(one.directory)
+        for one in checkpoints.order_candidates(checkpoints.list_checkpoints(self.place.kept), self.pointer):
+            with suppress(checkpoints.DamagedCheckpoint):
+                return checkpoints.verify_checkpoint(one.directory)
         return None
 
     def kept(self) -> list[int]:
-        return [one.step for one in checkpoints.kept(self.place.kept)]
+        return [one.step for one in checkpoints.list_checkpoints(self.place.kept)]
 
 
 def said(step: int, name: str = "rank-0.pt", body: bytes = b"weights") -> Saved:
@@ -155,8 +155,8 @@ def test_a_checkpoint_has_what_the_ranks_and_the_supervisor_know_at_the_cut_and_
     keeper.close()
     assert attempt.kept() == [30, 20]
     assert attempt.pointer is not None
-    found = checkpoints.verify(paths.checkpoint_dir(attempt.storage, TENANT, attempt.launch.attempt.job, 30, 1),
-                               attempt.pointer.sha256)  # fmt: skip
+    directory = paths.checkpoint_dir(attempt.storage, TENANT, attempt.launch.attempt.job, 30, 1)
+    found = checkpoints.verify_checkpoint(directory, attempt.pointer.sha256)
     contents = {name: (found.directory / name).read_bytes() for name in found.manifest.files}
     assert contents == {"rank-0.pt": b"30", "report.state": attempt.state, "metrics.bin": b"..."}
     assert [line.text.split(" saved")[0] for line in keeper.take_messages()] == [
@@ -194,7 +194,7 @@ def test_a_supervisor_that_is_killed_anywhere_leaves_a_checkpoint_to_go_on_from(
     child = os.fork()
     if child == 0:
         try:
-            failpoints._armed.update(failpoints.parse(f"checkpoint.{place}:kill"))
+            failpoints._armed.update(failpoints.parse_failpoints(f"checkpoint.{place}:kill"))
             lifeline = LeaseHolder(RedisStore.from_url(attempt.url), attempt.launch.attempt, "n1", 5)
             lifeline._claimant = attempt.lifeline._claimant
             second = replace_keeper(attempt, lifeline)
@@ -224,7 +224,7 @@ def replace_keeper(attempt: Attempt, lifeline: LeaseHolder) -> CheckpointWriter:
 def test_a_disk_that_refuses_costs_one_checkpoint_and_says_so(
     attempt: Attempt, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failpoints, "_armed", failpoints.parse(f"checkpoint.{place}:error@1"))
+    monkeypatch.setattr(failpoints, "_armed", failpoints.parse_failpoints(f"checkpoint.{place}:error@1"))
     keeper = attempt.keeper()
     keeper.write_checkpoint([attempt.save(10)])
     eventually(lambda: keeper._messages._messages, "a line")
@@ -245,7 +245,7 @@ def test_weights_of_an_earlier_step_are_not_taken_for_those_of_the_last(
     keeper = attempt.keeper()
     keeper.write_checkpoint([attempt.save(10)])
     eventually(lambda: keeper.final_directory, "the checkpoint")
-    monkeypatch.setattr(failpoints, "_armed", failpoints.parse("checkpoint.written:error"))
+    monkeypatch.setattr(failpoints, "_armed", failpoints.parse_failpoints("checkpoint.written:error"))
     keeper.write_checkpoint([attempt.save(20)])
     keeper.close()
     assert keeper.final_directory is None
@@ -420,11 +420,13 @@ def test_what_is_taken_over_is_the_services_and_the_next_attempts_account_can_re
         other = as_account(replace(NOBODY, uid=20_001), [lambda: (readable / "rank-0.pt").read_bytes()])
         assert other == [False]
         directories.remove_drafts(attempt.place.attempt)
-        assert checkpoints.verify(found.directory) == found  # its own names are there still
+        assert checkpoints.verify_checkpoint(found.directory) == found  # its own names are there still
         opened.write(b"WEIGHTS")
         opened.close()
-        with pytest.raises(checkpoints.Damaged):  # it spoils what its own job may resume from, and nothing else
-            checkpoints.verify(found.directory)
+        with pytest.raises(
+            checkpoints.DamagedCheckpoint
+        ):  # it spoils what its own job may resume from, and nothing else
+            checkpoints.verify_checkpoint(found.directory)
 
 
 def as_account(account: Account, tries: list[Callable[[], object]]) -> list[bool]:

@@ -85,7 +85,7 @@ def directory(service: Service, job: str) -> Path:
 
 
 def kept(service: Service, job: str) -> list[tuple[int, int]]:
-    return [(one.step, one.attempt) for one in checkpoints.kept(directory(service, job))]
+    return [(one.step, one.attempt) for one in checkpoints.list_checkpoints(directory(service, job))]
 
 
 def pointed(record: JobRecord) -> int:
@@ -111,7 +111,7 @@ def kill(service: Service, job: str) -> None:
 
 def curve(service: Service, job: str, number: int) -> dict[tuple[int, str], list[tuple[int, int, float]]]:
     """All series but those of times: (number, step, value) of each point."""
-    found = metric_file.read(paths.metrics_file(service.files(job, number)))
+    found = metric_file.read_series(paths.metrics_file(service.files(job, number)))
     return {
         (one.device, one.name): [(point.number, point.step, point.value) for point in one.points]
         for one in found
@@ -164,7 +164,7 @@ def test_a_run_keeps_its_newest_checkpoints_and_leaves_its_weights(
     assert record.checkpoint is not None
     assert (record.checkpoint["step"], record.checkpoint["attempt"]) == (60, 1)
     newest = directory(service, job) / "000000000060-1"
-    assert checkpoints.verify(newest, record.checkpoint["sha256"]).manifest.world_size == 1
+    assert checkpoints.verify_checkpoint(newest, record.checkpoint["sha256"]).manifest.world_size == 1
     weights = paths.artifacts_dir(service.files(job)) / checkpoints.WEIGHTS
     assert weights.read_bytes() == (newest / checkpoints.WEIGHTS).read_bytes()
     lines = said(service, job, 1).splitlines()
@@ -200,7 +200,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     assert kept(service, job)[0] == (60, 2)
     client = service.store.client
     (end, _), *_ = cast(Any, client.xrevrange(names.metric_stream(TENANT, job, 2), count=1))
-    points = sum(len(one.points) for one in metric_file.read(paths.metrics_file(service.files(job, 2))))
+    points = sum(len(one.points) for one in metric_file.read_series(paths.metrics_file(service.files(job, 2))))
     assert end == f"{points}-1".encode()
 
 

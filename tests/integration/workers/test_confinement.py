@@ -299,9 +299,9 @@ def test_a_recipe_goes_on_under_another_account_from_what_it_has_saved(confined:
     assert (min(first.leased), min(second.leased)) == (1, 0)  # each device has an account of its own
     assert second.resumed is not None
     assert second.resumed["attempt"] == 1
-    newest, *_ = saved = checkpoints.kept(paths.checkpoints_dir(confined.settings.storage, "default", job))
+    newest, *_ = saved = checkpoints.list_checkpoints(paths.checkpoints_dir(confined.settings.storage, "default", job))
     for one in saved:
-        checkpoints.verify(one.directory)
+        checkpoints.verify_checkpoint(one.directory)
         assert {path.stat().st_uid for path in (one.directory, *one.directory.iterdir())} == {os.geteuid()}
     weights = paths.artifacts_dir(confined.files(job, 2)) / checkpoints.WEIGHTS
     assert weights.read_bytes() == (newest.directory / checkpoints.WEIGHTS).read_bytes()

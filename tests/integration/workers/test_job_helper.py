@@ -30,7 +30,7 @@ def test_what_a_script_says_of_itself_arrives(service: Service) -> None:
 
     assert service.ended(job).state is State.SUCCEEDED
 
-    series = metric_file.read(paths.metrics_file(service.files(job)))
+    series = metric_file.read_series(paths.metrics_file(service.files(job)))
     found = {(one.device, one.name): [(point.step, point.value) for point in one.points] for one in series}
     assert found[-1, "loss"] == [(0, 0.0), (1, 0.0), (2, 0.0)]  # rank 0 speaks for the job
     assert found[1, "loss"] == [(0, 1.0), (1, 1.0), (2, 1.0)]

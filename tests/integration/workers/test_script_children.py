@@ -195,7 +195,7 @@ def test_what_forked_processes_log_belongs_to_their_devices(service: Service) ->
     )
     job = service.run_script({"train.py": logs, "main.py": FORK}, entrypoint="main.py", devices=2)
     assert service.ended(job, seconds=60).state is State.SUCCEEDED
-    series = metric_file.read(paths.metrics_file(service.files(job)))
+    series = metric_file.read_series(paths.metrics_file(service.files(job)))
     done = {(one.device, point.value) for one in series if one.name == "done" for point in one.points}
     assert done == {(-1, 0.0), (1, 1.0)}
 

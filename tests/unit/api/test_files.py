@@ -6,7 +6,7 @@ import pytest
 from api.data import attempt_files
 from api.data.attempt_files import LogQuery
 from jobs.files import paths
-from jobs.files.log_file import CONTINUED, LogWriter, Run
+from jobs.files.log_file import CONTINUED, LineRun, LogWriter
 from jobs.files.metric_file import MetricWriter
 from jobs.protocol.records import Metric
 from shardyard.contract.errors import NotFound
@@ -20,7 +20,7 @@ def attempt(tmp_path: Path) -> Path:
         writer = LogWriter(paths.log_file(tmp_path, device))
         for line in range(10):
             text = f"device {device} line {line}".encode()
-            writer.append([Run("stdout", device, line, 1000.0 + 2 * line + device, 0, [text])])
+            writer.append([LineRun("stdout", device, line, 1000.0 + 2 * line + device, 0, [text])])
         writer.seal()
     return tmp_path
 
@@ -65,7 +65,7 @@ def test_lines_can_be_asked_for_by_step(attempt: Path) -> None:
 def test_lines_are_shown_without_control_characters_and_say_when_they_go_on(tmp_path: Path) -> None:
     paths.logs_dir(tmp_path).mkdir()
     writer = LogWriter(paths.log_file(tmp_path, 0))
-    writer.append([Run("stderr", 0, None, 1.5, CONTINUED, [b"\x1b[31mred\x1b[0m \x07bell"])])
+    writer.append([LineRun("stderr", 0, None, 1.5, CONTINUED, [b"\x1b[31mred\x1b[0m \x07bell"])])
     (line,) = attempt_files.read_logs(tmp_path, [0], {}, LogQuery()).lines
     assert (line.text, line.continued, line.step) == ("red bell", True, None)
     assert line.at == "1970-01-01T00:00:01.500000Z"
@@ -100,7 +100,7 @@ def test_a_link_in_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
     for directory in (mine, theirs):
         paths.logs_dir(directory).mkdir(parents=True)
     paths.report_file(theirs).write_text("{}")
-    LogWriter(paths.log_file(theirs, 0)).append([Run("stdout", 0, None, 1.0, 0, [b"secret"])])
+    LogWriter(paths.log_file(theirs, 0)).append([LineRun("stdout", 0, None, 1.0, 0, [b"secret"])])
     paths.report_file(mine).symlink_to(paths.report_file(theirs))
     paths.log_file(mine, 0).symlink_to(paths.log_file(theirs, 0))
     paths.metrics_file(mine).symlink_to(paths.metrics_file(theirs))

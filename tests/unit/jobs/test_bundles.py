@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.bundles import bundle, strict_zip
-from jobs.bundles.bundle import BundleFile, Contents
+from jobs.bundles.bundle import BundleFile, BundleListing
 from shardyard.contract import bundle_rules
 from shardyard.contract.bundle_rules import BundleLimits
 from shardyard.contract.errors import BadBundle
@@ -184,9 +184,9 @@ def test_an_attack_is_refused_at_the_door_and_before_unpacking(attack: str, tmp_
     path = tmp_path / "bundle.zip"
     path.write_bytes(body)
     with pytest.raises(BadBundle, match=words):
-        bundle.inspect(path, SMALL)
+        bundle.inspect_bundle(path, SMALL)
     with pytest.raises(BadBundle, match=words):
-        bundle.extract(path, tmp_path / "out", identity(body), SMALL)
+        bundle.extract_bundle(path, tmp_path / "out", identity(body), SMALL)
     left = {found.relative_to(tmp_path).parts[0] for found in tmp_path.rglob("*")}
     assert left <= {"bundle.zip", "out"}, "nothing was written elsewhere"
 
@@ -196,7 +196,7 @@ def test_a_refusal_shows_no_control_characters_and_is_short(attack: str, tmp_pat
     path = tmp_path / "bundle.zip"
     path.write_bytes(ATTACKS[attack][0])
     with pytest.raises(BadBundle) as caught:
-        bundle.inspect(path, SMALL)
+        bundle.inspect_bundle(path, SMALL)
     assert caught.value.message.isprintable()
     assert len(caught.value.message) < 400
 
@@ -218,7 +218,7 @@ def test_a_bomb_takes_little_memory(body: bytes, tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(BadBundle):
-            bundle.inspect(path, SMALL)
+            bundle.inspect_bundle(path, SMALL)
         assert tracemalloc.get_traced_memory()[1] < 2 * MIB
     finally:
         tracemalloc.stop()
@@ -235,8 +235,8 @@ def test_a_bomb_within_a_zip_is_just_a_file(tmp_path: Path) -> None:
     body = made_zips.nested(3, b"\0" * (1 << 24))
     path = tmp_path / "bundle.zip"
     path.write_bytes(body)
-    assert bundle.inspect(path).bytes < 20_000
-    bundle.extract(path, tmp_path / "out", identity(body))
+    assert bundle.inspect_bundle(path).bytes < 20_000
+    bundle.extract_bundle(path, tmp_path / "out", identity(body))
     assert [found.name for found in (tmp_path / "out").iterdir()] == ["2.zip"]
 
 
@@ -329,8 +329,8 @@ def test_what_usual_tools_pack_is_unpacked_as_it_was(
 ) -> None:
     path, out = tmp_path / "bundle.zip", tmp_path / "out"
     pack(tree, path)
-    found = bundle.inspect(path)
-    assert bundle.extract(path, out, identity(path.read_bytes())) == found == bundle.contents(path)
+    found = bundle.inspect_bundle(path)
+    assert bundle.extract_bundle(path, out, identity(path.read_bytes())) == found == bundle.list_contents(path)
     assert {file.path: file.bytes for file in found.files} == {p: len(d) for p, d in TREE.items()} | {"run.sh": 10}
     assert [file.path for file in found.files] == sorted(file.path for file in found.files)
     assert found.bytes == sum(map(len, TREE.values())) + 10
@@ -346,7 +346,7 @@ def test_a_descriptor_may_leave_its_signature_out(tmp_path: Path) -> None:
     path = tmp_path / "bundle.zip"
     for descriptor in (behind, behind[4:]):
         path.write_bytes(zipped(Part("a", flags=UTF8 | DESCRIBED, descriptor=descriptor), Part("b")))
-        assert [file.path for file in bundle.inspect(path).files] == ["a", "b"]
+        assert [file.path for file in bundle.inspect_bundle(path).files] == ["a", "b"]
 
 
 def test_modes_are_the_umasks_and_not_the_zips(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_modes_are_the_umasks_and_not_the_zips(tmp_path: Path) -> None:
     path.write_bytes(body)
     before = os.umask(0o027)
     try:
-        bundle.extract(path, tmp_path / "out", identity(body))
+        bundle.extract_bundle(path, tmp_path / "out", identity(body))
     finally:
         os.umask(before)
     modes = {found.name: found.stat().st_mode & 0o7777 for found in (tmp_path / "out").iterdir()}
@@ -376,32 +376,32 @@ def test_bytes_that_are_not_the_bundles_are_refused(packed: Path, tmp_path: Path
     wanted = identity(packed.read_bytes())
     packed.write_bytes(zipped(PLAIN))
     with pytest.raises(BadBundle, match="upload the bundle again"):
-        bundle.extract(packed, tmp_path / "out", wanted)
+        bundle.extract_bundle(packed, tmp_path / "out", wanted)
     assert not (tmp_path / "out").exists()
 
 
 def test_nothing_is_unpacked_into_what_is_there(packed: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(FileExistsError):
-        bundle.extract(packed, tmp_path / "out", identity(packed.read_bytes()))
+        bundle.extract_bundle(packed, tmp_path / "out", identity(packed.read_bytes()))
     (tmp_path / "link").symlink_to(tmp_path / "out")
     with pytest.raises(FileExistsError):
-        bundle.extract(packed, tmp_path / "link", identity(packed.read_bytes()))
+        bundle.extract_bundle(packed, tmp_path / "link", identity(packed.read_bytes()))
 
 
 def test_a_link_that_appears_on_the_way_leads_nowhere(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
-    unpack = strict_zip.unpack
+    unpack = strict_zip.unpack_entry
 
-    def with_a_link(file: io.BufferedReader, entry: strict_zip.Entry) -> object:
+    def with_a_link(file: io.BufferedReader, entry: strict_zip.ZipEntry) -> object:
         (tmp_path / "out" / "a").symlink_to(tmp_path / "elsewhere")
         return unpack(file, entry)
 
-    monkeypatch.setattr(strict_zip, "unpack", with_a_link)
+    monkeypatch.setattr(strict_zip, "unpack_entry", with_a_link)
     with pytest.raises(BadBundle, match="leads out"):
-        bundle.extract(packed, tmp_path / "out", identity(packed.read_bytes()))
+        bundle.extract_bundle(packed, tmp_path / "out", identity(packed.read_bytes()))
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
@@ -423,7 +423,7 @@ def test_a_damaged_zip_is_refused_or_means_what_other_readers_say(
     path = tmp_path_factory.getbasetemp() / "damaged.zip"
     path.write_bytes(body[: len(body) - cut])
     try:
-        found = bundle.inspect(path)
+        found = bundle.inspect_bundle(path)
     except BadBundle:
         return
     with zipfile.ZipFile(path) as file:
@@ -438,8 +438,8 @@ def test_a_damaged_zip_is_refused_or_means_what_other_readers_say(
 # -- entry points ----------------------------------------------------------------------------------
 
 
-def holds(*paths: str) -> Contents:
-    return Contents(tuple(BundleFile(path, 1) for path in sorted(paths)), len(paths))
+def holds(*paths: str) -> BundleListing:
+    return BundleListing(tuple(BundleFile(path, 1) for path in sorted(paths)), len(paths))
 
 
 FILES = holds("src/train.py", "train.pyc", "package/__init__.py", "package/main.py", "tool/__main__.py", "READ.md")

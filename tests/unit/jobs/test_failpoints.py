@@ -43,9 +43,11 @@ def test_a_place_stalls() -> None:
 @pytest.mark.parametrize("value", ["here", "here:", "here:explode", "here:stall", "here:kill=3", ":kill", "a:kill,b"])
 def test_a_value_that_says_nothing_is_refused_with_what_would_do(value: str) -> None:
     with pytest.raises(ValueError, match="name:kill, name:error or name:stall=SECONDS"):
-        failpoints.parse(value)
+        failpoints.parse_failpoints(value)
 
 
 def test_the_variable_is_kept_where_it_is_set_and_nothing_else() -> None:
-    assert failpoints.kept({"PATH": "/bin"}) == {}
-    assert failpoints.kept({"PATH": "/bin", failpoints.VARIABLE: "x:kill"}) == {failpoints.VARIABLE: "x:kill"}
+    assert failpoints.inherited_variable({"PATH": "/bin"}) == {}
+    assert failpoints.inherited_variable({"PATH": "/bin", failpoints.VARIABLE: "x:kill"}) == {
+        failpoints.VARIABLE: "x:kill"
+    }

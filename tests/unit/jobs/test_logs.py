@@ -9,12 +9,12 @@ import pytest
 from jobs.files.frame_file import CorruptFrame, FrameReader
 from jobs.files.log_file import (
     CONTINUED,
-    Dropped,
-    Line,
+    DroppedLines,
+    LineRun,
+    LogFilePage,
+    LogRow,
+    LogSeal,
     LogWriter,
-    Page,
-    Run,
-    Seal,
     StreamName,
     read_chunk,
     read_page,
@@ -23,15 +23,17 @@ from jobs.files.log_file import (
 from tests.unit.disks import largest_file
 
 
-def run(*texts: bytes, stream: StreamName = "stdout", rank: int = 0, step: int | None = None, flags: int = 0) -> Run:
-    return Run(stream, rank, step, 1.5, flags, list(texts))
+def run(
+    *texts: bytes, stream: StreamName = "stdout", rank: int = 0, step: int | None = None, flags: int = 0
+) -> LineRun:
+    return LineRun(stream, rank, step, 1.5, flags, list(texts))
 
 
-def texts(page: Page) -> list[bytes]:
+def texts(page: LogFilePage) -> list[bytes]:
     return [line.text for line in page.lines]
 
 
-def numbers(page: Page) -> list[int]:
+def numbers(page: LogFilePage) -> list[int]:
     return [line.seq for line in page.lines]
 
 
@@ -43,7 +45,7 @@ def write_lines(path: Path, count: int, chunk: int = 50) -> LogWriter:
     return writer
 
 
-def all_pages(path: Path, limit: int) -> list[Page]:
+def all_pages(path: Path, limit: int) -> list[LogFilePage]:
     pages = [read_page(path, limit=limit)]
     while not pages[-1].sealed:
         pages.append(read_page(path, after=pages[-1].next, limit=limit))
@@ -54,7 +56,7 @@ def test_a_line_comes_back_as_it_was_written(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "log")
     writer.append([run(b"a\x00\xff\x1b[1m\r", stream="stderr", rank=3, step=7, flags=CONTINUED)])
     writer.close()
-    assert read_page(tmp_path / "log").lines == [Line(1, 1.5, "stderr", 3, 7, b"a\x00\xff\x1b[1m\r", CONTINUED)]
+    assert read_page(tmp_path / "log").lines == [LogRow(1, 1.5, "stderr", 3, 7, b"a\x00\xff\x1b[1m\r", CONTINUED)]
 
 
 def test_lines_are_numbered_from_one_without_a_gap_over_chunks(tmp_path: Path) -> None:
@@ -81,17 +83,17 @@ def test_every_line_can_be_found_from_its_cursor(tmp_path: Path) -> None:
 
 def test_a_cursor_at_the_end_or_beyond_gives_an_empty_page_that_keeps_it(tmp_path: Path) -> None:
     write_lines(tmp_path / "log", 10).close()
-    assert read_page(tmp_path / "log", after=10) == Page(next=10, last=10)
-    assert read_page(tmp_path / "log", after=99) == Page(next=99, last=10)
+    assert read_page(tmp_path / "log", after=10) == LogFilePage(next=10, last=10)
+    assert read_page(tmp_path / "log", after=99) == LogFilePage(next=99, last=10)
 
 
 def test_a_log_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
-    assert read_page(tmp_path / "log", after=3) == Page(next=3, last=3)
+    assert read_page(tmp_path / "log", after=3) == LogFilePage(next=3, last=3)
 
 
 def test_an_empty_log_can_be_sealed(tmp_path: Path) -> None:
     LogWriter(tmp_path / "log").seal()
-    assert read_page(tmp_path / "log") == Page(next=0, last=0, sealed=True)
+    assert read_page(tmp_path / "log") == LogFilePage(next=0, last=0, sealed=True)
     assert read_page(tmp_path / "log", tail=5).sealed
 
 
@@ -118,7 +120,7 @@ def test_the_seal_has_the_count_and_the_digest_of_all_text(tmp_path: Path) -> No
     assert read_seal(tmp_path / "log") is None
     again.seal()
     digest = hashlib.blake2b(b"one\ntwo\nthree\n", digest_size=16).hexdigest()
-    assert read_seal(tmp_path / "log") == Seal(3, 0, digest)
+    assert read_seal(tmp_path / "log") == LogSeal(3, 0, digest)
 
 
 def test_filters_by_stream_rank_and_step_leave_the_numbers_alone(tmp_path: Path) -> None:
@@ -229,9 +231,9 @@ def test_lines_that_the_disk_refuses_keep_their_numbers_in_one_dropped_record(tm
     writer.append([run(b"back")])
     writer.seal()
     page = read_page(path)
-    assert page.dropped == [Dropped(4, 13, 60)]
+    assert page.dropped == [DroppedLines(4, 13, 60)]
     assert [(line.seq, line.text) for line in page.lines[3:]] == [(14, b"back")]
-    assert read_page(path, after=6).dropped == [Dropped(7, 13, 60)]
+    assert read_page(path, after=6).dropped == [DroppedLines(7, 13, 60)]
     assert read_page(path, tail=1).lines[0].seq == 14
 
 
@@ -244,7 +246,7 @@ def test_lines_lost_until_the_end_are_in_the_log_before_the_seal(tmp_path: Path)
     assert not read_page(tmp_path / "log").sealed
     writer.seal()
     page = read_page(tmp_path / "log")
-    assert (page.dropped, page.sealed, page.next) == ([Dropped(4, 4, 4)], True, 4)
+    assert (page.dropped, page.sealed, page.next) == ([DroppedLines(4, 4, 4)], True, 4)
 
 
 def test_a_file_that_cannot_even_be_made_counts_its_lines_until_it_can(tmp_path: Path) -> None:
@@ -255,7 +257,7 @@ def test_a_file_that_cannot_even_be_made_counts_its_lines_until_it_can(tmp_path:
     writer.append([run(b"kept")])
     writer.close()
     page = read_page(tmp_path / "later" / "log")
-    assert (page.dropped, numbers(page)) == ([Dropped(1, 1, 4)], [2])
+    assert (page.dropped, numbers(page)) == ([DroppedLines(1, 1, 4)], [2])
 
 
 def test_a_chunk_can_be_read_by_itself_from_a_cursor(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ PROGRAM = """
 import logging, sys, threading
 import structlog
 from jobs.support import logging_config as service_log
-service_log.configure("INFO")
+service_log.configure_logging("INFO")
 log = structlog.get_logger("api.of-ours")
 """
 

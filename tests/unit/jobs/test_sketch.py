@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.support.quantiles import MAX_BUCKETS, RELATIVE_ERROR, Sketch
+from jobs.support.quantiles import MAX_BUCKETS, RELATIVE_ERROR, QuantileSketch
 
 times = st.floats(min_value=1e-6, max_value=1e9)
 
 
-def sketch_of(values: list[float]) -> Sketch:
-    sketch = Sketch()
+def sketch_of(values: list[float]) -> QuantileSketch:
+    sketch = QuantileSketch()
     for value in values:
         sketch.add(value)
     return sketch
@@ -66,7 +66,7 @@ def test_one_value_that_is_no_time_refuses_all(value: float) -> None:
 
 
 def test_an_empty_sketch_has_no_quantile() -> None:
-    assert Sketch().quantile(0.5) is None
+    assert QuantileSketch().quantile(0.5) is None
 
 
 def test_zeros_count_as_zeros() -> None:
@@ -79,12 +79,12 @@ def test_zeros_count_as_zeros() -> None:
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
 def test_a_value_that_is_no_time_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="finite values from 0 on"):
-        Sketch().add(value)
+        QuantileSketch().add(value)
 
 
 def test_a_share_outside_nought_to_one_is_refused() -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
-        Sketch().quantile(1.5)
+        QuantileSketch().quantile(1.5)
 
 
 def test_values_over_any_range_stay_in_bounded_memory_and_the_large_ones_stay_exact() -> None:

@@ -23,7 +23,7 @@ def a_deep_directory(top: Path, levels: int) -> None:
 @pytest.mark.parametrize("levels", [3, 1500])
 def test_a_directory_of_any_depth_is_removed(tmp_path: Path, levels: int) -> None:
     a_deep_directory(tmp_path / "top", levels)
-    fs.remove(tmp_path / "top")
+    fs.remove_tree(tmp_path / "top")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -31,7 +31,7 @@ def test_what_a_link_names_stays(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "top").mkdir()
     (tmp_path / "top" / "link").symlink_to(tmp_path / "kept")
-    fs.remove(tmp_path / "top")
+    fs.remove_tree(tmp_path / "top")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
@@ -43,7 +43,7 @@ def test_directories_that_are_closed_to_their_owner_are_removed() -> None:
         assert [path.name for path in place.iterdir()] == ["kept"]
         assert (place / "kept").stat().st_mode & 0o777 == 0o500
     finally:
-        fs.remove(place)
+        fs.remove_tree(place)
 
 
 def _fork_as_nobody(place: Path) -> int:
@@ -59,7 +59,7 @@ def _fork_as_nobody(place: Path) -> int:
             (place / "top" / "link").symlink_to(place / "kept")
             for path in ("top/inner", "top", "kept"):
                 (place / path).chmod(0o500)
-            fs.remove(place / "top")
+            fs.remove_tree(place / "top")
             os._exit(0)
         finally:
             os._exit(1)
@@ -77,15 +77,15 @@ def test_a_link_that_takes_the_place_of_a_directory_leads_root_nowhere(
         raise OSError("somebody is faster")
 
     monkeypatch.setattr("shutil.rmtree", swap)
-    fs.remove(tmp_path / "top")
+    fs.remove_tree(tmp_path / "top")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     assert (tmp_path / "kept").stat().st_mode & 0o777 == 0o500
 
 
 def test_a_directory_that_is_gone_is_no_error(tmp_path: Path) -> None:
-    fs.remove(tmp_path / "gone")
+    fs.remove_tree(tmp_path / "gone")
 
 
 def test_what_cannot_be_removed_is_named() -> None:
     with pytest.raises(OSError, match="/proc/self cannot be removed"):
-        fs.remove(Path("/proc/self"))
+        fs.remove_tree(Path("/proc/self"))

@@ -158,7 +158,7 @@ def test_an_empty_directory_is_packed_for_scripts_that_write_into_it(tmp_path: P
 
     chosen = pack.select(tmp_path)
     written(chosen, tmp_path / "zip")
-    bundles.extract(tmp_path / "zip", tmp_path / "unpacked", written(chosen, tmp_path / "zip").id)
+    bundles.extract_bundle(tmp_path / "zip", tmp_path / "unpacked", written(chosen, tmp_path / "zip").id)
 
     assert (tmp_path / "unpacked/checkpoints").is_dir()
     assert not (tmp_path / "unpacked/ignored").exists()
@@ -174,7 +174,7 @@ def test_links_within_the_directory_are_packed_as_what_they_lead_to(tmp_path: Pa
 
     chosen = pack.select(tmp_path)
     bundle = written(chosen, tmp_path / "zip")
-    bundles.extract(tmp_path / "zip", tmp_path / "unpacked", bundle.id)
+    bundles.extract_bundle(tmp_path / "zip", tmp_path / "unpacked", bundle.id)
 
     assert (tmp_path / "unpacked/current.yaml").read_text() == "configs/base.yaml"
     assert (tmp_path / "unpacked/lib/model.py").read_text() == "shared/model.py"
@@ -241,7 +241,7 @@ def test_the_limit_on_entries_is_the_services(tmp_path: Path) -> None:
     chosen = pack.select(root, limits=replace(DEFAULT_LIMITS, entries=5))
     written(chosen, tmp_path / "zip")
 
-    assert bundles.inspect(tmp_path / "zip", replace(DEFAULT_LIMITS, entries=5))
+    assert bundles.inspect_bundle(tmp_path / "zip", replace(DEFAULT_LIMITS, entries=5))
     with pytest.raises(InvalidRequest, match="more than 4"):
         pack.select(root, limits=replace(DEFAULT_LIMITS, entries=4))
 
@@ -343,8 +343,8 @@ def test_a_packed_directory_unpacks_to_itself_under_the_services_rules(tmp_path:
     (root / "noise.bin").write_bytes(os.urandom(100_000))
 
     bundle = written(pack.select(root), tmp_path / "zip")
-    bundles.inspect(tmp_path / "zip")
-    bundles.extract(tmp_path / "zip", tmp_path / "unpacked", bundle.id)
+    bundles.inspect_bundle(tmp_path / "zip")
+    bundles.extract_bundle(tmp_path / "zip", tmp_path / "unpacked", bundle.id)
 
     for source in pack.select(root).files:
         unpacked = tmp_path / "unpacked" / source.path

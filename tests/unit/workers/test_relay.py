@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from jobs.files import metric_file, paths
-from jobs.files.frame_file import FrameReader, Kind
-from jobs.files.log_file import MAX_LINE_BYTES, REDRAWN, UNENDED, Page, clean_for_display, read_page, read_seal
+from jobs.files.frame_file import FrameKind, FrameReader
+from jobs.files.log_file import MAX_LINE_BYTES, REDRAWN, UNENDED, LogFilePage, clean_for_display, read_page, read_seal
 from jobs.protocol.records import Metric
 from tests.unit.disks import largest_file
 from workers.supervisor.report.shard_lines import ShardLine
@@ -37,7 +37,7 @@ def relay(tmp_path: Path, clock: Clock) -> LogRelay:
     return LogRelay(tmp_path, 2, None, clock)
 
 
-def page(tmp_path: Path, device: int = 0) -> Page:
+def page(tmp_path: Path, device: int = 0) -> LogFilePage:
     return read_page(paths.log_file(tmp_path, device), limit=100_000)
 
 
@@ -47,7 +47,7 @@ def texts(tmp_path: Path, device: int = 0) -> list[bytes]:
 
 def chunk_sizes(tmp_path: Path) -> list[int]:
     with FrameReader(paths.log_file(tmp_path, 0)) as reader:
-        return [f.last - f.first + 1 for f in reader.forward(reader.first()) if f.kind == Kind.DATA]
+        return [f.last - f.first + 1 for f in reader.forward(reader.first()) if f.kind == FrameKind.DATA]
 
 
 def test_the_first_line_of_a_device_is_written_at_once(tmp_path: Path, relay: LogRelay) -> None:
@@ -98,7 +98,7 @@ def test_shard_lines_and_points_of_a_packet_do_not_wait(tmp_path: Path, relay: L
     assert texts(tmp_path) == [b"first", b"second"]
     assert relay.next_deadline() == clock.now
     relay.flush_due(clock.now)
-    (series,) = metric_file.read(paths.metrics_file(tmp_path))
+    (series,) = metric_file.read_series(paths.metrics_file(tmp_path))
     assert len(series.points) == 1
     assert relay.next_deadline() is None
 
@@ -177,7 +177,7 @@ def test_metrics_are_written_by_their_deadline_and_at_the_end(tmp_path: Path, re
     relay.flush_due(deadline)
     relay.add_metric(Metric(-1, "loss", 1, 0.25, clock.now))
     relay.close()
-    (series,) = metric_file.read(paths.metrics_file(tmp_path))
+    (series,) = metric_file.read_series(paths.metrics_file(tmp_path))
     assert [point.value for point in series.points] == [0.5, 0.25]
 
 
@@ -185,7 +185,7 @@ def test_many_points_that_came_together_are_written_together_and_do_not_wait(tmp
     for step in range(2 * CHUNK_LINES):
         relay.add_metric(Metric(0, "loss", step, 1.0, 1000.0))
     relay.flush_due(1000.0)
-    (series,) = metric_file.read(paths.metrics_file(tmp_path))
+    (series,) = metric_file.read_series(paths.metrics_file(tmp_path))
     assert len(series.points) == 2 * CHUNK_LINES
     with FrameReader(paths.metrics_file(tmp_path)) as reader:
         assert len(list(reader.forward(reader.first()))) == 1
@@ -197,7 +197,7 @@ def test_a_point_whose_time_cannot_be_gets_that_of_its_arrival(
 ) -> None:
     relay.add_metric(Metric(0, "loss", 0, 0.5, claimed))
     relay.close()
-    assert metric_file.read(paths.metrics_file(tmp_path))[0].points[0].at == clock.now
+    assert metric_file.read_series(paths.metrics_file(tmp_path))[0].points[0].at == clock.now
 
 
 def test_a_full_disk_stops_nothing_and_the_log_says_what_is_missing(tmp_path: Path, relay: LogRelay) -> None:
@@ -231,7 +231,7 @@ def test_points_of_an_earlier_attempt_come_first_also_where_the_disk_has_no_room
     assert not file.is_symlink()
     clock.now += RETRY_SECONDS
     relay.flush_due(clock.now)
-    (series,) = metric_file.read(file)
+    (series,) = metric_file.read_series(file)
     assert ([point.step for point in series.points], relay.dropped) == ([1, 2], 0)
 
 
@@ -254,7 +254,7 @@ def test_points_wait_for_a_disk_that_is_full_and_only_so_many(
     relay._metric_writer.close()  # its file is another one now
     file.unlink()
     relay.close()
-    (series,) = metric_file.read(file)
+    (series,) = metric_file.read_series(file)
     assert ([point.step for point in series.points], relay.dropped) == ([1, 2, 3], 2)
 
 

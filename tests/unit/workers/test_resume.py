@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from jobs.files.checkpoints import Damaged, Progress
+from jobs.files.checkpoints import DamagedCheckpoint, Progress
 from jobs.model.state import Order
 from workers.supervisor.checkpoints import resume
 from workers.supervisor.checkpoints.resume import StartInterrupted, StorageTimeout
@@ -36,10 +36,12 @@ class World:
 
 def test_what_the_thread_has_made_or_raised_comes_back() -> None:
     assert World().read(lambda read: "done") == "done"
-    for error in (Damaged("a bit"), OSError(5, "Input/output error")):
+    for error in (DamagedCheckpoint("a bit"), OSError(5, "Input/output error")):
         with pytest.raises(type(error), match=str(error.args[-1])):
             World().read(_raise(error))
-    with pytest.raises(Damaged, match="ZeroDivisionError"):  # a fault of ours costs one checkpoint, not the job
+    with pytest.raises(
+        DamagedCheckpoint, match="ZeroDivisionError"
+    ):  # a fault of ours costs one checkpoint, not the job
         World().read(_raise(ZeroDivisionError("x")))
 
 

@@ -68,7 +68,7 @@ def test_the_newest_attempt_that_saved_anything_counts(job: Job) -> None:
     job.save(1)
     assert read(job.look()) == "of attempt 1"  # the second died before it saved
     job.save(2)
-    fs.remove(job.into)
+    fs.remove_tree(job.into)
     assert read(job.look()) == "of attempt 2"
 
 
@@ -90,7 +90,7 @@ def test_the_copy_is_there_for_reading_only_and_is_not_the_file_that_was_saved(j
     assert stat.S_IMODE((found.directory / "model.pt").stat().st_mode) == 0o444
     kept.write_text("changed meanwhile")
     assert (found.directory / "model.pt").read_text() == "of attempt 2"
-    fs.remove(found.directory)
+    fs.remove_tree(found.directory)
     assert not found.directory.exists()
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from jobs.files import checkpoints
-from jobs.files.checkpoints import FORMAT, MANIFEST, METRICS, REPORT, Manifest
+from jobs.files.checkpoints import FORMAT, MANIFEST, METRICS, REPORT, CheckpointManifest
 from jobs.protocol.records import Saved
 from jobs.support import failpoints, fs
 from workers.runtime.launch import AttemptConfig
@@ -33,7 +33,7 @@ class BarrierState:
 class DurableCheckpoint:
     """A checkpoint that is complete and on disk."""
 
-    manifest: Manifest
+    manifest: CheckpointManifest
     sha256: str
     directory: Path
     at: float  # of its barrier
@@ -67,7 +67,7 @@ def assemble_checkpoint(
         own[REPORT] = partial(write_file, state.report)
     for name, write in own.items():
         files[name] = write(part / name)
-    manifest = Manifest(
+    manifest = CheckpointManifest(
         format=FORMAT,
         step=state.step,
         epoch=state.saves[0].epoch,
@@ -84,7 +84,7 @@ def assemble_checkpoint(
     sync_path(part)
     failpoints.reach("checkpoint.synced")
     if final.exists():  # a directory of that name is none of this run's
-        fs.remove(final)
+        fs.remove_tree(final)
     part.rename(final)
     failpoints.reach("checkpoint.renamed")
     sync_path(directories.kept)

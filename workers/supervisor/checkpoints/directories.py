@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 
 from jobs.files import checkpoints, paths
-from jobs.files.checkpoints import WEIGHTS, Verified
+from jobs.files.checkpoints import WEIGHTS, VerifiedCheckpoint
 from jobs.support import fs
 from workers.runtime.launch import AttemptConfig
 from workers.sandbox import run_as
@@ -46,7 +46,7 @@ def prepare_directories(launch: AttemptConfig, place: CheckpointDirectories) -> 
     sync_ancestors(launch.storage.absolute(), place.kept)
     for name in os.listdir(place.kept):
         if name.startswith("."):
-            fs.remove(place.kept / name)
+            fs.remove_tree(place.kept / name)
     for number in range(1, launch.attempt.number):
         remove_drafts(place.attempt.with_name(str(number)))
     remove_drafts(place.attempt)
@@ -71,12 +71,12 @@ def remove_drafts(attempt: Path) -> None:
     for directory in (paths.drafts_dir(attempt), paths.resume_dir(attempt)):
         if directory.exists():
             try:
-                fs.remove(directory)
+                fs.remove_tree(directory)
             except OSError as error:
                 log.warning("not_removed", directory=str(directory), error=str(error))
 
 
-def make_readable(launch: AttemptConfig, place: CheckpointDirectories, found: Verified) -> Path:
+def make_readable(launch: AttemptConfig, place: CheckpointDirectories, found: VerifiedCheckpoint) -> Path:
     """A directory from which the ranks can read a checkpoint: its own, or one with links to the ranks' files in it,
     which only their account can enter. The files belong to the service, and are read-only.
 

@@ -48,6 +48,8 @@ class CheckpointPruner:
         with self._lock:
             tried = (self._known_step, self._first_tried, self._last_tried)
             pointed = [one for one in tried if one is not None]
-            for old in checkpoints.obsolete(checkpoints.kept(self._kept), self._attempt, step, self._keep, pointed):
+            for old in checkpoints.select_obsolete(
+                checkpoints.list_checkpoints(self._kept), self._attempt, step, self._keep, pointed
+            ):
                 if committed or old.attempt == self._attempt:
                     remove_if_there(old.directory)

@@ -17,7 +17,7 @@ import structlog
 
 from jobs import store
 from jobs.files import checkpoints
-from jobs.files.checkpoints import Damaged, Kept, Pointer, Progress, Verified
+from jobs.files.checkpoints import CheckpointPointer, DamagedCheckpoint, Progress, StoredCheckpoint, VerifiedCheckpoint
 from jobs.model.spec import JobSpec, ScriptProgram
 from jobs.model.state import Order
 from jobs.protocol.records import Note
@@ -53,7 +53,7 @@ class StorageTimeout(Exception):
 
 def choose_checkpoint(
     place: CheckpointDirectories, lifeline: LeaseHolder, publisher: TelemetryPublisher
-) -> Verified | None:
+) -> VerifiedCheckpoint | None:
     """Verify checkpoints, newest first, until one is whole; record it in the control Redis and in the log. None: the
     job begins at its first step.
 
@@ -67,10 +67,10 @@ def choose_checkpoint(
     if pointer is None:
         return None  # nothing was ever committed, or an earlier attempt could use nothing
     found, refused = None, None
-    there = checkpoints.kept(place.kept)
+    there = checkpoints.list_checkpoints(place.kept)
     if not any((one.step, one.attempt) == (pointer.step, pointer.attempt) for one in there):
         publisher.log_line(f"the checkpoint of step {pointer.step} of attempt {pointer.attempt} is not there any more")
-    for one in checkpoints.candidates(there, pointer):
+    for one in checkpoints.order_candidates(there, pointer):
         try:
             found = _verify_checkpoint(one, pointer, lifeline, publisher)
         except OSError as error:
@@ -106,7 +106,7 @@ def resume_script(
     take_over = partial(script_resume.copy_newest_checkpoint, launch.storage, launch.attempt, into)
     try:
         search = _read_with_progress(take_over, "reading the checkpoint of an earlier attempt", lifeline, publisher)
-    except Damaged as error:  # a fault of the service, which is logged: the job starts all the same
+    except DamagedCheckpoint as error:  # a fault of the service, which is logged: the job starts all the same
         search = SearchResult(damaged=[str(error)])
     for why in search.damaged:
         log.warning("checkpoint_damaged", why=why)
@@ -124,12 +124,12 @@ def resume_script(
     return Path(os.path.realpath(search.found.directory))
 
 
-def _read_pointer(lifeline: LeaseHolder) -> Pointer | None:
+def _read_pointer(lifeline: LeaseHolder) -> CheckpointPointer | None:
     found = lifeline.read_job().record.checkpoint
-    return None if found is None else Pointer(found["step"], found["attempt"], found["sha256"])
+    return None if found is None else CheckpointPointer(found["step"], found["attempt"], found["sha256"])
 
 
-def _record_choice(lifeline: LeaseHolder, found: Verified | None) -> None:
+def _record_choice(lifeline: LeaseHolder, found: VerifiedCheckpoint | None) -> None:
     """Raises Unavailable; and StartInterrupted, where another attempt has this one's place."""
     call = partial(store.resume_from, step=None)
     if found is not None:
@@ -140,14 +140,14 @@ def _record_choice(lifeline: LeaseHolder, found: Verified | None) -> None:
 
 
 def _verify_checkpoint(
-    one: Kept, pointer: Pointer, lifeline: LeaseHolder, publisher: TelemetryPublisher
-) -> Verified | None:
+    one: StoredCheckpoint, pointer: CheckpointPointer, lifeline: LeaseHolder, publisher: TelemetryPublisher
+) -> VerifiedCheckpoint | None:
     """A checkpoint if it is whole, else None, and a line in the log says why. Raises as `_read_with_progress` does."""
     pointed = (one.step, one.attempt) == (pointer.step, pointer.attempt)
-    verify = partial(checkpoints.verify, one.directory, pointer.sha256 if pointed else None)
+    verify = partial(checkpoints.verify_checkpoint, one.directory, pointer.sha256 if pointed else None)
     try:
         return _read_with_progress(verify, f"verifying the checkpoint of step {one.step}", lifeline, publisher)
-    except Damaged as error:
+    except DamagedCheckpoint as error:
         log.warning("checkpoint_damaged", step=one.step, attempt=one.attempt, why=str(error))
         publisher.log_line(f"the checkpoint of step {one.step} of attempt {one.attempt} is damaged: {error}")
         return None
@@ -161,7 +161,7 @@ def _read_with_progress(
     Raises:
         StartInterrupted: an order came meanwhile.
         StorageTimeout: the storage does not answer.
-        Damaged, OSError: as `work` does.
+        DamagedCheckpoint, OSError: as `work` does.
     """
     reading = _ReadingThread(work)
     told = monotonic()
@@ -200,11 +200,11 @@ class _ReadingThread(Generic[T]):
     def _run(self) -> None:
         try:
             self._result = self._work(self._read)
-        except (Damaged, OSError) as error:
+        except (DamagedCheckpoint, OSError) as error:
             self._error = error
         except Exception as error:  # whatever the files contain: this checkpoint cannot be used
             log.exception("checkpoint_not_verified")
-            self._error = Damaged(f"{type(error).__name__}: {error}")
+            self._error = DamagedCheckpoint(f"{type(error).__name__}: {error}")
         finally:
             self.done.set()
 

@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from jobs.files import paths
-from jobs.files.checkpoints import Damaged, Progress
+from jobs.files.checkpoints import DamagedCheckpoint, Progress
 from jobs.store import AttemptId
 from jobs.support import fs
 from shardyard.script import checkpoint
@@ -92,9 +92,9 @@ def copy_newest_checkpoint(
                 return search
             try:
                 saved = _copy_checkpoint(paths.artifacts_dir(directory), name, into, read)
-            except Damaged as error:
+            except DamagedCheckpoint as error:
                 search.damaged.append(f"a checkpoint of attempt {number} is not what was saved: {error}")
-                fs.remove(into)
+                fs.remove_tree(into)
             else:
                 search.found = CopiedCheckpoint(into, saved, number)
                 return search
@@ -115,7 +115,7 @@ def _list_manifests(artifacts: Path) -> list[str]:
                     names.append(entry.name)
                 if len(names) == MAX_MANIFESTS:
                     break
-    except Damaged:  # it saved none
+    except DamagedCheckpoint:  # it saved none
         return []
     return sorted(names, reverse=True)
 
@@ -154,7 +154,7 @@ def _locate_directory(places: int, saved: _ScriptManifest) -> str:
 def _check_size(fd: int, size: int) -> None:
     found = os.fstat(fd).st_size
     if found != size:
-        raise Damaged(f"a file has {found:,} bytes instead of {size:,}")
+        raise DamagedCheckpoint(f"a file has {found:,} bytes instead of {size:,}")
 
 
 def _check_free_space(needed: int, into: Path) -> None:
@@ -175,7 +175,7 @@ def _copy_file(fd: int, target: Path, size: int, sha256: str, read: Progress) ->
             left -= len(chunk)
         os.fchmod(copy.fileno(), 0o444)
     if left or digest.hexdigest() != sha256:
-        raise Damaged(f"{target.name!r} has another SHA-256")
+        raise DamagedCheckpoint(f"{target.name!r} has another SHA-256")
 
 
 # -- manifests -------------------------------------------------------------------------------------
@@ -185,13 +185,15 @@ def _decode_manifest(body: bytes) -> _ScriptManifest:
     try:
         saved = msgspec.convert(json.loads(body), _ScriptManifest)
     except (ValueError, RecursionError) as error:
-        raise Damaged(f"its manifest cannot be read: {error}") from error
+        raise DamagedCheckpoint(f"its manifest cannot be read: {error}") from error
     if saved.version != checkpoint.VERSION:
-        raise Damaged(f"its manifest has version {saved.version}, and this service knows {checkpoint.VERSION}")
+        raise DamagedCheckpoint(
+            f"its manifest has version {saved.version}, and this service knows {checkpoint.VERSION}"
+        )
     if len(saved.files) + len(saved.directories) > checkpoint.MAX_FILES:
-        raise Damaged(f"it has more than {checkpoint.MAX_FILES:,} files")
+        raise DamagedCheckpoint(f"it has more than {checkpoint.MAX_FILES:,} files")
     if not _is_plain(saved.name) or (saved.draft and not _is_plain(saved.draft)):
-        raise Damaged(f"{saved.name[:100]!r} is no name of a file")
+        raise DamagedCheckpoint(f"{saved.name[:100]!r} is no name of a file")
     known: set[str] = set()
     for path in saved.directories:
         _check_path(path, known)
@@ -200,10 +202,10 @@ def _decode_manifest(body: bytes) -> _ScriptManifest:
     for path, size, sha256 in saved.files:
         _check_path(path, directories)
         if path in known or size < 0 or not _SHA256.fullmatch(sha256):
-            raise Damaged(f"its manifest says of {path[:100]!r} what cannot be")
+            raise DamagedCheckpoint(f"its manifest says of {path[:100]!r} what cannot be")
         known.add(path)
     if not saved.files and not saved.directories:
-        raise Damaged("it is empty")
+        raise DamagedCheckpoint("it is empty")
     return saved
 
 
@@ -215,7 +217,7 @@ def _check_path(path: str, directories: set[str] | frozenset[str]) -> None:
     else:
         fits = len(parts) < MAX_DEPTH and all(map(_is_plain, parts)) and path.rpartition("/")[0] in directories
     if not fits or path in directories:
-        raise Damaged(f"its manifest names {path[:100]!r}, which cannot be in it")
+        raise DamagedCheckpoint(f"its manifest names {path[:100]!r}, which cannot be in it")
 
 
 def _is_plain(name: str) -> bool:
@@ -229,7 +231,7 @@ def _is_plain(name: str) -> bool:
 def _read_manifest(fd: int) -> bytes:
     size = os.fstat(fd).st_size
     if size > checkpoint.MAX_MANIFEST_BYTES:
-        raise Damaged(f"its manifest has {size:,} bytes")
+        raise DamagedCheckpoint(f"its manifest has {size:,} bytes")
     with open(fd, "rb", closefd=False) as file:
         return file.read(checkpoint.MAX_MANIFEST_BYTES)
 
@@ -270,11 +272,11 @@ def _open_entry(directory: int | None, name: str, flags: int) -> Iterator[int]:
         fd = os.open(name, flags, dir_fd=directory)
     except OSError as error:
         if error.errno in _BAD_FILE_ERRNOS:
-            raise Damaged(f"{name[:100]!r} cannot be opened: {error.strerror}") from error
+            raise DamagedCheckpoint(f"{name[:100]!r} cannot be opened: {error.strerror}") from error
         raise
     try:
         if flags == _FILE and not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise Damaged(f"{name[:100]!r} is no plain file")
+            raise DamagedCheckpoint(f"{name[:100]!r} is no plain file")
         yield fd
     finally:
         os.close(fd)

@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from jobs.files import checkpoints
-from jobs.files.checkpoints import File
+from jobs.files.checkpoints import ManifestFile
 from jobs.protocol.records import Saved
 from jobs.support import fs
 from workers.runtime.launch import Account
@@ -32,7 +32,9 @@ class TakeoverRefused(Exception):
     """The ranks left something else than the files that they reported."""
 
 
-def take_over_files(saves: Sequence[Saved], draft: Path, part: Path, account: Account | None) -> dict[str, File]:
+def take_over_files(
+    saves: Sequence[Saved], draft: Path, part: Path, account: Account | None
+) -> dict[str, ManifestFile]:
     """Move the ranks' files into a directory of the service, and take ownership of them.
 
     Raises:
@@ -54,7 +56,7 @@ def take_over_files(saves: Sequence[Saved], draft: Path, part: Path, account: Ac
                 except FileNotFoundError as error:
                     raise TakeoverRefused(f"rank {saved.rank} has not written {file.name}") from error
                 _take_ownership(target, file.name, file.bytes, account)
-                files[file.name] = File(file.bytes, file.sha256)
+                files[file.name] = ManifestFile(file.bytes, file.sha256)
         return files
     finally:
         os.close(source)
@@ -90,12 +92,12 @@ def _take_ownership(directory: int, name: str, size: int, account: Account | Non
             os.close(fd)
 
 
-def write_file(body: bytes, path: Path) -> File:
+def write_file(body: bytes, path: Path) -> ManifestFile:
     path.write_bytes(body)
-    return File(len(body), hashlib.sha256(body).hexdigest())
+    return ManifestFile(len(body), hashlib.sha256(body).hexdigest())
 
 
-def copy_prefix(source: Path, length: int, path: Path) -> File:
+def copy_prefix(source: Path, length: int, path: Path) -> ManifestFile:
     """Copy the first bytes of a file that grows."""
     digest, left = hashlib.sha256(), length
     with path.open("xb") as writer, contextlib.ExitStack() as stack:
@@ -104,7 +106,7 @@ def copy_prefix(source: Path, length: int, path: Path) -> File:
             digest.update(part)
             writer.write(part)
             left -= len(part)
-    return File(length - left, digest.hexdigest())
+    return ManifestFile(length - left, digest.hexdigest())
 
 
 def sync_path(path: Path) -> None:
@@ -123,6 +125,6 @@ def remove_if_there(directory: Path) -> None:
         if directory.is_symlink() or not directory.is_dir():
             directory.unlink()
         else:
-            fs.remove(directory)
+            fs.remove_tree(directory)
     except OSError as error:
         log.warning("not_removed", directory=str(directory), error=str(error))

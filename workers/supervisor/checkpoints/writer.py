@@ -19,7 +19,7 @@ from time import monotonic
 import structlog
 
 from jobs.files import checkpoints
-from jobs.files.checkpoints import Verified
+from jobs.files.checkpoints import VerifiedCheckpoint
 from jobs.model.spec import Checkpoint, JobSpec, RecipeProgram
 from jobs.protocol.records import Saved
 from workers.runtime.launch import AttemptConfig
@@ -56,7 +56,7 @@ class AttemptCheckpoints:
     settings: Checkpoint
     directories: CheckpointDirectories
     writer: "CheckpointWriter"
-    resumed: Verified | None
+    resumed: VerifiedCheckpoint | None
     resume_directory: Path | None
 
     @property
@@ -88,7 +88,7 @@ class CheckpointWriter:
         keep: int,
         lease: LeaseHolder,
         dump_state: DumpState,
-        resumed: Verified | None,
+        resumed: VerifiedCheckpoint | None,
     ) -> None:
         step = resumed.manifest.step if resumed is not None else None
         self._config = config

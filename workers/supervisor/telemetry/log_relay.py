@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from jobs.files import paths
-from jobs.files.log_file import MAX_LINE_BYTES, LogWriter, Run, StreamName
+from jobs.files.log_file import MAX_LINE_BYTES, LogWriter, StreamName
 from jobs.files.metric_file import MetricWriter
 from jobs.protocol.records import Metric
 from workers.supervisor.report.shard_lines import ShardLine
@@ -61,7 +61,7 @@ class _LogSource:
 class _DeviceLog:
     writer: LogWriter
     sources: dict[tuple[StreamName, int], _LogSource] = field(default_factory=dict)
-    runs: list[Run] = field(default_factory=list)
+    runs: list[LineRun] = field(default_factory=list)
     lines: int = 0
     size: int = 0
     since: float = 0.0
@@ -123,7 +123,7 @@ class LogRelay:
                 for text in texts:
                     self.add_output(device, "shard", rank, text + b"\n", step)
                 continue
-            self._queue_run(device, Run("shard", rank, step, now, 0, texts), now)
+            self._queue_run(device, LineRun("shard", rank, step, now, 0, texts), now)
             if self._devices[device].lines >= MAX_CHUNK_LINES or self._devices[device].size >= CHUNK_BYTES:
                 self._write_chunk(device)
         for device in {line.device for line in lines}:
@@ -217,10 +217,10 @@ class LogRelay:
         for texts, flags in lines:
             for start in range(0, len(texts), MAX_CHUNK_LINES):
                 part = texts[start : start + MAX_CHUNK_LINES] if len(texts) > MAX_CHUNK_LINES else texts
-                self._queue_run(index, Run(source.stream, source.rank, source.step, now, flags, part), now)
+                self._queue_run(index, LineRun(source.stream, source.rank, source.step, now, flags, part), now)
                 self._write_if_full(index)
 
-    def _queue_run(self, index: int, run: Run, now: float) -> None:
+    def _queue_run(self, index: int, run: LineRun, now: float) -> None:
         device = self._devices[index]
         if not device.runs:
             device.since = now

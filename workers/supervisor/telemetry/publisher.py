@@ -6,7 +6,7 @@ from time import monotonic
 import structlog
 
 from jobs.files import paths
-from jobs.files.checkpoints import METRICS, REPORT, Verified
+from jobs.files.checkpoints import METRICS, REPORT, VerifiedCheckpoint
 from jobs.files.log_file import StreamName
 from jobs.model.spec import JobSpec
 from jobs.protocol import names
@@ -84,7 +84,7 @@ class TelemetryPublisher:
         """
         return self._report.dump_state(), self._relay.flush_metrics()
 
-    def resume_from(self, found: Verified) -> None:
+    def resume_from(self, found: VerifiedCheckpoint) -> None:
         """Go on from a checkpoint, before anything is added: with its report, its metrics and its steps."""
         step = found.manifest.step
         self._progress.resume_from(step, found.manifest.epoch)

@@ -25,7 +25,7 @@ import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from jobs.files.frame_file import Frame, FrameReader, Kind
+from jobs.files.frame_file import Frame, FrameReader
 from jobs.protocol import names
 
 EMPTY = "0-0"
@@ -279,7 +279,7 @@ class StreamShipper:
 
     def _script_arguments(self, batch: _FrameBatch) -> list[str | bytes | int]:
         channel = batch.channel
-        seconds = SEALED_SECONDS if batch.frames[-1].kind == Kind.SEAL else self._window_seconds
+        seconds = SEALED_SECONDS if batch.frames[-1].kind == FrameKind.SEAL else self._window_seconds
         arguments: list[str | bytes | int] = [channel.id, channel.oldest_kept_id(self._window_bytes), seconds]
         for frame, raw in zip(batch.frames, batch.raws, strict=True):
             arguments += (frame.id, raw)
