@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from jobs.files import paths
-from jobs.files.log_file import MAX_LINE_BYTES, LogWriter, StreamName
+from jobs.files.log_file import MAX_LINE_BYTES, LineRun, LogWriter, StreamName
 from jobs.files.metric_file import MetricWriter
 from jobs.protocol.records import Metric
 from workers.supervisor.report.shard_lines import ShardLine

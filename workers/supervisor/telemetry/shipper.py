@@ -25,7 +25,7 @@ import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from jobs.files.frame_file import Frame, FrameReader
+from jobs.files.frame_file import Frame, FrameKind, FrameReader
 from jobs.protocol import names
 
 EMPTY = "0-0"
