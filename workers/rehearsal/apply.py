@@ -1,11 +1,15 @@
-"""Everything that a rehearsal replaces in torch, in order. Imported when torch has been."""
+"""All replacements of a rehearsal in torch, in their order. Imported once torch has been imported."""
 
 from workers.rehearsal import cuda, data_parallel, distributed, precision, refusals, tensors
-from workers.rehearsal.devices import Devices
+from workers.rehearsal.devices import VirtualDevices
 
 
-def act(count: int, where: str) -> None:
+def replace_all(count: int, where: str) -> None:
     """Have torch answer as if it had `count` devices. `where` names this process in messages."""
-    devices = Devices(count, where)
-    for part in (tensors, cuda, precision, data_parallel, distributed, refusals):
-        part.act(devices)
+    devices = VirtualDevices(count, where)
+    tensors.replace_device_arguments(devices)
+    cuda.replace_cuda_api(devices)
+    precision.replace_autocast(devices)
+    data_parallel.replace_data_parallel(devices)
+    distributed.replace_distributed(devices)
+    refusals.refuse_gpu_features(devices)

@@ -1,4 +1,4 @@
-"""What torch.cuda and torch.accelerator answer: about devices, their memory, their random numbers, and time.
+"""What torch.cuda and torch.accelerator answer about devices, their memory, their random numbers, and time.
 
 A virtual device is called what it is, has the memory of the host (of which none is ever counted as used), and the
 compute capability 8.0, so that scripts choose what current GPUs do: bfloat16 and TF32 are supported.
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from workers.rehearsal.devices import Devices
+from workers.rehearsal.devices import VirtualDevices
 from workers.rehearsal.errors import NotRehearsable
 from workers.rehearsal.patching import Function
 
@@ -66,39 +66,42 @@ CONSTANTS: dict[str, Any] = {
 NVTX: dict[str, Any] = {"range_push": 0, "range_pop": 0, "range_start": 0, "range_end": None, "mark": None}
 
 
-def act(devices: Devices) -> None:
+def replace_cuda_api(devices: VirtualDevices) -> None:
     cuda: Any = torch.cuda
     for name, value in CONSTANTS.items():
         for owner in (cuda, cuda.memory):
             if hasattr(owner, name):
-                setattr(owner, name, _constant(value))
+                setattr(owner, name, _always(value))
     for owner, answers in (
-        (cuda, _about_devices(devices) | _about_memory() | _about_time(devices) | _about_random_numbers(devices)),
-        (cuda.memory, _about_memory()),
-        (cuda.random, _about_random_numbers(devices)),
-        (cuda.nvtx, {name: _constant(value) for name, value in NVTX.items()} | {"range": _nothing}),
-        (cuda.profiler, {"start": _constant(None), "stop": _constant(None), "profile": _nothing}),
-        (cuda.nccl, {"version": _constant(NCCL_VERSION)}),
-        (torch.accelerator, _about_the_accelerator(devices)),
-        (torch.accelerator.memory, _memory_of_the_accelerator()),
+        (
+            cuda,
+            _device_functions(devices) | _memory_functions() | _time_functions(devices) | _random_functions(devices),
+        ),
+        (cuda.memory, _memory_functions()),
+        (cuda.random, _random_functions(devices)),
+        (cuda.nvtx, {name: _always(value) for name, value in NVTX.items()} | {"range": _null_context}),
+        (cuda.profiler, {"start": _always(None), "stop": _always(None), "profile": _null_context}),
+        (cuda.nccl, {"version": _always(NCCL_VERSION)}),
+        (torch.accelerator, _accelerator_functions(devices)),
+        (torch.accelerator.memory, _accelerator_memory_functions()),
     ):
         for name, answer in answers.items():
             setattr(owner, name, answer)
-    cuda._lazy_init = _caught
-    cuda.default_generators = tuple(torch.Generator() for _ in range(devices.whole))
+    cuda._lazy_init = _refuse_initialisation
+    cuda.default_generators = tuple(torch.Generator() for _ in range(devices.all_devices))
 
 
-def _constant(value: Any) -> Function:
+def _always(value: Any) -> Function:
     return lambda *args, **kwargs: value
 
 
 @contextmanager
-def _nothing(*args: Any, **kwargs: Any) -> Iterator[None]:
+def _null_context(*args: Any, **kwargs: Any) -> Iterator[None]:
     yield
 
 
-def _caught() -> None:
-    """torch calls this wherever it is asked for CUDA, in Python and in C++: also on roads that nobody thought of."""
+def _refuse_initialisation() -> None:
+    """torch calls this wherever it is asked for CUDA, in Python and in C++, also where we replace nothing."""
     raise NotRehearsable("This call, which goes to CUDA itself,")
 
 
@@ -125,29 +128,29 @@ class Properties:
     uuid: str = ""
 
 
-def _properties(devices: Devices) -> Callable[..., Properties]:
+def _properties_query(devices: VirtualDevices) -> Callable[..., Properties]:
     def get(device: Any = None) -> Properties:
         try:
-            devices.index(device)
+            devices.index_of(device)
         except RuntimeError as error:
             raise AssertionError("Invalid device id") from error  # torch's words and class
-        return Properties(NAME, _memory()[1])
+        return Properties(NAME, _host_memory()[1])
 
     return get
 
 
-def _about_devices(devices: Devices) -> dict[str, Any]:
+def _device_functions(devices: VirtualDevices) -> dict[str, Any]:
     device = _device_class(devices)
     return {
         "is_available": lambda: devices.count > 0,
         "device_count": lambda: devices.count,
-        "current_device": devices.index,
-        "set_device": lambda device: devices.select(devices.index(device) if _names_one(device) else -1),
+        "current_device": devices.index_of,
+        "set_device": lambda device: devices.set_current(devices.index_of(device) if _names_one(device) else -1),
         "device": device,
-        "device_of": lambda tensor: device(devices.believed(tensor)),
-        "get_device_name": lambda device=None: _properties(devices)(device).name,
-        "get_device_capability": lambda device=None: CAPABILITY if _properties(devices)(device) else None,
-        "get_device_properties": _properties(devices),
+        "device_of": lambda tensor: device(devices.likely_device(tensor)),
+        "get_device_name": lambda device=None: _properties_query(devices)(device).name,
+        "get_device_capability": lambda device=None: CAPABILITY if _properties_query(devices)(device) else None,
+        "get_device_properties": _properties_query(devices),
     }
 
 
@@ -155,20 +158,20 @@ def _names_one(device: Any) -> bool:
     return not isinstance(device, int) or device >= 0
 
 
-def _device_class(devices: Devices) -> Any:
+def _device_class(devices: VirtualDevices) -> Any:
     class Current:
         """Within, another device is the current one; a negative index leaves it."""
 
         def __init__(self, device: Any = None) -> None:
-            self.idx = devices.index(device) if _names_one(device) else -1
+            self.idx = devices.index_of(device) if _names_one(device) else -1
             self.prev_idx = -1
 
         def __enter__(self) -> None:
             self.prev_idx = devices.current
-            devices.select(self.idx)
+            devices.set_current(self.idx)
 
         def __exit__(self, *exc: object) -> None:
-            devices.select(self.prev_idx)
+            devices.set_current(self.prev_idx)
 
     return Current
 
@@ -176,26 +179,29 @@ def _device_class(devices: Devices) -> Any:
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def _memory() -> tuple[int, int]:
+def _host_memory() -> tuple[int, int]:
     """The host's free and whole memory, in bytes."""
     page = os.sysconf("SC_PAGE_SIZE")
     return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 
 
-def _about_memory() -> dict[str, Any]:
+def _memory_functions() -> dict[str, Any]:
     return {
-        "mem_get_info": lambda device=None: _memory(),
+        "mem_get_info": lambda device=None: _host_memory(),
         "memory_stats": lambda device=None: defaultdict(int),
         "host_memory_stats": lambda: defaultdict(int),
     }
 
 
-def _memory_of_the_accelerator() -> dict[str, Any]:
+def _accelerator_memory_functions() -> dict[str, Any]:
     names = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-    zeros = dict.fromkeys(names, _constant(0))
+    zeros = dict.fromkeys(names, _always(0))
     nothings = dict.fromkeys(("empty_cache", "reset_peak_memory_stats", "reset_accumulated_memory_stats"))
-    about = {"memory_stats": lambda device=None: defaultdict(int), "get_memory_info": lambda device=None: _memory()}
-    return zeros | {name: _constant(None) for name in nothings} | about
+    about = {
+        "memory_stats": lambda device=None: defaultdict(int),
+        "get_memory_info": lambda device=None: _host_memory(),
+    }
+    return zeros | {name: _always(None) for name in nothings} | about
 
 
 # -- time ------------------------------------------------------------------------------------------
@@ -273,19 +279,19 @@ class DefaultStream:
         return hash(self.device)
 
 
-def _about_time(devices: Devices) -> dict[str, Any]:
+def _time_functions(devices: VirtualDevices) -> dict[str, Any]:
     def stream(device: Any = None) -> DefaultStream:
-        return DefaultStream(devices.index(device))
+        return DefaultStream(devices.index_of(device))
 
     def synchronize(device: Any = None) -> None:
-        devices.index(device)
+        devices.index_of(device)
 
     return {
         "Event": Event,
         "current_stream": stream,
         "default_stream": stream,
-        "stream": _nothing,
-        "set_stream": _constant(None),
+        "stream": _null_context,
+        "set_stream": _always(None),
         "synchronize": synchronize,
     }
 
@@ -293,7 +299,7 @@ def _about_time(devices: Devices) -> dict[str, Any]:
 # -- random numbers --------------------------------------------------------------------------------
 
 
-def _about_random_numbers(devices: Devices) -> dict[str, Any]:
+def _random_functions(devices: VirtualDevices) -> dict[str, Any]:
     """All numbers are drawn by the CPU's generator, which `torch.manual_seed` seeds. Seeding the devices changes
     nothing there, as on a GPU; it is only remembered."""
     seeds: defaultdict[int, int] = defaultdict(torch.initial_seed)
@@ -317,9 +323,9 @@ def _about_random_numbers(devices: Devices) -> dict[str, Any]:
         "seed": lambda: seeds.update({devices.current: _drawn_seed()}),
         "seed_all": lambda: seed_all(_drawn_seed()),
         "initial_seed": lambda: seeds[devices.current],
-        "get_rng_state": lambda device="cuda": state(devices.index(device)),
+        "get_rng_state": lambda device="cuda": state(devices.index_of(device)),
         "get_rng_state_all": lambda: [state(index) for index in range(devices.count)],
-        "set_rng_state": lambda new_state, device="cuda": restore(new_state, devices.index(device)),
+        "set_rng_state": lambda new_state, device="cuda": restore(new_state, devices.index_of(device)),
         "set_rng_state_all": restore_all,
     }
 
@@ -331,8 +337,8 @@ def _drawn_seed() -> int:
 # -- torch.accelerator -----------------------------------------------------------------------------
 
 
-def _about_the_accelerator(devices: Devices) -> dict[str, Any]:
-    answers = _about_devices(devices) | _about_time(devices)
+def _accelerator_functions(devices: VirtualDevices) -> dict[str, Any]:
+    answers = _device_functions(devices) | _time_functions(devices)
 
     def select(device: Any) -> None:
         answers["set_device"](device)
@@ -344,8 +350,8 @@ def _about_the_accelerator(devices: Devices) -> dict[str, Any]:
         "is_available": answers["is_available"],
         "device_count": answers["device_count"],
         "current_accelerator": accelerator,
-        "current_device_index": devices.index,
-        "current_device_idx": devices.index,
+        "current_device_index": devices.index_of,
+        "current_device_idx": devices.index_of,
         "set_device_index": select,
         "set_device_idx": select,
         "device_index": answers["device"],

@@ -17,17 +17,17 @@ from torch.nn import parallel
 from torch.nn.parallel import comm
 
 from workers.rehearsal import virtual_devices
-from workers.rehearsal.devices import CPU, ON_CPU, Devices
-from workers.rehearsal.patching import Function, replace_everywhere, wrap
-from workers.rehearsal.virtual_devices import mode_of_this_thread
+from workers.rehearsal.devices import CPU, ON_CPU, VirtualDevices
+from workers.rehearsal.patching import Function, replace_everywhere, wrap_attribute
+from workers.rehearsal.virtual_devices import autocast_mode_of_caller
 
 PACKAGE = "torch.nn.parallel"
 #: Where torch keeps a functional DataParallel: a module with the name of its function, which hides it.
 FUNCTIONAL = "torch.nn.parallel.data_parallel"
 
 
-def act(devices: Devices) -> None:
-    virtual = _Virtual(devices)
+def replace_data_parallel(devices: VirtualDevices) -> None:
+    virtual = VirtualPrimitives(devices)
     functions: dict[str, Any] = {
         "replicate": virtual.replicate,
         "scatter": virtual.scatter,
@@ -43,14 +43,14 @@ def act(devices: Devices) -> None:
         replace_everywhere(
             PACKAGE, name, getattr(parallel._functions, name), type(name, (), {"apply": staticmethod(own)})
         )
-    for name, own in _communication(virtual).items():
+    for name, own in _comm_functions(virtual).items():
         setattr(comm, name, own)
         setattr(cuda_comm, name, own)
-    wrap(nn.DataParallel, "__init__", _expecting_modules_on_the_cpu)
-    wrap(nn.DataParallel, "forward", virtual.refusing_strangers)
+    wrap_attribute(nn.DataParallel, "__init__", _expect_modules_on_cpu)
+    wrap_attribute(nn.DataParallel, "forward", virtual.refuse_foreign_replicas)
 
 
-def _expecting_modules_on_the_cpu(original: Function) -> Function:
+def _expect_modules_on_cpu(original: Function) -> Function:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if self.device_ids:
@@ -59,21 +59,21 @@ def _expecting_modules_on_the_cpu(original: Function) -> Function:
     return init
 
 
-class _Virtual:
+class VirtualPrimitives:
     """torch.nn.parallel's functions, with their signatures."""
 
-    def __init__(self, devices: Devices) -> None:
+    def __init__(self, devices: VirtualDevices) -> None:
         self._devices = devices
 
     # -- DataParallel's four -----------------------------------------------------------------------
 
     def replicate(self, network: nn.Module, devices: Sequence[Any], detach: bool = False) -> list[nn.Module]:
-        indexes = self._indexes(devices)
+        indexes = self._indexes_of(devices)
         replicas = virtual_devices.replicate(network, indexes, detach)
         for index, replica in zip(indexes, replicas, strict=True):
             for module in replica.modules():
                 for tensor in (*vars(module).get("_former_parameters", {}).values(), *module._buffers.values()):
-                    self._devices.place(tensor, index)
+                    self._devices.put_on(tensor, index)
         return replicas
 
     def scatter(self, inputs: Any, target_gpus: Sequence[Any], dim: int = 0) -> Any:
@@ -84,12 +84,12 @@ class _Virtual:
     def scatter_kwargs(
         self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, target_gpus: Sequence[Any], dim: int = 0
     ) -> tuple[Any, Any]:
-        indexes = self._indexes(target_gpus)
+        indexes = self._indexes_of(target_gpus)
         positional, named = virtual_devices.scatter(inputs, kwargs or {}, indexes, dim)
         for index, shard in zip(indexes, positional, strict=False):
-            self._place(shard, index)
+            self._place_tensors(shard, index)
         for index, shard in zip(indexes, named, strict=False):
-            self._place(shard, index)
+            self._place_tensors(shard, index)
         return positional, named
 
     def parallel_apply(
@@ -111,17 +111,17 @@ class _Virtual:
                 )
         shards = [shard if isinstance(shard, (list, tuple)) else (shard,) for shard in inputs]
         named = [{} for _ in modules] if kwargs_tup is None else kwargs_tup
-        indexes = [self._where(shard) for shard in shards] if devices is None else self._indexes(devices)
-        modes = [mode_of_this_thread(kind) for kind in ("cuda", "cpu")]
-        bound = [self._bound(module, index, modes) for module, index in zip(modules, indexes, strict=True)]
+        indexes = [self._device_of_shard(shard) for shard in shards] if devices is None else self._indexes_of(devices)
+        modes = [autocast_mode_of_caller(kind) for kind in ("cuda", "cpu")]
+        bound = [self._bind_module(module, index, modes) for module, index in zip(modules, indexes, strict=True)]
         if len(bound) == 1:
             return [bound[0](*shards[0], **named[0])]
         return virtual_devices.parallel_apply(bound, shards, named, indexes)
 
     def gather(self, outputs: Any, target_device: Any, dim: int = 0) -> Any:
         gathered = virtual_devices.gather(outputs, 0, dim)
-        index = self._devices.asked(target_device)
-        return gathered if index is None else self._place(gathered, index)
+        index = self._devices.named_index(target_device)
+        return gathered if index is None else self._place_tensors(gathered, index)
 
     # -- and what is built on them -----------------------------------------------------------------
 
@@ -135,8 +135,8 @@ class _Virtual:
         module_kwargs: dict[str, Any] | None = None,
     ) -> Any:
         arguments = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
-        indexes = self._indexes(range(self._devices.count) if device_ids is None else device_ids)
-        # Whoever watches the primitives has put its own into torch's module: they are called from there.
+        indexes = self._indexes_of(range(self._devices.count) if device_ids is None else device_ids)
+        # The probe has put its wrappers into torch's module: the primitives are called from there.
         torchs: Any = sys.modules[FUNCTIONAL]
         shards, named = torchs.scatter_kwargs(arguments, module_kwargs, indexes, dim)
         if not shards and not named:
@@ -147,7 +147,7 @@ class _Virtual:
         outputs = torchs.parallel_apply(torchs.replicate(module, used), shards, named, used)
         return torchs.gather(outputs, indexes[0] if output_device is None else output_device, dim)
 
-    def refusing_strangers(self, original: Function) -> Function:
+    def refuse_foreign_replicas(self, original: Function) -> Function:
         """A DataParallel in a replica: torch finds the parameters of all replicas but the first on a wrong device."""
 
         def forward(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
@@ -163,47 +163,47 @@ class _Virtual:
 
     # -- communication -----------------------------------------------------------------------------
 
-    def cut(self, tensor: torch.Tensor, devices: Any, sizes: Any, dim: int) -> tuple[torch.Tensor, ...]:
-        indexes = self._indexes(devices)
+    def split_tensor(self, tensor: torch.Tensor, devices: Any, sizes: Any, dim: int) -> tuple[torch.Tensor, ...]:
+        indexes = self._indexes_of(devices)
         shards = tensor.chunk(len(indexes), dim) if sizes is None else torch.split(tensor, list(sizes), dim)
-        return tuple(self._devices.place(shard.clone(), index) for shard, index in zip(shards, indexes, strict=False))
+        return tuple(self._devices.put_on(shard.clone(), index) for shard, index in zip(shards, indexes, strict=False))
 
-    def copies(self, tensors: Sequence[torch.Tensor], devices: Any) -> list[list[torch.Tensor]]:
+    def copy_tensors(self, tensors: Sequence[torch.Tensor], devices: Any) -> list[list[torch.Tensor]]:
         """As in torch, the first device's are the tensors themselves."""
         return [
-            [self._devices.place(tensor.view_as(tensor) if first else tensor.clone(), index) for tensor in tensors]
-            for first, index in ((position == 0, index) for position, index in enumerate(self._indexes(devices)))
+            [self._devices.put_on(tensor.view_as(tensor) if first else tensor.clone(), index) for tensor in tensors]
+            for first, index in ((position == 0, index) for position, index in enumerate(self._indexes_of(devices)))
         ]
 
-    def sums(self, groups: Sequence[Sequence[torch.Tensor]], destination: Any) -> tuple[torch.Tensor, ...]:
-        index = self._devices.index(destination)
+    def add_tensors(self, groups: Sequence[Sequence[torch.Tensor]], destination: Any) -> tuple[torch.Tensor, ...]:
+        index = self._devices.index_of(destination)
         return tuple(
-            self._devices.place(torch.stack(parts).sum(0), index) for parts in map(list, zip(*groups, strict=True))
+            self._devices.put_on(torch.stack(parts).sum(0), index) for parts in map(list, zip(*groups, strict=True))
         )
 
-    def joined(self, tensors: Sequence[torch.Tensor], dim: int, destination: Any) -> torch.Tensor:
+    def join_tensors(self, tensors: Sequence[torch.Tensor], dim: int, destination: Any) -> torch.Tensor:
         joined = torch.cat(list(tensors), dim)
         on_cpu = destination == -1 or destination == CPU or destination == "cpu"
-        return joined if on_cpu else self._devices.place(joined, self._devices.index(destination))
+        return joined if on_cpu else self._devices.put_on(joined, self._devices.index_of(destination))
 
     # -- helpers -----------------------------------------------------------------------------------
 
-    def _indexes(self, devices: Sequence[Any]) -> list[int]:
-        return [self._devices.index(device) for device in devices]
+    def _indexes_of(self, devices: Sequence[Any]) -> list[int]:
+        return [self._devices.index_of(device) for device in devices]
 
-    def _where(self, shard: Any) -> int:
+    def _device_of_shard(self, shard: Any) -> int:
         """The device of the first tensor of a shard that was put on one; the current device if none was."""
-        found = map(self._devices.believed, _tensors(shard))
+        found = map(self._devices.likely_device, _tensors_in(shard))
         return next((index for index in found if index != ON_CPU), self._devices.current)
 
-    def _place(self, value: Any, index: int) -> Any:
-        for tensor in _tensors(value):
-            self._devices.place(tensor, index)
+    def _place_tensors(self, value: Any, index: int) -> Any:
+        for tensor in _tensors_in(value):
+            self._devices.put_on(tensor, index)
         return value
 
-    def _bound(self, module: Callable[..., Any], index: int, modes: Sequence[virtual_devices.Mode]) -> Any:
+    def _bind_module(self, module: Callable[..., Any], index: int, modes: Sequence[virtual_devices.Mode]) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            with self._on(index), contextlib.ExitStack() as stack:
+            with self._select_device(index), contextlib.ExitStack() as stack:
                 for mode in modes:
                     stack.enter_context(mode())
                 return module(*args, **kwargs)
@@ -211,43 +211,45 @@ class _Virtual:
         return call
 
     @contextlib.contextmanager
-    def _on(self, index: int) -> Iterator[None]:
+    def _select_device(self, index: int) -> Iterator[None]:
         before = self._devices.current
-        self._devices.select(index)
+        self._devices.set_current(index)
         try:
             yield
         finally:
-            self._devices.select(before)
+            self._devices.set_current(before)
 
 
 # -- by other names --------------------------------------------------------------------------------
 
 
-def _autograd_functions(virtual: _Virtual) -> dict[str, Function]:
+def _autograd_functions(virtual: VirtualPrimitives) -> dict[str, Function]:
     """What torch.nn.parallel._functions has. Programs import them, although they are private."""
 
     def broadcast(target_gpus: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(tensor for copy in virtual.copies(tensors, target_gpus) for tensor in copy)
+        return tuple(tensor for copy in virtual.copy_tensors(tensors, target_gpus) for tensor in copy)
 
     def reduce_add(destination: Any, number: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         groups = [tensors[start : start + number] for start in range(0, len(tensors), number)]
-        return virtual.sums(groups, destination)
+        return virtual.add_tensors(groups, destination)
 
     return {
         "Broadcast": broadcast,
-        "Scatter": lambda target_gpus, chunk_sizes, dim, tensor: virtual.cut(tensor, target_gpus, chunk_sizes, dim),
+        "Scatter": lambda target_gpus, chunk_sizes, dim, tensor: virtual.split_tensor(
+            tensor, target_gpus, chunk_sizes, dim
+        ),
         "Gather": lambda target_device, dim, *tensors: virtual.gather(tensors, target_device, dim),
         "ReduceAddCoalesced": reduce_add,
     }
 
 
-def _communication(virtual: _Virtual) -> dict[str, Function]:
+def _comm_functions(virtual: VirtualPrimitives) -> dict[str, Function]:
     """What torch.nn.parallel.comm has, which torch.cuda.comm gives out too."""
 
     def broadcast(tensor: torch.Tensor, devices: Any = None, *, out: Any = None) -> tuple[torch.Tensor, ...]:
         if out is not None:
             return tuple(each.copy_(tensor) for each in out)
-        return tuple(copy[0] for copy in virtual.copies([tensor], devices))
+        return tuple(copy[0] for copy in virtual.copy_tensors([tensor], devices))
 
     def scatter(
         tensor: torch.Tensor,
@@ -259,7 +261,7 @@ def _communication(virtual: _Virtual) -> dict[str, Function]:
         out: Any = None,
     ) -> tuple[torch.Tensor, ...]:
         if out is None:
-            return virtual.cut(tensor, devices, chunk_sizes, dim)
+            return virtual.split_tensor(tensor, devices, chunk_sizes, dim)
         shards = torch.split(tensor, [each.size(dim) for each in out], dim)
         return tuple(each.copy_(shard) for each, shard in zip(out, shards, strict=True))
 
@@ -267,24 +269,29 @@ def _communication(virtual: _Virtual) -> dict[str, Function]:
         if out is not None:
             copied: torch.Tensor = out.copy_(torch.cat(list(tensors), dim))
             return copied
-        return virtual.joined(tensors, dim, destination)
+        return virtual.join_tensors(tensors, dim, destination)
+
+    def reduce_add_coalesced(inputs: Any, destination: Any = None, buffer_size: int = 0) -> tuple[torch.Tensor, ...]:
+        return virtual.add_tensors(inputs, destination)
 
     return {
         "broadcast": broadcast,
-        "broadcast_coalesced": lambda tensors, devices, buffer_size=0: virtual.copies(tensors, devices),
-        "reduce_add": lambda inputs, destination=None: virtual.sums([[each] for each in inputs], destination)[0],
-        "reduce_add_coalesced": lambda inputs, destination=None, buffer_size=0: virtual.sums(inputs, destination),
+        "broadcast_coalesced": lambda tensors, devices, buffer_size=0: virtual.copy_tensors(tensors, devices),
+        "reduce_add": lambda inputs, destination=None: virtual.add_tensors([[each] for each in inputs], destination)[0],
+        "reduce_add_coalesced": lambda inputs, destination=None, buffer_size=0: virtual.add_tensors(
+            inputs, destination
+        ),
         "scatter": scatter,
         "gather": gather,
     }
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for part in value:
-            yield from _tensors(part)
+            yield from _tensors_in(part)
     elif isinstance(value, dict):
         for part in value.values():
-            yield from _tensors(part)
+            yield from _tensors_in(part)

@@ -1,7 +1,6 @@
 """Process groups, and what is built on them: gloo takes the place of NCCL, and modules stay on the CPU.
 
-`dist.get_backend()` tells the truth, "gloo". torch's own code sees that there is no NCCL; programs that ask are told
-that it is available.
+`dist.get_backend()` is "gloo". torch's own code sees that there is no NCCL; to programs it appears to be available.
 """
 
 import inspect
@@ -15,8 +14,8 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from workers.rehearsal.devices import CPU, Devices
-from workers.rehearsal.patching import Function, wrap
+from workers.rehearsal.devices import CPU, VirtualDevices
+from workers.rehearsal.patching import Function, wrap_attribute
 from workers.runtime.import_callbacks import when_imported
 
 FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
@@ -24,18 +23,20 @@ FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
 NCCL_ONLY = ("device_id", "pg_options")
 
 
-def act(devices: Devices) -> None:
+def replace_distributed(devices: VirtualDevices) -> None:
     for name, making in FUNCTIONS.items():
-        wrap(distributed_c10d, name, making)
+        wrap_attribute(distributed_c10d, name, making)
         if hasattr(dist, name):
             setattr(dist, name, getattr(distributed_c10d, name))
     dist.is_nccl_available = lambda: True  # only by this name: torch's own code looks elsewhere
-    wrap(DistributedDataParallel, "__init__", _without_devices)
+    wrap_attribute(DistributedDataParallel, "__init__", _wrap_ddp_init)
     # It only refuses modules that are on the CPU and have a SyncBatchNorm.
-    wrap(DistributedDataParallel, "_passing_sync_batchnorm_handle", lambda original: lambda self, module: None)
-    wrap(DeviceMesh, "__init__", lambda original: _meshing(original, devices))
-    wrap(nn.SyncBatchNorm, "forward", _normalising)
-    when_imported({FSDP: lambda module: wrap(module.FullyShardedDataParallel, "__init__", _sharding)})
+    wrap_attribute(
+        DistributedDataParallel, "_passing_sync_batchnorm_handle", lambda original: lambda self, module: None
+    )
+    wrap_attribute(DeviceMesh, "__init__", lambda original: _wrap_mesh_init(original, devices))
+    wrap_attribute(nn.SyncBatchNorm, "forward", _wrap_sync_batch_norm)
+    when_imported({FSDP: lambda module: wrap_attribute(module.FullyShardedDataParallel, "__init__", _wrap_fsdp_init)})
 
 
 def gloo_for(backend: Any) -> Any:
@@ -46,7 +47,7 @@ def gloo_for(backend: Any) -> Any:
     return "gloo" if "nccl" in name or "cuda" in name else backend
 
 
-def _initialising(original: Function) -> Function:
+def _wrap_init_process_group(original: Function) -> Function:
     def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
         for name in NCCL_ONLY:
             kwargs.pop(name, None)
@@ -55,7 +56,7 @@ def _initialising(original: Function) -> Function:
     return init_process_group
 
 
-def _grouping(original: Function) -> Function:
+def _wrap_new_group(original: Function) -> Function:
     def new_group(
         ranks: Any = None, timeout: Any = None, backend: Any = None, pg_options: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
@@ -65,18 +66,18 @@ def _grouping(original: Function) -> Function:
     return new_group
 
 
-def _waiting(original: Function) -> Function:
+def _wrap_barrier(original: Function) -> Function:
     def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
         return original(group, async_op)
 
     return barrier
 
 
-def _gathering(original: Function) -> Function:
+def _wrap_all_gather(original: Function) -> Function:
     return _with_shapes(original, lambda output, values: (_shaped_like(output, values), values))
 
 
-def _scattering(original: Function) -> Function:
+def _wrap_reduce_scatter(original: Function) -> Function:
     return _with_shapes(original, lambda output, values: (output, _shaped_like(values, output)))
 
 
@@ -98,20 +99,20 @@ def _shaped_like(whole: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
 
 #: Functions of torch.distributed, with what makes those that take their places. Two have two names each.
 FUNCTIONS: dict[str, Callable[[Function], Function]] = {
-    "init_process_group": _initialising,
-    "new_group": _grouping,
-    "barrier": _waiting,
-    "all_gather_into_tensor": _gathering,
-    "all_gather_single": _gathering,
-    "reduce_scatter_tensor": _scattering,
-    "reduce_scatter_single": _scattering,
+    "init_process_group": _wrap_init_process_group,
+    "new_group": _wrap_new_group,
+    "barrier": _wrap_barrier,
+    "all_gather_into_tensor": _wrap_all_gather,
+    "all_gather_single": _wrap_all_gather,
+    "reduce_scatter_tensor": _wrap_reduce_scatter,
+    "reduce_scatter_single": _wrap_reduce_scatter,
 }
 
 
 # -- modules ---------------------------------------------------------------------------------------
 
 
-def _without_devices(original: Function) -> Function:
+def _wrap_ddp_init(original: Function) -> Function:
     def init(
         self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, *args: Any, **kw: Any
     ) -> None:
@@ -120,7 +121,7 @@ def _without_devices(original: Function) -> Function:
     return init
 
 
-def _sharding(original: Function) -> Function:
+def _wrap_fsdp_init(original: Function) -> Function:
     """torch shards on the CPU where it is named outright; a device found by itself must be an accelerator."""
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -130,14 +131,14 @@ def _sharding(original: Function) -> Function:
     return init
 
 
-def _meshing(original: Function, devices: Devices) -> Function:
+def _wrap_mesh_init(original: Function, devices: VirtualDevices) -> Function:
     def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         original(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
     return init
 
 
-def _normalising(original: Function) -> Function:
+def _wrap_sync_batch_norm(original: Function) -> Function:
     """torch's own has kernels for GPUs only. This computes the same, with gradients, from sums over all ranks."""
 
     def forward(self: Any, values: torch.Tensor) -> Any:
@@ -146,12 +147,12 @@ def _normalising(original: Function) -> Function:
             return original(self, values)
         self._check_input_dim(values)
         self._check_non_zero_input_channels(values)
-        return _normalised(self, values)
+        return _normalise_over_ranks(self, values)
 
     return forward
 
 
-def _normalised(layer: Any, values: torch.Tensor) -> Any:
+def _normalise_over_ranks(layer: Any, values: torch.Tensor) -> Any:
     dims = [dim for dim in range(values.dim()) if dim != 1]
     rows = values.new_tensor([values.numel() / values.size(1)])
     local = torch.cat([values.sum(dims), values.square().sum(dims), rows])
@@ -160,7 +161,7 @@ def _normalised(layer: Any, values: torch.Tensor) -> Any:
     count = total[-1].detach()
     mean = sums / count
     variance = (squares / count - mean.square()).clamp(min=0)
-    _keep_statistics(layer, mean.detach(), variance.detach(), count)
+    _update_statistics(layer, mean.detach(), variance.detach(), count)
     shape = [1, -1, *[1] * (values.dim() - 2)]
     normalised = (values - mean.view(shape)) * torch.rsqrt(variance + layer.eps).view(shape)
     if not layer.affine:
@@ -174,20 +175,20 @@ class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Any, local: torch.Tensor) -> torch.Tensor:
         ctx.group = group
-        return _summed(local, group)
+        return _sum_over_ranks(local, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return None, _summed(gradients[0], ctx.group)
+        return None, _sum_over_ranks(gradients[0], ctx.group)
 
 
-def _summed(values: torch.Tensor, group: Any) -> torch.Tensor:
+def _sum_over_ranks(values: torch.Tensor, group: Any) -> torch.Tensor:
     total = values.clone()
     dist.all_reduce(total, group=group)
     return total
 
 
-def _keep_statistics(layer: Any, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
+def _update_statistics(layer: Any, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
     if not layer.track_running_stats:
         return
     layer.num_batches_tracked.add_(1)

@@ -1,13 +1,13 @@
-"""Runs a program that was written for GPUs where there are none.
+"""The rehearsal: runs a program that was written for GPUs on a machine without any.
 
-After `install`, torch answers as if the job's devices were there: programs find them, move to them and split over
+After `install`, torch answers as if the job's devices were GPUs: programs find them, move to them and split over
 them, while everything is computed on the CPU. The splits are DataParallel's and DistributedDataParallel's own. What
 has no meaning without a GPU raises `NotRehearsable` instead of pretending.
 
 Nothing here imports torch before the program does. The parts:
 
-    devices        how many there are, which is current, which tensor was put where
-    tensors        devices that a program names: on tensors, modules, generators, files
+    devices        how many there are, which is current, which tensor was put on which
+    tensors        device arguments: of tensors, modules, generators, files
     cuda           what torch.cuda and torch.accelerator answer
     precision      autocast and gradient scaling
     data_parallel  nn.DataParallel, the primitives behind it, torch.cuda.comm
@@ -36,20 +36,20 @@ def install(devices: int, rank: int, distributed: bool) -> None:
     """Make torch answer as if this job's `devices` were GPUs; every rank sees all of them. Harmless when repeated.
 
     To be called before the probe looks at torch. Rank and kind of job appear in the message about a device that the
-    job does not have. What fails in here reaches the program's `import torch`: half a rehearsal would mislead.
+    job does not have. An error in here reaches the program's `import torch`: half a rehearsal would mislead.
     """
     global _installed
     if _installed:
         return
     _installed = True
     where = f"rank {rank} of a job with {devices} devices" if distributed else f"a job with {devices} devices"
-    when_imported(
-        {"torch": _late(lambda: _act(devices, where)), "torch.utils.cpp_extension": _late(_refuse_extensions)}
-    )
+    replace = _with_our_imports(lambda: _replace_all(devices, where))
+    refuse = _with_our_imports(_refuse_extensions)
+    when_imported({"torch": replace, "torch.utils.cpp_extension": refuse})
 
 
-def _late(action: Callable[[], None]) -> Callable[[ModuleType], None]:
-    """To be called when our own packages may be hidden from the program."""
+def _with_our_imports(action: Callable[[], None]) -> Callable[[ModuleType], None]:
+    """A callback for a time when our own packages may be hidden from the program."""
 
     def call(module: ModuleType) -> None:
         with nullcontext() if __name__ in sys.modules else import_hook.importing():
@@ -58,10 +58,10 @@ def _late(action: Callable[[], None]) -> Callable[[ModuleType], None]:
     return call
 
 
-def _act(count: int, where: str) -> None:
+def _replace_all(count: int, where: str) -> None:
     from workers.rehearsal import apply
 
-    apply.act(count, where)
+    apply.replace_all(count, where)
 
 
 def _refuse_extensions() -> None:

@@ -1,4 +1,4 @@
-"""Putting our own in the place of an attribute of torch's."""
+"""Replaces attributes of torch's modules and classes."""
 
 import functools
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 Function = Callable[..., Any]
 
 
-def wrap(owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
+def wrap_attribute(owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
     """Replace a function of `owner` by what `wrapper` makes of it. Versions of torch without it are left alone."""
     original = getattr(owner, name, None)
     if original is not None:
@@ -16,7 +16,7 @@ def wrap(owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None
 
 
 def replace_everywhere(package: str, name: str, original: Any, own: Any) -> None:
-    """Replace what the modules of `package` (and itself) know as `name`, each having imported it from the other."""
+    """Replace `name` in `package` and all modules below it that have imported it."""
     for path, module in list(sys.modules.items()):
         inside = path == package or path.startswith(f"{package}.")
         if inside and module is not None and module.__dict__.get(name) is original:

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch.amp import autocast_mode, grad_scaler
 
-from workers.rehearsal.devices import Devices
-from workers.rehearsal.patching import Function, wrap
+from workers.rehearsal.devices import VirtualDevices
+from workers.rehearsal.patching import Function, wrap_attribute
 
 
-def act(devices: Devices) -> None:
-    wrap(autocast_mode.autocast, "__init__", _computing_on_the_cpu)
-    wrap(autocast_mode.autocast, "__enter__", _entering)
-    wrap(autocast_mode.autocast, "__exit__", _leaving)
-    wrap(grad_scaler.GradScaler, "__init__", _scaling)
+def replace_autocast(devices: VirtualDevices) -> None:
+    wrap_attribute(autocast_mode.autocast, "__init__", _wrap_autocast_init)
+    wrap_attribute(autocast_mode.autocast, "__enter__", _wrap_autocast_enter)
+    wrap_attribute(autocast_mode.autocast, "__exit__", _wrap_autocast_exit)
+    wrap_attribute(grad_scaler.GradScaler, "__init__", _wrap_grad_scaler_init)
 
 
-def _computing_on_the_cpu(original: Function) -> Function:
+def _wrap_autocast_init(original: Function) -> Function:
     def init(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
         on_cuda = device_type == "cuda"
         asked = dtype
@@ -34,7 +34,7 @@ def _computing_on_the_cpu(original: Function) -> Function:
     return init
 
 
-def _entering(original: Function) -> Function:
+def _wrap_autocast_enter(original: Function) -> Function:
     """Also sets what is asked of CUDA's state, by programs and by torch's `custom_fwd`. It changes no computation."""
 
     def enter(self: Any) -> Any:
@@ -48,7 +48,7 @@ def _entering(original: Function) -> Function:
     return enter
 
 
-def _leaving(original: Function) -> Function:
+def _wrap_autocast_exit(original: Function) -> Function:
     def leave(self: Any, *exc: Any) -> Any:
         if self.rehearsed_dtype is not None:
             enabled, dtype = self.rehearsed_before.pop()
@@ -59,7 +59,7 @@ def _leaving(original: Function) -> Function:
     return leave
 
 
-def _scaling(original: Function) -> Function:
+def _wrap_grad_scaler_init(original: Function) -> Function:
     def init(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
         original(self, "cpu" if device == "cuda" else device, *args, **kwargs)
 

@@ -1,12 +1,12 @@
-"""What has no meaning without a GPU. To pretend would mislead, so it fails, and says why."""
+"""Features that have no meaning without a GPU. An imitation would mislead, so they fail and say why."""
 
 from typing import Any, NoReturn
 
 import torch
 
-from workers.rehearsal.devices import Devices
+from workers.rehearsal.devices import VirtualDevices
 from workers.rehearsal.errors import NotRehearsable
-from workers.rehearsal.patching import Function, wrap
+from workers.rehearsal.patching import Function, wrap_attribute
 
 STREAMS = "Work on several CUDA streams"
 GRAPHS = "A CUDA graph"
@@ -48,7 +48,7 @@ REFUSED_OF_JITERATOR = ("_create_jit_fn", "_create_multi_output_jit_fn")
 SOURCES = (".cu", ".cuh")
 
 
-def act(devices: Devices) -> None:
+def refuse_gpu_features(devices: VirtualDevices) -> None:
     cuda: Any = torch.cuda
     for owner, names in (
         (cuda, REFUSED),
@@ -58,20 +58,20 @@ def act(devices: Devices) -> None:
     ):
         for name, what in names.items():
             if hasattr(owner, name):
-                setattr(owner, name, _refused(name, what))
+                setattr(owner, name, _refusing_class(name, what))
 
 
 def refuse_extensions() -> None:
     """Extensions in C++ can be built as ever; those with CUDA sources cannot run."""
     from torch.utils import cpp_extension
 
-    wrap(cpp_extension, "load", _loading)
-    wrap(cpp_extension, "load_inline", _loading_inline)
+    wrap_attribute(cpp_extension, "load", _wrap_load)
+    wrap_attribute(cpp_extension, "load_inline", _wrap_load_inline)
     module: Any = cpp_extension
-    module.CUDAExtension = _refused("CUDAExtension", KERNELS)
+    module.CUDAExtension = _refusing_class("CUDAExtension", KERNELS)
 
 
-def _refused(name: str, what: str) -> Any:
+def _refusing_class(name: str, what: str) -> Any:
     """A class, since programs also name these in annotations and `isinstance`."""
 
     def refuse(cls: type, *args: Any, **kwargs: Any) -> NoReturn:
@@ -80,7 +80,7 @@ def _refused(name: str, what: str) -> Any:
     return type(name, (), {"__new__": refuse})
 
 
-def _loading(original: Function) -> Function:
+def _wrap_load(original: Function) -> Function:
     def load(name: str, sources: Any, *args: Any, **kwargs: Any) -> Any:
         if any(str(source).endswith(SOURCES) for source in ([sources] if isinstance(sources, str) else sources)):
             raise NotRehearsable(KERNELS)
@@ -89,7 +89,7 @@ def _loading(original: Function) -> Function:
     return load
 
 
-def _loading_inline(original: Function) -> Function:
+def _wrap_load_inline(original: Function) -> Function:
     def load_inline(name: str, cpp_sources: Any, cuda_sources: Any = None, *args: Any, **kwargs: Any) -> Any:
         if cuda_sources or kwargs.get("with_cuda"):
             raise NotRehearsable(KERNELS)

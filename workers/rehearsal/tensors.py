@@ -1,8 +1,8 @@
-"""The devices that a program names: whatever it puts on a virtual device lands on the CPU.
+"""Device arguments: what a program puts on a virtual device is on the CPU.
 
-`tensor.device` tells the truth, "cpu", since torch's own code decides by it. `tensor.is_cuda` and `get_device()` are
-answered as GPUs would, for the assertions that scripts make, and because scripts split only what `is_cuda`; torch's
-own code is told the truth there too.
+`tensor.device` is "cpu", since torch's own code decides by it. `tensor.is_cuda` and `get_device()` answer as for a GPU,
+for the assertions that scripts make, and because scripts split only what `is_cuda`; to torch's own code they answer
+"cpu", too.
 """
 
 import functools
@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils import _device as default_device
 
-from workers.rehearsal.devices import CPU, ON_CPU, Devices
-from workers.rehearsal.patching import Function, wrap
+from workers.rehearsal.devices import CPU, ON_CPU, VirtualDevices
+from workers.rehearsal.patching import Function, wrap_attribute
 
 FACTORIES = (
     "arange",
@@ -80,20 +80,20 @@ TYPES = (
 OLD_PREFIX = "torch.cuda."
 
 
-def act(devices: Devices) -> None:
-    _make_factories_land(devices)
-    _make_tensors_land(devices)
-    _make_modules_land(devices)
-    _make_types_land(devices)
-    _make_files_land(devices)
-    _make_defaults_land(devices)
-    torch.Generator = _generators(devices)  # type: ignore[misc]
+def replace_device_arguments(devices: VirtualDevices) -> None:
+    _wrap_factories(devices)
+    _wrap_tensor_methods(devices)
+    _wrap_module_methods(devices)
+    _wrap_tensor_types(devices)
+    _wrap_torch_load(devices)
+    _wrap_default_device(devices)
+    torch.Generator = _generator_class(devices)  # type: ignore[misc]
 
 
 # -- functions that make tensors -------------------------------------------------------------------
 
 
-def _make_factories_land(devices: Devices) -> None:
+def _wrap_factories(devices: VirtualDevices) -> None:
     default_device._device_constructors()  # torch keeps this set of its own functions: it must not meet ours
     for owner, names, from_nothing in (
         (torch, FACTORIES, True),
@@ -102,19 +102,19 @@ def _make_factories_land(devices: Devices) -> None:
         (torch.nested, NESTED_FACTORIES, False),
         (torch.Tensor, METHODS, False),
     ):
-        landing = functools.partial(_landing, devices=devices, from_nothing=from_nothing)
+        landing = functools.partial(_wrap_factory, devices=devices, from_nothing=from_nothing)
         for name in names:
-            wrap(owner, name, landing)
-            _tell_compilers(getattr(owner, name, None), name, is_function=owner is torch)
-    wrap(torch, "from_numpy", lambda original: lambda array: devices.place(original(array), ON_CPU))
+            wrap_attribute(owner, name, landing)
+            _register_with_compilers(getattr(owner, name, None), name, is_function=owner is torch)
+    wrap_attribute(torch, "from_numpy", lambda original: lambda array: devices.put_on(original(array), ON_CPU))
 
 
-def _landing(original: Function, devices: Devices, *, from_nothing: bool) -> Function:
+def _wrap_factory(original: Function, devices: VirtualDevices, *, from_nothing: bool) -> Function:
     """`from_nothing`: what is made without naming a device is on the CPU, and not where another tensor is."""
 
     def make(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
-        index = devices.asked(device)
+        index = devices.named_index(device)
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
         if index is not None:
@@ -122,12 +122,12 @@ def _landing(original: Function, devices: Devices, *, from_nothing: bool) -> Fun
         elif from_nothing and device is None and default_device.CURRENT_DEVICE is None:
             index = ON_CPU
         made = original(*args, **kwargs)
-        return made if index is None else devices.place(made, index)
+        return made if index is None else devices.put_on(made, index)
 
     return make
 
 
-def _tell_compilers(function: Any, name: str, *, is_function: bool) -> None:
+def _register_with_compilers(function: Any, name: str, *, is_function: bool) -> None:
     """What knows torch's functions by identity, and may have looked at them already, must know ours."""
     if not is_function or function is None:
         return
@@ -141,74 +141,74 @@ def _tell_compilers(function: Any, name: str, *, is_function: bool) -> None:
 # -- tensors that move -----------------------------------------------------------------------------
 
 
-def _make_tensors_land(devices: Devices) -> None:
+def _wrap_tensor_methods(devices: VirtualDevices) -> None:
     tensor: Any = torch.Tensor
-    wrap(tensor, "to", lambda original: _moving(original, devices))
-    wrap(tensor, "get_device", lambda original: _telling_device(original, devices))
+    wrap_attribute(tensor, "to", lambda original: _wrap_tensor_to(original, devices))
+    wrap_attribute(tensor, "get_device", lambda original: _wrap_get_device(original, devices))
     tensor.cuda = _to_cuda(devices)
     tensor.cpu = _to_cpu(devices)
     tensor.pin_memory = lambda self, device=None: self
     tensor.record_stream = lambda self, stream: None
     tensor.is_cuda = property(_is_cuda(tensor.is_cuda, devices))
     for kind in (tensor, nn.Parameter):
-        wrap(kind, "__deepcopy__", lambda original: _copying(original, devices))
+        wrap_attribute(kind, "__deepcopy__", lambda original: _wrap_deepcopy(original, devices))
     parameter: Any = nn.Parameter
-    parameter.__new__ = _wrapping(parameter.__new__, devices)
+    parameter.__new__ = _wrap_parameter_new(parameter.__new__, devices)
     for storage in (torch.UntypedStorage, torch.TypedStorage):
-        wrap(storage, "cuda", lambda original: lambda self, *args, **kwargs: self)
-        wrap(storage, "pin_memory", lambda original: lambda self, *args, **kwargs: self)
+        wrap_attribute(storage, "cuda", lambda original: lambda self, *args, **kwargs: self)
+        wrap_attribute(storage, "pin_memory", lambda original: lambda self, *args, **kwargs: self)
 
 
-def _moving(original: Function, devices: Devices) -> Function:
+def _wrap_tensor_to(original: Function, devices: VirtualDevices) -> Function:
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         target = kwargs.get("device", args[0] if args else kwargs.get("other"))
-        index = _target(target, devices)
+        index = _target_index(target, devices)
         if index is None:
             moved = original(self, *args, **kwargs)
-            return _arrived(self, moved, ON_CPU, devices) if _is_cpu(target, devices) else moved
+            return _put_copy_on(self, moved, ON_CPU, devices) if _is_cpu(target, devices) else moved
         if "device" in kwargs:
             kwargs["device"] = CPU
         elif not isinstance(target, torch.Tensor):
             args = (CPU, *args[1:])
-        return _arrived(self, original(self, *args, **kwargs), index, devices)
+        return _put_copy_on(self, original(self, *args, **kwargs), index, devices)
 
     return to
 
 
-def _target(target: Any, devices: Devices) -> int | None:
+def _target_index(target: Any, devices: VirtualDevices) -> int | None:
     """The virtual device that a call of `to` names, by itself or by a tensor that is there."""
     if not isinstance(target, torch.Tensor):
-        return devices.asked(target)
-    index = devices.of(target)
+        return devices.named_index(target)
+    index = devices.recorded_device(target)
     return None if index == ON_CPU else index
 
 
-def _is_cpu(target: Any, devices: Devices) -> bool:
+def _is_cpu(target: Any, devices: VirtualDevices) -> bool:
     if isinstance(target, torch.Tensor):
-        return devices.of(target) == ON_CPU
+        return devices.recorded_device(target) == ON_CPU
     return isinstance(target, (str, torch.device)) and torch.device(target).type == "cpu"
 
 
-def _arrived(before: torch.Tensor, moved: torch.Tensor, index: int, devices: Devices) -> Any:
+def _put_copy_on(before: torch.Tensor, moved: torch.Tensor, index: int, devices: VirtualDevices) -> Any:
     """A move to another device makes a copy: what is done to it in place must not reach the tensor it came from."""
-    if moved is before and devices.of(before) != index:
+    if moved is before and devices.recorded_device(before) != index:
         moved = before.clone()
-    return devices.place(moved, index)
+    return devices.put_on(moved, index)
 
 
-def _to_cuda(devices: Devices) -> Function:
+def _to_cuda(devices: VirtualDevices) -> Function:
     def cuda(
         self: torch.Tensor,
         device: Any = None,
         non_blocking: bool = False,
         memory_format: torch.memory_format = torch.preserve_format,
     ) -> torch.Tensor:
-        return self.to(torch.device("cuda", devices.index(device)), memory_format=memory_format)
+        return self.to(torch.device("cuda", devices.index_of(device)), memory_format=memory_format)
 
     return cuda
 
 
-def _to_cpu(devices: Devices) -> Function:
+def _to_cpu(devices: VirtualDevices) -> Function:
     """A copy, as from a device: a `state_dict` kept with `.cpu()` must not follow the training."""
 
     def cpu(self: torch.Tensor, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
@@ -217,97 +217,97 @@ def _to_cpu(devices: Devices) -> Function:
     return cpu
 
 
-def _telling_device(original: Function, devices: Devices) -> Function:
+def _wrap_get_device(original: Function, devices: VirtualDevices) -> Function:
     def get_device(self: torch.Tensor) -> int:
-        found: int = original(self) if _torch_asks() else devices.believed(self)
+        found: int = original(self) if _called_by_torch() else devices.likely_device(self)
         return found
 
     return get_device
 
 
-def _is_cuda(original: Any, devices: Devices) -> Function:
+def _is_cuda(original: Any, devices: VirtualDevices) -> Function:
     def is_cuda(self: torch.Tensor) -> bool:
-        return bool(original.__get__(self)) or (not _torch_asks() and devices.believed(self) != ON_CPU)
+        return bool(original.__get__(self)) or (not _called_by_torch() and devices.likely_device(self) != ON_CPU)
 
     return is_cuda
 
 
-def _copying(original: Function, devices: Devices) -> Function:
+def _wrap_deepcopy(original: Function, devices: VirtualDevices) -> Function:
     def deepcopy(self: torch.Tensor, memo: Any) -> Any:
-        where = devices.of(self)
+        where = devices.recorded_device(self)
         copy = original(self, memo)
-        return copy if where is None else devices.place(copy, where)
+        return copy if where is None else devices.put_on(copy, where)
 
     return deepcopy
 
 
-def _wrapping(original: Function, devices: Devices) -> Any:
+def _wrap_parameter_new(original: Function, devices: VirtualDevices) -> Any:
     """A parameter is where the tensor is that it is made of."""
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-        where = None if data is None else devices.of(data)
+        where = None if data is None else devices.recorded_device(data)
         made = original(cls, data, requires_grad)
-        return made if where is None else devices.place(made, where)
+        return made if where is None else devices.put_on(made, where)
 
     return staticmethod(new)
 
 
-def _torch_asks() -> bool:
-    """Whether the one who called our caller is torch itself."""
+def _called_by_torch() -> bool:
+    """Whether torch itself has called the function that calls this one."""
     return str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0] == "torch"
 
 
 # -- modules ---------------------------------------------------------------------------------------
 
 
-def _make_modules_land(devices: Devices) -> None:
+def _wrap_module_methods(devices: VirtualDevices) -> None:
     """A module that moves keeps its parameters and buffers, with new memory behind them."""
     module: Any = nn.Module
-    wrap(module, "to", lambda original: _moving_module(original, devices))
-    wrap(module, "to_empty", lambda original: _moving_module(original, devices))
-    module.cuda = lambda self, device=None: _placed(self, devices.index(device), devices)
-    wrap(module, "cpu", lambda original: lambda self: _placed(original(self), ON_CPU, devices))
+    wrap_attribute(module, "to", lambda original: _wrap_module_to(original, devices))
+    wrap_attribute(module, "to_empty", lambda original: _wrap_module_to(original, devices))
+    module.cuda = lambda self, device=None: _put_module_on(self, devices.index_of(device), devices)
+    wrap_attribute(module, "cpu", lambda original: lambda self: _put_module_on(original(self), ON_CPU, devices))
 
 
-def _moving_module(original: Function, devices: Devices) -> Function:
+def _wrap_module_to(original: Function, devices: VirtualDevices) -> Function:
     def to(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         target = kwargs.get("device", args[0] if args else None)
-        index = _target(target, devices)
+        index = _target_index(target, devices)
         if index is None:
             moved = original(self, *args, **kwargs)
-            return _placed(moved, ON_CPU, devices) if _is_cpu(target, devices) else moved
+            return _put_module_on(moved, ON_CPU, devices) if _is_cpu(target, devices) else moved
         if "device" in kwargs:
             kwargs["device"] = CPU
         elif not isinstance(target, torch.Tensor):
             args = (CPU, *args[1:])
-        return _placed(original(self, *args, **kwargs), index, devices)
+        return _put_module_on(original(self, *args, **kwargs), index, devices)
 
     return to
 
 
-def _placed(module: Any, index: int, devices: Devices) -> Any:
+def _put_module_on(module: Any, index: int, devices: VirtualDevices) -> Any:
     for tensor in itertools.chain(module.parameters(), module.buffers()):
-        if devices.of(tensor) not in (None, index):
+        if devices.recorded_device(tensor) not in (None, index):
             tensor.data = tensor.data.clone()
-        devices.place(tensor, index)
+        devices.put_on(tensor, index)
     return module
 
 
 # -- types by their old names ----------------------------------------------------------------------
 
 
-def _make_types_land(devices: Devices) -> None:
+def _wrap_tensor_types(devices: VirtualDevices) -> None:
     for name in TYPES:
         setattr(torch.cuda, name, getattr(torch, name))
-    wrap(torch.Tensor, "type", lambda original: _typing(original, devices))
-    wrap(torch, "set_default_tensor_type", lambda original: lambda kind: original(_on_cpu(kind)))
+    wrap_attribute(torch.Tensor, "type", lambda original: _wrap_tensor_type(original, devices))
+    wrap_attribute(torch, "set_default_tensor_type", lambda original: lambda kind: original(_on_cpu(kind)))
 
 
-def _typing(original: Function, devices: Devices) -> Function:
+def _wrap_tensor_type(original: Function, devices: VirtualDevices) -> Function:
     def type_(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(dtype, str) or not dtype.startswith(OLD_PREFIX):
             return original(self, dtype, *args, **kwargs)
-        return _arrived(self, original(self, _on_cpu(dtype), *args, **kwargs), devices.index(), devices)
+        return _put_copy_on(self, original(self, _on_cpu(dtype), *args, **kwargs), devices.index_of(), devices)
 
     return type_
 
@@ -320,35 +320,35 @@ def _on_cpu(kind: Any) -> Any:
 # -- files, generators, defaults -------------------------------------------------------------------
 
 
-def _make_files_land(devices: Devices) -> None:
+def _wrap_torch_load(devices: VirtualDevices) -> None:
     """A file may have been written on a GPU, and may be asked for on one."""
 
     def loading(original: Function) -> Function:
         def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
             if isinstance(map_location, (str, torch.device, int)):
-                devices.asked(map_location)  # one that is not there is an error here too
+                devices.named_index(map_location)  # one that is not there is an error here too
             meta = map_location == "meta" or map_location == torch.device("meta")
             return original(f, map_location if callable(map_location) or meta else CPU, *args, **kwargs)
 
         return load
 
-    wrap(torch, "load", loading)
-    wrap(torch.serialization, "load", lambda original: torch.load)
+    wrap_attribute(torch, "load", loading)
+    wrap_attribute(torch.serialization, "load", lambda original: torch.load)
 
 
-def _make_defaults_land(devices: Devices) -> None:
+def _wrap_default_device(devices: VirtualDevices) -> None:
     """`torch.set_default_device` and `with torch.device(...)`, which both enter this mode."""
 
     def entering(original: Function) -> Function:
         def enter(self: Any, device: Any) -> None:
-            original(self, device if devices.asked(device) is None else CPU)
+            original(self, device if devices.named_index(device) is None else CPU)
 
         return enter
 
-    wrap(default_device.DeviceContext, "__init__", entering)
+    wrap_attribute(default_device.DeviceContext, "__init__", entering)
 
 
-def _generators(devices: Devices) -> Any:
+def _generator_class(devices: VirtualDevices) -> Any:
     generator = torch._C.Generator
 
     class Kind(type):
@@ -359,6 +359,6 @@ def _generators(devices: Devices) -> Any:
         """torch's generators, where one for a virtual device draws on the CPU."""
 
         def __new__(cls, device: Any = CPU) -> Any:
-            return generator(device if devices.asked(device) is None else CPU)
+            return generator(device if devices.named_index(device) is None else CPU)
 
     return Generator

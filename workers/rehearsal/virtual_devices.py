@@ -35,7 +35,7 @@ def replicate(network: nn.Module, device_ids: Sequence[int], detach: bool = Fals
     for position in range(len(device_ids)):
         copies = {parameter: parameter.detach() for parameter in parameters}
         copies.update((parameter, next(copied)) for parameter in learning)
-        replicas.append(_replica(network, copies, own_buffers=position > 0))
+        replicas.append(_make_replica(network, copies, own_buffers=position > 0))
     return replicas
 
 
@@ -55,17 +55,17 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        return (None, *(_sum(gradients[place :: ctx.parameters]) for place in range(ctx.parameters)))
+        return (None, *(_sum_gradients(gradients[place :: ctx.parameters]) for place in range(ctx.parameters)))
 
 
-def _sum(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+def _sum_gradients(gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     given = [gradient for gradient in gradients if gradient is not None]
     return functools.reduce(torch.add, given) if given else None
 
 
-def _replica(network: nn.Module, parameters: dict[nn.Parameter, torch.Tensor], *, own_buffers: bool) -> nn.Module:
+def _make_replica(network: nn.Module, parameters: dict[nn.Parameter, torch.Tensor], *, own_buffers: bool) -> nn.Module:
     buffers = {b: b.clone() if own_buffers else b for b in network.buffers()}
-    copies: dict[nn.Module, Any] = {module: _copy(module) for module in network.modules()}
+    copies: dict[nn.Module, Any] = {module: _copy_module(module) for module in network.modules()}
     for module, copy in copies.items():
         for name, child in module._modules.items():
             if child is not None:
@@ -83,7 +83,7 @@ def _replica(network: nn.Module, parameters: dict[nn.Parameter, torch.Tensor], *
     return copied
 
 
-def _copy(module: nn.Module) -> Any:
+def _copy_module(module: nn.Module) -> Any:
     """A copy of one module, without its children; `_former_parameters` is where torch, too, keeps a replica's."""
     copy = module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
     copy._former_parameters = {}
@@ -99,48 +99,48 @@ def scatter(
 ) -> tuple[tuple[Any, ...], tuple[dict[str, Any], ...]]:
     """Arguments for each shard. Tensors are cut by `torch.chunk`, other objects go to every shard; there are
     as many shards as the tensors give, which may be fewer than devices."""
-    positional = _cut(inputs, len(device_ids), dim) if inputs else []
-    named = _cut(kwargs, len(device_ids), dim) if kwargs else []
+    positional = _split_value(inputs, len(device_ids), dim) if inputs else []
+    named = _split_value(kwargs, len(device_ids), dim) if kwargs else []
     positional += [()] * (len(named) - len(positional))
     if len(named) < len(inputs):  # as torch has it: a keyword tensor that is too short is an error later on
         named += [{}] * (len(positional) - len(named))
     for position in range(len(positional)):
         with arriving(position):
-            positional[position] = _copied(positional[position])
+            positional[position] = _copy_tensors_in(positional[position])
             if position < len(named):
-                named[position] = _copied(named[position])
+                named[position] = _copy_tensors_in(named[position])
     return tuple(positional), tuple(named)
 
 
-def _cut(value: Any, devices: int, dim: int) -> list[Any]:
+def _split_value(value: Any, devices: int, dim: int) -> list[Any]:
     if isinstance(value, torch.Tensor):
         return list(value.chunk(devices, dim))
     if _is_namedtuple(value):
-        return [type(value)(*parts) for parts in _together(value, devices, dim)]
+        return [type(value)(*parts) for parts in _zip_shards(value, devices, dim)]
     if isinstance(value, tuple) and value:
-        return _together(value, devices, dim)
+        return _zip_shards(value, devices, dim)
     if isinstance(value, list) and value:
-        return [list(parts) for parts in _together(value, devices, dim)]
+        return [list(parts) for parts in _zip_shards(value, devices, dim)]
     if isinstance(value, dict) and value:
-        return [type(value)(items) for items in _together(value.items(), devices, dim)]
+        return [type(value)(items) for items in _zip_shards(value.items(), devices, dim)]
     return [value] * devices
 
 
-def _together(parts: Any, devices: int, dim: int) -> list[Any]:
+def _zip_shards(parts: Any, devices: int, dim: int) -> list[Any]:
     """Shards of several values side by side; the one with the fewest decides how many there are."""
-    return list(zip(*(_cut(part, devices, dim) for part in parts), strict=False))
+    return list(zip(*(_split_value(part, devices, dim) for part in parts), strict=False))
 
 
-def _copied(value: Any) -> Any:
+def _copy_tensors_in(value: Any) -> Any:
     """As a transfer to a device makes copies: an operation in place must not reach the caller's tensor."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     if _is_namedtuple(value):
-        return type(value)(*map(_copied, value))
+        return type(value)(*map(_copy_tensors_in, value))
     if type(value) in (tuple, list) and value:
-        return type(value)(map(_copied, value))
+        return type(value)(map(_copy_tensors_in, value))
     if isinstance(value, dict) and value:
-        return type(value)((key, _copied(part)) for key, part in value.items())
+        return type(value)((key, _copy_tensors_in(part)) for key, part in value.items())
     return value
 
 
@@ -161,19 +161,19 @@ def parallel_apply(
             f"{len(modules)} shards, but keyword arguments for {len(kwargs)}: "
             "a tensor among them has too few rows for as many shards"
         )
-    run = functools.partial(_run, torch.is_grad_enabled())
+    run = functools.partial(_run_shard, torch.is_grad_enabled())
     outputs = []
     for position, (module, shard, named) in enumerate(zip(modules, inputs, kwargs, strict=True)):
         device = device_ids[position]
         where = f"in replica {position} on device cpu:{device}"
-        result = _thread_of(device).call(functools.partial(run, module, shard, named, where))
+        result = _device_thread(device).call(functools.partial(run, module, shard, named, where))
         if isinstance(result, ExceptionWrapper):
             result.reraise()  # type: ignore[no-untyped-call]
         outputs.append(result)
     return outputs
 
 
-def _run(grad: bool, module: Module, shard: Any, named: dict[str, Any], where: str) -> Any:
+def _run_shard(grad: bool, module: Module, shard: Any, named: dict[str, Any], where: str) -> Any:
     """Call a module in a thread of its own with the grad mode of the caller, which belongs to a thread."""
     try:
         with torch.set_grad_enabled(grad):
@@ -211,11 +211,11 @@ class _DeviceThread:
 
 
 @functools.cache
-def _thread_of(device: int) -> _DeviceThread:
+def _device_thread(device: int) -> _DeviceThread:
     return _DeviceThread(device)
 
 
-os.register_at_fork(after_in_child=_thread_of.cache_clear)  # a forked process has none of these threads
+os.register_at_fork(after_in_child=_device_thread.cache_clear)  # a forked process has none of these threads
 
 
 def gather(outputs: Sequence[Any], output_device: int, dim: int = 0) -> Any:
@@ -227,7 +227,7 @@ def gather(outputs: Sequence[Any], output_device: int, dim: int = 0) -> Any:
     """
     first = outputs[0]
     if isinstance(first, torch.Tensor):
-        return _join(outputs, dim)
+        return _join_outputs(outputs, dim)
     if first is None:
         return None
     if isinstance(first, dict):
@@ -238,7 +238,7 @@ def gather(outputs: Sequence[Any], output_device: int, dim: int = 0) -> Any:
     return make(gather(parts, output_device, dim) for parts in zip(*outputs, strict=True))
 
 
-def _join(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+def _join_outputs(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     if dim == 0 and all(tensor.dim() == 0 for tensor in tensors):
         warnings.warn(
             "Was asked to gather along dimension 0, but all input tensors were scalars; will instead unsqueeze and "
@@ -249,7 +249,7 @@ def _join(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     return torch.cat(list(tensors), dim)
 
 
-def mode_of_this_thread(kind: str) -> Mode:
+def autocast_mode_of_caller(kind: str) -> Mode:
     """Makes the caller's autocast mode that of another thread. torch's own `parallel_apply` hands on whether it is
     on, but not its dtype, and so replicas would compute in float16 where bfloat16 was asked for."""
     enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)

@@ -16,8 +16,8 @@ from workers.rehearsal.virtual_devices import (
     Arriving,
     Mode,
     Module,
+    autocast_mode_of_caller,
     gather,
-    mode_of_this_thread,
     parallel_apply,
     replicate,
     scatter,
@@ -107,7 +107,7 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
                 self._straggler.hold_input(self.device_ids[position])
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
-        mode = mode_of_this_thread("cpu" if self._virtual else "cuda")
+        mode = autocast_mode_of_caller("cpu" if self._virtual else "cuda")
         modules = [self._shard(position, replica, mode) for position, replica in enumerate(replicas)]
         with self._observer.measure_primitive("parallel_apply"):
             outputs = self._primitives.parallel_apply(modules, inputs, kwargs, self.device_ids[: len(modules)])

@@ -22,7 +22,7 @@ def record_operations(device: int, count: int) -> None:
         for _ in range(count):
             value = value * 1
 
-    virtual_devices._thread_of(device).call(work)
+    virtual_devices._device_thread(device).call(work)
 
 
 def test_gradients_do_not_depend_on_what_threads_of_devices_did_before() -> None:
