@@ -27,7 +27,7 @@ from jobs.store.specs import MAX_SPEC_BYTES, compress_spec
 log = structlog.get_logger(__name__)
 
 #: Jobs that are read, and written, in one exchange.
-BATCH = 50
+BATCH = 500
 _PACKED, _HOLD = "sy:packed:", "sy:packs"
 _LAYOUT = "1"
 _HEAD = (b"version", b"state", b"attempt", b"pool", b"name", b"labels", b"bundle", b"idem")
