@@ -30,15 +30,19 @@ class _Retry(Retry):
         return await super().call_with_retry(translated, *args, **kwargs)
 
 
-def connect(url: str) -> Redis:
-    """An asyncio client whose every wait has a deadline. It connects when it is first used."""
+def connect(url: str, reply_seconds: float = REPLY_SECONDS) -> Redis:
+    """An asyncio client whose every wait has a deadline. It connects when it is first used.
+
+    Without redis-py's health checks: of a server that stalls, the check of a new connection opens that connection
+    again, and so on without end (redis-py 8.1).
+    """
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=MAX_CONNECTIONS,
-        timeout=REPLY_SECONDS,
-        socket_timeout=REPLY_SECONDS,
+        timeout=reply_seconds,
+        socket_timeout=reply_seconds,
         socket_connect_timeout=CONNECT_SECONDS,
-        health_check_interval=15,
         retry=_Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), 2),
+        driver_info=None,  # as in `jobs.store.client:connect`
     )
     return Redis.from_pool(pool)

@@ -23,13 +23,14 @@ from redis.retry import Retry
 from jobs import store
 from jobs.store.call import Word
 from jobs.store.function_library import function_library, is_function_missing
-from jobs.store.multiplexer import Exchange
 from shardyard.contract.errors import Unavailable
 
 T = TypeVar("T")
 
 CONNECT_SECONDS = 2.0
 REPLY_SECONDS = 5.0
+#: A call from asyncio ends by then, however often redis-py connects anew and sends it again.
+CALL_SECONDS = 15.0
 
 #: How a server says that it cannot serve for now. redis-py has classes for some, which drop the word.
 _REFUSALS = (OutOfMemoryError, ReadOnlyError, MasterDownError, BusyLoadingError)
@@ -109,15 +110,12 @@ class RedisStore:
 
 
 class AsyncRedisStore:
-    """Runs calls from asyncio, all of them on one connection. Raises as `RedisStore` does.
+    """Runs calls from asyncio. Raises as `RedisStore` does."""
 
-    `client` is for what would hold up the others: it has connections of its own.
-    """
-
-    def __init__(self, client: "redis.asyncio.Redis", *, is_open: bool = True) -> None:
+    def __init__(self, client: "redis.asyncio.Redis", *, is_open: bool = True, seconds: float = CALL_SECONDS) -> None:
         """`is_open=False`: calls are refused as Unavailable until `open` is called."""
         self.client = client
-        self._exchange = Exchange(client, REPLY_SECONDS)
+        self._seconds = seconds
         self._opened = asyncio.Event()
         if is_open:
             self.open()
@@ -133,27 +131,29 @@ class AsyncRedisStore:
         if not self._opened.is_set():
             raise Unavailable("the control Redis is not ready yet; try again in a moment")
         with redis_errors():
-            return call.decode(await self._execute(call.command))
+            async with asyncio.timeout(self._seconds):
+                return call.decode(await self._execute(call.command))
 
     async def _execute(self, command: tuple[Word, ...]) -> Any:
         try:
-            return await self._exchange.execute(*command)
+            return await self._send(command)
         except ResponseError as error:
             if not is_function_missing(error):
                 raise
         await self._load_functions()
-        return await self._exchange.execute(*command)
+        return await self._send(command)
 
     async def _load_functions(self) -> None:
         library = function_library()
-        await self._exchange.execute(*library.load_command)
-        listed = await self._exchange.execute(*library.list_command)
-        for command in library.delete_commands(listed):
+        await self._send(library.load_command)
+        for command in library.delete_commands(await self._send(library.list_command)):
             with suppress(ResponseError):  # another process has just deleted it
-                await self._exchange.execute(*command)
+                await self._send(command)
+
+    async def _send(self, command: tuple[Word, ...]) -> Any:
+        return await self.client.execute_command(*command)  # type: ignore[no-untyped-call]
 
     async def close(self) -> None:
-        await self._exchange.close()
         await self.client.aclose()
 
 
@@ -162,15 +162,15 @@ def redis_errors() -> Iterator[None]:
     """Raises Unavailable in place of the errors of redis-py that pass by themselves."""
     try:
         yield
-    except RedisError as error:
+    except (RedisError, TimeoutError) as error:
         raise _translate(error) from error
 
 
-def _translate(error: RedisError) -> Exception:
+def _translate(error: RedisError | TimeoutError) -> Exception:
     """`Unavailable` for what passes by itself; anything else is a bug here and stays what it is."""
     refused = isinstance(error, _REFUSALS) or str(error).startswith(_REFUSING_WORDS)
     if refused and isinstance(error, ResponseError | BusyLoadingError):
         return Unavailable(f"the control Redis refuses to serve for now ({error}); try again")
-    if isinstance(error, RedisConnectionError | RedisTimeoutError):
+    if isinstance(error, RedisConnectionError | RedisTimeoutError | TimeoutError):
         return Unavailable("the control Redis does not answer; it is not known whether the call took effect, try again")
     return error

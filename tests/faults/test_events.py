@@ -39,11 +39,11 @@ def streams(url: str) -> int:
 
 
 def released(url: str, pid: int, files: int) -> None:
-    """Slots and descriptors come back in time; connections to Redis stay in their pool."""
+    """Slots and descriptors come back in time; connections to both Redis servers stay in their pools."""
 
     def back() -> bool:
         time.sleep(0.1)
-        return streams(url) == 0 and psutil.Process(pid).num_fds() <= files + MAX_CONNECTIONS + 6
+        return streams(url) == 0 and psutil.Process(pid).num_fds() <= files + 2 * MAX_CONNECTIONS + 6
 
     eventually(back, "all is released", RELEASED_SECONDS)
 
@@ -55,7 +55,7 @@ def came_back(site: Site, before: Footprint) -> None:
         time.sleep(0.1)
         streams(site.api.url)
         now = Footprint.of(site.api.pid, site.server.client())
-        return not now.grown(before, handles=12 + MAX_CONNECTIONS)
+        return not now.grown(before, handles=12 + 2 * MAX_CONNECTIONS)
 
     eventually(back, "all came back")
 
