@@ -1,5 +1,7 @@
 """What the attempts of a job left: split reports, logs, metrics, artifacts."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,7 +21,7 @@ from jobs.model.records import AttemptRecord
 from jobs.model.spec import JobSpec, RecipeProgram
 from jobs.model.state import AttemptState
 from shardyard.contract.errors import FieldError, InvalidRequest, NotFound, Unavailable, UnreadableSpec
-from shardyard.contract.report import Report, decode_report
+from shardyard.contract.report import Report, decode_report, encode_report
 from shardyard.contract.report_diff import ReportDiff
 from shardyard.contract.responses import ArtifactList, LogPage, MetricList, SeriesView
 from shardyard.render.svg.palette import By
@@ -39,25 +41,24 @@ class ResultService:
         self._storage = storage
 
     async def read_splits(self, who: Principal, job: str, attempt: int | None, device: int | None) -> Report:
-        """The split report of an attempt (the newest one), for one device if asked.
+        """The split report of an attempt (default: the newest), for one device if asked.
 
         Raises:
-            NotFound: there is no such attempt, or no report of it yet.
+            NotFound: there is no such attempt, or no report of it yet, or one that cannot be read.
         """
-        chosen = await self._choose_attempt(who, job, attempt)
-        if chosen is None:
-            raise NotFound(f"job {job} has not started, so there is no split report; its status says what it waits for")
-        body = await self._read_report(who, job, chosen)
-        if body is None:
-            raise NotFound(_no_report(job, chosen))
-        try:
+        chosen, body = await self._read_report(who, job, attempt)
+        with _refusing_damaged(job, chosen):
             found = decode_report(body)
-        except ValueError as error:
-            raise NotFound(
-                f"the split report of attempt {chosen.number} of job {job} cannot be read; it is damaged, or was "
-                f"written by a newer version: {error}"
-            ) from error
         return found if device is None else _select_device(found, device)
+
+    async def splits_json(self, who: Principal, job: str, attempt: int | None, device: int | None) -> bytes:
+        """The same as JSON: the stored bytes, where they are asked for whole. Raises as `read_splits` does."""
+        if device is not None:
+            return encode_report(await self.read_splits(who, job, attempt, device))
+        chosen, body = await self._read_report(who, job, attempt)
+        with _refusing_damaged(job, chosen):
+            _head_decoder.decode(body)
+        return body
 
     async def splits_text(self, who: Principal, job: str, attempt: int | None, device: int | None) -> str:
         """The same for people. Raises as `splits` does."""
@@ -227,24 +228,58 @@ class ResultService:
             raise NotFound(f"job {job} has had {len(records)} attempts; there is no attempt {number}")
         return records[number - 1]
 
-    async def _read_report(self, who: Principal, job: str, attempt: AttemptRecord) -> bytes | None:
-        """The archived one of an attempt that has ended, else from the telemetry Redis."""
+    async def _read_report(self, who: Principal, job: str, attempt: int | None) -> tuple[AttemptRecord, bytes]:
+        """The attempt and its report as it is stored. Raises NotFound."""
+        chosen = await self._choose_attempt(who, job, attempt)
+        if chosen is None:
+            raise NotFound(f"job {job} has not started, so there is no split report; its status says what it waits for")
+        body = await self._read_stored_report(who, job, chosen)
+        if body is None:
+            raise NotFound(_no_report(job, chosen))
+        return chosen, body
+
+    async def _read_stored_report(self, who: Principal, job: str, attempt: AttemptRecord) -> bytes | None:
+        """From the file of an attempt that has ended, else from the telemetry Redis, else from the file."""
         directory = self._storage.attempt_dir(who.tenant, job, attempt.number)
         if attempt.state is AttemptState.ENDED:
-            archived = await self._storage.run_in_thread(partial(attempt_files.read_report, directory))
-            if archived is not None:
-                return archived
-        away: Unavailable | None = None
+            stored = await self._storage.run_in_thread(partial(attempt_files.read_report, directory))
+            if stored is not None:
+                return stored
+        unavailable: Unavailable | None = None
         try:
             body = await self._telemetry.read_report(who.tenant, job, attempt.number)
             if body is not None:
                 return body
         except Unavailable as error:
-            away = error
-        archived = await self._storage.run_in_thread(partial(attempt_files.read_report, directory))
-        if archived is None and away is not None:
-            raise away
-        return archived
+            unavailable = error
+        stored = await self._storage.run_in_thread(partial(attempt_files.read_report, directory))
+        if stored is None and unavailable is not None:
+            raise unavailable
+        return stored
+
+
+class _ReportHead(msgspec.Struct):
+    """What tells a report from other JSON. Decoding it checks the syntax of the whole, and builds no objects of it."""
+
+    job_id: str
+    attempt: int
+    devices: msgspec.Raw
+    patterns: msgspec.Raw
+
+
+_head_decoder = msgspec.json.Decoder(_ReportHead)
+
+
+@contextmanager
+def _refusing_damaged(job: str, attempt: AttemptRecord) -> Iterator[None]:
+    """Raises NotFound for what is not a report."""
+    try:
+        yield
+    except ValueError as error:
+        raise NotFound(
+            f"the split report of attempt {attempt.number} of job {job} cannot be read; it is damaged, or was written "
+            f"by a newer version: {error}"
+        ) from error
 
 
 def _shown_spec(spec: JobSpec) -> str:

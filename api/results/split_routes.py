@@ -33,9 +33,7 @@ async def splits(
 ) -> Response:
     media = negotiation.choose_media_type(request.headers.get("accept", ""), REPORT_MEDIA)
     if media == JSON:
-        return responses.content_response(
-            request, responses.encode_json(await results.read_splits(who, job, attempt, device)), JSON
-        )
+        return responses.content_response(request, await results.splits_json(who, job, attempt, device), JSON)
     if media == TEXT:
         return _text_response(request, await results.splits_text(who, job, attempt, device))
     if media == SVG:
