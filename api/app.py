@@ -27,7 +27,7 @@ from api.data.job_repository import JobRepository
 from api.data.redis_pool import connect
 from api.data.telemetry_reader import TelemetryReader
 from api.events import routes as event_routes
-from api.events.job_feed import JobFeeds
+from api.events.job_feed import FeedSources, JobFeeds
 from api.events.service import EventService, StreamSlots
 from api.events.service_feed import ServiceFeed
 from api.fleet import routes as fleet_routes
@@ -181,7 +181,7 @@ def _build_services(
     is_scheduler_alive: Callable[[], bool],
 ) -> tuple[object, ...]:
     fleet, records, streams = FleetCache(control), JobRepository(control, storage), StreamSlots()
-    feeds = JobFeeds(records, telemetry, storage, changes)
+    feeds = JobFeeds(FeedSources(records, telemetry, storage, changes))
     return (
         JobService(control, records, telemetry, fleet, changes, storage, bundles),
         ResultService(records, telemetry, storage),

@@ -1,4 +1,4 @@
-"""Streams of events: each reader's position against what the feed of its job has."""
+"""Streams of server-sent events: compares each reader's position with what the feed of its job has."""
 
 import asyncio
 from collections import Counter
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from api.data.job_repository import JobRepository
 from api.events import event_id
+from api.events.attempt_windows import POINTS
 from api.events.broadcast_cache import BroadcastChunk, BroadcastKey, encode_events
 from api.events.event_id import ReaderPosition, StreamEvent, nonzero_checksum
-from api.events.job_feed import POINTS, JobFeed, JobFeeds, JobSnapshot
+from api.events.job_feed import JobFeed, JobFeeds, JobSnapshot
 from api.events.service_feed import ServiceFeed, ServiceReader
 from api.events.windows import FilePart
 from api.http import cursors
@@ -33,20 +34,20 @@ from shardyard.contract.stream_events import EventName
 #: Streams of one process, and of one token.
 MAX_STREAMS = 2_000
 MAX_OF_TOKEN = 1_000
-#: How often it is looked whether a reader's token is still good.
+#: How often a reader's token is checked again.
 CHECK_SECONDS = 30.0
-#: Then a stream ends, and its reader comes again: readers find other processes too, and nothing is open for ever.
+#: After this long a stream ends and its reader reconnects, so that no stream is open for ever and load can move.
 MAX_STREAM_SECONDS = 3_600.0
-#: How long a client waits before it comes again, in milliseconds.
+#: How long a client waits before it reconnects, in milliseconds.
 RETRY_MS = 1000
-#: What is sent at the next tick after so long a time without events: no proxy on the way takes the stream for dead.
+#: A ping is sent after this long without events, so that no proxy takes the stream for dead.
 PING_SECONDS = 15.0
 PING = b": ping\n\n"
-#: What is made ready for one reader at once; the rest waits until that was sent.
+#: Bytes that are built for one reader at once; the rest waits until they are sent.
 READY_BYTES = 256 * 1024
-#: A new reader gets so many points from before.
+#: Earlier points that a new reader gets.
 POINTS_BEFORE = 10_000
-#: A reader who once had the newest lines, and is so many behind, is too slow.
+#: A reader that once had the newest lines and is so many behind is too slow.
 LAG_ITEMS = 50_000
 
 
@@ -58,7 +59,7 @@ class TooManyStreams(ShardyardError):
 
 @dataclass(frozen=True, slots=True)
 class WantedLines:
-    """Whose lines a reader wants: of all devices, or of some. `tail`: so many from before, instead of all."""
+    """The devices whose lines a reader wants. `tail`: only so many of the earlier lines, instead of all."""
 
     all_devices: bool = False
     devices: frozenset[int] = frozenset()
@@ -181,7 +182,7 @@ class EventService:
 @contextmanager
 def _registered_devices(feed: JobFeed, devices: frozenset[int]) -> Iterator[frozenset[int]]:
     """Makes the feed keep the newest lines of these devices."""
-    counts = feed.readers.devices
+    counts = feed.windows.readers.devices
     for device in devices:
         counts[device] = counts.get(device, 0) + 1
     try:
@@ -196,7 +197,7 @@ def _registered_devices(feed: JobFeed, devices: frozenset[int]) -> Iterator[froz
 async def _send_events(
     reader: "JobReader | ServiceReader", check: Callable[[], Awaitable[None]]
 ) -> AsyncIterator[bytes]:
-    """What the reader is to be sent, as it comes. Ends after the last event, after `MAX_STREAM_SECONDS`, when the token
+    """Yield the reader's events as they come. Ends after the last event, after `MAX_STREAM_SECONDS`, when the token
     is no longer good, and when the process is about to end.
 
     There is no timer here: feeds have news every `TICK_SECONDS`, if only that there are none.
@@ -206,7 +207,7 @@ async def _send_events(
     check_after = loop.time() + CHECK_SECONDS
     silent_since, head = loop.time(), f"retry: {RETRY_MS}\n".encode()
     while not reader.over and (now := loop.time()) < end_after:
-        news = reader.news
+        changed = reader.changed
         if now >= check_after:
             check_after = now + CHECK_SECONDS
             try:
@@ -214,7 +215,7 @@ async def _send_events(
             except (Unauthenticated, Forbidden):
                 return
             except Unavailable:
-                pass  # nobody can say; asked again in a while
+                pass  # checked again in a while
         if found := await reader.pending():
             yield head + found
             silent_since, head = now, b""
@@ -222,14 +223,14 @@ async def _send_events(
             if now - silent_since >= PING_SECONDS:
                 yield PING
                 silent_since = now
-            await news.wait()
+            await changed.wait()
 
 
 class JobReader:
-    """One reader of a job: what it was told, and what it is to be told next.
+    """One reader of a job: what it has been sent, and what it is sent next.
 
-    Every event has the position behind it as its id, so the connection may break anywhere, and readers who were told an
-    event with the same id are to be told the same next (`api.events.broadcast_cache`).
+    The id of each event is the position after it, so the connection may break anywhere, and readers that were sent an
+    event with the same id are sent the same next (`api.events.broadcast_cache`).
     """
 
     def __init__(
@@ -239,8 +240,8 @@ class JobReader:
         self._feed = feed
         self._devices = sorted(devices)
         self._tail = tail
-        self._place: BroadcastKey | None = None  # once it was told something
-        self._position = position  # None: as the place says, and before there is one, as the job stands
+        self._key: BroadcastKey | None = None  # once it was sent something
+        self._position = position  # None: as `_key` says, and before there is one, as the job stands
         self._resync = "" if known else "unknown_id"
         self._pending: list[StreamEvent] = []
         self._size = 0
@@ -251,43 +252,43 @@ class JobReader:
         self._live_data = True
 
     @property
-    def news(self) -> asyncio.Event:
-        return self._feed.news
+    def changed(self) -> asyncio.Event:
+        return self._feed.changed
 
     async def pending(self) -> bytes:
-        """The next events, up to about `READY_BYTES`; none when there is nothing to tell now."""
-        if self._feed.closed:
+        """The next events, up to about `READY_BYTES`; empty when there is nothing to send now."""
+        if self._feed.is_closed:
             self.over = True
             return b""
-        place = self._place
-        step = await (self._build_chunk() if place is None else self._feed.steps.next_chunk(place, self._build_chunk))
-        if step is None:
+        key = self._key
+        chunk = await (self._build_chunk() if key is None else self._feed.broadcast.next_chunk(key, self._build_chunk))
+        if chunk is None:
             return b""
-        if step.place is not self._place:
-            self._adopt_chunk(step)
-        return step.data
+        if chunk.key is not self._key:
+            self._adopt_chunk(chunk)
+        return chunk.data
 
-    def _adopt_chunk(self, step: BroadcastChunk) -> None:
-        """Be where a step leads that another reader has made."""
-        self._place, self._position, self.over = step.place, None, step.over
-        self._live_data, self._caught_up = step.place.live_data, set(step.met)
+    def _adopt_chunk(self, chunk: BroadcastChunk) -> None:
+        """Take the position after a chunk that another reader has built."""
+        self._key, self._position, self.over = chunk.key, None, chunk.is_last
+        self._live_data, self._caught_up = chunk.key.live_data, set(chunk.caught_up)
         self._drained.clear()
 
     async def _build_chunk(self) -> BroadcastChunk | None:
-        """The next step from here; the reader is behind it then."""
-        if self._place is not None and self._position is None:
-            self._position = event_id.decode_position(self._place.id)
+        """The next chunk from here; the reader's position is then after it."""
+        if self._key is not None and self._position is None:
+            self._position = event_id.decode_position(self._key.id)
         self._pending, self._size, self._shared = [], 0, True
-        now = self._feed.now
-        if self._feed.gone:
+        now = self._feed.snapshot
+        if self._feed.is_deleted:
             self._add_end(now)
         elif now is not None:
             await self._add_events(now)
         if not self._pending:
             return None
-        self._place = BroadcastKey(self._pending[-1].id, tuple(self._devices), self._live_data)
+        self._key = BroadcastKey(self._pending[-1].id, tuple(self._devices), self._live_data)
         return BroadcastChunk(
-            encode_events(self._pending), self._place, frozenset(self._caught_up), self.over, self._shared
+            encode_events(self._pending), self._key, frozenset(self._caught_up), self.over, self._shared
         )
 
     async def _add_events(self, now: JobSnapshot) -> None:
@@ -302,7 +303,7 @@ class JobReader:
             here = self._move_to(here.at_attempt(here.attempt + 1))
         self._add_snapshots(here)
         await self._add_items(now, here, live=now.live)
-        if now.over and not self._pending and self._has_drained(here) and now is self._feed.now:
+        if now.over and not self._pending and self._has_drained(here) and now is self._feed.snapshot:
             self._add_end(now)
 
     async def _start_position(self, now: JobSnapshot) -> ReaderPosition:
@@ -334,7 +335,7 @@ class JobReader:
 
     async def _newest_item(self, attempt: int, device: int) -> int:
         try:
-            return await self._feed.find_end(attempt, device)
+            return await self._feed.windows.find_end(attempt, device)
         except (NotFound, OSError):
             return 0
 
@@ -344,13 +345,13 @@ class JobReader:
         self._drained.clear()
         return position
 
-    # -- what is told of what stands -----------------------------------------------------------------
+    # -- progress, report and notices -----------------------------------------------------------------
 
     def _add_snapshots(self, here: ReaderPosition) -> None:
         feed = self._feed
-        if self._live_data != feed.live_data:
-            self._live_data = feed.live_data
-            code = "live_data_back" if feed.live_data else "live_data_away"
+        if self._live_data != feed.has_live_data:
+            self._live_data = feed.has_live_data
+            code = "live_data_back" if feed.has_live_data else "live_data_away"
             self._add_event(EventName.NOTICE, stream_events.data(stream_events.Notice(code, _NOTICE_MESSAGES[code])))
         if feed.progress is not None and here.progress != (tag := nonzero_checksum(feed.progress.encode())):
             here.progress = tag
@@ -386,7 +387,7 @@ class JobReader:
     async def _add_next_item(self, here: ReaderPosition, device: int, *, live: bool) -> bool:
         """The next batch of a device, or a part of its file; False when there is nothing new."""
         name, at = (EventName.METRIC, here.points) if device == POINTS else (EventName.LOG, here.lines[device])
-        window = self._feed.windows.get(device) if live else None
+        window = self._feed.windows.get_window(device) if live else None
         if window is not None and at >= window.last:
             self._caught_up.add(device)
             return False
@@ -412,20 +413,20 @@ class JobReader:
         if not attempt:
             return FilePart([], after, at_end=True)
         try:
-            return await self._feed.read_file(attempt, device, after)
+            return await self._feed.windows.read_file(attempt, device, after)
         except NotFound:
-            return FilePart([], after, at_end=True)  # not a plain file: whoever asks for it by itself is told so
+            return FilePart([], after, at_end=True)  # not a plain file: the route of the logs says so
         except OSError:
-            return FilePart([], after, at_end=False)  # asked again in a while
+            return FilePart([], after, at_end=False)  # tried again in a while
 
     async def _catch_up(self, here: ReaderPosition) -> None:
-        """Leave out what a reader that is too slow has missed, and say so."""
+        """Skip what a reader that is too slow has missed, and send it a resync."""
         missed = cursors.encode_log(LogCursor(here.attempt, dict(here.lines))) if here.lines else None
         for device in [POINTS, *self._devices]:
-            window = self._feed.windows.get(device)
+            window = self._feed.windows.get_window(device)
             newest = await self._newest_item(here.attempt, device) if window is None else window.last
             self._advance(here, device, newest)
-        self._shared = False  # who has never had the newest is not too slow, though it may be at the same place
+        self._shared = False  # a reader at this position that never had the newest lines is not too slow
         words = stream_events.Resync("too_slow", _RESYNC_MESSAGES["too_slow"], missed)
         self._add_event(EventName.RESYNC, stream_events.data(words))
 
@@ -442,7 +443,7 @@ class JobReader:
 
     def _add_end(self, now: JobSnapshot | None) -> None:
         self.over = True
-        state = "deleted" if self._feed.gone or now is None else str(now.record.state)
+        state = "deleted" if self._feed.is_deleted or now is None else str(now.record.state)
         attempt = 0 if now is None else now.record.attempt
         if self._position is None:
             self._position = ReaderPosition(attempt)

@@ -1,4 +1,4 @@
-"""What changes anywhere in the service, read once in this process for all who follow its lists, while some do."""
+"""The feed of the whole service: reads changes of jobs and nodes once for all its readers in this process."""
 
 import asyncio
 import re
@@ -62,13 +62,13 @@ class JobChange:
 
 
 class ServiceFeed:
-    """`news` is set, and replaced, whenever there is something to look at."""
+    """`changed` is set, and replaced, whenever there is something to look at."""
 
     def __init__(self, control: AsyncRedisStore, fleet: FleetCache) -> None:
-        self.news = asyncio.Event()
-        self.closed = False
+        self.changed = asyncio.Event()
+        self.is_closed = False
         self.fleet = 0  # checksum of the nodes, once they are known
-        self.steps = BroadcastCache()
+        self.broadcast = BroadcastCache()
         self._store = control
         self._fleet = fleet
         self._readers: Counter[str] = Counter()  # of each tenant
@@ -99,7 +99,7 @@ class ServiceFeed:
 
     def close(self) -> None:
         """Let all readers go: the process is about to end."""
-        self.closed = True
+        self.is_closed = True
         self._notify_readers()
 
     def covers_position(self, position: ChangeId, tenant: str) -> bool:
@@ -145,12 +145,12 @@ class ServiceFeed:
         self._changes.clear()
         self._sent_versions.clear()
         self._covered_from.clear()
-        self.steps = BroadcastCache()
+        self.broadcast = BroadcastCache()
         self._last = last
 
     def _notify_readers(self) -> None:
-        told, self.news = self.news, asyncio.Event()
-        told.set()
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
 
     async def _run_tasks(self) -> None:
         while True:
@@ -257,7 +257,7 @@ def format_id(position: ChangeId) -> str:
 
 class ServiceReader:
     """One reader of the service: where it is in the list of changes, and which nodes it knows of. Readers of a tenant
-    who are at the same place are told the same (`api.events.broadcast_cache`)."""
+    at the same position are sent the same (`api.events.broadcast_cache`)."""
 
     def __init__(self, feed: ServiceFeed, tenant: str, last_id: str) -> None:
         self.over = False
@@ -265,41 +265,41 @@ class ServiceReader:
         self._tenant = tenant
         self._fleet = 0
         self._position: ChangeId | None = None
-        self._place: BroadcastKey | None = None  # once it was told something
+        self._key: BroadcastKey | None = None  # once it was sent something
         self._resync = "unknown_id" if last_id and not self._move_to(last_id) else ""
 
     @property
-    def news(self) -> asyncio.Event:
-        return self._feed.news
+    def changed(self) -> asyncio.Event:
+        return self._feed.changed
 
     async def pending(self) -> bytes:
         """The next events; none when there is nothing to tell now, or nobody knows."""
-        if self._feed.closed:
+        if self._feed.is_closed:
             self.over = True
             return b""
         try:
-            place = self._place
-            step = await (
-                self._build_chunk() if place is None else self._feed.steps.next_chunk(place, self._build_chunk)
+            key = self._key
+            chunk = await (
+                self._build_chunk() if key is None else self._feed.broadcast.next_chunk(key, self._build_chunk)
             )
         except Unavailable:
             await asyncio.sleep(RETRY_SECONDS)
             return b""
-        if step is None:
+        if chunk is None:
             return b""
-        if step.place is not self._place:  # another reader has made it
-            self._place = step.place
-            self._move_to(step.place.id.rpartition(" ")[2])
-        return step.data
+        if chunk.key is not self._key:  # another reader has made it
+            self._key = chunk.key
+            self._move_to(chunk.key.id.rpartition(" ")[2])
+        return chunk.data
 
     async def _build_chunk(self) -> BroadcastChunk | None:
-        """The next step from here; the reader is behind it then."""
+        """The next chunk from here; the reader's position is then after it."""
         ready = await self._next_events()
         if not ready:
             return None
-        self._place = BroadcastKey(f"{self._tenant} {ready[-1].id}", (), live_data=True)
+        self._key = BroadcastKey(f"{self._tenant} {ready[-1].id}", (), live_data=True)
         shared = all(event.name is not EventName.RESYNC for event in ready)
-        return BroadcastChunk(encode_events(ready), self._place, frozenset(), over=False, shared=shared)
+        return BroadcastChunk(encode_events(ready), self._key, frozenset(), is_last=False, shared=shared)
 
     def _move_to(self, text: str) -> bool:
         """Be behind the event with this id; False for one that is none of ours."""

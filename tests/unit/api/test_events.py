@@ -88,20 +88,20 @@ def test_slots_are_limited_for_the_process_and_for_a_token_and_come_back() -> No
 
 
 class Quiet:
-    """A reader to whom `told` is told, and then nothing. Its feed has news all the time."""
+    """A reader that is sent `told` and then nothing. Its feed notifies it all the time."""
 
     over = False
 
     def __init__(self, *told: bytes) -> None:
         self.told = list(told)
-        self.news = asyncio.Event()
+        self.changed = asyncio.Event()
         asyncio.get_running_loop().call_later(0.01, self._tell)
 
     async def pending(self) -> bytes:
         return self.told.pop(0) if self.told else b""
 
     def _tell(self) -> None:
-        told, self.news = self.news, asyncio.Event()
+        told, self.changed = self.changed, asyncio.Event()
         told.set()
         asyncio.get_running_loop().call_later(0.001, self._tell)
 
@@ -152,13 +152,13 @@ def test_a_stream_begins_with_when_to_come_again_and_says_now_and_then_that_it_i
     assert 2 <= len(pings) <= 25
 
 
-# -- steps that readers share ----------------------------------------------------------------------
+# -- chunks that readers share ----------------------------------------------------------------------
 
 HERE, THERE = BroadcastKey("a", (0,), live_data=True), BroadcastKey("b", (0,), live_data=True)
 
 
-def a_step(size: int = 10, *, shared: bool = True, place: BroadcastKey = THERE) -> BroadcastChunk:
-    return BroadcastChunk(b"x" * size, place, frozenset(), over=False, shared=shared)
+def a_chunk(size: int = 10, *, shared: bool = True, place: BroadcastKey = THERE) -> BroadcastChunk:
+    return BroadcastChunk(b"x" * size, place, frozenset(), is_last=False, shared=shared)
 
 
 class Maker:
@@ -175,27 +175,27 @@ class Maker:
         return self.step
 
 
-def test_readers_at_one_place_are_told_the_same_bytes_which_are_made_once() -> None:
+def test_readers_at_one_position_are_sent_the_same_bytes_which_are_built_once() -> None:
     async def run() -> None:
-        steps, maker = BroadcastCache(), Maker(a_step())
-        readers = [asyncio.create_task(steps.next_chunk(HERE, maker)) for _ in range(5)]
+        chunks, maker = BroadcastCache(), Maker(a_chunk())
+        readers = [asyncio.create_task(chunks.next_chunk(HERE, maker)) for _ in range(5)]
         await asyncio.sleep(0)
         maker.may.set()
         told = await asyncio.gather(*readers)
         assert all(step is told[0] for step in told)
-        assert await steps.next_chunk(HERE, maker) is told[0]
+        assert await chunks.next_chunk(HERE, maker) is told[0]
         assert maker.made == 1
-        await steps.next_chunk(THERE, maker)
+        await chunks.next_chunk(THERE, maker)
         assert maker.made == 2
 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("first", [None, a_step(shared=False)])
+@pytest.mark.parametrize("first", [None, a_chunk(shared=False)])
 def test_what_is_not_for_everybody_is_made_by_each_reader_for_itself(first: BroadcastChunk | None) -> None:
     async def run() -> None:
-        steps, maker, other = BroadcastCache(), Maker(first), Maker(a_step())
-        one, two = (asyncio.create_task(steps.next_chunk(HERE, each)) for each in (maker, other))
+        chunks, maker, other = BroadcastCache(), Maker(first), Maker(a_chunk())
+        one, two = (asyncio.create_task(chunks.next_chunk(HERE, each)) for each in (maker, other))
         await asyncio.sleep(0)
         maker.may.set()
         other.may.set()
@@ -207,8 +207,8 @@ def test_what_is_not_for_everybody_is_made_by_each_reader_for_itself(first: Broa
 
 def test_a_reader_that_leaves_while_it_makes_a_step_leaves_that_to_the_others() -> None:
     async def run() -> None:
-        steps, maker = BroadcastCache(), Maker(a_step())
-        one, two = (asyncio.create_task(steps.next_chunk(HERE, maker)) for _ in range(2))
+        chunks, maker = BroadcastCache(), Maker(a_chunk())
+        one, two = (asyncio.create_task(chunks.next_chunk(HERE, maker)) for _ in range(2))
         await asyncio.sleep(0)
         one.cancel()
         maker.may.set()
@@ -217,18 +217,18 @@ def test_a_reader_that_leaves_while_it_makes_a_step_leaves_that_to_the_others() 
     asyncio.run(run())
 
 
-def test_steps_are_kept_within_bounds_the_newest_first() -> None:
+def test_chunks_are_cached_within_bounds_the_newest_first() -> None:
     async def run() -> None:
-        steps = BroadcastCache()
+        chunks = BroadcastCache()
         places = [BroadcastKey(str(number), (), live_data=True) for number in range(20)]
         for place in places:
-            maker = Maker(a_step(broadcast_cache.CACHED_BYTES // 10))
+            maker = Maker(a_chunk(broadcast_cache.CACHED_BYTES // 10))
             maker.may.set()
-            await steps.next_chunk(place, maker)
-        again = Maker(a_step())
+            await chunks.next_chunk(place, maker)
+        again = Maker(a_chunk())
         again.may.set()
         for place in reversed(places):
-            await steps.next_chunk(place, again)
+            await chunks.next_chunk(place, again)
         assert 9 <= again.made <= 11
 
     asyncio.run(run())
