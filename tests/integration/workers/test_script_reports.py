@@ -90,7 +90,7 @@ def test_a_rank_that_leaves_the_others_waiting_is_named(service: Service) -> Non
     report = service.report(job)
 
     assert found(report)["fewer-processes"].endswith("rank 1 ran no forward and no step")
-    assert "rank 0 had begun step 0 (train) and not finished it" in report["notes"]["patterns.steps"]
+    assert "rank 0 had started step 0 (train) but not finished it" in report["notes"]["patterns.steps"]
 
 
 def test_a_success_that_did_nothing_says_what_it_printed_last(service: Service) -> None:

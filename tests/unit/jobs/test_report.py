@@ -218,7 +218,7 @@ def test_a_device_index_outside_the_lease_is_left_out_with_a_note() -> None:
     report = told.make_report(final=False)
 
     assert report.patterns[0].rows == (None, None)
-    assert "2 records did not fit together" in report.notes["patterns"]
+    assert "2 records were inconsistent" in report.notes["patterns"]
 
 
 def test_a_rank_that_does_not_exist_is_refused() -> None:
@@ -300,7 +300,7 @@ def test_a_rank_that_lags_too_far_does_not_hold_back_the_others_for_ever() -> No
     report = told.make_report(final=False)
 
     assert counted(report) == {("train", (4, 0)): 20_000 - 32_768 // 2}
-    assert "before every rank had sent them; 1 records came too late" in report.notes["patterns"]
+    assert "before every rank had reported them; 1 records came too late" in report.notes["patterns"]
 
 
 # -- prediction ------------------------------------------------------------------------------------

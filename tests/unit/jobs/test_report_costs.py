@@ -61,7 +61,7 @@ def test_a_backward_that_is_sampled_does_not_distort_the_cost_of_a_row() -> None
     report = told.make_report(final=False)
 
     assert report.per_device[0].ms_per_row == pytest.approx(0.1 + 0.2)
-    assert report.notes["per_device.backward_ms"] == "measured in 1 of 10 steps, which the numbers are about"
+    assert report.notes["per_device.backward_ms"] == "measured in 1 of 10 steps; the numbers cover only these"
     assert "1 of 10 steps" in report.notes["balance.wasted_device_seconds"]
 
 
@@ -164,9 +164,9 @@ def test_virtual_shards_that_ran_in_turn_are_reckoned_as_if_at_once() -> None:
         told.add_record(0, step(0, [0], [1] * 4, "forward", forward_ms=(3.0,) * 4, **fields))
         report = told.make_report(final=False)
         causes[kind] = report.balance.cause
-        assert ("as if the shards had run at once" in report.notes.get("balance.wasted_device_seconds", "")) == (
-            kind == "cpu"
-        )
+        assert (
+            "computed as if the shards had run in parallel" in report.notes.get("balance.wasted_device_seconds", "")
+        ) == (kind == "cpu")
 
     assert causes == {"cpu": "input", "cuda": "none"}
 

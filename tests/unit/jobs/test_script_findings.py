@@ -60,7 +60,8 @@ def test_work_that_nobody_could_see_is_not_called_idleness() -> None:
 
     assert finding.severity == "info"
     assert (
-        finding.message == "the script ended with 0; no forward and no step was seen, while programs computed for 9.0 s"
+        finding.message
+        == "the script exited with code 0; no forward and no step was seen, while programs computed for 9.0 s"
     )
 
 
@@ -88,8 +89,8 @@ def test_two_were_asked_for_and_one_ran() -> None:
     ranks(script, [*steps([[8]] * 3), activity(3, 3)], [IDLE])
     finding = findings(final(script, 2))["fewer-processes"]
 
-    assert finding.message == "2 processes were asked for and 1 worked: rank 1 ran no forward and no step"
-    assert finding.suggestion == "see in rank 1's log why it had nothing to do, or ask for 1 device"
+    assert finding.message == "2 processes were requested and 1 worked: rank 1 ran no forward and no step"
+    assert finding.suggestion == "check rank 1's log for why it had nothing to do, or request 1 device"
 
 
 def test_a_rank_that_has_not_begun_yet_is_not_called_missing() -> None:
@@ -113,7 +114,7 @@ def test_devices_that_no_forward_has_used_are_named() -> None:
     feed(script, [*steps([[8]] * 3), activity(3, 3)])
     finding = findings(final(script))["idle-devices"]
 
-    assert finding.message == "2 devices were leased, and every forward that was seen ran on one of them"
+    assert finding.message == "2 devices were leased, but every forward that was observed ran on one of them"
     assert "ask for 1 device" in finding.suggestion
 
 
@@ -368,7 +369,7 @@ def test_a_rank_that_never_returned_from_a_step_is_named() -> None:
     finding = findings(script.make_report(final=True, now=3700.0))["unfinished-step"]
 
     assert finding.message == (
-        "rank 1 had begun step 3 (train) and not finished it when it ended, 3,600 s later; rank 0 had not begun it"
+        "rank 1 had started step 3 (train) but not finished it when it ended, 3,600 s later; rank 0 had not started it"
     )
     assert "in the log of rank 0" in finding.suggestion
 
@@ -383,7 +384,7 @@ def test_ranks_that_wait_in_the_same_step_are_named_together() -> None:
     found = findings(script.make_report(final=True, now=200.0))
 
     assert found["unfinished-step"].message == (
-        "ranks 0, 1 had begun step 0 (train) and not finished it when they ended, 100 s later"
+        "ranks 0, 1 had started step 0 (train) but not finished it when they ended, 100 s later"
     )
     assert found["fewer-processes"].message.endswith("rank 2 ran no forward and no step")
 
@@ -396,7 +397,8 @@ def test_a_step_that_was_cut_off_in_the_middle_is_a_note_and_no_finding() -> Non
 
     assert "unfinished-step" not in findings(report)
     assert (
-        report.notes["patterns.steps"] == "rank 0 had begun step 3 (train) and not finished it when it ended, 0 s later"
+        report.notes["patterns.steps"]
+        == "rank 0 had started step 3 (train) but not finished it when it ended, 0 s later"
     )
 
 
@@ -416,4 +418,4 @@ def test_a_rank_that_hangs_in_its_very_first_forward_is_named() -> None:
     script.rank_ended(0)
     finding = findings(script.make_report(final=True, now=200.0))["unfinished-step"]
 
-    assert "rank 0 had begun step 0 (train)" in finding.message
+    assert "rank 0 had started step 0 (train)" in finding.message

@@ -71,7 +71,7 @@ def test_data_parallel_is_seen_whatever_the_strategy_was_called() -> None:
     assert report.primitives is not None
     assert report.primitives.gather_ms.total == 4.0
     assert "wrapped Net in DataParallel" in report.notes["strategy"]
-    assert "as if the shards had run at once" in report.notes["balance.time_max_over_mean"]
+    assert "computed as if the shards had run in parallel" in report.notes["balance.time_max_over_mean"]
 
 
 def test_phases_are_kept_apart_and_the_devices_are_about_training() -> None:
@@ -92,7 +92,7 @@ def test_a_script_that_only_evaluates_has_its_devices_described_by_that() -> Non
     report = script.make_report(final=True)
 
     assert rows_of(report) == [96]
-    assert "about the phase eval" in report.notes["per_device"]
+    assert "the numbers cover the phase eval" in report.notes["per_device"]
     assert "no-work-done" not in findings(report)
 
 
@@ -138,7 +138,7 @@ def test_a_loader_that_gave_more_batches_than_were_trained_on_is_not_believed() 
     report = script.make_report(final=False)
 
     assert rows_of(report) == [96]
-    assert "rank 0 took 13 batches from its DataLoader, and the model got 12" in report.notes["patterns.rows"]
+    assert "rank 0 took 13 batches from its DataLoader, but the model received 12" in report.notes["patterns.rows"]
 
 
 # -- ranks, as they really appear ------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_a_rank_that_begins_very_late_loses_no_rows() -> None:
     report = script.make_report(final=False)
 
     assert rows_of(report) == [8 * (MAX_WAITING + 1), 12]
-    assert "3 records came too late, and count as steps of their own" in report.notes["patterns"]
+    assert "3 records came too late, and were counted as separate steps" in report.notes["patterns"]
 
 
 def test_a_rank_that_evaluates_alone_holds_back_nobody_that_trains_on() -> None:
@@ -254,7 +254,7 @@ def test_processes_that_share_a_device_add_up_their_rows_and_have_no_times_there
 
     assert counted(report) == {("train", "", (16,)): 3}
     assert report.per_device[0].forward_ms is None
-    assert report.notes["per_device.forward_ms"] == "several processes used one device at once"
+    assert report.notes["per_device.forward_ms"] == "several processes used one device at the same time"
 
 
 def test_a_rank_beyond_all_reason_is_left_out_with_a_note() -> None:
@@ -262,7 +262,7 @@ def test_a_rank_beyond_all_reason_is_left_out_with_a_note() -> None:
     feed(script, [joined(MAX_RANKS, MAX_RANKS + 1), *steps([[8]] * 3)], source=1)
 
     notes = script.make_report(final=False).notes
-    assert "3 steps came from more processes than a report takes in" in notes["patterns"]
+    assert "3 steps came from more processes than a report can hold" in notes["patterns"]
 
 
 def test_any_number_of_processes_is_bounded() -> None:
@@ -272,7 +272,7 @@ def test_any_number_of_processes_is_bounded() -> None:
         script.source_ended(0, source)
     report = script.make_report(final=False)
 
-    assert "more processes than a report takes in" in report.notes["patterns"]
+    assert "more processes than a report can hold" in report.notes["patterns"]
     assert (rows_of(report)[0] or 0) <= 8 * 300
 
 

@@ -1,7 +1,7 @@
-"""The notes of a report: why a number is not there, and what to know of one that is.
+"""Writes the notes of a report: why a number is missing, and what limits the meaning of one that is there.
 
-Keys are paths in the report. What the ranks said of a path comes first, then what is remarked here; a path that is
-`None` somewhere and of which nobody has said anything gets the reason that follows from how the attempt ran.
+Keys are paths in the report. What the ranks have sent about a path comes first, then the remarks made here; a path that
+is `None` somewhere and has no note gets the reason that follows from how the attempt ran.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,10 +60,10 @@ class NoteFacts:
     prediction: Prediction
     on_prediction: str | None  # what is to be said of the prediction's check
     use: DeviceUse
-    crowded: bool  # several processes used one device at once
+    crowded: bool  # several processes used one device at the same time
     overflowed: bool  # there are more patterns than are kept apart
     malformed: int  # records that did not fit together
-    uncounted: int  # steps of more processes than a report takes in
+    uncounted: int  # steps of more processes than a report can hold
     forced: int  # steps that were counted before every rank had sent them
     late: int  # and what came after that
     absent_from: Mapping[int, int]  # by rank: the first step of which it sent nothing
@@ -93,28 +93,34 @@ def _remarks(report: Report, measures: Measures, facts: NoteFacts) -> Iterator[t
 
 def _count_remarks(facts: NoteFacts) -> Iterator[tuple[str, str]]:
     for rank, step in sorted(facts.absent_from.items()):
-        yield "patterns.rows", f"rank {rank} sent nothing for step {step}; where it is absent it counts 0 rows"
+        yield (
+            "patterns.rows",
+            f"rank {rank} sent nothing for step {step}; it counts 0 rows in steps that it did not report",
+        )
     if facts.overflowed:
-        yield "patterns", f'only {MAX_PATTERNS} splits are kept apart; the rest counts in the phase "other"'
+        yield (
+            "patterns",
+            f'only {MAX_PATTERNS} different splits are listed; all others count together in the phase "other"',
+        )
     if facts.malformed:
-        yield "patterns", f"{facts.malformed} records did not fit together, so their rows are not counted"
+        yield "patterns", f"{facts.malformed} records were inconsistent, so their rows are not counted"
     if facts.uncounted:
-        yield "patterns", f"{facts.uncounted} steps came from more processes than a report takes in"
+        yield "patterns", f"{facts.uncounted} steps came from more processes than a report can hold"
     if facts.forced or facts.late:
-        then = ", and count as steps of their own" if facts.sight is not None and facts.late else ""
-        counted = f"{facts.forced} steps were counted before every rank had sent them"
+        then = ", and were counted as separate steps" if facts.sight is not None and facts.late else ""
+        counted = f"{facts.forced} steps were counted before every rank had reported them"
         yield "patterns", f"{counted}; {facts.late} records came too late{then}"
 
 
 def _measure_remarks(report: Report, measures: Measures, facts: NoteFacts) -> Iterator[tuple[str, str]]:
     for field, (count, steps) in measures.partly_measured().items():
-        yield f"per_device.{field}", f"measured in {count:,} of {steps:,} steps, which the numbers are about"
+        yield f"per_device.{field}", f"measured in {count:,} of {steps:,} steps; the numbers cover only these"
     covered, steps = measures.covered_steps, measures.steps
     for field in ("balance.time_max_over_mean", "balance.wasted_device_seconds"):
         if 0 < covered < steps:
             yield field, f"over the {covered:,} of {steps:,} steps in which every device was measured"
         if covered and report.virtual and facts.use.scatters:
-            yield field, "as if the shards had run at once"
+            yield field, "computed as if the shards had run in parallel"
     several_wait = len(report.devices) > 1 and report.per_device[0].data_wait_ms is not None
     if facts.use.scatters and several_wait and not report.virtual:
         yield "per_device.data_wait_ms", "one process feeds all devices, so they all show the same wait"
@@ -123,7 +129,7 @@ def _measure_remarks(report: Report, measures: Measures, facts: NoteFacts) -> It
 def _script_remarks(report: Report, facts: NoteFacts, sight: Sight) -> Iterator[tuple[str, str]]:
     yield "strategy", f"as the job asked; {how_it_ran(sight.processes)}"
     if facts.phase != "train":
-        yield "per_device", f"about the phase {facts.phase}: no training step was seen"
+        yield "per_device", f"the numbers cover the phase {facts.phase}, because no training step was seen"
     modules = sorted({pattern.module for pattern in report.patterns if pattern.phase == facts.phase})
     if len(modules) > 1:
         yield "per_device.rows", f"the rows of {len(modules)} modules are added up: {names(modules)}"
@@ -150,7 +156,7 @@ def _reason(field: str, report: Report, measures: Measures, facts: NoteFacts) ->
     if measures.steps == 0:
         return f"no {facts.phase} step has been seen"
     if facts.crowded and field.startswith(("per_device.", "balance.")):
-        return "several processes used one device at once"
+        return "several processes used one device at the same time"
     if field == "per_device.ms_per_row" and any(device.rows is None for device in report.per_device):
         return _DEFAULT_REASONS["per_device.rows"]
     if _only_idle_lack(report, field):
@@ -158,9 +164,9 @@ def _reason(field: str, report: Report, measures: Measures, facts: NoteFacts) ->
     if field.startswith("balance.") and facts.use.placed:
         return "the devices hold different modules and take turns on each batch"
     if field.startswith("balance.") and facts.use.sharded:
-        return "a rank's forward contains waiting for the others under fsdp, so their times cannot be compared"
+        return "under fsdp a rank's forward includes waiting for the other ranks, so the times cannot be compared"
     if field == "per_device.comm_ms" and (report.strategy != "ddp" if facts.sight is None else facts.use.scatters):
-        return "the devices exchange nothing but what the primitives time"
+        return "the devices exchange no data outside the timed primitives"
     return _DEFAULT_REASONS.get(field, "no rank measured it")
 
 
@@ -182,7 +188,7 @@ _DEFAULT_REASONS = {
     "balance.slowest_device": "there was no step in which every device was measured",
     "balance.cause": "there was no step in which every device was measured",
     "balance.wasted_device_seconds": "there was no step in which every device was measured",
-    "devices.memory_total_bytes": "no rank has looked at the device yet",
+    "devices.memory_total_bytes": "no rank has reported on the device yet",
 }
 
 

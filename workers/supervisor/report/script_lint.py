@@ -1,8 +1,8 @@
-"""What is wrong with how a script used its devices, in words and numbers, and what to change in the script.
+"""Finds problems in how a script used its devices, and suggests what to change in the script.
 
-Nothing can be planned for a script, so everything here is read from what its processes did. A suggestion
-with a number is never a guess: it is offered when the arithmetic of torch (`jobs.splits.plan`) says that the
-finding would be gone. What was not seen is no finding: a probe that is blind somewhere must not accuse.
+Nothing can be planned for a script, so every finding follows from what its processes did. A suggestion with a number is
+never a guess: it is made only where the arithmetic of torch (`jobs.splits.plan`) shows that the finding would be gone.
+What the probe could not observe is no finding.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -57,13 +57,13 @@ class Sight:
 
 
 def find(sight: Sight) -> list[Finding]:
-    """Everything worth saying, the most telling first."""
+    """All findings, the most important first."""
     looks = _LOOKS if sight.workers else (_no_work_done,)
     return [finding for look in (_never_finished, *looks) for finding in look(sight)]
 
 
 def names(modules: Sequence[str]) -> str:
-    """Modules for a sentence; the script's outermost one has no name of its own."""
+    """Modules in a sentence; the script's outermost one has no name."""
     shown = [module or "the model" for module in modules[:MAX_NAMES]]
     return ", ".join([*shown, "..."] if len(modules) > MAX_NAMES else shown)
 
@@ -89,13 +89,13 @@ def how_it_ran(processes: Iterable[ProcessState]) -> str:
 
 
 def remarks_on_rows(sight: Sight) -> Iterator[str]:
-    """Where a DataLoader gave more batches than the model got: what forwards show is what counts."""
+    """Where a DataLoader gave more batches than the model received: forward passes are what counts."""
     for process in sight.trainers:
         loaded = list(process.passes.batches.values())
         if len(loaded) == 1 and loaded[0] > process.trained_forwards:
             yield (
-                f"{process.name} took {_count(loaded[0], 'batch', 'batches')} from its DataLoader, and the model got "
-                f"{process.trained_forwards:,} in training; rows are those that the model got"
+                f"{process.name} took {_count(loaded[0], 'batch', 'batches')} from its DataLoader, but the model "
+                f"received {process.trained_forwards:,} in training; rows are counted where the model receives them"
             )
 
 
@@ -116,16 +116,16 @@ class Unfinished:
 
     def __str__(self) -> str:
         later = f", {self.seconds:,.0f} s later" if self.seconds is not None else ""
-        behind = f"; {ranked(self.behind)} had not begun it" if self.behind else ""
+        behind = f"; {ranked(self.behind)} had not started it" if self.behind else ""
         ended = "it" if len(self.ranks) == 1 else "they"
         return (
-            f"{ranked(self.ranks)} had begun step {self.step:,} ({self.phase}) and not finished it when {ended} ended"
+            f"{ranked(self.ranks)} had started step {self.step:,} ({self.phase}) but not finished it when {ended} ended"
             f"{later}{behind}"
         )
 
 
 def unfinished(sight: Sight) -> list[Unfinished]:
-    """Steps that nobody came back from, the earliest first. A process that has told how it ended has left nothing."""
+    """Steps that were never finished, the earliest first. A process that has reported its outcome has none."""
     if not sight.final:
         return []
     told = {process.origin for process in sight.processes if process.outcome is not None}
@@ -163,21 +163,21 @@ def _no_work_done(sight: Sight) -> Iterator[Finding]:
         yield Finding(
             "no-work-done",
             "info",
-            f"the script ended with 0; {sight.blind}",
-            "if that was its work, have the script train in its own process, by multiprocessing, or by its own Python",
+            f"the script exited with code 0; {sight.blind}",
+            "if such a program did the training, train in the script itself, by multiprocessing, or in the same Python",
         )
         return
     printed = f'; the last line it printed: "{sight.last_line[:MAX_LINE]}"' if sight.last_line else ""
-    suggestion = "see in its log why it ended: it may need arguments, or what its main block asks for was not there"
+    suggestion = "check its log for why it ended: it may need arguments, or what its main block tests for was missing"
     if sight.virtual and not sight.spec.rehearsal:
         suggestion = (
-            "if it looks for GPUs, there are none here: submit it with program.rehearse set to true, or to a pool that "
-            "has GPUs; else see in its log why it ended"
+            "if it expects GPUs, there are none here: submit it with program.rehearse set to true, or to a pool that "
+            "has GPUs; otherwise check its log for why it ended"
         )
     yield Finding(
         "no-work-done",
         "warning",
-        f"the script ended with 0, but no forward and no optimizer step was seen in it{printed}",
+        f"the script exited with code 0, but no forward pass and no optimizer step was observed{printed}",
         suggestion,
     )
 
@@ -192,8 +192,8 @@ def _fewer_processes(sight: Sight) -> Iterator[Finding]:
         yield Finding(
             "fewer-processes",
             "warning",
-            f"{asked} processes were asked for and {len(working)} worked: {ranked(missing)} ran no forward and no step",
-            f"see in rank {missing[0]}'s log why it had nothing to do, or ask for {_count(len(working), 'device')}",
+            f"{asked} processes were requested and {len(working)} worked: {ranked(missing)} ran no forward and no step",
+            f"check rank {missing[0]}'s log for why it had nothing to do, or request {_count(len(working), 'device')}",
         )
     elif sight.spec.distributed and groups and max(groups) < sight.devices:
         yield Finding(
@@ -214,7 +214,7 @@ def _idle_all_along(sight: Sight) -> Iterator[Finding]:
         yield Finding(
             "idle-devices",
             "warning",
-            f"{sight.devices} devices were leased, and every forward that was seen ran on one of them",
+            f"{sight.devices} devices were leased, but every forward that was observed ran on one of them",
             _use_of_devices(sight),
         )
 
@@ -223,12 +223,12 @@ def _use_of_devices(sight: Sight) -> str:
     wrapped = any(kind == "DataParallel" for process in sight.processes for kind, _ in process.wrapped)
     if wrapped and sight.virtual and not sight.spec.rehearsal:
         return (
-            "DataParallel divides nothing without GPUs: submit the script with program.rehearse set to true, or to a "
-            "pool that has GPUs"
+            "DataParallel does not divide batches without GPUs: submit the script with program.rehearse set to true, "
+            "or to a pool that has GPUs"
         )
     return (
         'wrap the model in nn.DataParallel, or use DistributedDataParallel under strategy "ddp", or ask for 1 device; '
-        "what the script itself puts on the others (model parallelism) is not seen"
+        "modules that the script itself puts on other devices (model parallelism) are not observed"
     )
 
 
@@ -315,8 +315,8 @@ def _duplicated_work(shared: _Pass, grouped: bool) -> Finding:
             "warning",
             f"{ranks} ranks went over the same rows: {rows}",
             "give the DataLoader sampler=DistributedSampler(dataset) and shuffle=False, and call the sampler's "
-            "set_epoch in every epoch; ranks that share one model's tensors need the same rows, and are right as "
-            "they are",
+            "set_epoch in every epoch; ranks that share one model's tensors need the same rows, and nothing "
+            "is wrong there",
         )
     return Finding(
         "duplicated-work",
@@ -365,7 +365,7 @@ def _better_batches(code: str, full: Sequence[int], load: Loaded | None, by_load
         if fits:
             return f"{subject} {' or '.join(map(str, fits))}"
     if not by_loader:
-        return "make every batch a multiple of the number of devices"
+        return "make every batch size a multiple of the number of devices"
     if _is_even(size, devices, rows, drop_last=True):
         return "pass drop_last=True to your DataLoader"
     fits = _sizes(size, devices, rows, lambda other: _is_even(other, devices, rows, drop_last=True))
@@ -455,7 +455,7 @@ def _never_finished(sight: Sight) -> Iterator[Finding]:
                 "unfinished-step",
                 "warning",
                 str(one),
-                f"see the last lines in the log of {ranked(one.behind or one.ranks)}: a step that does not end often "
+                f"check the last lines in the log of {ranked(one.behind or one.ranks)}: a step that does not end often "
                 "waits for a collective that another rank never calls, or for a lock",
             )
 
