@@ -44,7 +44,7 @@ def _rehearse() -> None:
         "optimizer": {"ref": "sgd", "args": {"lr": 0.1}},
     }
     context = RankContext(0, 1, (Device(0, "cpu", "cpu:0"),), lease_size=1, threads=1, sink=NullSink())
-    run = entry.prepare(JobSpec.model_validate({"program": program}), context)
+    run = entry.prepare_run(JobSpec.model_validate({"program": program}), context)
     next(iter(run.loader))
 
 

@@ -29,7 +29,7 @@ from workers.runtime.launch import AttemptConfig, StartMessage, attempt_variable
 from workers.sandbox import run_as
 
 if TYPE_CHECKING:
-    from workers.training.entry import Parts
+    from workers.training.entry import RecipeParts
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -106,12 +106,12 @@ def run_rank(
     endings.run(_program(launch.spec, orders, context, parts), context, opened.sink, command)
 
 
-def _made_ahead(spec: JobSpec, context: RankContext) -> "Parts | None":
+def _made_ahead(spec: JobSpec, context: RankContext) -> "RecipeParts | None":
     """Say that the rank is up, and build what a recipe of ours needs of its spec alone, while the supervisor claims."""
     from workers.training import entry
 
     context.sink.emit(RankUp(context.rank))
-    if not entry.is_ours(spec):
+    if not entry.runs_only_our_code(spec):
         return None
     try:
         return entry.build_parts(spec, context)
@@ -128,7 +128,7 @@ def _script(spec: JobSpec, orders: StartMessage) -> Script:
     return Script(program.entrypoint, program.args, start, place.output, strategy, program.rehearse)
 
 
-def _program(spec: JobSpec, orders: StartMessage, context: RankContext, parts: "Parts | None") -> endings.Program:
+def _program(spec: JobSpec, orders: StartMessage, context: RankContext, parts: "RecipeParts | None") -> endings.Program:
     """What the rank is to run, with all that it needs imported."""
     import torch
 
@@ -141,7 +141,7 @@ def _program(spec: JobSpec, orders: StartMessage, context: RankContext, parts: "
         return script.prepare(_script(spec, orders), context)
     if orders.place is not None:
         sys_path.set_path(orders.place.root)
-    return endings.Program(lambda: entry.run(spec, context, parts), strict=True)
+    return endings.Program(lambda: entry.run_recipe(spec, context, parts), strict=True)
 
 
 def _give_up_rights() -> None:

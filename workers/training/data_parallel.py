@@ -26,7 +26,7 @@ from workers.training.straggler import Straggler
 
 
 @dataclass(frozen=True, slots=True)
-class Primitives:
+class ParallelPrimitives:
     """The four functions of data parallelism. Devices are given by their index."""
 
     replicate: Callable[[nn.Module, Sequence[int], bool], list[nn.Module]]
@@ -97,10 +97,10 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
 
     def scatter(self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[Any]) -> Any:
         with self._observer.measure_primitive("scatter"):
-            return self._primitives.scatter(inputs, kwargs or {}, device_ids, self.dim, self._arriving)
+            return self._primitives.scatter(inputs, kwargs or {}, device_ids, self.dim, self._measure_arrival)
 
     @contextmanager
-    def _arriving(self, position: int) -> Iterator[None]:
+    def _measure_arrival(self, position: int) -> Iterator[None]:
         with self._observer.measure_arrival(position):
             yield
             if self._straggler is not None:
@@ -108,12 +108,12 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
         mode = autocast_mode_of_caller("cpu" if self._virtual else "cuda")
-        modules = [self._shard(position, replica, mode) for position, replica in enumerate(replicas)]
+        modules = [self._shard_call(position, replica, mode) for position, replica in enumerate(replicas)]
         with self._observer.measure_primitive("parallel_apply"):
             outputs = self._primitives.parallel_apply(modules, inputs, kwargs, self.device_ids[: len(modules)])
         if self._virtual and torch.is_grad_enabled():
             for position, replica in enumerate(replicas):
-                boundary = [*_parameters(replica), *tensors_in((inputs[position], kwargs[position]))]
+                boundary = [*_replica_parameters(replica), *tensors_in((inputs[position], kwargs[position]))]
                 self._observer.watch_backward(position, outputs[position], boundary)
         return outputs
 
@@ -121,8 +121,8 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
         with self._observer.measure_primitive("gather"):
             return self._primitives.gather(outputs, output_device, self.dim)
 
-    def _shard(self, position: int, replica: nn.Module, mode: Mode) -> Module:
-        slow = replica if self._straggler is None else self._straggler.slow(self.device_ids[position], replica)
+    def _shard_call(self, position: int, replica: nn.Module, mode: Mode) -> Module:
+        slow = replica if self._straggler is None else self._straggler.slow_down(self.device_ids[position], replica)
         watched = self._observer.watch_call(position, slow)
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -132,7 +132,7 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
         return call
 
 
-def _parameters(replica: nn.Module) -> list[torch.Tensor]:
+def _replica_parameters(replica: nn.Module) -> list[torch.Tensor]:
     modules: list[Any] = list(replica.modules())
     return [tensor for module in modules for tensor in module._former_parameters.values()]
 
@@ -144,8 +144,8 @@ def _scatter_to_gpus(
     return scatter_gather.scatter_kwargs(inputs, kwargs, device_ids, dim)
 
 
-VIRTUAL = Primitives(replicate, scatter, parallel_apply, gather)
-CUDA = Primitives(
+VIRTUAL = ParallelPrimitives(replicate, scatter, parallel_apply, gather)
+CUDA = ParallelPrimitives(
     replicate=torch_parallel.replicate,
     scatter=_scatter_to_gpus,
     parallel_apply=torch_parallel.parallel_apply,

@@ -22,14 +22,14 @@ from workers.runtime.cpu_name import processor
 from workers.training import loop, strategies
 from workers.training.checkpoint import state
 from workers.training.recipes import optim
-from workers.training.recipes.data import DATA, collate
+from workers.training.recipes.data import DATA, collate_rows
 from workers.training.recipes.files import DataRoot
 from workers.training.recipes.models import MODELS, Recipe
-from workers.training.run_state import Loss, Run
+from workers.training.run_state import Loss, TrainingRun
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class RecipeParts:
     """What a run needs of its spec alone: no device, no other rank, no checkpoint. The model is new."""
 
     dataset: Dataset[Any]
@@ -37,7 +37,7 @@ class Parts:
     loss: Loss | None
 
 
-def run(spec: JobSpec, context: RankContext, parts: Parts | None = None) -> Result:
+def run_recipe(spec: JobSpec, context: RankContext, parts: RecipeParts | None = None) -> Result:
     """Run the recipe of `spec` as rank `context.rank` and return its final numbers (rank 0 also emits them). `parts`
     are those of `build_parts`, if they were built ahead.
 
@@ -47,9 +47,9 @@ def run(spec: JobSpec, context: RankContext, parts: Parts | None = None) -> Resu
         Unreadable: the checkpoint that the run is to go on from is damaged, or of another run.
         Exception: whatever the user's code or torch raises, as it is.
     """
-    prepared = prepare(spec, context, parts)
+    prepared = prepare_run(spec, context, parts)
     recorder = prepared.strategy.recorder
-    recorder.emit(loop.outline(prepared))
+    recorder.emit(loop.make_outline(prepared))
     try:
         result = loop.train(prepared) if spec.recipe.mode == "train" else loop.forward(prepared)
     finally:
@@ -59,7 +59,7 @@ def run(spec: JobSpec, context: RankContext, parts: Parts | None = None) -> Resu
     return result
 
 
-def is_ours(spec: JobSpec) -> bool:
+def runs_only_our_code(spec: JobSpec) -> bool:
     """Whether building the parts of a recipe runs no code but ours and torch's."""
     program = spec.program
     if not isinstance(program, RecipeProgram) or program.bundle is not None:
@@ -68,7 +68,7 @@ def is_ours(spec: JobSpec) -> bool:
     return not any(":" in part.ref for part in named if part is not None)
 
 
-def build_parts(spec: JobSpec, context: RankContext) -> Parts:
+def build_parts(spec: JobSpec, context: RankContext) -> RecipeParts:
     """Data and model each begin from the seed, so one does not move the other.
 
     Raises:
@@ -82,20 +82,20 @@ def build_parts(spec: JobSpec, context: RankContext) -> Parts:
     model = build_model(program.model)
     loss = build_loss(program.loss) if program.loss is not None else None
     check_fit(spec, model, dataset, loss)
-    return Parts(dataset, model, loss)
+    return RecipeParts(dataset, model, loss)
 
 
-def prepare(spec: JobSpec, context: RankContext, parts: Parts | None = None) -> Run:
+def prepare_run(spec: JobSpec, context: RankContext, parts: RecipeParts | None = None) -> TrainingRun:
     """Build everything that the loop needs, but for what was built ahead."""
     program, parts = spec.recipe, parts or build_parts(spec, context)
     dataset, model, loss = parts.dataset, parts.model, parts.loss
     check_precision(spec, context)
-    saved = state.read(context) if program.checkpoint is not None and program.mode == "train" else None
-    strategy = strategies.build(spec, context, model, saved.buckets if saved is not None else None)
+    saved = state.read_checkpoint(context) if program.checkpoint is not None and program.mode == "train" else None
+    strategy = strategies.build_strategy(spec, context, model, saved.buckets if saved is not None else None)
     describe_devices(context, strategy)
     if isinstance(loss, nn.Module):
         loss.to(strategy.device)
-    prepared = Run(program, context, strategy, build_loader(spec, context, dataset), loss)
+    prepared = TrainingRun(program, context, strategy, build_loader(spec, context, dataset), loss)
     if program.optimizer is not None:
         prepared.optimizer = build_optimizer(program.optimizer, model)
     if program.scheduler is not None and prepared.optimizer is not None:
@@ -109,7 +109,7 @@ def prepare(spec: JobSpec, context: RankContext, parts: Parts | None = None) -> 
     if prepared.checkpoints is not None:
         state.require_states(prepared)
     if saved is not None:
-        state.restore(prepared, saved)
+        state.restore_run(prepared, saved)
     return prepared
 
 
@@ -126,14 +126,14 @@ def seed_everything(seed: int, context: RankContext) -> None:
 
 
 def build_model(component: Component) -> nn.Module:
-    model = _build(component, "program.model", MODELS)
+    model = _build_component(component, "program.model", MODELS)
     if not isinstance(model, nn.Module):
         raise RejectedByWorker(f"program.model.ref: {component.ref} made a {type(model).__name__}, not an nn.Module")
     return model
 
 
 def build_data(component: Component, field: str, context: RankContext) -> Dataset[Any]:
-    data = _build(component, field, DATA, DataRoot(context.data_root), field)
+    data = _build_component(component, field, DATA, DataRoot(context.data_root), field)
     if not hasattr(data, "__getitem__") and not isinstance(data, IterableDataset):
         raise RejectedByWorker(f"{field}.ref: {component.ref} made a {type(data).__name__}, not a Dataset")
     return cast(Dataset[Any], data)
@@ -142,9 +142,9 @@ def build_data(component: Component, field: str, context: RankContext) -> Datase
 def build_loss(component: Component) -> Loss:
     if ":" not in component.ref:
         return cast(Loss, _built_in(component, "program.loss", optim.LOSSES, optim.build_loss))
-    made = _attribute(component.ref, "program.loss.ref")
+    made = _import_attribute(component.ref, "program.loss.ref")
     if isinstance(made, type) or component.args:
-        made = _made("program.loss", component, lambda: made(**component.args))
+        made = _call_factory("program.loss", component, lambda: made(**component.args))
     return cast(Loss, made)
 
 
@@ -153,10 +153,10 @@ def build_optimizer(component: Component, model: nn.Module) -> torch.optim.Optim
     if ":" not in component.ref:
         make: Callable[..., Any] = lambda name, args: optim.build_optimizer(name, parameters, args)  # noqa: E731
         return cast(torch.optim.Optimizer, _built_in(component, "program.optimizer", optim.OPTIMIZERS, make))
-    made = _attribute(component.ref, "program.optimizer.ref")
+    made = _import_attribute(component.ref, "program.optimizer.ref")
     return cast(
         torch.optim.Optimizer,
-        _made("program.optimizer", component, lambda: made(parameters, **component.args)),
+        _call_factory("program.optimizer", component, lambda: made(parameters, **component.args)),
     )
 
 
@@ -164,15 +164,15 @@ def build_scheduler(component: Scheduler, optimizer: torch.optim.Optimizer) -> L
     if ":" not in component.ref:
         make: Callable[..., Any] = lambda name, args: optim.build_scheduler(name, optimizer, args)  # noqa: E731
         return cast(LRScheduler, _built_in(component, "program.scheduler", optim.SCHEDULERS, make))
-    made = _attribute(component.ref, "program.scheduler.ref")
-    return cast(LRScheduler, _made("program.scheduler", component, lambda: made(optimizer, **component.args)))
+    made = _import_attribute(component.ref, "program.scheduler.ref")
+    return cast(LRScheduler, _call_factory("program.scheduler", component, lambda: made(optimizer, **component.args)))
 
 
-def _build(component: Component, field: str, recipes: dict[str, Recipe], *of_files: Any) -> Any:
+def _build_component(component: Component, field: str, recipes: dict[str, Recipe], *of_files: Any) -> Any:
     """What `component` names; `of_files` is what a recipe that reads files is given beside its arguments."""
     if ":" in component.ref:
-        attribute = _attribute(component.ref, f"{field}.ref")
-        return _made(field, component, lambda: attribute(**component.args))
+        attribute = _import_attribute(component.ref, f"{field}.ref")
+        return _call_factory(field, component, lambda: attribute(**component.args))
     if component.ref not in recipes:
         raise RejectedByWorker(f"{field}.ref: unknown {component.ref!r}; known: {', '.join(recipes)}")
     recipe = recipes[component.ref]
@@ -188,10 +188,10 @@ def _build(component: Component, field: str, recipes: dict[str, Recipe], *of_fil
 def _built_in(component: Component, field: str, known: dict[str, Any], make: Callable[..., Any]) -> Any:
     if component.ref not in known:
         raise RejectedByWorker(f"{field}.ref: unknown {component.ref!r}; known: {', '.join(known)}")
-    return _made(field, component, lambda: make(component.ref, component.args))
+    return _call_factory(field, component, lambda: make(component.ref, component.args))
 
 
-def _made(field: str, component: Component, make: Callable[[], Any]) -> Any:
+def _call_factory(field: str, component: Component, make: Callable[[], Any]) -> Any:
     """What `make` gives. Arguments that do not fit are the spec's fault; anything else is the code's."""
     try:
         return make()
@@ -199,7 +199,7 @@ def _made(field: str, component: Component, make: Callable[[], Any]) -> Any:
         raise RejectedByWorker(f"{field}.args: {component.ref} does not take them: {error}") from error
 
 
-def _attribute(ref: str, field: str) -> Any:
+def _import_attribute(ref: str, field: str) -> Any:
     """The attribute behind `package.module:attribute`."""
     module, _, path = ref.partition(":")
     try:
@@ -222,7 +222,7 @@ def check_fit(spec: JobSpec, model: nn.Module, dataset: Dataset[Any], loss: Loss
     program = spec.recipe
     if ":" in program.model.ref or ":" in program.data.ref:
         return
-    inputs, target = loop.pair(default_collate([cast(Any, dataset)[0]]))
+    inputs, target = loop.split_pair(default_collate([cast(Any, dataset)[0]]))
     trial = copy.deepcopy(model).eval()
     try:
         with torch.no_grad():
@@ -262,7 +262,7 @@ def build_loader(spec: JobSpec, context: RankContext, dataset: Dataset[Any]) -> 
     if data.shuffle and not sized:
         raise RejectedByWorker(f"program.data.shuffle: {data.ref} only iterates and cannot be shuffled; set false")
     if context.world_size == 1:
-        return _loader(data, context, dataset, spec.recipe.seed, shuffle=data.shuffle, drop_last=data.drop_last)
+        return _make_loader(data, context, dataset, spec.recipe.seed, shuffle=data.shuffle, drop_last=data.drop_last)
     if not sized:
         raise RejectedByWorker(f"program.data.ref: {data.ref} only iterates; ddp needs a data set with a length")
     sampler: DistributedSampler[Any] = DistributedSampler(
@@ -273,7 +273,7 @@ def build_loader(spec: JobSpec, context: RankContext, dataset: Dataset[Any]) -> 
         seed=spec.recipe.seed % 2**31,
         drop_last=data.drop_last,
     )
-    return _loader(data, context, dataset, spec.recipe.seed, sampler=sampler, drop_last=data.drop_last)
+    return _make_loader(data, context, dataset, spec.recipe.seed, sampler=sampler, drop_last=data.drop_last)
 
 
 def build_evaluation(data: EvaluationData, context: RankContext) -> DataLoader[Any]:
@@ -281,10 +281,10 @@ def build_evaluation(data: EvaluationData, context: RankContext) -> DataLoader[A
     dataset = build_data(data, "program.evaluate.data", context)
     if context.world_size > 1:
         dataset = Subset(dataset, range(context.rank, len(cast(Any, dataset)), context.world_size))
-    return _loader(data, context, dataset, 0)
+    return _make_loader(data, context, dataset, 0)
 
 
-def _loader(
+def _make_loader(
     data: Data | EvaluationData, context: RankContext, dataset: Dataset[Any], seed: int, **options: Any
 ) -> DataLoader[Any]:
     return DataLoader(
@@ -293,7 +293,7 @@ def _loader(
         num_workers=data.num_workers,
         multiprocessing_context="fork" if data.num_workers else None,
         pin_memory=context.kind == "cuda",
-        collate_fn=collate,
+        collate_fn=collate_rows,
         generator=torch.Generator().manual_seed(seed + context.rank),
         **options,
     )

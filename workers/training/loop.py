@@ -15,15 +15,15 @@ from workers.probe.recorder import is_sampled
 from workers.probe.shapes import rows_of, shape_of
 from workers.runtime.context import RejectedByWorker, Stopped
 from workers.training.checkpoint import data_position, protocol
-from workers.training.placement import moved
-from workers.training.run_state import Run
+from workers.training.placement import move_tensors
+from workers.training.run_state import TrainingRun
 
 #: Input and target; a target that the data lacks is None.
 Batch = tuple[Any, Any]
 RATE_SECONDS = 1.0
 
 
-def train(run: Run) -> Result:
+def train(run: TrainingRun) -> Result:
     """Train for `epochs`, or until `max_steps`. The result's loss is the last step's, averaged over ranks.
 
     A run that was saved begins where it was, which is right after an optimizer step.
@@ -32,9 +32,9 @@ def train(run: Run) -> Result:
         Stopped: the rank was told to stop.
     """
     run.strategy.model.train()
-    rate, total_steps = _Rate(run), outline(run).total_steps
+    rate, total_steps = _RateReporter(run), make_outline(run).total_steps
     while not run.over:
-        for batches, waited in _groups(run, run.epoch):
+        for batches, waited in _step_batches(run, run.epoch):
             run.last_loss = train_step(run, run.epoch, batches, waited)
             _report_loss(run, run.last_loss)
             if run.moves_rate_every_step:
@@ -49,11 +49,11 @@ def train(run: Run) -> Result:
         if not run.over:
             run.epoch, run.batches_done = run.epoch + 1, 0
     run.settle()
-    protocol.at_end(run)
+    protocol.save_at_end(run)
     return Result(None if run.last_loss is None else _mean_over_ranks(run, run.last_loss), run.metrics)
 
 
-def train_step(run: Run, epoch: int, batches: list[Any], waited: float) -> torch.Tensor:
+def train_step(run: TrainingRun, epoch: int, batches: list[Any], waited: float) -> torch.Tensor:
     """One optimizer step over one batch, or over several whose gradients add up to those of all their rows at once."""
     optimizer, strategy, scaler = run.optimizer, run.strategy, run.scaler
     assert optimizer is not None
@@ -72,8 +72,8 @@ def train_step(run: Run, epoch: int, batches: list[Any], waited: float) -> torch
     return loss
 
 
-def _add_all_gradients(run: Run, batches: list[Any]) -> torch.Tensor:
-    *others, last = zip(batches, _weights(run, batches), strict=True)
+def _add_all_gradients(run: TrainingRun, batches: list[Any]) -> torch.Tensor:
+    *others, last = zip(batches, _loss_weights(run, batches), strict=True)
     losses = []
     for batch, weight in others:
         with run.strategy.alone():
@@ -82,18 +82,18 @@ def _add_all_gradients(run: Run, batches: list[Any]) -> torch.Tensor:
     return torch.stack(losses).sum()
 
 
-def _add_gradients(run: Run, batch: Any, weight: float = 1.0, *, alone: bool = False) -> torch.Tensor:
+def _add_gradients(run: TrainingRun, batch: Any, weight: float = 1.0, *, alone: bool = False) -> torch.Tensor:
     strategy, measure = run.strategy, run.loss
     assert measure is not None
-    inputs, target = pair(batch)
+    inputs, target = split_pair(batch)
     if target is None:
         _require_no_target(run)
     if run.is_plain:  # all is where it belongs, and as precise as it is
         loss = measure(strategy.model(inputs), target)
     else:
         with run.autocast:
-            outputs = strategy.model(moved(inputs, strategy.device))
-            loss = measure(outputs, moved(target, _device_of(outputs)))
+            outputs = strategy.model(move_tensors(inputs, strategy.device))
+            loss = measure(outputs, move_tensors(target, _device_of(outputs)))
     if weight != 1.0:
         loss = loss * weight
     strategy.recorder.backward((loss if run.scaler is None else run.scaler.scale(loss)).backward, alone=alone)
@@ -101,15 +101,15 @@ def _add_gradients(run: Run, batch: Any, weight: float = 1.0, *, alone: bool = F
 
 
 @torch.no_grad()
-def forward(run: Run) -> Result:
+def forward(run: TrainingRun) -> Result:
     """Call the model on every batch and look at nothing but the split (the tutorials' loop)."""
     run.strategy.model.eval()
-    rate = _Rate(run)
+    rate = _RateReporter(run)
     for epoch in range(run.program.epochs):
-        for batches, waited in _groups(run, epoch):
-            inputs, _ = pair(batches[0])
+        for batches, waited in _step_batches(run, epoch):
+            inputs, _ = split_pair(batches[0])
             with run.strategy.recorder.step("forward", epoch, waited), run.autocast:
-                run.strategy.model(moved(inputs, run.strategy.device))
+                run.strategy.model(move_tensors(inputs, run.strategy.device))
             _after_step(run, rate, batches)
             if run.context.stopping():
                 raise Stopped(f"told to stop after step {run.steps_done - 1}")
@@ -119,7 +119,7 @@ def forward(run: Run) -> Result:
 
 
 @torch.no_grad()
-def evaluate(run: Run, epoch: int) -> None:
+def evaluate(run: TrainingRun, epoch: int) -> None:
     """Loss and accuracy over the evaluation data, each row counted once whatever the number of ranks.
 
     `eval_loss` is the mean of the batches' losses weighted by their rows; `accuracy` is the share of
@@ -133,14 +133,14 @@ def evaluate(run: Run, epoch: int) -> None:
     with run.strategy.evaluated() as model:
         model.eval()
         for batch in run.evaluation:
-            inputs, target = pair(moved(batch, run.strategy.device))
+            inputs, target = split_pair(move_tensors(batch, run.strategy.device))
             with run.strategy.recorder.step("eval", epoch, None), run.autocast:
                 outputs = model(inputs)
             rows = rows_of(shape_of(inputs), 0) or 0
-            target = moved(target, _device_of(outputs))
+            target = move_tensors(target, _device_of(outputs))
             with run.autocast:
                 loss = float(run.loss(outputs, target))
-            sums += torch.tensor([rows, loss * rows, _correct(outputs, target)], dtype=torch.float64)
+            sums += torch.tensor([rows, loss * rows, _count_correct(outputs, target)], dtype=torch.float64)
             classifies = classifies and _is_classification(outputs, target)
         model.train()
     total = run.strategy.total(sums.to(run.strategy.device)).tolist()
@@ -150,12 +150,16 @@ def evaluate(run: Run, epoch: int) -> None:
 # -- parts -----------------------------------------------------------------------------------------
 
 
-def _groups(run: Run, epoch: int) -> Iterator[tuple[list[Any], float]]:
+def _step_batches(run: TrainingRun, epoch: int) -> Iterator[tuple[list[Any], float]]:
     """The batches of one step after another, and the milliseconds that were spent waiting for them, until the steps
     run out. What is left at the end of the epoch makes a step too. A rank that is slow in its input is so here."""
     if isinstance(run.loader.sampler, DistributedSampler):
         run.loader.sampler.set_epoch(epoch)
-    batches, count, straggler = data_position.batches(run), run.program.accumulate_steps, run.strategy.straggler
+    batches, count, straggler = (
+        data_position.remaining_batches(run),
+        run.program.accumulate_steps,
+        run.strategy.straggler,
+    )
     while not _is_over(run):
         began = time.perf_counter()
         group = list(islice(batches, count))
@@ -167,22 +171,22 @@ def _groups(run: Run, epoch: int) -> Iterator[tuple[list[Any], float]]:
         yield group, (time.perf_counter() - began) * 1000.0
 
 
-def _weights(run: Run, batches: list[Any]) -> list[float]:
+def _loss_weights(run: TrainingRun, batches: list[Any]) -> list[float]:
     """What each batch's loss counts in that of the step: its share of the rows where losses are means, else all."""
     if getattr(run.loss, "reduction", "mean") == "sum":
         return [1.0] * len(batches)
-    rows = [_rows(batch) or 1 for batch in batches]
+    rows = [_count_rows(batch) or 1 for batch in batches]
     return [count / sum(rows) for count in rows]
 
 
-def pair(batch: Any) -> Batch:
+def split_pair(batch: Any) -> Batch:
     """(input, target); a batch that is not a pair is all input."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
     return batch, None
 
 
-def _require_no_target(run: Run) -> None:
+def _require_no_target(run: TrainingRun) -> None:
     """Losses of the user's own may do without one."""
     loss = cast(Component, run.program.loss)
     if ":" not in loss.ref:
@@ -192,17 +196,17 @@ def _require_no_target(run: Run) -> None:
         )
 
 
-def _after_step(run: Run, rate: "_Rate", batches: list[Any]) -> None:
+def _after_step(run: TrainingRun, rate: "_RateReporter", batches: list[Any]) -> None:
     run.steps_done += 1
     run.batches_done += len(batches)
     rate.count(batches)
 
 
-def _is_over(run: Run) -> bool:
+def _is_over(run: TrainingRun) -> bool:
     return run.program.max_steps is not None and run.steps_done >= run.program.max_steps
 
 
-def _report_loss(run: Run, loss: torch.Tensor) -> None:
+def _report_loss(run: TrainingRun, loss: torch.Tensor) -> None:
     """On cuda and under ddp only on the steps chosen beforehand: reading it there waits for device or ranks. The mean
     over ranks is asked for, and told after the next step: it comes while that one runs."""
     context, step = run.context, run.steps_done
@@ -217,21 +221,21 @@ def _report_loss(run: Run, loss: torch.Tensor) -> None:
     total = loss.clone()
     arrived = run.strategy.begin_total(total)
 
-    def tell() -> None:
+    def send_mean() -> None:
         arrived()
         if context.rank == 0:
             run.strategy.recorder.send_metric("loss", step, total.item() / context.world_size)
 
-    run.owed = tell
+    run.owed = send_mean
 
 
-def _mean_over_ranks(run: Run, loss: torch.Tensor) -> float:
+def _mean_over_ranks(run: TrainingRun, loss: torch.Tensor) -> float:
     if run.context.world_size == 1:
         return loss.item()
     return float(run.strategy.total(loss.clone()).item()) / run.context.world_size
 
 
-def _move_learning_rate(run: Run, step: int) -> None:
+def _move_learning_rate(run: TrainingRun, step: int) -> None:
     """Say at what rate `step` was taken, and move on."""
     assert run.optimizer is not None
     if run.context.rank == 0 and (not run.moves_rate_every_step or is_sampled(step)):
@@ -240,7 +244,7 @@ def _move_learning_rate(run: Run, step: int) -> None:
         run.scheduler.step()
 
 
-def _report_evaluation(run: Run, total: list[float], classifies: bool) -> None:
+def _report_evaluation(run: TrainingRun, total: list[float], classifies: bool) -> None:
     rows, loss, correct = total
     if rows == 0:
         return
@@ -262,7 +266,7 @@ def _is_classification(outputs: Any, target: Any) -> bool:
     )
 
 
-def _correct(outputs: Any, target: Any) -> int:
+def _count_correct(outputs: Any, target: Any) -> int:
     return int((outputs.argmax(dim=1) == target).sum()) if _is_classification(outputs, target) else 0
 
 
@@ -270,24 +274,24 @@ def _device_of(outputs: Any) -> torch.device:
     return outputs.device if isinstance(outputs, torch.Tensor) else torch.device("cpu")
 
 
-def _rows(batch: Any) -> int:
-    inputs = pair(batch)[0]
+def _count_rows(batch: Any) -> int:
+    inputs = split_pair(batch)[0]
     if type(inputs) is torch.Tensor and inputs.dim():
         return len(inputs)
     return rows_of(shape_of(inputs), 0) or 0
 
 
-class _Rate:
+class _RateReporter:
     """Rows per second over all ranks, sent by rank 0 about once a second."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         self._run = run
         self._rows = 0  # of this rank
         self._since = time.perf_counter()
 
     def count(self, batches: list[Any]) -> None:
         for batch in batches:
-            self._rows += _rows(batch)
+            self._rows += _count_rows(batch)
         passed = time.perf_counter() - self._since
         if passed >= RATE_SECONDS and self._run.context.rank == 0 and self._rows:
             rate = self._rows * self._run.context.world_size / passed
@@ -295,9 +299,9 @@ class _Rate:
             self._rows, self._since = 0, time.perf_counter()
 
 
-def outline(run: Run) -> Outline:
+def make_outline(run: TrainingRun) -> Outline:
     """How long the run will be, as far as the length of the data tells."""
-    batches = _length(run.loader)
+    batches = _length_of(run.loader)
     per_epoch = None if batches is None else -(-batches // run.program.accumulate_steps)
     total = None if per_epoch is None else per_epoch * run.program.epochs
     if run.program.max_steps is not None:
@@ -307,11 +311,11 @@ def outline(run: Run) -> Outline:
         steps_per_epoch=per_epoch,
         total_steps=total,
         batch_size=run.program.data.batch_size,
-        dataset_rows=_length(run.loader.dataset),
+        dataset_rows=_length_of(run.loader.dataset),
     )
 
 
-def _length(value: Any) -> int | None:
+def _length_of(value: Any) -> int | None:
     try:
         return len(cast(Sized, value))
     except TypeError:  # a data set that only iterates

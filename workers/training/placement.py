@@ -9,7 +9,7 @@ from torch import nn
 Place = int | Literal["cpu"]
 
 
-def cover(model: nn.Module, placement: Mapping[str, Place]) -> dict[str, Place]:
+def complete_placement(model: nn.Module, placement: Mapping[str, Place]) -> dict[str, Place]:
     """The given placement, completed so that every sub-module belongs to exactly one part.
 
     What is not named goes to logical device 0, in parts as large as possible: without any placement
@@ -21,14 +21,14 @@ def cover(model: nn.Module, placement: Mapping[str, Place]) -> dict[str, Place]:
     known = dict(model.named_modules())
     for path in placement:
         if path not in known:
-            raise KeyError(f"{path}: no such sub-module; the model has {_listed(known)}")
+            raise KeyError(f"{path}: no such sub-module; the model has {_join_names(known)}")
         inside = next((other for other in placement if path.startswith(other + ".")), None)
         if inside is not None:
             raise KeyError(f"{path}: lies inside {inside}, which has a device of its own; name one of them")
-    return dict(_parts(model, "", placement))
+    return dict(_parts_below(model, "", placement))
 
 
-def _parts(module: nn.Module, path: str, placement: Mapping[str, Place]) -> Iterator[tuple[str, Place]]:
+def _parts_below(module: nn.Module, path: str, placement: Mapping[str, Place]) -> Iterator[tuple[str, Place]]:
     below = f"{path}." if path else ""
     if path in placement:
         yield path, placement[path]
@@ -36,10 +36,10 @@ def _parts(module: nn.Module, path: str, placement: Mapping[str, Place]) -> Iter
         yield path, 0
     else:
         for name, child in module.named_children():
-            yield from _parts(child, below + name, placement)
+            yield from _parts_below(child, below + name, placement)
 
 
-def move(model: nn.Module, parts: Mapping[str, Place], devices: Mapping[Place, torch.device]) -> None:
+def place_parts(model: nn.Module, parts: Mapping[str, Place], devices: Mapping[Place, torch.device]) -> None:
     """Move each part to its device, and have whatever is passed to it moved there too.
 
     What the modules around the parts own themselves goes to device 0.
@@ -49,7 +49,7 @@ def move(model: nn.Module, parts: Mapping[str, Place], devices: Mapping[Place, t
         part, device = model.get_submodule(path), devices[place]
         part.to(device)
         if path:  # what goes into the whole model is there already
-            part.register_forward_pre_hook(_mover(device), with_kwargs=True)
+            part.register_forward_pre_hook(_input_mover(device), with_kwargs=True)
         around -= set(part.modules())
     for module in around:
         for parameter in module.parameters(recurse=False):
@@ -58,25 +58,25 @@ def move(model: nn.Module, parts: Mapping[str, Place], devices: Mapping[Place, t
             setattr(module, name, buffer.to(devices[0]))
 
 
-def _mover(device: torch.device) -> Any:
+def _input_mover(device: torch.device) -> Any:
     def to_device(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        return moved(args, device), moved(kwargs, device)
+        return move_tensors(args, device), move_tensors(kwargs, device)
 
     return to_device
 
 
-def moved(value: Any, device: torch.device) -> Any:
+def move_tensors(value: Any, device: torch.device) -> Any:
     """`value` with every tensor in nested tuples, lists and dicts on `device`."""
     if isinstance(value, torch.Tensor):
         return value if value.device == device else value.to(device, non_blocking=True)
     if isinstance(value, dict):
-        return type(value)((key, moved(part, device)) for key, part in value.items())
+        return type(value)((key, move_tensors(part, device)) for key, part in value.items())
     if isinstance(value, (tuple, list)):
         make: Any = getattr(type(value), "_make", type(value))
-        return make(moved(part, device) for part in value)
+        return make(move_tensors(part, device) for part in value)
     return value
 
 
-def _listed(known: Mapping[str, nn.Module]) -> str:
+def _join_names(known: Mapping[str, nn.Module]) -> str:
     names = [name for name in known if name]
     return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "") if names else "none"

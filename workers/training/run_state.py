@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from jobs.model.spec import RecipeProgram
 from workers.runtime.context import Checkpoints, RankContext
-from workers.training.checkpoint.rng_state import Draws
+from workers.training.checkpoint.rng_state import RandomStates
 from workers.training.strategies import Strategy
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -23,20 +23,20 @@ Loss = Callable[[Any, Any], torch.Tensor]
 class EpochStart:
     """What an epoch's order of rows, and the seeds of its loader's workers, are made from."""
 
-    draws: Draws
+    draws: RandomStates
     loader: torch.Tensor  # state of the loader's generator
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class ResumePoint:
     """The epoch that was broken off, and the random numbers that come next."""
 
     epoch_start: EpochStart
-    draws: Draws
+    draws: RandomStates
 
 
 @dataclass(slots=True)
-class Run:
+class TrainingRun:
     """Everything that the loop works with. `loss` and `optimizer` are there when the mode is train."""
 
     program: RecipeProgram
@@ -58,7 +58,7 @@ class Run:
     over: bool = False  # also the last evaluation
     # -- checkpoints
     saved_step: int = 0  # the last one that was saved, or tried to be
-    resumed: Resumed | None = None  # until the loader is back where it was
+    resumed: ResumePoint | None = None  # until the loader is back where it was
     owed: Callable[[], None] | None = None  # waits for a loss of all ranks, and tells of it
     # -- what every step asks for
     autocast: AbstractContextManager[object] = field(init=False)  # in the precision that the spec asks for

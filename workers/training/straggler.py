@@ -24,7 +24,7 @@ class Straggler:
         if self.where == "input" and device == self.device:
             time.sleep(self.seconds)
 
-    def slow(self, device: int, module: Callable[..., Any]) -> Callable[..., Any]:
+    def slow_down(self, device: int, module: Callable[..., Any]) -> Callable[..., Any]:
         """`module`, slow in the part that is asked for if it runs on the slow device."""
         if self.where == "input" or device != self.device:
             return module
@@ -56,7 +56,7 @@ class _SleepInBackward(torch.autograd.Function):
         return grad, None
 
 
-def of(spec: JobSpec, context: RankContext) -> Straggler | None:
+def find_straggler(spec: JobSpec, context: RankContext) -> Straggler | None:
     """The straggler among this rank's devices, if the spec has one."""
     wanted = spec.recipe.straggler
     if wanted is None:

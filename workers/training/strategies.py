@@ -20,8 +20,7 @@ from workers.runtime import process_groups
 from workers.runtime.context import RankContext, RejectedByWorker
 from workers.training import placement
 from workers.training.data_parallel import TracedDataParallel
-from workers.training.straggler import Straggler
-from workers.training.straggler import of as straggler_of
+from workers.training.straggler import Straggler, find_straggler
 
 FSDP_UNMEASURED = (
     "under fsdp ranks exchange parameters and gradients while they compute; torch does not time them apart"
@@ -38,7 +37,7 @@ DDP_ASKED = 10
 DDP_SAMPLED = f"read from DistributedDataParallel in the first {DDP_ASKED} steps and every tenth after them"
 
 
-def _identity(values: torch.Tensor) -> torch.Tensor:
+def _keep_local(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
@@ -70,26 +69,26 @@ class Strategy:
     buckets: Callable[[], Buckets | None] = lambda: None
 
 
-def build(spec: JobSpec, context: RankContext, model: nn.Module, buckets: Buckets | None = None) -> Strategy:
+def build_strategy(spec: JobSpec, context: RankContext, model: nn.Module, buckets: Buckets | None = None) -> Strategy:
     """Put `model` on the devices of this rank. `buckets` are those of the run that this one goes on from.
 
     Raises:
         RejectedByWorker: `parallelism` names a sub-module that the model does not have.
     """
-    with _beginning_with(buckets) if buckets is not None else nullcontext():
+    with _with_first_buckets(buckets) if buckets is not None else nullcontext():
         return STRATEGIES[spec.parallelism.strategy](spec, context, model)
 
 
-def single(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
+def build_single(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     """One device, or the parts of the model on several (model parallelism)."""
     try:
-        parts = placement.cover(model, spec.parallelism.placement)
+        parts = placement.complete_placement(model, spec.parallelism.placement)
     except KeyError as error:
         raise RejectedByWorker(f"parallelism.placement.{error.args[0]}") from None
     devices: dict[placement.Place, torch.device] = {"cpu": torch.device("cpu")}
     devices |= {device.logical: _torch_device(context, device.logical) for device in context.devices}
-    placement.move(model, parts, devices)
-    recorder = _recorder(spec, context, times_whole_backward=len(context.devices) == 1)
+    placement.place_parts(model, parts, devices)
+    recorder = _make_recorder(spec, context, times_whole_backward=len(context.devices) == 1)
     for path, place in parts.items():
         if place != "cpu":
             recorder.watch_module(model.get_submodule(path), place, is_whole=path == "")
@@ -99,17 +98,17 @@ def single(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     if len(context.devices) > 1:
         recorder.note("per_device.backward_ms", "a placed model has one backward through all devices")
         recorder.note("per_device.rows", "with a placement every device that holds a part works on every row")
-    return Strategy(model, devices[0], recorder, _identity, lambda: nullcontext(model), lambda: nullcontext(model))
+    return Strategy(model, devices[0], recorder, _keep_local, lambda: nullcontext(model), lambda: nullcontext(model))
 
 
-def dp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
+def build_dp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     """nn.DataParallel over the lease: over the whole model, or over one sub-module of it."""
     how, virtual = spec.parallelism, context.kind == "cpu"
     device = _torch_device(context, 0)
     model.to(device)
     recorder = Recorder(context, module=how.module or "", dim=how.dim)
     streams = context.streams
-    inner = _submodule(model, how.module)
+    inner = _find_submodule(model, how.module)
     wrapped = TracedDataParallel(
         inner,
         [d.logical for d in context.devices],
@@ -118,7 +117,7 @@ def dp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
         dim=how.dim,
         functional=how.functional,
         observer=recorder,
-        straggler=_straggler(spec, context),
+        straggler=_find_straggler(spec, context),
         **({"on": streams.on} if streams is not None else {}),
     )
     recorder.note(
@@ -133,30 +132,30 @@ def dp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     if len(context.devices) == 1:
         recorder.note("primitives", "nn.DataParallel on one device calls the module directly; here the primitives run")
     placed = _put_back(model, how.module, wrapped)
-    bare = lambda: _bare(model, how.module, inner, wrapped)  # noqa: E731
-    return Strategy(placed, device, recorder, _identity, lambda: nullcontext(placed), bare)
+    bare = lambda: _without_wrapper(model, how.module, inner, wrapped)  # noqa: E731
+    return Strategy(placed, device, recorder, _keep_local, lambda: nullcontext(placed), bare)
 
 
-def ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
+def build_ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     """DistributedDataParallel over the whole model, or over one sub-module of it."""
     how, path = spec.parallelism, spec.parallelism.module
     device = _torch_device(context, context.devices[0].logical)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     process_groups.keep()
-    dist.init_process_group(_backend(how.backend, device))
+    dist.init_process_group(_choose_backend(how.backend, device))
     model.to(device)
-    inner = _submodule(model, path)
-    recorder = _recorder(spec, context)
-    straggler = _straggler(spec, context)
+    inner = _find_submodule(model, path)
+    recorder = _make_recorder(spec, context)
+    straggler = _find_straggler(spec, context)
     if straggler is not None and straggler.where != "input":
-        inner.forward = straggler.slow(straggler.device, inner.forward)
+        inner.forward = straggler.slow_down(straggler.device, inner.forward)
     recorder.watch_module(inner, 0, is_whole=True)  # after what makes it slow, which belongs to its time
     if any(parameter.requires_grad for parameter in inner.parameters()):
         wrapped = DistributedDataParallel(inner, device_ids=[device] if device.type == "cuda" else None)
     else:
         raise RejectedByWorker(f"parallelism.module: {path or 'the model'} has no parameters for ddp to synchronise")
-    recorder.read_ddp_times = _ddp_times(wrapped, recorder)
+    recorder.read_ddp_times = _ddp_times_reader(wrapped, recorder)
     recorder.note("per_device.comm_ms", "includes waiting for the slowest rank, and may overlap with backward_ms")
     if path is not None:
         recorder.note("parallelism.module", f"only {path} is synchronised between ranks; other parameters drift apart")
@@ -165,28 +164,28 @@ def ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
         placed,
         device,
         recorder,
-        _total,
-        lambda: _unwrapped(model, path, inner, wrapped),
-        lambda: _bare(model, path, inner, wrapped),
+        _sum_over_ranks,
+        lambda: _evaluate_without_wrapper(model, path, inner, wrapped),
+        lambda: _without_wrapper(model, path, inner, wrapped),
         wrapped.no_sync,
-        _begin_total,
+        _begin_sum,
         straggler,
         "replica" if path is None else "whole",
-        lambda: _buckets(wrapped),
+        lambda: _gradient_buckets(wrapped),
     )
 
 
-def fsdp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
+def build_fsdp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     """fully_shard: each rank keeps a part of every parameter, and gathers the rest of a layer when it is its turn."""
     device = _torch_device(context, context.devices[0].logical)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     process_groups.keep()
-    dist.init_process_group(_backend(spec.parallelism.backend, device))
+    dist.init_process_group(_choose_backend(spec.parallelism.backend, device))
     model.to(device)
-    recorder = _recorder(spec, context)
+    recorder = _make_recorder(spec, context)
     recorder.watch_module(model, 0, is_whole=True)
-    sharded = _shard(model, init_device_mesh(device.type, (context.world_size,)))
+    sharded = _shard_parts(model, init_device_mesh(device.type, (context.world_size,)))
     for field in ("backward_ms", "comm_ms"):
         recorder.note(f"per_device.{field}", FSDP_UNMEASURED)
     recorder.note("per_device.forward_ms", "includes gathering parameters, and waiting for the ranks that hold them")
@@ -194,24 +193,24 @@ def fsdp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
         model,
         device,
         recorder,
-        _total,
-        lambda: _gathered(model, sharded),
+        _sum_over_ranks,
+        lambda: _with_whole_parameters(model, sharded),
         lambda: nullcontext(model),
-        lambda: _unreduced(sharded[-1]),
-        _begin_total,
+        lambda: _without_reduction(sharded[-1]),
+        _begin_sum,
         holds="shard",
     )
 
 
 STRATEGIES: dict[str, Callable[[JobSpec, RankContext, nn.Module], Strategy]] = {
-    "single": single,
-    "dp": dp,
-    "ddp": ddp,
-    "fsdp": fsdp,
+    "single": build_single,
+    "dp": build_dp,
+    "ddp": build_ddp,
+    "fsdp": build_fsdp,
 }
 
 
-def _recorder(spec: JobSpec, context: RankContext, *, times_whole_backward: bool = False) -> Recorder:
+def _make_recorder(spec: JobSpec, context: RankContext, *, times_whole_backward: bool = False) -> Recorder:
     kind = SingleDeviceRecorder if context.kind == "cpu" and len(context.devices) == 1 else Recorder
     return kind(context, module=spec.parallelism.module or "", times_whole_backward=times_whole_backward)
 
@@ -221,13 +220,13 @@ def _torch_device(context: RankContext, logical: int) -> torch.device:
     return torch.device("cuda", logical) if context.kind == "cuda" else torch.device("cpu")
 
 
-def _straggler(spec: JobSpec, context: RankContext) -> Straggler | None:
+def _find_straggler(spec: JobSpec, context: RankContext) -> Straggler | None:
     """The straggler of the spec, where it can be had.
 
     Raises:
         RejectedByWorker: DataParallel sends to all GPUs at once, so none of them can be made to wait alone.
     """
-    found = straggler_of(spec, context)
+    found = find_straggler(spec, context)
     if found is not None and found.where == "input" and len(context.devices) > 1 and context.kind == "cuda":
         raise RejectedByWorker(
             'program.straggler.where: on cuda, DataParallel sends the shards to all devices at once; take "forward"'
@@ -235,7 +234,7 @@ def _straggler(spec: JobSpec, context: RankContext) -> Straggler | None:
     return found
 
 
-def _submodule(model: nn.Module, path: str | None) -> nn.Module:
+def _find_submodule(model: nn.Module, path: str | None) -> nn.Module:
     try:
         return model.get_submodule(path or "")
     except AttributeError:
@@ -254,23 +253,23 @@ def _put_back(model: nn.Module, path: str | None, wrapped: nn.Module) -> nn.Modu
     return model
 
 
-def _backend(wish: str, device: torch.device) -> str:
+def _choose_backend(wish: str, device: torch.device) -> str:
     return wish if wish != "auto" else {"cuda": "nccl", "cpu": "gloo"}[device.type]
 
 
-def _total(values: torch.Tensor) -> torch.Tensor:
+def _sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     dist.all_reduce(values)
     return values
 
 
-def _begin_total(values: torch.Tensor) -> Callable[[], object]:
+def _begin_sum(values: torch.Tensor) -> Callable[[], object]:
     work: Any = dist.all_reduce(values, async_op=True)
     wait: Callable[[], object] = work.wait
     return wait
 
 
 @contextlib.contextmanager
-def _bare(model: nn.Module, path: str | None, inner: nn.Module, wrapped: nn.Module) -> Iterator[nn.Module]:
+def _without_wrapper(model: nn.Module, path: str | None, inner: nn.Module, wrapped: nn.Module) -> Iterator[nn.Module]:
     """The model without the wrapper."""
     try:
         yield _put_back(model, path, inner)
@@ -279,7 +278,7 @@ def _bare(model: nn.Module, path: str | None, inner: nn.Module, wrapped: nn.Modu
 
 
 @contextlib.contextmanager
-def _unwrapped(
+def _evaluate_without_wrapper(
     model: nn.Module, path: str | None, inner: nn.Module, wrapped: DistributedDataParallel
 ) -> Iterator[nn.Module]:
     """The model without the wrapper, whose forward is a collective: ranks evaluate different numbers of batches.
@@ -288,11 +287,11 @@ def _unwrapped(
     """
     for buffer in inner.buffers():
         dist.broadcast(buffer, src=0)
-    with _bare(model, path, inner, wrapped) as bare:
+    with _without_wrapper(model, path, inner, wrapped) as bare:
         yield bare
 
 
-def _buckets(wrapped: DistributedDataParallel) -> Buckets | None:
+def _gradient_buckets(wrapped: DistributedDataParallel) -> Buckets | None:
     """Parameters by their number, bucket by bucket, as DistributedDataParallel will add up their gradients from now on.
 
     It makes its buckets anew before the second forward, in the order in which gradients came in the first backward.
@@ -312,7 +311,7 @@ def _buckets(wrapped: DistributedDataParallel) -> Buckets | None:
 
 
 @contextlib.contextmanager
-def _beginning_with(buckets: Buckets) -> Iterator[None]:
+def _with_first_buckets(buckets: Buckets) -> Iterator[None]:
     """DistributedDataParallel made in here has these buckets from its first step on. It turns them round."""
     private: Any = dist
     usual: Any = getattr(private, "_compute_bucket_assignment_by_size", None)
@@ -329,26 +328,26 @@ def _beginning_with(buckets: Buckets) -> Iterator[None]:
         private._compute_bucket_assignment_by_size = usual
 
 
-def _shard(model: nn.Module, mesh: DeviceMesh) -> list[FSDPModule]:
+def _shard_parts(model: nn.Module, mesh: DeviceMesh) -> list[FSDPModule]:
     """Shard each part of the model that has parameters, then the model itself, which comes last."""
-    parts = [*_parts(model), model]
+    parts = [*_parts_to_shard(model), model]
     try:
         return [fully_shard(part, mesh=mesh, reshard_after_forward=True) for part in parts]
     except (ValueError, NotImplementedError, RuntimeError) as error:
         raise RejectedByWorker(f"parallelism.strategy: fully_shard does not take this model: {error}") from error
 
 
-def _parts(model: nn.Module) -> Iterator[nn.Module]:
+def _parts_to_shard(model: nn.Module) -> Iterator[nn.Module]:
     """The model's own parts. A list or dict of modules is never called, so its entries are taken in its place."""
     for child in model.children():
         if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
-            yield from _parts(child)
+            yield from _parts_to_shard(child)
         elif any(True for _ in child.parameters()):
             yield child
 
 
 @contextlib.contextmanager
-def _gathered(model: nn.Module, sharded: list[FSDPModule]) -> Iterator[nn.Module]:
+def _with_whole_parameters(model: nn.Module, sharded: list[FSDPModule]) -> Iterator[nn.Module]:
     """The model with whole parameters on every rank, so that its forward is no collective: ranks evaluate different
     numbers of batches. Buffers are those of rank 0, as under ddp."""
     for buffer in model.buffers():
@@ -363,7 +362,7 @@ def _gathered(model: nn.Module, sharded: list[FSDPModule]) -> Iterator[nn.Module
 
 
 @contextlib.contextmanager
-def _unreduced(root: FSDPModule) -> Iterator[None]:
+def _without_reduction(root: FSDPModule) -> Iterator[None]:
     """Gradients stay with the rank that made them until the next backward outside."""
     root.set_requires_gradient_sync(False)
     try:
@@ -372,7 +371,7 @@ def _unreduced(root: FSDPModule) -> Iterator[None]:
         root.set_requires_gradient_sync(True)
 
 
-def _ddp_times(wrapped: DistributedDataParallel, recorder: Recorder) -> Callable[[], DdpTimes | None]:
+def _ddp_times_reader(wrapped: DistributedDataParallel, recorder: Recorder) -> Callable[[], DdpTimes | None]:
     """Asks the wrapper for the times of the step that has just run.
 
     A slow rank makes all ranks wait in all-reduce, so wall clocks show the same backward on each;
@@ -390,7 +389,7 @@ def _ddp_times(wrapped: DistributedDataParallel, recorder: Recorder) -> Callable
         recorder.note("per_device.comm_ms", DDP_UNMEASURED)
         return lambda: None
 
-    def ask() -> DdpTimes | None:
+    def read_times() -> DdpTimes | None:
         nonlocal steps
         steps += 1
         if steps > DDP_ASKED and steps % 10:
@@ -408,4 +407,4 @@ def _ddp_times(wrapped: DistributedDataParallel, recorder: Recorder) -> Callable
             return None
         return DdpTimes(backward_ms=compute / 1e6, comm_ms=comm / 1e6)
 
-    return ask
+    return read_times

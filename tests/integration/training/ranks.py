@@ -180,7 +180,7 @@ def _rank(
             data_root=data_root,
             checkpoints=checkpoints,
         )
-        entry.run(spec, context)
+        entry.run_recipe(spec, context)
     except BaseException:  # noqa: BLE001 - the outcome carries it
         code, trace = 1, traceback.format_exc()
     sink.emit(Outcome(rank, code, traceback=trace))

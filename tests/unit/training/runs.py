@@ -55,7 +55,7 @@ def run_here(program: dict[str, Any], *, devices: int = 1, **parallelism: Any) -
 
 def run_spec(spec: JobSpec, **options: Any) -> tuple[Result, Kept]:
     sink = Kept()
-    return entry.run(spec, context_of(spec.resources.devices, sink, **options)), sink
+    return entry.run_recipe(spec, context_of(spec.resources.devices, sink, **options)), sink
 
 
 def report_here(spec: JobSpec, train_rows: int | None = None, **options: Any) -> Report:

@@ -78,7 +78,7 @@ class Attempts:
             # In a thread, where autograd counts its operations from 0, as it does in a new process: the order in which
             # it adds up gradients may hang on these counts.
             with ThreadPoolExecutor(1) as process:
-                self.result = process.submit(entry.run, self.spec, context).result()
+                self.result = process.submit(entry.run_recipe, self.spec, context).result()
             cut = len(sink.records)
         except (Killed, Stopped):
             pass

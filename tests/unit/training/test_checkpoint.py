@@ -296,7 +296,7 @@ def test_a_run_that_is_told_to_stop_while_it_goes_back_leaves_at_once(tmp_path: 
 def test_without_checkpoints_a_run_that_is_told_to_stop_ends_after_its_step() -> None:
     sink = Kept()
     with pytest.raises(Stopped, match="after step 2"):
-        entry.run(spec_of(SMALL), context_of(1, sink, stopping=lambda: len(sink.of(Step)) == 3))
+        entry.run_recipe(spec_of(SMALL), context_of(1, sink, stopping=lambda: len(sink.of(Step)) == 3))
 
 
 def test_every_step_before_a_checkpoint_has_been_sent_however_late_its_times_are_known(
@@ -367,7 +367,7 @@ def test_tensors_of_every_type_are_read_by_the_library_as_they_were(dtype: torch
         "none": torch.zeros(0, 4).to(dtype),
         "one": torch.tensor(1).to(dtype),
     }
-    with files.draft(tmp_path, 1) as draft:
+    with files.open_draft(tmp_path, 1) as draft:
         draft.write("a.safetensors", lambda sheet: files.write_tensors(sheet, tensors))
     read = load_file(tmp_path / "1" / "a.safetensors")
     assert sorted(read) == sorted(tensors)
@@ -405,16 +405,16 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_it_is_
 def test_a_link_in_the_place_of_a_draft_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "3").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="3"), files.draft(tmp_path, 3):
+    with pytest.raises(OSError, match="3"), files.open_draft(tmp_path, 3):
         pass
     link = tmp_path / "drafts"
     link.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="drafts"), files.draft(link, 3):
+    with pytest.raises(OSError, match="drafts"), files.open_draft(link, 3):
         pass
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def write_new(sheet: files.Sheet) -> None:
+def write_new(sheet: files.HashingFile) -> None:
     sheet.write(b"new")
 
 
@@ -422,7 +422,7 @@ def test_a_link_in_the_place_of_a_file_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     for name in ("a", ".a.part"):
         (tmp_path / "1" / name).symlink_to(tmp_path / "other")
-    with files.draft(tmp_path, 1) as draft:
+    with files.open_draft(tmp_path, 1) as draft:
         draft.write("a", write_new)
     assert not (tmp_path / "other").exists()
     assert (tmp_path / "1" / "a").read_bytes() == b"new"
@@ -556,7 +556,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_reason(tmp_path: Path
     context = context_of(1, Kept(), checkpoints=Checkpoints(tmp_path, directory, lambda: CONTINUE))
     spec = spec_of({**other, "checkpoint": {"every_steps": 3}})
     with pytest.raises(checkpoint.Unreadable, match=r"step 3 does not fit the run: .*size mismatch for 1.weight"):
-        entry.run(spec, context)
+        entry.run_recipe(spec, context)
 
 
 @pytest.mark.parametrize("change", [{"world_size": 2}, {"rank": 1}, {"format": 2}, {"holds": "shard"}])

@@ -185,19 +185,19 @@ def test_parts_that_were_built_ahead_make_the_same_run() -> None:
     usual, ahead = (context_of(1, Kept()) for _ in range(2))
     parts = entry.build_parts(spec, ahead)
     torch.rand(7)  # whatever else is drawn before the go
-    assert entry.run(spec, ahead, parts) == entry.run(spec, usual)
+    assert entry.run_recipe(spec, ahead, parts) == entry.run_recipe(spec, usual)
 
 
 @pytest.mark.parametrize("part", ["model", "data", "loss"])
 def test_nobodys_code_is_run_ahead(part: str) -> None:
-    assert entry.is_ours(spec_of(VECTORS))
-    assert not entry.is_ours(spec_of(changed(VECTORS, **{part: {"ref": "some.package:thing"}})))
+    assert entry.runs_only_our_code(spec_of(VECTORS))
+    assert not entry.runs_only_our_code(spec_of(changed(VECTORS, **{part: {"ref": "some.package:thing"}})))
 
 
 def test_a_stop_ends_the_run_after_the_current_step() -> None:
     sink = Kept()
     with pytest.raises(Stopped, match="after step 1"):
-        entry.run(spec_of(VECTORS), context_of(1, sink, stopping=lambda: len(sink.of(Step)) == 2))
+        entry.run_recipe(spec_of(VECTORS), context_of(1, sink, stopping=lambda: len(sink.of(Step)) == 2))
     assert len(sink.of(Step)) == 2
 
 

@@ -205,7 +205,7 @@ def test_the_directory_that_holds_the_unpacked_archive_will_do(cifar: Path) -> N
 def test_batches_that_python_3_pickled_are_read_too(cifar: Path, protocol: int) -> None:
     for name in cifar10.BATCHES["train"]:
         path = cifar / PYTHON / name
-        images, labels = cifar10._python(io.BytesIO(path.read_bytes()))
+        images, labels = cifar10._read_pickled(io.BytesIO(path.read_bytes()))
         path.write_bytes(pickle.dumps({b"data": images, b"labels": labels.tolist()}, protocol))
     data, other = data_of(cifar, "cifar10", path=PYTHON), data_of(cifar, "cifar10", path=BINARY)
     assert torch.equal(data[11][0], other[11][0])

@@ -89,7 +89,7 @@ def test_gradients_are_cut_to_the_norm_before_the_step(accumulate: int, clip: fl
     optimizer = {"ref": "sgd", "args": {"lr": 1.0}}
     program = vectors(30, 10, optimizer=optimizer, clip_grad_norm=clip, accumulate_steps=accumulate, max_steps=1)
     spec = spec_of(program)
-    run = entry.prepare(spec, context_of(1, Kept()))
+    run = entry.prepare_run(spec, context_of(1, Kept()))
     before = nn.utils.parameters_to_vector(run.strategy.model.parameters()).detach().clone()
     loop.train(run)
     step = float((nn.utils.parameters_to_vector(run.strategy.model.parameters()) - before).norm().detach())

@@ -14,7 +14,7 @@ from workers.training.recipes.optim import snake_case
 
 
 def test_the_catalogue_file_is_what_torch_offers() -> None:
-    assert generate_catalogue.PATH.read_text(encoding="utf-8") == generate_catalogue.text()
+    assert generate_catalogue.PATH.read_text(encoding="utf-8") == generate_catalogue.catalogue_text()
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_rows_taken_at_once_are_those_taken_one_by_one(name: str) -> None:
     options = {"batch_size": 7, "shuffle": True}
     at_once, one_by_one = (
         list(DataLoader(each, generator=torch.Generator().manual_seed(1), **options, **more))  # type: ignore[arg-type]
-        for each, more in ((rows, {"collate_fn": data.collate}), (TensorDataset(*rows.tensors), {}))
+        for each, more in ((rows, {"collate_fn": data.collate_rows}), (TensorDataset(*rows.tensors), {}))
     )
     assert len(at_once) == len(one_by_one) > 1
     for one, other in zip(at_once, one_by_one, strict=True):
@@ -100,5 +100,5 @@ def test_rows_taken_at_once_are_those_taken_one_by_one(name: str) -> None:
 
 
 def test_rows_without_a_target_make_batches_without_one() -> None:
-    batches = list(DataLoader(data.Rows(torch.arange(6.0)), batch_size=4, collate_fn=data.collate))
+    batches = list(DataLoader(data.TensorRows(torch.arange(6.0)), batch_size=4, collate_fn=data.collate_rows))
     assert [batch.tolist() for batch in batches] == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0]]

@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from workers.runtime.context import Stopped
 from workers.training.checkpoint import rng_state
-from workers.training.run_state import EpochStart, Run
+from workers.training.run_state import EpochStart, TrainingRun
 
 
-def batches(run: Run) -> Iterator[Any]:
+def remaining_batches(run: TrainingRun) -> Iterator[Any]:
     """The batches of the epoch that are still to come.
 
     Raises:
@@ -25,16 +25,18 @@ def batches(run: Run) -> Iterator[Any]:
     resumed, run.resumed = run.resumed, None
     if resumed is None:
         if run.checkpoints is not None:
-            run.epoch_start = EpochStart(rng_state.capture(run.context.devices), _generator(run.loader).get_state())
+            run.epoch_start = EpochStart(
+                rng_state.capture_random_states(run.context.devices), _generator_of(run.loader).get_state()
+            )
         return iter(run.loader)
-    rng_state.restore(resumed.epoch_start.draws)
-    _generator(run.loader).set_state(resumed.epoch_start.loader)
-    rest = iter(_from(run.loader, run.batches_done)) if _may_skip(run) else _after(run, iter(run.loader))
-    rng_state.restore(resumed.draws)
+    rng_state.restore_random_states(resumed.epoch_start.draws)
+    _generator_of(run.loader).set_state(resumed.epoch_start.loader)
+    rest = iter(_loader_from(run.loader, run.batches_done)) if _can_skip(run) else _skip_loaded(run, iter(run.loader))
+    rng_state.restore_random_states(resumed.draws)
     return rest
 
 
-def _may_skip(run: Run) -> bool:
+def _can_skip(run: TrainingRun) -> bool:
     """Whether the batches to come are the same when those before them are not loaded. Rows of a data set of the user
     may be drawn anew each time, and then workers must draw what they drew before."""
     if isinstance(run.loader.dataset, IterableDataset):
@@ -42,7 +44,7 @@ def _may_skip(run: Run) -> bool:
     return ":" not in run.program.data.ref or run.loader.num_workers == 0
 
 
-def _after(run: Run, every: Iterator[Any]) -> Iterator[Any]:
+def _skip_loaded(run: TrainingRun, every: Iterator[Any]) -> Iterator[Any]:
     """Load the batches that were trained on, and forget them."""
     for _ in islice(every, run.batches_done):
         if run.context.stopping():
@@ -50,7 +52,7 @@ def _after(run: Run, every: Iterator[Any]) -> Iterator[Any]:
     return every
 
 
-class _Rest(Sampler[list[int]]):
+class _RemainingBatches(Sampler[list[int]]):
     """The batches of a sampler without the first ones. The sampler draws its order as it would for all of them."""
 
     def __init__(self, all_batches: Any, done: int) -> None:
@@ -63,10 +65,10 @@ class _Rest(Sampler[list[int]]):
         return max(0, len(self._all) - self._done)
 
 
-def _from(loader: DataLoader[Any], done: int) -> DataLoader[Any]:
+def _loader_from(loader: DataLoader[Any], done: int) -> DataLoader[Any]:
     return DataLoader(
         loader.dataset,
-        batch_sampler=_Rest(loader.batch_sampler, done),
+        batch_sampler=_RemainingBatches(loader.batch_sampler, done),
         num_workers=loader.num_workers,
         multiprocessing_context=loader.multiprocessing_context,
         collate_fn=loader.collate_fn,
@@ -75,6 +77,6 @@ def _from(loader: DataLoader[Any], done: int) -> DataLoader[Any]:
     )
 
 
-def _generator(loader: DataLoader[Any]) -> torch.Generator:
+def _generator_of(loader: DataLoader[Any]) -> torch.Generator:
     assert isinstance(loader.generator, torch.Generator)
     return loader.generator

@@ -43,7 +43,7 @@ class Unsaveable(Exception):
     """Something in the state of a run cannot be written without pickle."""
 
 
-class Sheet:
+class HashingFile:
     """A file that is being written. `write` never raises: torch's writer ends the process with an error in its hands.
     Nothing more is written after the first one, which `error` keeps. Large pieces are hashed by `helper` meanwhile."""
 
@@ -59,13 +59,13 @@ class Sheet:
         if view.nbytes:
             view = view.cast("B")
         for begin in range(0, view.nbytes, CHUNK_BYTES):
-            self._write(view[begin : begin + CHUNK_BYTES])
+            self._write_chunk(view[begin : begin + CHUNK_BYTES])
         return view.nbytes
 
     def flush(self) -> None:
         """Nothing is held back."""
 
-    def _write(self, view: memoryview) -> None:
+    def _write_chunk(self, view: memoryview) -> None:
         self.bytes += len(view)
         hashed = self._helper.submit(self._hash.update, view) if len(view) > SMALL_BYTES else None
         if hashed is None:
@@ -87,13 +87,13 @@ class Sheet:
         return self._hash.hexdigest()
 
 
-class Draft:
+class CheckpointDraft:
     """The directory `<drafts>/<step>/`. All ranks write into it at once, each its own files."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def write(self, name: str, fill: Callable[[Sheet], None]) -> SavedFile:
+    def write(self, name: str, fill: Callable[[HashingFile], None]) -> SavedFile:
         """Write a file; it has its name once it is whole and on the disk.
 
         Raises:
@@ -105,7 +105,7 @@ class Draft:
         fd = os.open(part, _NEW_FILE, 0o600, dir_fd=self._fd)
         try:
             with ThreadPoolExecutor(1) as helper:
-                sheet = Sheet(fd, helper)
+                sheet = HashingFile(fd, helper)
                 fill(sheet)
             sheet.raise_error()
             os.fsync(fd)
@@ -124,7 +124,7 @@ class Draft:
 
 
 @contextlib.contextmanager
-def draft(drafts: Path, step: int) -> Iterator[Draft]:
+def open_draft(drafts: Path, step: int) -> Iterator[CheckpointDraft]:
     """The draft of one step, which is made where no other rank has made it.
 
     Raises:
@@ -138,12 +138,12 @@ def draft(drafts: Path, step: int) -> Iterator[Draft]:
     finally:
         os.close(above)
     try:
-        yield Draft(fd)
+        yield CheckpointDraft(fd)
     finally:
         os.close(fd)
 
 
-def write_tensors(sheet: Sheet, tensors: Mapping[str, torch.Tensor]) -> None:
+def write_tensors(sheet: HashingFile, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write tensors in the format of safetensors.
 
     The library writes to a path, or makes the whole file in memory; here it is hashed as it goes to the disk, and
@@ -158,7 +158,7 @@ def write_tensors(sheet: Sheet, tensors: Mapping[str, torch.Tensor]) -> None:
     header: dict[str, Any] = {}
     at = 0
     for name, tensor in sorted(tensors.items(), key=lambda entry: -entry[1].element_size()):  # so that all are aligned
-        kept = first.setdefault(identity(name, tensor), name)
+        kept = first.setdefault(tensor_identity(name, tensor), name)
         if kept != name:
             again[name] = kept
             continue
@@ -171,16 +171,16 @@ def write_tensors(sheet: Sheet, tensors: Mapping[str, torch.Tensor]) -> None:
     text += b" " * (-len(text) % 8)
     sheet.write(len(text).to_bytes(8, "little") + text)
     for name in header:
-        sheet.write(_bytes_of(tensors[name]))
+        sheet.write(_tensor_bytes(tensors[name]))
 
 
-def identity(name: str, tensor: torch.Tensor) -> tuple[object, ...]:
+def tensor_identity(name: str, tensor: torch.Tensor) -> tuple[object, ...]:
     """The same for two names of one tensor. Empty tensors lie nowhere."""
     if tensor.numel() == 0:
         return (name,)
     return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-def _bytes_of(tensor: torch.Tensor) -> Any:
+def _tensor_bytes(tensor: torch.Tensor) -> Any:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy()

@@ -4,10 +4,10 @@ from jobs.protocol.records import Paused, Saved
 from workers.runtime.commands import CONTINUE, SAVE
 from workers.runtime.context import Stopped
 from workers.training.checkpoint import state
-from workers.training.run_state import Run
+from workers.training.run_state import TrainingRun
 
 
-def after_step(run: Run, total_steps: int | None) -> None:
+def after_step(run: TrainingRun, total_steps: int | None) -> None:
     """Save the run if it is due; pause if the rank was told to stop, and save if the supervisor says so.
 
     Raises:
@@ -15,35 +15,35 @@ def after_step(run: Run, total_steps: int | None) -> None:
     """
     if run.checkpoints is None:
         if run.context.stopping():
-            raise _stopped(run)
+            raise _stop_error(run)
         return
     whole = run.steps_done == total_steps
     wanted = run.program.checkpoint
     if wanted is not None and run.steps_done % wanted.every_steps == 0:
-        _save(run, whole=whole)
-    if run.context.stopping() and _tell(run, Paused(run.context.rank, run.steps_done)) == SAVE:
-        _save(run, whole=whole)
+        _save_checkpoint(run, whole=whole)
+    if run.context.stopping() and _send_and_wait(run, Paused(run.context.rank, run.steps_done)) == SAVE:
+        _save_checkpoint(run, whole=whole)
 
 
-def at_end(run: Run) -> None:
+def save_at_end(run: TrainingRun) -> None:
     """Save the run as it is in the end, unless nothing has changed.
 
     Raises:
         Stopped: the rank is to end.
     """
     if run.checkpoints is not None and run.saved_step != run.steps_done:
-        _save(run, whole=True)
+        _save_checkpoint(run, whole=True)
 
 
-def _save(run: Run, *, whole: bool) -> None:
+def _save_checkpoint(run: TrainingRun, *, whole: bool) -> None:
     run.settle()
     run.strategy.recorder.finish()
-    saved = state.save(run, whole=whole)
+    saved = state.save_checkpoint(run, whole=whole)
     run.saved_step = run.steps_done  # also where it failed: ranks must do the same, and only one may have failed
-    _tell(run, saved)
+    _send_and_wait(run, saved)
 
 
-def _tell(run: Run, record: Paused | Saved) -> bytes:
+def _send_and_wait(run: TrainingRun, record: Paused | Saved) -> bytes:
     """Send everything up to here, and wait for the supervisor's word.
 
     Raises:
@@ -56,9 +56,9 @@ def _tell(run: Run, record: Paused | Saved) -> bytes:
         flush()
     word = run.checkpoints.ask()
     if word not in (CONTINUE, SAVE):
-        raise _stopped(run)
+        raise _stop_error(run)
     return word
 
 
-def _stopped(run: Run) -> Stopped:
+def _stop_error(run: TrainingRun) -> Stopped:
     return Stopped(f"told to stop after step {run.steps_done - 1}")

@@ -12,7 +12,7 @@ from workers.runtime.context import Device
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
+class RandomStates:
     """What will be drawn next. Everything in it is a tensor, a number, or tuples and dicts of them."""
 
     cpu: torch.Tensor
@@ -21,9 +21,9 @@ class Draws:
     numpy: tuple[Any, ...]
 
 
-def capture(devices: Sequence[Device]) -> Draws:
+def capture_random_states(devices: Sequence[Device]) -> RandomStates:
     name, keys, *rest = np.random.get_state(legacy=True)
-    return Draws(
+    return RandomStates(
         cpu=torch.get_rng_state(),
         cuda={device.logical: torch.cuda.get_rng_state(device.logical) for device in devices if device.kind == "cuda"},
         python=random.getstate(),
@@ -31,7 +31,7 @@ def capture(devices: Sequence[Device]) -> Draws:
     )
 
 
-def restore(draws: Draws) -> None:
+def restore_random_states(draws: RandomStates) -> None:
     """
     Raises:
         ValueError, TypeError, RuntimeError: these are no states of generators.

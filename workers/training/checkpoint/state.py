@@ -24,9 +24,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from jobs.protocol.records import Saved
 from workers.runtime.context import RankContext, RejectedByWorker
 from workers.training.checkpoint import rng_state
-from workers.training.checkpoint.files import Sheet, Unsaveable, draft, identity, write_tensors
-from workers.training.checkpoint.rng_state import Draws
-from workers.training.run_state import EpochStart, Resumed, Run
+from workers.training.checkpoint.files import HashingFile, Unsaveable, open_draft, tensor_identity, write_tensors
+from workers.training.checkpoint.rng_state import RandomStates
+from workers.training.run_state import EpochStart, ResumePoint, TrainingRun
 
 FORMAT = 1
 MODEL = "model.safetensors"
@@ -41,7 +41,7 @@ class Unreadable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class CheckpointState:
     """The contents of a rank's `.pt` file."""
 
     format: int
@@ -71,7 +71,7 @@ class State:
 # -- saving ----------------------------------------------------------------------------------------
 
 
-def require_states(run: Run) -> None:
+def require_states(run: TrainingRun) -> None:
     """
     Raises:
         RejectedByWorker: a part of the run has a state that cannot be had, or cannot be written.
@@ -85,14 +85,14 @@ def require_states(run: Run) -> None:
                 "give it both, or leave out program.checkpoint"
             )
         try:
-            plain(part.state_dict(), f"the state_dict of {field}")
+            to_plain(part.state_dict(), f"the state_dict of {field}")
         except Unsaveable as error:
             raise RejectedByWorker(
                 f"program.checkpoint: {error}; change that, or leave out program.checkpoint"
             ) from None
 
 
-def save(run: Run, *, whole: bool) -> Saved:
+def save_checkpoint(run: TrainingRun, *, whole: bool) -> Saved:
     """Write this rank's files of the step that the run has come to. `whole`: under fsdp, the whole model as well.
 
     What cannot be written (the disk is full, only pickle could write it, a part of the user's own raises) is said in
@@ -101,20 +101,20 @@ def save(run: Run, *, whole: bool) -> Saved:
     assert run.checkpoints is not None
     rank, step, epoch = run.context.rank, run.steps_done, run.epoch
     buckets = run.strategy.buckets()  # this and the next: all ranks together
-    gathered = _gathered(run) if whole and run.strategy.holds == "shard" else {}
+    gathered = _gather_model(run) if whole and run.strategy.holds == "shard" else {}
     try:
-        state = plain(_as_dict(_state(run, buckets)), "the state of the run")
-        weights = _weights(run) | ({MODEL: gathered} if gathered else {})
-        with draft(run.checkpoints.drafts, step) as files:
+        state = to_plain(_as_dict(_capture_state(run, buckets)), "the state of the run")
+        weights = _tensors_by_file(run) | ({MODEL: gathered} if gathered else {})
+        with open_draft(run.checkpoints.drafts, step) as files:
             done = [files.write(name, partial(write_tensors, tensors=tensors)) for name, tensors in weights.items()]
             done.append(files.write(f"rank-{rank}.pt", partial(_write_state, state)))
             files.sync()
     except Exception as error:  # noqa: BLE001  (a user's state_dict may raise anything)
-        return Saved(rank, step, epoch, (), f"{type(error).__name__}: {_words(error)}")
+        return Saved(rank, step, epoch, (), f"{type(error).__name__}: {_one_line(error)}")
     return Saved(rank, step, epoch, tuple(done))
 
 
-def _write_state(state: dict[str, Any], sheet: Sheet) -> None:
+def _write_state(state: dict[str, Any], sheet: HashingFile) -> None:
     """As `torch.save`, without its checksums, which take as long as writing does: the file has a hash as a whole."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
@@ -124,11 +124,11 @@ def _write_state(state: dict[str, Any], sheet: Sheet) -> None:
         torch.serialization.set_crc32_options(before)
 
 
-def _weights(run: Run) -> dict[str, dict[str, torch.Tensor]]:
+def _tensors_by_file(run: TrainingRun) -> dict[str, dict[str, torch.Tensor]]:
     """The tensors of each file of this rank."""
     rank, holds = run.context.rank, run.strategy.holds
     with run.strategy.bare() as model:
-        tensors = {name: _local(t) for name, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
+        tensors = {name: _local_tensor(t) for name, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
         buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     if rank == 0 and holds != "shard":
         return {MODEL: tensors}
@@ -137,7 +137,7 @@ def _weights(run: Run) -> dict[str, dict[str, torch.Tensor]]:
     return {f"rank-{rank}.safetensors": tensors} if tensors else {}
 
 
-def _gathered(run: Run) -> dict[str, torch.Tensor]:
+def _gather_model(run: TrainingRun) -> dict[str, torch.Tensor]:
     """The whole model on the host of rank 0, tensor by tensor; nothing on the others."""
     kept: dict[str, torch.Tensor] = {}
     first: dict[tuple[object, ...], torch.Tensor] = {}
@@ -145,11 +145,11 @@ def _gathered(run: Run) -> dict[str, torch.Tensor]:
         for name, tensor in model.state_dict().items():
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if run.context.rank == 0 and isinstance(whole, torch.Tensor):
-                kept[name] = first.setdefault(identity(name, _local(tensor)), whole.cpu())
+                kept[name] = first.setdefault(tensor_identity(name, _local_tensor(tensor)), whole.cpu())
     return kept
 
 
-def _state(run: Run, buckets: list[list[int]] | None) -> State:
+def _capture_state(run: TrainingRun, buckets: list[list[int]] | None) -> CheckpointState:
     assert run.optimizer is not None
     assert run.epoch_start is not None
     with run.strategy.bare() as model:
@@ -157,7 +157,7 @@ def _state(run: Run, buckets: list[list[int]] | None) -> State:
         extra = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
         buffers = {name: buffer for name, buffer in model.named_buffers() if name not in state}
     as_on_rank_0 = run.context.rank > 0 and run.strategy.holds == "replica"
-    return State(
+    return CheckpointState(
         format=FORMAT,
         world_size=run.context.world_size,
         rank=run.context.rank,
@@ -168,7 +168,7 @@ def _state(run: Run, buckets: list[list[int]] | None) -> State:
         over=run.over,
         last_loss=run.last_loss,
         metrics=run.metrics,
-        draws=asdict(rng_state.capture(run.context.devices)),
+        draws=asdict(rng_state.capture_random_states(run.context.devices)),
         epoch_draws=asdict(run.epoch_start.draws),
         loader=run.epoch_start.loader,
         evaluation=None if run.evaluation is None else run.evaluation.generator.get_state(),
@@ -183,23 +183,23 @@ def _state(run: Run, buckets: list[list[int]] | None) -> State:
     )
 
 
-def _as_dict(state: State) -> dict[str, Any]:
-    return {field.name: getattr(state, field.name) for field in fields(State)}
+def _as_dict(state: CheckpointState) -> dict[str, Any]:
+    return {field.name: getattr(state, field.name) for field in fields(CheckpointState)}
 
 
 def _has_state(part: object) -> bool:
     return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
 
 
-def plain(value: Any, where: str) -> Any:
+def to_plain(value: Any, where: str) -> Any:
     """`value` made of what `torch.load(weights_only=True)` reads: tensors, numbers, words, and containers of them.
 
     Raises:
         Unsaveable: something else is in it.
     """
     if isinstance(value, DTensor):
-        placements = [_placement(placement, where) for placement in value.placements]
-        local = plain(value.to_local(), where)
+        placements = [_sharded_dim(placement, where) for placement in value.placements]
+        local = to_plain(value.to_local(), where)
         return {_SHARD: local, "placements": placements, "shape": value.shape, "stride": value.stride()}
     if type(value) in (torch.Tensor, torch.nn.Parameter):
         tensor = value.detach()
@@ -211,13 +211,13 @@ def plain(value: Any, where: str) -> Any:
         return float(value)
     if isinstance(value, dict):
         kind = type(value) if type(value) in (OrderedDict, Counter) else dict
-        return kind({plain(key, where): plain(part, f"{where}[{key!r}]") for key, part in value.items()})
+        return kind({to_plain(key, where): to_plain(part, f"{where}[{key!r}]") for key, part in value.items()})
     if type(value) in (list, tuple, set):
-        return type(value)(plain(part, where) for part in value)
+        return type(value)(to_plain(part, where) for part in value)
     raise Unsaveable(f"{where} holds a {type(value).__name__}, which cannot be saved without pickle")
 
 
-def _placement(placement: object, where: str) -> int | None:
+def _sharded_dim(placement: object, where: str) -> int | None:
     """The dimension along which a tensor is sharded; None where each rank has all of it."""
     if type(placement) is Shard:
         return placement.dim
@@ -226,14 +226,14 @@ def _placement(placement: object, where: str) -> int | None:
     raise Unsaveable(f"{where} holds a tensor that is placed as {placement}")
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def _local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def read(context: RankContext) -> State | None:
+def read_checkpoint(context: RankContext) -> CheckpointState | None:
     """What this rank goes on from; None where it begins.
 
     Raises:
@@ -242,7 +242,7 @@ def read(context: RankContext) -> State | None:
     checkpoints = context.checkpoints
     if checkpoints is None or checkpoints.resume is None:
         return None
-    state = _read(checkpoints.resume, context.rank)
+    state = _read_state(checkpoints.resume, context.rank)
     if (state.format, state.world_size, state.rank) != (FORMAT, context.world_size, context.rank):
         raise Unreadable(
             f"the checkpoint was saved by rank {state.rank} of {state.world_size}, in format {state.format}; "
@@ -251,7 +251,7 @@ def read(context: RankContext) -> State | None:
     return state
 
 
-def restore(run: Run, state: State) -> None:
+def restore_run(run: TrainingRun, state: CheckpointState) -> None:
     """Put a run that has just been built where `state` was.
 
     Raises:
@@ -266,9 +266,9 @@ def restore(run: Run, state: State) -> None:
         )
     try:
         _restore_model(run, state, run.checkpoints.resume)
-        mesh = _mesh(run)
-        optimizer = state.optimizer or _read(run.checkpoints.resume, 0).optimizer
-        _restore_optimizer(run.optimizer, _joined(optimizer, mesh))
+        mesh = _device_mesh(run)
+        optimizer = state.optimizer or _read_state(run.checkpoints.resume, 0).optimizer
+        _restore_optimizer(run.optimizer, _join_shards(optimizer, mesh))
         if run.scheduler is not None:
             run.scheduler.load_state_dict(state.scheduler or {})
         if run.scaler is not None:
@@ -278,9 +278,13 @@ def restore(run: Run, state: State) -> None:
         if run.evaluation is not None and state.evaluation is not None:
             run.evaluation.generator.set_state(state.evaluation)
         run.strategy.recorder.resume_numbers(state.numbers)
-        run.resumed = Resumed(EpochStart(Draws(**state.epoch_draws), state.loader), Draws(**state.draws))
+        run.resumed = ResumePoint(
+            EpochStart(RandomStates(**state.epoch_draws), state.loader), RandomStates(**state.draws)
+        )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-        raise Unreadable(f"the checkpoint of step {state.steps_done} does not fit the run: {_words(error)}") from error
+        raise Unreadable(
+            f"the checkpoint of step {state.steps_done} does not fit the run: {_one_line(error)}"
+        ) from error
     run.steps_done = run.saved_step = state.steps_done
     run.epoch, run.batches_done, run.over = state.epoch, state.batches_done, state.over
     run.metrics = dict(state.metrics)
@@ -288,18 +292,18 @@ def restore(run: Run, state: State) -> None:
     run.epoch_start = run.resumed.epoch_start
 
 
-def _read(directory: Path, rank: int) -> State:
+def _read_state(directory: Path, rank: int) -> CheckpointState:
     name = f"rank-{rank}.pt"
     try:
-        return State(**torch.load(directory / name, map_location="cpu", weights_only=True))
+        return CheckpointState(**torch.load(directory / name, map_location="cpu", weights_only=True))
     except pickle.UnpicklingError:  # its words tell how to run what is in the file
         why = "it is damaged, or holds what only pickle can read"
         raise Unreadable(f"{name} of the checkpoint cannot be read: {why}") from None
     except (OSError, EOFError, RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise Unreadable(f"{name} of the checkpoint cannot be read: {_words(error)}") from error
+        raise Unreadable(f"{name} of the checkpoint cannot be read: {_one_line(error)}") from error
 
 
-def _words(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     """An error in one line, of bounded length: torch lists all parameters that do not fit, one below the other."""
     return " ".join(str(error).split())[:MAX_WORDS]
 
@@ -316,7 +320,7 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     return tensors | {name: tensors[kept] for name, kept in names.items() if kept in tensors}
 
 
-def _restore_model(run: Run, state: State, directory: Path) -> None:
+def _restore_model(run: TrainingRun, state: CheckpointState, directory: Path) -> None:
     own = directory / f"rank-{state.rank}.safetensors"
     has_model = state.holds == "replica" or (state.rank == 0 and state.holds == "whole")
     tensors: dict[str, Any] = _read_tensors(directory / MODEL) if has_model else {}
@@ -327,7 +331,7 @@ def _restore_model(run: Run, state: State, directory: Path) -> None:
         for name, tensor in tensors.items():
             like = expected.get(name)
             if isinstance(like, DTensor):
-                tensors[name] = _shard(tensor, like.device_mesh, like.placements, like.shape, like.stride())
+                tensors[name] = _as_dtensor(tensor, like.device_mesh, like.placements, like.shape, like.stride())
         model.load_state_dict(tensors | state.extra)
         buffers = dict(model.named_buffers())
         for name, buffer in state.buffers.items():
@@ -350,26 +354,26 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, state: Any) -> None:
                 loaded[name] = value.to(loaded[name].device)
 
 
-def _mesh(run: Run) -> DeviceMesh | None:
+def _device_mesh(run: TrainingRun) -> DeviceMesh | None:
     found = (p.device_mesh for p in run.strategy.model.parameters() if isinstance(p, DTensor))
     return next(found, None)
 
 
-def _joined(value: Any, mesh: DeviceMesh | None) -> Any:
+def _join_shards(value: Any, mesh: DeviceMesh | None) -> Any:
     """`value` with its shards as parts of whole tensors again."""
     if isinstance(value, dict):
         if _SHARD not in value:
-            return type(value)({key: _joined(part, mesh) for key, part in value.items()})
+            return type(value)({key: _join_shards(part, mesh) for key, part in value.items()})
         if mesh is None:
             raise ValueError("the optimizer's state is sharded, and the model is not")
         placements = tuple(Replicate() if dim is None else Shard(dim) for dim in value["placements"])
-        return _shard(value[_SHARD], mesh, placements, value["shape"], value["stride"])
+        return _as_dtensor(value[_SHARD], mesh, placements, value["shape"], value["stride"])
     if isinstance(value, (list, tuple)):
-        return type(value)(_joined(part, mesh) for part in value)
+        return type(value)(_join_shards(part, mesh) for part in value)
     return value
 
 
-def _shard(local: torch.Tensor, mesh: DeviceMesh, placements: Any, shape: Any, stride: Any) -> DTensor:
+def _as_dtensor(local: torch.Tensor, mesh: DeviceMesh, placements: Any, shape: Any, stride: Any) -> DTensor:
     """This rank's part of a tensor, as such."""
     moved = local.to(mesh.device_type)
     whole: DTensor = DTensor.from_local(moved, mesh, placements, run_check=False, shape=shape, stride=stride)

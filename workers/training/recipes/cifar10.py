@@ -25,7 +25,7 @@ FOLDERS = ("", "cifar-10-batches-bin", "cifar-10-batches-py")
 CLASSES = 10
 
 
-class Images(Dataset[tuple[torch.Tensor, int]]):
+class Cifar10Images(Dataset[tuple[torch.Tensor, int]]):
     """(3, 32, 32) float32 in -1..1, and a label in 0..9. Kept as bytes, and turned into numbers row by row."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
@@ -39,28 +39,28 @@ class Images(Dataset[tuple[torch.Tensor, int]]):
         return self._images[index].float() / 127.5 - 1, self._labels[index]
 
 
-def load(root: DataRoot, path: str, split: str, field: str) -> Images:
+def load_images(root: DataRoot, path: str, split: str, field: str) -> Cifar10Images:
     """The train split (five batches) or the test split (one) below `path`.
 
     Raises:
         RejectedByWorker: the directory holds neither format, or a file of it is damaged.
     """
-    names, folder, suffix = BATCHES[split], *_find(root, path, BATCHES[split], field)
+    names, folder, suffix = BATCHES[split], *_find_batches(root, path, BATCHES[split], field)
     images, labels = [], []
     for name in names:
         where = f"{folder}/{name}{suffix}"
         with root.open(where, field) as file:
             try:
                 pixels, numbers = _READERS[suffix](file)
-                _check(pixels, numbers)
+                _check_arrays(pixels, numbers)
             except (ValueError, pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError) as error:
                 raise RejectedByWorker(f"{field}: {where} is not a batch of CIFAR-10: {error}") from None
         images.append(pixels)
         labels.append(numbers)
-    return Images(np.concatenate(images), np.concatenate(labels))
+    return Cifar10Images(np.concatenate(images), np.concatenate(labels))
 
 
-def _find(root: DataRoot, path: str, names: tuple[str, ...], field: str) -> tuple[str, str]:
+def _find_batches(root: DataRoot, path: str, names: tuple[str, ...], field: str) -> tuple[str, str]:
     """The folder that has every batch, and the suffix of its files."""
     for folder in (f"{path}/{below}" if below else path for below in FOLDERS):
         present = root.names(folder, field)
@@ -73,7 +73,7 @@ def _find(root: DataRoot, path: str, names: tuple[str, ...], field: str) -> tupl
     )
 
 
-def _binary(file: BinaryIO) -> tuple[np.ndarray, np.ndarray]:
+def _read_binary(file: BinaryIO) -> tuple[np.ndarray, np.ndarray]:
     raw = np.frombuffer(file.read(), dtype=np.uint8)
     if len(raw) % (1 + IMAGE_BYTES):
         raise ValueError(f"{len(raw)} bytes are no whole number of rows of {1 + IMAGE_BYTES} bytes")
@@ -81,22 +81,22 @@ def _binary(file: BinaryIO) -> tuple[np.ndarray, np.ndarray]:
     return rows[:, 1:].copy(), rows[:, 0].astype(np.int64)
 
 
-def _python(file: BinaryIO) -> tuple[np.ndarray, np.ndarray]:
+def _read_pickled(file: BinaryIO) -> tuple[np.ndarray, np.ndarray]:
     batch = _ArraysOnly(io.BytesIO(file.read()), encoding="bytes").load()
     if not isinstance(batch, dict):
         raise TypeError(f"it holds a {type(batch).__name__}, not a dict")
     named = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
     labels = named["labels"]
-    labels = labels.bytes_of("") if isinstance(labels, _Array) else labels
+    labels = labels.bytes_of("") if isinstance(labels, _ArrayStandIn) else labels
     if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < CLASSES for label in labels):
         raise ValueError(f"its labels are not a list of whole numbers from 0 to {CLASSES - 1}")
     return named["data"].bytes_of("data"), np.array(labels, dtype=np.int64)
 
 
-_READERS = {".bin": _binary, "": _python}
+_READERS = {".bin": _read_binary, "": _read_pickled}
 
 
-def _check(pixels: np.ndarray, labels: np.ndarray) -> None:
+def _check_arrays(pixels: np.ndarray, labels: np.ndarray) -> None:
     if pixels.shape != (len(labels), IMAGE_BYTES):
         raise ValueError(f"{len(labels)} labels, but images of shape {pixels.shape}")
     if not len(labels):
@@ -118,7 +118,7 @@ class _DType:
         """Byte order and the like, which mean nothing for single bytes."""
 
 
-class _Array:
+class _ArrayStandIn:
     """Stands in for numpy.ndarray: holds the state, and makes an array of bytes of it when all of it fits."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class _Array:
         _, *self._state = state  # version, then what matters
 
     @classmethod
-    def from_buffer(cls, raw: Any, dtype: Any, shape: Any, order: Any) -> "_Array":
+    def from_buffer(cls, raw: Any, dtype: Any, shape: Any, order: Any) -> "_ArrayStandIn":
         made = cls()
         made._state = [shape, dtype, order == "F", bytes(raw)]
         return made
@@ -142,8 +142,8 @@ class _Array:
         return np.frombuffer(raw, dtype=np.uint8).reshape(shape).copy()
 
 
-def _reconstruct(*_: Any) -> _Array:
-    return _Array()
+def _reconstruct(*_: Any) -> _ArrayStandIn:
+    return _ArrayStandIn()
 
 
 def _encode(text: Any, codec: Any) -> bytes:
@@ -153,16 +153,16 @@ def _encode(text: Any, codec: Any) -> bytes:
     return text.encode("latin-1")
 
 
-def _admitted() -> Iterator[tuple[tuple[str, str], Any]]:
+def _stand_ins() -> Iterator[tuple[tuple[str, str], Any]]:
     yield ("_codecs", "encode"), _encode
-    yield ("numpy", "ndarray"), _Array
+    yield ("numpy", "ndarray"), _ArrayStandIn
     yield ("numpy", "dtype"), _DType
     for core in ("numpy.core", "numpy._core"):
         yield (f"{core}.multiarray", "_reconstruct"), _reconstruct
-        yield (f"{core}.numeric", "_frombuffer"), _Array.from_buffer
+        yield (f"{core}.numeric", "_frombuffer"), _ArrayStandIn.from_buffer
 
 
-_STAND_INS = dict(_admitted())
+_STAND_INS = dict(_stand_ins())
 
 
 class _ArraysOnly(pickle.Unpickler):

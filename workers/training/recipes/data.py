@@ -15,19 +15,19 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from workers.runtime.context import RejectedByWorker
 from workers.training.recipes import cifar10 as cifar10_files
 from workers.training.recipes.files import DataRoot
-from workers.training.recipes.models import Args, Recipe, Width
+from workers.training.recipes.models import Recipe, RecipeArgs, Width
 
 TEST_ROWS = 360
 TRAIN_ROWS = 1437
 
 
-class RandomVectorsArgs(Args):
+class RandomVectorsArgs(RecipeArgs):
     rows: Annotated[int, Field(ge=1, le=10_000_000)]
     features: Width
     classes: Annotated[int, Field(ge=1, le=65_536)] = 2
 
 
-class Rows(TensorDataset):
+class TensorRows(TensorDataset):
     """A data set that lies in whole tensors: the rows of a batch are taken from them at once, not one by one and then
     stacked, which takes several times as long. A row without target is the input itself, not a tuple of one."""
 
@@ -35,18 +35,18 @@ class Rows(TensorDataset):
         row = super().__getitem__(index)  # type: ignore[no-untyped-call]
         return row if len(row) > 1 else row[0]
 
-    def __getitems__(self, indices: list[int]) -> "Batch":
+    def __getitems__(self, indices: list[int]) -> "RowBatch":
         chosen = torch.tensor(indices)
-        return Batch(tensor.index_select(0, chosen) for tensor in self.tensors)
+        return RowBatch(tensor.index_select(0, chosen) for tensor in self.tensors)
 
 
-class Batch(tuple[torch.Tensor, ...]):
+class RowBatch(tuple[torch.Tensor, ...]):
     """Rows that were taken together."""
 
 
-def collate(rows: Any) -> Any:
+def collate_rows(rows: Any) -> Any:
     """What a DataLoader makes of the rows of a batch."""
-    if not isinstance(rows, Batch):
+    if not isinstance(rows, RowBatch):
         return default_collate(rows)
     return list(rows) if len(rows) > 1 else rows[0]
 
@@ -59,10 +59,10 @@ def random_vectors(args: RandomVectorsArgs) -> TensorDataset:
     """
     projections = torch.randn(args.features, args.classes)
     vectors = torch.randn(args.rows, args.features)
-    return Rows(vectors, (vectors @ projections).argmax(dim=1))
+    return TensorRows(vectors, (vectors @ projections).argmax(dim=1))
 
 
-class RandomSequencesArgs(Args):
+class RandomSequencesArgs(RecipeArgs):
     rows: Annotated[int, Field(ge=1, le=1_000_000)]
     length: Annotated[int, Field(ge=1, le=65_536)]
     features: Width
@@ -77,10 +77,10 @@ def random_sequences(args: RandomSequencesArgs) -> TensorDataset:
     """
     projection = torch.randn(args.features, args.outputs)
     sequences = torch.randn(args.rows, args.length, args.features)
-    return Rows(sequences, sequences @ projection)
+    return TensorRows(sequences, sequences @ projection)
 
 
-class DigitsArgs(Args):
+class DigitsArgs(RecipeArgs):
     split: Literal["train", "test"] = "train"
 
 
@@ -95,7 +95,7 @@ def digits(args: DigitsArgs) -> TensorDataset:
     table = np.loadtxt(_digits_file(), delimiter=",", dtype=np.float32)
     images, labels = table[:, :-1] / 16.0, table[:, -1].astype(np.int64)
     chosen = _in_test(labels) == (args.split == "test")
-    return Rows(torch.from_numpy(images[chosen]), torch.from_numpy(labels[chosen]))
+    return TensorRows(torch.from_numpy(images[chosen]), torch.from_numpy(labels[chosen]))
 
 
 def _in_test(labels: np.ndarray) -> np.ndarray:
@@ -123,20 +123,20 @@ def _digits_file() -> Path:
 FilePath = Annotated[str, Field(min_length=1, max_length=4096, description="within the operator's data directory")]
 
 
-class Cifar10Args(Args):
+class Cifar10Args(RecipeArgs):
     path: FilePath
     split: Literal["train", "test"] = "train"
 
 
 def cifar10(args: Cifar10Args, root: DataRoot, field: str) -> Dataset[Any]:
     """CIFAR-10 in its binary or its Python format: (3, 32, 32) float32 in -1..1, and a label in 0..9."""
-    return cifar10_files.load(root, args.path, args.split, f"{field}.args.path")
+    return cifar10_files.load_images(root, args.path, args.split, f"{field}.args.path")
 
 
 ArrayName = Annotated[str, Field(min_length=1, max_length=300)]
 
 
-class ArraysArgs(Args):
+class ArraysArgs(RecipeArgs):
     path: FilePath
     input: ArrayName = "input"
     target: Annotated[ArrayName | None, Field(description="null: rows have no target")] = "target"
@@ -151,7 +151,7 @@ def npz(args: ArraysArgs, root: DataRoot, field: str) -> TensorDataset:
     with root.open(args.path, f"{field}.args.path") as file:
         try:
             archive = np.lib.npyio.NpzFile(file, allow_pickle=False)
-            return _rows(args, field, list(archive), lambda name: torch.from_numpy(np.asarray(archive[name])))
+            return _read_rows(args, field, list(archive), lambda name: torch.from_numpy(np.asarray(archive[name])))
         except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise RejectedByWorker(f"{field}.args.path: {args.path} is not usable as npz: {error}") from None
 
@@ -165,7 +165,7 @@ def safetensors(args: ArraysArgs, root: DataRoot, field: str) -> TensorDataset:
     with root.open(args.path, f"{field}.args.path") as file:
         try:
             with safe_open(_name_of_open(file), framework="pt") as archive:
-                return _rows(args, field, list(archive.keys()), archive.get_tensor)
+                return _read_rows(args, field, list(archive.keys()), archive.get_tensor)
         except (SafetensorError, OSError) as error:
             raise RejectedByWorker(f"{field}.args.path: {args.path} is not usable as safetensors: {error}") from None
 
@@ -175,7 +175,7 @@ def _name_of_open(file: BinaryIO) -> str:
     return f"/proc/self/fd/{file.fileno()}"
 
 
-def _rows(args: ArraysArgs, field: str, names: list[str], read: Callable[[str], torch.Tensor]) -> TensorDataset:
+def _read_rows(args: ArraysArgs, field: str, names: list[str], read: Callable[[str], torch.Tensor]) -> TensorDataset:
     tensors: list[torch.Tensor] = []
     for which, name in (("input", args.input), ("target", args.target)):
         if name is None:
@@ -183,16 +183,16 @@ def _rows(args: ArraysArgs, field: str, names: list[str], read: Callable[[str], 
         if name not in names:
             held = ", ".join(sorted(names)[:20]) or "none"
             raise RejectedByWorker(f"{field}.args.{which}: {args.path} has no array {name!r}; it has {held}")
-        tensor = _numbers(read(name), f"{field}.args.{which}")
+        tensor = _as_numbers(read(name), f"{field}.args.{which}")
         if tensors and len(tensor) != len(tensors[0]):
             raise RejectedByWorker(
                 f"{field}.args.{which}: {name!r} has {len(tensor)} rows, but {args.input!r} has {len(tensors[0])}"
             )
         tensors.append(tensor)
-    return Rows(*tensors)
+    return TensorRows(*tensors)
 
 
-def _numbers(tensor: torch.Tensor, field: str) -> torch.Tensor:
+def _as_numbers(tensor: torch.Tensor, field: str) -> torch.Tensor:
     if tensor.dim() == 0 or tensor.is_complex() or not len(tensor):
         raise RejectedByWorker(
             f"{field}: a {tensor.dtype} of shape {tuple(tensor.shape)} is no list of rows of numbers"

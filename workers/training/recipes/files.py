@@ -27,11 +27,11 @@ class DataRoot:
         Raises:
             RejectedByWorker: there is no data directory, or no such file in it; `field` is named.
         """
-        parts = self._parts(path, field)
+        parts = self._path_parts(path, field)
         try:
-            return _open_regular(self._root(field), parts)
+            return _open_regular(self._real_root(field), parts)
         except OSError as error:
-            raise RejectedByWorker(f"{field}: cannot open {path!r}: {_why(error)}") from None
+            raise RejectedByWorker(f"{field}: cannot open {path!r}: {_error_text(error)}") from None
 
     def names(self, path: str, field: str) -> frozenset[str]:
         """Names in the directory at `path`; none where there is no such directory.
@@ -39,13 +39,13 @@ class DataRoot:
         Raises:
             RejectedByWorker: there is no data directory, or `path` leads out of it.
         """
-        parts = self._parts(path, field)
+        parts = self._path_parts(path, field)
         try:
-            return frozenset(os.listdir(self._root(field).joinpath(*parts)))
+            return frozenset(os.listdir(self._real_root(field).joinpath(*parts)))
         except OSError:
             return frozenset()
 
-    def _root(self, field: str) -> Path:
+    def _real_root(self, field: str) -> Path:
         if self._path is None:
             raise RejectedByWorker(
                 f"{field}: this worker has no directory from which jobs may read; "
@@ -53,9 +53,9 @@ class DataRoot:
             )
         return Path(os.path.realpath(self._path))
 
-    def _parts(self, path: str, field: str) -> tuple[str, ...]:
+    def _path_parts(self, path: str, field: str) -> tuple[str, ...]:
         """The real path, without any link, from the root on."""
-        root = self._root(field)
+        root = self._real_root(field)
         if os.path.isabs(path) or "\0" in path or not path or len(path) > MAX_PATH:
             raise RejectedByWorker(
                 f"{field}: {path[:80]!r} is not a path within the data directory; write it from there"
@@ -84,5 +84,5 @@ def _open_regular(root: Path, parts: tuple[str, ...]) -> BinaryIO:
     return os.fdopen(file, "rb")
 
 
-def _why(error: OSError) -> str:
+def _error_text(error: OSError) -> str:
     return error.strerror.lower() if error.strerror else str(error)

@@ -52,7 +52,7 @@ _FOR_CHECKERS = {"Callable": Callable, "Iterable": Iterable}
 _TYPES: dict[Any, str] = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
 
 
-def catalogue() -> Schema:
+def build_catalogue() -> Schema:
     """The whole catalogue, sorted by name so that the file does not change without a reason."""
     return {
         "models": {name: _of_recipe(MODELS[name]) for name in sorted(MODELS)},
@@ -66,8 +66,8 @@ def catalogue() -> Schema:
     }
 
 
-def text() -> str:
-    return json.dumps(catalogue(), indent=1, sort_keys=True) + "\n"
+def catalogue_text() -> str:
+    return json.dumps(build_catalogue(), indent=1, sort_keys=True) + "\n"
 
 
 def _of_recipe(recipe: Recipe) -> Schema:
@@ -98,10 +98,10 @@ def _of_torch(cls: type) -> Schema:
     args = {"$schema": DIALECT, "type": "object", "additionalProperties": False, "properties": properties}
     if required:
         args["required"] = required
-    return {"summary": f"torch.{_home(cls)}.{cls.__name__}", "args": args}
+    return {"summary": f"torch.{_torch_home(cls)}.{cls.__name__}", "args": args}
 
 
-def _home(cls: type) -> str:
+def _torch_home(cls: type) -> str:
     if issubclass(cls, torch.optim.Optimizer):
         return "optim"
     return "optim.lr_scheduler" if issubclass(cls, LRScheduler) else "nn"
@@ -147,9 +147,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.training.recipes.generate_catalogue", description=__doc__)
     parser.add_argument("--check", action="store_true", help="exit 1 when the file is stale; write nothing")
     if not parser.parse_args().check:
-        PATH.write_text(text(), encoding="utf-8")
+        PATH.write_text(catalogue_text(), encoding="utf-8")
         return 0
-    if PATH.is_file() and PATH.read_text(encoding="utf-8") == text():
+    if PATH.is_file() and PATH.read_text(encoding="utf-8") == catalogue_text():
         return 0
     print(f"{PATH} is stale: run `python -m workers.training.recipes.generate_catalogue`", file=sys.stderr)
     return 1

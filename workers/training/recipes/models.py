@@ -12,7 +12,7 @@ Width = Annotated[int, Field(ge=1, le=65_536)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Args(BaseModel):
+class RecipeArgs(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -24,12 +24,12 @@ class Recipe:
     """
 
     summary: str
-    args: type[Args]
+    args: type[RecipeArgs]
     build: Callable[..., Any]
     reads_files: bool = False
 
 
-class LinearArgs(Args):
+class LinearArgs(RecipeArgs):
     in_features: Width
     out_features: Width
     bias: bool = True
@@ -40,7 +40,7 @@ def linear(args: LinearArgs) -> nn.Module:
     return nn.Linear(args.in_features, args.out_features, bias=args.bias)
 
 
-class MlpArgs(Args):
+class MlpArgs(RecipeArgs):
     in_features: Width = 64
     hidden: Annotated[list[Width], Field(max_length=64)] = [128]
     out_features: Width = 10
@@ -57,7 +57,7 @@ def mlp(args: MlpArgs) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(width, args.out_features))
 
 
-class DigitsCnnArgs(Args):
+class DigitsCnnArgs(RecipeArgs):
     channels: Annotated[int, Field(ge=1, le=1024)] = 16
     dropout: Fraction = 0.0
 
@@ -86,7 +86,7 @@ def digits_cnn(args: DigitsCnnArgs) -> nn.Module:
     return DigitsCnn(args.channels, args.dropout)
 
 
-class Cifar10CnnArgs(Args):
+class Cifar10CnnArgs(RecipeArgs):
     classes: Width = 10
 
 
@@ -111,7 +111,7 @@ def cifar10_cnn(args: Cifar10CnnArgs) -> nn.Module:
     return Cifar10Cnn(args.classes)
 
 
-class BlocksArgs(Args):
+class BlocksArgs(RecipeArgs):
     in_features: Width = 10
     hidden: Width = 20
     out_features: Width = 20
@@ -135,7 +135,7 @@ def two_block(args: BlocksArgs) -> nn.Module:
     return Blocks(args.in_features, args.hidden, args.out_features)
 
 
-class EmbeddingRnnArgs(Args):
+class EmbeddingRnnArgs(RecipeArgs):
     words: Width = 1000
     width: Width = 10
     out_features: Width = 10

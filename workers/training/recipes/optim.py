@@ -23,19 +23,23 @@ def snake_case(name: str) -> str:
     return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower()
 
 
-def _losses() -> dict[str, type[nn.Module]]:
+def _find_losses() -> dict[str, type[nn.Module]]:
     """The losses that the loop can call, as `loss(output, target)`, and that need no argument to be made."""
     found = {}
     for name in torch_losses.__all__:
         cls: type[nn.Module] = getattr(nn, name)
         if name == "NLLLoss2d":  # deprecated in torch: NLLLoss does the same
             continue
-        if _required(cls.forward) == 2 and len(_parameters(cls.forward)) == 2 and _required(cls.__init__) == 0:
+        if (
+            _count_required(cls.forward) == 2
+            and len(_method_parameters(cls.forward)) == 2
+            and _count_required(cls.__init__) == 0
+        ):
             found[snake_case(name.removesuffix("Loss"))] = cls
     return found
 
 
-def _optimizers() -> dict[str, type[Optimizer]]:
+def _find_optimizers() -> dict[str, type[Optimizer]]:
     """The optimizers that step without a closure (LBFGS evaluates the model again and again within one step)."""
     found = {}
     for name in torch.optim.__all__:
@@ -45,30 +49,30 @@ def _optimizers() -> dict[str, type[Optimizer]]:
     return found
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+def _method_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """Parameters of a method, less `self`."""
     return list(inspect.signature(function).parameters.values())[1:]
 
 
-def _required(function: Callable[..., Any]) -> int:
-    return sum(parameter.default is inspect.Parameter.empty for parameter in _parameters(function))
+def _count_required(function: Callable[..., Any]) -> int:
+    return sum(parameter.default is inspect.Parameter.empty for parameter in _method_parameters(function))
 
 
-def _schedulers() -> dict[str, type[LRScheduler]]:
+def _find_schedulers() -> dict[str, type[LRScheduler]]:
     """The schedulers that step without being told anything, and whose arguments are numbers and words."""
     found = {}
     for name in lr_scheduler.__all__:
         cls = getattr(lr_scheduler, name)
-        needed = [p.name for p in _parameters(cls.__init__) if p.default is inspect.Parameter.empty]
+        needed = [p.name for p in _method_parameters(cls.__init__) if p.default is inspect.Parameter.empty]
         takes = set(needed) & {"lr_lambda", "schedulers"}  # functions, or other schedulers
-        if issubclass(cls, LRScheduler) and cls is not LRScheduler and not takes and _required(cls.step) == 0:
+        if issubclass(cls, LRScheduler) and cls is not LRScheduler and not takes and _count_required(cls.step) == 0:
             found[snake_case(name)] = cls
     return found
 
 
-LOSSES: dict[str, type[nn.Module]] = _losses()
-OPTIMIZERS: dict[str, type[Optimizer]] = _optimizers()
-SCHEDULERS: dict[str, type[LRScheduler]] = _schedulers()
+LOSSES: dict[str, type[nn.Module]] = _find_losses()
+OPTIMIZERS: dict[str, type[Optimizer]] = _find_optimizers()
+SCHEDULERS: dict[str, type[LRScheduler]] = _find_schedulers()
 
 
 def build_loss(name: str, args: dict[str, Any]) -> nn.Module:
