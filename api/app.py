@@ -63,7 +63,7 @@ from shardyard.contract.errors import FormatMismatch, Unavailable
 log = structlog.get_logger(__name__)
 
 WATCH_SECONDS = 1.0
-#: How often bundles and finished jobs are looked through: short against the hours and days that they rest.
+#: How often bundles and finished jobs are swept: short against the hours and days for which they are kept.
 SWEEP_SECONDS = 600.0
 SHORTEST_SWEEP_SECONDS = 1.0
 #: How long a start waits for the control Redis to be ready for requests. Later ones are refused until it is.
@@ -203,7 +203,7 @@ async def watch_scheduler(alive: Callable[[], bool], end: Callable[[], None], se
 
 
 async def verify_storage(prove: Callable[[], None], end: Callable[[], None], seconds: float = WATCH_SECONDS) -> bool:
-    """End the process when its storage is not the service's; while Redis is away nobody knows, so ask again."""
+    """End the process when its storage is not the service's; while Redis does not answer, try again."""
     while True:
         try:
             await asyncio.to_thread(prove)
@@ -218,7 +218,7 @@ async def verify_storage(prove: Callable[[], None], end: Callable[[], None], sec
 
 @dataclass(frozen=True, slots=True)
 class PeriodicSweep:
-    """Something that is looked through every so often. `work` answers true when there is more to do at once."""
+    """Work that is repeated every so many seconds; it returns true when there is more to do at once."""
 
     name: str
     work: Callable[[], bool | None]
@@ -228,9 +228,9 @@ class PeriodicSweep:
 def _periodic_sweeps(control: RedisStore, storage: Path, settings: Settings) -> tuple[PeriodicSweep, ...]:
     days = (settings.retention_days, settings.archive_days)
     retention, archived = (number * 86_400 for number in days)
-    rested = settings.bundle_hours * 3600
+    idle = settings.bundle_hours * 3600
     return (
-        PeriodicSweep("bundles", partial(bundle_gc.sweep_bundles, control, storage, rested), _sweep_interval(rested)),
+        PeriodicSweep("bundles", partial(bundle_gc.sweep_bundles, control, storage, idle), _sweep_interval(idle)),
         PeriodicSweep(
             "jobs",
             partial(retention_of_jobs.sweep_finished_jobs, control, storage, retention, archived),
@@ -239,9 +239,9 @@ def _periodic_sweeps(control: RedisStore, storage: Path, settings: Settings) -> 
     )
 
 
-def _sweep_interval(rests: float) -> float:
-    """How long to wait between two looks at what rests for so many seconds (0: for ever)."""
-    return min(SWEEP_SECONDS, max(SHORTEST_SWEEP_SECONDS, rests / 10)) if rests else SWEEP_SECONDS
+def _sweep_interval(kept: float) -> float:
+    """Seconds between two sweeps of what is kept for so many seconds (0: for ever)."""
+    return min(SWEEP_SECONDS, max(SHORTEST_SWEEP_SECONDS, kept / 10)) if kept else SWEEP_SECONDS
 
 
 async def sweep_storage(
@@ -250,7 +250,7 @@ async def sweep_storage(
     sweeps: Sequence[PeriodicSweep],
     end: Callable[[], None],
 ) -> None:
-    """Prove it, then remove what nobody needs: never before, since a directory of another service has other needs."""
+    """Verify the storage, then sweep it: never before, since the directory may be that of another service."""
     if await verify_storage(prove, end):
         await asyncio.gather(convert(), *(run_periodically(sweep) for sweep in sweeps))
 
@@ -278,7 +278,7 @@ async def convert_packed_jobs(
 
 
 async def run_periodically(sweep: PeriodicSweep) -> None:
-    """Look now, and then every so often; sooner where there is more to do."""
+    """Work now and then every `seconds`; at once while there is more to do."""
     while True:
         more: bool | None = False
         try:

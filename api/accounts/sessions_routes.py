@@ -1,4 +1,4 @@
-"""Signing in to the dashboard, and out."""
+"""Routes to sign in to the dashboard and out of it."""
 
 from typing import Annotated
 

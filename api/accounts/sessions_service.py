@@ -1,4 +1,4 @@
-"""Sessions of the dashboard: a token is given once, and a cookie stands for it from then on."""
+"""The service of browser sessions: a token is sent once, and a cookie stands for it from then on."""
 
 from api.http import audit
 from api.http.auth import Authenticator, Principal

@@ -1,4 +1,4 @@
-"""Bearer tokens: for administrators."""
+"""Routes of bearer tokens, for administrators."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Tokens of a tenant: make, list, revoke."""
+"""The service of bearer tokens: issues, lists and revokes those of a tenant."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Removes bundles that nobody needs any more, and what uploads that were cut off have left.
+"""Removes bundles that no job needs any more, and leftovers of interrupted uploads.
 
 The record goes first, atomically and only while no job needs it, and then the file that it named; an upload of the
 same bytes that comes in between has a file of its own. So any number of processes may do this at once.
@@ -27,16 +27,16 @@ _DRAFT = re.compile(r"\.[0-9a-f]{32}\.part")
 
 
 def sweep_bundles(
-    control: RedisStore, storage: Path, rested_seconds: float, now: Callable[[], float] = time.time
+    control: RedisStore, storage: Path, idle_seconds: float, now: Callable[[], float] = time.time
 ) -> None:
-    """Remove what has rested for so long, and strays.
+    """Remove bundles that were idle for so long, and strays.
 
     Raises:
         Unavailable: the control Redis does not answer.
         OSError: a file cannot be removed.
     """
-    while gone := control.run(store.collect_bundles(rested_seconds, CHUNK)):
-        for bundle in gone:
+    while removed := control.run(store.collect_bundles(idle_seconds, CHUNK)):
+        for bundle in removed:
             paths.bundle_file(storage, bundle.tenant, bundle.id, bundle.nonce).unlink(missing_ok=True)
             log.info("bundle_removed", bundle=bundle.id, tenant=bundle.tenant)
     old = [file for file in _stored_files(storage) if _file_age(file, now()) > STRAY_SECONDS]
@@ -60,7 +60,7 @@ def _stored_files(storage: Path) -> Iterator[Path]:
 
 
 def _file_age(file: Path, now: float) -> float:
-    """Seconds since it was written; 0 for one that has gone meanwhile."""
+    """Seconds since it was written; 0 for one that was removed meanwhile."""
     try:
         return now - file.stat().st_mtime
     except FileNotFoundError:

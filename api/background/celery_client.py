@@ -1,4 +1,4 @@
-"""Sends hints to nodes with Celery. The library is imported when the first hint is due, or by `prepare`."""
+"""Sends hints to nodes through Celery. The library is imported for the first hint, or by `import_celery`."""
 
 import threading
 from typing import Any

@@ -1,4 +1,4 @@
-"""Bundles of code: upload, look."""
+"""Routes of code bundles: upload, show."""
 
 from typing import Annotated
 

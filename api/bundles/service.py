@@ -1,4 +1,4 @@
-"""Bundles: take an upload, check it, keep it once; show what is in one.
+"""The service of code bundles: receives and checks uploads, stores each once, and lists the files of one.
 
 An upload is written to a draft, checked there, and given its final name before the store hears of it, so a bundle
 that the store knows is always whole on disk. Two uploads of the same bytes have different files; the store keeps the
@@ -37,7 +37,7 @@ T = TypeVar("T")
 #: Uploads at a time in one API process, and of one tenant: each holds a file and, at its end, a core.
 MAX_UPLOADS = 4
 MAX_UPLOADS_OF_TENANT = 2
-#: Bundles that are looked into at a time.
+#: Bundles whose files are listed at a time.
 MAX_READERS = 4
 #: What is collected in memory before a thread writes it.
 WRITE_BYTES = 1024 * 1024
@@ -62,7 +62,7 @@ class BundleService:
         self._root = root
         self._quota = quota
         self._uploads: Counter[str] = Counter()
-        #: Threads of their own, so that somebody's large upload keeps nobody from submitting or from reading logs.
+        #: Threads of their own, so that a large upload does not delay submits and reads of logs.
         self._writers = anyio.CapacityLimiter(MAX_UPLOADS)
         self._readers = anyio.CapacityLimiter(MAX_READERS)
 
@@ -93,10 +93,10 @@ class BundleService:
         return UploadedBundle(_bundle_view(await self._read_record(who, bundle)), created)
 
     async def read_contents(self, who: Principal, bundle: str) -> BundleContents:
-        """What a bundle holds. To look is to use, so it stays for a while.
+        """The files of a bundle. Reading it counts as use, so it is kept for a while.
 
         Raises:
-            NotFound: the tenant has no such bundle, or its file is gone.
+            NotFound: the tenant has no such bundle, or its file is missing.
         """
         record = await self._read_record(who, bundle)
         found = await self._inspect_file(who, record)
@@ -113,10 +113,10 @@ class BundleService:
 
     async def check_entrypoint(self, who: Principal, wanted: JobSpec) -> None:
         """Whether the program of a spec is in its bundle. Whether there is such a bundle at all, the submit asks, after
-        what else it refuses: nobody should upload code for a job that could not run anyway.
+        the other checks: users should not upload code for a job that could not run anyway.
 
         Raises:
-            UnknownBundle: its file is gone.
+            UnknownBundle: its file is missing.
             InvalidSpec: the bundle lacks the entry point.
         """
         program = wanted.program
@@ -160,7 +160,7 @@ class BundleService:
     async def _store_bundle(
         self, who: Principal, bundle: str, nonce: str, draft: Path, found: BundleListing, *, gone: str
     ) -> bool:
-        """Give a draft its name and tell the store; False when another upload of the same bytes was first."""
+        """Give a draft its name and record it in the store; False when another upload of the same bytes was first."""
         file = paths.bundle_file(self._root, who.tenant, bundle, nonce)
         size = await self._run_writer(partial(_publish_draft, draft, file))
         try:
@@ -178,7 +178,7 @@ class BundleService:
             )
         except BundleQuota:
             await self._run_writer(file.unlink)
-            raise  # of an Unavailable nobody knows whether it was noted: the file is swept if it was not
+            raise  # after an Unavailable the record may exist; if it does not, the file is swept later
         if put.nonce != nonce:
             await self._run_writer(file.unlink)
         return put.created
@@ -190,7 +190,7 @@ class BundleService:
         return record
 
     async def _inspect_file(self, who: Principal, record: BundleRecord) -> BundleListing | None:
-        """None when the file is gone: somebody has been at the storage directory."""
+        """None when the file is missing: it was removed from the storage directory by hand."""
         try:
             return await self._run_reader(partial(bundles.list_contents, self._bundle_path(who, record)))
         except FileNotFoundError:
@@ -221,7 +221,7 @@ def _write_part(file: BinaryIO, digest: "hashlib._Hash", part: bytes, *, last: b
 
 
 def _publish_draft(draft: Path, file: Path) -> int:
-    """Rename, so that the name is on disk too before anybody is told of it; the bytes of the file."""
+    """Rename, so that the name is on disk before it is recorded. Returns the size in bytes."""
     draft.rename(file)
     sync_directory(file.parent)
     return file.stat().st_size

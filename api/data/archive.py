@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 #: Of the files. A reader refuses one that it does not know.
 FORMAT = 1
-#: Files that one page looks at, when a filter matches rarely.
+#: Files that are read for one page at most, when a filter matches rarely.
 MAX_SCANNED = 2_000
 _SUFFIX = ".json"
 

@@ -31,7 +31,7 @@ MAX_PATH = 4096
 #: A step on the way needs the right to pass, not the right to list.
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Opening a pipe without this would wait for somebody to write to it.
+#: Opening a pipe without this would block until a process writes to it.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
@@ -119,7 +119,7 @@ def _walk_directory(directory: int, prefix: PurePosixPath, depth: int) -> Iterat
     with os.scandir(directory) as entries:
         names = sorted(entry.name for entry in entries if _is_text(entry.name))
     for name in names if prefix.parts else [name for name in names if name in OFFERED]:
-        with suppress(FileNotFoundError):  # it may go while we look
+        with suppress(FileNotFoundError):  # it may be removed meanwhile
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
                 yield ArtifactView(str(prefix / name), status.st_size, at(status.st_mtime_ns // 1000))

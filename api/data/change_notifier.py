@@ -1,7 +1,7 @@
-"""Requests that wait for a job to change: one task listens to the list of changes for all of them.
+"""Notifies requests that wait for a job to change: one task listens to the list of changes for all of them.
 
-However many clients wait, this holds one connection while somebody does, and costs a call for each change of a job that
-is waited for. Every `LOOK_SECONDS` all of them are looked at as well: a lost connection, or a list that was lost, needs
+However many clients wait, this holds one connection while any does, and costs a call for each change of a job that
+is waited for. Every `COMPARE_SECONDS` all jobs are compared as well: a lost connection, or a list that was lost, needs
 no care beyond that.
 """
 
@@ -17,9 +17,9 @@ from jobs.protocol.names import CHANGES
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import Unavailable
 
-#: How late a change is seen that the list did not tell of.
+#: How late a change is noticed that is missing in the list.
 COMPARE_SECONDS = 1.0
-#: Between two calls while much changes: what comes meanwhile is taken together.
+#: Between two reads while much changes, so that changes are read in batches.
 THROTTLE_SECONDS = 0.01
 RETRY_SECONDS = 0.1
 #: Entries that are read at once.
@@ -31,20 +31,20 @@ JobKey = tuple[str, str]  # tenant, id
 
 
 class ChangeNotifier:
-    """Tells waiting requests when the version of their job is no longer the one they know."""
+    """Notifies waiting requests when the version of their job is no longer the one they know."""
 
     def __init__(self, control: AsyncRedisStore, *, most: int = MAX_WAITING) -> None:
         self._store = control
         self._most = most
         self._waiting: dict[JobKey, dict[asyncio.Future[None], int]] = {}  # which version each of them knows
         self._count = 0
-        self._new: set[JobKey] = set()  # of those who came while the task was listening: not compared yet
+        self._new: set[JobKey] = set()  # of requests that came while the task was listening: not compared yet
         self._listener: asyncio.Task[None] | None = None
         self._comparer: asyncio.Task[None] | None = None
         self._closed = False
 
     async def wait_for_change(self, tenant: str, job: str, version: int, seconds: float) -> None:
-        """Return when the job's version is not `version`, or it is gone; at the latest after `seconds`, or when
+        """Return when the job's version is not `version`, or it is deleted; at the latest after `seconds`, or when
         the process is about to end.
 
         Raises:
@@ -97,8 +97,8 @@ class ChangeNotifier:
             try:
                 last = await self._newest_entry_id()  # what was before is found by comparing
                 await self._compare_versions(self._waiting)
-                look = time.monotonic() + COMPARE_SECONDS
-                while self._waiting and time.monotonic() < look and (found := await self._read_changes(last)):
+                compare_at = time.monotonic() + COMPARE_SECONDS
+                while self._waiting and time.monotonic() < compare_at and (found := await self._read_changes(last)):
                     last, changed = found
                     await self._compare_versions(changed & self._waiting.keys())
                     await asyncio.sleep(THROTTLE_SECONDS)
@@ -127,7 +127,7 @@ class ChangeNotifier:
                 return  # the listener compares all when it is back
 
     async def _compare_versions(self, jobs: Collection[JobKey]) -> None:
-        """Tell those who know an older version of these jobs."""
+        """Notify the requests that know an older version of these jobs."""
         if not jobs:
             return
         listed = list(jobs)

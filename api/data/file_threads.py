@@ -1,4 +1,4 @@
-"""Where the files of attempts are, and the threads that read and remove them."""
+"""The storage of attempts: where their files are, and the threads that read and remove them."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What nodes there are, remembered for a moment: every status needs the names of its devices."""
+"""The nodes of the fleet, cached for a moment: every status needs the names of its devices."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ DeviceNames = dict[str, dict[int, str]]
 
 
 class FleetCache:
-    """Reads the fleet once for all who ask at the same time."""
+    """Reads the fleet once for all requests of the same moment."""
 
     def __init__(self, control: AsyncRedisStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = control

@@ -40,11 +40,11 @@ class JobRepository:
             return found.attempts
 
     async def read_page(
-        self, tenant: str, chosen: JobFilter, *, after: str, limit: int, archived: bool, looks: int
+        self, tenant: str, chosen: JobFilter, *, after: str, limit: int, archived: bool, max_queues: int
     ) -> JobPage:
-        """A page of the jobs in Redis, or of those that are archived; newest first. `looks` as for `store.page`."""
+        """A page of the jobs in Redis or of archived ones, newest first. `max_queues` as for `store.page`."""
         if not archived:
-            return await self._store.run(store.page(tenant, chosen, after=after, limit=limit, max_queues=looks))
+            return await self._store.run(store.page(tenant, chosen, after=after, limit=limit, max_queues=max_queues))
         read = partial(archive.read_page, self._storage.root, tenant, chosen, after=after, limit=limit)
         return await self._storage.run_in_thread(read)
 

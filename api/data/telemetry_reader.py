@@ -23,7 +23,7 @@ T = TypeVar("T")
 #: A status is answered without progress rather than late.
 PROGRESS_SECONDS = 0.3
 REPLY_SECONDS = 2.0
-#: After a failure nobody asks again for this long.
+#: After a failure the telemetry Redis is not asked for this long.
 PAUSE_SECONDS = 2.0
 
 

@@ -1,4 +1,4 @@
-"""Where a reader of a stream is: the ids of events. They carry positions, never rights, so they need no signature."""
+"""Ids of events: positions of readers in a stream. They carry no rights, so they need no signature."""
 
 import zlib
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ class StreamEvent:
 
 
 class ReaderPosition(msgspec.Struct, array_like=True):
-    """What a reader of one job has been told: all of it up to here, and nothing beyond.
+    """What a reader of one job has been sent: everything up to here, and nothing beyond.
 
-    `state`, `progress` and `report` are checksums of what was told last. Of the attempt's patterns so many were told,
+    `state`, `progress` and `report` are checksums of what was sent last. Of the attempt's patterns so many were sent,
     of its findings those with these checksums, of its points so many over all series, and of each device's lines those
     up to a number.
     """

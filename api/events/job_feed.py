@@ -39,7 +39,7 @@ POLL_SECONDS = 0.15
 REPORT_SECONDS = 1.0
 #: A report that takes long to read is read less often: at most this part of the time.
 REPORT_SHARE = 0.05
-#: A position in the queue changes without the job; of other changes the `ChangeNotifier` tells.
+#: A position in the queue changes without the job; the `ChangeNotifier` reports the other changes.
 QUEUE_SECONDS = 2.0
 STATE_SECONDS = 30.0
 #: Readers are woken at least so often.

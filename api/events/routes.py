@@ -1,4 +1,4 @@
-"""Streams of server-sent events: one job, and the whole service."""
+"""Routes of server-sent events: of one job, and of the whole service."""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -14,7 +14,7 @@ from api.http.protocol import watch_client
 ServiceDep = Annotated[EventService, Depends(service_of(EventService))]
 router = APIRouter(tags=["events"])
 
-#: Nothing on the way may keep a stream, or hold it back.
+#: No proxy may cache or buffer a stream.
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 

@@ -33,10 +33,10 @@ RETRY_SECONDS = 1.0
 #: Changes that are read at once, and that are kept for readers.
 POLL_CHANGES = 500
 KEPT_CHANGES = 5_000
-#: A reader who comes again is told of changes since then, if they are no more than so many, of no more jobs than those.
+#: A reader that reconnects is sent the changes since then, if there are at most so many, of at most so many jobs.
 MISSED_CHANGES = 5_000
 MISSED_JOBS = 500
-#: Versions of jobs that were told; a job that changed twice before it was read is told once.
+#: Versions of jobs that were sent; a job that changed twice before it was read is sent once.
 KEPT_VERSIONS = 10_000
 
 #: What is made ready for one reader at once.
@@ -62,7 +62,7 @@ class JobChange:
 
 
 class ServiceFeed:
-    """`changed` is set, and replaced, whenever there is something to look at."""
+    """`changed` is set, and replaced, whenever readers have something to compare."""
 
     def __init__(self, control: AsyncRedisStore, fleet: FleetCache) -> None:
         self.changed = asyncio.Event()
@@ -83,7 +83,7 @@ class ServiceFeed:
 
     @contextmanager
     def join(self, tenant: str) -> Iterator[None]:
-        """Read for a tenant, as long as somebody of it follows."""
+        """Read the changes of a tenant while it has a reader."""
         self._readers[tenant] += 1
         if self._task is None:
             self._task = asyncio.create_task(self._run_tasks())
@@ -178,7 +178,7 @@ class ServiceFeed:
             await asyncio.sleep(0 if full else POLL_SECONDS)
 
     async def _poll_changes(self) -> bool:
-        """Read the changes since the last look; True when there may be more."""
+        """Read the changes since the last poll; True when there may be more."""
         found = await self._store.run(store.changes(format_id(self._last), POLL_CHANGES))
         if not self._begun or (not found.known and self._last != START):
             # Nothing was read yet; or Redis has begun anew, or trimmed so much that changes are missing.
@@ -204,9 +204,9 @@ class ServiceFeed:
         return len(found.entries) == POLL_CHANGES
 
     async def _read_jobs(
-        self, ids: dict[tuple[str, str], ChangeId], told: dict[tuple[str, str], int]
+        self, ids: dict[tuple[str, str], ChangeId], sent: dict[tuple[str, str], int]
     ) -> list[JobChange]:
-        """Jobs as they are now, by the order of their changes, without those whose version was told."""
+        """Jobs as they are now, by the order of their changes, without those whose version was sent."""
         if not ids:
             return []
         found = await self._store.run(store.records(list(ids)))
@@ -214,9 +214,9 @@ class ServiceFeed:
         changes: list[JobChange] = []
         for (key, changed), record in zip(ids.items(), found, strict=True):
             version = -1 if record is None else record.version
-            if told.pop(key, None) != version:
+            if sent.pop(key, None) != version:
                 changes.append(_job_change(key, changed, record, labels))
-            told[key] = version
+            sent[key] = version
         return sorted(changes, key=lambda change: change.id)
 
     async def _follow_fleet(self) -> None:
@@ -273,7 +273,7 @@ class ServiceReader:
         return self._feed.changed
 
     async def pending(self) -> bytes:
-        """The next events; none when there is nothing to tell now, or nobody knows."""
+        """The next events; empty when there is nothing to send now, or Redis does not answer."""
         if self._feed.is_closed:
             self.over = True
             return b""

@@ -1,4 +1,4 @@
-"""Pools, nodes, and what they can run."""
+"""Routes of pools, nodes and recipes."""
 
 from typing import Annotated
 

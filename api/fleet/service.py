@@ -1,4 +1,4 @@
-"""Pools and nodes."""
+"""The service of pools and nodes."""
 
 from api.data.fleet_cache import FleetCache
 from api.http import audit
@@ -46,7 +46,7 @@ class FleetService:
         return await self._read_node(who, node)
 
     async def quarantine_device(self, who: Principal, node: str, device: int, body: bytes) -> NodeView:
-        """Give a device to nobody, until the operator brings it back; what runs on it goes on.
+        """Keep a device from all jobs until the operator brings it back; what runs on it goes on.
 
         Raises:
             MalformedJson, InvalidRequest: the body does not say why.
@@ -60,7 +60,7 @@ class FleetService:
         return await self._read_node(who, node)
 
     async def unquarantine_device(self, who: Principal, node: str, device: int) -> NodeView:
-        """Bring a device back, whoever put it into quarantine. Raises NotFound, Forbidden."""
+        """Bring a device back from quarantine, whatever put it there. Raises NotFound, Forbidden."""
         _require_operator(who)
         await self._store.run(store.unquarantine(node, device))
         audit.log_audit_event(who, "device_unquarantined", node=node, device=device)

@@ -1,4 +1,4 @@
-"""Who did what, for those who must account for it."""
+"""The audit log: one entry for each change that a caller makes."""
 
 import structlog
 

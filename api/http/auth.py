@@ -1,4 +1,4 @@
-"""Who is asking, and what they may do. Denied unless a token says otherwise; the public routes are listed here."""
+"""Authentication and scopes. Access is denied without a valid token, except on the public routes listed here."""
 
 import os
 import secrets
@@ -19,7 +19,7 @@ from jobs.store.client import AsyncRedisStore
 from jobs.store.tokens import Scope
 from shardyard.contract.errors import Forbidden, Unauthenticated
 
-#: Everything else needs a token. They say whether the service is up, and how it is talked to: the same for everybody.
+#: Everything else needs a token. They show whether the service is up and how to use it, the same to everyone.
 PUBLIC = frozenset(
     {
         "/healthz",
@@ -114,7 +114,7 @@ class Authenticator:
         return Principal(record.id, record.tenant, record.scopes)
 
     async def authenticate_session(self, session: str) -> Principal:
-        """Who signed in with a browser. The token is looked at anew: a session ends with it.
+        """The caller of a browser's session. The token is checked again: a session ends with it.
 
         Raises:
             Unauthenticated: the session has ended, or its token has.
@@ -189,7 +189,7 @@ def _read_private(path: Path) -> str:
 def _write_private(path: Path, text: str) -> str:
     """Keep `text` in `path`, unless another process was first; what the file has in the end.
 
-    It is written whole under another name and then linked, so nobody ever reads half a token.
+    It is written whole under another name and then linked, so no reader ever sees half a token.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")

@@ -1,4 +1,4 @@
-"""Opaque cursors: where a list or a log was left. They carry positions, never rights, so they need no signature."""
+"""Opaque cursors: positions in lists and logs. They carry no rights, so they need no signature."""
 
 import base64
 import binascii

@@ -1,4 +1,4 @@
-"""What a request may cost before anything looks at it: which hosts, how many headers, how much body, how slowly.
+"""Limits that every request passes first: hosts, headers, and the size and pace of bodies.
 
 Plain ASGI around the whole framework, so that it also covers what that does by itself.
 """
@@ -141,8 +141,8 @@ class RequestLimitsMiddleware:
 
 
 def _with_private_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Whatever does not say otherwise is for whoever asked: kept by no cache between, by no browser unasked, and taken
-    for nothing but what it is."""
+    """Answers are private unless they say otherwise: no shared cache stores them, browsers ask before they reuse them,
+    and no content type is guessed."""
     named = {name for name, _ in headers}
     return headers + [header for header in _PRIVATE_HEADERS if header[0] not in named]
 

@@ -1,4 +1,4 @@
-"""Which of several media types a client would like best (RFC 9110, section 12.5.1)."""
+"""Content negotiation: chooses the media type that a client prefers (RFC 9110, section 12.5.1)."""
 
 from collections.abc import Iterator, Sequence
 

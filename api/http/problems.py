@@ -161,12 +161,12 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _handle_disconnect(request: Request, _error: Exception) -> Response:
-    """The client left while it was being listened to: nobody reads this, and nobody has to look."""
+    """The client disconnected while it sent its body: it cannot read this answer, and no error is logged."""
     return problem_response("bad_request", "the connection ended before the body did", request.url.path)
 
 
 async def _handle_stream_end(_request: Request, _error: Exception) -> Response:
-    """The answer at which browsers stop coming again."""
+    """204 makes browsers stop reconnecting to a stream."""
     return Response(status_code=204)
 
 

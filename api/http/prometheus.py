@@ -1,4 +1,4 @@
-"""What Prometheus reads: requests as they are answered, and the fleet and the queue at the time of asking."""
+"""Metrics for Prometheus: requests as they are answered, and the fleet and the queue at the time of a scrape."""
 
 from dataclasses import dataclass
 

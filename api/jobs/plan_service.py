@@ -1,4 +1,4 @@
-"""Before a job: what it can be made of, and how it would split. Asks nobody, so it is plain functions."""
+"""Plans of jobs: lists the recipes and predicts splits. Plain functions, since they need no store."""
 
 from typing import Any
 

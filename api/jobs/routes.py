@@ -1,4 +1,4 @@
-"""Jobs: submit, look, cancel, delete."""
+"""Routes of jobs: submit, plan, list, show, cancel, delete."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated

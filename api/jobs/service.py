@@ -1,4 +1,4 @@
-"""Jobs: submit, look, wait, cancel, delete."""
+"""The service of jobs: submits, reads, waits for, cancels and deletes them."""
 
 import asyncio
 import hashlib
@@ -40,10 +40,10 @@ log = structlog.get_logger(__name__)
 MAX_WAIT_SECONDS = 60.0
 #: A cancel of many jobs answers after this long at the latest, with what it has done so far.
 CANCEL_SECONDS = 20.0
-#: Jobs move between states while they are cancelled, so the states are gone through again until none is found.
+#: Jobs change state while they are cancelled, so all states are searched again until no job is found.
 CANCEL_ROUNDS = 3
-#: Jobs of a page whose place in the queue is told.
-QUEUE_LOOKS = 25
+#: Jobs of a page whose position in the queue is read.
+MAX_QUEUE_POSITIONS = 25
 #: A search goes through so many pages of the store, of so many jobs, before it answers with what it has.
 SEARCH_PAGES, SEARCH_JOBS = 10, 200
 #: Of the devices of a new job, which has none.
@@ -159,8 +159,8 @@ class JobService:
             MalformedCursor: the cursor is not one of ours.
         """
         after = cursors.decode_job(cursor) if cursor else ""
-        looks = 0 if search else QUEUE_LOOKS
-        read = partial(self._records.read_page, who.tenant, chosen, archived=archived, looks=looks)
+        max_queues = 0 if search else MAX_QUEUE_POSITIONS
+        read = partial(self._records.read_page, who.tenant, chosen, archived=archived, max_queues=max_queues)
         page = await (_search_jobs(read, search.casefold(), after, limit) if search else read(after=after, limit=limit))
         labels = await self._fleet.read_labels()
         following = None if page.next_id is None else cursors.encode_job(page.next_id)
@@ -172,7 +172,7 @@ class JobService:
 
     async def _read_queues(self, who: Principal, jobs: Sequence[JobRow]) -> dict[str, QueueView]:
         """What the first jobs that wait do wait behind."""
-        waiting = [job.id for job in jobs if job.state is State.QUEUED][:QUEUE_LOOKS]
+        waiting = [job.id for job in jobs if job.state is State.QUEUED][:MAX_QUEUE_POSITIONS]
         found = await asyncio.gather(*(self._read_queue(who, job) for job in waiting))
         return {job: queue for job, queue in zip(waiting, found, strict=True) if queue is not None}
 

@@ -1,4 +1,4 @@
-"""Files that a job left: list, download."""
+"""Routes of artifacts: list, download."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Logs and metrics of a job."""
+"""Routes of logs and metrics."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""What the attempts of a job left: split reports, logs, metrics, artifacts."""
+"""The service of results: split reports, logs, metrics and artifacts of attempts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The split report of a job: as JSON, as text for people, as a picture, or as a page that holds everything."""
+"""Routes of split reports: as JSON, as text for people, as a picture, or as a page that holds everything."""
 
 from typing import Annotated
 

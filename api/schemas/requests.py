@@ -65,7 +65,7 @@ class DrainRequest(BaseModel):
 
 
 class QuarantineRequest(BaseModel):
-    """`reason` is shown to whoever looks at the node."""
+    """`reason` is shown with the node."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

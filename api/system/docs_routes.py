@@ -1,4 +1,4 @@
-"""A page that shows the OpenAPI document. All it needs is served here, and it asks nobody else."""
+"""The page that shows the OpenAPI document. All its files are served here; it loads nothing from other hosts."""
 
 from functools import cache
 from importlib.resources import files

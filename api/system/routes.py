@@ -1,4 +1,4 @@
-"""The service itself: is it up, is it ready, what does it count."""
+"""Routes of health, readiness, metrics and the OpenAPI document."""
 
 from typing import Annotated
 

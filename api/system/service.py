@@ -1,4 +1,4 @@
-"""The service itself: is it ready, what does it count."""
+"""Readiness and gauges of the service itself."""
 
 from collections.abc import Callable
 
