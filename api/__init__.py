@@ -1,3 +1,1 @@
 """The HTTP side: it validates, stores and shows; it never trains."""
-
-import jobs.support.logging_config  # noqa: F401

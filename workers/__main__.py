@@ -1,6 +1,5 @@
 """`python -m workers`: one node's worker. Does nothing when imported, since forkserver children may."""
 
-import jobs.support.logging_config  # noqa: F401
 from workers.node import shutdown
 
 

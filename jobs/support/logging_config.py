@@ -1,6 +1,4 @@
-"""The service's own log: one JSON object a line on standard error, for our events and for the libraries'.
-
-Programs of the service import this before anything else of ours, so that structlog is loaded here."""
+"""Configures the service's own log: one JSON object a line on standard error, for our events and for the libraries'."""
 
 import json
 import logging
@@ -11,16 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
 import msgspec
-
-if "structlog" not in sys.modules and "rich" not in sys.modules:
-    # structlog takes rich, where there is one, for colours that no service prints: 80 modules, 6 MB in every process.
-    sys.modules["rich"] = None  # type: ignore[assignment]  # how Python says that it is not there
-    try:
-        import structlog
-    finally:
-        del sys.modules["rich"]
-else:
-    import structlog
+import structlog
 
 LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch._dynamo  # noqa: F401  (the first optimizer or DDP constructor imports it otherwise, which takes a second)
 
-import jobs.support.logging_config  # noqa: F401
 import workers.rank.preload
 import workers.supervisor.main  # noqa: F401
 from jobs.model import catalogue
