@@ -50,7 +50,7 @@ class ArchivedJob:
 
     def to_view(self) -> JobView:
         """Raises UnreadableSpec."""
-        return JobView(self.record, store.read_spec(self.spec), None)
+        return JobView(self.record, store.decode_spec_json(self.spec), None)
 
 
 def write_job(storage: Path, tenant: str, job: str, found: Snapshot) -> None:

@@ -95,7 +95,7 @@ from jobs.store.nodes import (
     undrain_node,
 )
 from jobs.store.quarantine import Quarantined, keep_quarantine, prove_fit, quarantine_device, quarantined, unquarantine
-from jobs.store.specs import MAX_SPEC_BYTES, pack_spec, read_spec, unpack_spec
+from jobs.store.specs import MAX_SPEC_BYTES, decode_spec, decode_spec_json, encode_spec
 
 __all__ = [
     "ARCHIVED_SECONDS",
@@ -160,7 +160,7 @@ __all__ = [
     "move_attempts",
     "node_down",
     "orders",
-    "pack_spec",
+    "encode_spec",
     "page",
     "prove_fit",
     "put_bundle",
@@ -168,7 +168,7 @@ __all__ = [
     "quarantined",
     "read_bundle",
     "read_job",
-    "read_spec",
+    "decode_spec_json",
     "reap",
     "records",
     "refuse",
@@ -184,7 +184,7 @@ __all__ = [
     "submit",
     "undrain_node",
     "unknown_bundle",
-    "unpack_spec",
+    "decode_spec",
     "unquarantine",
     "versions",
 ]

@@ -10,7 +10,7 @@ import msgspec
 from jobs.model.records import Fields
 from jobs.protocol.names import job_ref
 from jobs.store.call import Call, call_function, ignore_reply, read_hash
-from jobs.store.specs import unpacked
+from jobs.store.specs import decompress_spec
 
 #: How long it is remembered that a job was archived just now: longer than a call is repeated whose reply was lost.
 ARCHIVED_SECONDS = 120
@@ -46,7 +46,7 @@ def snapshot(tenant: str, job: str) -> Call[Snapshot | None]:
         if not reply:
             return None
         fields, spec, *attempts = reply
-        return Snapshot(read_hash(fields), unpacked(spec), tuple(read_hash(attempt) for attempt in attempts))
+        return Snapshot(read_hash(fields), decompress_spec(spec), tuple(read_hash(attempt) for attempt in attempts))
 
     return call_function("snapshot", decode, ref=job_ref(tenant, job))
 

@@ -12,7 +12,7 @@ from jobs.model.state import Reason, State
 from jobs.protocol.names import job_ref
 from jobs.store.bundles import unknown_bundle
 from jobs.store.call import Call, Word, call_function, read_hash
-from jobs.store.specs import pack_spec, unpack_spec
+from jobs.store.specs import decode_spec, encode_spec
 from shardyard.contract.errors import (
     IdempotencyConflict,
     JobFinished,
@@ -66,8 +66,8 @@ def submit(
 
     def decode(reply: Sequence[Any]) -> Submitted:
         if reply[0] == b"created":
-            record = _new(tenant, job, spec, parent, created=int(reply[2]))
-            return Submitted(job, True, JobView(record, spec, _queue(reply[3:])))
+            record = _new_record(tenant, job, spec, parent, created=int(reply[2]))
+            return Submitted(job, True, JobView(record, spec, _read_queue(reply[3:])))
         status, *detail = (part.decode() for part in reply)
         _raise_if_refused(status, detail, spec)
         return Submitted(detail[0], detail[0] == job)  # so the repeat of a call whose reply was lost is no other answer
@@ -83,7 +83,7 @@ def submit(
         name=spec.name or "",
         strategy=spec.parallelism.strategy,
         labels=msgspec.json.encode(spec.labels),
-        spec=pack_spec(spec),
+        spec=encode_spec(spec),
         max_retries=spec.limits.max_retries,
         idem=idempotency_key,
         digest=digest,
@@ -111,7 +111,7 @@ def _raise_if_refused(status: str, detail: Sequence[str], spec: JobSpec) -> None
         )
 
 
-def _new(tenant: str, job: str, spec: JobSpec, parent: str, *, created: int) -> JobRecord:
+def _new_record(tenant: str, job: str, spec: JobSpec, parent: str, *, created: int) -> JobRecord:
     """A job as the script has just stored it."""
     return JobRecord(
         tenant=tenant,
@@ -153,17 +153,17 @@ def read_job(tenant: str, job: str, known: JobView | None = None) -> Call[JobVie
         if not reply:
             raise NotFound(f"there is no job {job!r}")
         if reply[0] == 1 and known is not None:
-            queue = _queue(reply[1:])
+            queue = _read_queue(reply[1:])
             return known if queue == known.queue else replace(known, queue=queue)
         spec, fields, *numbers = reply
-        return JobView(JobRecord.read(tenant, job, read_hash(fields)), unpack_spec(spec), _queue(numbers))
+        return JobView(JobRecord.read(tenant, job, read_hash(fields)), decode_spec(spec), _read_queue(numbers))
 
     return call_function(
         "read_job", decode, ref=job_ref(tenant, job), known_version="" if known is None else known.record.version
     )
 
 
-def _queue(numbers: Sequence[int]) -> QueueView | None:
+def _read_queue(numbers: Sequence[int]) -> QueueView | None:
     """Of what `queue_view` of the scripts returns."""
     return QueueView(*numbers) if numbers else None
 

@@ -1,4 +1,4 @@
-"""How a job spec lies in Redis: JSON, compressed."""
+"""Encodes job specs for Redis, as compressed JSON, and decodes them."""
 
 import threading
 from functools import lru_cache
@@ -10,8 +10,8 @@ from jobs.model.spec import JobSpec
 from shardyard.contract.errors import UnreadableSpec
 
 MAX_SPEC_BYTES = 16 * 1024 * 1024
-#: Specs that are kept as they were read, and how large they may be: who polls asks for the same few again and again.
-KEPT_SPECS, MAX_KEPT_BYTES = 256, 8192
+#: Decoded specs that are cached, and how large each may be: polls ask for the same few again and again.
+CACHED_SPECS, MAX_CACHED_BYTES = 256, 8192
 #: Most specs have about a kilobyte: the default, 3, takes longer and makes them no smaller.
 LEVEL = 1
 
@@ -27,7 +27,7 @@ class _Codec(threading.local):
 _codec = _Codec()
 
 
-def pack_spec(spec: JobSpec) -> bytes:
+def encode_spec(spec: JobSpec) -> bytes:
     return compress_spec(spec.as_json)
 
 
@@ -36,21 +36,21 @@ def compress_spec(json: bytes) -> bytes:
     return compressed
 
 
-def unpack_spec(data: bytes) -> JobSpec:
+def decode_spec(data: bytes) -> JobSpec:
     """Raises UnreadableSpec: another version of the service wrote it, with fields that this one does not know."""
-    return read_spec(unpacked(data))
+    return decode_spec_json(decompress_spec(data))
 
 
-def unpacked(spec: bytes) -> bytes:
+def decompress_spec(spec: bytes) -> bytes:
     """The JSON of a stored spec."""
     found: bytes = _codec.decompress(spec, max_output_size=MAX_SPEC_BYTES)
     return found
 
 
-def read_spec(data: bytes) -> JobSpec:
-    """A stored spec, from its JSON. Others may have the same one: change nothing in it. Raises as `unpack_spec`."""
+def decode_spec_json(data: bytes) -> JobSpec:
+    """A stored spec, from its JSON. Others may have the same one: change nothing in it. Raises as `decode_spec`."""
     try:
-        return _kept(data) if len(data) <= MAX_KEPT_BYTES else JobSpec.model_validate_json(data)
+        return _decode_cached(data) if len(data) <= MAX_CACHED_BYTES else JobSpec.model_validate_json(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -59,4 +59,4 @@ def read_spec(data: bytes) -> JobSpec:
         ) from error
 
 
-_kept = lru_cache(KEPT_SPECS)(JobSpec.model_validate_json)
+_decode_cached = lru_cache(CACHED_SPECS)(JobSpec.model_validate_json)

@@ -58,7 +58,7 @@ def test_processes_and_rows_follow_the_strategy() -> None:
 
 def test_a_spec_comes_back_from_the_store_as_it_was() -> None:
     job = parse(labels={"team": "vision"}, parallelism={"placement": {"embedding": "cpu", "rnn": 0}}, name="ünï")
-    assert store.unpack_spec(store.pack_spec(job)) == job
+    assert store.decode_spec(store.encode_spec(job)) == job
 
 
 # -- unknown fields --------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_of_a_duplicate_key_the_last_one_counts() -> None:
 def test_arguments_as_deep_and_as_large_as_a_body_may_carry_survive_the_store() -> None:
     for value in ("[" * 197 + "]" * 197, "9" * 4000, '"' + "x" * 500_000 + '"'):
         job = spec.parse(json.dumps({"program": FORWARD}).replace('"in_features": 5', f'"in_features": {value}'))
-        assert store.unpack_spec(store.pack_spec(job)) == job
+        assert store.decode_spec(store.encode_spec(job)) == job
 
 
 def test_errors_are_bounded_in_number_and_in_length() -> None:
@@ -321,4 +321,4 @@ def test_any_json_gives_a_spec_that_survives_the_store_or_an_error_of_ours(field
         job = spec.parse(body)
     except (InvalidSpec, MalformedJson):
         return
-    assert store.unpack_spec(store.pack_spec(job)) == job
+    assert store.decode_spec(store.encode_spec(job)) == job

@@ -18,7 +18,7 @@ JOB = b"""{"program": {"model": {"ref": "linear", "args": {"bias": null}}, "data
 
 
 def stored(text: bytes) -> dict[str, typing.Any]:
-    found: dict[str, typing.Any] = json.loads(zstandard.decompress(store.pack_spec(spec.parse(text))))
+    found: dict[str, typing.Any] = json.loads(zstandard.decompress(store.encode_spec(spec.parse(text))))
     return found
 
 
@@ -26,7 +26,7 @@ def test_a_field_that_is_not_set_is_not_stored_and_an_argument_that_is_null_is()
     program = stored(JOB)["program"]
     assert "checkpoint" not in program
     assert program["model"]["args"] == {"bias": None}
-    assert store.unpack_spec(store.pack_spec(spec.parse(JOB))) == spec.parse(JOB)
+    assert store.decode_spec(store.encode_spec(spec.parse(JOB))) == spec.parse(JOB)
 
 
 def models(found: object, seen: set[type[BaseModel]]) -> Iterator[type[BaseModel]]:
@@ -54,4 +54,4 @@ def test_no_field_means_something_else_when_it_is_left_out_than_when_it_is_null(
 def test_a_spec_with_a_field_of_a_later_version_says_which_it_is() -> None:
     later = stored(JOB) | {"colour": "red"}
     with pytest.raises(UnreadableSpec, match="colour"):
-        store.read_spec(json.dumps(later).encode())
+        store.decode_spec_json(json.dumps(later).encode())
