@@ -37,7 +37,7 @@ from workers.runtime.launch import AttemptConfig, AttemptDirectory
 from workers.sandbox import check
 from workers.sandbox.run_as import Accounts
 from workers.supervisor import pending_end, working_dir
-from workers.supervisor.process_sweep import supervisor_is_dead, sweep_attempt
+from workers.supervisor.process_sweep import is_supervisor_dead, sweep_attempt
 
 log = structlog.get_logger(__name__)
 
@@ -383,10 +383,10 @@ class Agent:
         """Find attempts here whose supervisor is dead, kill what is left of them, and free their devices."""
         for attempt, state in list(self._holding.items()):
             marks = AttemptDirectory.of(self._state_dir, attempt)
-            if state is AttemptState.LEASED or not (supervisor_is_dead(marks) or self._is_stuck(attempt)):
+            if state is AttemptState.LEASED or not (is_supervisor_dead(marks) or self._is_stuck(attempt)):
                 continue
             survivors = sweep_attempt(marks, attempt)
-            working_dir.close_attempt(self._storage, attempt)
+            working_dir.reclaim_storage(self._storage, attempt)
             pending_end.report_pending_end(self._store, attempt, marks.untold)
             lost = store.reap(
                 attempt,

@@ -17,7 +17,7 @@ from shardyard.contract.errors import Unavailable
 from workers.node.device_check import DeviceChecker
 from workers.runtime.launch import AttemptDirectory
 from workers.supervisor import pending_end, working_dir
-from workers.supervisor.process_sweep import supervisor_is_dead, sweep_attempt
+from workers.supervisor.process_sweep import is_supervisor_dead, sweep_attempt
 
 log = structlog.get_logger(__name__)
 
@@ -108,7 +108,7 @@ def left_behind(state_dir: Path) -> Iterator[AttemptId]:
     """Attempts that have a directory, and no supervisor that lives."""
     for directory in (state_dir / "attempts").glob("*.*.*"):
         tenant, job, number = directory.name.rsplit(".", 2)
-        if number.isdigit() and supervisor_is_dead(AttemptDirectory(directory)):
+        if number.isdigit() and is_supervisor_dead(AttemptDirectory(directory)):
             yield AttemptId(tenant, job, int(number))
 
 
@@ -117,7 +117,7 @@ def clear(state_dir: Path, storage: Path, attempt: AttemptId, seconds: float = 5
     die within `seconds`: that is returned, as `sweep` does."""
     marks = AttemptDirectory.of(state_dir, attempt)
     survivors = sweep_attempt(marks, attempt, seconds)
-    working_dir.close_attempt(storage, attempt)
+    working_dir.reclaim_storage(storage, attempt)
     if not survivors and not marks.untold.exists():
         marks.remove()
     return survivors

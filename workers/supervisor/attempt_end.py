@@ -1,8 +1,8 @@
 """The end of an attempt as a state machine: its phase, its outcome, and the rank that failed first.
 
-    WORKING -- complete --> LEAVING -- end --> ENDING -- kill --> KILLING
-    WORKING -- end --> ENDING
-    WORKING or LEAVING -- kill --> KILLING
+    WORKING -- begin_leaving --> LEAVING -- begin_ending --> ENDING -- begin_killing --> KILLING
+    WORKING -- begin_ending --> ENDING
+    WORKING or LEAVING -- begin_killing --> KILLING
 
 It touches no process and reads no clock: `workers.supervisor.stop_sequence` carries out what it decides.
 """
@@ -23,7 +23,7 @@ LEAVE_SECONDS = 2.0
 KILL_SECONDS = 10.0
 
 
-class Phase(Enum):
+class EndPhase(Enum):
     WORKING = auto()
     LEAVING = auto()  # every rank has reported success and was told to leave
     ENDING = auto()  # SIGTERM was sent
@@ -41,7 +41,7 @@ class AttemptEnd:
     """Times are monotonic. `result` is what rank 0 has reported, if it has."""
 
     def __init__(self, now: float) -> None:
-        self.phase = Phase.WORKING
+        self.phase = EndPhase.WORKING
         self.outcome: AttemptOutcome | None = None
         self.first_failure: RankFailure | None = None
         self.result: Result | None = None
@@ -50,40 +50,40 @@ class AttemptEnd:
 
     @property
     def is_working(self) -> bool:
-        return self.phase is Phase.WORKING
+        return self.phase is EndPhase.WORKING
 
-    def start(self, now: float, wall_seconds: float) -> bool:
+    def start_wall_clock(self, now: float, wall_seconds: float) -> bool:
         """A rank is up. True for the first one: from now on the attempt may take `wall_seconds`."""
         if self.is_up:
             return False
         self.is_up = True
-        if self.phase is Phase.WORKING:
+        if self.phase is EndPhase.WORKING:
             self._deadline = now + wall_seconds
         return True
 
-    def complete(self, now: float) -> bool:
+    def begin_leaving(self, now: float) -> bool:
         """Every rank has reported success. False: the attempt has begun to end otherwise."""
-        if self.phase is not Phase.WORKING:
+        if self.phase is not EndPhase.WORKING:
             return False
         self.outcome = AttemptOutcome(Reason.COMPLETED)
-        self._enter(Phase.LEAVING, now + LEAVE_SECONDS)
+        self._enter_phase(EndPhase.LEAVING, now + LEAVE_SECONDS)
         return True
 
-    def end(self, outcome: AttemptOutcome, now: float, grace_seconds: float) -> bool:
+    def begin_ending(self, outcome: AttemptOutcome, now: float, grace_seconds: float) -> bool:
         """The ranks are to end within the grace. False: they were told so before, and the first outcome counts."""
-        if self.phase not in (Phase.WORKING, Phase.LEAVING):
+        if self.phase not in (EndPhase.WORKING, EndPhase.LEAVING):
             return False
         self.outcome = outcome
-        self._enter(Phase.ENDING, now + grace_seconds)
+        self._enter_phase(EndPhase.ENDING, now + grace_seconds)
         return True
 
-    def kill(self, now: float, outcome: AttemptOutcome | None = None) -> bool:
+    def begin_killing(self, now: float, outcome: AttemptOutcome | None = None) -> bool:
         """The ranks are to be killed. An `outcome`, where it is given, replaces an earlier one: the lease is lost.
         False: they were killed before."""
-        if self.phase is Phase.KILLING:
+        if self.phase is EndPhase.KILLING:
             return False
         self.outcome = outcome or self.outcome
-        self._enter(Phase.KILLING, now + KILL_SECONDS)
+        self._enter_phase(EndPhase.KILLING, now + KILL_SECONDS)
         return True
 
     def is_overdue(self, now: float) -> bool:
@@ -92,7 +92,7 @@ class AttemptEnd:
 
     def has_given_up(self, now: float) -> bool:
         """Whether SIGKILL has not ended all ranks in time."""
-        return self.phase is Phase.KILLING and self.is_overdue(now)
+        return self.phase is EndPhase.KILLING and self.is_overdue(now)
 
     def final_outcome(self) -> AttemptOutcome:
         """How the attempt ended, once all ranks are dead or given up."""
@@ -101,6 +101,6 @@ class AttemptEnd:
             return self.outcome
         return replace(self.outcome, result={"loss": self.result.loss, "metrics": self.result.metrics})
 
-    def _enter(self, phase: Phase, deadline: float) -> None:
+    def _enter_phase(self, phase: EndPhase, deadline: float) -> None:
         self.phase = phase
         self._deadline = deadline

@@ -43,7 +43,7 @@ class AttemptRun:
         self._config = config
         self._lease = lease
         self._ranks = ranks
-        self._workplace: WorkingDirectory | None = None
+        self._working_directory: WorkingDirectory | None = None
         self._rendezvous_store: object | None = None
         self._publisher: TelemetryPublisher | None = None
         self._listener: socket.socket | None = None
@@ -57,17 +57,17 @@ class AttemptRun:
             BundleUnusable, StartInterrupted, StorageTimeout, Unavailable, OSError: the ranks cannot be started.
         """
         config = self._config
-        self._workplace = working_dir.prepare_workplace(config, config.spec)
+        self._working_directory = working_dir.prepare_working_directory(config, config.spec)
         self._rendezvous_store = rendezvous.serve_store(port) if port is not None else None
-        is_complete = self._workplace is None and checkpoint_settings(config.spec) is None
+        is_complete = self._working_directory is None and checkpoint_settings(config.spec) is None
         if is_complete:
             self._start_ranks(StartMessage(None))
         self._publisher = _open_publisher(config, telemetry_url)
-        if self._workplace is not None:
-            self._listener = _listen_to_descendants(self._workplace, self._publisher)
-            working_dir.hand_to_ranks(config, self._workplace)
+        if self._working_directory is not None:
+            self._listener = _listen_to_descendants(self._working_directory, self._publisher)
+            working_dir.hand_to_ranks(config, self._working_directory)
             resumed = resume.resume_script(config, config.spec, self._lease, self._publisher)
-            self._workplace = replace(self._workplace, resume=resumed)
+            self._working_directory = replace(self._working_directory, resume=resumed)
         self._checkpoints = _open_checkpoints(config, self._lease, self._publisher)
         if not is_complete:
             self._start_ranks(self._start_message())
@@ -80,7 +80,7 @@ class AttemptRun:
             self._ranks,
             self._lease,
             self._publisher,
-            requirements=self._workplace is not None and self._workplace.requirements,
+            requirements=self._working_directory is not None and self._working_directory.requirements,
             listener=self._listener,
             checkpoints=self._checkpoints,
         ).run()
@@ -94,7 +94,7 @@ class AttemptRun:
         if self._checkpoints is not None:
             self._checkpoints.writer.close()
             self._checkpoints.report_to(self._publisher)
-        working_dir.close_attempt(self._config.storage, self._config.attempt)  # with the drafts of the checkpoints
+        working_dir.reclaim_storage(self._config.storage, self._config.attempt)  # with the drafts of the checkpoints
         if self._checkpoints is not None and outcome.reason is Reason.COMPLETED:
             _publish_weights(self._checkpoints)
         return self._seal_telemetry(self._publisher, outcome)
@@ -115,8 +115,10 @@ class AttemptRun:
 
     def _start_message(self) -> StartMessage:
         if self._checkpoints is None:
-            return StartMessage(self._workplace)
-        return StartMessage(self._workplace, self._checkpoints.directories.drafts, self._checkpoints.resume_directory)
+            return StartMessage(self._working_directory)
+        return StartMessage(
+            self._working_directory, self._checkpoints.directories.drafts, self._checkpoints.resume_directory
+        )
 
     def _seal_telemetry(self, publisher: TelemetryPublisher, outcome: AttemptOutcome) -> AttemptOutcome:
         """Write the final report and seal the logs. An attempt that has succeeded waits a while for a full disk, unless

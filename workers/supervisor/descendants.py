@@ -55,7 +55,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass(slots=True)
-class _Connection:
+class _DescendantConnection:
     """One connection. `source` is its number, `rank` the rank that it descends from."""
 
     connection: socket.socket
@@ -88,7 +88,7 @@ class DescendantServer:
         self._ranks = dict(ranks)
         self._register, self._unregister = watch, unwatch
         self._on_record, self._on_source_ended = record, ended
-        self._connections: dict[int, _Connection] = {}  # by descriptor
+        self._connections: dict[int, _DescendantConnection] = {}  # by descriptor
         self._sources = 0
         self._noted_reasons: set[str] = set()
         listener.setblocking(False)
@@ -159,7 +159,7 @@ class DescendantServer:
             return
         connection.setblocking(False)
         self._sources += 1
-        child = _Connection(connection, pid, self._sources, rank)
+        child = _DescendantConnection(connection, pid, self._sources, rank)
         self._connections[connection.fileno()] = child
         _send_byte(connection, ADMITTED)
         self._register(connection.fileno(), partial(self._read_connection, child))
@@ -178,7 +178,7 @@ class DescendantServer:
 
     # -- reading ---------------------------------------------------------------------------------------
 
-    def _read_connection(self, child: _Connection) -> bool:
+    def _read_connection(self, child: _DescendantConnection) -> bool:
         """Read what is there of one connection; False when there is no more now."""
         try:
             data = child.connection.recv(READ_BYTES)
@@ -198,7 +198,7 @@ class DescendantServer:
             return False
         return True
 
-    def _handle_record(self, child: _Connection, record: StepBatch | SingleRecord) -> None:
+    def _handle_record(self, child: _DescendantConnection, record: StepBatch | SingleRecord) -> None:
         """Raises ValueError where this record may not come now."""
         if child.rank is None:
             if not isinstance(record, Hello):
@@ -209,12 +209,12 @@ class DescendantServer:
             raise ValueError(f"{type(record).__name__} is a rank's own to say")  # noqa: TRY004  (as of a bad packet)
         self._on_record(child.rank, record, child.source)
 
-    def _rank_of(self, child: _Connection, hello: Hello) -> int:
+    def _rank_of(self, child: _DescendantConnection, hello: Hello) -> int:
         if child.found is not None:
             return child.found
         return hello.rank if hello.rank in self._ranks.values() else 0
 
-    def _reject_connection(self, child: _Connection, why: str) -> None:
+    def _reject_connection(self, child: _DescendantConnection, why: str) -> None:
         log.warning("child_cut_off", pid=child.pid, why=why)
         rank = child.rank if child.rank is not None else child.found or 0
         self._record_note(
@@ -222,7 +222,7 @@ class DescendantServer:
         )
         self._close_connection(child)
 
-    def _close_connection(self, child: _Connection) -> None:
+    def _close_connection(self, child: _DescendantConnection) -> None:
         fd = child.connection.fileno()
         self._unregister(fd)
         del self._connections[fd]

@@ -24,11 +24,11 @@ class FailureContext:
     requirements: bool  # the bundle brings a requirements.txt
 
     @property
-    def cuda(self) -> bool:
+    def on_cuda(self) -> bool:
         return self.device_kind == "cuda"
 
     @property
-    def launched(self) -> bool:
+    def has_launcher_variables(self) -> bool:
         """Whether the ranks have torchrun's variables."""
         return self.strategy not in ("single", "dp")
 
@@ -59,7 +59,7 @@ def explain_error(kind: str, message: str, traceback: str, facts: FailureContext
             if advice:
                 return advice
     if kind == "out_of_memory":
-        return GPU_MEMORY if facts.cuda else MAIN_MEMORY
+        return GPU_MEMORY if facts.on_cuda else MAIN_MEMORY
     return ""
 
 
@@ -86,7 +86,7 @@ REHEARSE_OR_MOVE = 'rehearse it on virtual devices ("rehearse": true, --rehearse
 def _no_gpu(_: re.Match[str], facts: FailureContext) -> str:
     if facts.rehearsing:
         return "This part of the script reaches CUDA itself, which cannot be rehearsed: submit it to a pool with GPUs."
-    if facts.cuda:
+    if facts.on_cuda:
         return (
             "PyTorch cannot use the GPUs that the job leases: its build has no CUDA, or the driver does not answer. "
             "The operator must repair the node, or list a Python environment with a CUDA build (program.python)."
@@ -95,7 +95,7 @@ def _no_gpu(_: re.Match[str], facts: FailureContext) -> str:
 
 
 def _no_nccl(_: re.Match[str], facts: FailureContext) -> str:
-    if facts.cuda:
+    if facts.on_cuda:
         return "The PyTorch of this environment was built without NCCL: the operator must install one that has it."
     return (
         'The script names the backend "nccl", which needs GPUs, and this node has none: '
@@ -104,7 +104,7 @@ def _no_nccl(_: re.Match[str], facts: FailureContext) -> str:
 
 
 def _ddp_device_ids(_: re.Match[str], facts: FailureContext) -> str:
-    if facts.cuda:
+    if facts.on_cuda:
         return "The script gives device_ids to DistributedDataParallel before it has moved its model to that GPU."
     return (
         "The script gives device_ids to DistributedDataParallel and its model is on the CPU, where device_ids must be "
@@ -113,13 +113,13 @@ def _ddp_device_ids(_: re.Match[str], facts: FailureContext) -> str:
 
 
 def _no_accelerator(found: re.Match[str], facts: FailureContext) -> str:
-    if facts.cuda or facts.rehearsing:
+    if facts.on_cuda or facts.rehearsing:
         return _no_gpu(found, facts)
     return f"FSDP needs a GPU and this node has none: {REHEARSE_OR_MOVE} (fully_shard also works on CPUs)."
 
 
 def _no_devices(_: re.Match[str], facts: FailureContext) -> str:
-    if facts.cuda or facts.rehearsing:
+    if facts.on_cuda or facts.rehearsing:
         return ""
     return (
         "The script divides by torch.cuda.device_count(), or by a number that comes from it, and that is 0 on this "
@@ -142,7 +142,7 @@ SHARED_GPU = (
 
 
 def _checkpoint_of_gpu(_: re.Match[str], facts: FailureContext) -> str:
-    if facts.cuda:
+    if facts.on_cuda:
         return (
             f"The checkpoint was saved on a GPU that this job does not have (it leases {facts.devices}): "
             'torch.load(path, map_location="cpu") reads it anywhere.'
@@ -154,7 +154,7 @@ def _checkpoint_of_gpu(_: re.Match[str], facts: FailureContext) -> str:
 
 
 def _half_precision(_: re.Match[str], facts: FailureContext) -> str:
-    if facts.cuda:
+    if facts.on_cuda:
         return ""
     return "The script computes in a half precision that CPUs lack for this operation: submit it to a pool with GPUs."
 
@@ -248,7 +248,7 @@ NEEDS_CUDA = {
 
 def _no_module(found: re.Match[str], facts: FailureContext) -> str:
     name = found["name"]
-    if name.split(".")[0] in NEEDS_CUDA and not facts.cuda:
+    if name.split(".")[0] in NEEDS_CUDA and not facts.on_cuda:
         return f"{name} works on GPUs only: submit the script to a pool with GPUs. {_how_to_install(facts)}"
     return (
         f"The node's Python has no module {name}. If it is a file of yours, it was not packed "
@@ -296,13 +296,13 @@ def _take_ddp(facts: FailureContext) -> str:
 
 
 def _no_rendezvous(_: re.Match[str], facts: FailureContext) -> str:
-    if facts.launched:
+    if facts.has_launcher_variables:
         return "The variable is missing in a process that the script started itself: hand os.environ on to it."
     return f"The script is written for torchrun, and {_take_ddp(facts)}."
 
 
 def _no_group(_: re.Match[str], facts: FailureContext) -> str:
-    if facts.launched:
+    if facts.has_launcher_variables:
         return "The script did not call torch.distributed.init_process_group() in this process, or has left the group."
     return (
         "The script works in a process group that it has not made. If it makes one only where torchrun's variables "
@@ -311,7 +311,7 @@ def _no_group(_: re.Match[str], facts: FailureContext) -> str:
 
 
 def _too_few_ranks(_: re.Match[str], facts: FailureContext) -> str:
-    if not facts.launched:
+    if not facts.has_launcher_variables:
         return f"The script waits for more processes than there are: {_take_ddp(facts)}."
     return (
         f"The script waits for more processes than there are: this job starts {facts.devices}, one per device. Ask for "
@@ -342,25 +342,29 @@ NO_KEYBOARD = "The script waits for somebody to type, and a job has no keyboard:
 NO_DISPLAY = "The script opens a window, and a job has no display: for matplotlib, set MPLBACKEND=Agg in program.env."
 
 
-def _rule(said: str, advice: str | AdviceFunction, source: str | None = None) -> HintRule:
+def _make_rule(said: str, advice: str | AdviceFunction, source: str | None = None) -> HintRule:
     return HintRule(re.compile(said), advice, None if source is None else re.compile(source))
 
 
 # The first rule that matches gives the advice, so the narrower one of two comes first.
 RULES = (
-    _rule(r"DistributedDataParallel device_ids and output_device arguments only work with", _ddp_device_ids),
-    _rule(r"FSDP needs a non-CPU accelerator device", _no_accelerator),
-    _rule(r"Cannot access accelerator device when none is available", _no_accelerator, r"fully_sharded_data_parallel"),
-    _rule(r"Distributed package doesn't have NCCL|ProcessGroupNCCL is only supported with GPUs", _no_nccl),
-    _rule(
+    _make_rule(r"DistributedDataParallel device_ids and output_device arguments only work with", _ddp_device_ids),
+    _make_rule(r"FSDP needs a non-CPU accelerator device", _no_accelerator),
+    _make_rule(
+        r"Cannot access accelerator device when none is available", _no_accelerator, r"fully_sharded_data_parallel"
+    ),
+    _make_rule(r"Distributed package doesn't have NCCL|ProcessGroupNCCL is only supported with GPUs", _no_nccl),
+    _make_rule(
         r"on a CUDA device but torch\.cuda\.is_available|on CUDA device \d+ but torch\.cuda\.device_count",
         _checkpoint_of_gpu,
     ),
-    _rule(r"integer (division or )?modulo by zero", _no_devices),
-    _rule(r"ZeroDivisionError: division by zero", _no_devices, r"device_count|n_?gpus?\b|num_gpus|nprocs|world_size"),
-    _rule(r"invalid device ordinal|Invalid device id", _other_device),
-    _rule(r"Duplicate GPU detected", SHARED_GPU),
-    _rule(
+    _make_rule(r"integer (division or )?modulo by zero", _no_devices),
+    _make_rule(
+        r"ZeroDivisionError: division by zero", _no_devices, r"device_count|n_?gpus?\b|num_gpus|nprocs|world_size"
+    ),
+    _make_rule(r"invalid device ordinal|Invalid device id", _other_device),
+    _make_rule(r"Duplicate GPU detected", SHARED_GPU),
+    _make_rule(
         r"Torch not compiled with CUDA|PyTorch was compiled without CUDA|requires CUDA support"
         r"|module 'torch\._C' has no attribute '_(cuda|nccl|scatter|gather|broadcast_coalesced)"
         r"|Tried to instantiate dummy base class|Cannot get CUDA generator|Cannot access accelerator device"
@@ -368,49 +372,53 @@ RULES = (
         r"|No CUDA GPUs are available|Found no NVIDIA driver|no CUDA-capable device|libcuda\.so|libcudart\.so",
         _no_gpu,
     ),
-    _rule(r"'NoneType' object has no attribute 'type'|got \(NoneType\)", _no_gpu, r"accelerator|backend_for_device"),
-    _rule(r"\b([Nn]o|[Nn]eeds?|[Rr]equires?|[Ee]xpects?|at least|[Ss]ufficient)\b.{0,40}\b(GPUs?|gpus?)\b", _no_gpu),
-    _rule(r"(Torch not compiled with|not linked with support for) (?P<device>\w+)", _other_hardware),
-    _rule(r"not implemented for '(Half|BFloat16)'", _half_precision),
-    _rule(r"CUDA out of memory", GPU_MEMORY),
-    _rule(r"DefaultCPUAllocator: can't allocate|^MemoryError|Cannot allocate memory", MAIN_MEMORY),
-    _rule(r"insufficient shared memory|Bus error|unable to (open|mmap|allocate) shared memory", SHARED_MEMORY),
-    _rule(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)", LOST_WORKER),
-    _rule(r"Too many open files|received 0 items of ancdata", OPEN_FILES),
-    _rule(r"No space left on device|Disk quota exceeded|unexpected pos \d+ vs \d+", DISK_FULL),
-    _rule(
+    _make_rule(
+        r"'NoneType' object has no attribute 'type'|got \(NoneType\)", _no_gpu, r"accelerator|backend_for_device"
+    ),
+    _make_rule(
+        r"\b([Nn]o|[Nn]eeds?|[Rr]equires?|[Ee]xpects?|at least|[Ss]ufficient)\b.{0,40}\b(GPUs?|gpus?)\b", _no_gpu
+    ),
+    _make_rule(r"(Torch not compiled with|not linked with support for) (?P<device>\w+)", _other_hardware),
+    _make_rule(r"not implemented for '(Half|BFloat16)'", _half_precision),
+    _make_rule(r"CUDA out of memory", GPU_MEMORY),
+    _make_rule(r"DefaultCPUAllocator: can't allocate|^MemoryError|Cannot allocate memory", MAIN_MEMORY),
+    _make_rule(r"insufficient shared memory|Bus error|unable to (open|mmap|allocate) shared memory", SHARED_MEMORY),
+    _make_rule(r"DataLoader worker \(pid.*(exited unexpectedly|killed by signal)", LOST_WORKER),
+    _make_rule(r"Too many open files|received 0 items of ancdata", OPEN_FILES),
+    _make_rule(r"No space left on device|Disk quota exceeded|unexpected pos \d+ vs \d+", DISK_FULL),
+    _make_rule(
         r"Name or service not known|Temporary failure in name resolution|[Ff]ailed to resolve|No address associated"
         r"|NameResolutionError|no internet connection|Network is unreachable|Max retries exceeded|<urlopen error"
         r"|ProxyError|Tunnel connection failed|[Cc]ouldn't connect to .https?:|Error downloading|OfflineModeIsEnabled"
         r"|LocalEntryNotFoundError|cannot find the (requested|appropriate) .*snapshot",
         NO_NETWORK,
     ),
-    _rule(r"Dataset not found", NO_DATA),
-    _rule(r"EADDRINUSE|[Aa]ddress already in use", PORT_TAKEN),
-    _rule(r"client socket has (timed out|failed)|DistNetworkError: Ping failed", NO_MASTER),
-    _rule(r"waiting for clients\. \d+/\d+ clients joined", _too_few_ranks),
-    _rule(r"environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected", _no_rendezvous),
-    _rule(r"KeyError: '(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'", _no_rendezvous),
-    _rule(r"TypeError: int\(\) argument must be .*'NoneType'", _no_rendezvous, r"LOCAL_RANK|WORLD_SIZE|\bRANK\b"),
-    _rule(r"Default process group has not been initialized", _no_group),
-    _rule(r"Connection (reset|closed) by peer|failed to recv, got 0 bytes", LOST_PEER),
-    _rule(r"(unrecognized arguments:.*|No such option:? )(?P<option>--local[-_]rank)", _local_rank_refused),
-    _rule(r"arguments are required:.*(?P<option>--local[-_]rank)", _local_rank_wanted),
-    _rule(
+    _make_rule(r"Dataset not found", NO_DATA),
+    _make_rule(r"EADDRINUSE|[Aa]ddress already in use", PORT_TAKEN),
+    _make_rule(r"client socket has (timed out|failed)|DistNetworkError: Ping failed", NO_MASTER),
+    _make_rule(r"waiting for clients\. \d+/\d+ clients joined", _too_few_ranks),
+    _make_rule(r"environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected", _no_rendezvous),
+    _make_rule(r"KeyError: '(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'", _no_rendezvous),
+    _make_rule(r"TypeError: int\(\) argument must be .*'NoneType'", _no_rendezvous, r"LOCAL_RANK|WORLD_SIZE|\bRANK\b"),
+    _make_rule(r"Default process group has not been initialized", _no_group),
+    _make_rule(r"Connection (reset|closed) by peer|failed to recv, got 0 bytes", LOST_PEER),
+    _make_rule(r"(unrecognized arguments:.*|No such option:? )(?P<option>--local[-_]rank)", _local_rank_refused),
+    _make_rule(r"arguments are required:.*(?P<option>--local[-_]rank)", _local_rank_wanted),
+    _make_rule(
         r"error: (unrecognized arguments|the following arguments are required|ambiguous option)"
         r"|error: argument .*(invalid|expected)|Error: No such option",
         REFUSED_ARGUMENTS,
     ),
-    _rule(r"No module named '?(?P<name>[\w.]+)", _no_module),
-    _rule(r"attempted relative import with no known parent package", NOT_A_MODULE),
-    _rule(r"(pip3? install (-U |--upgrade )?|Requirement )'?(?P<name>[\w\[\]-]+)", _wants_package),
-    _rule(r"FileNotFoundError: .*No such file or directory: '(?P<path>[^']+)'", _no_program, r"subprocess\.py"),
-    _rule(r"FileNotFoundError: .*No such file or directory: '(?P<path>[^']+)'", _no_file),
-    _rule(r"(Read-only file system|Permission denied): '(?P<path>[^']+)'", _not_writable),
-    _rule(r"Weights only load failed", MORE_THAN_TENSORS),
-    _rule(r"InvalidCxxCompiler|No working C\+\+ compiler|TritonMissing|working triton installation", NO_COMPILER),
-    _rule(r"IndexError: list index out of range|not enough values to unpack", NO_TERMINAL, r"stty size"),
-    _rule(r"Inappropriate ioctl for device|setupterm: could not find terminal", NO_TERMINAL),
-    _rule(r"EOFError: EOF when reading a line", NO_KEYBOARD),
-    _rule(r"no display name|couldn't connect to display|cannot connect to X server", NO_DISPLAY),
+    _make_rule(r"No module named '?(?P<name>[\w.]+)", _no_module),
+    _make_rule(r"attempted relative import with no known parent package", NOT_A_MODULE),
+    _make_rule(r"(pip3? install (-U |--upgrade )?|Requirement )'?(?P<name>[\w\[\]-]+)", _wants_package),
+    _make_rule(r"FileNotFoundError: .*No such file or directory: '(?P<path>[^']+)'", _no_program, r"subprocess\.py"),
+    _make_rule(r"FileNotFoundError: .*No such file or directory: '(?P<path>[^']+)'", _no_file),
+    _make_rule(r"(Read-only file system|Permission denied): '(?P<path>[^']+)'", _not_writable),
+    _make_rule(r"Weights only load failed", MORE_THAN_TENSORS),
+    _make_rule(r"InvalidCxxCompiler|No working C\+\+ compiler|TritonMissing|working triton installation", NO_COMPILER),
+    _make_rule(r"IndexError: list index out of range|not enough values to unpack", NO_TERMINAL, r"stty size"),
+    _make_rule(r"Inappropriate ioctl for device|setupterm: could not find terminal", NO_TERMINAL),
+    _make_rule(r"EOFError: EOF when reading a line", NO_KEYBOARD),
+    _make_rule(r"no display name|couldn't connect to display|cannot connect to X server", NO_DISPLAY),
 )

@@ -58,7 +58,7 @@ def supervise(config: AttemptConfig, credentials_pipe: Connection) -> None:
     """Run one attempt to its end. Ranks are dead, and their devices released or quarantined, when it returns."""
     directory = own_attempt(config)
     port, ranks = fork_waiting_ranks(config)
-    credentials, lease = connect(config, credentials_pipe)
+    credentials, lease = open_lease(config, credentials_pipe)
     if not claim_attempt(lease):
         if not discard_ranks(config, directory, ranks):
             directory.remove()
@@ -115,7 +115,7 @@ def fork_waiting_ranks(config: AttemptConfig) -> tuple[socket.socket | None, lis
 # -- 3: claim the attempt --------------------------------------------------------------------------------
 
 
-def connect(config: AttemptConfig, credentials_pipe: Connection) -> tuple[SupervisorCredentials, LeaseHolder]:
+def open_lease(config: AttemptConfig, credentials_pipe: Connection) -> tuple[SupervisorCredentials, LeaseHolder]:
     credentials = read_credentials(credentials_pipe)
     control = RedisStore.from_url(credentials.control_url)
     return credentials, LeaseHolder(control, config.attempt, config.node, config.beat_seconds)
@@ -158,7 +158,7 @@ def discard_ranks(config: AttemptConfig, directory: AttemptDirectory, ranks: lis
     while (alive := [rank for rank in ranks if not rank.reap()]) and monotonic() < deadline:
         await_death(alive, deadline - monotonic())
     survivors = sweep_attempt(directory, config.attempt)
-    working_dir.close_attempt(config.storage, config.attempt)
+    working_dir.reclaim_storage(config.storage, config.attempt)
     return survivors
 
 

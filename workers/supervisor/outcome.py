@@ -43,7 +43,7 @@ class FailureClassifier:
         self._requirements = requirements
         self._oom_kills = count_oom_kills()
 
-    def classify(self, rank: RankHandle, outcome: Outcome | None) -> AttemptOutcome:
+    def classify_failure(self, rank: RankHandle, outcome: Outcome | None) -> AttemptOutcome:
         """The outcome of the attempt, from the rank's own report, or (`outcome` None) from its death without one."""
         if outcome is not None:
             failure = _outcome_of_report(rank, outcome)

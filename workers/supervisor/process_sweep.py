@@ -22,12 +22,12 @@ from workers.supervisor.process_status import read_start_time, read_stat_fields
 PAUSE_SECONDS = 0.02
 
 
-def supervisor_is_dead(marks: AttemptDirectory) -> bool:
+def is_supervisor_dead(directory: AttemptDirectory) -> bool:
     """Whether no process holds the supervisor's lock. One that was never started counts as dead."""
-    return _is_unlocked(marks.supervisor_lock, fcntl.lockf)
+    return _is_unlocked(directory.supervisor_lock, fcntl.lockf)
 
 
-def sweep_attempt(marks: AttemptDirectory, attempt: AttemptId, deadline_seconds: float = 5.0) -> dict[int, str]:
+def sweep_attempt(directory: AttemptDirectory, attempt: AttemptId, deadline_seconds: float = 5.0) -> dict[int, str]:
     """Kill the processes of an attempt until none is left.
 
     Returns:
@@ -35,14 +35,14 @@ def sweep_attempt(marks: AttemptDirectory, attempt: AttemptId, deadline_seconds:
     """
     deadline = time.monotonic() + deadline_seconds
     while True:
-        found = set(_find_members(marks, attempt)) - {os.getpid()}
+        found = set(_find_members(directory, attempt)) - {os.getpid()}
         for pid in found:
             _kill_and_reap(pid)
-        if not found and _is_unlocked(marks.ranks_lock, fcntl.flock):
-            cgroup.remove(marks.cgroup)
+        if not found and _is_unlocked(directory.ranks_lock, fcntl.flock):
+            cgroup.remove(directory.cgroup)
             return {}
         if not found:
-            found = set(_find_lock_holders(marks)) - {os.getpid()}
+            found = set(_find_lock_holders(directory)) - {os.getpid()}
             for pid in found:
                 _kill_and_reap(pid)
         if time.monotonic() > deadline:
@@ -50,14 +50,14 @@ def sweep_attempt(marks: AttemptDirectory, attempt: AttemptId, deadline_seconds:
         time.sleep(PAUSE_SECONDS)
 
 
-def _find_members(marks: AttemptDirectory, attempt: AttemptId) -> Iterator[int]:
+def _find_members(directory: AttemptDirectory, attempt: AttemptId) -> Iterator[int]:
     """Processes that carry the cgroup, session or environment mark. Zombies are dead.
 
     A host may have thousands of processes, so the most expensive check is last: the environment is read only for those
     that are not older than the attempt.
     """
-    yield from cgroup.members(marks.cgroup)
-    session, since = _read_session(marks)
+    yield from cgroup.members(directory.cgroup)
+    session, since = _read_session(directory)
     mark = "=".join(attempt_variable(attempt)).encode()
     for pid in _list_pids():
         sid = _session_id_of(pid)
@@ -70,10 +70,10 @@ def _find_members(marks: AttemptDirectory, attempt: AttemptId) -> Iterator[int]:
             yield pid
 
 
-def _read_session(marks: AttemptDirectory) -> tuple[int | None, int]:
+def _read_session(directory: AttemptDirectory) -> tuple[int | None, int]:
     """The session id, unless another process has its number now, and when it began; 0: that is not known."""
     try:
-        session, started = (int(part) for part in marks.session.read_text().split())
+        session, started = (int(part) for part in directory.session.read_text().split())
     except (FileNotFoundError, ValueError):
         return None, 0
     return (session if read_start_time(session) in (0, started) else None), started
@@ -88,11 +88,11 @@ def _session_id_of(pid: int) -> int:
         return 0
 
 
-def _find_lock_holders(marks: AttemptDirectory) -> Iterator[int]:
+def _find_lock_holders(directory: AttemptDirectory) -> Iterator[int]:
     """Processes that have the ranks' lock file open. Slow, so only used when nothing else is found."""
     for pid in _list_pids():
         with contextlib.suppress(OSError):
-            if any(_is_open_on(fd, marks.ranks_lock) for fd in Path(f"/proc/{pid}/fd").iterdir()):
+            if any(_is_open_on(fd, directory.ranks_lock) for fd in Path(f"/proc/{pid}/fd").iterdir()):
                 yield pid
 
 

@@ -36,7 +36,7 @@ from jobs.protocol.records import (
 )
 from workers.rank.handle import OutputPipe, RankHandle, await_death
 from workers.runtime.launch import AttemptConfig
-from workers.supervisor.attempt_end import START_SECONDS, AttemptEnd, Phase, RankFailure
+from workers.supervisor.attempt_end import START_SECONDS, AttemptEnd, EndPhase, RankFailure
 from workers.supervisor.checkpoints.coordinator import CheckpointCoordinator
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints
 from workers.supervisor.descendants import NOTE_FIELD, DescendantServer
@@ -216,8 +216,8 @@ class RankMonitor:
     def _on_rank_up(self, rank: RankHandle) -> None:
         rank.up = True
         now = monotonic()
-        if self._end.start(now, self._config.spec.limits.wall_seconds):
-            self._stall_detector.start(now)
+        if self._end.start_wall_clock(now, self._config.spec.limits.wall_seconds):
+            self._stall_detector.start_clock(now)
             self._lease.record_milestone("running")
 
     def _on_program_end(self, rank: RankHandle, record: Returned) -> None:
@@ -234,7 +234,7 @@ class RankMonitor:
             self._on_failure(rank, outcome)
         elif all(other.outcome is not None and other.outcome.exit_code == 0 for other in self._ranks):
             self._stop.let_ranks_leave(monotonic())
-        if self._end.phase is Phase.ENDING:
+        if self._end.phase is EndPhase.ENDING:
             rank.leave()
 
     def _on_death(self, rank: RankHandle) -> None:
@@ -270,7 +270,7 @@ class RankMonitor:
                 report = failed.outcome  # its exit handlers may have added something
             for output in failed.outputs:
                 self._read_output(failed, output)
-            self._stop.terminate(self._failures.classify(failed, report), monotonic())
+            self._stop.terminate_ranks(self._failures.classify_failure(failed, report), monotonic())
 
     def _find_first_failure(self, rank: RankHandle, outcome: Outcome | None) -> RankFailure:
         """The rank that failed first, as far as that can be known: the job's error names it."""
@@ -295,13 +295,13 @@ class RankMonitor:
         self._check_checkpoints(now)
         silence = self._lease.seconds_since_renewal
         if self._lease.order is Order.LOST:
-            self._stop.kill(now, LEASE_LOST)
+            self._stop.kill_ranks(now, LEASE_LOST)
         elif silence > FENCE * self._config.lease_seconds:
-            self._stop.kill(now, AttemptOutcome(Reason.LEASE_EXPIRED, f"no beat for {silence:.0f} s"))
+            self._stop.kill_ranks(now, AttemptOutcome(Reason.LEASE_EXPIRED, f"no beat for {silence:.0f} s"))
         elif self._end.is_working:
             self._check_work(now)
         elif self._end.is_overdue(now):
-            self._stop.kill(now)
+            self._stop.kill_ranks(now)
 
     def _check_checkpoints(self, now: float) -> None:
         if self._coordinator is None or self._checkpoints is None:
@@ -314,12 +314,12 @@ class RankMonitor:
     def _check_work(self, now: float) -> None:
         order = self._lease.order
         if order is Order.CANCEL:
-            self._stop.terminate(AttemptOutcome(Reason.CANCELLED_BY_USER, "cancelled while running"), now)
+            self._stop.terminate_ranks(AttemptOutcome(Reason.CANCELLED_BY_USER, "cancelled while running"), now)
         elif order is Order.STOP or self._stop.is_saving:
             outcome = AttemptOutcome(Reason.SERVICE_STOPPED, "the service was stopped")
             self._stop.save_and_stop(outcome, now, has_stepped=self._activity.has_stepped)
         elif self._end.is_overdue(now):
-            self._stop.terminate(self._overdue_outcome(), now)
+            self._stop.terminate_ranks(self._overdue_outcome(), now)
         else:
             self._end_hung_ranks(now)
             self._check_stall(now)
@@ -340,8 +340,8 @@ class RankMonitor:
                 self._on_outcome(rank, rank.returned.outcome)
 
     def _check_stall(self, now: float) -> None:
-        if self._end.is_working and (why := self._stalls.check(now)) is not None:
-            self._stop.terminate(AttemptOutcome(Reason.STALLED, why), now)
+        if self._end.is_working and (why := self._stalls.check_stall(now)) is not None:
+            self._stop.terminate_ranks(AttemptOutcome(Reason.STALLED, why), now)
 
     def _reap_orphans(self) -> None:
         """Reap orphans of the ranks, which the supervisor adopts, so that a long run collects no zombies."""

@@ -34,7 +34,7 @@ class StallDetector:
         self._signs = 0
         self._longest_pause = 0.0
 
-    def start(self, now: float) -> None:
+    def start_clock(self, now: float) -> None:
         """The first rank is up: from here on a limit that was asked for counts."""
         self._last_sign_at = now
 
@@ -78,7 +78,7 @@ class StallReporter:
         self._log_line = log_line
         self._requested_at: float | None = None
 
-    def check(self, now: float) -> str | None:
+    def check_stall(self, now: float) -> str | None:
         """Why the run is to be ended, once its ranks have had time to show their stacks; None until then."""
         why = self._detector.find_stall(now)
         if why is None:

@@ -41,7 +41,7 @@ class StopSequence:
 
     def let_ranks_leave(self, now: float) -> None:
         """All ranks have succeeded: they may exit."""
-        if self._end.complete(now):
+        if self._end.begin_leaving(now):
             for rank in self._ranks:
                 rank.leave()
 
@@ -51,7 +51,7 @@ class StopSequence:
         seconds = self._config.checkpoint_seconds
         if self._checkpoints is None or not has_stepped:
             is_script = isinstance(self._config.spec.program, ScriptProgram)  # it may save in its handler of SIGTERM
-            self.terminate(outcome, now, seconds if is_script else 0.0)
+            self.terminate_ranks(outcome, now, seconds if is_script else 0.0)
         elif self._stop_outcome is None:
             self._stop_outcome, self._save_deadline = outcome, now + seconds
             self._checkpoints.request_stop()
@@ -59,17 +59,17 @@ class StopSequence:
         elif self._checkpoints.has_released or now > self._save_deadline:
             if not self._checkpoints.has_released:
                 self._log_line(f"the ranks could not save within {seconds:g} s; they are ended")
-            self.terminate(outcome, now)
+            self.terminate_ranks(outcome, now)
 
     def terminate_stopped(self, now: float) -> None:
         """End all ranks, since one of them has stopped as it was told."""
         assert self._stop_outcome is not None
-        self.terminate(self._stop_outcome, now)
+        self.terminate_ranks(self._stop_outcome, now)
 
-    def terminate(self, outcome: AttemptOutcome, now: float, min_grace_seconds: float = 0.0) -> None:
+    def terminate_ranks(self, outcome: AttemptOutcome, now: float, min_grace_seconds: float = 0.0) -> None:
         """Send SIGTERM to all ranks; the first outcome counts. They have the configured grace, or the one given here
         where that is longer."""
-        if not self._end.end(outcome, now, max(min_grace_seconds, self._config.grace_seconds)):
+        if not self._end.begin_ending(outcome, now, max(min_grace_seconds, self._config.grace_seconds)):
             return
         self._send_signal(signal.SIGTERM)
         if self._checkpoints is not None:
@@ -80,9 +80,9 @@ class StopSequence:
             if rank.outcome is not None:
                 rank.leave()
 
-    def kill(self, now: float, outcome: AttemptOutcome | None = None) -> None:
+    def kill_ranks(self, now: float, outcome: AttemptOutcome | None = None) -> None:
         """Send SIGKILL to all ranks; an outcome given here replaces an earlier one."""
-        if self._end.kill(now, outcome):
+        if self._end.begin_killing(now, outcome):
             self._send_signal(signal.SIGKILL)
 
     def _send_signal(self, number: int) -> None:

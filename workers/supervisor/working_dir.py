@@ -30,7 +30,7 @@ class BundleUnusable(Exception):
     """The bundle is missing or broken; the message is for the job's status."""
 
 
-def prepare_workplace(launch: AttemptConfig, spec: JobSpec) -> WorkingDirectory | None:
+def prepare_working_directory(config: AttemptConfig, spec: JobSpec) -> WorkingDirectory | None:
     """Unpack the bundle of `spec` and create the directories around it; `None` where the spec has no bundle.
 
     Raises:
@@ -40,22 +40,22 @@ def prepare_workplace(launch: AttemptConfig, spec: JobSpec) -> WorkingDirectory 
     bundle = spec.program.bundle
     if bundle is None:
         return None
-    attempt, marks = launch.attempt, AttemptDirectory.of(launch.state_dir, launch.attempt)
-    packed = layout.find_bundle(launch.storage, attempt.tenant, bundle)
+    attempt, directory = config.attempt, AttemptDirectory.of(config.state_dir, config.attempt)
+    packed = layout.find_bundle(config.storage, attempt.tenant, bundle)
     if packed is None:
         raise BundleUnusable(f"program.bundle: {bundle} is not in the storage any more; upload it again and resubmit")
     try:
-        bundles.extract_bundle(packed, marks.work, bundle)
+        bundles.extract_bundle(packed, directory.work, bundle)
     except BadBundle as error:
         raise BundleUnusable(f"program.bundle: {error}") from error
     temporary = Path(os.path.realpath(tempfile.mkdtemp(prefix="sy-", dir=_choose_temporary(tempfile.gettempdir()))))
-    marks.temporary.write_text(str(temporary))
-    storage = launch.storage.absolute()
+    directory.temporary.write_text(str(temporary))
+    storage = config.storage.absolute()
     output = layout.artifacts_dir(layout.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number))
     output.mkdir(parents=True, exist_ok=True)
     directories.sync_ancestors(storage, output)  # for what a script saves there
     return WorkingDirectory(
-        Path(os.path.realpath(marks.work)), temporary, output, requirements=(marks.work / REQUIREMENTS).exists()
+        Path(os.path.realpath(directory.work)), temporary, output, requirements=(directory.work / REQUIREMENTS).exists()
     )
 
 
@@ -64,22 +64,22 @@ def _choose_temporary(directory: str) -> str:
     return directory if len(os.fsencode(os.path.realpath(directory))) <= MAX_TEMPORARY else "/tmp"  # noqa: S108
 
 
-def hand_to_ranks(launch: AttemptConfig, place: WorkingDirectory) -> None:
+def hand_to_ranks(config: AttemptConfig, workplace: WorkingDirectory) -> None:
     """Let the ranks' account, where they have one, reach its directories, and nothing else of the service.
 
     Raises:
         OSError: the disk refuses.
     """
-    if launch.account is None:
+    if config.account is None:
         return
-    run_as.open_way(Path(os.path.realpath(launch.state_dir.parent)), place.root.parent)
-    run_as.open_way(launch.storage.absolute(), place.output.parent)
-    for directory in (place.root, place.temporary, place.output):
+    run_as.open_way(Path(os.path.realpath(config.state_dir.parent)), workplace.root.parent)
+    run_as.open_way(config.storage.absolute(), workplace.output.parent)
+    for directory in (workplace.root, workplace.temporary, workplace.output):
         directory.chmod(0o700)
-        run_as.give(directory, launch.account)
+        run_as.give(directory, config.account)
 
 
-def close_attempt(storage: Path, attempt: AttemptId) -> None:
+def reclaim_storage(storage: Path, attempt: AttemptId) -> None:
     """Remove an attempt's drafts from the storage, and take its artifacts back from the ranks' account. Its processes
     must be dead."""
     directory = layout.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number).absolute()

@@ -5,7 +5,7 @@ from workers.supervisor.stall_detector import MIN_SIGNS, MIN_STALL_SECONDS, PAUS
 
 def after_steps(detector: StallDetector, count: int, pause: float) -> float:
     """`count` signs, each `pause` seconds after the one before, beginning at 0; the time of the last."""
-    detector.start(0.0)
+    detector.start_clock(0.0)
     for number in range(1, count + 1):
         detector.add_sign(number * pause)
     return count * pause
@@ -21,7 +21,7 @@ def test_silence_within_the_limit_is_no_stall() -> None:
 def test_a_limit_that_was_asked_for_counts_from_the_first_rank_on() -> None:
     detector = StallDetector(10)
     assert detector.find_stall(1e6) is None
-    detector.start(1e6)
+    detector.start_clock(1e6)
     assert detector.find_stall(1e6 + 11) is not None
 
 

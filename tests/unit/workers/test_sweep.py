@@ -14,7 +14,7 @@ from tests.unit.workers.made import ATTEMPT
 from workers.runtime.launch import AttemptDirectory, attempt_variable
 from workers.sandbox import cgroup
 from workers.supervisor.process_status import read_start_time
-from workers.supervisor.process_sweep import supervisor_is_dead, sweep_attempt
+from workers.supervisor.process_sweep import is_supervisor_dead, sweep_attempt
 
 SLEEP = [sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(60)"]
 
@@ -164,14 +164,14 @@ def test_what_will_not_die_is_named(marks: AttemptDirectory) -> None:
 
 
 def test_a_supervisor_is_alive_while_it_holds_its_lock_and_dead_when_it_never_was(marks: AttemptDirectory) -> None:
-    assert supervisor_is_dead(marks)
+    assert is_supervisor_dead(marks)
 
     def take_lock() -> None:
         handle = os.open(marks.supervisor_lock, os.O_RDWR | os.O_CREAT)
         fcntl.lockf(handle, fcntl.LOCK_EX)
 
     pid = sleeper(take_lock)
-    assert not supervisor_is_dead(marks)
+    assert not is_supervisor_dead(marks)
     os.kill(pid, 9)
     os.waitpid(pid, 0)
-    assert supervisor_is_dead(marks)
+    assert is_supervisor_dead(marks)

@@ -43,7 +43,7 @@ class CheckpointSink(Protocol):
 
 
 @dataclass(slots=True)
-class _Barrier:
+class _SaveBarrier:
     """The parts of one checkpoint, as the ranks report them."""
 
     since: float  # monotonic
@@ -69,7 +69,7 @@ class CheckpointCoordinator:
         self._sink = sink
         self._send_command = send_command
         self._total_steps: int | None = None  # steps of the whole run
-        self._barrier: _Barrier | None = None
+        self._barrier: _SaveBarrier | None = None
         self._last_step = resumed  # the last step that was saved, or could not be
         self._paused: dict[int, int] = {}  # rank -> step
         self._last_pause_at = 0.0  # when the last one paused, or was sent on
@@ -94,7 +94,7 @@ class CheckpointCoordinator:
         """Where a checkpoint is due after this step, the ranks may be silent for a while."""
         done = step.step + 1
         if self._is_due(done) and done > self._last_step and self._barrier is None:
-            self._barrier = _Barrier(now, {})
+            self._barrier = _SaveBarrier(now, {})
 
     def _on_saved(self, rank: int, saved: Saved, now: float) -> None:
         if self._released:
@@ -102,7 +102,7 @@ class CheckpointCoordinator:
         elif not self._last_step < saved.step <= MAX_STEP:
             self._send_command(rank, commands.CONTINUE)  # too late: the other ranks have gone on
         else:
-            self._barrier = self._barrier or _Barrier(now, {})
+            self._barrier = self._barrier or _SaveBarrier(now, {})
             self._barrier.parts[rank] = saved
             self._check_barrier()
 

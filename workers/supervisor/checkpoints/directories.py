@@ -27,33 +27,33 @@ class CheckpointDirectories:
     attempt: Path
 
 
-def directories_of(launch: AttemptConfig) -> CheckpointDirectories:
+def directories_of(config: AttemptConfig) -> CheckpointDirectories:
     """Where the checkpoints of an attempt go."""
-    attempt = launch.attempt
-    directory = paths.attempt_dir(launch.storage, attempt.tenant, attempt.job, attempt.number).absolute()
-    kept = paths.checkpoints_dir(launch.storage, attempt.tenant, attempt.job).absolute()
+    attempt = config.attempt
+    directory = paths.attempt_dir(config.storage, attempt.tenant, attempt.job, attempt.number).absolute()
+    kept = paths.checkpoints_dir(config.storage, attempt.tenant, attempt.job).absolute()
     return CheckpointDirectories(paths.drafts_dir(directory), kept, directory)
 
 
-def prepare_directories(launch: AttemptConfig, place: CheckpointDirectories) -> None:
+def prepare_directories(config: AttemptConfig, directories: CheckpointDirectories) -> None:
     """Create the directories, and remove what earlier attempts have left unfinished.
 
     Raises:
         OSError: the disk refuses.
     """
-    place.kept.mkdir(parents=True, exist_ok=True)
-    place.kept.chmod(0o700)  # no rank's account may pass, whatever the modes of the files in it
-    sync_ancestors(launch.storage.absolute(), place.kept)
-    for name in os.listdir(place.kept):
+    directories.kept.mkdir(parents=True, exist_ok=True)
+    directories.kept.chmod(0o700)  # no rank's account may pass, whatever the modes of the files in it
+    sync_ancestors(config.storage.absolute(), directories.kept)
+    for name in os.listdir(directories.kept):
         if name.startswith("."):
-            fs.remove_tree(place.kept / name)
-    for number in range(1, launch.attempt.number):
-        remove_drafts(place.attempt.with_name(str(number)))
-    remove_drafts(place.attempt)
-    place.drafts.mkdir(parents=True, mode=0o700)
-    if launch.account is not None:
-        run_as.open_way(launch.storage.absolute(), place.attempt)
-        run_as.give(place.drafts, launch.account)
+            fs.remove_tree(directories.kept / name)
+    for number in range(1, config.attempt.number):
+        remove_drafts(directories.attempt.with_name(str(number)))
+    remove_drafts(directories.attempt)
+    directories.drafts.mkdir(parents=True, mode=0o700)
+    if config.account is not None:
+        run_as.open_way(config.storage.absolute(), directories.attempt)
+        run_as.give(directories.drafts, config.account)
 
 
 def sync_ancestors(storage: Path, directory: Path) -> None:
@@ -76,34 +76,34 @@ def remove_drafts(attempt: Path) -> None:
                 log.warning("not_removed", directory=str(directory), error=str(error))
 
 
-def make_readable(launch: AttemptConfig, place: CheckpointDirectories, found: VerifiedCheckpoint) -> Path:
+def make_readable(config: AttemptConfig, directories: CheckpointDirectories, found: VerifiedCheckpoint) -> Path:
     """A directory from which the ranks can read a checkpoint: its own, or one with links to the ranks' files in it,
     which only their account can enter. The files belong to the service, and are read-only.
 
     Raises:
         OSError: the disk refuses.
     """
-    if launch.account is None:
+    if config.account is None:
         return found.directory
-    directory = paths.resume_dir(place.attempt)
+    directory = paths.resume_dir(directories.attempt)
     directory.mkdir(mode=0o700)
     for name in found.manifest.files:
         if name not in checkpoints.RESERVED:
             _link_or_copy(found.directory / name, directory / name)
             (directory / name).chmod(0o444)
-    os.chown(directory, launch.account.uid, launch.account.gid)
+    os.chown(directory, config.account.uid, config.account.gid)
     directory.chmod(0o500)
     return directory
 
 
-def publish_weights(place: CheckpointDirectories, directory: Path) -> bool:
+def publish_weights(directories: CheckpointDirectories, directory: Path) -> bool:
     """Make the weights of a checkpoint an artifact of the attempt, all of whose processes are dead. False: it has no
     such file, or the attempt left one of its own.
 
     Raises:
         OSError: the disk refuses.
     """
-    source, target = directory / WEIGHTS, paths.artifacts_dir(place.attempt) / WEIGHTS
+    source, target = directory / WEIGHTS, paths.artifacts_dir(directories.attempt) / WEIGHTS
     if not source.exists():
         return False
     target.parent.mkdir(exist_ok=True)

@@ -32,7 +32,7 @@ class MessageQueue:
     def __init__(self) -> None:
         self._messages: deque[CheckpointMessage] = deque(maxlen=MAX_MESSAGES)
 
-    def add(self, text: str) -> None:
+    def add_message(self, text: str) -> None:
         self._messages.append(CheckpointMessage(text, failed=False))
 
     def add_failure(self, step: int, why: str) -> None:

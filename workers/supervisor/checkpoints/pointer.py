@@ -43,13 +43,13 @@ class PointerCommitter:
     def pending_count(self) -> int:
         return len(self._pending)
 
-    def add(self, checkpoint: DurableCheckpoint) -> None:
+    def add_checkpoint(self, checkpoint: DurableCheckpoint) -> None:
         """Have the job point to a checkpoint that is on disk, unless a newer one comes first."""
         with self._changed:
             self._pending.append(checkpoint)
             self._changed.notify_all()
 
-    def finish(self) -> None:
+    def finish_pending(self) -> None:
         """Nothing more will be added: the thread ends when the newest checkpoint is pointed to."""
         with self._changed:
             self._closing = True
@@ -63,7 +63,7 @@ class PointerCommitter:
     def _run_commits(self) -> None:
         while (checkpoint := self._await_newest()) is not None:
             try:
-                self._commit(checkpoint)
+                self._commit_checkpoint(checkpoint)
             except Exception:
                 log.exception("checkpoint_not_committed")
                 self._drop_settled(checkpoint)
@@ -74,7 +74,7 @@ class PointerCommitter:
             self._changed.wait_for(lambda: self._pending or self._closing)
         return self._pruner.choose_newest(self._pending)
 
-    def _commit(self, checkpoint: DurableCheckpoint) -> None:
+    def _commit_checkpoint(self, checkpoint: DurableCheckpoint) -> None:
         """Commit a checkpoint. It stays pending while Redis is away."""
         step, epoch = checkpoint.step, checkpoint.manifest.epoch
         call = partial(store.commit_checkpoint, step=step, epoch=epoch, sha256=checkpoint.sha256)
@@ -88,7 +88,7 @@ class PointerCommitter:
             failpoints.reach("checkpoint.committed")
             self._pruner.set_pointed_step(step)
             for one in self._drop_settled(checkpoint):
-                self._messages.add(f"checkpoint of step {one.step} saved in {monotonic() - one.at:.2f} s")
+                self._messages.add_message(f"checkpoint of step {one.step} saved in {monotonic() - one.at:.2f} s")
             self._pruner.prune(step, committed=True)
         else:
             log.warning("checkpoint_not_committed", step=step, why=reply)
@@ -98,7 +98,9 @@ class PointerCommitter:
     def _wait_for_redis(self, step: int) -> None:
         if self._announced_step != step:
             self._announced_step = step
-            self._messages.add(f"checkpoint of step {step} is on disk; it counts when the control Redis answers again")
+            self._messages.add_message(
+                f"checkpoint of step {step} is on disk; it counts when the control Redis answers again"
+            )
             self._pruner.prune(step, committed=False)
         threading.Event().wait(RETRY_SECONDS)
 

@@ -52,7 +52,7 @@ class StorageTimeout(Exception):
 
 
 def choose_checkpoint(
-    place: CheckpointDirectories, lifeline: LeaseHolder, publisher: TelemetryPublisher
+    directories: CheckpointDirectories, lease: LeaseHolder, publisher: TelemetryPublisher
 ) -> VerifiedCheckpoint | None:
     """Verify checkpoints, newest first, until one is whole; record it in the control Redis and in the log. None: the
     job begins at its first step.
@@ -63,16 +63,16 @@ def choose_checkpoint(
             Later, or on another node, it may; to begin at the first step would lose everything.
         Unavailable: Redis does not answer.
     """
-    pointer = _read_pointer(lifeline)
+    pointer = _read_pointer(lease)
     if pointer is None:
         return None  # nothing was ever committed, or an earlier attempt could use nothing
     found, refused = None, None
-    there = checkpoints.list_checkpoints(place.kept)
+    there = checkpoints.list_checkpoints(directories.kept)
     if not any((one.step, one.attempt) == (pointer.step, pointer.attempt) for one in there):
         publisher.log_line(f"the checkpoint of step {pointer.step} of attempt {pointer.attempt} is not there any more")
     for one in checkpoints.order_candidates(there, pointer):
         try:
-            found = _verify_checkpoint(one, pointer, lifeline, publisher)
+            found = _verify_checkpoint(one, pointer, lease, publisher)
         except OSError as error:
             log.exception("checkpoint_not_read", step=one.step, attempt=one.attempt)
             publisher.log_line(f"the checkpoint of step {one.step} of attempt {one.attempt} cannot be read: {error}")
@@ -81,7 +81,7 @@ def choose_checkpoint(
             break
     if found is None and refused is not None:
         raise refused
-    _record_choice(lifeline, found)
+    _record_choice(lease, found)
     if found is None:
         publisher.log_line("no checkpoint could be used; the run begins at its first step")
     else:
@@ -90,7 +90,7 @@ def choose_checkpoint(
 
 
 def resume_script(
-    launch: AttemptConfig, spec: JobSpec, lifeline: LeaseHolder, publisher: TelemetryPublisher
+    config: AttemptConfig, spec: JobSpec, lease: LeaseHolder, publisher: TelemetryPublisher
 ) -> Path | None:
     """Copy the newest whole checkpoint that a script has saved in its earlier attempts, and record it in the log and in
     the report. Returns the copy's directory; None: there is no checkpoint.
@@ -100,12 +100,12 @@ def resume_script(
         StorageTimeout, OSError: the storage does not answer, or there is no room for a copy.
         Unavailable: Redis does not answer.
     """
-    if not isinstance(spec.program, ScriptProgram) or launch.attempt.number == 1:
+    if not isinstance(spec.program, ScriptProgram) or config.attempt.number == 1:
         return None
-    into = AttemptDirectory.of(launch.state_dir, launch.attempt).resume
-    take_over = partial(script_resume.copy_newest_checkpoint, launch.storage, launch.attempt, into)
+    into = AttemptDirectory.of(config.state_dir, config.attempt).resume
+    take_over = partial(script_resume.copy_newest_checkpoint, config.storage, config.attempt, into)
     try:
-        search = _read_with_progress(take_over, "reading the checkpoint of an earlier attempt", lifeline, publisher)
+        search = _read_with_progress(take_over, "reading the checkpoint of an earlier attempt", lease, publisher)
     except DamagedCheckpoint as error:  # a fault of the service, which is logged: the job starts all the same
         search = SearchResult(damaged=[str(error)])
     for why in search.damaged:
@@ -116,7 +116,7 @@ def resume_script(
             publisher.log_line("no checkpoint could be used; the script begins without one")
         return None
     name, attempt = search.found.name, search.found.attempt
-    if not lifeline.run_as_claimant(partial(store.script_resumes, saved_by=attempt), CLAIM_SECONDS):
+    if not lease.run_as_claimant(partial(store.script_resumes, saved_by=attempt), CLAIM_SECONDS):
         raise StartInterrupted(Order.LOST)
     publisher.log_line(f"resumed from the checkpoint {name!r} of attempt {attempt}")
     begins = f"this attempt went on from the checkpoint {name!r} of attempt {attempt}, and its report begins there"
@@ -124,29 +124,29 @@ def resume_script(
     return Path(os.path.realpath(search.found.directory))
 
 
-def _read_pointer(lifeline: LeaseHolder) -> CheckpointPointer | None:
-    found = lifeline.read_job().record.checkpoint
+def _read_pointer(lease: LeaseHolder) -> CheckpointPointer | None:
+    found = lease.read_job().record.checkpoint
     return None if found is None else CheckpointPointer(found["step"], found["attempt"], found["sha256"])
 
 
-def _record_choice(lifeline: LeaseHolder, found: VerifiedCheckpoint | None) -> None:
+def _record_choice(lease: LeaseHolder, found: VerifiedCheckpoint | None) -> None:
     """Raises Unavailable; and StartInterrupted, where another attempt has this one's place."""
     call = partial(store.resume_from, step=None)
     if found is not None:
         made = found.manifest
         call = partial(store.resume_from, step=made.step, epoch=made.epoch, saved_by=made.attempt, sha256=found.sha256)
-    if not lifeline.run_as_claimant(call, CLAIM_SECONDS):
+    if not lease.run_as_claimant(call, CLAIM_SECONDS):
         raise StartInterrupted(Order.LOST)
 
 
 def _verify_checkpoint(
-    one: StoredCheckpoint, pointer: CheckpointPointer, lifeline: LeaseHolder, publisher: TelemetryPublisher
+    one: StoredCheckpoint, pointer: CheckpointPointer, lease: LeaseHolder, publisher: TelemetryPublisher
 ) -> VerifiedCheckpoint | None:
     """A checkpoint if it is whole, else None, and a line in the log says why. Raises as `_read_with_progress` does."""
     pointed = (one.step, one.attempt) == (pointer.step, pointer.attempt)
     verify = partial(checkpoints.verify_checkpoint, one.directory, pointer.sha256 if pointed else None)
     try:
-        return _read_with_progress(verify, f"verifying the checkpoint of step {one.step}", lifeline, publisher)
+        return _read_with_progress(verify, f"verifying the checkpoint of step {one.step}", lease, publisher)
     except DamagedCheckpoint as error:
         log.warning("checkpoint_damaged", step=one.step, attempt=one.attempt, why=str(error))
         publisher.log_line(f"the checkpoint of step {one.step} of attempt {one.attempt} is damaged: {error}")
@@ -154,7 +154,7 @@ def _verify_checkpoint(
 
 
 def _read_with_progress(
-    work: Callable[[Progress], T], what: str, lifeline: LeaseHolder, publisher: TelemetryPublisher
+    work: Callable[[Progress], T], what: str, lease: LeaseHolder, publisher: TelemetryPublisher
 ) -> T:
     """Have a thread read files for as long as it makes progress, and report that in the log.
 
@@ -166,40 +166,40 @@ def _read_with_progress(
     reading = _ReadingThread(work)
     told = monotonic()
     while not reading.done.wait(TICK_SECONDS):
-        if lifeline.order is not Order.GO:
-            raise StartInterrupted(lifeline.order)
+        if lease.order is not Order.GO:
+            raise StartInterrupted(lease.order)
         now = monotonic()
-        if now - reading.at > STORAGE_TIMEOUT_SECONDS:
+        if now - reading.last_read_at > STORAGE_TIMEOUT_SECONDS:
             raise StorageTimeout(
                 f"the storage did not answer for {STORAGE_TIMEOUT_SECONDS:g} s while a checkpoint was read"
             )
         if now - told > PROGRESS_LINE_SECONDS:
             told = now
-            publisher.log_line(f"{what}: {reading.bytes / 1e9:.1f} GB so far")
+            publisher.log_line(f"{what}: {reading.bytes_read / 1e9:.1f} GB so far")
         publisher.flush_due(time.time())
-    return reading.result()
+    return reading.get_result()
 
 
 class _ReadingThread(Generic[T]):
     """Reads files in a thread of its own."""
 
     def __init__(self, work: Callable[[Progress], T]) -> None:
-        self.bytes = 0
-        self.at = monotonic()  # when the last bytes came
+        self.bytes_read = 0
+        self.last_read_at = monotonic()  # when the last bytes came
         self.done = threading.Event()
         self._work = work
         self._result: T | None = None
         self._error: Exception | None = None
-        threading.Thread(target=self._run, name="reading", daemon=True).start()
+        threading.Thread(target=self._run_work, name="reading", daemon=True).start()
 
-    def result(self) -> T:
+    def get_result(self) -> T:
         if self._error is not None:
             raise self._error
         return cast(T, self._result)
 
-    def _run(self) -> None:
+    def _run_work(self) -> None:
         try:
-            self._result = self._work(self._read)
+            self._result = self._work(self._add_bytes)
         except (DamagedCheckpoint, OSError) as error:
             self._error = error
         except Exception as error:  # whatever the files contain: this checkpoint cannot be used
@@ -208,6 +208,6 @@ class _ReadingThread(Generic[T]):
         finally:
             self.done.set()
 
-    def _read(self, count: int) -> None:
-        self.bytes += count
-        self.at = monotonic()
+    def _add_bytes(self, count: int) -> None:
+        self.bytes_read += count
+        self.last_read_at = monotonic()

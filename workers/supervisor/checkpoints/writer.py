@@ -120,13 +120,13 @@ class CheckpointWriter:
         except OSError as error:
             self.skip_checkpoint(saves[0].step, f"{error.strerror}; training goes on")
             return
-        self._put(BarrierState(tuple(saves), report, metrics, monotonic()))
+        self._queue_item(BarrierState(tuple(saves), report, metrics, monotonic()))
 
     def skip_checkpoint(self, step: int, why: str) -> None:
         """There is no checkpoint of this step; what the ranks have written of it can be removed."""
         self._last_step = step
         self._messages.add_failure(step, why)
-        self._put(SkippedStep(step))
+        self._queue_item(SkippedStep(step))
 
     def take_messages(self) -> list[CheckpointMessage]:
         """Messages for the job's log, each of them once."""
@@ -152,7 +152,7 @@ class CheckpointWriter:
         if self._thread.is_alive() or not self._pointer.join():
             log.warning("checkpoint_not_kept", waiting=len(self._waiting), pending=self._pointer.pending_count)
 
-    def _put(self, item: BarrierState | SkippedStep) -> None:
+    def _queue_item(self, item: BarrierState | SkippedStep) -> None:
         with self._changed:
             self._waiting.append(item)
             self._changed.notify_all()
@@ -162,10 +162,10 @@ class CheckpointWriter:
     def _run_writes(self) -> None:
         while (item := self._await_item()) is not None:
             try:
-                self._write(item)
+                self._write_item(item)
             except Exception:
                 log.exception("checkpoints_failed")
-        self._pointer.finish()
+        self._pointer.finish_pending()
 
     def _await_item(self) -> BarrierState | SkippedStep | None:
         """What is to be done next, once there is something; None at the end."""
@@ -173,13 +173,13 @@ class CheckpointWriter:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             return self._waiting.popleft() if self._waiting else None
 
-    def _write(self, item: BarrierState | SkippedStep) -> None:
+    def _write_item(self, item: BarrierState | SkippedStep) -> None:
         draft = self._directories.drafts / str(item.step)
         try:
             if isinstance(item, BarrierState) and not self._pointer.is_lost:
                 durable = assemble_checkpoint(self._config, self._directories, item, draft)
                 self._newest = durable.directory
-                self._pointer.add(durable)
+                self._pointer.add_checkpoint(durable)
                 self._pruner.prune(item.step, committed=False)
         except (OSError, TakeoverRefused) as error:
             why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
