@@ -51,7 +51,7 @@ SCRIPT = spec.parse(
 )
 
 
-class Lifeline:
+class FakeLease:
     """Says what the test wants said."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ def start(programs: list[Program]) -> list[RankHandle]:
 
 def watch(
     *programs: Program,
-    lifeline: Lifeline | None = None,
+    lease: FakeLease | None = None,
     published: Published | None = None,
     limits: spec.Limits | None = None,
     program: spec.JobSpec = SPEC,
@@ -162,7 +162,7 @@ def watch(
     ending = RankMonitor(
         launch,
         ranks,
-        lifeline or Lifeline(),  # type: ignore[arg-type]
+        lease or FakeLease(),  # type: ignore[arg-type]
         published or Published(),  # type: ignore[arg-type]
         listener=listener,
         checkpoints=saving,
@@ -231,9 +231,9 @@ EXIT_OF_ONE_THREAD = {"x86_64": 60}.get(platform.machine(), 93)
 
 
 def test_an_attempt_is_completed_when_every_rank_has_reported_success() -> None:
-    lifeline = Lifeline()
-    assert watch(succeeds, succeeds, lifeline=lifeline) == AttemptOutcome(Reason.COMPLETED)
-    assert lifeline.marked == ["running"]
+    lease = FakeLease()
+    assert watch(succeeds, succeeds, lease=lease) == AttemptOutcome(Reason.COMPLETED)
+    assert lease.marked == ["running"]
 
 
 def test_the_result_of_rank_0_becomes_the_attempts() -> None:
@@ -443,7 +443,7 @@ def test_ranks_that_have_reported_leave_at_once_when_the_attempt_fails(gate: Gat
         succeeds(pipes)
 
     ranks = start([heedless(opens_the_gate_and_succeeds), heedless(behind(gate, fails("no", after=0.1)))])
-    RankMonitor(replace(a_launch(grace_seconds=30), spec=SPEC), ranks, Lifeline(), Published()).run()  # type: ignore[arg-type]
+    RankMonitor(replace(a_launch(grace_seconds=30), spec=SPEC), ranks, FakeLease(), Published()).run()  # type: ignore[arg-type]
     assert [rank.status for rank in ranks] == [0, 1]
 
 
@@ -456,9 +456,9 @@ def test_ranks_that_have_reported_leave_at_once_when_the_attempt_fails(gate: Gat
     ],
 )
 def test_an_order_ends_the_ranks(order: Order, reason: Reason) -> None:
-    lifeline = Lifeline()
-    lifeline.order = order
-    assert watch(works, works, lifeline=lifeline).reason is reason
+    lease = FakeLease()
+    lease.order = order
+    assert watch(works, works, lease=lease).reason is reason
 
 
 class IdleWriter:
@@ -469,7 +469,7 @@ class IdleWriter:
 
 
 def test_a_stop_that_is_taken_back_when_ranks_have_heard_of_it_keeps_its_deadline() -> None:
-    lifeline = Lifeline()
+    lease = FakeLease()
 
     def hears_and_hangs(pipes: Pipes) -> None:
         signal.signal(signal.SIGTERM, lambda *_: pipes.send(Note("heard", "")))
@@ -480,21 +480,21 @@ def test_a_stop_that_is_taken_back_when_ranks_have_heard_of_it_keeps_its_deadlin
     def stop_until_it_is_heard() -> None:
         stepped = any(isinstance(record, StepBatch) for _, record in published.records)
         heard = any(isinstance(record, Note) for _, record in published.records)
-        lifeline.order = Order.STOP if stepped and not heard else Order.GO
+        lease.order = Order.STOP if stepped and not heard else Order.GO
 
     published = Published(stop_until_it_is_heard)
     nowhere = CheckpointDirectories(Path("drafts"), Path("kept"), Path("attempt"))
     saving = AttemptCheckpoints(spec.Checkpoint(every_steps=10), nowhere, IdleWriter(), None, None)  # type: ignore[arg-type]
     limits = spec.Limits(wall_seconds=20)
-    ending = watch(hears_and_hangs, lifeline=lifeline, published=published, limits=limits, saving=saving)
+    ending = watch(hears_and_hangs, lease=lease, published=published, limits=limits, saving=saving)
     assert ending.reason is Reason.SERVICE_STOPPED
     assert published.said == ["the ranks could not save within 0.5 s; they are ended"]
 
 
 def test_three_quarters_of_a_lease_without_a_beat_end_the_ranks() -> None:
-    lifeline = Lifeline()
-    lifeline.seconds_since_renewal = 0.76 * a_launch().lease_seconds
-    assert watch(works, lifeline=lifeline).reason is Reason.LEASE_EXPIRED
+    lease = FakeLease()
+    lease.seconds_since_renewal = 0.76 * a_launch().lease_seconds
+    assert watch(works, lease=lease).reason is Reason.LEASE_EXPIRED
 
 
 def test_a_run_that_lasts_longer_than_its_limit_is_ended() -> None:
@@ -596,18 +596,18 @@ def computes() -> None:
 
 
 def test_what_the_child_of_a_rank_says_counts_for_that_rank(place: Path) -> None:
-    lifeline, published, step = Lifeline(), Published(), Step(0, 0, "train", (), 1.0, 1.0)
+    lease, published, step = FakeLease(), Published(), Step(0, 0, "train", (), 1.0, 1.0)
     ending = watch(
         succeeds,
         has_a_child(says(place, step)),
-        lifeline=lifeline,
+        lease=lease,
         published=published,
         listener=open_listener(place),
     )
     assert ending.reason is Reason.COMPLETED
     assert published.of_children == [(1, 1, StepBatch([step]))]
     assert published.sources_ended == [(1, 1)]
-    assert "first_step" in lifeline.marked
+    assert "first_step" in lease.marked
 
 
 def test_a_child_that_breaks_the_rules_does_not_fail_the_attempt(place: Path) -> None:

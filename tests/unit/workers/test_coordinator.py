@@ -9,7 +9,7 @@ from workers.runtime import commands
 from workers.supervisor.checkpoints.coordinator import PAUSE_SKEW_SECONDS, SAVE_SECONDS, CheckpointCoordinator
 
 
-class Keeper:
+class FakeWriter:
     def __init__(self) -> None:
         self.has_room = True
         self.taken: list[int] = []
@@ -26,18 +26,18 @@ class World:
     """Some ranks, what they were told, and a clock."""
 
     def __init__(self, ranks: int, every: int = 10, resumed: int = 0, stall_seconds: float | None = None) -> None:
-        self.keeper = Keeper()
+        self.writer = FakeWriter()
         self.now = 1000.0
         self._said: list[tuple[int, bytes]] = []
         say = lambda rank, word: self._said.append((rank, word))  # noqa: E731
-        self.cuts = CheckpointCoordinator(ranks, every, self.keeper, say, resumed, stall_seconds)
+        self.coordinator = CheckpointCoordinator(ranks, every, self.writer, say, resumed, stall_seconds)
 
     def heed(self, rank: int, record: AnyRecord) -> dict[int, bytes]:
-        self.cuts.on_record(rank, record, self.now)
+        self.coordinator.on_record(rank, record, self.now)
         return self.said()
 
     def gathers(self) -> bool:
-        return self.cuts.is_saving
+        return self.coordinator.is_saving
 
     def saved(
         self, rank: int, step: int, *names: str, error: str = "", epoch: int = 0, sha256: str = "0" * 64
@@ -50,7 +50,7 @@ class World:
 
     def passes(self, seconds: float) -> dict[int, bytes]:
         self.now += seconds
-        self.cuts.on_tick(self.now)
+        self.coordinator.on_tick(self.now)
         return self.said()
 
     def said(self) -> dict[int, bytes]:
@@ -68,21 +68,21 @@ def test_ranks_go_on_together_when_the_last_one_has_saved() -> None:
     assert world.saved(1, 10) == {}
     assert world.saved(0, 10) == {}
     assert world.saved(2, 10) == everybody(commands.CONTINUE, 3)
-    assert world.keeper.taken == [10]
+    assert world.writer.taken == [10]
     assert world.saved(0, 20) == world.saved(2, 20) == {}
     assert world.saved(1, 20) == everybody(commands.CONTINUE, 3)
-    assert world.keeper.taken == [10, 20]
+    assert world.writer.taken == [10, 20]
 
 
 def test_ranks_wait_while_the_disk_is_busy_with_an_older_checkpoint() -> None:
     world = World(2)
-    world.keeper.has_room = False
+    world.writer.has_room = False
     world.saved(0, 10)
     assert world.saved(1, 10) == world.passes(5) == {}
     assert world.gathers()
-    world.keeper.has_room = True
+    world.writer.has_room = True
     assert world.passes(0.1) == everybody(commands.CONTINUE)
-    assert world.keeper.taken == [10]
+    assert world.writer.taken == [10]
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_what_is_no_checkpoint_is_missed_and_training_goes_on(
         names, step = options.pop("names", ()), options.pop("step", 10)
         said = world.saved(rank, step, *names, **options)  # type: ignore[arg-type, misc]
     assert said == everybody(commands.CONTINUE)
-    assert world.keeper.taken == []
-    ((_, told),) = world.keeper.missed
+    assert world.writer.taken == []
+    ((_, told),) = world.writer.missed
     assert why in told
 
 
@@ -130,12 +130,12 @@ def test_a_rank_that_does_not_save_holds_the_others_for_a_while_only() -> None:
     world.saved(0, 10)
     assert world.passes(SAVE_SECONDS - 1) == {}
     assert world.passes(2) == {0: commands.CONTINUE}
-    assert world.keeper.missed == [(10, f"rank 1 did not save within {SAVE_SECONDS:g} s; training goes on")]
+    assert world.writer.missed == [(10, f"rank 1 did not save within {SAVE_SECONDS:g} s; training goes on")]
     assert not world.gathers()
     assert world.saved(1, 10) == {1: commands.CONTINUE}  # too late, and told at once
     world.saved(0, 20)
     assert world.saved(1, 20) == everybody(commands.CONTINUE)
-    assert world.keeper.taken == [20]
+    assert world.writer.taken == [20]
 
 
 def test_silence_has_its_reason_from_the_step_that_is_due_to_the_last_part() -> None:
@@ -150,7 +150,7 @@ def test_silence_has_its_reason_from_the_step_that_is_due_to_the_last_part() -> 
     assert world.gathers()
     world.passes(SAVE_SECONDS + 1)
     assert not world.gathers()  # a rank that hangs is the watchdog's again
-    assert world.keeper.missed == []
+    assert world.writer.missed == []
 
 
 def _step(number: int) -> Step:
@@ -160,19 +160,19 @@ def _step(number: int) -> Step:
 
 def test_ranks_that_stop_at_the_same_step_save_it_and_leave() -> None:
     world = World(2)
-    world.cuts.request_stop()
+    world.coordinator.request_stop()
     assert world.paused(0, 7) == {}
     assert world.paused(1, 7) == everybody(commands.SAVE)
     assert world.passes(1) == {}
     assert world.saved(0, 7) == {}
     assert world.saved(1, 7) == everybody(commands.LEAVE)
-    assert world.keeper.taken == [7]
-    assert world.cuts.has_released
+    assert world.writer.taken == [7]
+    assert world.coordinator.has_released
 
 
 def test_a_rank_that_stopped_too_early_takes_one_more_step_for_the_one_that_waits_for_it() -> None:
     world = World(2)
-    world.cuts.request_stop()
+    world.coordinator.request_stop()
     world.paused(0, 7)
     assert world.passes(PAUSE_SKEW_SECONDS / 2) == {}
     assert world.passes(PAUSE_SKEW_SECONDS) == {0: commands.CONTINUE}  # rank 1 hangs in a collective of step 8
@@ -182,7 +182,7 @@ def test_a_rank_that_stopped_too_early_takes_one_more_step_for_the_one_that_wait
 
 def test_ranks_that_all_paused_at_different_steps_are_brought_to_the_highest() -> None:
     world = World(3)
-    world.cuts.request_stop()
+    world.coordinator.request_stop()
     world.paused(0, 7)
     world.paused(1, 8)
     assert world.paused(2, 7) == {0: commands.CONTINUE, 2: commands.CONTINUE}
@@ -194,25 +194,25 @@ def test_a_step_that_was_just_saved_is_not_saved_again_by_a_stop() -> None:
     world = World(2)
     world.saved(0, 10)
     world.saved(1, 10)
-    world.cuts.request_stop()
+    world.coordinator.request_stop()
     world.paused(0, 10)
     assert world.paused(1, 10) == everybody(commands.LEAVE)
-    assert world.keeper.taken == [10]
+    assert world.writer.taken == [10]
 
 
 def test_a_checkpoint_that_is_under_way_when_the_stop_comes_is_finished_first() -> None:
     world = World(2)
     world.saved(0, 10)
-    world.cuts.request_stop()
+    world.coordinator.request_stop()
     assert world.saved(1, 10) == everybody(commands.CONTINUE)
     world.paused(1, 10)
     assert world.paused(0, 10) == everybody(commands.LEAVE)
-    assert world.keeper.taken == [10]
+    assert world.writer.taken == [10]
 
 
 def test_a_rank_that_paused_where_another_saves_saves_too() -> None:
     world = World(2)
-    world.cuts.request_stop()
+    world.coordinator.request_stop()
     world.saved(0, 10)
     assert world.paused(1, 10) == {1: commands.SAVE}
     assert world.saved(1, 10) == everybody(commands.LEAVE)
@@ -220,29 +220,29 @@ def test_a_rank_that_paused_where_another_saves_saves_too() -> None:
 
 def test_a_stop_whose_checkpoint_cannot_be_saved_is_not_tried_for_ever() -> None:
     world = World(1)
-    world.cuts.request_stop()
+    world.coordinator.request_stop()
     assert world.paused(0, 7) == {0: commands.SAVE}
     assert world.saved(0, 7, error="no space left on device") == {0: commands.LEAVE}
-    assert world.keeper.missed == [(7, "no space left on device")]
+    assert world.writer.missed == [(7, "no space left on device")]
 
 
 def test_a_run_that_was_resumed_and_stopped_at_the_same_step_has_nothing_to_save() -> None:
     world = World(1, resumed=7)
-    world.cuts.request_stop()
+    world.coordinator.request_stop()
     assert world.paused(0, 7) == {0: commands.LEAVE}
 
 
 def test_nobody_waits_for_a_word_when_the_attempt_ends() -> None:
     world = World(3)
     world.saved(0, 10)
-    world.cuts.request_stop()
+    world.coordinator.request_stop()
     world.paused(1, 9)
-    world.cuts.release_all()
+    world.coordinator.release_all()
     assert world.said() == {0: commands.LEAVE, 1: commands.LEAVE}
     assert world.saved(2, 10) == world.paused(2, 10) == {2: commands.LEAVE}
-    world.cuts.release_all()
+    world.coordinator.release_all()
     assert world.said() == {}
-    assert world.keeper.taken == []
+    assert world.writer.taken == []
 
 
 def test_a_pause_without_a_stop_is_the_end_of_the_rank() -> None:
@@ -251,7 +251,7 @@ def test_a_pause_without_a_stop_is_the_end_of_the_rank() -> None:
 
 def test_ranks_that_pause_beside_one_that_has_finished_go_on() -> None:
     world = World(2)
-    world.cuts.request_stop()
-    world.cuts.rank_done(1)
+    world.coordinator.request_stop()
+    world.coordinator.rank_done(1)
     assert world.paused(0, 7) == {}
     assert world.passes(2 * PAUSE_SKEW_SECONDS) == {0: commands.CONTINUE}

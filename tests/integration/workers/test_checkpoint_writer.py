@@ -38,7 +38,7 @@ _beating: list[LeaseHolder] = []
 
 @dataclass
 class Attempt:
-    """One claimed attempt, its lifeline, and what its ranks would write."""
+    """One claimed attempt, its lease, and what its ranks would write."""
 
     world: World
     url: str
@@ -48,7 +48,7 @@ class Attempt:
     state: bytes = b"state of the report"
     points: bytes = b""
     launch: AttemptConfig = field(init=False)
-    lifeline: LeaseHolder = field(init=False)
+    lease: LeaseHolder = field(init=False)
     place: CheckpointDirectories = field(init=False)
     found: VerifiedCheckpoint | None = None
 
@@ -65,9 +65,9 @@ class Attempt:
             attempt, spec, "n1", "127.0.0.1", (), 1, self.storage / "state", self.storage, 120, 5, 3,
             account=self.account,
         )  # fmt: skip
-        self.lifeline = LeaseHolder(RedisStore.from_url(self.url), attempt, "n1", 5)
-        _beating.append(self.lifeline)
-        assert self.lifeline.claim().granted
+        self.lease = LeaseHolder(RedisStore.from_url(self.url), attempt, "n1", 5)
+        _beating.append(self.lease)
+        assert self.lease.claim().granted
         self.place = directories.directories_of(self.launch)
         directories.prepare_directories(self.launch, self.place)
         self.metrics = paths.metrics_file(self.place.attempt)
@@ -75,13 +75,13 @@ class Attempt:
     def next(self) -> None:
         """The same job in a new attempt, whatever its supervisor thinks."""
         attempt = self.launch.attempt
-        assert self.world.finish(attempt, Reason.SERVICE_STOPPED, by=self.lifeline._claimant)
+        assert self.world.finish(attempt, Reason.SERVICE_STOPPED, by=self.lease._claimant)
         assert self.world.release(attempt) > 0
         assert self.world.dispatch() == [attempt.job]
         self._launch(attempt.job)
 
-    def keeper(self) -> CheckpointWriter:
-        return CheckpointWriter(self.launch, self.place, self.keep, self.lifeline, self._cut, self.found)
+    def writer(self) -> CheckpointWriter:
+        return CheckpointWriter(self.launch, self.place, self.keep, self.lease, self._cut, self.found)
 
     def _cut(self) -> tuple[bytes | None, tuple[Path, int]]:
         self.metrics.write_bytes(self.points + b"what comes after the cut")
@@ -147,23 +147,23 @@ def attempt(world: World, server: RedisServer, tmp_path: Path) -> Attempt:
 
 
 def test_a_checkpoint_has_what_the_ranks_and_the_supervisor_know_at_the_cut_and_older_ones_go(attempt: Attempt) -> None:
-    keeper = attempt.keeper()
+    writer = attempt.writer()
     for step in (10, 20, 30):
         attempt.points += b"."
-        eventually(lambda: keeper.has_room, "room")
-        keeper.write_checkpoint([attempt.save(step, body=b"%d" % step)])
-    keeper.close()
+        eventually(lambda: writer.has_room, "room")
+        writer.write_checkpoint([attempt.save(step, body=b"%d" % step)])
+    writer.close()
     assert attempt.kept() == [30, 20]
     assert attempt.pointer is not None
     directory = paths.checkpoint_dir(attempt.storage, TENANT, attempt.launch.attempt.job, 30, 1)
     found = checkpoints.verify_checkpoint(directory, attempt.pointer.sha256)
     contents = {name: (found.directory / name).read_bytes() for name in found.manifest.files}
     assert contents == {"rank-0.pt": b"30", "report.state": attempt.state, "metrics.bin": b"..."}
-    assert [line.text.split(" saved")[0] for line in keeper.take_messages()] == [
+    assert [line.text.split(" saved")[0] for line in writer.take_messages()] == [
         f"checkpoint of step {n}" for n in (10, 20, 30)
     ]
     assert os.listdir(attempt.place.drafts) == []
-    assert keeper.final_directory == found.directory
+    assert writer.final_directory == found.directory
 
 
 def test_names_are_on_disk_from_the_storage_down_to_the_checkpoint(
@@ -178,9 +178,9 @@ def test_names_are_on_disk_from_the_storage_down_to_the_checkpoint(
 
     monkeypatch.setattr(os, "fsync", record)
     directories.prepare_directories(attempt.launch, attempt.place)
-    keeper = attempt.keeper()
-    keeper.write_checkpoint([attempt.save(10)])
-    keeper.close()
+    writer = attempt.writer()
+    writer.write_checkpoint([attempt.save(10)])
+    writer.close()
     kept = attempt.place.kept
     way = [str(path) for path in (kept, kept.parent, kept.parent.parent, attempt.storage / "jobs", attempt.storage)]
     assert set(way) <= set(synced)
@@ -188,16 +188,16 @@ def test_names_are_on_disk_from_the_storage_down_to_the_checkpoint(
 
 @pytest.mark.parametrize("place", ["written", "synced", "renamed", "committed"])
 def test_a_supervisor_that_is_killed_anywhere_leaves_a_checkpoint_to_go_on_from(attempt: Attempt, place: str) -> None:
-    first = attempt.keeper()
+    first = attempt.writer()
     first.write_checkpoint([attempt.save(10)])
     first.close()
     child = os.fork()
     if child == 0:
         try:
             failpoints._armed.update(failpoints.parse_failpoints(f"checkpoint.{place}:kill"))
-            lifeline = LeaseHolder(RedisStore.from_url(attempt.url), attempt.launch.attempt, "n1", 5)
-            lifeline._claimant = attempt.lifeline._claimant
-            second = replace_keeper(attempt, lifeline)
+            lease = LeaseHolder(RedisStore.from_url(attempt.url), attempt.launch.attempt, "n1", 5)
+            lease._claimant = attempt.lease._claimant
+            second = replacing_writer(attempt, lease)
             second.write_checkpoint([attempt.save(20)])
             second.close()
         finally:
@@ -209,15 +209,15 @@ def test_a_supervisor_that_is_killed_anywhere_leaves_a_checkpoint_to_go_on_from(
     attempt.next()
     assert all(not name.startswith(".") for name in os.listdir(attempt.place.kept))  # nothing half done stays
     attempt.found = found
-    after = attempt.keeper()
+    after = attempt.writer()
     after.write_checkpoint([attempt.save(30)])
     after.close()
     assert attempt.pointer is not None
     assert (attempt.pointer.step, attempt.pointer.attempt) == (30, 2)
 
 
-def replace_keeper(attempt: Attempt, lifeline: LeaseHolder) -> CheckpointWriter:
-    return CheckpointWriter(attempt.launch, attempt.place, attempt.keep, lifeline, attempt._cut, None)
+def replacing_writer(attempt: Attempt, lease: LeaseHolder) -> CheckpointWriter:
+    return CheckpointWriter(attempt.launch, attempt.place, attempt.keep, lease, attempt._cut, None)
 
 
 @pytest.mark.parametrize("place", ["written", "synced", "renamed"])
@@ -225,12 +225,12 @@ def test_a_disk_that_refuses_costs_one_checkpoint_and_says_so(
     attempt: Attempt, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failpoints, "_armed", failpoints.parse_failpoints(f"checkpoint.{place}:error@1"))
-    keeper = attempt.keeper()
-    keeper.write_checkpoint([attempt.save(10)])
-    eventually(lambda: keeper._messages._messages, "a line")
-    keeper.write_checkpoint([attempt.save(20)])
-    keeper.close()
-    missed, saved = keeper.take_messages()
+    writer = attempt.writer()
+    writer.write_checkpoint([attempt.save(10)])
+    eventually(lambda: writer._messages._messages, "a line")
+    writer.write_checkpoint([attempt.save(20)])
+    writer.close()
+    missed, saved = writer.take_messages()
     assert (missed.text, missed.failed) == (
         "checkpoint of step 10 could not be saved: Input/output error; training goes on", True
     )  # fmt: skip
@@ -242,66 +242,66 @@ def test_a_disk_that_refuses_costs_one_checkpoint_and_says_so(
 def test_weights_of_an_earlier_step_are_not_taken_for_those_of_the_last(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = attempt.keeper()
-    keeper.write_checkpoint([attempt.save(10)])
-    eventually(lambda: keeper.final_directory, "the checkpoint")
+    writer = attempt.writer()
+    writer.write_checkpoint([attempt.save(10)])
+    eventually(lambda: writer.final_directory, "the checkpoint")
     monkeypatch.setattr(failpoints, "_armed", failpoints.parse_failpoints("checkpoint.written:error"))
-    keeper.write_checkpoint([attempt.save(20)])
-    keeper.close()
-    assert keeper.final_directory is None
-    keeper.skip_checkpoint(30, "the ranks' disk is full")
-    assert keeper.final_directory is None
+    writer.write_checkpoint([attempt.save(20)])
+    writer.close()
+    assert writer.final_directory is None
+    writer.skip_checkpoint(30, "the ranks' disk is full")
+    assert writer.final_directory is None
 
 
 def test_a_redis_that_is_away_delays_the_pointer_and_nothing_else(attempt: Attempt, server: RedisServer) -> None:
-    keeper = attempt.keeper()
-    keeper.write_checkpoint([attempt.save(10)])
-    eventually(lambda: keeper._messages._messages, "the first pointer")
+    writer = attempt.writer()
+    writer.write_checkpoint([attempt.save(10)])
+    eventually(lambda: writer._messages._messages, "the first pointer")
     server.kill()
-    keeper.write_checkpoint([attempt.save(20)])
+    writer.write_checkpoint([attempt.save(20)])
     on_disk = "checkpoint of step 20 is on disk; it counts when the control Redis answers again"
-    eventually(lambda: on_disk in [line.text for line in keeper.take_messages()], "a line that says so")
+    eventually(lambda: on_disk in [line.text for line in writer.take_messages()], "a line that says so")
     for step in (30, 40, 50):
-        eventually(lambda: keeper.has_room, "room while Redis is away")
-        keeper.write_checkpoint([attempt.save(step)])
+        eventually(lambda: writer.has_room, "room while Redis is away")
+        writer.write_checkpoint([attempt.save(step)])
     newest_and_what_may_count = [50, 40, 20, 10]  # the commit of 20 may have taken effect, for all that is known
     eventually(lambda: attempt.kept() == newest_and_what_may_count, "the last one is on disk")
     server.start()
-    keeper.close()
+    writer.close()
     assert attempt.pointed == (50, 1)
     assert attempt.kept() == [50, 40]
-    assert [line.text.split(" saved")[0] for line in keeper.take_messages()][-1] == "checkpoint of step 50"
+    assert [line.text.split(" saved")[0] for line in writer.take_messages()][-1] == "checkpoint of step 50"
 
 
 def test_a_redis_that_does_not_answer_holds_up_no_rank(attempt: Attempt, server: RedisServer) -> None:
-    keeper = attempt.keeper()
+    writer = attempt.writer()
     server.signal(signal.SIGSTOP)
     try:
         for step in (10, 20, 30, 40):
-            eventually(lambda: keeper.has_room, "room, long before a call on Redis is given up", 5)
-            keeper.write_checkpoint([attempt.save(step)])
+            eventually(lambda: writer.has_room, "room, long before a call on Redis is given up", 5)
+            writer.write_checkpoint([attempt.save(step)])
         eventually(lambda: attempt.kept()[:2] == [40, 30], "the last one is on disk", 5)
     finally:
         server.signal(signal.SIGCONT)
-    keeper.close()
+    writer.close()
     assert attempt.pointed == (40, 1)
     assert attempt.kept() == [40, 30]
 
 
 def test_a_supervisor_that_has_lost_its_lease_points_to_nothing_and_removes_nothing(attempt: Attempt) -> None:
-    keeper = attempt.keeper()
-    keeper.write_checkpoint([attempt.save(10)])
+    writer = attempt.writer()
+    writer.write_checkpoint([attempt.save(10)])
     eventually(lambda: attempt.pointer, "the first pointer")
     old, draft = attempt.place, attempt.save(20)
     attempt.next()  # sweeps the drafts of the attempt that it takes for dead
     attempt.found = attempt.resumable()
-    after = attempt.keeper()
+    after = attempt.writer()
     after.write_checkpoint([attempt.save(15)])
     eventually(lambda: attempt.pointed == (15, 2), "the pointer of the next attempt")
     (old.drafts / "20").mkdir(parents=True)
     (old.drafts / "20" / "rank-0.pt").write_bytes(b"weights")
-    keeper.write_checkpoint([draft])
-    keeper.close()
+    writer.write_checkpoint([draft])
+    writer.close()
     assert attempt.kept() == [20, 15, 10]
     assert attempt.pointed == (15, 2)
     after.write_checkpoint([attempt.save(18)])
@@ -372,10 +372,10 @@ def test_what_is_no_plain_file_of_the_ranks_own_is_not_taken_over(
     secret.chmod(0o600)
     before = secret.stat()
     leave(attempt, secret)
-    keeper = attempt.keeper()
-    keeper.write_checkpoint([said(10)])
-    keeper.close()
-    (line,) = keeper.take_messages()
+    writer = attempt.writer()
+    writer.write_checkpoint([said(10)])
+    writer.close()
+    (line,) = writer.take_messages()
     assert line.failed, line
     assert attempt.kept() == []
     assert attempt.pointer is None
@@ -393,10 +393,10 @@ def test_what_is_taken_over_is_the_services_and_the_next_attempts_account_can_re
     with a_place() as place:
         attempt = Attempt(world, server.url, place / "storage", NOBODY)
         attempt.storage.chmod(0o711)
-        keeper = attempt.keeper()
+        writer = attempt.writer()
         opened = attempt.draft(10).open("r+b")  # by a rank that keeps it open
-        keeper.write_checkpoint([said(10)])
-        keeper.close()
+        writer.write_checkpoint([said(10)])
+        writer.close()
         found = attempt.resumable()
         assert found is not None
         for path in (found.directory, *found.directory.iterdir()):
