@@ -33,24 +33,26 @@ def train(run: TrainingRun) -> Result:
     """
     run.strategy.model.train()
     rate, total_steps = _RateReporter(run), make_outline(run).total_steps
-    while not run.over:
-        for batches, waited in _step_batches(run, run.epoch):
-            run.last_loss = train_step(run, run.epoch, batches, waited)
-            _report_loss(run, run.last_loss)
+    while not run.progress.is_over:
+        for batches, waited in _step_batches(run, run.progress.epoch):
+            run.progress.last_loss = train_step(run, run.progress.epoch, batches, waited)
+            _report_loss(run, run.progress.last_loss)
             if run.moves_rate_every_step:
-                _move_learning_rate(run, run.steps_done)
+                _move_learning_rate(run, run.progress.steps_done)
             _after_step(run, rate, batches)
             protocol.after_step(run, total_steps)
-        if not run.moves_rate_every_step and run.steps_done:
-            _move_learning_rate(run, run.steps_done - 1)
-        if run.evaluation is not None and (run.epoch + 1) % cast(Any, run.program.evaluate).every_epochs == 0:
-            evaluate(run, run.epoch)
-        run.over = _is_over(run) or run.epoch + 1 == run.program.epochs
-        if not run.over:
-            run.epoch, run.batches_done = run.epoch + 1, 0
-    run.settle()
+        if not run.moves_rate_every_step and run.progress.steps_done:
+            _move_learning_rate(run, run.progress.steps_done - 1)
+        if run.evaluation is not None and (run.progress.epoch + 1) % cast(Any, run.program.evaluate).every_epochs == 0:
+            evaluate(run, run.progress.epoch)
+        run.progress.is_over = _is_over(run) or run.progress.epoch + 1 == run.program.epochs
+        if not run.progress.is_over:
+            run.progress.epoch, run.progress.batches_done = run.progress.epoch + 1, 0
+    run.send_pending_loss()
     protocol.save_at_end(run)
-    return Result(None if run.last_loss is None else _mean_over_ranks(run, run.last_loss), run.metrics)
+    return Result(
+        None if run.progress.last_loss is None else _mean_over_ranks(run, run.progress.last_loss), run.progress.metrics
+    )
 
 
 def train_step(run: TrainingRun, epoch: int, batches: list[Any], waited: float) -> torch.Tensor:
@@ -112,7 +114,7 @@ def forward(run: TrainingRun) -> Result:
                 run.strategy.model(move_tensors(inputs, run.strategy.device))
             _after_step(run, rate, batches)
             if run.context.stopping():
-                raise Stopped(f"told to stop after step {run.steps_done - 1}")
+                raise Stopped(f"told to stop after step {run.progress.steps_done - 1}")
         if _is_over(run):
             break
     return Result(None, {})
@@ -127,7 +129,7 @@ def evaluate(run: TrainingRun, epoch: int) -> None:
     """
     assert run.evaluation is not None
     assert run.loss is not None
-    run.settle()
+    run.send_pending_loss()
     sums = torch.zeros(3, dtype=torch.float64)  # rows, loss times rows, correct
     classifies = True
     with run.strategy.evaluated() as model:
@@ -197,21 +199,21 @@ def _require_no_target(run: TrainingRun) -> None:
 
 
 def _after_step(run: TrainingRun, rate: "_RateReporter", batches: list[Any]) -> None:
-    run.steps_done += 1
-    run.batches_done += len(batches)
+    run.progress.steps_done += 1
+    run.progress.batches_done += len(batches)
     rate.count(batches)
 
 
 def _is_over(run: TrainingRun) -> bool:
-    return run.program.max_steps is not None and run.steps_done >= run.program.max_steps
+    return run.program.max_steps is not None and run.progress.steps_done >= run.program.max_steps
 
 
 def _report_loss(run: TrainingRun, loss: torch.Tensor) -> None:
     """On cuda and under ddp only on the steps chosen beforehand: reading it there waits for device or ranks. The mean
     over ranks is asked for, and told after the next step: it comes while that one runs."""
-    context, step = run.context, run.steps_done
-    if run.owed is not None:
-        run.settle()
+    context, step = run.context, run.progress.steps_done
+    if run.pending_loss is not None:
+        run.send_pending_loss()
     if not (run.reads_every_loss or is_sampled(step)):
         return
     if context.world_size == 1:
@@ -226,7 +228,7 @@ def _report_loss(run: TrainingRun, loss: torch.Tensor) -> None:
         if context.rank == 0:
             run.strategy.recorder.send_metric("loss", step, total.item() / context.world_size)
 
-    run.owed = send_mean
+    run.pending_loss = send_mean
 
 
 def _mean_over_ranks(run: TrainingRun, loss: torch.Tensor) -> float:
@@ -248,12 +250,12 @@ def _report_evaluation(run: TrainingRun, total: list[float], classifies: bool) -
     rows, loss, correct = total
     if rows == 0:
         return
-    run.metrics["eval_loss"] = loss / rows
+    run.progress.metrics["eval_loss"] = loss / rows
     if classifies:
-        run.metrics["accuracy"] = correct / rows
+        run.progress.metrics["accuracy"] = correct / rows
     if run.context.rank == 0:
-        for name, value in run.metrics.items():
-            run.strategy.recorder.send_metric(name, max(run.steps_done - 1, 0), value)
+        for name, value in run.progress.metrics.items():
+            run.strategy.recorder.send_metric(name, max(run.progress.steps_done - 1, 0), value)
 
 
 def _is_classification(outputs: Any, target: Any) -> bool:
@@ -295,7 +297,7 @@ class _RateReporter:
         passed = time.perf_counter() - self._since
         if passed >= RATE_SECONDS and self._run.context.rank == 0 and self._rows:
             rate = self._rows * self._run.context.world_size / passed
-            self._run.strategy.recorder.send_metric("rows_per_second", self._run.steps_done - 1, rate)
+            self._run.strategy.recorder.send_metric("rows_per_second", self._run.progress.steps_done - 1, rate)
             self._rows, self._since = 0, time.perf_counter()
 
 

@@ -1,4 +1,4 @@
-"""One run of a recipe on one rank: the parts that were built, and where it is."""
+"""One run of a recipe on one rank: the parts that were built, and its progress."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -36,6 +36,21 @@ class ResumePoint:
 
 
 @dataclass(slots=True)
+class RunProgress:
+    """How far a run is."""
+
+    steps_done: int = 0
+    epoch: int = 0
+    batches_done: int = 0  # of the epoch
+    epoch_start: EpochStart | None = None  # known where the run is saved
+    last_loss: torch.Tensor | None = None  # of this rank, in the last step
+    metrics: dict[str, float] = field(default_factory=dict)
+    is_over: bool = False  # including the last evaluation
+    saved_step: int = 0  # the last step that was saved, or that saving was tried for
+    resumed: ResumePoint | None = None  # until the loader is back where it was
+
+
+@dataclass(slots=True)
 class TrainingRun:
     """Everything that the loop works with. `loss` and `optimizer` are there when the mode is train."""
 
@@ -48,18 +63,8 @@ class TrainingRun:
     evaluation: DataLoader[Any] | None = None
     scheduler: LRScheduler | None = None
     scaler: GradScaler | None = None  # where gradients may be too small for their precision
-    # -- where it is
-    steps_done: int = 0
-    epoch: int = 0
-    batches_done: int = 0  # of the epoch
-    epoch_start: EpochStart | None = None  # known where the run is saved
-    last_loss: torch.Tensor | None = None  # of this rank, in the last step
-    metrics: dict[str, float] = field(default_factory=dict)
-    over: bool = False  # also the last evaluation
-    # -- checkpoints
-    saved_step: int = 0  # the last one that was saved, or tried to be
-    resumed: ResumePoint | None = None  # until the loader is back where it was
-    owed: Callable[[], None] | None = None  # waits for a loss of all ranks, and tells of it
+    progress: RunProgress = field(default_factory=RunProgress)
+    pending_loss: Callable[[], None] | None = None  # waits for the loss of all ranks, and sends its mean
     # -- what every step asks for
     autocast: AbstractContextManager[object] = field(init=False)  # in the precision that the spec asks for
     is_plain: bool = field(init=False)  # on the host and in float32: batches need not be moved, nor operators chosen
@@ -78,11 +83,11 @@ class TrainingRun:
         )
         self.moves_rate_every_step = scheduler is not None and scheduler.every == "step"
 
-    def settle(self) -> None:
-        """Tell what other ranks still owed: before anybody may ask how far this run is."""
-        if self.owed is not None:
-            owed, self.owed = self.owed, None
-            owed()
+    def send_pending_loss(self) -> None:
+        """Send the mean over ranks of the last loss that was read, where they still add it up."""
+        if self.pending_loss is not None:
+            send, self.pending_loss = self.pending_loss, None
+            send()
 
     @property
     def checkpoints(self) -> Checkpoints | None:

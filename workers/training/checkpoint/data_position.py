@@ -22,16 +22,20 @@ def remaining_batches(run: TrainingRun) -> Iterator[Any]:
     Raises:
         Stopped: the rank was told to stop while it passed over batches.
     """
-    resumed, run.resumed = run.resumed, None
+    resumed, run.progress.resumed = run.progress.resumed, None
     if resumed is None:
         if run.checkpoints is not None:
-            run.epoch_start = EpochStart(
+            run.progress.epoch_start = EpochStart(
                 rng_state.capture_random_states(run.context.devices), _generator_of(run.loader).get_state()
             )
         return iter(run.loader)
     rng_state.restore_random_states(resumed.epoch_start.draws)
     _generator_of(run.loader).set_state(resumed.epoch_start.loader)
-    rest = iter(_loader_from(run.loader, run.batches_done)) if _can_skip(run) else _skip_loaded(run, iter(run.loader))
+    rest = (
+        iter(_loader_from(run.loader, run.progress.batches_done))
+        if _can_skip(run)
+        else _skip_loaded(run, iter(run.loader))
+    )
     rng_state.restore_random_states(resumed.draws)
     return rest
 
@@ -46,9 +50,9 @@ def _can_skip(run: TrainingRun) -> bool:
 
 def _skip_loaded(run: TrainingRun, every: Iterator[Any]) -> Iterator[Any]:
     """Load the batches that were trained on, and forget them."""
-    for _ in islice(every, run.batches_done):
+    for _ in islice(every, run.progress.batches_done):
         if run.context.stopping():
-            raise Stopped(f"told to stop while going back to step {run.steps_done}")
+            raise Stopped(f"told to stop while going back to step {run.progress.steps_done}")
     return every
 
 

@@ -17,11 +17,11 @@ def after_step(run: TrainingRun, total_steps: int | None) -> None:
         if run.context.stopping():
             raise _stop_error(run)
         return
-    whole = run.steps_done == total_steps
+    whole = run.progress.steps_done == total_steps
     wanted = run.program.checkpoint
-    if wanted is not None and run.steps_done % wanted.every_steps == 0:
+    if wanted is not None and run.progress.steps_done % wanted.every_steps == 0:
         _save_checkpoint(run, whole=whole)
-    if run.context.stopping() and _send_and_wait(run, Paused(run.context.rank, run.steps_done)) == SAVE:
+    if run.context.stopping() and _send_and_wait(run, Paused(run.context.rank, run.progress.steps_done)) == SAVE:
         _save_checkpoint(run, whole=whole)
 
 
@@ -31,15 +31,17 @@ def save_at_end(run: TrainingRun) -> None:
     Raises:
         Stopped: the rank is to end.
     """
-    if run.checkpoints is not None and run.saved_step != run.steps_done:
+    if run.checkpoints is not None and run.progress.saved_step != run.progress.steps_done:
         _save_checkpoint(run, whole=True)
 
 
 def _save_checkpoint(run: TrainingRun, *, whole: bool) -> None:
-    run.settle()
+    run.send_pending_loss()
     run.strategy.recorder.finish()
     saved = state.save_checkpoint(run, whole=whole)
-    run.saved_step = run.steps_done  # also where it failed: ranks must do the same, and only one may have failed
+    run.progress.saved_step = (
+        run.progress.steps_done
+    )  # also where it failed: ranks must do the same, and only one may have failed
     _send_and_wait(run, saved)
 
 
@@ -61,4 +63,4 @@ def _send_and_wait(run: TrainingRun, record: Paused | Saved) -> bytes:
 
 
 def _stop_error(run: TrainingRun) -> Stopped:
-    return Stopped(f"told to stop after step {run.steps_done - 1}")
+    return Stopped(f"told to stop after step {run.progress.steps_done - 1}")

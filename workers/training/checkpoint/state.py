@@ -99,7 +99,7 @@ def save_checkpoint(run: TrainingRun, *, whole: bool) -> Saved:
     the record, and not raised: the run is worth more than its checkpoint.
     """
     assert run.checkpoints is not None
-    rank, step, epoch = run.context.rank, run.steps_done, run.epoch
+    rank, step, epoch = run.context.rank, run.progress.steps_done, run.progress.epoch
     buckets = run.strategy.buckets()  # this and the next: all ranks together
     gathered = _gather_model(run) if whole and run.strategy.holds == "shard" else {}
     try:
@@ -151,7 +151,7 @@ def _gather_model(run: TrainingRun) -> dict[str, torch.Tensor]:
 
 def _capture_state(run: TrainingRun, buckets: list[list[int]] | None) -> CheckpointState:
     assert run.optimizer is not None
-    assert run.epoch_start is not None
+    assert run.progress.epoch_start is not None
     with run.strategy.bare() as model:
         state = model.state_dict()
         extra = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
@@ -162,15 +162,15 @@ def _capture_state(run: TrainingRun, buckets: list[list[int]] | None) -> Checkpo
         world_size=run.context.world_size,
         rank=run.context.rank,
         holds=run.strategy.holds,
-        steps_done=run.steps_done,
-        epoch=run.epoch,
-        batches_done=run.batches_done,
-        over=run.over,
-        last_loss=run.last_loss,
-        metrics=run.metrics,
+        steps_done=run.progress.steps_done,
+        epoch=run.progress.epoch,
+        batches_done=run.progress.batches_done,
+        over=run.progress.is_over,
+        last_loss=run.progress.last_loss,
+        metrics=run.progress.metrics,
         draws=asdict(rng_state.capture_random_states(run.context.devices)),
-        epoch_draws=asdict(run.epoch_start.draws),
-        loader=run.epoch_start.loader,
+        epoch_draws=asdict(run.progress.epoch_start.draws),
+        loader=run.progress.epoch_start.loader,
         evaluation=None if run.evaluation is None else run.evaluation.generator.get_state(),
         optimizer=None if as_on_rank_0 else run.optimizer.state_dict(),
         scheduler=None if run.scheduler is None else run.scheduler.state_dict(),
@@ -278,18 +278,18 @@ def restore_run(run: TrainingRun, state: CheckpointState) -> None:
         if run.evaluation is not None and state.evaluation is not None:
             run.evaluation.generator.set_state(state.evaluation)
         run.strategy.recorder.resume_numbers(state.numbers)
-        run.resumed = ResumePoint(
+        run.progress.resumed = ResumePoint(
             EpochStart(RandomStates(**state.epoch_draws), state.loader), RandomStates(**state.draws)
         )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         raise Unreadable(
             f"the checkpoint of step {state.steps_done} does not fit the run: {_one_line(error)}"
         ) from error
-    run.steps_done = run.saved_step = state.steps_done
-    run.epoch, run.batches_done, run.over = state.epoch, state.batches_done, state.over
-    run.metrics = dict(state.metrics)
-    run.last_loss = None if state.last_loss is None else state.last_loss.to(run.strategy.device)
-    run.epoch_start = run.resumed.epoch_start
+    run.progress.steps_done = run.progress.saved_step = state.steps_done
+    run.progress.epoch, run.progress.batches_done, run.progress.is_over = state.epoch, state.batches_done, state.over
+    run.progress.metrics = dict(state.metrics)
+    run.progress.last_loss = None if state.last_loss is None else state.last_loss.to(run.strategy.device)
+    run.progress.epoch_start = run.progress.resumed.epoch_start
 
 
 def _read_state(directory: Path, rank: int) -> CheckpointState:
