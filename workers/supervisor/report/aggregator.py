@@ -25,7 +25,7 @@ from workers.supervisor.report.process_state import (
     sum_forwards,
     work_of_unknown_splits,
 )
-from workers.supervisor.report.script_lint import Sight
+from workers.supervisor.report.script_lint import ScriptObservations
 from workers.supervisor.report.shard_lines import ShardLine, ShardLinePrinter
 from workers.supervisor.report.step_counts import PHASES, StepCounts, StepPart
 from workers.supervisor.report.step_joiner import JoinedStep, StepJoiner
@@ -132,7 +132,7 @@ class Aggregator(ABC):
 
     def rank_ended(self, rank: int) -> None:
         """Note that a rank and all that descends from it have ended, and everything they sent was added."""
-        for process in self._processes.all():
+        for process in self._processes.all_processes():
             if process.origin == rank and not process.ended:
                 self._end_process(process)
 
@@ -220,9 +220,9 @@ class Aggregator(ABC):
         if final:
             self._count(self._joiner.flush())
         subject, use, measures = self._subject, self._use, self._counts.main_measures
-        patterns = self._counts.patterns.told_apart()
+        patterns = self._counts.patterns.listed_patterns()
         prediction, remark = self._check(patterns) if final else (PredictionCheck(None, []), None)
-        sight = self._sight(patterns, final, last_line, now)
+        seen = self._observe_script(patterns, final, last_line, now)
         report = Report(
             job_id=subject.job_id,
             attempt=subject.attempt,
@@ -231,25 +231,27 @@ class Aggregator(ABC):
             device_kind=subject.lease[0].kind,
             virtual=subject.virtual,
             devices=tuple(self._device(device) for device in subject.lease),
-            patterns=self._counts.patterns.all(),
+            patterns=self._counts.patterns.to_report(),
             per_device=measures.devices(),
             primitives=measures.primitives() if use.scatters else None,
             balance=measures.balance(use.gathers_on if use.scatters and not subject.virtual else None),
             prediction=prediction,
-            findings=tuple(self._findings(patterns, sight)),
+            findings=tuple(self._findings(patterns, seen)),
             notes={},
             rehearsal=subject.spec.rehearsal,
             resumed=self._resumed_from(),
         )
-        facts = self._facts(sight, remark)
-        return msgspec.structs.replace(report, notes=notes.notes(report, measures, facts))
+        facts = self._facts(seen, remark)
+        return msgspec.structs.replace(report, notes=notes.make_notes(report, measures, facts))
 
     @abstractmethod
-    def _sight(self, patterns: Sequence[Pattern], final: bool, last_line: str, now: float | None) -> Sight | None:
+    def _observe_script(
+        self, patterns: Sequence[Pattern], final: bool, last_line: str, now: float | None
+    ) -> ScriptObservations | None:
         """What was seen of a script; None of a recipe."""
 
     @abstractmethod
-    def _findings(self, patterns: Sequence[Pattern], sight: Sight | None) -> Sequence[Finding]: ...
+    def _findings(self, patterns: Sequence[Pattern], seen: ScriptObservations | None) -> Sequence[Finding]: ...
 
     def _resumed_from(self) -> Resumed | None:
         return None
@@ -272,10 +274,10 @@ class Aggregator(ABC):
             memory_total_bytes=found.memory_total_bytes if found is not None else leased.memory_total_bytes,
         )
 
-    def _facts(self, sight: Sight | None, on_prediction: str | None) -> NoteFacts:
+    def _facts(self, seen: ScriptObservations | None, on_prediction: str | None) -> NoteFacts:
         return NoteFacts(
             phase=self._counts.main_phase,
-            sight=sight,
+            seen=seen,
             prediction=self._prediction,
             on_prediction=on_prediction,
             use=self._use,

@@ -14,7 +14,13 @@ from jobs.splits.plan import Prediction
 from jobs.splits.timings import Measures
 from shardyard.contract.report import Report
 from workers.supervisor.report.patterns import MAX_PATTERNS
-from workers.supervisor.report.script_lint import Sight, how_it_ran, names, remarks_on_rows, unfinished
+from workers.supervisor.report.script_lint import (
+    ScriptObservations,
+    describe_run,
+    find_unfinished_steps,
+    name_modules,
+    remarks_on_rows,
+)
 
 #: Notes that are taken from the ranks of one attempt, and the length of each.
 MAX_NOTES = 100
@@ -56,7 +62,7 @@ class NoteFacts:
     """What is known of an attempt beside the numbers of its report."""
 
     phase: str  # which `per_device`, `primitives` and `balance` are about
-    sight: Sight | None  # of a script; None of a recipe
+    seen: ScriptObservations | None  # of a script; None of a recipe
     prediction: Prediction
     on_prediction: str | None  # what is to be said of the prediction's check
     use: DeviceUse
@@ -70,25 +76,25 @@ class NoteFacts:
     rank_notes: Mapping[str, Sequence[str]]  # by path: what the ranks sent
 
 
-def notes(report: Report, measures: Measures, facts: NoteFacts) -> dict[str, str]:
+def make_notes(report: Report, measures: Measures, facts: NoteFacts) -> dict[str, str]:
     """The notes of a report that has none yet."""
     made: dict[str, str] = {}
-    for field, text in _remarks(report, measures, facts):
+    for field, text in _all_remarks(report, measures, facts):
         made[field] = f"{made[field]}; {text}" if field in made else text
     for field, texts in facts.rank_notes.items():
         made[field] = "; ".join([*texts, made[field]] if field in made else texts)
-    for field in _nulls(report):
-        made.setdefault(field, _reason(field, report, measures, facts))
+    for field in _null_paths(report):
+        made.setdefault(field, _missing_reason(field, report, measures, facts))
     return made
 
 
-def _remarks(report: Report, measures: Measures, facts: NoteFacts) -> Iterator[tuple[str, str]]:
+def _all_remarks(report: Report, measures: Measures, facts: NoteFacts) -> Iterator[tuple[str, str]]:
     yield from _count_remarks(facts)
     yield from _measure_remarks(report, measures, facts)
     if facts.on_prediction:
         yield "prediction", facts.on_prediction
-    if facts.sight is not None:
-        yield from _script_remarks(report, facts, facts.sight)
+    if facts.seen is not None:
+        yield from _script_remarks(report, facts, facts.seen)
 
 
 def _count_remarks(facts: NoteFacts) -> Iterator[tuple[str, str]]:
@@ -107,7 +113,7 @@ def _count_remarks(facts: NoteFacts) -> Iterator[tuple[str, str]]:
     if facts.uncounted:
         yield "patterns", f"{facts.uncounted} steps came from more processes than a report can hold"
     if facts.forced or facts.late:
-        then = ", and were counted as separate steps" if facts.sight is not None and facts.late else ""
+        then = ", and were counted as separate steps" if facts.seen is not None and facts.late else ""
         counted = f"{facts.forced} steps were counted before every rank had reported them"
         yield "patterns", f"{counted}; {facts.late} records came too late{then}"
 
@@ -126,21 +132,21 @@ def _measure_remarks(report: Report, measures: Measures, facts: NoteFacts) -> It
         yield "per_device.data_wait_ms", "one process feeds all devices, so they all show the same wait"
 
 
-def _script_remarks(report: Report, facts: NoteFacts, sight: Sight) -> Iterator[tuple[str, str]]:
-    yield "strategy", f"as the job asked; {how_it_ran(sight.processes)}"
+def _script_remarks(report: Report, facts: NoteFacts, seen: ScriptObservations) -> Iterator[tuple[str, str]]:
+    yield "strategy", f"as the job asked; {describe_run(seen.processes)}"
     if facts.phase != "train":
         yield "per_device", f"the numbers cover the phase {facts.phase}, because no training step was seen"
     modules = sorted({pattern.module for pattern in report.patterns if pattern.phase == facts.phase})
     if len(modules) > 1:
-        yield "per_device.rows", f"the rows of {len(modules)} modules are added up: {names(modules)}"
-    for text in remarks_on_rows(sight):
+        yield "per_device.rows", f"the rows of {len(modules)} modules are added up: {name_modules(modules)}"
+    for text in remarks_on_rows(seen):
         yield "patterns.rows", text
-    for one in unfinished(sight):
+    for one in find_unfinished_steps(seen):
         if not one.long:
             yield "patterns.steps", str(one)
 
 
-def _reason(field: str, report: Report, measures: Measures, facts: NoteFacts) -> str:
+def _missing_reason(field: str, report: Report, measures: Measures, facts: NoteFacts) -> str:
     """Why a field is `None`, when no rank has said so."""
     if field == "prediction.matches":
         return _no_prediction(report, facts.prediction)
@@ -149,7 +155,7 @@ def _reason(field: str, report: Report, measures: Measures, facts: NoteFacts) ->
     if report.virtual and "memory" in field:
         return "virtual devices have no memory of their own"
     if field in ("balance.output_device_memory_skew", "primitives") and not facts.use.scatters:
-        who = 'strategy "dp"' if facts.sight is None else "DataParallel"
+        who = 'strategy "dp"' if facts.seen is None else "DataParallel"
         return f"only {who} gathers on one device"
     if len(report.devices) == 1 and field in _NEEDS_TWO:
         return "there is only one device"
@@ -165,7 +171,7 @@ def _reason(field: str, report: Report, measures: Measures, facts: NoteFacts) ->
         return "the devices hold different modules and take turns on each batch"
     if field.startswith("balance.") and facts.use.sharded:
         return "under fsdp a rank's forward includes waiting for the other ranks, so the times cannot be compared"
-    if field == "per_device.comm_ms" and (report.strategy != "ddp" if facts.sight is None else facts.use.scatters):
+    if field == "per_device.comm_ms" and (report.strategy != "ddp" if facts.seen is None else facts.use.scatters):
         return "the devices exchange no data outside the timed primitives"
     return _DEFAULT_REASONS.get(field, "no rank measured it")
 
@@ -192,7 +198,7 @@ _DEFAULT_REASONS = {
 }
 
 
-def _nulls(report: Report) -> Iterator[str]:
+def _null_paths(report: Report) -> Iterator[str]:
     """Paths of the fields that are `None` somewhere."""
     for name in ("devices", "patterns", "per_device"):
         for struct in getattr(report, name):

@@ -74,20 +74,20 @@ class PatternTable:
         """Whether there were more different splits than are kept apart."""
         return self.other.steps > 0
 
-    def told_apart(self) -> list[Pattern]:
+    def listed_patterns(self) -> list[Pattern]:
         """For the report, without what `other` has."""
-        return [_pattern(count.first, count) for count in self.kept.values() if count.first is not None]
+        return [_to_pattern(count.first, count) for count in self.kept.values() if count.first is not None]
 
-    def all(self) -> tuple[Pattern, ...]:
+    def to_report(self) -> tuple[Pattern, ...]:
         """For the report. The steps of the last one, of phase "other", may be of several phases."""
         other = self.other
         if not self.overflowed:
-            return tuple(self.told_apart())
+            return tuple(self.listed_patterns())
         beyond = Pattern("other", "", None, None, True, None, None, other.steps, other.first_step, other.last_step)
-        return (*self.told_apart(), beyond)
+        return (*self.listed_patterns(), beyond)
 
 
-def _pattern(batch: WholeBatch, count: PatternCount) -> Pattern:
+def _to_pattern(batch: WholeBatch, count: PatternCount) -> Pattern:
     return Pattern(
         phase=batch.phase,
         module=batch.module,

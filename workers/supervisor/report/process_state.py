@@ -200,7 +200,7 @@ class ProcessTable:
     def get(self, rank: int, source: int) -> ProcessState | None:
         return self._states.get((rank, source))
 
-    def all(self) -> tuple[ProcessState, ...]:
+    def all_processes(self) -> tuple[ProcessState, ...]:
         return tuple(self._states.values())
 
     def find_or_add(self, rank: int, source: int) -> ProcessState | None:

@@ -11,7 +11,7 @@ from workers.supervisor.report.aggregator import Aggregator, LeasedDevice, Repor
 from workers.supervisor.report.aggregator_state import AggregatorState, ReportIdentity
 from workers.supervisor.report.notes import DeviceUse
 from workers.supervisor.report.patterns import PatternTable
-from workers.supervisor.report.script_lint import Sight
+from workers.supervisor.report.script_lint import ScriptObservations
 from workers.supervisor.report.step_counts import StepCounts
 from workers.supervisor.report.step_joiner import StepJoiner, order_by_epoch
 
@@ -82,8 +82,10 @@ class RecipeAggregator(Aggregator):
     def _resumed_from(self) -> Resumed | None:
         return self._resumed
 
-    def _sight(self, patterns: Sequence[Pattern], final: bool, last_line: str, now: float | None) -> Sight | None:
+    def _observe_script(
+        self, patterns: Sequence[Pattern], final: bool, last_line: str, now: float | None
+    ) -> ScriptObservations | None:
         return None
 
-    def _findings(self, patterns: Sequence[Pattern], sight: Sight | None) -> Sequence[Finding]:
+    def _findings(self, patterns: Sequence[Pattern], seen: ScriptObservations | None) -> Sequence[Finding]:
         return lint_splits(self._subject.spec, patterns, self._prediction.train_rows) if patterns else ()

@@ -17,7 +17,7 @@ from workers.supervisor.report.aggregator import MAX_RANKS, Aggregator, LeasedDe
 from workers.supervisor.report.notes import DeviceUse
 from workers.supervisor.report.patterns import MAX_PATTERNS
 from workers.supervisor.report.process_state import SHARDING, ProcessState
-from workers.supervisor.report.script_lint import Sight, find
+from workers.supervisor.report.script_lint import ScriptObservations, find_problems
 from workers.supervisor.report.step_counts import PHASES, StepCounts, StepPart
 from workers.supervisor.report.step_joiner import StepJoiner, order_by_round
 
@@ -117,15 +117,17 @@ class ScriptAggregator(Aggregator):
     def _rank_of_device(self, device: int) -> int:
         return self._seen.rank_of_device.get(device, super()._rank_of_device(device))
 
-    def _sight(self, patterns: Sequence[Pattern], final: bool, last_line: str, now: float | None) -> Sight | None:
+    def _observe_script(
+        self, patterns: Sequence[Pattern], final: bool, last_line: str, now: float | None
+    ) -> ScriptObservations | None:
         main = self._counts.main_phase
-        return Sight(
+        return ScriptObservations(
             spec=self._subject.spec,
             virtual=self._subject.virtual,
             phase=main,
             patterns=patterns,
             divided={module: rows for (phase, module), rows in self._seen.divisions.items() if phase == main},
-            processes=self._processes.all(),
+            processes=self._processes.all_processes(),
             final=final,
             succeeded=final and self._processes.succeeded,
             last_line=last_line,
@@ -133,5 +135,5 @@ class ScriptAggregator(Aggregator):
             now=now,
         )
 
-    def _findings(self, patterns: Sequence[Pattern], sight: Sight | None) -> Sequence[Finding]:
-        return find(sight) if sight is not None else ()
+    def _findings(self, patterns: Sequence[Pattern], seen: ScriptObservations | None) -> Sequence[Finding]:
+        return find_problems(seen) if seen is not None else ()

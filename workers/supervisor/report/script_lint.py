@@ -25,7 +25,7 @@ MAX_NAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ScriptObservations:
     """All that was seen of a script. `divided` has the splits of single forwards, by module, in the main phase;
     `last_line` is what it printed last, and `blind` says where nobody could look."""
 
@@ -56,26 +56,26 @@ class Sight:
         return list({process.rank: process for process in self.processes if process.trained}.values())
 
 
-def find(sight: Sight) -> list[Finding]:
+def find_problems(seen: ScriptObservations) -> list[Finding]:
     """All findings, the most important first."""
-    looks = _LOOKS if sight.workers else (_no_work_done,)
-    return [finding for look in (_never_finished, *looks) for finding in look(sight)]
+    checks = _CHECKS if seen.workers else (_no_work_done,)
+    return [finding for check in (_never_finished, *checks) for finding in check(seen)]
 
 
-def names(modules: Sequence[str]) -> str:
+def name_modules(modules: Sequence[str]) -> str:
     """Modules in a sentence; the script's outermost one has no name."""
     shown = [module or "the model" for module in modules[:MAX_NAMES]]
     return ", ".join([*shown, "..."] if len(modules) > MAX_NAMES else shown)
 
 
-def how_it_ran(processes: Iterable[ProcessState]) -> str:
+def describe_run(processes: Iterable[ProcessState]) -> str:
     """What the script itself did about devices: "the script wrapped Net in DataParallel, ..."."""
     listed = list(processes)
     wrapped: dict[str, set[str]] = {}
     for kind, inside in (one for process in listed for one in process.wrapped):
         wrapped.setdefault(kind, set()).add(inside or "a module")
     groups = [process.group for process in listed if process.group is not None]
-    what = " and ".join(f"wrapped {_list(sorted(inside))} in {kind}" for kind, inside in sorted(wrapped.items()))
+    what = " and ".join(f"wrapped {_join_names(sorted(inside))} in {kind}" for kind, inside in sorted(wrapped.items()))
     largest = max(groups, key=lambda group: group.world_size, default=None)
     if largest is None:
         how = "made no process group"
@@ -84,23 +84,23 @@ def how_it_ran(processes: Iterable[ProcessState]) -> str:
         backend = "" if largest.backend == "undefined" else f" ({largest.backend})"
         how = f"made a process group of {largest.world_size}{backend}"
     children = sum(process.source != 0 and process.worked for process in listed)
-    who = f"; the work was done by {_count(children, 'process', 'processes')} that it started" if children else ""
+    who = f"; the work was done by {_count_of(children, 'process', 'processes')} that it started" if children else ""
     return f"the script {what or 'wrapped no module'} and {how}, as far as the probe saw{who}"
 
 
-def remarks_on_rows(sight: Sight) -> Iterator[str]:
+def remarks_on_rows(seen: ScriptObservations) -> Iterator[str]:
     """Where a DataLoader gave more batches than the model received: forward passes are what counts."""
-    for process in sight.trainers:
+    for process in seen.trainers:
         loaded = list(process.passes.batches.values())
         if len(loaded) == 1 and loaded[0] > process.trained_forwards:
             yield (
-                f"{process.name} took {_count(loaded[0], 'batch', 'batches')} from its DataLoader, but the model "
+                f"{process.name} took {_count_of(loaded[0], 'batch', 'batches')} from its DataLoader, but the model "
                 f"received {process.trained_forwards:,} in training; rows are counted where the model receives them"
             )
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class UnfinishedStep:
     """A step that some ranks had begun and not finished when they ended without a word: for how many seconds, where
     that is known, and which ranks were behind and had not even begun it."""
 
@@ -116,38 +116,38 @@ class Unfinished:
 
     def __str__(self) -> str:
         later = f", {self.seconds:,.0f} s later" if self.seconds is not None else ""
-        behind = f"; {ranked(self.behind)} had not started it" if self.behind else ""
+        behind = f"; {name_ranks(self.behind)} had not started it" if self.behind else ""
         ended = "it" if len(self.ranks) == 1 else "they"
         return (
-            f"{ranked(self.ranks)} had started step {self.step:,} ({self.phase}) but not finished it when {ended} ended"
-            f"{later}{behind}"
+            f"{name_ranks(self.ranks)} had started step {self.step:,} ({self.phase}) but not finished it "
+            f"when {ended} ended{later}{behind}"
         )
 
 
-def unfinished(sight: Sight) -> list[Unfinished]:
+def find_unfinished_steps(seen: ScriptObservations) -> list[UnfinishedStep]:
     """Steps that were never finished, the earliest first. A process that has reported its outcome has none."""
-    if not sight.final:
+    if not seen.final:
         return []
-    told = {process.origin for process in sight.processes if process.outcome is not None}
-    silent = [process for process in sight.processes if process.origin not in told]
+    told = {process.origin for process in seen.processes if process.outcome is not None}
+    silent = [process for process in seen.processes if process.origin not in told]
     steps: dict[tuple[int, str], list[ProcessState]] = {}
     for process in silent:
         if process.unfinished is not None:
             steps.setdefault((process.unfinished.step, process.unfinished.phase), []).append(process)
     waiting = [process for process in silent if process.trained and process.unfinished is None]
     return [
-        Unfinished(
+        UnfinishedStep(
             step,
             phase,
             ranks=sorted({process.rank for process in stuck}),
             behind=sorted({other.rank for other in waiting if other.done.get(phase, 0) <= step}),
-            seconds=_longest(sight.now, stuck),
+            seconds=_longest_seconds(seen.now, stuck),
         )
         for (step, phase), stuck in sorted(steps.items())
     ]
 
 
-def _longest(now: float | None, stuck: Sequence[ProcessState]) -> float | None:
+def _longest_seconds(now: float | None, stuck: Sequence[ProcessState]) -> float | None:
     begun = [process.began.at for process in stuck if process.began is not None]
     return max(0.0, now - min(begun)) if now is not None and begun else None
 
@@ -155,21 +155,21 @@ def _longest(now: float | None, stuck: Sequence[ProcessState]) -> float | None:
 # -- whether there was any work, and who did it ----------------------------------------------------
 
 
-def _no_work_done(sight: Sight) -> Iterator[Finding]:
+def _no_work_done(seen: ScriptObservations) -> Iterator[Finding]:
     """A script that looked for GPUs, found none and ended with 0 is the most dangerous success."""
-    if not sight.succeeded or any(process.activity is None for process in sight.processes if process.source == 0):
+    if not seen.succeeded or any(process.activity is None for process in seen.processes if process.source == 0):
         return
-    if sight.blind:
+    if seen.blind:
         yield Finding(
             "no-work-done",
             "info",
-            f"the script exited with code 0; {sight.blind}",
+            f"the script exited with code 0; {seen.blind}",
             "if such a program did the training, train in the script itself, by multiprocessing, or in the same Python",
         )
         return
-    printed = f'; the last line it printed: "{sight.last_line[:MAX_LINE]}"' if sight.last_line else ""
+    printed = f'; the last line it printed: "{seen.last_line[:MAX_LINE]}"' if seen.last_line else ""
     suggestion = "check its log for why it ended: it may need arguments, or what its main block tests for was missing"
-    if sight.virtual and not sight.spec.rehearsal:
+    if seen.virtual and not seen.spec.rehearsal:
         suggestion = (
             "if it expects GPUs, there are none here: submit it with program.rehearse set to true, or to a pool that "
             "has GPUs; otherwise check its log for why it ended"
@@ -182,46 +182,48 @@ def _no_work_done(sight: Sight) -> Iterator[Finding]:
     )
 
 
-def _fewer_processes(sight: Sight) -> Iterator[Finding]:
-    groups = [process.group.world_size for process in sight.processes if process.group is not None]
-    asked = max([sight.devices if sight.spec.distributed else 1, *groups])
-    working = {process.rank for process in sight.workers}
-    over = {process.rank for process in sight.processes if sight.final or process.ended}
-    missing = [rank for rank in range(asked) if rank not in working and (rank in over or sight.final)]
+def _fewer_processes(seen: ScriptObservations) -> Iterator[Finding]:
+    groups = [process.group.world_size for process in seen.processes if process.group is not None]
+    asked = max([seen.devices if seen.spec.distributed else 1, *groups])
+    working = {process.rank for process in seen.workers}
+    over = {process.rank for process in seen.processes if seen.final or process.ended}
+    missing = [rank for rank in range(asked) if rank not in working and (rank in over or seen.final)]
     if missing:
         yield Finding(
             "fewer-processes",
             "warning",
-            f"{asked} processes were requested and {len(working)} worked: {ranked(missing)} ran no forward and no step",
-            f"check rank {missing[0]}'s log for why it had nothing to do, or request {_count(len(working), 'device')}",
+            f"{asked} processes were requested and {len(working)} worked: "
+            f"{name_ranks(missing)} ran no forward and no step",
+            f"check rank {missing[0]}'s log for why it had nothing to do, "
+            f"or request {_count_of(len(working), 'device')}",
         )
-    elif sight.spec.distributed and groups and max(groups) < sight.devices:
+    elif seen.spec.distributed and groups and max(groups) < seen.devices:
         yield Finding(
             "fewer-processes",
             "warning",
-            f"{sight.devices} processes were started, but the script's process group has {max(groups)}: "
+            f"{seen.devices} processes were started, but the script's process group has {max(groups)}: "
             "they do not work together",
             "call init_process_group() without a rank and a world_size, so that it takes them from the environment",
         )
 
 
-def _idle_all_along(sight: Sight) -> Iterator[Finding]:
+def _idle_all_along(seen: ScriptObservations) -> Iterator[Finding]:
     """Devices of one process that no forward has used."""
-    if sight.spec.distributed or len({process.rank for process in sight.workers}) > 1:
+    if seen.spec.distributed or len({process.rank for process in seen.workers}) > 1:
         return
-    used = {place for splits in sight.divided.values() for rows in splits for place, count in enumerate(rows) if count}
-    if sight.devices > 1 and used and all(len(rows) == 1 for splits in sight.divided.values() for rows in splits):
+    used = {place for splits in seen.divided.values() for rows in splits for place, count in enumerate(rows) if count}
+    if seen.devices > 1 and used and all(len(rows) == 1 for splits in seen.divided.values() for rows in splits):
         yield Finding(
             "idle-devices",
             "warning",
-            f"{sight.devices} devices were leased, but every forward that was observed ran on one of them",
-            _use_of_devices(sight),
+            f"{seen.devices} devices were leased, but every forward that was observed ran on one of them",
+            _use_of_devices(seen),
         )
 
 
-def _use_of_devices(sight: Sight) -> str:
-    wrapped = any(kind == "DataParallel" for process in sight.processes for kind, _ in process.wrapped)
-    if wrapped and sight.virtual and not sight.spec.rehearsal:
+def _use_of_devices(seen: ScriptObservations) -> str:
+    wrapped = any(kind == "DataParallel" for process in seen.processes for kind, _ in process.wrapped)
+    if wrapped and seen.virtual and not seen.spec.rehearsal:
         return (
             "DataParallel does not divide batches without GPUs: submit the script with program.rehearse set to true, "
             "or to a pool that has GPUs"
@@ -236,7 +238,7 @@ def _use_of_devices(sight: Sight) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _CommonPass:
     """The same pass over the same DataLoader on several ranks, by rank."""
 
     loads: Mapping[int, Loaded]
@@ -260,32 +262,34 @@ class _Pass:
         return len(places) == len(self.loads) or (len(digests) == len(self.loads) and None not in digests and parts)
 
 
-def _common_pass(trainers: Sequence[ProcessState]) -> _Pass | None:
+def _common_pass(trainers: Sequence[ProcessState]) -> _CommonPass | None:
     """The latest pass that all ranks have trained on, a complete one if there is any. Passes are told by their order:
     one rank may have made more loaders than another, for evaluation or for what only it does."""
     if len(trainers) < 2:
         return None
     shared = [key for key in trainers[0].passes.latest if all(key in other.passes.latest for other in trainers)]
-    found = [_Pass({process.rank: process.passes.latest[key] for process in trainers}) for key in reversed(shared)]
+    found = [
+        _CommonPass({process.rank: process.passes.latest[key] for process in trainers}) for key in reversed(shared)
+    ]
     trained = [one for one in found if all(load.trained and load.rows for load in one.loads.values())]
     complete = [one for one in trained if all(load.complete for load in one.loads.values())]
     return next(iter(complete or trained), None)
 
 
-def _duplicated(shared: _Pass | None) -> bool:
+def _is_duplicated(shared: _CommonPass | None) -> bool:
     if shared is None or any(load.digest is None or (load.replicas or 0) > 1 for load in shared.loads.values()):
         return False
     return shared.distinct < shared.processed
 
 
-def _same_or_apart(sight: Sight) -> Iterator[Finding]:
+def _same_or_apart(seen: ScriptObservations) -> Iterator[Finding]:
     """Several ranks trained: on the same rows, or on their own without anything that keeps their models alike."""
-    trainers = sight.trainers
+    trainers = seen.trainers
     if len(trainers) < 2 or any(process.shares_tensors for process in trainers):
         return
     shared = _common_pass(trainers)
     grouped = any(process.group is not None and process.group.world_size > 1 for process in trainers)
-    if shared is not None and _duplicated(shared):
+    if shared is not None and _is_duplicated(shared):
         yield _duplicated_work(shared, grouped)
     elif not _kept_alike(trainers) and (not grouped or (shared is not None and shared.sharded)):
         how = "each on a part of the data of its own" if shared is not None and shared.sharded else "each by itself"
@@ -306,7 +310,7 @@ def _kept_alike(trainers: Sequence[ProcessState]) -> bool:
     )
 
 
-def _duplicated_work(shared: _Pass, grouped: bool) -> Finding:
+def _duplicated_work(shared: _CommonPass, grouped: bool) -> Finding:
     ranks = len(shared.loads)
     rows = f"{shared.processed:,} rows were processed in one pass, {shared.distinct:,} of them distinct"
     if grouped:
@@ -330,16 +334,16 @@ def _duplicated_work(shared: _Pass, grouped: bool) -> Finding:
 # -- how batches were divided ----------------------------------------------------------------------
 
 
-def _under_data_parallel(sight: Sight) -> Iterator[Finding]:
+def _under_data_parallel(seen: ScriptObservations) -> Iterator[Finding]:
     """The first finding of each kind, over all modules that were wrapped."""
     found: dict[str, Finding] = {}
-    for module, splits in sorted(sight.divided.items()):
+    for module, splits in sorted(seen.divided.items()):
         divided = sorted((rows for rows in splits if len(rows) > 1 and any(rows)), key=sum, reverse=True)
         if not divided:
             continue
         full = divided[0]
         smaller = [rows for rows in divided if sum(rows) < sum(full)]
-        loads = [one for process in sight.processes for one in process.passes.latest.values()]
+        loads = [one for process in seen.processes for one in process.passes.latest.values()]
         load = next((one for one in reversed(loads) if one.batch_size == sum(full)), None)
         ends = load is not None and load.rows is not None and load.complete
         last = ends and load is not None and smaller[:1] and sum(smaller[0]) == (load.rows or 0) % sum(full)
@@ -348,7 +352,7 @@ def _under_data_parallel(sight: Sight) -> Iterator[Finding]:
             where = f" (module {module})" if module else ""
             suggestion = _better_batches(problem.code, full, load if ends else None, load is not None)
             found.setdefault(problem.code, Finding(problem.code, problem.severity, problem.message + where, suggestion))
-        if sight.phase == "train":
+        if seen.phase == "train":
             found.setdefault("ddp-would-fit-better", _ddp_would_fit(full))
     yield from found.values()
 
@@ -361,21 +365,21 @@ def _better_batches(code: str, full: Sequence[int], load: Loaded | None, by_load
     rows = load.rows if load is not None else None
     subject = "change batch_size in your DataLoader to" if by_loader else "make the model's batches of"
     if code != "ragged-last-batch" or rows is not None:
-        fits = _sizes(size, devices, rows, lambda other: _is_even(other, devices, rows, drop_last=False))
+        fits = _fitting_sizes(size, devices, rows, lambda other: _is_even(other, devices, rows, drop_last=False))
         if fits:
             return f"{subject} {' or '.join(map(str, fits))}"
     if not by_loader:
         return "make every batch size a multiple of the number of devices"
     if _is_even(size, devices, rows, drop_last=True):
         return "pass drop_last=True to your DataLoader"
-    fits = _sizes(size, devices, rows, lambda other: _is_even(other, devices, rows, drop_last=True))
+    fits = _fitting_sizes(size, devices, rows, lambda other: _is_even(other, devices, rows, drop_last=True))
     if fits:
         return f"{subject} {' or '.join(map(str, fits))} and pass drop_last=True"
     fewer = next((n for n in range(devices - 1, 0, -1) if _is_even(size, n, rows, drop_last=False)), None)
-    return f"ask for {_count(fewer, 'device')}" if fewer is not None else "use batches of at least one row a device"
+    return f"ask for {_count_of(fewer, 'device')}" if fewer is not None else "use batches of at least one row a device"
 
 
-def _sizes(size: int, devices: int, rows: int | None, fits: Callable[[int], bool]) -> list[int]:
+def _fitting_sizes(size: int, devices: int, rows: int | None, fits: Callable[[int], bool]) -> list[int]:
     """The two nearest batch sizes that fit, in order."""
     return sorted(islice(filter(fits, nearest_sizes(size, devices, rows)), 2))
 
@@ -398,15 +402,15 @@ def _ddp_would_fit(full: Sequence[int]) -> Finding:
     )
 
 
-def _among_ranks(sight: Sight) -> Iterator[Finding]:
+def _among_ranks(seen: ScriptObservations) -> Iterator[Finding]:
     """Ranks whose gradients are averaged as equals although their row counts differ."""
-    if len(sight.trainers) < 2 or not any(process.synchronised or _reduces(process) for process in sight.trainers):
+    if len(seen.trainers) < 2 or not any(process.synchronised or _has_reductions(process) for process in seen.trainers):
         return
-    for problem in rank_problems(sight.patterns):
-        yield Finding(problem.code, problem.severity, problem.message, _equal_ranks(sight.trainers))
+    for problem in rank_problems(seen.patterns):
+        yield Finding(problem.code, problem.severity, problem.message, _equal_ranks(seen.trainers))
 
 
-def _reduces(process: ProcessState) -> bool:
+def _has_reductions(process: ProcessState) -> bool:
     return process.activity is not None and process.activity.reductions > 0
 
 
@@ -419,8 +423,8 @@ def _equal_ranks(trainers: Sequence[ProcessState]) -> str:
     return "weight each rank's loss by its rows times ranks over the rows of the whole batch"
 
 
-def _padding(sight: Sight) -> Iterator[Finding]:
-    for load in (one for process in sight.trainers for one in reversed(process.passes.latest.values())):
+def _sampler_padding(seen: ScriptObservations) -> Iterator[Finding]:
+    for load in (one for process in seen.trainers for one in reversed(process.passes.latest.values())):
         rows, ranks, read = load.dataset_rows, load.replicas or 1, load.rows
         if not (load.trained and load.complete and ranks > 1 and rows and read and read * ranks > rows):
             continue
@@ -440,7 +444,7 @@ def _padding(sight: Sight) -> Iterator[Finding]:
 def _without_padding(rows: int, ranks: int) -> str:
     fewer = next((n for n in range(ranks - 1, 1, -1) if rows % n == 0), None)
     dropping = (
-        f"pass drop_last=True to the DistributedSampler, which leaves {_count(rows % ranks, 'row')} out of each pass"
+        f"pass drop_last=True to the DistributedSampler, which leaves {_count_of(rows % ranks, 'row')} out of each pass"
     )
     return dropping if fewer is None else f"{dropping}, or ask for {fewer} devices"
 
@@ -448,37 +452,37 @@ def _without_padding(rows: int, ranks: int) -> str:
 # -- a step that never came back -------------------------------------------------------------------
 
 
-def _never_finished(sight: Sight) -> Iterator[Finding]:
-    for one in unfinished(sight):
+def _never_finished(seen: ScriptObservations) -> Iterator[Finding]:
+    for one in find_unfinished_steps(seen):
         if one.long:
             yield Finding(
                 "unfinished-step",
                 "warning",
                 str(one),
-                f"check the last lines in the log of {ranked(one.behind or one.ranks)}: a step that does not end often "
-                "waits for a collective that another rank never calls, or for a lock",
+                f"check the last lines in the log of {name_ranks(one.behind or one.ranks)}: a step that does not end "
+                "often waits for a collective that another rank never calls, or for a lock",
             )
 
 
-_Look = Callable[[Sight], Iterator[Finding]]
-_LOOKS: tuple[_Look, ...] = (
+_Check = Callable[[ScriptObservations], Iterator[Finding]]
+_CHECKS: tuple[_Check, ...] = (
     _fewer_processes,
     _same_or_apart,
     _idle_all_along,
     _under_data_parallel,
     _among_ranks,
-    _padding,
+    _sampler_padding,
 )
 
 
-def _count(number: int, noun: str, plural: str = "") -> str:
+def _count_of(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-def _list(parts: Sequence[object]) -> str:
+def _join_names(parts: Sequence[object]) -> str:
     return ", ".join(map(str, parts[:MAX_NAMES])) + (", ..." if len(parts) > MAX_NAMES else "")
 
 
-def ranked(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
     """Ranks for a sentence."""
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_list(ranks)}"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_join_names(ranks)}"
