@@ -51,7 +51,6 @@ CREDENTIALS = {
     "jobs.store",
     "jobs.scheduling",
     "jobs.files.identity",  # compares the shared directory with the store that its caller has connected
-    "shardyard.cli.service",
     "shardyard.service",
     "workers.app",
     "workers.node",
