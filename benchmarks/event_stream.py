@@ -150,7 +150,7 @@ def talking(ours: Service, seconds: float) -> Iterator[tuple[str, Callable[[], N
 def _embedded(ours: Service, name: str) -> "redis.Redis":
     from shardyard.service import embedded_redis
 
-    return redis.Redis.from_url(embedded_redis.prepare(name, ours.data_dir, embedded_redis.find_server()).url)
+    return redis.Redis.from_url(embedded_redis.prepare_redis(name, ours.data_dir, embedded_redis.find_server()).url)
 
 
 # -- theirs ----------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ class Template:
 
 
 def _control(stack: ExitStack, ours: Service) -> "redis.Redis":
-    server = embedded_redis.prepare("control", ours.data_dir, embedded_redis.find_server())
+    server = embedded_redis.prepare_redis("control", ours.data_dir, embedded_redis.find_server())
     client: redis.Redis = stack.enter_context(redis.Redis.from_url(server.url, socket_timeout=60))
     return client
 

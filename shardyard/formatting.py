@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 _LABEL = re.compile(r"^(\w+):(\d+)$")
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """`0.42 s`, `12.3 s`, `2 min 05 s`, `3 h 07 min`, `2 d 04 h`; `-` for None."""
     if seconds is None:
         return "-"
@@ -22,7 +22,7 @@ def duration(seconds: float | None) -> str:
     return f"{whole} s"
 
 
-def between(start: datetime | None, end: datetime | None, now: datetime | None = None) -> float | None:
+def seconds_between(start: datetime | None, end: datetime | None, now: datetime | None = None) -> float | None:
     """Seconds from `start` to `end`, or to now while there is no end; None before the start."""
     if start is None:
         return None
@@ -45,7 +45,7 @@ def byte_count(count: float | None) -> str:
     return f"{count:.1f} TiB"
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """At most four significant digits, so that a live line keeps its width; `-` for None."""
     return "-" if value is None else f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
@@ -60,19 +60,19 @@ def device_names(labels: Iterable[str]) -> str:
             indexes.setdefault(match[1], []).append(int(match[2]))
         else:
             others.append(label)
-    return " ".join([f"{kind}:{_ranges(sorted(found))}" for kind, found in indexes.items()] + others) or "-"
+    return " ".join([f"{kind}:{_number_ranges(sorted(found))}" for kind, found in indexes.items()] + others) or "-"
 
 
-def plain(words: str) -> str:
+def single_line(words: str) -> str:
     """Other people's words on one line: nothing in them reaches the terminal as a command."""
     return words if words.isprintable() else "".join(one if one.isprintable() else " " for one in words)
 
 
-def plural(count: int, noun: str) -> str:
+def count_noun(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _ranges(numbers: list[int]) -> str:
+def _number_ranges(numbers: list[int]) -> str:
     runs: list[list[int]] = []
     for each in numbers:
         if runs and runs[-1][1] == each - 1:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from shardyard.contract.report import decode_report
-from shardyard.render.svg.heat_map import heat_map
+from shardyard.render.svg.heat_map import draw_heat_map
 from shardyard.render.svg.palette import By
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
@@ -21,7 +21,10 @@ def pictures() -> Iterator[tuple[Path, str]]:
     """Where each one is, and what should be there."""
     for name, example, by, output_device in DRAWN:
         found = decode_report((DOCS / "examples" / f"{example}.json").read_bytes())
-        yield DOCS / "pictures" / f"{name}.svg", heat_map(found, by, name=example, output_device=output_device) + "\n"
+        yield (
+            DOCS / "pictures" / f"{name}.svg",
+            draw_heat_map(found, by, name=example, output_device=output_device) + "\n",
+        )
 
 
 def main() -> None:

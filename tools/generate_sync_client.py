@@ -32,8 +32,9 @@ SUBSTITUTIONS = (
     (r"\baclosing\b", "closing"),
     (r"__a(enter|exit)__", r"__\1__"),
     (r"\bAwaitedJobHandle\b", "BlockingJobHandle"),
+    (r"\bAsyncTransport\b", "BlockingTransport"),
     (r"\ban `Async(?=\w)", "a `"),
-    (r"\bAsync(?=BaseTransport|Client|Generator|Iterator|Job|Wire)", ""),
+    (r"\bAsync(?=BaseTransport|Client|Generator|Iterator|Job)", ""),
 )
 
 

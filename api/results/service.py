@@ -27,8 +27,8 @@ from shardyard.contract.responses import ArtifactList, LogPage, MetricList, Seri
 from shardyard.render.svg.palette import By
 
 if TYPE_CHECKING:
-    from shardyard.render.svg.line_chart import Curve
-    from shardyard.render.svg.report_page import About
+    from shardyard.render.svg.line_chart import MetricCurve
+    from shardyard.render.svg.report_page import ReportContext
 
 #: Points of one line in a page.
 POINTS_OF_A_CURVE = 200
@@ -69,16 +69,16 @@ class ResultService:
 
     async def splits_picture(self, who: Principal, job: str, attempt: int | None, device: int | None, by: By) -> str:
         """The heat map as SVG. Raises as `splits` does."""
-        from shardyard.render.svg.heat_map import heat_map
+        from shardyard.render.svg.heat_map import draw_heat_map
 
         found = await self.read_splits(who, job, attempt, device)
         about = await self._describe_job(who, job)
-        drawn = partial(heat_map, found, by, name=about.name, output_device=about.output_device)
+        drawn = partial(draw_heat_map, found, by, name=about.name, output_device=about.output_device)
         return await self._storage.run_in_thread(drawn)
 
     async def splits_page(self, who: Principal, job: str, attempt: int | None, device: int | None, by: By) -> str:
         """Everything in one HTML file. Raises as `splits` does."""
-        from shardyard.render.svg.report_page import page
+        from shardyard.render.svg.report_page import report_page
 
         found = await self.read_splits(who, job, attempt, device)
         about = await self._describe_job(who, job)
@@ -86,30 +86,30 @@ class ResultService:
             who, job, found.attempt, device=device, name=None, after=0, points=POINTS_OF_A_CURVE
         )
         about = replace(about, curves=[_series_curve(one) for one in series.series])
-        return await self._storage.run_in_thread(partial(page, found, about, by))
+        return await self._storage.run_in_thread(partial(report_page, found, about, by))
 
     async def splits_diff_page(
         self, who: Principal, job: str, attempt: int | None, against: str, against_attempt: int | None
     ) -> str:
         """Two reports in one HTML file. Raises as `splits_diff` does."""
-        from shardyard.render.svg.comparison_page import comparison
+        from shardyard.render.svg.comparison_page import comparison_page
 
         this = await self.read_splits(who, job, attempt, None)
         other = await self.read_splits(who, against, against_attempt, None)
         sides = (this, await self._describe_job(who, job)), (other, await self._describe_job(who, against))
-        return await self._storage.run_in_thread(partial(comparison, *sides))
+        return await self._storage.run_in_thread(partial(comparison_page, *sides))
 
-    async def _describe_job(self, who: Principal, job: str) -> "About":
+    async def _describe_job(self, who: Principal, job: str) -> "ReportContext":
         """What a picture says of the job beside its report; nothing where another version has stored it."""
-        from shardyard.render.svg.report_page import About
+        from shardyard.render.svg.report_page import ReportContext
 
         try:
             view = await self._records.read_view(who.tenant, job)
         except UnreadableSpec:
-            return About()
+            return ReportContext()
         record, how = view.record, view.spec.parallelism
         gathers = how.strategy == "dp" and isinstance(view.spec.program, RecipeProgram)
-        return About(
+        return ReportContext(
             name=record.name,
             state=record.state,
             labels=record.labels,
@@ -291,13 +291,13 @@ def _shown_spec(spec: JobSpec) -> str:
     return msgspec.json.format(msgspec.json.encode(shown), indent=2).decode()
 
 
-def _series_curve(series: SeriesView) -> "Curve":
+def _series_curve(series: SeriesView) -> "MetricCurve":
     """A series for a picture: of points that were joined, their mean at the last one's step."""
-    from shardyard.render.svg.line_chart import Curve
+    from shardyard.render.svg.line_chart import MetricCurve
 
     points = [(float(point.step), point.value) for point in series.points]
     points += [(float(bucket.last.step), bucket.mean) for bucket in series.buckets]
-    return Curve(series.name, series.device, tuple(points))
+    return MetricCurve(series.name, series.device, tuple(points))
 
 
 def _no_report(job: str, attempt: AttemptRecord) -> str:

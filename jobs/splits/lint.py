@@ -44,16 +44,16 @@ def lint_splits(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) ->
     if not isinstance(spec.program, RecipeProgram):
         return []
     return [
-        Finding(problem.code, problem.severity, problem.message, _suggest(spec, rows, problem.code))
-        for problem in _problems(spec, patterns, rows)
+        Finding(problem.code, problem.severity, problem.message, _suggest_change(spec, rows, problem.code))
+        for problem in _find_problems(spec, patterns, rows)
     ]
 
 
 # -- finding problems ------------------------------------------------------------------------------
 
 
-def _problems(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) -> list[Problem]:
-    split = [(pattern, counts) for pattern, counts in _countable(patterns) if pattern.phase != "eval"]
+def _find_problems(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) -> list[Problem]:
+    split = [(pattern, counts) for pattern, counts in _countable_patterns(patterns) if pattern.phase != "eval"]
     found: list[Problem] = []
     if spec.parallelism.strategy == "dp" and spec.resources.devices > 1 and split:
         split = _single_batches(spec, split, rows)
@@ -77,7 +77,7 @@ def _problems(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) -> l
     return found
 
 
-def _countable(patterns: Sequence[Pattern]) -> Iterator[tuple[Pattern, tuple[int, ...]]]:
+def _countable_patterns(patterns: Sequence[Pattern]) -> Iterator[tuple[Pattern, tuple[int, ...]]]:
     for pattern in patterns:
         if pattern.rows is not None:
             counts = tuple(count for count in pattern.rows if count is not None)
@@ -94,7 +94,7 @@ def _single_batches(spec: JobSpec, split: _Split, rows: int | None) -> _Split:
     if spec.recipe.accumulate_steps == 1:
         return split
     alone = change_spec(spec, {"program.accumulate_steps": None, "program.max_steps": None})
-    return [one for one in _countable(predict_splits(alone, rows).epoch) if one[0].phase != "eval"] or split
+    return [one for one in _countable_patterns(predict_splits(alone, rows).epoch) if one[0].phase != "eval"] or split
 
 
 def data_parallel_problems(
@@ -113,9 +113,9 @@ def data_parallel_problems(
             f"a batch of {batch} cannot give a row to each of {devices} devices: {describe_rows(full)}",
         )
     if 0 in full:
-        yield _idle(full, "a batch", "warning")
+        yield _idle_problem(full, "a batch", "warning")
     elif (idle := next((counts for counts in smaller if 0 in counts), None)) is not None:
-        yield _idle(idle, which, "info")
+        yield _idle_problem(idle, which, "info")
     if 0 not in full and len(set(full)) > 1:
         yield Problem(
             "ragged-batch",
@@ -131,7 +131,7 @@ def data_parallel_problems(
         )
 
 
-def _idle(rows: Sequence[int], which: str, severity: Severity) -> Problem:
+def _idle_problem(rows: Sequence[int], which: str, severity: Severity) -> Problem:
     idle = rows.count(0)
     return Problem(
         "idle-devices",
@@ -143,7 +143,7 @@ def _idle(rows: Sequence[int], which: str, severity: Severity) -> Problem:
 
 def rank_problems(patterns: Sequence[Pattern]) -> Iterator[Problem]:
     """Ranks with other row counts in one step; a rank that had ended (0 rows) is not averaged."""
-    split = [(pattern, counts) for pattern, counts in _countable(patterns) if pattern.phase != "eval"]
+    split = [(pattern, counts) for pattern, counts in _countable_patterns(patterns) if pattern.phase != "eval"]
     unequal = [(pattern, counts) for pattern, counts in split if len(set(counts) - {0}) > 1]
     if unequal and unequal[0][0].phase == "train":
         steps = sum(pattern.steps or 0 for pattern, _ in unequal)
@@ -188,16 +188,16 @@ def _ddp_would_fit(spec: JobSpec) -> bool:
 # -- suggesting a change ---------------------------------------------------------------------------
 
 
-def _suggest(spec: JobSpec, rows: int | None, code: str) -> str:
+def _suggest_change(spec: JobSpec, rows: int | None, code: str) -> str:
     for candidates in _REMEDIES[code]:
-        working = (change for change in candidates(spec, rows) if _helps(spec, change, rows, code))
+        working = (change for change in candidates(spec, rows) if _change_helps(spec, change, rows, code))
         best = list(islice(working, 2))
         if best:
-            return _words(best)
+            return _describe_changes(best)
     return _WITHOUT_A_SETTING[code]
 
 
-def _helps(spec: JobSpec, change: _Change, rows: int | None, code: str) -> bool:
+def _change_helps(spec: JobSpec, change: _Change, rows: int | None, code: str) -> bool:
     """Whether the plan of the changed spec is free of a finding, and still has a batch."""
     if rows is None and code in _NEEDS_ROWS and _BATCH_SIZE in change:
         return False
@@ -205,7 +205,7 @@ def _helps(spec: JobSpec, change: _Change, rows: int | None, code: str) -> bool:
     plan = predict_splits(changed, rows).epoch
     if rows is not None and not any(pattern.steps for pattern in plan):
         return False
-    return all(problem.code != code for problem in _problems(changed, plan, rows))
+    return all(problem.code != code for problem in _find_problems(changed, plan, rows))
 
 
 def change_spec(spec: JobSpec, change: _Change) -> JobSpec:
@@ -223,7 +223,7 @@ def change_spec(spec: JobSpec, change: _Change) -> JobSpec:
     return JobSpec.model_validate(body)
 
 
-def _words(changes: Sequence[_Change]) -> str:
+def _describe_changes(changes: Sequence[_Change]) -> str:
     """The first change as a sentence, or two that are only batch sizes: "set program.data.batch_size to 24 or 32"."""
     first = changes[0]
     if len(changes) > 1 and list(first) == [_BATCH_SIZE] == list(changes[1]):
@@ -284,7 +284,7 @@ def _slow_one(spec: JobSpec) -> int:
     return max(-1 if index is None else index for index in (straggler.device, straggler.rank))
 
 
-def _ddp(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
+def _switch_to_ddp(spec: JobSpec, rows: int | None) -> Iterator[_Change]:
     """The same global batch, or the nearest one, with one DataLoader per rank."""
     how = spec.parallelism
     size = max(1, round(spec.recipe.data.batch_size / spec.resources.devices))
@@ -307,7 +307,7 @@ _REMEDIES: dict[str, tuple[_Candidates, ...]] = {
     "sampler-padding": (_drop_last, _fewer_devices),
     "dropped-rows": (_even_sizes, _any_sizes, _keep_last),
     "unequal-gradient-weight": (_drop_last,),
-    "ddp-would-fit-better": (_ddp,),
+    "ddp-would-fit-better": (_switch_to_ddp,),
 }
 
 #: Findings about the end of an epoch: without the number of rows, no batch size can be promised.

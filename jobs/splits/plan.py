@@ -58,18 +58,18 @@ def chunk_rows(rows: int, devices: int) -> Rows:
     """
     if rows < 0 or devices < 1:
         raise ValueError(f"cannot divide {rows} rows among {devices} devices")
-    size = _ceil(rows, devices)
+    size = _divide_up(rows, devices)
     return tuple(max(0, min(size, rows - device * size)) for device in range(devices))
 
 
 def sampler_rows(rows: int, ranks: int, drop_last: bool) -> int:
     """Rows that DistributedSampler gives to each rank: padded up, or cut down when `drop_last`."""
-    return rows // ranks if drop_last else _ceil(rows, ranks)
+    return rows // ranks if drop_last else _divide_up(rows, ranks)
 
 
 def strided_rows(rows: int, ranks: int) -> Rows:
     """Rows of each rank when rank r takes every `ranks`-th row from row r on, without padding."""
-    return tuple(max(0, _ceil(rows - rank, ranks)) for rank in range(ranks))
+    return tuple(max(0, _divide_up(rows - rank, ranks)) for rank in range(ranks))
 
 
 def loader_batches(rows: int, batch_size: int, drop_last: bool) -> list[tuple[int, int]]:
@@ -88,22 +88,22 @@ def accumulate_batches(runs: Sequence[Run], size: int) -> list[Run]:
         first = min(count, missing) if missing < size else 0
         whole, rest = divmod(count - first, size)
         if first:
-            open_rows, missing = _plus(open_rows, rows, first), missing - first
+            open_rows, missing = _add_rows(open_rows, rows, first), missing - first
         if missing == 0:
             steps.append((open_rows, 1))
             open_rows, missing = (0,) * len(rows), size
         if whole:
-            steps.append((_plus(open_rows, rows, size), whole))
+            steps.append((_add_rows(open_rows, rows, size), whole))
         if rest:
-            open_rows, missing = _plus(open_rows, rows, rest), size - rest
+            open_rows, missing = _add_rows(open_rows, rows, rest), size - rest
     return [*steps, (open_rows, 1)] if missing < size else steps
 
 
-def _plus(rows: Rows, more: Rows, times: int) -> Rows:
+def _add_rows(rows: Rows, more: Rows, times: int) -> Rows:
     return tuple(have + times * got for have, got in zip(rows, more, strict=True))
 
 
-def _ceil(dividend: int, divisor: int) -> int:
+def _divide_up(dividend: int, divisor: int) -> int:
     return -(-dividend // divisor)
 
 
@@ -133,7 +133,7 @@ def evaluation_batches(spec: JobSpec, rows: int, batch_size: int) -> list[Run]:
     full = min(shards) // batch_size
     rest = [
         (tuple(max(0, min(batch_size, shard - step * batch_size)) for shard in shards), 1)
-        for step in range(full, _ceil(max(shards), batch_size))
+        for step in range(full, _divide_up(max(shards), batch_size))
     ]
     return [((batch_size,) * devices, full), *rest] if full else rest
 
@@ -154,17 +154,17 @@ def predict_splits(spec: JobSpec, train_rows: int | None, eval_rows: int | None 
     evaluate = spec.recipe.evaluate
     train_runs = None if train_rows is None else epoch_steps(spec, train_rows)
     per_epoch = None if train_runs is None else sum(count for _, count in train_runs)
-    one = _phase(spec, main, train_runs, passes=1)
-    run = _phase(spec, main, train_runs, passes=spec.recipe.epochs)
+    one = _phase_patterns(spec, main, train_runs, passes=1)
+    run = _phase_patterns(spec, main, train_runs, passes=spec.recipe.epochs)
     if evaluate is not None:
         eval_runs = None if eval_rows is None else evaluation_batches(spec, eval_rows, evaluate.data.batch_size)
-        one += _phase(spec, "eval", eval_runs, passes=1)
-        evaluations = _evaluations(spec.recipe, per_epoch)
+        one += _phase_patterns(spec, "eval", eval_runs, passes=1)
+        evaluations = _count_evaluations(spec.recipe, per_epoch)
         if evaluations is None:
-            run += [_uncounted(pattern) for pattern in _phase(spec, "eval", eval_runs, passes=1)]
+            run += [_without_steps(pattern) for pattern in _phase_patterns(spec, "eval", eval_runs, passes=1)]
         elif evaluations:
-            run += _phase(spec, "eval", eval_runs, passes=evaluations)
-    notes = _notes(spec, train_rows, eval_rows)
+            run += _phase_patterns(spec, "eval", eval_runs, passes=evaluations)
+    notes = _prediction_notes(spec, train_rows, eval_rows)
     return Prediction(train_rows, eval_rows, tuple(one), tuple(run), notes)
 
 
@@ -177,7 +177,7 @@ def rows_unplannable(spec: JobSpec) -> str | None:
     return None
 
 
-def _evaluations(program: RecipeProgram, steps_per_epoch: int | None) -> int | None:
+def _count_evaluations(program: RecipeProgram, steps_per_epoch: int | None) -> int | None:
     """Evaluations of the whole run; `None` when it depends on an unknown number of steps."""
     if program.evaluate is None:
         return 0
@@ -185,13 +185,13 @@ def _evaluations(program: RecipeProgram, steps_per_epoch: int | None) -> int | N
     if program.max_steps is not None:
         if steps_per_epoch is None:
             return None
-        epochs = min(epochs, _ceil(program.max_steps, steps_per_epoch)) if steps_per_epoch else epochs
+        epochs = min(epochs, _divide_up(program.max_steps, steps_per_epoch)) if steps_per_epoch else epochs
     return epochs // program.evaluate.every_epochs
 
 
-def _phase(spec: JobSpec, phase: str, runs: list[Run] | None, passes: int) -> list[Pattern]:
+def _phase_patterns(spec: JobSpec, phase: str, runs: list[Run] | None, passes: int) -> list[Pattern]:
     if runs is None:
-        return [_pattern(spec, phase, _full_batch(spec, phase), None, 0, None)]
+        return [_make_pattern(spec, phase, _full_batch(spec, phase), None, 0, None)]
     limit = None if phase == "eval" else spec.recipe.max_steps
     length = sum(count for _, count in runs)
     total = passes * length if limit is None else min(passes * length, limit)
@@ -203,7 +203,7 @@ def _phase(spec: JobSpec, phase: str, runs: list[Run] | None, passes: int) -> li
         steps = whole * count + partial
         last = whole * length + start + partial if partial else (whole - 1) * length + start + count
         if steps:
-            patterns.append(_pattern(spec, phase, rows, steps, start, last - 1))
+            patterns.append(_make_pattern(spec, phase, rows, steps, start, last - 1))
         start += count
     return _merge_without_rows(patterns)
 
@@ -216,7 +216,7 @@ def _full_batch(spec: JobSpec, phase: str) -> Rows:
     return tuple(times * count for count in rows)
 
 
-def _pattern(
+def _make_pattern(
     spec: JobSpec, phase: str, rows: Rows, steps: int | None, first_step: int | None, last_step: int | None
 ) -> Pattern:
     known = rows_unplannable(spec) is None
@@ -234,7 +234,7 @@ def _pattern(
     )
 
 
-def _uncounted(pattern: Pattern) -> Pattern:
+def _without_steps(pattern: Pattern) -> Pattern:
     return msgspec.structs.replace(pattern, steps=None, last_step=None)
 
 
@@ -251,7 +251,7 @@ def _merge_without_rows(patterns: list[Pattern]) -> list[Pattern]:
     ]
 
 
-def _notes(spec: JobSpec, train_rows: int | None, eval_rows: int | None) -> dict[str, str]:
+def _prediction_notes(spec: JobSpec, train_rows: int | None, eval_rows: int | None) -> dict[str, str]:
     notes = {f"patterns.{field}": _NO_SHAPES for field in ("shapes_vary", "input_shapes", "output_shapes")}
     unplannable = rows_unplannable(spec)
     if unplannable is not None:

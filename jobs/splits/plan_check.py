@@ -41,7 +41,7 @@ def check_prediction(
             remarks.append(f"{phase}: only the number of steps was compared, rows could not be planned")
             differences += _count_difference(phase, planned, seen, complete)
         else:
-            differences += _differences(phase, planned, seen, complete)
+            differences += _pattern_differences(phase, planned, seen, complete)
     if overflowed:
         differences.append("there were more different splits than a report keeps")
     if not complete:
@@ -57,32 +57,32 @@ def _by_phase(patterns: Sequence[Pattern]) -> dict[str, list[Pattern]]:
     return phases
 
 
-def _key(pattern: Pattern) -> _Key:
+def _pattern_key(pattern: Pattern) -> _Key:
     return pattern.module, pattern.batch_rows, pattern.rows
 
 
-def _differences(phase: str, planned: Sequence[Pattern], seen: Sequence[Pattern], complete: bool) -> list[str]:
-    expected = {_key(pattern): pattern.steps or 0 for pattern in planned}
-    found = {_key(pattern): pattern.steps or 0 for pattern in seen}
+def _pattern_differences(phase: str, planned: Sequence[Pattern], seen: Sequence[Pattern], complete: bool) -> list[str]:
+    expected = {_pattern_key(pattern): pattern.steps or 0 for pattern in planned}
+    found = {_pattern_key(pattern): pattern.steps or 0 for pattern in seen}
     differences = []
     for pattern in seen:
         steps = pattern.steps or 0
-        if _key(pattern) in expected:
+        if _pattern_key(pattern) in expected:
             continue
         if not complete and any(_cut_short(pattern, other) for other in planned):
             continue
-        differences.append(f"{_name(phase, pattern)}: not planned, but observed in {_steps(steps)}")
+        differences.append(f"{_pattern_name(phase, pattern)}: not planned, but observed in {_steps_text(steps)}")
     for pattern in planned:
-        want, got = expected[_key(pattern)], found.get(_key(pattern), 0)
+        want, got = expected[_pattern_key(pattern)], found.get(_pattern_key(pattern), 0)
         if got > want or (complete and got < want):
-            differences.append(f"{_name(phase, pattern)}: planned in {_steps(want)}, observed in {got:,}")
+            differences.append(f"{_pattern_name(phase, pattern)}: planned in {_steps_text(want)}, observed in {got:,}")
     return differences
 
 
 def _count_difference(phase: str, planned: Sequence[Pattern], seen: Sequence[Pattern], complete: bool) -> list[str]:
-    want, got = _total(planned), _total(seen)
+    want, got = _total_steps(planned), _total_steps(seen)
     if got > want or (complete and got < want):
-        return [f"{phase}: {_steps(want)} planned, {got:,} observed"]
+        return [f"{phase}: {_steps_text(want)} planned, {got:,} observed"]
     return []
 
 
@@ -97,20 +97,20 @@ def _how_far(planned: dict[str, list[Pattern]], observed: dict[str, list[Pattern
     parts = []
     for phase, patterns in planned.items():
         known = all(pattern.steps is not None for pattern in patterns)
-        of = f" of {_total(patterns):,}" if known else ""
-        parts.append(f"{_total(observed.get(phase, [])):,}{of} {phase} steps")
+        of = f" of {_total_steps(patterns):,}" if known else ""
+        parts.append(f"{_total_steps(observed.get(phase, [])):,}{of} {phase} steps")
     return f"the run ended early, after {' and '.join(parts)}; steps that never came are not counted as differences"
 
 
-def _total(patterns: Sequence[Pattern]) -> int:
+def _total_steps(patterns: Sequence[Pattern]) -> int:
     return sum(pattern.steps or 0 for pattern in patterns)
 
 
-def _name(phase: str, pattern: Pattern) -> str:
+def _pattern_name(phase: str, pattern: Pattern) -> str:
     where = f" in {pattern.module}" if pattern.module else ""
     batch = "a batch" if pattern.batch_rows is None else f"a batch of {pattern.batch_rows:,}"
     return f"{phase}: {batch}{where} split {describe_rows(pattern.rows or ())}".rstrip()
 
 
-def _steps(count: int) -> str:
+def _steps_text(count: int) -> str:
     return "1 step" if count == 1 else f"{count:,} steps"

@@ -73,7 +73,7 @@ class Share:
         return self if steps is None else Share(self.rows, [steps[index] for index in chosen], self.place)
 
 
-class _Device(msgspec.Struct, array_like=True):
+class _DeviceSums(msgspec.Struct, array_like=True):
     rows: int = 0
     uncounted_steps: int = 0
     steps: int = 0
@@ -90,7 +90,7 @@ class _Device(msgspec.Struct, array_like=True):
     covered_rows: int = 0
 
 
-class _Totals(msgspec.Struct, array_like=True):
+class _CoveredTotals(msgspec.Struct, array_like=True):
     """Over the covered steps."""
 
     steps: int = 0
@@ -103,15 +103,17 @@ class _Totals(msgspec.Struct, array_like=True):
 class Sums(msgspec.Struct, array_like=True):
     """All that is known of the steps so far."""
 
-    devices: list[_Device]
+    devices: list[_DeviceSums]
     primitives: list[QuantileSketch]
-    totals: _Totals = msgspec.field(default_factory=_Totals)
+    totals: _CoveredTotals = msgspec.field(default_factory=_CoveredTotals)
     with_backward: bool = False
     steps: int = 0
 
     @classmethod
     def none(cls, devices: int) -> "Sums":
-        return cls([_Device() for _ in range(devices)], [QuantileSketch() for _ in PrimitiveTimes.__struct_fields__])
+        return cls(
+            [_DeviceSums() for _ in range(devices)], [QuantileSketch() for _ in PrimitiveTimes.__struct_fields__]
+        )
 
     def fits(self, devices: int) -> bool:
         """Whether these are the sums of so many devices."""
@@ -144,7 +146,7 @@ class Measures:
         """Add up `count` steps that were divided alike; `shares` has one entry for each leased device."""
         self.sums.steps += count
         for device, share in zip(self.sums.devices, shares, strict=True):
-            _add(device, share, count)
+            _add_share(device, share, count)
         self._add_balance(shares, count)
         self._add_primitives(shares)
 
@@ -153,7 +155,7 @@ class Measures:
         timed = ([step.primitives for step in share.steps or () if step.primitives] for share in shares)
         for primitives in next(filter(None, timed), ()):
             for sketch, value in zip(self.sums.primitives, msgspec.structs.astuple(primitives), strict=True):
-                sketch.add_all(_known([measured(value)]))
+                sketch.add_all(_known_values([measured(value)]))
 
     def _add_balance(self, shares: Sequence[Share], count: int) -> None:
         """Add up the steps whose devices can be compared: with their backward once that is measured at all."""
@@ -174,27 +176,30 @@ class Measures:
         """Sums go step by step and column by column: floats add up to the same however many steps come at once."""
         totals = self.sums.totals
         columns = [share.steps or () for share in shares]
-        times, waits = [_together(*share.compute_ms()) for share in shares], [_filled(s.waits_ms()) for s in shares]
+        times, waits = (
+            [_add_columns(*share.compute_ms()) for share in shares],
+            [_fill_missing(s.waits_ms()) for s in shares],
+        )
         busy = [list(map(add, *each)) for each in zip(times, waits, strict=True)]
-        elapsed = _across(max, [_filled([measured(step.step_ms) for step in steps]) for steps in columns])
+        elapsed = _across_devices(max, [_fill_missing([measured(step.step_ms) for step in steps]) for steps in columns])
         if self._in_turn and all(steps[0] is columns[0][0] for steps in columns):
-            longest, all_times = _across(max, times), map(sum, zip(*times, strict=True))
+            longest, all_times = _across_devices(max, times), map(sum, zip(*times, strict=True))
             elapsed = [max(top, each - sum_ + top) for top, each, sum_ in zip(longest, elapsed, all_times, strict=True)]
-        slowest = _across(max, busy)
+        slowest = _across_devices(max, busy)
         totals.steps += len(slowest)
         totals.elapsed_ms = sum(elapsed, totals.elapsed_ms)
         for each in zip(slowest, *busy, strict=True):
             totals.wasted_ms += sum([each[0] - time for time in each[1:]])
-        totals.input_ms = sum(_across(max, waits), totals.input_ms)
-        comm = [_filled([measured(step.comm_ms) for step in steps]) for steps in columns]
-        totals.comm_ms = sum(_across(min, comm), totals.comm_ms)
+        totals.input_ms = sum(_across_devices(max, waits), totals.input_ms)
+        comm = [_fill_missing([measured(step.comm_ms) for step in steps]) for steps in columns]
+        totals.comm_ms = sum(_across_devices(min, comm), totals.comm_ms)
         for device, time, wait, share in zip(self.sums.devices, times, waits, shares, strict=True):
             device.covered_ms = sum(time, device.covered_ms)
             device.covered_wait_ms = sum(wait, device.covered_wait_ms)
             device.covered_rows += (share.rows or 0) * len(time)
 
     def _forget_balance(self) -> None:
-        self.sums.totals = _Totals()
+        self.sums.totals = _CoveredTotals()
         for device in self.sums.devices:
             device.covered_ms, device.covered_wait_ms, device.covered_rows = 0.0, 0.0, 0
 
@@ -207,7 +212,7 @@ class Measures:
             DeviceMeasures(
                 device=index,
                 rows=None if device.uncounted_steps else device.rows,
-                share=_ratio(device.rows, total) if counted is not None else None,
+                share=_round_ratio(device.rows, total) if counted is not None else None,
                 steps=device.steps,
                 idle_steps=device.idle_steps,
                 forward_ms=timing(device.forward),
@@ -283,7 +288,7 @@ class Measures:
         if output_device is None or len(known) < len(peaks) or len(peaks) < 2:
             return None
         others = [peak for index, peak in enumerate(known) if index != output_device]
-        return _ratio(known[output_device], median(others))
+        return _round_ratio(known[output_device], median(others))
 
 
 def measured(value: float | None) -> float | None:
@@ -298,7 +303,7 @@ def timing(sketch: QuantileSketch) -> Timing | None:
     return Timing(round(sketch.total, 4), round(p50, 4), round(p95, 4))
 
 
-def _add(device: _Device, share: Share, count: int) -> None:
+def _add_share(device: _DeviceSums, share: Share, count: int) -> None:
     device.steps += count
     if share.rows is None:
         device.uncounted_steps += count
@@ -307,48 +312,48 @@ def _add(device: _Device, share: Share, count: int) -> None:
     device.rows += (share.rows or 0) * count
     if share.steps is None:
         return
-    peaks = _known(share.column([step.memory_peak_bytes for step in share.steps]))
+    peaks = _known_values(share.column([step.memory_peak_bytes for step in share.steps]))
     if peaks:
         device.memory_peak_bytes = max(device.memory_peak_bytes or 0, *map(int, peaks))
-    device.data_wait.add_all(_known(share.waits_ms()))
-    device.comm.add_all(_known([measured(step.comm_ms) for step in share.steps]))
+    device.data_wait.add_all(_known_values(share.waits_ms()))
+    device.comm.add_all(_known_values([measured(step.comm_ms) for step in share.steps]))
     if share.rows == 0:
         return
-    forward, backward = _known(share.forward_ms()), _known(share.backward_ms())
+    forward, backward = _known_values(share.forward_ms()), _known_values(share.backward_ms())
     device.forward.add_all(forward)
     device.backward.add_all(backward)
     device.forward_rows += (share.rows or 0) * len(forward)
     device.backward_rows += (share.rows or 0) * len(backward)
 
 
-def _known(column: Column) -> list[float]:
+def _known_values(column: Column) -> list[float]:
     return [value for value in column if value is not None]
 
 
-def _filled(column: Column) -> list[float]:
+def _fill_missing(column: Column) -> list[float]:
     return [value or 0.0 for value in column]
 
 
-def _together(column: Column, other: Column) -> list[float]:
-    return list(map(add, _filled(column), _filled(other)))
+def _add_columns(column: Column, other: Column) -> list[float]:
+    return list(map(add, _fill_missing(column), _fill_missing(other)))
 
 
-def _across(take: Callable[[Iterable[float]], float], columns: Sequence[Sequence[float]]) -> list[float]:
+def _across_devices(take: Callable[[Iterable[float]], float], columns: Sequence[Sequence[float]]) -> list[float]:
     """The greatest or least of all devices, step by step."""
     return list(map(take, zip(*columns, strict=True)))
 
 
-def _ms_per_row(device: _Device) -> float | None:
-    forward = _ratio(device.forward.total, device.forward_rows)
-    backward = _ratio(device.backward.total, device.backward_rows)
+def _ms_per_row(device: _DeviceSums) -> float | None:
+    forward = _round_ratio(device.forward.total, device.forward_rows)
+    backward = _round_ratio(device.backward.total, device.backward_rows)
     return None if forward is None else round(forward + (backward or 0.0), 6)
 
 
 def _max_over_mean(values: Sequence[float] | None) -> float | None:
     if not values:
         return None
-    return _ratio(max(values), sum(values) / len(values))
+    return _round_ratio(max(values), sum(values) / len(values))
 
 
-def _ratio(value: float, whole: float) -> float | None:
+def _round_ratio(value: float, whole: float) -> float | None:
     return round(value / whole, 6) if whole else None

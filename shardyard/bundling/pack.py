@@ -53,7 +53,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceFile:
     """A file to pack: its path in the bundle, where it is, and its size when it was looked at."""
 
     path: str
@@ -71,10 +71,10 @@ class LeftOut:
 
 
 @dataclass(slots=True)
-class Selection:
+class FileSelection:
     """What goes into a bundle. `directories` are the empty ones, which a script may want to write to."""
 
-    files: list[Source] = field(default_factory=list)
+    files: list[SourceFile] = field(default_factory=list)
     directories: list[str] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)  # the first `MAX_LEFT_OUT`
 
@@ -84,7 +84,7 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class WrittenBundle:
     """A written zip: its id for the service, and its size in bytes."""
 
     id: str
@@ -92,7 +92,7 @@ class Bundle:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rules:
+class _IgnoreRules:
     """Ignore patterns and the directory that they are relative to."""
 
     base: str
@@ -103,13 +103,13 @@ class _Rules:
         return self.patterns.check_file(path[len(self.base) + 1 :]).include
 
 
-def select(
+def select_files(
     root: Path,
     entry: str = "",
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
     limits: BundleLimits = DEFAULT_LIMITS,
-) -> Selection:
+) -> FileSelection:
     """Decide what of `root` is packed. `entry` is the entry point's path below it, or "" for a module.
 
     Patterns are those of .gitignore, relative to `root`.
@@ -118,12 +118,14 @@ def select(
         InvalidRequest: a pattern is not usable, files cannot be read, or there is too much; the
             message says what to leave out.
     """
-    walk = _Walk(root, _Wanted(entry, tuple(include)), _patterns("--exclude", exclude), limits)
+    walk = _DirectoryWalk(root, _WantedFiles(entry, tuple(include)), _parse_patterns("--exclude", exclude), limits)
     walk.run()
     return walk.chosen
 
 
-def write(selection: Selection, file: BufferedRandom, advanced: Callable[[int], None] = lambda count: None) -> Bundle:
+def write_bundle(
+    selection: FileSelection, file: BufferedRandom, advanced: Callable[[int], None] = lambda count: None
+) -> WrittenBundle:
     """Write the zip of a selection to an empty file. `advanced` hears how many bytes were read each time.
 
     Raises:
@@ -136,12 +138,12 @@ def write(selection: Selection, file: BufferedRandom, advanced: Callable[[int], 
             if path in sources:
                 _write_file(zipped, sources[path], advanced)
             else:
-                zipped.writestr(_header(path, stat.S_IFDIR | 0o755), b"")
+                zipped.writestr(_zip_header(path, stat.S_IFDIR | 0o755), b"")
     file.seek(0)
     digest = hashlib.file_digest(file, "sha256").hexdigest()
     size = file.tell()
     file.seek(0)
-    return Bundle(f"sha256:{digest}", size)
+    return WrittenBundle(f"sha256:{digest}", size)
 
 
 # -- choosing --------------------------------------------------------------------------------------
@@ -150,12 +152,12 @@ def write(selection: Selection, file: BufferedRandom, advanced: Callable[[int], 
 _Mode = Literal["ruled", "ignored", "whole", "out"]
 
 
-class _Wanted:
+class _WantedFiles:
     """What is packed whatever .gitignore says: the entry point, and what --include names."""
 
     def __init__(self, entry: str, include: tuple[str, ...]) -> None:
         self._entry = entry
-        self._patterns = _patterns("--include", include)
+        self._patterns = _parse_patterns("--include", include)
         self._include = include
 
     def has(self, path: str) -> bool:
@@ -167,10 +169,10 @@ class _Wanted:
         return self._entry.startswith(path) or any(_may_match_below(pattern, path) for pattern in self._include)
 
 
-class _Walk:
+class _DirectoryWalk:
     """One walk over a directory, top down, in the order of names."""
 
-    def __init__(self, root: Path, wanted: _Wanted, exclude: GitIgnoreSpec, limits: BundleLimits) -> None:
+    def __init__(self, root: Path, wanted: _WantedFiles, exclude: GitIgnoreSpec, limits: BundleLimits) -> None:
         self._root = os.path.realpath(root)
         self._wanted = wanted
         self._exclude = exclude
@@ -178,10 +180,10 @@ class _Walk:
         self._names = BundleNames(limits.entries)
         self._directories: set[str] = set()  # those that the zip makes, by saying so or as a part of a name
         self._problems: list[FieldError] = []
-        self.chosen = Selection()
+        self.chosen = FileSelection()
 
     def run(self) -> None:
-        self._directory(self._root, "", "ruled", _rules_above(self._root), (self._root,))
+        self._walk_directory(self._root, "", "ruled", _rules_above(self._root), (self._root,))
         if self._problems:
             raise InvalidRequest(
                 "the directory cannot be packed as it is; mend this, or leave it out with --exclude",
@@ -189,21 +191,21 @@ class _Walk:
             )
         _check_size(self.chosen, self._limits)
 
-    def _directory(
-        self, directory: str, path: str, mode: _Mode, rules: tuple[_Rules, ...], way: tuple[str, ...]
+    def _walk_directory(
+        self, directory: str, path: str, mode: _Mode, rules: tuple[_IgnoreRules, ...], way: tuple[str, ...]
     ) -> None:
         """Pack what is below `path`, which is "" for the root, else ends in "/".
 
         `way` has the real paths from the root to here, so that links cannot lead in circles.
         """
         if len(way) > MAX_PARTS:
-            return self._refuse(path, f"is more than {MAX_PARTS} directories deep")
+            return self._add_problem(path, f"is more than {MAX_PARTS} directories deep")
         try:
             with os.scandir(directory) as found:
                 entries = sorted(found, key=lambda entry: entry.name)
         except OSError as error:
-            return self._refuse(path, f"cannot be listed: {error.strerror}")
-        if path and not entries and mode != "ignored" and self._named(path):
+            return self._add_problem(path, f"cannot be listed: {error.strerror}")
+        if path and not entries and mode != "ignored" and self._reserve_name(path):
             self.chosen.directories.append(path)
         rules += tuple(_rules_in(directory))
         for entry in entries:
@@ -211,26 +213,26 @@ class _Walk:
         return None
 
     def _entry(
-        self, entry: "os.DirEntry[str]", path: str, mode: _Mode, rules: tuple[_Rules, ...], way: tuple[str, ...]
+        self, entry: "os.DirEntry[str]", path: str, mode: _Mode, rules: tuple[_IgnoreRules, ...], way: tuple[str, ...]
     ) -> None:
         if _is_never(entry.name):
             return
         is_directory = _is_directory(entry)
         path += "/" if is_directory else ""
-        mode, why = self._decide(entry, path, mode, rules)
+        mode, why = self._decide_mode(entry, path, mode, rules)
         if why:
-            self._leave(path, why)
+            self._leave_out(path, why)
         if mode == "out" or (mode == "ignored" and not (is_directory and self._wanted.may_be_below(path))):
             return
-        if entry.is_symlink() and (why := _astray(entry.path, way)):
-            self._leave(path, why)
+        if entry.is_symlink() and (why := _why_not_followed(entry.path, way)):
+            self._leave_out(path, why)
         elif is_directory:
-            self._directory(entry.path, path, mode, rules, (*way, os.path.realpath(entry.path)))
+            self._walk_directory(entry.path, path, mode, rules, (*way, os.path.realpath(entry.path)))
         else:
-            self._file(entry, path)
+            self._add_file(entry, path)
 
-    def _decide(
-        self, entry: "os.DirEntry[str]", path: str, mode: _Mode, rules: tuple[_Rules, ...]
+    def _decide_mode(
+        self, entry: "os.DirEntry[str]", path: str, mode: _Mode, rules: tuple[_IgnoreRules, ...]
     ) -> tuple[_Mode, str]:
         """How an entry is packed, and in words why it is not, where it is the first to be left out on its way."""
         if path.endswith("/") and _is_environment(entry.path):
@@ -243,28 +245,28 @@ class _Walk:
             return "ignored", ".gitignore"
         return mode, ""
 
-    def _file(self, entry: "os.DirEntry[str]", path: str) -> None:
+    def _add_file(self, entry: "os.DirEntry[str]", path: str) -> None:
         try:
             status = entry.stat()
         except OSError as error:
-            return self._refuse(path, f"cannot be read: {error.strerror}")
+            return self._add_problem(path, f"cannot be read: {error.strerror}")
         if not stat.S_ISREG(status.st_mode):
-            return self._leave(path, "not a regular file")
+            return self._leave_out(path, "not a regular file")
         if not os.access(entry.path, os.R_OK, effective_ids=True):
-            return self._refuse(path, "cannot be read: Permission denied")
+            return self._add_problem(path, "cannot be read: Permission denied")
         if status.st_size > self._limits.file:
             most = formatting.byte_count(self._limits.file)
-            return self._refuse(
+            return self._add_problem(
                 path,
                 f"has {formatting.byte_count(status.st_size)}; a file of a bundle may have {most}. "
                 "Let the script read it from a path that the worker sees",
             )
-        if self._named(path):
+        if self._reserve_name(path):
             executable = bool(status.st_mode & stat.S_IXUSR)
-            self.chosen.files.append(Source(path, entry.path, status.st_size, executable))
+            self.chosen.files.append(SourceFile(path, entry.path, status.st_size, executable))
         return None
 
-    def _named(self, path: str) -> bool:
+    def _reserve_name(self, path: str) -> bool:
         """Whether a bundle takes one more entry, of this name."""
         above = path.rpartition("/")[0]
         while above and above not in self._directories:
@@ -274,29 +276,29 @@ class _Walk:
             raise InvalidRequest(
                 f"more than {self._limits.entries:,} files and directories to pack; leave data out with --exclude, "
                 "and let the script read it from a path that the worker sees",
-                fields=tuple(_fullest(self.chosen)),
+                fields=tuple(_fullest_entries(self.chosen)),
             )
         try:
             self._names.add(path)
         except BadBundle as error:
-            self._refuse(path, f"a bundle cannot hold this name: {error.message}")
+            self._add_problem(path, f"a bundle cannot hold this name: {error.message}")
             return False
         return True
 
-    def _leave(self, path: str, why: str) -> None:
+    def _leave_out(self, path: str, why: str) -> None:
         if len(self.chosen.left_out) < MAX_LEFT_OUT:
             self.chosen.left_out.append(LeftOut(path, why))
 
-    def _refuse(self, path: str, problem: str) -> None:
-        self._problems.append(FieldError(printable(path) or "./", problem))
+    def _add_problem(self, path: str, problem: str) -> None:
+        self._problems.append(FieldError(escape_path(path) or "./", problem))
 
 
-def printable(path: str) -> str:
+def escape_path(path: str) -> str:
     """A path as a terminal may show it: what would move the cursor, or is no text at all, is escaped."""
     return path if path.isprintable() else ascii(path)[1:-1]
 
 
-def _patterns(option: str, lines: Iterable[str]) -> GitIgnoreSpec:
+def _parse_patterns(option: str, lines: Iterable[str]) -> GitIgnoreSpec:
     try:
         return GitIgnoreSpec.from_lines(lines)
     except ValueError as error:
@@ -327,13 +329,13 @@ def _is_environment(directory: str) -> bool:
     return any(os.path.exists(os.path.join(directory, mark)) for mark in ENVIRONMENT_MARKS)
 
 
-def _astray(link: str, way: tuple[str, ...]) -> str:
+def _why_not_followed(link: str, way: tuple[str, ...]) -> str:
     """Why a link cannot be followed; empty when it can. `way[0]` is the root."""
     real = os.path.realpath(link)
     if not os.path.exists(real):
         return "a link that leads nowhere"
     if os.path.commonpath((way[0], real)) != way[0]:
-        return f"a link out of the directory, to {printable(real)}"
+        return f"a link out of the directory, to {escape_path(real)}"
     if real in way:
         return "a link to a directory that it is in"
     return ""
@@ -342,13 +344,13 @@ def _astray(link: str, way: tuple[str, ...]) -> str:
 # -- .gitignore ------------------------------------------------------------------------------------
 
 
-def _is_ignored(rules: tuple[_Rules, ...], path: str) -> bool:
+def _is_ignored(rules: tuple[_IgnoreRules, ...], path: str) -> bool:
     """What the innermost rules say that say anything."""
     verdicts = (rule.verdict(path) for rule in reversed(rules))
     return next((verdict for verdict in verdicts if verdict is not None), False)
 
 
-def _rules_above(root: str) -> tuple[_Rules, ...]:
+def _rules_above(root: str) -> tuple[_IgnoreRules, ...]:
     """Rules of the git checkout that `root` is in, from its top down to `root`, exclusive; none outside of one."""
     above = [*map(str, Path(root).parents)]
     top = next((index for index, path in enumerate([root, *above]) if os.path.exists(os.path.join(path, ".git"))), None)
@@ -360,17 +362,17 @@ def _rules_above(root: str) -> tuple[_Rules, ...]:
     return () if _is_ignored(rules, f"{root}/") else rules  # who packs an ignored directory means what is in it
 
 
-def _rules_in(directory: str) -> list[_Rules]:
+def _rules_in(directory: str) -> list[_IgnoreRules]:
     return _rules_of(directory, os.path.join(directory, ".gitignore"))
 
 
-def _rules_of(base: str, file: str) -> list[_Rules]:
+def _rules_of(base: str, file: str) -> list[_IgnoreRules]:
     try:
         with open(file, encoding="utf-8-sig", errors="surrogateescape") as lines:  # git passes over a mark as well
             patterns = lines.read(MAX_IGNORE_FILE_BYTES).split("\n")
     except OSError:
         return []
-    return [_Rules(base, GitIgnoreSpec.from_lines(filter(_is_pattern, patterns)))]
+    return [_IgnoreRules(base, GitIgnoreSpec.from_lines(filter(_is_pattern, patterns)))]
 
 
 def _is_pattern(line: str) -> bool:
@@ -385,19 +387,19 @@ def _is_pattern(line: str) -> bool:
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def _write_file(zipped: zipfile.ZipFile, source: Source, advanced: Callable[[int], None]) -> None:
+def _write_file(zipped: zipfile.ZipFile, source: SourceFile, advanced: Callable[[int], None]) -> None:
     try:
         file = open(source.file, "rb")  # noqa: SIM115  # closed below; an error of the zip must not read as one of it
     except OSError as error:
-        raise InvalidRequest(f"{printable(source.path)} cannot be read: {error.strerror}") from error
+        raise InvalidRequest(f"{escape_path(source.path)} cannot be read: {error.strerror}") from error
     mode = stat.S_IFREG | (0o755 if source.executable else 0o644)
-    with file, zipped.open(_header(source.path, mode), "w") as packed:
+    with file, zipped.open(_zip_header(source.path, mode), "w") as packed:
         while chunk := file.read(CHUNK):
             packed.write(chunk)
             advanced(len(chunk))
 
 
-def _header(path: str, mode: int) -> zipfile.ZipInfo:
+def _zip_header(path: str, mode: int) -> zipfile.ZipInfo:
     """A header that says nothing about when, where and by whom the zip was made."""
     header = zipfile.ZipInfo(path, _EPOCH)
     header.create_system = 3  # modes are those of Unix
@@ -409,32 +411,34 @@ def _header(path: str, mode: int) -> zipfile.ZipInfo:
 # -- what is large ---------------------------------------------------------------------------------
 
 
-def largest(selection: Selection, count: int = SHOWN_LARGEST) -> list[tuple[str, int]]:
+def largest_entries(selection: FileSelection, count: int = SHOWN_LARGEST) -> list[tuple[str, int]]:
     """The files and directories at the top with the most bytes, as (path, bytes)."""
     sizes: Counter[str] = Counter()
     for source in selection.files:
-        sizes[_top(source.path)] += source.bytes
+        sizes[_top_entry(source.path)] += source.bytes
     return sizes.most_common(count)
 
 
-def _check_size(selection: Selection, limits: BundleLimits) -> None:
+def _check_size(selection: FileSelection, limits: BundleLimits) -> None:
     if selection.bytes > limits.total:
         raise InvalidRequest(
             f"{formatting.byte_count(selection.bytes)} to pack; a bundle may have "
             f"{formatting.byte_count(limits.total)}. "
             "Leave data out with --exclude, and let the script read it from a path that the worker sees",
-            fields=tuple(FieldError(printable(path), formatting.byte_count(size)) for path, size in largest(selection)),
+            fields=tuple(
+                FieldError(escape_path(path), formatting.byte_count(size)) for path, size in largest_entries(selection)
+            ),
         )
 
 
-def _fullest(selection: Selection) -> list[FieldError]:
-    counts = Counter(_top(source.path) for source in selection.files)
+def _fullest_entries(selection: FileSelection) -> list[FieldError]:
+    counts = Counter(_top_entry(source.path) for source in selection.files)
     return [
-        FieldError(printable(path), formatting.plural(count, "file"))
+        FieldError(escape_path(path), formatting.count_noun(count, "file"))
         for path, count in counts.most_common(SHOWN_LARGEST)
     ]
 
 
-def _top(path: str) -> str:
+def _top_entry(path: str) -> str:
     first, slash, _ = path.partition("/")
     return first + slash

@@ -83,9 +83,9 @@ COMMANDS: tuple[tuple[str, Commands], ...] = (
 )
 for panel, commands in COMMANDS:
     for name, command in commands.items():
-        if command is submit.submit:
-            app.command(name, rich_help_panel=panel, cls=submit.Command, epilog=submit.EXAMPLES)(command)
-        elif command is service.worker:
+        if command is submit.submit_command:
+            app.command(name, rich_help_panel=panel, cls=submit.SubmitCommand, epilog=submit.EXAMPLES)(command)
+        elif command is service.worker_command:
             app.command(name, rich_help_panel=panel, cls=service.WorkerCommand)(command)
         else:
             app.command(name, rich_help_panel=panel, epilog=MORE_EXAMPLES.get(name))(command)
@@ -93,7 +93,7 @@ app.add_typer(tokens.app, name="token", rich_help_panel="Machines and access")
 
 
 @app.command("version", rich_help_panel="Running the service")
-def version() -> None:
+def print_version() -> None:
     """Print the version."""
     print(__version__)
 
@@ -103,7 +103,7 @@ def main(args: list[str] | None = None) -> NoReturn:
     try:
         app(args)
     except ShardyardError as error:
-        print(described(error), file=sys.stderr)
+        print(describe_error(error), file=sys.stderr)
         sys.exit(exit_code(error))
     sys.exit(0)
 
@@ -112,6 +112,6 @@ def exit_code(error: ShardyardError) -> int:
     return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
 
 
-def described(error: ShardyardError) -> str:
+def describe_error(error: ShardyardError) -> str:
     """The message, then one line per wrong field."""
     return "\n".join([f"error: {error.message}", *(f"  {wrong.field}: {wrong.message}" for wrong in error.fields)])

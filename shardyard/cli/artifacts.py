@@ -8,14 +8,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardyard import formatting
-from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect, console, print_json, table
+from shardyard.cli.common import (
+    AsJson,
+    Commands,
+    JobId,
+    Token,
+    Url,
+    connect_client,
+    make_console,
+    make_table,
+    print_json,
+)
 from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from shardyard.client.models import ArtifactList
 
 
-def artifacts(
+def artifacts_command(
     job: JobId,
     get: Annotated[str | None, typer.Option(metavar="PATH", help="Download this file.", show_default=False)] = None,
     output: Annotated[
@@ -32,36 +42,38 @@ def artifacts(
         raise InvalidRequest("--output needs --get; name the file to download")
     from shardyard.client import endpoints, operations
 
-    with connect(url, token) as client:
+    with connect_client(url, token) as client:
         if get is not None:
-            return _save(client.items(operations.download(job, get, attempt)), output or Path(get).name)
-        call = endpoints.artifacts(job, attempt=attempt)
-        return print_json(client.json(call)) if as_json else _show(client.call(call))
+            return _save_download(
+                client.items(operations.download_artifact(job, get, attempt)), output or Path(get).name
+            )
+        call = endpoints.list_artifacts(job, attempt=attempt)
+        return print_json(client.json(call)) if as_json else _print_artifacts(client.call(call))
 
 
-def _show(found: "ArtifactList") -> None:
-    listing = table("PATH", "#SIZE", "CHANGED")
+def _print_artifacts(found: "ArtifactList") -> None:
+    listing = make_table("PATH", "#SIZE", "CHANGED")
     for one in found.artifacts:
         # A job chooses these names: nothing in them may reach the terminal as a command.
         path = "".join(letter if letter.isprintable() else "?" for letter in one.path)
         listing.add_row(path, formatting.byte_count(one.bytes), formatting.local_time(one.modified_at))
-    console().print(listing if found.artifacts else "no files")
+    make_console().print(listing if found.artifacts else "no files")
     if found.truncated:
-        console().print("there are more than one list shows")
+        make_console().print("there are more than one list shows")
 
 
-def _save(parts: Iterator[bytes], output: str) -> None:
+def _save_download(parts: Iterator[bytes], output: str) -> None:
     """Write a download to a file, which is whole or not there, or to standard output."""
     if output == "-":
         for part in parts:
             sys.stdout.buffer.write(part)
         sys.stdout.buffer.flush()
         return
-    from shardyard.client.downloads import draft
+    from shardyard.client.downloads import open_draft
 
     target = Path(output)
     try:
-        with draft(target) as file:
+        with open_draft(target) as file:
             for part in parts:
                 file.write(part)
     except OSError as error:
@@ -69,4 +81,4 @@ def _save(parts: Iterator[bytes], output: str) -> None:
     print(f"{target}: {formatting.byte_count(target.stat().st_size)}")
 
 
-COMMANDS: Commands = {"artifacts": artifacts}
+COMMANDS: Commands = {"artifacts": artifacts_command}

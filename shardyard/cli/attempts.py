@@ -3,35 +3,45 @@
 from typing import TYPE_CHECKING
 
 from shardyard import formatting
-from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect, console, print_json, table
+from shardyard.cli.common import (
+    AsJson,
+    Commands,
+    JobId,
+    Token,
+    Url,
+    connect_client,
+    make_console,
+    make_table,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from shardyard.client.models import Attempt
 
 
-def attempts(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+def attempts_command(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """List a job's attempts: where each ran, for how long, how it ended and why."""
     from shardyard.client import endpoints
 
-    with connect(url, token) as client:
+    with connect_client(url, token) as client:
         if as_json:
-            return print_json(client.json(endpoints.attempts(job)))
-        found = client.call(endpoints.attempts(job)).attempts
-    listing = table("#ATTEMPT", "WHERE", "FROM", "STARTED", "TOOK", "ENDED", "WHY")
+            return print_json(client.json(endpoints.list_attempts(job)))
+        found = client.call(endpoints.list_attempts(job)).attempts
+    listing = make_table("#ATTEMPT", "WHERE", "FROM", "STARTED", "TOOK", "ENDED", "WHY")
     for attempt in found:
         where = ", ".join(f"{place.node} {formatting.device_names(place.devices)}" for place in attempt.placement)
-        took = formatting.duration(formatting.between(attempt.started_at, attempt.ended_at))
+        took = formatting.format_duration(formatting.seconds_between(attempt.started_at, attempt.ended_at))
         started = formatting.local_time(attempt.started_at)
         ended = attempt.reason.code if attempt.reason is not None else attempt.state
         begins = f"step {attempt.resumed_from.step}" if attempt.resumed_from is not None else "-"
-        listing.add_row(str(attempt.attempt), where or "-", begins, started, took, ended, _why(attempt))
-    return console().print(listing if found else "no attempts yet: it has not been given any devices")
+        listing.add_row(str(attempt.attempt), where or "-", begins, started, took, ended, _error_text(attempt))
+    return make_console().print(listing if found else "no attempts yet: it has not been given any devices")
 
 
-def _why(attempt: "Attempt") -> str:
+def _error_text(attempt: "Attempt") -> str:
     """The last line of the error is in the message already; where there is only an error, that."""
     said = attempt.reason.message if attempt.reason is not None else ""
     return said or str((attempt.error or {}).get("message") or "-")
 
 
-COMMANDS: Commands = {"attempts": attempts}
+COMMANDS: Commands = {"attempts": attempts_command}

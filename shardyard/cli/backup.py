@@ -28,7 +28,7 @@ Storage = Annotated[
 ]
 
 
-def backup(
+def backup_command(
     destination: Annotated[Path, typer.Argument(metavar="DEST", help="A directory that is empty, or not there yet.")],
     data_dir: DataDir = None,
     redis_url: RedisUrl = None,
@@ -38,17 +38,19 @@ def backup(
     require_server("backup")
     from shardyard.service import backup as backups
 
-    directory = _directory(data_dir)
+    directory = _data_directory(data_dir)
     if redis_url is None:
-        with backups.embedded_service(directory, _say) as service:
-            made = backups.make(service, destination)
+        with backups.embedded_service(directory, _warn_user) as service:
+            made = backups.make_backup(service, destination)
     else:
-        with backups.connected(redis_url) as control:
-            made = backups.make(backups.Service(control, storage or directory / "storage", None), destination)
-    print(f"{destination}: {backups.described(made)}")
+        with backups.connect_control(redis_url) as control:
+            made = backups.make_backup(
+                backups.BackupSource(control, storage or directory / "storage", None), destination
+            )
+    print(f"{destination}: {backups.describe_backup(made)}")
 
 
-def restore(
+def restore_command(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="What `shardyard backup` made.")],
     data_dir: DataDir = None,
     redis_url: RedisUrl = None,
@@ -61,24 +63,24 @@ def restore(
     require_server("restore")
     from shardyard.service import backup as backups
 
-    directory = _directory(data_dir)
+    directory = _data_directory(data_dir)
     if redis_url is None:
-        made = backups.restore(source, directory, _say)
-        print(f"{directory}: {backups.described(made)}\n`shardyard up --data-dir {directory}` goes on from there")
+        made = backups.restore_data_dir(source, directory, _warn_user)
+        print(f"{directory}: {backups.describe_backup(made)}\n`shardyard up --data-dir {directory}` goes on from there")
     else:
-        with backups.connected(redis_url) as control:
+        with backups.connect_control(redis_url) as control:
             made = backups.restore_outside(source, control, storage or directory / "storage")
-        print(f"{storage or directory / 'storage'}: {backups.described(made)}")
+        print(f"{storage or directory / 'storage'}: {backups.describe_backup(made)}")
 
 
-def _directory(data_dir: Path | None) -> Path:
+def _data_directory(data_dir: Path | None) -> Path:
     from shardyard.client.connection import default_data_dir
 
     return (data_dir or default_data_dir()).expanduser().absolute()
 
 
-def _say(text: str) -> None:
+def _warn_user(text: str) -> None:
     print(f"! {text}", file=sys.stderr)
 
 
-COMMANDS: Commands = {"backup": backup, "restore": restore}
+COMMANDS: Commands = {"backup": backup_command, "restore": restore_command}

@@ -64,7 +64,7 @@ PIPE_WIDTH = 300
 INTERRUPTED = 130
 
 
-def connect(url: str | None, token: str | None) -> "Client":
+def connect_client(url: str | None, token: str | None) -> "Client":
     from shardyard.client import Client
 
     return Client(url, token)
@@ -78,12 +78,12 @@ _OBEYED = {
 }
 
 
-class _Console(Console):
+class _SafeConsole(Console):
     """Prints other people's words as words, whatever they are; and tables into a pipe without cutting anything off."""
 
     def print(self, *objects: Any, **how: Any) -> None:
         if objects and isinstance(objects[0], Table) and not self.is_terminal:
-            super().print(_rows(objects[0]), soft_wrap=True)
+            super().print(_plain_rows(objects[0]), soft_wrap=True)
         else:
             super().print(*objects, **how)
 
@@ -95,10 +95,10 @@ class _Console(Console):
                 yield Segment(segment.text.translate(_OBEYED), segment.style)
 
 
-def console(*, markup: bool = False) -> Console:
+def make_console(*, markup: bool = False) -> Console:
     """Standard output. Without `markup`, brackets are brackets: names and messages are other people's."""
     width = None if sys.stdout.isatty() else PIPE_WIDTH
-    return _Console(width=width, highlight=False, markup=markup, emoji=False)
+    return _SafeConsole(width=width, highlight=False, markup=markup, emoji=False)
 
 
 def _no_color(chosen: bool) -> bool:
@@ -112,7 +112,7 @@ def print_json(answer: Any) -> None:
     print(json.dumps(answer, indent=2))
 
 
-def table(*columns: str) -> Table:
+def make_table(*columns: str) -> Table:
     """An open table; columns whose name begins with `#` are right-aligned numbers."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
@@ -120,10 +120,10 @@ def table(*columns: str) -> Table:
     return made
 
 
-def _rows(listing: Table) -> str:
+def _plain_rows(listing: Table) -> str:
     """A line for each row, with columns as wide as they need, whatever a terminal would have; no blanks follow."""
     columns = [
-        [formatting.plain(str(cell).translate(_OBEYED)) for cell in (column.header, *column.cells)]
+        [formatting.single_line(str(cell).translate(_OBEYED)) for cell in (column.header, *column.cells)]
         for column in listing.columns
     ]
     for number, column in enumerate(columns):
@@ -149,17 +149,17 @@ def read_spec(file: str) -> bytes:
 def print_submitted(job: "JobSummary") -> None:
     """A job that was just made: for people, or its bare id for a pipe."""
     if sys.stdout.isatty():
-        console().print(Text.assemble((job.name, "bold"), f" is {job.state}: {job.id}"))
+        make_console().print(Text.assemble((job.name, "bold"), f" is {job.state}: {job.id}"))
     else:
         print(job.id)  # what a script wants to catch
 
 
-def followed(client: "Client", job: str, as_json: bool, *, prints_lines: bool = False) -> int:
+def follow_until_end(client: "Client", job: str, as_json: bool, *, prints_lines: bool = False) -> int:
     """Show a job until it has ended; the exit code that says how. Ctrl-C leaves it running."""
     from shardyard.cli.watch import watch_job
     from shardyard.client import endpoints
 
-    out = console()
+    out = make_console()
     try:
         status = watch_job(client, job, out, quiet=as_json, prints_lines=prints_lines)
     except KeyboardInterrupt:
@@ -168,5 +168,5 @@ def followed(client: "Client", job: str, as_json: bool, *, prints_lines: bool = 
         out.print(f"  shardyard cancel {job}   ends it", soft_wrap=True)
         return INTERRUPTED
     if as_json:
-        print_json(client.json(endpoints.job(job)))
+        print_json(client.json(endpoints.get_job(job)))
     return 0 if status.state == "succeeded" else 1

@@ -21,7 +21,7 @@ from rich.console import Console
 from shardyard.cli.watch import watch_job
 from shardyard.client import Client
 from shardyard.client.connection import LocalService, local_service
-from shardyard.service.processes import ServiceError, tail
+from shardyard.service.processes import ServiceError, tail_log
 
 SPECS = ("digits-dp3", "digits-ddp2")
 GOAL = 0.95
@@ -82,10 +82,10 @@ def running_service(data_dir: Path, devices: str = "auto", *options: str) -> Ite
             process.wait()
             code = -signal.SIGKILL
     if code != 0:
-        raise ServiceError(f"`shardyard up` ended with exit code {code}:\n{tail(output)}")
+        raise ServiceError(f"`shardyard up` ended with exit code {code}:\n{tail_log(output)}")
 
 
-def spec(name: str) -> dict[str, Any]:
+def load_example(name: str) -> dict[str, Any]:
     """A job spec that comes with the package."""
     found = json.loads((files("shardyard") / "examples" / f"{name}.json").read_text())
     assert isinstance(found, dict)
@@ -94,7 +94,7 @@ def spec(name: str) -> dict[str, Any]:
 
 def _show_job(client: Client, name: str, number: int, console: Console) -> tuple[str, float | None]:
     """Run one job and print its report; its name and test accuracy (None: there is none)."""
-    wanted = spec(name)
+    wanted = load_example(name)
     how = f"{wanted['parallelism']['strategy']} on {wanted['resources']['devices']} devices"
     console.print(f"\n[bold]{number}[/]  {name}: {how}", highlight=False)
     job = client.submit(wanted)
@@ -113,5 +113,5 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", data_dir: Path, output
         if service is not None and service.pid == process.pid:
             return service
         if process.poll() is not None or time.monotonic() > deadline:
-            raise ServiceError(f"the service did not start:\n{tail(output)}")
+            raise ServiceError(f"the service did not start:\n{tail_log(output)}")
         time.sleep(POLL_SECONDS)

@@ -38,7 +38,7 @@ class DeviceRow:
 
 
 @dataclass(slots=True)
-class Pace:
+class RowRates:
     """Rows a second of each device, from one report to the next."""
 
     _attempt: int = 0
@@ -78,10 +78,10 @@ def device_rows(labels: Sequence[str], report: "SplitReport | None", rates: dict
                 label,
                 rows,
                 rates.get(device),
-                None if one is None else _waits(one),
+                None if one is None else _waiting_ms(one),
                 None if one is None else one.memory_peak_bytes,
                 mark,
-                _remark(one),
+                _idle_remark(one),
             )
         )
     return made
@@ -95,14 +95,14 @@ def _last_shards(report: "SplitReport") -> tuple[int | None, ...]:
     return () if newest is None else newest.rows or ()
 
 
-def _waits(measures: "DeviceMeasures") -> float | None:
+def _waiting_ms(measures: "DeviceMeasures") -> float | None:
     """The part of a device's measured time in which it waited for data and for others."""
     times = [measures.forward_ms, measures.backward_ms, measures.data_wait_ms, measures.comm_ms]
     spent = [0.0 if one is None else one.total for one in times]
     return (spent[2] + spent[3]) / sum(spent) if sum(spent) > 0 else None
 
 
-def _remark(measures: "DeviceMeasures | None") -> str:
+def _idle_remark(measures: "DeviceMeasures | None") -> str:
     if measures is None or not measures.idle_steps:
         return ""
     return f"idle in {measures.idle_steps:,} of {measures.steps:,} steps"
@@ -111,14 +111,14 @@ def _remark(measures: "DeviceMeasures | None") -> str:
 # -- drawing ---------------------------------------------------------------------------------------
 
 
-def drawn(rows: Sequence[DeviceRow], width: int, height: int) -> Table:
+def draw_devices(rows: Sequence[DeviceRow], width: int, height: int) -> Table:
     """A line for each device while `height` lines are enough, else several to a line, marked ones first."""
     if len(rows) <= height:
-        return _lines(rows, width)
-    return _cells(rows, width, max(1, height))
+        return _draw_lines(rows, width)
+    return _draw_cells(rows, width, max(1, height))
 
 
-def _lines(rows: Sequence[DeviceRow], width: int) -> Table:
+def _draw_lines(rows: Sequence[DeviceRow], width: int) -> Table:
     top = max((row.rows or 0 for row in rows), default=0)
     names = max(len(row.label) for row in rows) if rows else 0
     with_memory = any(row.memory_bytes is not None for row in rows)
@@ -132,18 +132,18 @@ def _lines(rows: Sequence[DeviceRow], width: int) -> Table:
     for row in rows:
         cells = [
             Text(row.label, "bold"),
-            _bar(row, top, bar),
+            _draw_bar(row, top, bar),
             Text("-" if row.rows is None else f"{row.rows:,}"),
-            Text("-" if row.rate is None else formatting.number(row.rate)),
+            Text("-" if row.rate is None else formatting.format_number(row.rate)),
             Text("-" if row.waits is None else f"{row.waits:.0%}"),
             *([Text(formatting.byte_count(row.memory_bytes))] if with_memory else []),
-            _mark(row),
+            _mark_text(row),
         ]
         table.add_row(*cells)
     return table
 
 
-def _cells(rows: Sequence[DeviceRow], width: int, height: int) -> Table:
+def _draw_cells(rows: Sequence[DeviceRow], width: int, height: int) -> Table:
     across = max(1, width // CELL_COLUMNS)
     room = across * height
     chosen = list(range(len(rows)))
@@ -155,7 +155,7 @@ def _cells(rows: Sequence[DeviceRow], width: int, height: int) -> Table:
     table = Table.grid(padding=(0, 1))
     for _ in range(across):
         table.add_column(no_wrap=True, width=CELL_COLUMNS - 1)
-    cells = [_cell(rows[place], top) for place in chosen]
+    cells = [_draw_cell(rows[place], top) for place in chosen]
     for start in range(0, len(cells), across):
         table.add_row(*cells[start : start + across])
     if len(chosen) < len(rows):
@@ -163,13 +163,13 @@ def _cells(rows: Sequence[DeviceRow], width: int, height: int) -> Table:
     return table
 
 
-def _cell(row: DeviceRow, top: int) -> Text:
+def _draw_cell(row: DeviceRow, top: int) -> Text:
     count = "-" if row.rows is None else f"{row.rows:,}"
     cell = Text(f"{row.label:<8} "[:9], "bold")
-    return cell + _bar(row, top, MIN_BAR) + Text(f" {count:>4} ") + Text(row.mark, MARK_STYLES.get(row.mark, ""))
+    return cell + _draw_bar(row, top, MIN_BAR) + Text(f" {count:>4} ") + Text(row.mark, MARK_STYLES.get(row.mark, ""))
 
 
-def _bar(row: DeviceRow, top: int, width: int) -> Text:
+def _draw_bar(row: DeviceRow, top: int, width: int) -> Text:
     """How many rows its last shard had, beside the largest one."""
     if row.rows is None or not top:
         return Text(" " * width)
@@ -180,6 +180,6 @@ def _bar(row: DeviceRow, top: int, width: int) -> Text:
     return Text("█" * filled, style) + Text("░" * (width - filled), "dim")
 
 
-def _mark(row: DeviceRow) -> Text:
+def _mark_text(row: DeviceRow) -> Text:
     words = row.remark if row.mark == IDLE and row.remark else row.mark or row.remark
     return Text(words, MARK_STYLES.get(row.mark, "dim"))

@@ -14,27 +14,29 @@ from shardyard.cli.common import (
     NoColor,
     Token,
     Url,
-    connect,
-    console,
-    followed,
+    connect_client,
+    follow_until_end,
+    make_console,
+    make_table,
     print_json,
     print_submitted,
     read_spec,
     state_text,
-    table,
 )
 from shardyard.cli.status import state_and_reason, status_lines
-from shardyard.cli.submit import submit
+from shardyard.cli.submit import submit_command
 from shardyard.contract.errors import InvalidRequest
 
 #: Columns of a terminal from which on a list of jobs shows everything.
 WIDE = 120
 
 
-def watch(job: JobId, no_color: NoColor = False, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+def watch_command(
+    job: JobId, no_color: NoColor = False, url: Url = None, token: Token = None, as_json: AsJson = False
+) -> None:
     """Follow a job live, device by device, until it ends. Ctrl-C leaves the job running."""
-    with connect(url, token) as client:
-        raise typer.Exit(followed(client, job, as_json))
+    with connect_client(url, token) as client:
+        raise typer.Exit(follow_until_end(client, job, as_json))
 
 
 def list_jobs(
@@ -56,12 +58,12 @@ def list_jobs(
     from shardyard.client.models import JobSummary
 
     chosen = {"state": state, "pool": pool, "label": label, "name": name, "archived": archived or None}
-    call = endpoints.jobs(**chosen, limit=limit, cursor=cursor)
-    with connect(url, token) as client:
+    call = endpoints.list_jobs(**chosen, limit=limit, cursor=cursor)
+    with connect_client(url, token) as client:
         if as_json:
             return print_json(client.json(call))
         page = client.call(call)
-    out = console()
+    out = make_console()
     columns: dict[str, Callable[[JobSummary], str | Text]] = {
         "JOB": lambda job: job.id,
         "NAME": lambda job: job.name,
@@ -69,11 +71,11 @@ def list_jobs(
         "POOL": lambda job: job.pool,
         "RUNS": lambda job: f"{job.strategy} on {job.devices}",
         "CREATED": lambda job: formatting.local_time(job.created_at),
-        "#TOOK": lambda job: formatting.duration(formatting.between(job.started_at, job.finished_at)),
+        "#TOOK": lambda job: formatting.format_duration(formatting.seconds_between(job.started_at, job.finished_at)),
     }
     if out.width < WIDE:
         del columns["POOL"], columns["CREATED"]  # an id that is cut off cannot be copied
-    listing = table(*columns)
+    listing = make_table(*columns)
     listing.columns[0].min_width = 36
     listing.columns[2].min_width = 9
     for job in page.jobs:
@@ -84,22 +86,22 @@ def list_jobs(
     return None
 
 
-def show(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+def show_command(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """Show one job: its state and why, where it runs, how far it is, and what came out."""
     from shardyard.client import endpoints
 
-    with connect(url, token) as client:
+    with connect_client(url, token) as client:
         if as_json:
-            return print_json(client.json(endpoints.job(job)))
-        status = client.call(endpoints.job(job))
-    out = console()
+            return print_json(client.json(endpoints.get_job(job)))
+        status = client.call(endpoints.get_job(job))
+    out = make_console()
     for label, value in status_lines(status):
         out.print(f"{label:<10} ", style="bold", end="")
         out.print(value)
     return None
 
 
-def plan(
+def plan_command(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="A job spec in JSON; - reads it from standard input.")],
     url: Url = None,
     token: Token = None,
@@ -109,25 +111,25 @@ def plan(
     from shardyard.client import endpoints
 
     spec = read_spec(file)
-    with connect(url, token) as client:
+    with connect_client(url, token) as client:
         if as_json:
-            print_json(client.json(endpoints.plan(spec)))
+            print_json(client.json(endpoints.plan_job(spec)))
         else:
             print(client.call(endpoints.plan_text(spec)), end="")
 
 
-def resubmit(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+def resubmit_command(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """Submit a job's spec again, as a new job."""
     from shardyard.client import endpoints
 
-    with connect(url, token) as client:
+    with connect_client(url, token) as client:
         if as_json:
-            print_json(client.json(endpoints.resubmit(job)))
+            print_json(client.json(endpoints.resubmit_job(job)))
         else:
-            print_submitted(client.call(endpoints.resubmit(job)))
+            print_submitted(client.call(endpoints.resubmit_job(job)))
 
 
-def cancel(
+def cancel_command(
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="The job's id.", show_default=False)] = None,
     state: Annotated[str | None, typer.Option(help="Jobs in this state.", show_default=False)] = None,
     pool: Annotated[str | None, typer.Option(help="Jobs of this pool.", show_default=False)] = None,
@@ -147,22 +149,22 @@ def cancel(
     from shardyard.client import endpoints
 
     if job is not None:
-        with connect(url, token) as client:
+        with connect_client(url, token) as client:
             if as_json:
-                return print_json(client.json(endpoints.cancel(job)))
-            status = client.call(endpoints.cancel(job))
-        return console().print(f"{status.name} is {state_and_reason(status)}")
+                return print_json(client.json(endpoints.cancel_job(job)))
+            status = client.call(endpoints.cancel_job(job))
+        return make_console().print(f"{status.name} is {state_and_reason(status)}")
     if not yes:
         which = " and ".join(f"{field} {value}" for field, value in chosen.items())
         typer.confirm(f"Cancel all jobs {f'with {which}' if which else 'that have not ended'}?", abort=True, err=True)
-    with connect(url, token) as client:
+    with connect_client(url, token) as client:
         cancelled, cancelling = client.cancel_jobs(**(chosen or {"all": True}))
     if as_json:
         return print_json({"cancelled": cancelled, "cancelling": cancelling, "complete": True})
-    return print(f"{formatting.plural(cancelled, 'job')} cancelled, {cancelling} more told to end")
+    return print(f"{formatting.count_noun(cancelled, 'job')} cancelled, {cancelling} more told to end")
 
 
-def delete(
+def delete_command(
     job: JobId,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     url: Url = None,
@@ -173,18 +175,18 @@ def delete(
         typer.confirm(f"Delete job {job} with its logs, report and files?", abort=True)
     from shardyard.client import endpoints
 
-    with connect(url, token) as client:
-        client.call(endpoints.delete(job))
+    with connect_client(url, token) as client:
+        client.call(endpoints.delete_job(job))
     print(f"{job} is deleted")
 
 
 COMMANDS: Commands = {
-    "plan": plan,
-    "submit": submit,
-    "resubmit": resubmit,
-    "watch": watch,
+    "plan": plan_command,
+    "submit": submit_command,
+    "resubmit": resubmit_command,
+    "watch": watch_command,
     "list": list_jobs,
-    "show": show,
-    "cancel": cancel,
-    "delete": delete,
+    "show": show_command,
+    "cancel": cancel_command,
+    "delete": delete_command,
 }

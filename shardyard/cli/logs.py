@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect
+from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect_client
 
 if TYPE_CHECKING:
     from shardyard.client.models import LogPage
 
 
-def logs(
+def logs_command(
     job: JobId,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
     device: Annotated[int | None, typer.Option(help="Only this device of the lease.", show_default=False)] = None,
@@ -28,7 +28,7 @@ def logs(
     """Print what the job wrote, each line behind its device's number. With --json: one object a line."""
     from shardyard.client import operations
 
-    with connect(url, token) as client:
+    with connect_client(url, token) as client:
         for page in client.items(operations.log_pages(job, follow=follow, tail=tail, device=device, stream=stream)):
             _print_page(page, as_json)
 
@@ -44,4 +44,4 @@ def _print_page(page: "LogPage", as_json: bool) -> None:
     sys.stdout.flush()
 
 
-COMMANDS: Commands = {"logs": logs}
+COMMANDS: Commands = {"logs": logs_command}

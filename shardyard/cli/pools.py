@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from shardyard import formatting
-from shardyard.cli.common import AsJson, Commands, Token, Url, connect, console, print_json, table
+from shardyard.cli.common import AsJson, Commands, Token, Url, connect_client, make_console, make_table, print_json
 from shardyard.contract.errors import Conflict, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -27,46 +27,46 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
-def pools(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+def pools_command(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """List pools: their devices, how many are free, and how many jobs wait."""
     from shardyard.client import endpoints
 
-    with connect(url, token) as client:
+    with connect_client(url, token) as client:
         if as_json:
-            return print_json(client.json(endpoints.pools()))
+            return print_json(client.json(endpoints.list_pools()))
         found = client.pools()
     columns = ("devices", "free", "leased", "quarantined", "queued")
-    listing = table("POOL", *(f"#{column.upper()}" for column in columns), "#NODES UP")
+    listing = make_table("POOL", *(f"#{column.upper()}" for column in columns), "#NODES UP")
     for pool in found:
         up = f"{pool.live_nodes} of {pool.nodes}"
         listing.add_row(pool.name, *(str(getattr(pool, column)) for column in columns), up)
-    return console().print(listing if found else "no pools: no worker has registered yet")
+    return make_console().print(listing if found else "no pools: no worker has registered yet")
 
 
-def nodes(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+def nodes_command(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """List nodes, their health and who holds their devices."""
     from shardyard.client import endpoints
 
-    with connect(url, token) as client:
+    with connect_client(url, token) as client:
         if as_json:
-            return print_json(client.json(endpoints.nodes()))
+            return print_json(client.json(endpoints.list_nodes()))
         found = client.nodes()
-    listing = table("NODE", "POOL", "STATE", "DEVICES", "FREE", "LEASED", "QUARANTINED")
+    listing = make_table("NODE", "POOL", "STATE", "DEVICES", "FREE", "LEASED", "QUARANTINED")
     for node in found:
         labels = [device.label for device in node.devices]
         by_state = [
             formatting.device_names(device.label for device in node.devices if device.state == state)
             for state in ("free", "leased", "quarantined")
         ]
-        listing.add_row(node.id, node.pool, _state(node), formatting.device_names(labels), *by_state)
-    out = console()
+        listing.add_row(node.id, node.pool, _node_state(node), formatting.device_names(labels), *by_state)
+    out = make_console()
     out.print(listing if found else "no nodes: no worker has registered yet")
-    for line in _quarantined(found):
+    for line in _quarantine_lines(found):
         out.print(line, soft_wrap=True)
     return None
 
 
-def drain(
+def drain_command(
     node: NodeId,
     deadline: Annotated[
         str | None,
@@ -93,35 +93,37 @@ def drain(
     """
     from shardyard.client import endpoints
 
-    seconds = None if deadline is None else _seconds(deadline)
-    with connect(url, token) as client:
+    seconds = None if deadline is None else _parse_seconds(deadline)
+    with connect_client(url, token) as client:
         if as_json and not wait:
-            return print_json(client.json(endpoints.drain(node, deadline_seconds=seconds)))
+            return print_json(client.json(endpoints.drain_node(node, deadline_seconds=seconds)))
         found = client.drain(node, deadline_seconds=seconds)
         if not as_json:
-            print(_drained(found))
+            print(_drain_status(found))
         while wait and found.attempts:
             time.sleep(WAIT_SECONDS)
             found = next((other for other in client.nodes() if other.id == node), found)
             if not found.draining:
                 raise Conflict(f"node {node} takes work again: somebody has undrained it")
         if as_json:
-            return print_json(next(other for other in client.json(endpoints.nodes())["nodes"] if other["id"] == node))
+            return print_json(
+                next(other for other in client.json(endpoints.list_nodes())["nodes"] if other["id"] == node)
+            )
         return print(f"{node} is empty") if wait else None
 
 
-def undrain(node: NodeId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
+def undrain_command(node: NodeId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """Give a node that was drained work again."""
     from shardyard.client import endpoints
 
-    with connect(url, token) as client:
+    with connect_client(url, token) as client:
         if as_json:
-            return print_json(client.json(endpoints.undrain(node)))
+            return print_json(client.json(endpoints.undrain_node(node)))
         client.undrain(node)
     return print(f"{node} takes work")
 
 
-def quarantine(
+def quarantine_command(
     node: NodeId,
     device: DeviceName,
     reason: Annotated[str, typer.Option(help="Shown to whoever looks at the node.", show_default=False)],
@@ -132,42 +134,42 @@ def quarantine(
 
     shardyard quarantine host-a cuda:3 --reason "falls off the bus about once a week"
     """
-    with connect(url, token) as client:
-        client.quarantine(node, _index(client, node, device), reason)
+    with connect_client(url, token) as client:
+        client.quarantine(node, _device_index(client, node, device), reason)
     print(f"{node} {device} is in quarantine")
 
 
-def unquarantine(node: NodeId, device: DeviceName, url: Url = None, token: Token = None) -> None:
+def unquarantine_command(node: NodeId, device: DeviceName, url: Url = None, token: Token = None) -> None:
     """Bring a device back, whatever put it into quarantine.
 
     A device whose processes would not die comes back by itself when they are gone and it can compute; this does not
     wait for that.
     """
-    with connect(url, token) as client:
-        client.unquarantine(node, _index(client, node, device))
+    with connect_client(url, token) as client:
+        client.unquarantine(node, _device_index(client, node, device))
     print(f"{node} {device} may be used again")
 
 
-def forget(
+def forget_command(
     node: NodeId,
     url: Url = None,
     token: Token = None,
 ) -> None:
     """Drop a node that is down for good, with what it held and its quarantine."""
-    with connect(url, token) as client:
+    with connect_client(url, token) as client:
         client.forget(node)
     print(f"{node} is forgotten")
 
 
-def _state(node: "Node") -> Text:
+def _node_state(node: "Node") -> Text:
     if not node.alive:
         return Text("down", "red")
     if not node.stopping and not node.draining:
         return Text("up", "green")
-    return Text(f"{'stopping' if node.stopping else 'draining'}{_left(node)}", "yellow")
+    return Text(f"{'stopping' if node.stopping else 'draining'}{_remaining_work(node)}", "yellow")
 
 
-def _quarantined(nodes: Iterable["Node"]) -> Iterator[str]:
+def _quarantine_lines(nodes: Iterable["Node"]) -> Iterator[str]:
     """Why devices are in quarantine, a line for each."""
     for node in nodes:
         for device in node.devices:
@@ -176,19 +178,19 @@ def _quarantined(nodes: Iterable["Node"]) -> Iterator[str]:
                 yield f"{node.id} {device.label} is in quarantine{since}: {device.quarantine}"
 
 
-def _left(node: "Node") -> str:
+def _remaining_work(node: "Node") -> str:
     """What a node that drains still waits for."""
     if not node.attempts:
         return ", empty"
     until = f" until {formatting.local_time(node.drain_deadline_at)}" if node.drain_deadline_at else ""
-    return f", {formatting.plural(node.attempts, 'attempt')} left{until}"
+    return f", {formatting.count_noun(node.attempts, 'attempt')} left{until}"
 
 
-def _drained(node: "Node") -> str:
-    return f"{node.id} takes no new work{_left(node)}"
+def _drain_status(node: "Node") -> str:
+    return f"{node.id} takes no new work{_remaining_work(node)}"
 
 
-def _seconds(given: str) -> float:
+def _parse_seconds(given: str) -> float:
     """Raises InvalidRequest: it is no time."""
     match = _TIME.fullmatch(given.strip())
     if match is None:
@@ -196,7 +198,7 @@ def _seconds(given: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def _index(client: "Client", node: str, device: str) -> int:
+def _device_index(client: "Client", node: str, device: str) -> int:
     """The index of a device that is given by that, or by its name.
 
     Raises:
@@ -215,11 +217,11 @@ def _index(client: "Client", node: str, device: str) -> int:
 
 
 COMMANDS: Commands = {
-    "pools": pools,
-    "nodes": nodes,
-    "drain": drain,
-    "undrain": undrain,
-    "quarantine": quarantine,
-    "unquarantine": unquarantine,
-    "forget": forget,
+    "pools": pools_command,
+    "nodes": nodes_command,
+    "drain": drain_command,
+    "undrain": undrain_command,
+    "quarantine": quarantine_command,
+    "unquarantine": unquarantine_command,
+    "forget": forget_command,
 }

@@ -16,11 +16,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from shardyard import formatting
 from shardyard.bundling import pack
-from shardyard.bundling.pack import Bundle, Selection, printable
-from shardyard.cli.common import connect, console, followed, print_json, print_submitted, table
+from shardyard.bundling.pack import FileSelection, WrittenBundle, escape_path
+from shardyard.cli.common import connect_client, follow_until_end, make_console, make_table, print_json, print_submitted
 from shardyard.client import Client, endpoints, operations
 from shardyard.client.models import JobStatus
-from shardyard.client.scripts import completed
+from shardyard.client.scripts import complete_spec
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest
 
 #: From this size on, what is large is named: most of it is often data that nobody meant to send.
@@ -37,7 +37,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class UserProgram:
     """The program that a user named, a file or a module, and the directory that goes with it."""
 
     script: str | None
@@ -48,7 +48,7 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class SubmitTarget:
     """Where the job goes, and how its user wants to be answered."""
 
     url: str | None
@@ -56,7 +56,9 @@ class Service:
     as_json: bool = False
 
 
-def submit_script(code: Code, spec: dict[str, Any], service: Service, *, dry_run: bool, follow: bool) -> None:
+def submit_script(
+    code: UserProgram, spec: dict[str, Any], service: SubmitTarget, *, dry_run: bool, follow: bool
+) -> None:
     """Submit `spec`, which lacks the bundle and the entry point of its program only.
 
     Raises:
@@ -64,34 +66,34 @@ def submit_script(code: Code, spec: dict[str, Any], service: Service, *, dry_run
         Exit: the job was followed to its end.
     """
     entry = entry_file(code)
-    chosen = pack.select(code.directory, entry, code.include, code.exclude)
+    chosen = pack.select_files(code.directory, entry, code.include, code.exclude)
     _check_packed(entry, chosen, code)
     notes = Console(stderr=True, quiet=service.as_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
     if dry_run:
-        with _packed(chosen, notes) as (_, bundle):
-            return _show(_complete(spec, bundle, code, entry), chosen, bundle, service.as_json)
-    with connect(service.url, service.token) as client:
-        for note in _notes(spec, code, entry, chosen):
+        with _pack_selection(chosen, notes) as (_, bundle):
+            return _print_dry_run(_complete_spec(spec, bundle, code, entry), chosen, bundle, service.as_json)
+    with connect_client(service.url, service.token) as client:
+        for note in _submit_notes(spec, code, entry, chosen):
             notes.print(note)
-        with _packed(chosen, notes) as (file, bundle):
-            job = _submit(client, _complete(spec, bundle, code, entry), file, bundle, notes)
+        with _pack_selection(chosen, notes) as (file, bundle):
+            job = _submit_job(client, _complete_spec(spec, bundle, code, entry), file, bundle, notes)
         if follow:
             notes.print(f"{job.name} is {job.state}: {job.id}")
-            ended = followed(client, job.id, service.as_json, prints_lines=True)
+            ended = follow_until_end(client, job.id, service.as_json, prints_lines=True)
             if ended == 1:
-                for note in _missed(client.call(endpoints.job(job.id)), chosen):
+                for note in _missing_file_notes(client.call(endpoints.get_job(job.id)), chosen):
                     notes.print(note)
             raise typer.Exit(ended)
-        return print_json(client.json(endpoints.job(job.id))) if service.as_json else print_submitted(job)
+        return print_json(client.json(endpoints.get_job(job.id))) if service.as_json else print_submitted(job)
 
 
-def _complete(spec: dict[str, Any], bundle: Bundle, code: Code, entry: str) -> dict[str, Any]:
-    return completed(spec, bundle=bundle.id, **_start(entry, code))
+def _complete_spec(spec: dict[str, Any], bundle: WrittenBundle, code: UserProgram, entry: str) -> dict[str, Any]:
+    return complete_spec(spec, bundle=bundle.id, **_entry_fields(entry, code))
 
 
-def _start(entry: str, code: Code) -> dict[str, str]:
+def _entry_fields(entry: str, code: UserProgram) -> dict[str, str]:
     """Where the program starts, and its name there: as by hand, where the user stands, if that is sent with it."""
-    here = _standing(code.directory)
+    here = _relative_workdir(code.directory)
     if code.module is not None:
         is_here = here and entry.startswith(f"{here}/{code.module.replace('.', '/')}")
         return {"entrypoint": code.module} | ({"workdir": here} if is_here else {})
@@ -100,16 +102,16 @@ def _start(entry: str, code: Code) -> dict[str, str]:
     return {"entrypoint": entry}
 
 
-def _standing(directory: Path) -> str:
+def _relative_workdir(directory: Path) -> str:
     """The current directory as a path within the one that is sent; empty where it is that one, or outside of it."""
-    inside = _below(Path.cwd(), directory)
+    inside = _path_below(Path.cwd(), directory)
     return "" if inside in (None, ".") else str(inside)
 
 
 # -- the program -----------------------------------------------------------------------------------
 
 
-def entry_file(code: Code) -> str:
+def entry_file(code: UserProgram) -> str:
     """Path of the program's file within the directory.
 
     Raises:
@@ -125,8 +127,8 @@ def _script_file(script: str, directory: Path) -> str:
     given = [Path(script), directory / script]  # as the shell completes it, and as it is called in the bundle
     found = [path for path in given if path.exists()]
     if not found:
-        raise InvalidRequest(f"there is no file {script}{_near(given)}")
-    inside = next(filter(None, (_below(path, directory) for path in found)), None)
+        raise InvalidRequest(f"there is no file {script}{_similar_files_hint(given)}")
+    inside = next(filter(None, (_path_below(path, directory) for path in found)), None)
     if inside is None:
         raise InvalidRequest(
             f"{script} is not in the directory that is sent, {directory.resolve()}; "
@@ -139,7 +141,7 @@ def _script_file(script: str, directory: Path) -> str:
     return inside
 
 
-def _below(path: Path, directory: Path) -> str | None:
+def _path_below(path: Path, directory: Path) -> str | None:
     """The path from the directory to a file in it, by its name or, through links, by where it really is."""
     for one, base in ((path.absolute(), directory.absolute()), (path.resolve(), directory.resolve())):
         with contextlib.suppress(ValueError):
@@ -149,7 +151,7 @@ def _below(path: Path, directory: Path) -> str | None:
     return None
 
 
-def _near(given: list[Path]) -> str:
+def _similar_files_hint(given: list[Path]) -> str:
     """A hint at files of a name like the one that is not there."""
     there = {str(path) for one in given for path in (*one.parent.glob("*.py"), *one.parent.glob(f"*/{one.name}"))}
     near = [path for path in sorted(there) if Path(path).name == given[0].name]
@@ -162,7 +164,7 @@ def _module_file(module: str, directory: Path) -> str:
         raise InvalidRequest(f"--module {module}: a dotted name, for example pkg.train; a file goes to --script")
     path = module.replace(".", "/")
     files = (f"{path}.py", f"{path}/__main__.py")
-    here = _standing(directory)
+    here = _relative_workdir(directory)
     places = [f"{here}/{file}" for file in files if here] + [*files]
     found = next((file for file in places if (directory / file).is_file()), None)
     if found is not None:
@@ -183,32 +185,34 @@ def directory_to_send(named: str | None) -> Path:
     return directory
 
 
-def _check_packed(entry: str, chosen: Selection, code: Code) -> None:
+def _check_packed(entry: str, chosen: FileSelection, code: UserProgram) -> None:
     if any(source.path == entry for source in chosen.files):
         return
     why = next((one.why for one in chosen.left_out if entry == one.path or entry.startswith(one.path)), "")
-    raise InvalidRequest(f"{printable(entry)} is not sent{why and f': {why}'}; without it there is nothing to run")
+    raise InvalidRequest(f"{escape_path(entry)} is not sent{why and f': {why}'}; without it there is nothing to run")
 
 
 # -- packing and sending ---------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _packed(chosen: Selection, notes: Console) -> Iterator[tuple[BufferedRandom, Bundle]]:
+def _pack_selection(chosen: FileSelection, notes: Console) -> Iterator[tuple[BufferedRandom, WrittenBundle]]:
     """The zip of a selection, in a file that is gone afterwards."""
     with tempfile.TemporaryFile() as file:
         try:
-            with _bar("packing", chosen.bytes, notes) as advanced:
-                bundle = pack.write(chosen, file, advanced)
+            with _progress_bar("packing", chosen.bytes, notes) as advanced:
+                bundle = pack.write_bundle(chosen, file, advanced)
         except OSError as error:
             where = tempfile.gettempdir()
             raise InvalidRequest(f"no zip in {where}: {error.strerror}; TMPDIR names another place") from error
         yield file, bundle
 
 
-def _submit(client: Client, spec: dict[str, Any], file: BufferedRandom, bundle: Bundle, notes: Console) -> JobStatus:
+def _submit_job(
+    client: Client, spec: dict[str, Any], file: BufferedRandom, bundle: WrittenBundle, notes: Console
+) -> JobStatus:
     """Submit the job; the bundle is sent with it if the service does not have it from before."""
-    with _bar("uploading", bundle.bytes, notes) as advanced:
+    with _progress_bar("uploading", bundle.bytes, notes) as advanced:
         sent = 0
 
         def count(more: int) -> None:
@@ -226,7 +230,7 @@ def _submit(client: Client, spec: dict[str, Any], file: BufferedRandom, bundle: 
 
 
 @contextlib.contextmanager
-def _bar(what: str, total: int, notes: Console) -> Iterator[Any]:
+def _progress_bar(what: str, total: int, notes: Console) -> Iterator[Any]:
     """A bar in a terminal, nothing elsewhere; gives the function that moves it by so many bytes."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
     with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as progress:
@@ -237,18 +241,18 @@ def _bar(what: str, total: int, notes: Console) -> Iterator[Any]:
 # -- words -----------------------------------------------------------------------------------------
 
 
-def _notes(spec: dict[str, Any], code: Code, entry: str, chosen: Selection) -> Iterator[str]:
+def _submit_notes(spec: dict[str, Any], code: UserProgram, entry: str, chosen: FileSelection) -> Iterator[str]:
     """What the user should know before the job runs, a line each."""
-    size = f"{formatting.plural(len(chosen.files), 'file')}, {formatting.byte_count(chosen.bytes)}"
+    size = f"{formatting.count_noun(len(chosen.files), 'file')}, {formatting.byte_count(chosen.bytes)}"
     yield f"{size}, from {code.directory.resolve()}"
     if chosen.left_out:
-        named = [f"{printable(one.path)} ({one.why})" for one in chosen.left_out[:MAX_NAMED]]
+        named = [f"{escape_path(one.path)} ({one.why})" for one in chosen.left_out[:MAX_NAMED]]
         more = len(chosen.left_out) - len(named)
         yield f"left out: {', '.join(named)}{f' and {more} more; --dry-run lists them' if more else ''}"
     if chosen.bytes >= LARGE_BYTES:
         sizes = [
-            f"{printable(path)} {formatting.byte_count(size)}"
-            for path, size in pack.largest(chosen)
+            f"{escape_path(path)} {formatting.byte_count(size)}"
+            for path, size in pack.largest_entries(chosen)
             if size >= NAMED_BYTES
         ]
         yield f"large: {', '.join(sizes)}; --exclude leaves out what the script does not need"
@@ -258,12 +262,12 @@ def _notes(spec: dict[str, Any], code: Code, entry: str, chosen: Selection) -> I
         yield f"{needs[0]} is not installed: the job has the worker's packages, or those of what --python names"
     if strategy in ("single", "dp") and _is_for_torchrun(code.directory / entry):
         yield (
-            f"{printable(entry)} reads its local rank, as scripts for torchrun do: "
+            f"{escape_path(entry)} reads its local rank, as scripts for torchrun do: "
             "--strategy ddp would start one process per device"
         )
 
 
-def _missed(status: JobStatus, chosen: Selection) -> Iterator[str]:
+def _missing_file_notes(status: JobStatus, chosen: FileSelection) -> Iterator[str]:
     """What a script that failed did not find because it was not sent."""
     words = (status.error or {}).get("message") or ""
     if "No such file or directory" not in words:
@@ -271,8 +275,8 @@ def _missed(status: JobStatus, chosen: Selection) -> Iterator[str]:
     for one in chosen.left_out:
         path = one.path.rstrip("/")
         if re.search(rf"['\"/]{re.escape(path)}['\"/]", words):
-            remedy = f"; --include {printable(path)} sends it" if one.why == ".gitignore" else ""
-            yield f"{printable(one.path)} was not sent ({one.why}){remedy}"
+            remedy = f"; --include {escape_path(path)} sends it" if one.why == ".gitignore" else ""
+            yield f"{escape_path(one.path)} was not sent ({one.why}){remedy}"
 
 
 def _is_for_torchrun(script: Path) -> bool:
@@ -281,7 +285,7 @@ def _is_for_torchrun(script: Path) -> bool:
     return False
 
 
-def _show(spec: dict[str, Any], chosen: Selection, bundle: Bundle, as_json: bool) -> None:
+def _print_dry_run(spec: dict[str, Any], chosen: FileSelection, bundle: WrittenBundle, as_json: bool) -> None:
     """What would be sent: files, what is left out, and the job spec."""
     if as_json:
         return print_json(
@@ -293,16 +297,16 @@ def _show(spec: dict[str, Any], chosen: Selection, bundle: Bundle, as_json: bool
                 "left_out": [{"path": one.path, "why": one.why} for one in chosen.left_out],
             }
         )
-    out = console()
-    files = table("FILE", "#SIZE")
+    out = make_console()
+    files = make_table("FILE", "#SIZE")
     for source in chosen.files:
-        files.add_row(printable(source.path), formatting.byte_count(source.bytes))
+        files.add_row(escape_path(source.path), formatting.byte_count(source.bytes))
     out.print(files)
     if chosen.left_out:
-        left_out = table("LEFT OUT", "WHY")
+        left_out = make_table("LEFT OUT", "WHY")
         for one in chosen.left_out:
-            left_out.add_row(printable(one.path), one.why)
+            left_out.add_row(escape_path(one.path), one.why)
         out.print("", left_out, sep="\n")
-    count, size = formatting.plural(len(chosen.files), "file"), formatting.byte_count(chosen.bytes)
+    count, size = formatting.count_noun(len(chosen.files), "file"), formatting.byte_count(chosen.bytes)
     out.print(f"\n{count}, {size}, {formatting.byte_count(bundle.bytes)} as a zip; nothing was sent\n")
     return print_json(spec)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from shardyard.cli.common import AsJson, Commands, console, print_json, table
+from shardyard.cli.common import AsJson, Commands, make_console, make_table, print_json
 from shardyard.cli.server_extra import require_server
 from shardyard.contract.errors import InvalidRequest
 
@@ -62,7 +62,7 @@ class WorkerCommand(TyperCommand):
         )
 
 
-def up(
+def up_command(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     data_dir: DataDir = None,
@@ -78,29 +78,29 @@ def up(
     require_server("up")
     from shardyard.client.connection import default_data_dir
     from shardyard.service.up import UpOptions
-    from shardyard.service.up import up as run
+    from shardyard.service.up import run_service as run
 
     run(
         UpOptions(host, port, data_dir or default_data_dir(), devices, pool, redis_url, telemetry_url),
-        console(markup=True),
+        make_console(markup=True),
     )
 
 
-def demo(devices: Devices = "auto") -> None:
+def demo_command(devices: Devices = "auto") -> None:
     """Start a service of its own, train on handwritten digits under dp and ddp, show who got what, and stop."""
     require_server("demo")
     from shardyard.cli.demo import run_demo
 
-    raise typer.Exit(run_demo(devices, console(markup=True)))
+    raise typer.Exit(run_demo(devices, make_console(markup=True)))
 
 
-def api() -> None:
+def api_command() -> None:
     """Run the API alone, with the settings of `shardyard config`."""
     require_server("api")
-    _become("api")
+    _exec_module("api")
 
 
-def worker(
+def worker_command(
     pool: Pool = "default",
     devices: Devices = "auto",
     env: Annotated[
@@ -136,10 +136,10 @@ def worker(
     os.environ["SHARDYARD_DEVICES"] = devices
     if env:
         os.environ["SHARDYARD_ENVIRONMENTS"] = ",".join(env)
-    _become("workers.node.worker_monitor", *_leaving(stop_attempts_on_exit, drain))
+    _exec_module("workers.node.worker_monitor", *_sigterm_options(stop_attempts_on_exit, drain))
 
 
-def _leaving(stop_attempts: bool, drain: str | None) -> list[str]:
+def _sigterm_options(stop_attempts: bool, drain: str | None) -> list[str]:
     """The options that say what SIGTERM means.
 
     Raises:
@@ -170,7 +170,7 @@ def _refuse_embedded(url: str) -> None:
     )
 
 
-def config(as_json: AsJson = False) -> None:
+def config_command(as_json: AsJson = False) -> None:
     """List every setting: its variable, its value here, and what it does. Secrets are not shown."""
     require_server("config")
     from shardyard.service.settings_listing import list_settings
@@ -178,18 +178,24 @@ def config(as_json: AsJson = False) -> None:
     rows = list_settings()
     if as_json:
         return print_json(rows)
-    listing = table("VARIABLE", "VALUE", "")
+    listing = make_table("VARIABLE", "VALUE", "")
     listing.columns[2].no_wrap = False
     for row in rows:
         value = "-" if row["value"] is None or row["value"] == "" else str(row["value"])
         listing.add_row(row["variable"], value + (" (set)" if row["set"] else ""), row["description"])
-    return console().print(listing)
+    return make_console().print(listing)
 
 
-def _become(*module: str) -> NoReturn:
+def _exec_module(*module: str) -> NoReturn:
     """Replace this process by one of the service's programs, so that signals and exit codes are its own."""
     # -P: a directory called `jobs` or `api` in the working directory must not shadow ours.
     os.execv(sys.executable, [sys.executable, "-P", "-m", *module])  # noqa: S606
 
 
-COMMANDS: Commands = {"up": up, "demo": demo, "api": api, "worker": worker, "config": config}
+COMMANDS: Commands = {
+    "up": up_command,
+    "demo": demo_command,
+    "api": api_command,
+    "worker": worker_command,
+    "config": config_command,
+}

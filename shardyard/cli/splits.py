@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect, print_json
+from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect_client, print_json
 from shardyard.contract.errors import InvalidRequest
 from shardyard.render.svg.palette import By
 
@@ -18,7 +18,7 @@ Attempt = Annotated[int | None, typer.Option(help="Default: the newest.", show_d
 HTML, SVG = "text/html", "image/svg+xml"
 
 
-def splits(
+def splits_command(
     job: JobId,
     against: Annotated[
         str | None, typer.Option(metavar="JOB", help="Another job, to show both side by side.", show_default=False)
@@ -40,19 +40,21 @@ def splits(
     """Show what each device got of every batch, what it cost there, and what to change."""
     files = {HTML: html, SVG: svg}
     wanted = {kind: file for kind, file in files.items() if file is not None}
-    _check(wanted, by, against, device, as_json)
-    with connect(url, token) as client:
+    _check_options(wanted, by, against, device, as_json)
+    with connect_client(url, token) as client:
         if wanted:
-            drawn = {kind: _drawn(client, kind, job, against, attempt, device, by) for kind in wanted}
+            drawn = {kind: _draw_picture(client, kind, job, against, attempt, device, by) for kind in wanted}
             for kind, file in wanted.items():
-                _write(drawn[kind], file)
+                _write_picture(drawn[kind], file)
         elif against is not None:
-            _compare(client, job, against, attempt, as_json)
+            _print_comparison(client, job, against, attempt, as_json)
         else:
-            _show(client, job, attempt, device, as_json)
+            _print_report(client, job, attempt, device, as_json)
 
 
-def _check(wanted: dict[str, str], by: str | None, against: str | None, device: int | None, as_json: bool) -> None:
+def _check_options(
+    wanted: dict[str, str], by: str | None, against: str | None, device: int | None, as_json: bool
+) -> None:
     """Options that say different things."""
     if against is not None and device is not None:
         raise InvalidRequest("--against compares whole reports; leave --device out")
@@ -68,36 +70,36 @@ def _check(wanted: dict[str, str], by: str | None, against: str | None, device: 
         raise InvalidRequest("only one of --html and --svg can go to standard output; give the other one a file name")
 
 
-def _show(client: "Client", job: str, attempt: int | None, device: int | None, as_json: bool) -> None:
+def _print_report(client: "Client", job: str, attempt: int | None, device: int | None, as_json: bool) -> None:
     from shardyard.client import endpoints
 
     if as_json:
-        print_json(client.json(endpoints.splits(job, attempt=attempt, device=device)))
+        print_json(client.json(endpoints.get_report(job, attempt=attempt, device=device)))
     else:
-        text = client.call(endpoints.splits_as("text/plain", job, attempt=attempt, device=device))
+        text = client.call(endpoints.draw_report("text/plain", job, attempt=attempt, device=device))
         print(text.decode(), end="")
 
 
-def _compare(client: "Client", job: str, against: str, attempt: int | None, as_json: bool) -> None:
+def _print_comparison(client: "Client", job: str, against: str, attempt: int | None, as_json: bool) -> None:
     from shardyard.client import endpoints
 
     if as_json:
-        print_json(client.json(endpoints.splits_diff(job, against, attempt=attempt)))
+        print_json(client.json(endpoints.compare_reports(job, against, attempt=attempt)))
     else:
-        print(client.call(endpoints.splits_diff_as("text/plain", job, against, attempt=attempt)).decode(), end="")
+        print(client.call(endpoints.draw_comparison("text/plain", job, against, attempt=attempt)).decode(), end="")
 
 
-def _drawn(
+def _draw_picture(
     client: "Client", kind: str, job: str, against: str | None, attempt: int | None, device: int | None, by: By | None
 ) -> bytes:
     from shardyard.client import endpoints
 
     if against is not None:
-        return client.call(endpoints.splits_diff_as(kind, job, against, attempt=attempt))
-    return client.call(endpoints.splits_as(kind, job, attempt=attempt, device=device, by=by))
+        return client.call(endpoints.draw_comparison(kind, job, against, attempt=attempt))
+    return client.call(endpoints.draw_report(kind, job, attempt=attempt, device=device, by=by))
 
 
-def _write(drawn: bytes, file: str) -> None:
+def _write_picture(drawn: bytes, file: str) -> None:
     """To a file, or to standard output for "-". Raises InvalidRequest."""
     if file == "-":
         sys.stdout.buffer.write(drawn)
@@ -110,4 +112,4 @@ def _write(drawn: bytes, file: str) -> None:
     print(f"{file}: {len(drawn):,} bytes", file=sys.stderr)
 
 
-COMMANDS: Commands = {"splits": splits}
+COMMANDS: Commands = {"splits": splits_command}

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 def status_lines(status: "JobStatus") -> list[tuple[str, str]]:
     """A job's status as (label, value) lines; what has not happened is left out."""
-    started = formatting.between(status.created_at, status.started_at) if status.started_at else None
-    took = formatting.between(status.started_at, status.finished_at) if status.finished_at else None
-    devices = formatting.plural(status.devices, "device")
+    started = formatting.seconds_between(status.created_at, status.started_at) if status.started_at else None
+    took = formatting.seconds_between(status.started_at, status.finished_at) if status.finished_at else None
+    devices = formatting.count_noun(status.devices, "device")
     lines = {
         "job": f"{status.name}  {status.id}",
         "state": state_and_reason(status),
@@ -25,9 +25,9 @@ def status_lines(status: "JobStatus") -> list[tuple[str, str]]:
         "checkpoint": status.checkpoint and checkpoint_text(status.checkpoint),
         "created": formatting.local_time(status.created_at),
         "started": status.started_at
-        and f"{formatting.local_time(status.started_at)}, after {formatting.duration(started)}",
+        and f"{formatting.local_time(status.started_at)}, after {formatting.format_duration(started)}",
         "finished": status.finished_at
-        and f"{formatting.local_time(status.finished_at)}, after {formatting.duration(took)}",
+        and f"{formatting.local_time(status.finished_at)}, after {formatting.format_duration(took)}",
         "archived": status.archived and "yes; `shardyard list --archived` shows it",
         "attempts": status.attempt > 1 and str(status.attempt),
         "result": status.result and result_text(status.result),
@@ -44,25 +44,25 @@ def progress_text(progress: "Progress") -> str:
         if (at := getattr(progress, done)) is not None:
             parts.append(f"{noun} {at}" + (f"/{getattr(progress, total)}" if getattr(progress, total) else ""))
     if progress.source in ("job", "tqdm") and progress.steps_seen:  # what they count may be anything
-        parts.append(formatting.plural(progress.steps_seen, "training step"))
+        parts.append(formatting.count_noun(progress.steps_seen, "training step"))
     if progress.rows_per_second:
-        parts.append(f"{formatting.number(progress.rows_per_second)} rows/s")
+        parts.append(f"{formatting.format_number(progress.rows_per_second)} rows/s")
     if progress.eta_seconds:
-        parts.append(f"ETA {formatting.duration(progress.eta_seconds)}")
+        parts.append(f"ETA {formatting.format_duration(progress.eta_seconds)}")
     if progress.loss is not None:
-        parts.append(f"loss {formatting.number(progress.loss)}")
+        parts.append(f"loss {formatting.format_number(progress.loss)}")
     return "  ".join(parts)
 
 
 def checkpoint_text(found: "Checkpoint") -> str:
     when = formatting.local_time(found.saved_at)
-    return f"step {formatting.number(found.step)}, saved {when} by attempt {found.attempt}"
+    return f"step {formatting.format_number(found.step)}, saved {when} by attempt {found.attempt}"
 
 
 def result_text(result: dict[str, Any]) -> str:
     numbers = {"loss": result.get("loss")} | (result.get("metrics") or {})
     return (
-        ", ".join(f"{name} {formatting.number(value)}" for name, value in numbers.items() if value is not None)
+        ", ".join(f"{name} {formatting.format_number(value)}" for name, value in numbers.items() if value is not None)
         or "none"
     )
 

@@ -7,7 +7,17 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from shardyard.cli.common import AsJson, NoColor, Token, Url, connect, followed, print_json, print_submitted, read_spec
+from shardyard.cli.common import (
+    AsJson,
+    NoColor,
+    Token,
+    Url,
+    connect_client,
+    follow_until_end,
+    print_json,
+    print_submitted,
+    read_spec,
+)
 from shardyard.contract.errors import InvalidRequest
 
 
@@ -125,7 +135,7 @@ Watch = Annotated[
 ]
 
 
-def submit(
+def submit_command(
     context: typer.Context,
     words: File = None,
     follow: Watch = None,
@@ -156,37 +166,37 @@ def submit(
     Repeating a request that got lost never makes a second job.
     """
     if script is None and module is None:
-        _refuse(_options_of_scripts(context))
+        _refuse_options(_options_of_scripts(context))
         from shardyard.client import endpoints
 
-        call = endpoints.submit(_spec_file(words or []))
-        with connect(url, token) as client:
+        call = endpoints.submit_job(_spec_file(words or []))
+        with connect_client(url, token) as client:
             if follow:
-                raise typer.Exit(followed(client, client.call(call).id, as_json))
+                raise typer.Exit(follow_until_end(client, client.call(call).id, as_json))
             return print_json(client.json(call)) if as_json else print_submitted(client.call(call))
     if script is not None and module is not None:
         raise InvalidRequest("--script and --module name two programs; give one of them")
     from shardyard.cli import scripts
-    from shardyard.client.scripts import spec
+    from shardyard.client.scripts import build_script_spec
 
-    wanted = spec(
+    wanted = build_script_spec(
         words or [],
         devices=devices,
         strategy=strategy.value,
         rehearse=rehearse,
-        env=_variables(env or []),
-        labels=_pairs("--label", labels or []),
+        env=_parse_variables(env or []),
+        labels=_parse_pairs("--label", labels or []),
         priority=priority,
         max_retries=max_retries,
-        **_given(name=name, pool=pool, python=python, wall_seconds=wall_seconds),
+        **_drop_unset(name=name, pool=pool, python=python, wall_seconds=wall_seconds),
     )
     where = scripts.directory_to_send(directory)
-    code = scripts.Code(script, module, where, tuple(include or ()), tuple(exclude or ()))
-    service = scripts.Service(url, token, as_json)
+    code = scripts.UserProgram(script, module, where, tuple(include or ()), tuple(exclude or ()))
+    service = scripts.SubmitTarget(url, token, as_json)
     return scripts.submit_script(code, wanted, service, dry_run=dry_run, follow=follow is not False)
 
 
-class Command(TyperCommand):
+class SubmitCommand(TyperCommand):
     """Says where the arguments of a script go, when one is taken for an option of the command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -219,17 +229,17 @@ def _options_of_scripts(context: typer.Context) -> list[str]:
     ]
 
 
-def _refuse(options: list[str]) -> None:
+def _refuse_options(options: list[str]) -> None:
     if options:
         raise InvalidRequest(f"{', '.join(options)}: only with --script or --module; a job spec says this itself")
 
 
-def _given(**options: Any) -> Any:
+def _drop_unset(**options: Any) -> Any:
     """Without what was not said: the service has the defaults."""
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _pairs(option: str, given: list[str]) -> dict[str, str]:
+def _parse_pairs(option: str, given: list[str]) -> dict[str, str]:
     pairs = [pair.partition("=") for pair in given]
     wrong = next(("".join(pair) for pair in pairs if not (pair[0] and pair[1])), None)
     if wrong is not None:
@@ -237,9 +247,9 @@ def _pairs(option: str, given: list[str]) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _variables(given: list[str]) -> dict[str, str]:
+def _parse_variables(given: list[str]) -> dict[str, str]:
     """Variables for the script; one without a value has the value that it has here."""
     missing = [name for name in given if "=" not in name and name not in os.environ]
     if missing:
         raise InvalidRequest(f"--env {missing[0]}: not set here; write it as {missing[0]}=VALUE")
-    return _pairs("--env", [pair if "=" in pair else f"{pair}={os.environ[pair]}" for pair in given])
+    return _parse_pairs("--env", [pair if "=" in pair else f"{pair}={os.environ[pair]}" for pair in given])

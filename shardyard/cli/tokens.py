@@ -5,14 +5,14 @@ from typing import Annotated
 import typer
 
 from shardyard import formatting
-from shardyard.cli.common import AsJson, Token, Url, connect, console, print_json, table
+from shardyard.cli.common import AsJson, Token, Url, connect_client, make_console, make_table, print_json
 from shardyard.contract.errors import Unavailable
 
 app = typer.Typer(help="Tokens that let people and programs in.", no_args_is_help=True)
 
 
-@app.command()
-def create(
+@app.command("create")
+def create_command(
     name: Annotated[str, typer.Argument(help="What it is for, so that you recognise it later.", show_default=False)],
     scope: Annotated[list[str], typer.Option(help="read, submit or admin; may be repeated.")] = ["read", "submit"],  # noqa: B006
     tenant: Annotated[
@@ -26,7 +26,7 @@ def create(
     from shardyard.client import endpoints
 
     call = endpoints.create_token(name, scopes=scope, tenant=tenant)
-    with connect(url, token) as client:
+    with connect_client(url, token) as client:
         if as_json:
             print_json(client.json(call))
         else:
@@ -38,30 +38,30 @@ def list_tokens(url: Url = None, token: Token = None, as_json: AsJson = False) -
     """List tokens, never their secrets."""
     from shardyard.client import endpoints
 
-    with connect(url, token) as client:
+    with connect_client(url, token) as client:
         if as_json:
-            return print_json(client.json(endpoints.tokens()))
+            return print_json(client.json(endpoints.list_tokens()))
         found = client.tokens()
-    listing = table("TOKEN", "NAME", "TENANT", "SCOPES", "CREATED")
+    listing = make_table("TOKEN", "NAME", "TENANT", "SCOPES", "CREATED")
     for each in found:
         listing.add_row(each.id, each.name, each.tenant, ", ".join(each.scopes), formatting.local_time(each.created_at))
-    return console().print(listing)
+    return make_console().print(listing)
 
 
-@app.command()
-def revoke(
+@app.command("revoke")
+def revoke_command(
     token_id: Annotated[str, typer.Argument(metavar="TOKEN", help="Its id from `shardyard token list`.")],
     url: Url = None,
     token: Token = None,
 ) -> None:
     """Revoke a token; it is refused from now on."""
-    with connect(url, token) as client:
+    with connect_client(url, token) as client:
         client.revoke_token(token_id)
     print(f"{token_id} is revoked")
 
 
-@app.command()
-def show() -> None:
+@app.command("show")
+def show_command() -> None:
     """Print the path of the file that holds this machine's admin token."""
     from shardyard.client.connection import default_data_dir, local_service
 

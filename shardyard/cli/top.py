@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardyard import formatting
-from shardyard.cli.common import STATE_STYLES, Commands, NoColor, Token, Url, connect, console
+from shardyard.cli.common import STATE_STYLES, Commands, NoColor, Token, Url, connect_client, make_console
 from shardyard.contract.errors import NotFound, ShardyardError, Unavailable
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ FREE, QUARANTINED, OFFLINE, OTHERS, UNNAMED = "·", "x", "-", "#", "+"
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_red")
 
 
-class Sort(StrEnum):
+class SortOrder(StrEnum):
     STATE = "state"
     CREATED = "created"
     NAME = "name"
@@ -63,17 +63,17 @@ class Sort(StrEnum):
     PRIORITY = "priority"
 
 
-_ORDER: dict[Sort, Callable[["JobSummary"], Any]] = {
-    Sort.STATE: lambda job: (ACTIVE.index(job.state) if job.state in ACTIVE else 9, job.id),
-    Sort.CREATED: lambda job: job.id,
-    Sort.NAME: lambda job: (job.name, job.id),
-    Sort.DEVICES: lambda job: (-job.devices, job.id),
-    Sort.PRIORITY: lambda job: (-job.priority, job.id),
+_ORDER: dict[SortOrder, Callable[["JobSummary"], Any]] = {
+    SortOrder.STATE: lambda job: (ACTIVE.index(job.state) if job.state in ACTIVE else 9, job.id),
+    SortOrder.CREATED: lambda job: job.id,
+    SortOrder.NAME: lambda job: (job.name, job.id),
+    SortOrder.DEVICES: lambda job: (-job.devices, job.id),
+    SortOrder.PRIORITY: lambda job: (-job.priority, job.id),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class JobFilter:
     """Which jobs are shown; what is None chooses all."""
 
     state: str | None = None
@@ -92,10 +92,10 @@ class Chosen:
 
 
 @dataclass(slots=True)
-class Board:
+class ServiceBoard:
     """What is known of the service now."""
 
-    chosen: Chosen = field(default_factory=Chosen)
+    chosen: JobFilter = field(default_factory=JobFilter)
     jobs: dict[str, "JobSummary"] = field(default_factory=dict)
     progress: dict[str, "Progress"] = field(default_factory=dict)
     nodes: list["Node"] = field(default_factory=list)
@@ -111,7 +111,7 @@ class Board:
         found: dict[str, JobSummary] = {}
         filters = {"pool": self.chosen.pool, "label": self.chosen.label, "name": self.chosen.name}
         for state in ACTIVE if self.chosen.state is None else (self.chosen.state,):
-            page = client.call(endpoints.jobs(state=state, limit=FETCHED, **filters))
+            page = client.call(endpoints.list_jobs(state=state, limit=FETCHED, **filters))
             found |= {job.id: job for job in page.jobs}
         self.jobs, self.stale = found, False
         self.load_fleet(client)
@@ -127,7 +127,7 @@ class Board:
         found = {}
         for job in running:
             with contextlib.suppress(NotFound):
-                progress = client.call(endpoints.job(job.id)).progress
+                progress = client.call(endpoints.get_job(job.id)).progress
                 if progress is not None:
                     found[job.id] = progress
         self.progress = found
@@ -138,7 +138,7 @@ class Board:
 
         match event:
             case events.JobChanged():
-                self._put(event.job)
+                self._put_job(event.job)
             case events.JobGone():
                 self.jobs.pop(event.job_id, None)
             case events.FleetChanged():
@@ -146,7 +146,7 @@ class Board:
             case events.Resync():
                 self.stale = True
 
-    def _put(self, job: "JobSummary") -> None:
+    def _put_job(self, job: "JobSummary") -> None:
         ended = job.state not in ACTIVE and self.chosen.state is None
         if ended or not self.chosen.has(job):
             self.jobs.pop(job.id, None)
@@ -154,21 +154,21 @@ class Board:
             self.jobs[job.id] = job
         self.fleet_stale = True  # what a pool has free, and how many wait
 
-    def sorted(self, by: Sort) -> list["JobSummary"]:
+    def sorted(self, by: SortOrder) -> list["JobSummary"]:
         return sorted(self.jobs.values(), key=_ORDER[by])
 
 
 # -- drawing ---------------------------------------------------------------------------------------
 
 
-def draw(board: Board, by: Sort, width: int, height: int, now: datetime | None = None) -> Group:
+def draw_board(board: ServiceBoard, by: SortOrder, width: int, height: int, now: datetime | None = None) -> Group:
     """The board on so many columns and lines."""
     jobs = board.sorted(by)
-    letters = {job.id: LETTERS[place] for place, job in enumerate(_running(jobs)[: len(LETTERS)])}
+    letters = {job.id: LETTERS[place] for place, job in enumerate(_running_jobs(jobs)[: len(LETTERS)])}
     head: list[RenderableType] = [*_pool_lines(board), *_node_lines(board, letters, width, max(2, height // 3))]
     room = max(1, height - len(head) - 3)
-    more = _waiting(board, jobs, room)
-    parts = [*head, "", _jobs(board, jobs[:room], letters, width, now or datetime.now(UTC))]
+    more = _waiting_summary(board, jobs, room)
+    parts = [*head, "", _job_table(board, jobs[:room], letters, width, now or datetime.now(UTC))]
     if more:
         parts.append(Text(more, "dim"))
     if board.remark:
@@ -176,23 +176,23 @@ def draw(board: Board, by: Sort, width: int, height: int, now: datetime | None =
     return Group(*parts)
 
 
-def shown(board: Board, by: Sort, height: int) -> list["JobSummary"]:
+def visible_jobs(board: ServiceBoard, by: SortOrder, height: int) -> list["JobSummary"]:
     """The jobs that such a screen shows, about."""
     return board.sorted(by)[:height]
 
 
-def _running(jobs: Sequence["JobSummary"]) -> list["JobSummary"]:
+def _running_jobs(jobs: Sequence["JobSummary"]) -> list["JobSummary"]:
     return [job for job in jobs if job.placement]
 
 
-def _pool_lines(board: Board) -> Iterator[Text]:
+def _pool_lines(board: ServiceBoard) -> Iterator[Text]:
     for pool in board.pools[:MAX_POOLS]:
         used = round(BAR * pool.leased / pool.devices) if pool.devices else 0
         line = Text.assemble((f"{pool.name:<10.10} ", "bold"), ("█" * used, "blue"), ("░" * (BAR - used), "dim"))
         line.append(f" {pool.leased}/{pool.devices} leased, {pool.free} free")
         if pool.quarantined:
             line.append(f", {pool.quarantined} in quarantine", "red")
-        line.append(f", {formatting.plural(pool.queued, 'job')} waiting", "yellow" if pool.queued else "dim")
+        line.append(f", {formatting.count_noun(pool.queued, 'job')} waiting", "yellow" if pool.queued else "dim")
         if pool.live_nodes < pool.nodes:
             line.append(f", {pool.nodes - pool.live_nodes} of {pool.nodes} nodes down", "red")
         yield line
@@ -202,7 +202,7 @@ def _pool_lines(board: Board) -> Iterator[Text]:
         yield Text("no pools: no worker has registered yet", "dim")
 
 
-def _node_lines(board: Board, letters: dict[str, str], width: int, most: int) -> Iterator[Text]:
+def _node_lines(board: ServiceBoard, letters: dict[str, str], width: int, most: int) -> Iterator[Text]:
     """A mark for each device: the letter of the job that holds it, or what it is instead."""
     name = min(20, max((len(node.id) for node in board.nodes), default=0))
     for node in board.nodes[:most]:
@@ -211,7 +211,7 @@ def _node_lines(board: Board, letters: dict[str, str], width: int, most: int) ->
             mark = letters.get(device.job or "", UNNAMED) if device.state == "leased" else _MARKS.get(device.state, "?")
             if device.job == "another tenant":
                 mark = OTHERS
-            line.append(mark, _style(mark))
+            line.append(mark, _letter_style(mark))
         words = _node_words(node)
         if words:
             line.append(f"  {words}", "yellow")
@@ -224,7 +224,7 @@ _MARKS = {"free": FREE, "quarantined": QUARANTINED, "offline": OFFLINE}
 _MARK_STYLES = {FREE: "dim", QUARANTINED: "red", OFFLINE: "red", OTHERS: "dim", UNNAMED: "cyan"}
 
 
-def _style(mark: str) -> str:
+def _letter_style(mark: str) -> str:
     if mark in _MARK_STYLES:
         return _MARK_STYLES[mark]
     return f"bold {_COLOURS[LETTERS.find(mark) % len(_COLOURS)]}"
@@ -242,7 +242,9 @@ def _node_words(node: "Node") -> str:
     return ", ".join(filter(None, words))
 
 
-def _jobs(board: Board, jobs: Sequence["JobSummary"], letters: dict[str, str], width: int, now: datetime) -> Table:
+def _job_table(
+    board: ServiceBoard, jobs: Sequence["JobSummary"], letters: dict[str, str], width: int, now: datetime
+) -> Table:
     wide = width >= WIDE
     table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
     table.add_column("", width=1)
@@ -256,12 +258,16 @@ def _jobs(board: Board, jobs: Sequence["JobSummary"], letters: dict[str, str], w
     for job in jobs:
         mark = letters.get(job.id, "")
         table.add_row(
-            Text(mark, _style(mark) if mark else ""),
+            Text(mark, _letter_style(mark) if mark else ""),
             *([Text(job.id)] if wide else []),
-            Text(formatting.plain(job.name)),
+            Text(formatting.single_line(job.name)),
             Text(job.state, STATE_STYLES.get(job.state, "")),
             Text(f"{job.strategy} on {job.devices}"),
-            Text(formatting.duration(formatting.between(job.started_at or job.created_at, job.finished_at, now))),
+            Text(
+                formatting.format_duration(
+                    formatting.seconds_between(job.started_at or job.created_at, job.finished_at, now)
+                )
+            ),
             _how_far(job, board.progress.get(job.id)),
         )
     return table
@@ -269,35 +275,35 @@ def _jobs(board: Board, jobs: Sequence["JobSummary"], letters: dict[str, str], w
 
 def _how_far(job: "JobSummary", progress: "Progress | None") -> Text:
     if job.state != "running" or progress is None:
-        return Text("" if job.state == "running" else formatting.plain(job.reason.message), "dim")
+        return Text("" if job.state == "running" else formatting.single_line(job.reason.message), "dim")
     words = Text()
     if progress.fraction is not None:
         filled = round(min(max(progress.fraction, 0.0), 1.0) * BAR)
         words += Text.assemble(("█" * filled, "blue"), ("░" * (BAR - filled), "dim"), f" {progress.fraction:4.0%}")
     if progress.rows_per_second:
-        words.append(f" {formatting.number(progress.rows_per_second)} rows/s")
+        words.append(f" {formatting.format_number(progress.rows_per_second)} rows/s")
     if progress.eta_seconds:
-        words.append(f" ETA {formatting.duration(progress.eta_seconds)}", "dim")
+        words.append(f" ETA {formatting.format_duration(progress.eta_seconds)}", "dim")
     return words
 
 
-def _waiting(board: Board, jobs: Sequence["JobSummary"], room: int) -> str:
+def _waiting_summary(board: ServiceBoard, jobs: Sequence["JobSummary"], room: int) -> str:
     """What the list does not show; the pools know how many wait, however many there are."""
     hidden = jobs[room:]
     waiting = sum(pool.queued for pool in board.pools)
     known = sum(job.state == "queued" for job in jobs[:room])
-    if board.chosen == Chosen() and waiting > known:
+    if board.chosen == JobFilter() and waiting > known:
         others = sum(job.state != "queued" for job in hidden)
-        words = f"and {formatting.plural(waiting - known, 'more job')} waiting"
+        words = f"and {formatting.count_noun(waiting - known, 'more job')} waiting"
         return words + (f", {others} running" if others else "")
-    return f"and {formatting.plural(len(hidden), 'more job')}" if hidden else "" if jobs else "no jobs"
+    return f"and {formatting.count_noun(len(hidden), 'more job')}" if hidden else "" if jobs else "no jobs"
 
 
 # -- the command -----------------------------------------------------------------------------------
 
 
-def top(
-    sort: Annotated[Sort, typer.Option(help="What the list is sorted by.")] = Sort.STATE,
+def top_command(
+    sort: Annotated[SortOrder, typer.Option(help="What the list is sorted by.")] = SortOrder.STATE,
     state: Annotated[str | None, typer.Option(help="Only jobs in this state.", show_default=False)] = None,
     pool: Annotated[str | None, typer.Option(help="Only jobs of this pool.", show_default=False)] = None,
     label: Annotated[str | None, typer.Option(help="Only jobs with this label, key=value.", show_default=False)] = None,
@@ -310,29 +316,29 @@ def top(
 
     Keys: s sorts by the next column, f shows the next state only, q leaves.
     """
-    board = Board(Chosen(state, pool, label, name))
-    out = console()
-    with connect(url, token) as client:
+    board = ServiceBoard(JobFilter(state, pool, label, name))
+    out = make_console()
+    with connect_client(url, token) as client:
         board.load(client)
-        board.load_progress(client, shown(board, sort, out.height))
+        board.load_progress(client, visible_jobs(board, sort, out.height))
         if not out.is_terminal or out.is_dumb_terminal:
-            out.print(draw(board, sort, out.width, FETCHED))
+            out.print(draw_board(board, sort, out.width, FETCHED))
             return
         with contextlib.suppress(KeyboardInterrupt):
-            _live(client, board, sort, out)
+            _run_live(client, board, sort, out)
 
 
-def _live(client: "Client", board: Board, sort: Sort, out: Any) -> None:
+def _run_live(client: "Client", board: ServiceBoard, sort: SortOrder, out: Any) -> None:
     by = sort
     came: queue.Queue[Any] = queue.Queue(MAX_EVENTS)
-    threading.Thread(target=_listen, args=(client, came), daemon=True, name="events").start()
+    threading.Thread(target=_listen_events, args=(client, came), daemon=True, name="events").start()
 
     def screen() -> Group:
-        return draw(board, by, out.size.width, out.size.height)
+        return draw_board(board, by, out.size.width, out.size.height)
 
     next_progress = next_fleet = next_load = 0.0
     polls = False
-    with _keys() as pressed, Live(console=out, screen=True, auto_refresh=False, get_renderable=screen) as live:
+    with _read_keys() as pressed, Live(console=out, screen=True, auto_refresh=False, get_renderable=screen) as live:
         while True:
             for event in _waiting_events(came):
                 if isinstance(event, ShardyardError):
@@ -345,12 +351,12 @@ def _live(client: "Client", board: Board, sort: Sort, out: Any) -> None:
             if key == "q":
                 return
             if key == "s":
-                order = list(Sort)
+                order = list(SortOrder)
                 by = order[(order.index(by) + 1) % len(order)]
             if key == "f":
                 states = [None, *ACTIVE]
                 place = states.index(board.chosen.state) if board.chosen.state in states else 0
-                board.chosen = Chosen(states[(place + 1) % len(states)], *_rest(board.chosen))
+                board.chosen = JobFilter(states[(place + 1) % len(states)], *_filter_arguments(board.chosen))
                 board.stale = True
             now = time.monotonic()
             try:
@@ -363,17 +369,17 @@ def _live(client: "Client", board: Board, sort: Sort, out: Any) -> None:
                     board.load_fleet(client)
                 if now >= next_progress:
                     next_progress = now + PROGRESS_SECONDS
-                    board.load_progress(client, shown(board, by, out.size.height))
+                    board.load_progress(client, visible_jobs(board, by, out.size.height))
             except Unavailable as error:
                 board.remark, board.stale = f"{error.message}; trying again", True
             live.refresh()
 
 
-def _rest(chosen: Chosen) -> tuple[str | None, str | None, str | None]:
+def _filter_arguments(chosen: JobFilter) -> tuple[str | None, str | None, str | None]:
     return chosen.pool, chosen.label, chosen.name
 
 
-def _listen(client: "Client", came: "queue.Queue[Any]") -> None:
+def _listen_events(client: "Client", came: "queue.Queue[Any]") -> None:
     """Hand on events, and that the service is away. Ends with the process, or with an error that does not pass."""
     from shardyard.client import operations
 
@@ -393,7 +399,7 @@ def _waiting_events(came: "queue.Queue[Any]") -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _keys() -> Iterator[Callable[[], str]]:
+def _read_keys() -> Iterator[Callable[[], str]]:
     """A function that says which key was pressed, without waiting; without a keyboard, none ever is."""
     if not sys.stdin.isatty():
         yield lambda: ""
@@ -412,4 +418,4 @@ def _keys() -> Iterator[Callable[[], str]]:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
-COMMANDS: Commands = {"top": top}
+COMMANDS: Commands = {"top": top_command}

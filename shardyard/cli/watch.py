@@ -14,7 +14,7 @@ from rich.text import Text
 
 from shardyard import formatting
 from shardyard.cli.common import STATE_STYLES, state_text
-from shardyard.cli.device_table import Pace, device_rows, drawn
+from shardyard.cli.device_table import RowRates, device_rows, draw_devices
 from shardyard.cli.status import error_text, progress_text, result_text, state_and_reason
 from shardyard.client import Client, endpoints, events, operations
 from shardyard.client.models import JobStatus, Progress
@@ -87,8 +87,8 @@ class PlainView(QuietView):
         self._next = 0.0
 
     def status(self, status: JobStatus) -> None:
-        self._name = formatting.plain(status.name)
-        line = formatting.plain(f"{status.name}: {state_and_reason(status)}")
+        self._name = formatting.single_line(status.name)
+        line = formatting.single_line(f"{status.name}: {state_and_reason(status)}")
         if line != self._shown:
             self._shown = line
             self.remark(line)
@@ -104,7 +104,9 @@ class PlainView(QuietView):
         pattern = event.pattern
         if pattern.rows and pattern.batch_rows is not None and len(pattern.rows) > 1 and not self.prints_lines:
             shards = " ".join("-" if rows is None else str(rows) for rows in pattern.rows)
-            self.remark(f"{self._name}: {pattern.phase}: {formatting.plural(pattern.batch_rows, 'row')} as {shards}")
+            self.remark(
+                f"{self._name}: {pattern.phase}: {formatting.count_noun(pattern.batch_rows, 'row')} as {shards}"
+            )
 
     def finding(self, finding: Finding) -> None:
         words = finding_words(finding)
@@ -130,11 +132,11 @@ class LiveView(QuietView):
         self._progress: Progress | None = None
         self._report: SplitReport | None = None
         self._findings: dict[str, Finding] = {}
-        self._pace = Pace()
+        self._pace = RowRates()
         self._lines: deque[tuple[int, str]] = deque(maxlen=LOG_LINES)
         self._remark = ""
         self._closed = False
-        self._live = Live(console=console, refresh_per_second=REFRESHES_PER_SECOND, get_renderable=self._draw)
+        self._live = Live(console=console, refresh_per_second=REFRESHES_PER_SECOND, get_renderable=self._draw_view)
         self._live.start()
 
     def status(self, status: JobStatus) -> None:
@@ -169,17 +171,17 @@ class LiveView(QuietView):
         self._remark, self._closed = "", True
         self._live.stop()
 
-    def _draw(self) -> Group:
+    def _draw_view(self) -> Group:
         if self._status is None:
             return Group(Text(self._remark or "waiting for the job", style="dim"))
         size = self.console.size
         findings = sorted(self._findings.values(), key=lambda one: one.severity == "info")[:MAX_FINDINGS]
         labels = device_labels(self._status)
-        parts: list[RenderableType] = [_headline(self._status), self._bar(self._status)]
+        parts: list[RenderableType] = [_headline_text(self._status), self._draw_bar(self._status)]
         if labels:
             shown_lines = 0 if self.prints_lines else len(self._lines)
             height = size.height - OTHER_LINES - shown_lines - (0 if self._closed else len(findings))
-            parts.append(drawn(device_rows(labels, self._report, self._pace.rates), size.width, max(3, height)))
+            parts.append(draw_devices(device_rows(labels, self._report, self._pace.rates), size.width, max(3, height)))
         if not self.prints_lines:
             parts += [_log_line(device, line) for device, line in list(self._lines)]
         if not self._closed:  # then they are printed below, in full
@@ -188,7 +190,7 @@ class LiveView(QuietView):
             parts.append(Text(self._remark, style="yellow", no_wrap=True, overflow="ellipsis"))
         return Group(*parts)
 
-    def _bar(self, status: JobStatus) -> Table:
+    def _draw_bar(self, status: JobStatus) -> Table:
         known = self._progress.fraction if self._progress is not None else None
         fraction = 1.0 if status.state == "succeeded" else known or 0.0
         style = STATE_STYLES.get(status.state, "")
@@ -204,7 +206,7 @@ class LiveView(QuietView):
 
 
 def finding_words(finding: Finding) -> str:
-    return formatting.plain(f"{finding.severity}: {finding.message}")
+    return formatting.single_line(f"{finding.severity}: {finding.message}")
 
 
 def watch_job(
@@ -219,10 +221,10 @@ def watch_job(
         Unavailable: the service was away for longer than the client waits for it.
     """
     if quiet:
-        return client.run(operations.wait(job, None))
+        return client.run(operations.wait_for_end(job, None))
     kind = LiveView if console.is_terminal and not console.is_dumb_terminal else PlainView
     with contextlib.closing(kind(console, prints_lines=prints_lines)) as view:
-        status = _follow(client, job, view)
+        status = _feed_view(client, job, view)
     print_end(status, console, with_traceback=not prints_lines)
     if status.attempt:
         print_afterwards(client, job, console, view.said)
@@ -231,18 +233,18 @@ def watch_job(
 
 def print_end(status: JobStatus, console: Console, *, with_traceback: bool = True) -> None:
     """How the job ended: a line, and for one that failed the reason, the traceback, and what may be done about it."""
-    took = formatting.between(status.started_at, status.finished_at)
-    line = _state(status)
+    took = formatting.seconds_between(status.started_at, status.finished_at)
+    line = _state_text(status)
     if took is not None:
-        line.append(f" after {formatting.duration(took)}", style="default")
+        line.append(f" after {formatting.format_duration(took)}", style="default")
     if status.result:
         line.append(f": {result_text(status.result)}", style="default")
     console.print(line, soft_wrap=True)
-    for words in _failure(status, with_traceback=with_traceback):
+    for words in _failure_lines(status, with_traceback=with_traceback):
         console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
-def _failure(status: JobStatus, *, with_traceback: bool) -> list[str]:
+def _failure_lines(status: JobStatus, *, with_traceback: bool) -> list[str]:
     """Why a job did not succeed, where it happened, and what may be done about it, as far as that is known."""
     if status.state == "succeeded":
         return []
@@ -254,13 +256,13 @@ def _failure(status: JobStatus, *, with_traceback: bool) -> list[str]:
 def print_afterwards(client: Client, job: str, console: Console, said: Sequence[str] | set[str] = ()) -> None:
     """What the split report warns of, unless that was said, and where there is more."""
     with contextlib.suppress(ShardyardError):  # no attempt has begun, or the report is not for this token
-        for finding in client.call(endpoints.splits(job)).findings:
+        for finding in client.call(endpoints.get_report(job)).findings:
             words = finding_words(finding)
             if finding.severity != "info" and words not in said:
                 console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
-        kept = [one for one in client.call(endpoints.artifacts(job)).artifacts if one.path.startswith(KEPT)]
+        kept = [one for one in client.call(endpoints.list_artifacts(job)).artifacts if one.path.startswith(KEPT)]
         if kept:
-            console.print(f"{formatting.plural(len(kept), 'file')} kept: shardyard artifacts {job}", style="dim")
+            console.print(f"{formatting.count_noun(len(kept), 'file')} kept: shardyard artifacts {job}", style="dim")
     console.print(f"what each device got: shardyard splits {job}", style="dim", soft_wrap=True)
 
 
@@ -269,25 +271,25 @@ def device_labels(status: JobStatus) -> list[str]:
     return [label for place in status.placement for label in place.devices]
 
 
-def _state(status: JobStatus) -> Text:
+def _state_text(status: JobStatus) -> Text:
     """The state; of a rehearsal, whose devices only act as GPUs, never without saying so."""
     state = state_text(status.state)
     return state.append(" (REHEARSAL)", style="yellow") if status.rehearsal else state
 
 
-def _headline(status: JobStatus) -> Text:
+def _headline_text(status: JobStatus) -> Text:
     line = Text.assemble(
-        (formatting.plain(status.name), "bold"), "  ", _state(status), no_wrap=True, overflow="ellipsis"
+        (formatting.single_line(status.name), "bold"), "  ", _state_text(status), no_wrap=True, overflow="ellipsis"
     )
     if status.queue_position:
         line.append(f"  position {status.queue_position}", style="dim")
     if status.state not in ("running", "succeeded"):
-        line.append(f"  {formatting.plain(status.reason.message)}", style="dim")
+        line.append(f"  {formatting.single_line(status.reason.message)}", style="dim")
     return line
 
 
 def _log_line(device: int, line: str) -> Text:
-    return Text(f"{device}| {formatting.plain(line)}", "dim", no_wrap=True, overflow="ellipsis")
+    return Text(f"{device}| {formatting.single_line(line)}", "dim", no_wrap=True, overflow="ellipsis")
 
 
 def _finding_line(finding: Finding) -> Text:
@@ -298,17 +300,19 @@ def _finding_line(finding: Finding) -> Text:
 # -- the job's events ------------------------------------------------------------------------------
 
 
-def _follow(client: Client, job: str, view: QuietView) -> JobStatus:
+def _feed_view(client: Client, job: str, view: QuietView) -> JobStatus:
     """Feed a view until the job has ended; its last status."""
-    view.status(client.call(endpoints.job(job)))
-    seen = _Seen(view)
-    stream = operations.follow(job, "all", tail=view.lines_from, away=lambda error: view.remark(_away(error)))
+    view.status(client.call(endpoints.get_job(job)))
+    seen = _LineFilter(view)
+    stream = operations.follow_job(
+        job, "all", tail=view.lines_from, away=lambda error: view.remark(_retry_message(error))
+    )
     if not (view.prints_lines or view.lines_from):
-        stream = operations.follow(job, away=lambda error: view.remark(_away(error)))
+        stream = operations.follow_job(job, away=lambda error: view.remark(_retry_message(error)))
     for event in client.items(stream):
         match event:
             case events.StateChanged() if not event.ended:  # the end is told when everything else was
-                view.status(client.call(endpoints.job(job)))
+                view.status(client.call(endpoints.get_job(job)))
             case events.Progressed():
                 view.progress(event.progress)
             case events.ReportChanged():
@@ -324,13 +328,13 @@ def _follow(client: Client, job: str, view: QuietView) -> JobStatus:
                 view.remark(event.message or event.code)
             case events.Resync():
                 _catch_up(client, job, view, seen, event)
-    status = client.call(endpoints.job(job))
+    status = client.call(endpoints.get_job(job))
     _show_report(client, job, view)
     view.status(status)
     return status
 
 
-class _Seen:
+class _LineFilter:
     """Shows each line of the program once, in whichever way it comes."""
 
     def __init__(self, view: QuietView) -> None:
@@ -345,9 +349,9 @@ class _Seen:
             self._view.line(device, line.stream, line.text)
 
 
-def _catch_up(client: Client, job: str, view: QuietView, seen: _Seen, event: events.Resync) -> None:
+def _catch_up(client: Client, job: str, view: QuietView, seen: _LineFilter, event: events.Resync) -> None:
     """Events were passed over. What is shown for good is fetched; what only shows how things are comes anew."""
-    view.status(client.call(endpoints.job(job)))
+    view.status(client.call(endpoints.get_job(job)))
     _show_report(client, job, view)
     if view.prints_lines:
         for page in client.items(operations.log_pages(job, after=event.logs_after)):
@@ -357,8 +361,8 @@ def _catch_up(client: Client, job: str, view: QuietView, seen: _Seen, event: eve
 
 def _show_report(client: Client, job: str, view: QuietView) -> None:
     with contextlib.suppress(NotFound, Unavailable):  # there is none yet, or the next one will come
-        view.report(client.call(endpoints.splits(job)))
+        view.report(client.call(endpoints.get_report(job)))
 
 
-def _away(error: ShardyardError) -> str:
+def _retry_message(error: ShardyardError) -> str:
     return f"{error.message}; trying again"

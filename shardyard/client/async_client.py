@@ -14,11 +14,11 @@ import anyio.to_thread
 import httpx
 
 from shardyard.client import downloads, endpoints, models, operations
-from shardyard.client.connection import find
+from shardyard.client.connection import find_service
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import AwaitedJobHandle
 from shardyard.client.models import JobSummary
-from shardyard.client.transport import AsyncWire, Call, Flow, Items
+from shardyard.client.transport import AsyncTransport, Flow, HttpCall, Items
 from shardyard.contract.errors import NotFound
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ class AsyncClient:
         attempts: int = operations.ATTEMPTS,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        address = find(url, token)
+        address = find_service(url, token)
         self.url = address.url
         self._attempts = attempts
-        self._wire = AsyncWire(address.url, address.headers, transport)
+        self._wire = AsyncTransport(address.url, address.headers, transport)
 
     async def __aenter__(self) -> Self:
         return self
@@ -67,13 +67,13 @@ class AsyncClient:
     def __repr__(self) -> str:
         return f"<AsyncClient of {self.url}>"
 
-    async def call(self, call: Call[T]) -> T:
+    async def call(self, call: HttpCall[T]) -> T:
         """One request of `shardyard.client.endpoints`, and its answer as a value."""
-        return await self.run(operations.done(call, self._attempts))
+        return await self.run(operations.call_endpoint(call, self._attempts))
 
-    async def json(self, call: Call[Any]) -> Any:
+    async def json(self, call: HttpCall[Any]) -> Any:
         """The same with the answer's JSON as it is, fields that this version does not know included."""
-        return await self.run(operations.raw(call, self._attempts))
+        return await self.run(operations.call_for_json(call, self._attempts))
 
     async def run(self, flow: Flow[T]) -> T:
         """One of the flows of `shardyard.client.operations`, which may take several requests."""
@@ -91,7 +91,7 @@ class AsyncClient:
         Raises:
             InvalidSpec: the spec breaks a rule; `fields` says where.
         """
-        return AsyncJob(self, await self.call(endpoints.submit(spec, key)))
+        return AsyncJob(self, await self.call(endpoints.submit_job(spec, key)))
 
     async def submit_script(
         self,
@@ -114,20 +114,20 @@ class AsyncClient:
         """
         from shardyard.client import scripts
 
-        program = scripts.located(path, entrypoint)
-        wanted = scripts.spec(args, **options)
-        file, bundle = await anyio.to_thread.run_sync(scripts.packed, program, include, exclude)
+        program = scripts.locate_program(path, entrypoint)
+        wanted = scripts.build_script_spec(args, **options)
+        file, bundle = await anyio.to_thread.run_sync(scripts.pack_program, program, include, exclude)
         with file:
-            spec = scripts.completed(wanted, bundle=bundle.id, entrypoint=program.entrypoint)
+            spec = scripts.complete_spec(wanted, bundle=bundle.id, entrypoint=program.entrypoint)
             return AsyncJob(self, await self.run(operations.submit_bundled(spec, file, bundle)))
 
     async def plan(self, spec: Spec) -> "Plan":
         """What a spec would split into, and what is wrong with that; nothing is created."""
-        return await self.call(endpoints.plan(spec))
+        return await self.call(endpoints.plan_job(spec))
 
     async def job(self, job: str) -> "AsyncJob":
         """A job by its id. Raises NotFound."""
-        return AsyncJob(self, await self.call(endpoints.job(job)))
+        return AsyncJob(self, await self.call(endpoints.get_job(job)))
 
     def jobs(
         self,
@@ -147,7 +147,7 @@ class AsyncClient:
             "name": name,
             "archived": archived or None,
         }
-        return (AsyncJob(self, known) async for known in self.items(operations.pages(limit=limit, **chosen)))
+        return (AsyncJob(self, known) async for known in self.items(operations.list_all_jobs(limit=limit, **chosen)))
 
     async def cancel_jobs(self, **chosen: Any) -> tuple[int, int]:
         """Cancel all jobs that match `state`, `pool`, `label`, `name`, or with `all=True` every one.
@@ -181,7 +181,7 @@ class AsyncClient:
 
     async def bundle(self, bundle: str) -> models.BundleContents:
         """What a bundle holds. Raises NotFound."""
-        return await self.call(endpoints.bundle(bundle))
+        return await self.call(endpoints.get_bundle(bundle))
 
     async def has_bundle(self, bundle: str) -> bool:
         """Whether the service has a bundle of this id, for this token's owner."""
@@ -196,40 +196,40 @@ class AsyncClient:
     async def missing(self) -> dict[str, str] | None:
         """What the service still needs before it can run jobs, part by part; empty when it is ready.
         None: it does not answer. Asked once."""
-        return await self.run(operations.missing())
+        return await self.run(operations.missing_parts())
 
     async def pools(self) -> list[models.Pool]:
-        return (await self.call(endpoints.pools())).pools
+        return (await self.call(endpoints.list_pools())).pools
 
     async def nodes(self) -> list[models.Node]:
-        return (await self.call(endpoints.nodes())).nodes
+        return (await self.call(endpoints.list_nodes())).nodes
 
     async def drain(self, node: str, *, deadline_seconds: float | None = None) -> models.Node:
         """Give a node no new work. What still runs there after the deadline moves elsewhere. For an admin token."""
-        return await self.call(endpoints.drain(node, deadline_seconds=deadline_seconds))
+        return await self.call(endpoints.drain_node(node, deadline_seconds=deadline_seconds))
 
     async def undrain(self, node: str) -> models.Node:
         """Give a node work again. For an admin token."""
-        return await self.call(endpoints.undrain(node))
+        return await self.call(endpoints.undrain_node(node))
 
     async def quarantine(self, node: str, device: int, reason: str) -> models.Node:
         """Give a device, by its index on the node, to nobody until it is brought back. For an admin token."""
-        return await self.call(endpoints.quarantine(node, device, reason))
+        return await self.call(endpoints.quarantine_device(node, device, reason))
 
     async def unquarantine(self, node: str, device: int) -> models.Node:
         """Bring a device back, whatever put it into quarantine. For an admin token."""
-        return await self.call(endpoints.unquarantine(node, device))
+        return await self.call(endpoints.unquarantine_device(node, device))
 
     async def forget(self, node: str) -> None:
         """Drop a node that is down for good. For an admin token."""
-        await self.call(endpoints.forget(node))
+        await self.call(endpoints.forget_node(node))
 
     async def recipes(self) -> Any:
         """Built-in models, data sets, losses and optimizers, with JSON schemas of their arguments."""
-        return await self.call(endpoints.recipes())
+        return await self.call(endpoints.list_recipes())
 
     async def tokens(self) -> list[models.Token]:
-        return (await self.call(endpoints.tokens())).tokens
+        return (await self.call(endpoints.list_tokens())).tokens
 
     async def create_token(
         self,
@@ -256,7 +256,7 @@ class AsyncJob(AwaitedJobHandle):
 
     async def refresh(self) -> Self:
         """Look at the job again."""
-        self._known = await self._client.call(endpoints.job(self.id))
+        self._known = await self._client.call(endpoints.get_job(self.id))
         return self
 
     async def wait(self, timeout: float | None = None) -> Self:
@@ -265,7 +265,7 @@ class AsyncJob(AwaitedJobHandle):
         Raises:
             TimeoutError: it has not ended within `timeout` seconds. It goes on.
         """
-        self._known = await self._client.run(operations.wait(self.id, timeout))
+        self._known = await self._client.run(operations.wait_for_end(self.id, timeout))
         return self
 
     async def follow(
@@ -276,7 +276,7 @@ class AsyncJob(AwaitedJobHandle):
         `logs="all"`, or the numbers of devices, brings their lines too: all from the start, or the last `tail` of
         each. `after`: an `event_id` to go on from. Behind the last event, `status` is that of the end.
         """
-        async with aclosing(self._client.items(operations.follow(self.id, logs, after, tail))) as events:
+        async with aclosing(self._client.items(operations.follow_job(self.id, logs, after, tail))) as events:
             async for event in events:
                 yield event
         with suppress(NotFound):  # deleted meanwhile, as the last event has said
@@ -315,19 +315,19 @@ class AsyncJob(AwaitedJobHandle):
     ) -> list[models.Series]:
         """Series of numbers, of one name or all; with `points`, put together into at most so many `buckets` each."""
         return await self._client.run(
-            operations.metrics(self.id, name=name, device=device, points=points, attempt=attempt)
+            operations.read_metrics(self.id, name=name, device=device, points=points, attempt=attempt)
         )
 
     async def report(self, *, attempt: int | None = None) -> "SplitReport":
         """The split report; also while the job runs. Raises NotFound where there is none yet."""
-        return await self._client.call(endpoints.splits(self.id, attempt=attempt))
+        return await self._client.call(endpoints.get_report(self.id, attempt=attempt))
 
     async def attempts(self) -> list[models.Attempt]:
-        return (await self._client.call(endpoints.attempts(self.id))).attempts
+        return (await self._client.call(endpoints.list_attempts(self.id))).attempts
 
     async def artifacts(self, *, attempt: int | None = None) -> list[models.Artifact]:
         """Files that an attempt left, the newest one's by default."""
-        return (await self._client.call(endpoints.artifacts(self.id, attempt=attempt))).artifacts
+        return (await self._client.call(endpoints.list_artifacts(self.id, attempt=attempt))).artifacts
 
     async def download(
         self, path: str, to: str | os.PathLike[str] | None = None, *, attempt: int | None = None
@@ -338,15 +338,15 @@ class AsyncJob(AwaitedJobHandle):
             NotFound: there is no such file.
             OSError: it cannot be written.
         """
-        target = downloads.place(path, to)
-        with downloads.draft(target) as file:
+        target = downloads.target_path(path, to)
+        with downloads.open_draft(target) as file:
             async for part in self.read(path, attempt=attempt):
                 file.write(part)
         return target
 
     def read(self, path: str, *, attempt: int | None = None) -> AsyncGenerator[bytes, None]:
         """The bytes of one of these files, part by part, as they come."""
-        return self._client.items(operations.download(self.id, path, attempt))
+        return self._client.items(operations.download_artifact(self.id, path, attempt))
 
     async def cancel(self) -> Self:
         """End the job: at once where it waits, else when its processes have ended.
@@ -354,13 +354,13 @@ class AsyncJob(AwaitedJobHandle):
         Raises:
             JobFinished: it has ended, and was not cancelled.
         """
-        self._known = await self._client.call(endpoints.cancel(self.id))
+        self._known = await self._client.call(endpoints.cancel_job(self.id))
         return self
 
     async def resubmit(self, *, key: str | None = None) -> "AsyncJob":
         """A new job of the same spec. The same `key` never makes a second one."""
-        return AsyncJob(self._client, await self._client.call(endpoints.resubmit(self.id, key)))
+        return AsyncJob(self._client, await self._client.call(endpoints.resubmit_job(self.id, key)))
 
     async def delete(self) -> None:
         """Forget a finished job, with its logs, report and files. Raises JobNotFinished."""
-        await self._client.run(operations.delete(self.id))
+        await self._client.run(operations.delete_job(self.id))

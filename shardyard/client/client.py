@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar, Unpack
 import httpx
 
 from shardyard.client import downloads, endpoints, models, operations
-from shardyard.client.connection import find
+from shardyard.client.connection import find_service
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import BlockingJobHandle
 from shardyard.client.models import JobSummary
-from shardyard.client.transport import Call, Flow, Items, Wire
+from shardyard.client.transport import BlockingTransport, Flow, HttpCall, Items
 from shardyard.contract.errors import NotFound
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ class Client:
         attempts: int = operations.ATTEMPTS,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        address = find(url, token)
+        address = find_service(url, token)
         self.url = address.url
         self._attempts = attempts
-        self._wire = Wire(address.url, address.headers, transport)
+        self._wire = BlockingTransport(address.url, address.headers, transport)
 
     def __enter__(self) -> Self:
         return self
@@ -65,13 +65,13 @@ class Client:
     def __repr__(self) -> str:
         return f"<Client of {self.url}>"
 
-    def call(self, call: Call[T]) -> T:
+    def call(self, call: HttpCall[T]) -> T:
         """One request of `shardyard.client.endpoints`, and its answer as a value."""
-        return self.run(operations.done(call, self._attempts))
+        return self.run(operations.call_endpoint(call, self._attempts))
 
-    def json(self, call: Call[Any]) -> Any:
+    def json(self, call: HttpCall[Any]) -> Any:
         """The same with the answer's JSON as it is, fields that this version does not know included."""
-        return self.run(operations.raw(call, self._attempts))
+        return self.run(operations.call_for_json(call, self._attempts))
 
     def run(self, flow: Flow[T]) -> T:
         """One of the flows of `shardyard.client.operations`, which may take several requests."""
@@ -89,7 +89,7 @@ class Client:
         Raises:
             InvalidSpec: the spec breaks a rule; `fields` says where.
         """
-        return Job(self, self.call(endpoints.submit(spec, key)))
+        return Job(self, self.call(endpoints.submit_job(spec, key)))
 
     def submit_script(
         self,
@@ -112,20 +112,20 @@ class Client:
         """
         from shardyard.client import scripts
 
-        program = scripts.located(path, entrypoint)
-        wanted = scripts.spec(args, **options)
-        file, bundle = scripts.packed(program, include, exclude)
+        program = scripts.locate_program(path, entrypoint)
+        wanted = scripts.build_script_spec(args, **options)
+        file, bundle = scripts.pack_program(program, include, exclude)
         with file:
-            spec = scripts.completed(wanted, bundle=bundle.id, entrypoint=program.entrypoint)
+            spec = scripts.complete_spec(wanted, bundle=bundle.id, entrypoint=program.entrypoint)
             return Job(self, self.run(operations.submit_bundled(spec, file, bundle)))
 
     def plan(self, spec: Spec) -> "Plan":
         """What a spec would split into, and what is wrong with that; nothing is created."""
-        return self.call(endpoints.plan(spec))
+        return self.call(endpoints.plan_job(spec))
 
     def job(self, job: str) -> "Job":
         """A job by its id. Raises NotFound."""
-        return Job(self, self.call(endpoints.job(job)))
+        return Job(self, self.call(endpoints.get_job(job)))
 
     def jobs(
         self,
@@ -145,7 +145,7 @@ class Client:
             "name": name,
             "archived": archived or None,
         }
-        return (Job(self, known) for known in self.items(operations.pages(limit=limit, **chosen)))
+        return (Job(self, known) for known in self.items(operations.list_all_jobs(limit=limit, **chosen)))
 
     def cancel_jobs(self, **chosen: Any) -> tuple[int, int]:
         """Cancel all jobs that match `state`, `pool`, `label`, `name`, or with `all=True` every one.
@@ -177,7 +177,7 @@ class Client:
 
     def bundle(self, bundle: str) -> models.BundleContents:
         """What a bundle holds. Raises NotFound."""
-        return self.call(endpoints.bundle(bundle))
+        return self.call(endpoints.get_bundle(bundle))
 
     def has_bundle(self, bundle: str) -> bool:
         """Whether the service has a bundle of this id, for this token's owner."""
@@ -192,40 +192,40 @@ class Client:
     def missing(self) -> dict[str, str] | None:
         """What the service still needs before it can run jobs, part by part; empty when it is ready.
         None: it does not answer. Asked once."""
-        return self.run(operations.missing())
+        return self.run(operations.missing_parts())
 
     def pools(self) -> list[models.Pool]:
-        return self.call(endpoints.pools()).pools
+        return self.call(endpoints.list_pools()).pools
 
     def nodes(self) -> list[models.Node]:
-        return self.call(endpoints.nodes()).nodes
+        return self.call(endpoints.list_nodes()).nodes
 
     def drain(self, node: str, *, deadline_seconds: float | None = None) -> models.Node:
         """Give a node no new work. What still runs there after the deadline moves elsewhere. For an admin token."""
-        return self.call(endpoints.drain(node, deadline_seconds=deadline_seconds))
+        return self.call(endpoints.drain_node(node, deadline_seconds=deadline_seconds))
 
     def undrain(self, node: str) -> models.Node:
         """Give a node work again. For an admin token."""
-        return self.call(endpoints.undrain(node))
+        return self.call(endpoints.undrain_node(node))
 
     def quarantine(self, node: str, device: int, reason: str) -> models.Node:
         """Give a device, by its index on the node, to nobody until it is brought back. For an admin token."""
-        return self.call(endpoints.quarantine(node, device, reason))
+        return self.call(endpoints.quarantine_device(node, device, reason))
 
     def unquarantine(self, node: str, device: int) -> models.Node:
         """Bring a device back, whatever put it into quarantine. For an admin token."""
-        return self.call(endpoints.unquarantine(node, device))
+        return self.call(endpoints.unquarantine_device(node, device))
 
     def forget(self, node: str) -> None:
         """Drop a node that is down for good. For an admin token."""
-        self.call(endpoints.forget(node))
+        self.call(endpoints.forget_node(node))
 
     def recipes(self) -> Any:
         """Built-in models, data sets, losses and optimizers, with JSON schemas of their arguments."""
-        return self.call(endpoints.recipes())
+        return self.call(endpoints.list_recipes())
 
     def tokens(self) -> list[models.Token]:
-        return self.call(endpoints.tokens()).tokens
+        return self.call(endpoints.list_tokens()).tokens
 
     def create_token(
         self,
@@ -252,7 +252,7 @@ class Job(BlockingJobHandle):
 
     def refresh(self) -> Self:
         """Look at the job again."""
-        self._known = self._client.call(endpoints.job(self.id))
+        self._known = self._client.call(endpoints.get_job(self.id))
         return self
 
     def wait(self, timeout: float | None = None) -> Self:
@@ -261,7 +261,7 @@ class Job(BlockingJobHandle):
         Raises:
             TimeoutError: it has not ended within `timeout` seconds. It goes on.
         """
-        self._known = self._client.run(operations.wait(self.id, timeout))
+        self._known = self._client.run(operations.wait_for_end(self.id, timeout))
         return self
 
     def follow(
@@ -272,7 +272,7 @@ class Job(BlockingJobHandle):
         `logs="all"`, or the numbers of devices, brings their lines too: all from the start, or the last `tail` of
         each. `after`: an `event_id` to go on from. Behind the last event, `status` is that of the end.
         """
-        with closing(self._client.items(operations.follow(self.id, logs, after, tail))) as events:
+        with closing(self._client.items(operations.follow_job(self.id, logs, after, tail))) as events:
             yield from events
         with suppress(NotFound):  # deleted meanwhile, as the last event has said
             self.refresh()
@@ -309,18 +309,20 @@ class Job(BlockingJobHandle):
         attempt: int | None = None,
     ) -> list[models.Series]:
         """Series of numbers, of one name or all; with `points`, put together into at most so many `buckets` each."""
-        return self._client.run(operations.metrics(self.id, name=name, device=device, points=points, attempt=attempt))
+        return self._client.run(
+            operations.read_metrics(self.id, name=name, device=device, points=points, attempt=attempt)
+        )
 
     def report(self, *, attempt: int | None = None) -> "SplitReport":
         """The split report; also while the job runs. Raises NotFound where there is none yet."""
-        return self._client.call(endpoints.splits(self.id, attempt=attempt))
+        return self._client.call(endpoints.get_report(self.id, attempt=attempt))
 
     def attempts(self) -> list[models.Attempt]:
-        return self._client.call(endpoints.attempts(self.id)).attempts
+        return self._client.call(endpoints.list_attempts(self.id)).attempts
 
     def artifacts(self, *, attempt: int | None = None) -> list[models.Artifact]:
         """Files that an attempt left, the newest one's by default."""
-        return self._client.call(endpoints.artifacts(self.id, attempt=attempt)).artifacts
+        return self._client.call(endpoints.list_artifacts(self.id, attempt=attempt)).artifacts
 
     def download(self, path: str, to: str | os.PathLike[str] | None = None, *, attempt: int | None = None) -> Path:
         """Save one of these files as `to`, or in the directory `to`; here by default. It is whole, or not there.
@@ -329,15 +331,15 @@ class Job(BlockingJobHandle):
             NotFound: there is no such file.
             OSError: it cannot be written.
         """
-        target = downloads.place(path, to)
-        with downloads.draft(target) as file:
+        target = downloads.target_path(path, to)
+        with downloads.open_draft(target) as file:
             for part in self.read(path, attempt=attempt):
                 file.write(part)
         return target
 
     def read(self, path: str, *, attempt: int | None = None) -> Generator[bytes, None, None]:
         """The bytes of one of these files, part by part, as they come."""
-        return self._client.items(operations.download(self.id, path, attempt))
+        return self._client.items(operations.download_artifact(self.id, path, attempt))
 
     def cancel(self) -> Self:
         """End the job: at once where it waits, else when its processes have ended.
@@ -345,13 +347,13 @@ class Job(BlockingJobHandle):
         Raises:
             JobFinished: it has ended, and was not cancelled.
         """
-        self._known = self._client.call(endpoints.cancel(self.id))
+        self._known = self._client.call(endpoints.cancel_job(self.id))
         return self
 
     def resubmit(self, *, key: str | None = None) -> "Job":
         """A new job of the same spec. The same `key` never makes a second one."""
-        return Job(self._client, self._client.call(endpoints.resubmit(self.id, key)))
+        return Job(self._client, self._client.call(endpoints.resubmit_job(self.id, key)))
 
     def delete(self) -> None:
         """Forget a finished job, with its logs, report and files. Raises JobNotFinished."""
-        self._client.run(operations.delete(self.id))
+        self._client.run(operations.delete_job(self.id))

@@ -42,7 +42,7 @@ def local_service(data_dir: Path) -> LocalService | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ServiceAddress:
     """Where a service is, and who asks. An empty token is none."""
 
     url: str
@@ -53,7 +53,7 @@ class Address:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
 
-def find(url: str | None = None, token: str | None = None) -> Address:
+def find_service(url: str | None = None, token: str | None = None) -> ServiceAddress:
     """The service that the caller means. An empty `token` asks without one.
 
     Raises:
@@ -71,11 +71,11 @@ def find(url: str | None = None, token: str | None = None) -> Address:
         )
     if local is not None and url in (None, local.url):
         url = local.url
-        token = _read(local.token_file) if token is None else token
+        token = _read_text(local.token_file) if token is None else token
     if token is None:
         raise Unauthenticated(f"no token for {url}; give one with --token or SHARDYARD_TOKEN")
     assert url is not None
-    return Address(url, token)
+    return ServiceAddress(url, token)
 
 
 def url_host(host: str) -> str:
@@ -84,7 +84,7 @@ def url_host(host: str) -> str:
     return f"[{reachable}]" if ":" in reachable else reachable
 
 
-def _read(token_file: Path) -> str | None:
+def _read_text(token_file: Path) -> str | None:
     try:
         return token_file.read_text().strip() or None
     except OSError:

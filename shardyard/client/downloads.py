@@ -9,7 +9,7 @@ from typing import IO
 from shardyard.contract.errors import InvalidRequest
 
 
-def place(path: str, to: str | os.PathLike[str] | None) -> Path:
+def target_path(path: str, to: str | os.PathLike[str] | None) -> Path:
     """Where a download goes: `to`, or the artifact's own name in the directory `to`; here by default.
 
     Raises:
@@ -24,7 +24,7 @@ def place(path: str, to: str | os.PathLike[str] | None) -> Path:
 
 
 @contextlib.contextmanager
-def draft(target: Path) -> Iterator[IO[bytes]]:
+def open_draft(target: Path) -> Iterator[IO[bytes]]:
     """A file that takes its place when all of it is there, and is gone otherwise. Raises OSError."""
     beside = target.with_name(f".{target.name}.{os.urandom(4).hex()}.part")
     try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
 
 from shardyard.client import models
-from shardyard.client.transport import READ_SECONDS, Call
+from shardyard.client.transport import READ_SECONDS, HttpCall
 from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def spec_body(spec: Spec) -> bytes:
 # -- jobs ------------------------------------------------------------------------------------------
 
 
-def submit(spec: Spec, key: str | None = None) -> Call[models.JobStatus]:
-    return Call(
+def submit_job(spec: Spec, key: str | None = None) -> HttpCall[models.JobStatus]:
+    return HttpCall(
         method="POST",
         path="/v1/jobs",
         kind=models.JobStatus,
@@ -67,95 +67,95 @@ def submit(spec: Spec, key: str | None = None) -> Call[models.JobStatus]:
     )
 
 
-def plan(spec: Spec) -> "Call[Plan]":
+def plan_job(spec: Spec) -> "HttpCall[Plan]":
     from shardyard.client.report import Plan
 
-    return Call(method="POST", path="/v1/plan", kind=Plan, content=spec_body(spec), headers=_JSON, repeat=True)
+    return HttpCall(method="POST", path="/v1/plan", kind=Plan, content=spec_body(spec), headers=_JSON, repeat=True)
 
 
-def plan_text(spec: Spec) -> Call[str]:
+def plan_text(spec: Spec) -> HttpCall[str]:
     headers = _JSON | _TEXT
-    return Call(method="POST", path="/v1/plan", kind=str, content=spec_body(spec), headers=headers, repeat=True)
+    return HttpCall(method="POST", path="/v1/plan", kind=str, content=spec_body(spec), headers=headers, repeat=True)
 
 
-def jobs(**filters: Any) -> Call[models.JobPage]:
+def list_jobs(**filters: Any) -> HttpCall[models.JobPage]:
     """One page, newest first. Filters: state, pool, label, name, archived, limit, cursor."""
-    return _get("/v1/jobs", models.JobPage, **filters)
+    return _get_request("/v1/jobs", models.JobPage, **filters)
 
 
-def job(job: str, *, wait: float | None = None, tag: str | None = None) -> Call[models.JobStatus]:
+def get_job(job: str, *, wait: float | None = None, tag: str | None = None) -> HttpCall[models.JobStatus]:
     """With `wait`, held by the service until the job is no longer as it was under the ETag `tag`."""
     headers = {} if tag is None else {"If-None-Match": tag}
-    call = _get(_path("jobs", job), models.JobStatus, wait=wait)
-    return _with(call, headers=headers, read_seconds=READ_SECONDS + (wait or 0.0))
+    call = _get_request(_build_path("jobs", job), models.JobStatus, wait=wait)
+    return _replace_fields(call, headers=headers, read_seconds=READ_SECONDS + (wait or 0.0))
 
 
-def resubmit(job: str, key: str | None = None) -> Call[models.JobStatus]:
+def resubmit_job(job: str, key: str | None = None) -> HttpCall[models.JobStatus]:
     headers = {"Idempotency-Key": key or str(uuid.uuid4())}
-    path = _path("jobs", job, "resubmit")
-    return Call(method="POST", path=path, kind=models.JobStatus, headers=headers, repeat=True)
+    path = _build_path("jobs", job, "resubmit")
+    return HttpCall(method="POST", path=path, kind=models.JobStatus, headers=headers, repeat=True)
 
 
-def cancel(job: str) -> Call[models.JobStatus]:
-    return Call(method="POST", path=_path("jobs", job, "cancel"), kind=models.JobStatus, repeat=True)
+def cancel_job(job: str) -> HttpCall[models.JobStatus]:
+    return HttpCall(method="POST", path=_build_path("jobs", job, "cancel"), kind=models.JobStatus, repeat=True)
 
 
-def cancel_many(**chosen: Any) -> Call[models.Cancelled]:
+def cancel_many(**chosen: Any) -> HttpCall[models.Cancelled]:
     """All jobs that match: state, pool, label, name; or all=True. Ask again while `complete` is false."""
     body = json.dumps(chosen).encode()
-    return Call(method="POST", path="/v1/jobs/cancel", kind=models.Cancelled, content=body, headers=_JSON)
+    return HttpCall(method="POST", path="/v1/jobs/cancel", kind=models.Cancelled, content=body, headers=_JSON)
 
 
-def delete(job: str) -> Call[None]:
-    return Call(method="DELETE", path=_path("jobs", job), kind=NoneType)
+def delete_job(job: str) -> HttpCall[None]:
+    return HttpCall(method="DELETE", path=_build_path("jobs", job), kind=NoneType)
 
 
-def attempts(job: str) -> Call[models.AttemptList]:
-    return _get(_path("jobs", job, "attempts"), models.AttemptList)
+def list_attempts(job: str) -> HttpCall[models.AttemptList]:
+    return _get_request(_build_path("jobs", job, "attempts"), models.AttemptList)
 
 
-def splits(job: str, *, attempt: int | None = None, device: int | None = None) -> "Call[SplitReport]":
+def get_report(job: str, *, attempt: int | None = None, device: int | None = None) -> "HttpCall[SplitReport]":
     from shardyard.client.report import SplitReport
 
-    return _get(_path("jobs", job, "splits"), SplitReport, attempt=attempt, device=device)
+    return _get_request(_build_path("jobs", job, "splits"), SplitReport, attempt=attempt, device=device)
 
 
-def splits_as(
+def draw_report(
     kind: str, job: str, *, attempt: int | None = None, device: int | None = None, by: str | None = None
-) -> Call[bytes]:
+) -> HttpCall[bytes]:
     """The split report as another media type: "text/plain", "text/html", "image/svg+xml". `by`: what pictures show."""
-    call = _get(_path("jobs", job, "splits"), bytes, attempt=attempt, device=device, by=by)
-    return _with(call, headers={"Accept": kind})
+    call = _get_request(_build_path("jobs", job, "splits"), bytes, attempt=attempt, device=device, by=by)
+    return _replace_fields(call, headers={"Accept": kind})
 
 
-def splits_diff(job: str, against: str, *, attempt: int | None = None) -> "Call[ReportDiff]":
+def compare_reports(job: str, against: str, *, attempt: int | None = None) -> "HttpCall[ReportDiff]":
     from shardyard.contract.report_diff import ReportDiff
 
-    return _get(_path("jobs", job, "splits", "diff"), ReportDiff, against=against, attempt=attempt)
+    return _get_request(_build_path("jobs", job, "splits", "diff"), ReportDiff, against=against, attempt=attempt)
 
 
-def splits_diff_as(kind: str, job: str, against: str, *, attempt: int | None = None) -> Call[bytes]:
+def draw_comparison(kind: str, job: str, against: str, *, attempt: int | None = None) -> HttpCall[bytes]:
     """The same as another media type: "text/plain", "text/html"."""
-    call = _get(_path("jobs", job, "splits", "diff"), bytes, against=against, attempt=attempt)
-    return _with(call, headers={"Accept": kind})
+    call = _get_request(_build_path("jobs", job, "splits", "diff"), bytes, against=against, attempt=attempt)
+    return _replace_fields(call, headers={"Accept": kind})
 
 
-def logs(job: str, **filters: Any) -> Call[models.LogPage]:
+def read_logs(job: str, **filters: Any) -> HttpCall[models.LogPage]:
     """One page of lines. Filters: device, rank, stream, after, limit, tail, from_step, to_step, attempt."""
-    return _get(_path("jobs", job, "logs"), models.LogPage, **filters)
+    return _get_request(_build_path("jobs", job, "logs"), models.LogPage, **filters)
 
 
-def metrics(job: str, **filters: Any) -> Call[models.MetricList]:
+def read_metrics(job: str, **filters: Any) -> HttpCall[models.MetricList]:
     """Filters: device, name, after, points, attempt."""
-    return _get(_path("jobs", job, "metrics"), models.MetricList, **filters)
+    return _get_request(_build_path("jobs", job, "metrics"), models.MetricList, **filters)
 
 
-def artifacts(job: str, *, attempt: int | None = None) -> Call[models.ArtifactList]:
-    return _get(_path("jobs", job, "artifacts"), models.ArtifactList, attempt=attempt)
+def list_artifacts(job: str, *, attempt: int | None = None) -> HttpCall[models.ArtifactList]:
+    return _get_request(_build_path("jobs", job, "artifacts"), models.ArtifactList, attempt=attempt)
 
 
-def artifact(job: str, path: str, *, attempt: int | None = None) -> Call[bytes]:
-    return _get(_path("jobs", job, "artifacts", quote(path)), bytes, attempt=attempt)
+def download_artifact(job: str, path: str, *, attempt: int | None = None) -> HttpCall[bytes]:
+    return _get_request(_build_path("jobs", job, "artifacts", quote(path)), bytes, attempt=attempt)
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -163,25 +163,25 @@ def artifact(job: str, path: str, *, attempt: int | None = None) -> Call[bytes]:
 
 def job_events(
     job: str, *, logs: Sequence[int] | str | None = None, last: str | None = None, tail: int | None = None
-) -> Call[bytes]:
+) -> HttpCall[bytes]:
     """`logs`: "all", or logical devices whose lines come too; `tail`: so many of each from before, instead of all."""
     devices = logs if logs is None or isinstance(logs, str) else ",".join(map(str, logs))
-    return _events(_path("jobs", job, "events"), last, logs=devices or None, tail=tail)
+    return _stream_events(_build_path("jobs", job, "events"), last, logs=devices or None, tail=tail)
 
 
-def service_events(*, last: str | None = None) -> Call[bytes]:
-    return _events("/v1/events", last)
+def service_events(*, last: str | None = None) -> HttpCall[bytes]:
+    return _stream_events("/v1/events", last)
 
 
-def _events(path: str, last: str | None, **params: Any) -> Call[bytes]:
+def _stream_events(path: str, last: str | None, **params: Any) -> HttpCall[bytes]:
     headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
-    return _with(_get(path, bytes, **params), headers=headers, read_seconds=SILENT_SECONDS)
+    return _replace_fields(_get_request(path, bytes, **params), headers=headers, read_seconds=SILENT_SECONDS)
 
 
 # -- bundles ---------------------------------------------------------------------------------------
 
 
-def upload_bundle(zipped: BinaryIO, advanced: Callable[[int], None] = lambda count: None) -> Call[models.Bundle]:
+def upload_bundle(zipped: BinaryIO, advanced: Callable[[int], None] = lambda count: None) -> HttpCall[models.Bundle]:
     """`advanced` hears how many bytes went out each time, and a negative number where they are sent again."""
     size = zipped.seek(0, os.SEEK_END)
     sent = 0
@@ -195,7 +195,7 @@ def upload_bundle(zipped: BinaryIO, advanced: Callable[[int], None] = lambda cou
             sent += len(part)
             advanced(len(part))
 
-    return Call(
+    return HttpCall(
         method="POST",
         path="/v1/bundles",
         kind=models.Bundle,
@@ -206,79 +206,82 @@ def upload_bundle(zipped: BinaryIO, advanced: Callable[[int], None] = lambda cou
     )
 
 
-def bundle(bundle: str) -> Call[models.BundleContents]:
-    return _get(_path("bundles", bundle), models.BundleContents)
+def get_bundle(bundle: str) -> HttpCall[models.BundleContents]:
+    return _get_request(_build_path("bundles", bundle), models.BundleContents)
 
 
 # -- the service -----------------------------------------------------------------------------------
 
 
-def recipes() -> Call[Any]:
-    return _get("/v1/recipes", Any)
+def list_recipes() -> HttpCall[Any]:
+    return _get_request("/v1/recipes", Any)
 
 
-def pools() -> Call[models.PoolList]:
-    return _get("/v1/pools", models.PoolList)
+def list_pools() -> HttpCall[models.PoolList]:
+    return _get_request("/v1/pools", models.PoolList)
 
 
-def nodes() -> Call[models.NodeList]:
-    return _get("/v1/nodes", models.NodeList)
+def list_nodes() -> HttpCall[models.NodeList]:
+    return _get_request("/v1/nodes", models.NodeList)
 
 
-def drain(node: str, *, deadline_seconds: float | None = None) -> Call[models.Node]:
+def drain_node(node: str, *, deadline_seconds: float | None = None) -> HttpCall[models.Node]:
     body = b"" if deadline_seconds is None else json.dumps({"deadline_seconds": deadline_seconds}).encode()
-    path = _path("nodes", node, "drain")
-    return Call(method="POST", path=path, kind=models.Node, content=body, headers=_JSON, repeat=True)
+    path = _build_path("nodes", node, "drain")
+    return HttpCall(method="POST", path=path, kind=models.Node, content=body, headers=_JSON, repeat=True)
 
 
-def undrain(node: str) -> Call[models.Node]:
-    return Call(method="DELETE", path=_path("nodes", node, "drain"), kind=models.Node, repeat=True)
+def undrain_node(node: str) -> HttpCall[models.Node]:
+    return HttpCall(method="DELETE", path=_build_path("nodes", node, "drain"), kind=models.Node, repeat=True)
 
 
-def quarantine(node: str, device: int, reason: str) -> Call[models.Node]:
-    path, body = _path("nodes", node, "devices", str(device), "quarantine"), json.dumps({"reason": reason}).encode()
-    return Call(method="POST", path=path, kind=models.Node, content=body, headers=_JSON, repeat=True)
+def quarantine_device(node: str, device: int, reason: str) -> HttpCall[models.Node]:
+    path, body = (
+        _build_path("nodes", node, "devices", str(device), "quarantine"),
+        json.dumps({"reason": reason}).encode(),
+    )
+    return HttpCall(method="POST", path=path, kind=models.Node, content=body, headers=_JSON, repeat=True)
 
 
-def unquarantine(node: str, device: int) -> Call[models.Node]:
-    path = _path("nodes", node, "devices", str(device), "quarantine")
-    return Call(method="DELETE", path=path, kind=models.Node, repeat=True)
+def unquarantine_device(node: str, device: int) -> HttpCall[models.Node]:
+    path = _build_path("nodes", node, "devices", str(device), "quarantine")
+    return HttpCall(method="DELETE", path=path, kind=models.Node, repeat=True)
 
 
-def forget(node: str) -> Call[None]:
-    return Call(method="DELETE", path=_path("nodes", node), kind=NoneType)
+def forget_node(node: str) -> HttpCall[None]:
+    return HttpCall(method="DELETE", path=_build_path("nodes", node), kind=NoneType)
 
 
-def tokens() -> Call[models.TokenList]:
-    return _get("/v1/tokens", models.TokenList)
+def list_tokens() -> HttpCall[models.TokenList]:
+    return _get_request("/v1/tokens", models.TokenList)
 
 
 def create_token(
     name: str, *, scopes: Sequence[str], tenant: str | None = None, expires_in_seconds: int | None = None
-) -> Call[models.NewToken]:
+) -> HttpCall[models.NewToken]:
     """Not repeated: that would make two."""
     fields = {"name": name, "scopes": list(scopes), "tenant": tenant, "expires_in_seconds": expires_in_seconds}
     body = json.dumps({field: value for field, value in fields.items() if value is not None}).encode()
-    return Call(method="POST", path="/v1/tokens", kind=models.NewToken, content=body, headers=_JSON)
+    return HttpCall(method="POST", path="/v1/tokens", kind=models.NewToken, content=body, headers=_JSON)
 
 
-def revoke_token(token: str) -> Call[None]:
-    return Call(method="DELETE", path=_path("tokens", token), kind=NoneType)
+def revoke_token(token: str) -> HttpCall[None]:
+    return HttpCall(method="DELETE", path=_build_path("tokens", token), kind=NoneType)
 
 
-def readiness() -> Call[models.Readiness]:
-    return _with(_get("/readyz", models.Readiness), read_seconds=3.0)
+def check_readiness() -> HttpCall[models.Readiness]:
+    return _replace_fields(_get_request("/readyz", models.Readiness), read_seconds=3.0)
 
 
-def _get(path: str, kind: Any, **params: Any) -> Call[Any]:
-    return Call(method="GET", path=path, kind=kind, params=params, repeat=True)
+def _get_request(path: str, kind: Any, **params: Any) -> HttpCall[Any]:
+    return HttpCall(method="GET", path=path, kind=kind, params=params, repeat=True)
 
 
-def _with(call: Call[Any], **changed: Any) -> Call[Any]:
+def _replace_fields(call: HttpCall[Any], **changed: Any) -> HttpCall[Any]:
     return replace(call, **changed)
 
 
-def _path(collection: str, name: str, *rest: str) -> str:
+def _build_path(collection: str, name: str, *rest: str) -> str:
     if not name:
         raise InvalidRequest(f"an empty id names none of the {collection}")
     return "/".join(["/v1", collection, quote(name, safe=""), *rest])

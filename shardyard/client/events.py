@@ -175,7 +175,7 @@ _INNER: dict[type[Event], str] = {Progressed: "progress", JobChanged: "job"}
 
 
 @dataclass(slots=True)
-class Message:
+class RawEvent:
     """One event as it came: its name, its data, and the id to go on from."""
 
     event: str
@@ -183,7 +183,7 @@ class Message:
     id: str | None
 
 
-class Parser:
+class EventParser:
     """Takes the bytes of a stream as they come, and gives whole events (the format of the HTML standard)."""
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ class Parser:
         self._size = 0
         self._id: str | None = None
 
-    def feed(self, part: bytes) -> list[Message]:
+    def feed(self, part: bytes) -> list[RawEvent]:
         """
         Raises:
             ShardyardError: an event is larger than any of this service.
@@ -204,14 +204,14 @@ class Parser:
         for line in lines:
             self._size += len(line)
             if line:
-                self._field(line.decode(errors="replace"))
-            elif (message := self._whole()) is not None:
+                self._read_field(line.decode(errors="replace"))
+            elif (message := self._take_event()) is not None:
                 made.append(message)
         if self._size + len(self._rest) > MAX_EVENT_BYTES:
             raise ShardyardError(f"an event has more than {MAX_EVENT_BYTES} bytes; this is no stream of Shardyard")
         return made
 
-    def _field(self, line: str) -> None:
+    def _read_field(self, line: str) -> None:
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if name == "event":
@@ -221,13 +221,13 @@ class Parser:
         elif name == "id" and "\0" not in value:
             self._id = value
 
-    def _whole(self) -> Message | None:
-        message = Message(self._event or "message", "\n".join(self._data), self._id) if self._data else None
+    def _take_event(self) -> RawEvent | None:
+        message = RawEvent(self._event or "message", "\n".join(self._data), self._id) if self._data else None
         self._event, self._data, self._size = "", [], 0
         return message
 
 
-def decode(message: Message) -> Event | None:
+def decode_event(message: RawEvent) -> Event | None:
     """The event as a value; None for a kind that this version does not know.
 
     Raises:

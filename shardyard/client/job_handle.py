@@ -73,15 +73,15 @@ class BlockingJobHandle(JobHandle):
         """Everything about the job as it was when it was last looked at. One that came from a list is looked at now."""
         if isinstance(self._known, JobStatus):
             return self._known
-        self._known = status = self._client.call(endpoints.job(self.id))
+        self._known = status = self._client.call(endpoints.get_job(self.id))
         return status
 
     def _repr_html_(self) -> str:
         """For a notebook: its state and the picture of its split."""
         report = None
         try:
-            self._known = self._client.call(endpoints.job(self.id))
-            report = self._client.call(endpoints.splits(self.id))
+            self._known = self._client.call(endpoints.get_job(self.id))
+            report = self._client.call(endpoints.get_report(self.id))
         except ShardyardError:
             pass  # it is shown as it was, and without a report where there is none
         return render_job_card(self._known, report)
@@ -115,7 +115,7 @@ def render_job_card(known: JobSummary, report: "SplitReport | None") -> str:
     """
     colour = _COLOURS.get(known.state, _RUNNING)
     state = f"<span style='color:{colour};font-weight:600'>{escape(known.state)}</span>"
-    why = f"<span style='opacity:.75'>{escape(_why(known))}</span>"
+    why = f"<span style='opacity:.75'>{escape(_reason_text(known))}</span>"
     parts = [f"<div><b>{escape(known.name)}</b> {state} {why}<br><code>{escape(known.id)}</code>"]
     progress = known.progress if isinstance(known, JobStatus) else None
     if progress is not None and not known.ended and progress.fraction is not None:
@@ -130,6 +130,6 @@ def render_job_card(known: JobSummary, report: "SplitReport | None") -> str:
     return "".join([*parts, "</div>"])
 
 
-def _why(known: JobSummary) -> str:
+def _reason_text(known: JobSummary) -> str:
     said = known.reason.message
     return "" if said == known.state else said

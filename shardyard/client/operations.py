@@ -19,12 +19,23 @@ import msgspec
 from shardyard.client import endpoints
 from shardyard.client.models import JobStatus, JobSummary, LogPage, Series
 from shardyard.client.problems import error_of, retry_after
-from shardyard.client.transport import Answer, Call, Flow, Item, Items, NotSent, Open, Pause, Read, Send
+from shardyard.client.transport import (
+    Flow,
+    HttpAnswer,
+    HttpCall,
+    Items,
+    NotSent,
+    OpenStep,
+    PauseStep,
+    ReadStep,
+    SendStep,
+    YieldStep,
+)
 from shardyard.contract.errors import BodyTooLarge, JobNotFinished, ShardyardError, Unavailable, UnknownBundle
 from shardyard.formatting import byte_count
 
 if TYPE_CHECKING:
-    from shardyard.bundling.pack import Bundle
+    from shardyard.bundling.pack import WrittenBundle
 
 T = TypeVar("T")
 
@@ -45,7 +56,7 @@ JOBS_PER_PAGE = 200
 RELEASE_SECONDS = 10.0
 
 
-class Patience:
+class RetryBudget:
     """How long the service has been away, and the pauses between two attempts to reach it again."""
 
     def __init__(self, deadline: float | None = None) -> None:
@@ -57,17 +68,17 @@ class Patience:
         self._last = time.monotonic()
         self._pause = FIRST_PAUSE_SECONDS
 
-    def pause(self, error: Unavailable) -> Pause:
+    def pause(self, error: Unavailable) -> PauseStep:
         """What to do before the next attempt. Raises `error` when the service has been away for too long."""
         now = time.monotonic()
         if now - self._last > PATIENCE_SECONDS:
             raise error
-        pause = spread(self._pause)
+        pause = jitter(self._pause)
         self._pause = min(self._pause * 2, 2.0)
-        return Pause(pause if self._deadline is None else max(0.0, min(pause, self._deadline - now)))
+        return PauseStep(pause if self._deadline is None else max(0.0, min(pause, self._deadline - now)))
 
 
-def spread(seconds: float) -> float:
+def jitter(seconds: float) -> float:
     """Many clients that met the same restart must not all come back at the same moment."""
     return seconds * random.uniform(0.5, 1.5)  # noqa: S311  # spreads clients, guards nothing
 
@@ -75,7 +86,7 @@ def spread(seconds: float) -> float:
 # -- one request -----------------------------------------------------------------------------------
 
 
-def answered(call: Call[Any], attempts: int = ATTEMPTS) -> Flow[Answer]:
+def send_repeatedly(call: HttpCall[Any], attempts: int = ATTEMPTS) -> Flow[HttpAnswer]:
     """The answer to a call; what is safe to repeat is repeated while the service is away.
 
     Raises:
@@ -85,7 +96,7 @@ def answered(call: Call[Any], attempts: int = ATTEMPTS) -> Flow[Answer]:
     for left in reversed(range(attempts)):
         asked = None
         try:
-            answer: Answer = yield Send(call)
+            answer: HttpAnswer = yield SendStep(call)
             if not answer.is_error:
                 return answer
             asked = retry_after(answer)
@@ -94,24 +105,24 @@ def answered(call: Call[Any], attempts: int = ATTEMPTS) -> Flow[Answer]:
             safe = call.repeat or isinstance(error, NotSent)
             if not left or not safe or (asked or 0.0) > MAX_PAUSE_SECONDS:
                 raise
-        yield Pause(max(spread(pause), asked or 0.0))
+        yield PauseStep(max(jitter(pause), asked or 0.0))
         pause *= 3
     raise AssertionError("attempts is 0")
 
 
-def done(call: Call[T], attempts: int = ATTEMPTS) -> Flow[T]:
+def call_endpoint(call: HttpCall[T], attempts: int = ATTEMPTS) -> Flow[T]:
     """What a call asks for."""
-    answer = yield from answered(call, attempts)
-    return parsed(call, answer)
+    answer = yield from send_repeatedly(call, attempts)
+    return parse_answer(call, answer)
 
 
-def raw(call: Call[Any], attempts: int = ATTEMPTS) -> Flow[Any]:
+def call_for_json(call: HttpCall[Any], attempts: int = ATTEMPTS) -> Flow[Any]:
     """The answer's JSON as it is, with fields that this version does not know."""
-    answer = yield from answered(call, attempts)
-    return _decoded(call, answer, Any)
+    answer = yield from send_repeatedly(call, attempts)
+    return _decode_json(call, answer, Any)
 
 
-def parsed(call: Call[T], answer: Answer) -> T:
+def parse_answer(call: HttpCall[T], answer: HttpAnswer) -> T:
     if call.kind is bytes:
         found: Any = answer.body
     elif call.kind is str:
@@ -119,11 +130,11 @@ def parsed(call: Call[T], answer: Answer) -> T:
     elif call.kind is type(None):
         found = None
     else:
-        found = _decoded(call, answer, call.kind)
+        found = _decode_json(call, answer, call.kind)
     return found  # type: ignore[no-any-return]
 
 
-def _decoded(call: Call[Any], answer: Answer, kind: Any) -> Any:
+def _decode_json(call: HttpCall[Any], answer: HttpAnswer, kind: Any) -> Any:
     try:
         if getattr(kind, "from_json", None) is not None:
             return kind.from_json(answer.body)
@@ -133,11 +144,11 @@ def _decoded(call: Call[Any], answer: Answer, kind: Any) -> Any:
         raise ShardyardError(f"the answer to {call.method} {call.path} is not a {name}: {error}") from error
 
 
-def missing() -> Flow[dict[str, str] | None]:
+def missing_parts() -> Flow[dict[str, str] | None]:
     """What the service still needs before it can run jobs, part by part; None: it does not answer. Asked once."""
     try:
-        answer: Answer = yield Send(endpoints.readiness())
-        checks = parsed(endpoints.readiness(), answer).checks
+        answer: HttpAnswer = yield SendStep(endpoints.check_readiness())
+        checks = parse_answer(endpoints.check_readiness(), answer).checks
     except ShardyardError:
         return None
     return {part: state for part, state in checks.items() if state != "ok"} if answer.is_error else {}
@@ -146,7 +157,7 @@ def missing() -> Flow[dict[str, str] | None]:
 # -- jobs ------------------------------------------------------------------------------------------
 
 
-def wait(job: str, timeout: float | None) -> Flow[JobStatus]:
+def wait_for_end(job: str, timeout: float | None) -> Flow[JobStatus]:
     """The job's status once it has ended. The service holds each request until something changes.
 
     Raises:
@@ -154,21 +165,23 @@ def wait(job: str, timeout: float | None) -> Flow[JobStatus]:
         Unavailable: the service was away for longer than `PATIENCE_SECONDS`.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    patience = Patience(deadline)
+    patience = RetryBudget(deadline)
     status: JobStatus | None = None
     tag: str | None = None
     while True:
         left = HELD_SECONDS if deadline is None else max(0.0, min(HELD_SECONDS, deadline - time.monotonic()))
-        call = endpoints.job(job, wait=round(left, 3) if tag else None, tag=tag)
+        call = endpoints.get_job(job, wait=round(left, 3) if tag else None, tag=tag)
         asked = time.monotonic()
         try:
-            answer: Answer = yield Send(call)
+            answer: HttpAnswer = yield SendStep(call)
             if answer.is_error:
                 raise error_of(answer)
             patience.heard()
             if answer.status == 200:
-                status, tag = parsed(call, answer), answer.headers.get("etag")
-            pause = Pause(HASTE_SECONDS if answer.status != 200 and time.monotonic() - asked < HASTE_SECONDS else 0.0)
+                status, tag = parse_answer(call, answer), answer.headers.get("etag")
+            pause = PauseStep(
+                HASTE_SECONDS if answer.status != 200 and time.monotonic() - asked < HASTE_SECONDS else 0.0
+            )
         except Unavailable as error:
             pause = patience.pause(error)
         if status is not None and status.ended:
@@ -180,7 +193,7 @@ def wait(job: str, timeout: float | None) -> Flow[JobStatus]:
             yield pause
 
 
-def delete(job: str) -> Flow[None]:
+def delete_job(job: str) -> Flow[None]:
     """Forget a job that has ended. Its devices are given up a moment after its end, and only then it can go.
 
     Raises:
@@ -189,24 +202,24 @@ def delete(job: str) -> Flow[None]:
     deadline = time.monotonic() + RELEASE_SECONDS
     while True:
         try:
-            yield from done(endpoints.delete(job))
+            yield from call_endpoint(endpoints.delete_job(job))
             return
         except JobNotFinished:
-            status = yield from done(endpoints.job(job))
+            status = yield from call_endpoint(endpoints.get_job(job))
             if not status.ended or time.monotonic() >= deadline:
                 raise
-        yield Pause(FIRST_PAUSE_SECONDS)
+        yield PauseStep(FIRST_PAUSE_SECONDS)
 
 
-def pages(limit: int | None = None, **filters: Any) -> Items[JobSummary]:
+def list_all_jobs(limit: int | None = None, **filters: Any) -> Items[JobSummary]:
     """All jobs of a list, newest first, at most `limit`."""
     cursor: str | None = None
     given = 0
     while limit is None or given < limit:
         size = JOBS_PER_PAGE if limit is None else min(JOBS_PER_PAGE, limit - given)
-        page = yield from done(endpoints.jobs(**filters, limit=size, cursor=cursor))
+        page = yield from call_endpoint(endpoints.list_jobs(**filters, limit=size, cursor=cursor))
         for job in page.jobs:
-            yield Item(job)
+            yield YieldStep(job)
         given += len(page.jobs)
         cursor = page.next
         if cursor is None:
@@ -217,7 +230,7 @@ def cancel_many(chosen: dict[str, Any]) -> Flow[tuple[int, int]]:
     """How many were cancelled at once, and how many told to end. A call that ran out of time is followed by another."""
     cancelled = cancelling = 0
     while True:
-        did = yield from done(endpoints.cancel_many(**chosen))
+        did = yield from call_endpoint(endpoints.cancel_many(**chosen))
         cancelled, cancelling = cancelled + did.cancelled, cancelling + did.cancelling
         if did.complete:
             return cancelled, cancelling
@@ -226,7 +239,7 @@ def cancel_many(chosen: dict[str, Any]) -> Flow[tuple[int, int]]:
 # -- events ----------------------------------------------------------------------------------------
 
 
-class _Reader:
+class _EventFilter:
     """What a reader of a job's events has to remember: whether the end came, and what was said of the state."""
 
     def __init__(self) -> None:
@@ -244,15 +257,15 @@ class _Reader:
         return news
 
 
-def _nobody(error: ShardyardError) -> None: ...
+def _ignore_absence(error: ShardyardError) -> None: ...
 
 
-def follow(
+def follow_job(
     job: str,
     logs: Sequence[int] | str | None = None,
     after: str | None = None,
     tail: int | None = None,
-    away: Callable[[ShardyardError], None] = _nobody,
+    away: Callable[[ShardyardError], None] = _ignore_absence,
 ) -> Items[Any]:
     """A job's events; the last one is `Ended`. `away` hears each time that the service could not be reached.
 
@@ -260,50 +273,50 @@ def follow(
         NotFound: there is no such job.
         Unavailable: the service was away for longer than `PATIENCE_SECONDS`.
     """
-    reader = _Reader()
+    reader = _EventFilter()
     last = after
-    patience = Patience()
+    patience = RetryBudget()
     while not reader.over:
         call = endpoints.job_events(job, logs=logs, last=last, tail=tail)
-        last = yield from _stream(call, last, reader, patience, away)
+        last = yield from _read_stream(call, last, reader, patience, away)
         if not reader.over:
-            yield Pause(spread(FIRST_PAUSE_SECONDS))  # the service closes a stream in order when it stops
+            yield PauseStep(jitter(FIRST_PAUSE_SECONDS))  # the service closes a stream in order when it stops
 
 
-def service_events(after: str | None = None, away: Callable[[ShardyardError], None] = _nobody) -> Items[Any]:
+def service_events(after: str | None = None, away: Callable[[ShardyardError], None] = _ignore_absence) -> Items[Any]:
     """Events of the whole service, without an end. Raises Unavailable as `follow` does."""
     last = after
-    patience = Patience()
+    patience = RetryBudget()
     while True:
-        last = yield from _stream(endpoints.service_events(last=last), last, _Reader(), patience, away)
-        yield Pause(spread(FIRST_PAUSE_SECONDS))
+        last = yield from _read_stream(endpoints.service_events(last=last), last, _EventFilter(), patience, away)
+        yield PauseStep(jitter(FIRST_PAUSE_SECONDS))
 
 
-def _stream(
-    call: Call[bytes],
+def _read_stream(
+    call: HttpCall[bytes],
     last: str | None,
-    reader: _Reader,
-    patience: Patience,
+    reader: _EventFilter,
+    patience: RetryBudget,
     away: Callable[[ShardyardError], None],
 ) -> Generator[Any, Any, str | None]:
     """The events of one connection; the id to go on from."""
-    from shardyard.client.events import Parser, decode
+    from shardyard.client.events import EventParser, decode_event
 
     try:
-        answer: Answer = yield Open(call)
+        answer: HttpAnswer = yield OpenStep(call)
         if answer.is_error:
             raise error_of(answer)
         if answer.status == 204:  # the service knows that this reader was told the end
             reader.over = True
             return last
-        parser = Parser()
-        while part := (yield Read()):
+        parser = EventParser()
+        while part := (yield ReadStep()):
             patience.heard()
             for message in parser.feed(part):
-                event = decode(message)
+                event = decode_event(message)
                 last = message.id or last
                 if event is not None and reader.takes(event):
-                    yield Item(event)
+                    yield YieldStep(event)
     except Unavailable as error:
         away(error)
         yield patience.pause(error)
@@ -324,18 +337,18 @@ def log_pages(
     """
     cursor = after
     attempt = filters.pop("attempt", None)
-    patience = Patience()
+    patience = RetryBudget()
     while True:
         fresh = {"tail": tail, "attempt": attempt} if cursor is None else {"after": cursor}
         try:
-            page = yield from done(endpoints.logs(job, limit=LINES_PER_PAGE, **filters, **fresh))
+            page = yield from call_endpoint(endpoints.read_logs(job, limit=LINES_PER_PAGE, **filters, **fresh))
             cursor = page.next or cursor
             if page.lines or page.dropped:
-                yield Item(page)
+                yield YieldStep(page)
                 continue  # there may be more already
             if not follow:
                 return
-            status = yield from done(endpoints.job(job))
+            status = yield from call_endpoint(endpoints.get_job(job))
             if page.ended and (status.ended or attempt is not None):
                 return
             if status.attempt > page.attempt and attempt is None:
@@ -346,18 +359,18 @@ def log_pages(
                 raise
             yield patience.pause(error)
             continue
-        yield Pause(POLL_SECONDS)
+        yield PauseStep(POLL_SECONDS)
 
 
-def metrics(job: str, *, points: int | None = None, **filters: Any) -> Flow[list[Series]]:
+def read_metrics(job: str, *, points: int | None = None, **filters: Any) -> Flow[list[Series]]:
     """Every series with all its points, or put together into at most `points` buckets each."""
-    first = yield from done(endpoints.metrics(job, points=points, **filters))
+    first = yield from call_endpoint(endpoints.read_metrics(job, points=points, **filters))
     series: list[Series] = []
     for part in first.series:
         whole = part
         while points is None and whole.next < whole.last:
             chosen = {"device": part.device, "name": part.name, "attempt": first.attempt or filters.get("attempt")}
-            more = yield from done(endpoints.metrics(job, after=whole.next, **chosen))
+            more = yield from call_endpoint(endpoints.read_metrics(job, after=whole.next, **chosen))
             found = next((one for one in more.series if one.points), None)
             if found is None:
                 break  # they were there when the first page was made, and are no more
@@ -369,21 +382,21 @@ def metrics(job: str, *, points: int | None = None, **filters: Any) -> Flow[list
 # -- files -----------------------------------------------------------------------------------------
 
 
-def download(job: str, path: str, attempt: int | None) -> Items[bytes]:
+def download_artifact(job: str, path: str, attempt: int | None) -> Items[bytes]:
     """The bytes of one file, part by part, as they come. A connection that breaks ends it: `Unavailable`."""
-    call = endpoints.artifact(job, path, attempt=attempt)
-    answer: Answer = yield Open(call)
+    call = endpoints.download_artifact(job, path, attempt=attempt)
+    answer: HttpAnswer = yield OpenStep(call)
     if answer.is_error:
         raise error_of(answer)
-    while part := (yield Read()):
-        yield Item(part)
+    while part := (yield ReadStep()):
+        yield YieldStep(part)
 
 
 # -- scripts ---------------------------------------------------------------------------------------
 
 
 def submit_bundled(
-    spec: dict[str, Any], file: BinaryIO, bundle: "Bundle", advanced: Callable[[int], None] = lambda count: None
+    spec: dict[str, Any], file: BinaryIO, bundle: "WrittenBundle", advanced: Callable[[int], None] = lambda count: None
 ) -> Flow[JobStatus]:
     """Submit a job that needs a bundle, which is sent only if the service says that it lacks it.
 
@@ -392,15 +405,15 @@ def submit_bundled(
     """
     key = str(uuid.uuid4())
     try:
-        found = yield from done(endpoints.submit(spec, key))
+        found = yield from call_endpoint(endpoints.submit_job(spec, key))
         return found
     except UnknownBundle:
         pass
     try:
-        stored = yield from done(endpoints.upload_bundle(file, advanced))
+        stored = yield from call_endpoint(endpoints.upload_bundle(file, advanced))
     except BodyTooLarge as error:
         raise BodyTooLarge(f"a bundle of {byte_count(bundle.bytes)} is too large: {error.message}") from error
     if stored.id != bundle.id:
         raise ShardyardError(f"the service stored {stored.id} in the place of {bundle.id}; submit again")
-    found = yield from done(endpoints.submit(spec, key))
+    found = yield from call_endpoint(endpoints.submit_job(spec, key))
     return found

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from shardyard.client.transport import Answer
+from shardyard.client.transport import HttpAnswer
 from shardyard.contract.errors import (
     BodyTooLarge,
     Conflict,
@@ -30,36 +30,38 @@ _BY_STATUS: dict[int, type[ShardyardError]] = {
 }
 
 
-class _Wrong(msgspec.Struct):
+class _WrongField(msgspec.Struct):
     field: str = ""
     message: str = ""
 
 
-class _Problem(msgspec.Struct):
+class _ProblemBody(msgspec.Struct):
     code: str = ""
     detail: str = ""
     title: str = ""
-    errors: list[_Wrong] = []
+    errors: list[_WrongField] = []
 
 
-def _tree(root: type[ShardyardError]) -> Iterator[type[ShardyardError]]:
+def _walk_errors(root: type[ShardyardError]) -> Iterator[type[ShardyardError]]:
     yield root
     for child in root.__subclasses__():
-        yield from _tree(child)
+        yield from _walk_errors(child)
 
 
-_BY_CODE = {kind.code: kind for kind in _tree(ShardyardError) if kind.__module__ == ShardyardError.__module__}
+_BY_CODE = {kind.code: kind for kind in _walk_errors(ShardyardError) if kind.__module__ == ShardyardError.__module__}
 
 
-def error_of(answer: Answer) -> ShardyardError:
+def error_of(answer: HttpAnswer) -> ShardyardError:
     """The answer's problem+json as an exception. A code that this version does not know keeps its name in `code`."""
     try:
-        problem = msgspec.json.decode(answer.body, type=_Problem)
+        problem = msgspec.json.decode(answer.body, type=_ProblemBody)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        problem = _Problem()
+        problem = _ProblemBody()
     kind = _BY_CODE.get(problem.code) or _BY_STATUS.get(answer.status, ShardyardError)
     message = (
-        problem.detail or problem.title or f"the service answered {answer.status} {_reason(answer.status)}".strip()
+        problem.detail
+        or problem.title
+        or f"the service answered {answer.status} {_status_phrase(answer.status)}".strip()
     )
     error = kind(message, fields=tuple(FieldError(wrong.field, wrong.message) for wrong in problem.errors))
     if problem.code and problem.code != kind.code:
@@ -67,7 +69,7 @@ def error_of(answer: Answer) -> ShardyardError:
     return error
 
 
-def retry_after(answer: Answer) -> float | None:
+def retry_after(answer: HttpAnswer) -> float | None:
     """Seconds that the service asks to wait before the request is sent again."""
     try:
         seconds = float(answer.headers.get("retry-after", ""))
@@ -76,7 +78,7 @@ def retry_after(answer: Answer) -> float | None:
     return seconds if 0 <= seconds < float("inf") else None
 
 
-def _reason(status: int) -> str:
+def _status_phrase(status: int) -> str:
     from http import HTTPStatus
 
     try:

@@ -123,17 +123,17 @@ class SplitReport:
 
     def html(self) -> str:
         """One page that needs nothing else, to be kept or sent."""
-        from shardyard.render.svg.report_page import page
+        from shardyard.render.svg.report_page import report_page
 
-        return str(page(self.data))
+        return str(report_page(self.data))
 
     def svg(self) -> str:
         """The heat map: devices across, ways to divide a batch down."""
-        from shardyard.render.svg.heat_map import heat_map
-        from shardyard.render.svg.svg import Frame
+        from shardyard.render.svg.heat_map import draw_heat_map
+        from shardyard.render.svg.svg import PictureFrame
 
-        frame = Frame(ids=f"sy-{self.job_id[-12:]}-{self.attempt}")  # a notebook shows several on one page
-        return str(heat_map(self.data, frame=frame))
+        frame = PictureFrame(ids=f"sy-{self.job_id[-12:]}-{self.attempt}")  # a notebook shows several on one page
+        return str(draw_heat_map(self.data, frame=frame))
 
     def to_pandas(self) -> "pandas.DataFrame":
         """A row for each device, indexed by `device`; of times the columns end in `_total`, `_p50` and `_p95`.

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from shardyard.bundling import pack
-from shardyard.bundling.pack import Bundle
+from shardyard.bundling.pack import WrittenBundle
 from shardyard.contract.errors import InvalidRequest
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class LocatedProgram:
     """The directory that is sent; the program's file in it; and how the service is told to start it."""
 
     directory: Path
@@ -25,7 +25,7 @@ class Program:
     entrypoint: str
 
 
-def located(path: str | PathLike[str], entrypoint: str | None = None) -> Program:
+def locate_program(path: str | PathLike[str], entrypoint: str | None = None) -> LocatedProgram:
     """The program at `path`: a file, whose directory is sent, or a directory in which `entrypoint` is a file or module.
 
     Raises:
@@ -46,14 +46,14 @@ def located(path: str | PathLike[str], entrypoint: str | None = None) -> Program
         inside = Path(entrypoint)
         if inside.is_absolute() or ".." in inside.parts or not (place / inside).is_file():
             raise InvalidRequest(f"there is no file {entrypoint} in {place}")
-        return Program(place, inside.as_posix(), inside.as_posix())
+        return LocatedProgram(place, inside.as_posix(), inside.as_posix())
     if not _MODULE.fullmatch(entrypoint):
         raise InvalidRequest(f"entrypoint {entrypoint!r} is neither a .py file nor a module such as pkg.train")
     base = entrypoint.replace(".", "/")
     found = next((file for file in (f"{base}.py", f"{base}/__main__.py") if (place / file).is_file()), None)
     if found is None:
         raise InvalidRequest(f"no module {entrypoint} in {place}: neither {base}.py nor {base}/__main__.py is there")
-    return Program(place, found, entrypoint)
+    return LocatedProgram(place, found, entrypoint)
 
 
 class ScriptOptions(TypedDict, total=False):
@@ -72,18 +72,20 @@ class ScriptOptions(TypedDict, total=False):
     max_retries: int
 
 
-def packed(program: Program, include: Sequence[str], exclude: Sequence[str]) -> tuple[BufferedRandom, Bundle]:
+def pack_program(
+    program: LocatedProgram, include: Sequence[str], exclude: Sequence[str]
+) -> tuple[BufferedRandom, WrittenBundle]:
     """The zip of a program's directory, in a file that is gone when it is closed.
 
     Raises:
         InvalidRequest: the directory cannot be packed, or the program itself would be left out.
     """
-    chosen = pack.select(program.directory, program.entry, include, exclude)
+    chosen = pack.select_files(program.directory, program.entry, include, exclude)
     if not any(source.path == program.entry for source in chosen.files):
         raise InvalidRequest(f"{program.entry} would not be sent (see `exclude`); without it there is nothing to run")
     file = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
     try:
-        return file, pack.write(chosen, file)
+        return file, pack.write_bundle(chosen, file)
     except OSError as error:
         file.close()
         where = tempfile.gettempdir()
@@ -93,7 +95,7 @@ def packed(program: Program, include: Sequence[str], exclude: Sequence[str]) -> 
         raise
 
 
-def spec(args: Sequence[str] = (), **options: Unpack[ScriptOptions]) -> dict[str, Any]:
+def build_script_spec(args: Sequence[str] = (), **options: Unpack[ScriptOptions]) -> dict[str, Any]:
     """The job spec of a script, but for its bundle and entry point. What is not said is left to the service."""
     said: dict[str, Any] = {**options}
     say = said.get
@@ -113,15 +115,15 @@ def spec(args: Sequence[str] = (), **options: Unpack[ScriptOptions]) -> dict[str
         },
         "limits": {"wall_seconds": say("wall_seconds"), "max_retries": say("max_retries") or None},
     }
-    return _said(wanted)
+    return _drop_unset(wanted)
 
 
-def completed(wanted: Mapping[str, Any], **program: str) -> dict[str, Any]:
+def complete_spec(wanted: Mapping[str, Any], **program: str) -> dict[str, Any]:
     """The spec with more of its program: `bundle`, `entrypoint`, `workdir`."""
     return {**wanted, "program": {**wanted["program"], **program}}
 
 
-def _said(wanted: dict[str, Any]) -> dict[str, Any]:
+def _drop_unset(wanted: dict[str, Any]) -> dict[str, Any]:
     """Without what was not said, at any depth: the service has the defaults."""
-    known = {field: _said(value) if isinstance(value, dict) else value for field, value in wanted.items()}
+    known = {field: _drop_unset(value) if isinstance(value, dict) else value for field, value in wanted.items()}
     return {field: value for field, value in known.items() if value not in (None, {}, [])}

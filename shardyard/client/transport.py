@@ -2,7 +2,7 @@
 
 What the client does is written once, as plain generators that do nothing themselves: a `Flow` yields
 a step (send this, wait so long, open a stream, read from it), is sent what came of it, and returns a
-value; an `Items` also yields values for the caller. `Wire` and `AsyncWire` run them.
+value; an `Items` also yields values for the caller. `Wire` and `AsyncTransport` run them.
 """
 
 import time
@@ -27,7 +27,7 @@ class NotSent(Unavailable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call(Generic[T_co]):
+class HttpCall(Generic[T_co]):
     """One request, and what its answer is: a struct for JSON, `str` for text, `bytes`, or `NoneType` for nothing.
 
     `repeat`: sending it twice is as good as once. `make` gives a large body anew each time.
@@ -45,7 +45,7 @@ class Call(Generic[T_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """What the service answered; `body` is empty where a stream was opened."""
 
     status: int
@@ -61,54 +61,54 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendStep:
     """Gives an `Answer`, also for an error."""
 
-    call: Call[Any]
+    call: HttpCall[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
-    """Gives the `Answer` without its body, which the next `Read` steps give; an error comes with its body.
+class OpenStep:
+    """Gives the `Answer` without its body, which the next `ReadStep` steps give; an error comes with its body.
 
     A stream that was open before is closed.
     """
 
-    call: Call[Any]
+    call: HttpCall[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadStep:
     """Gives the next bytes of the open stream; none at its end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class PauseStep:
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Item(Generic[T]):
+class YieldStep(Generic[T]):
     """A value for the caller."""
 
     value: T
 
 
-Step = Send | Open | Read | Pause
+Step = SendStep | OpenStep | ReadStep | PauseStep
 Flow = Generator[Step, Any, T]
-Items = Generator[Step | Item[T], Any, None]
+Items = Generator[Step | YieldStep[T], Any, None]
 
 
-def _advance(flow: Generator[Any, Any, Any], outcome: Any) -> Any:
+def _advance_flow(flow: Generator[Any, Any, Any], outcome: Any) -> Any:
     return flow.throw(outcome) if isinstance(outcome, ShardyardError) else flow.send(outcome)
 
 
-class Wire:
+class BlockingTransport:
     """Carries out steps, and blocks meanwhile. Several threads may use it."""
 
     def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.BaseTransport | None = None) -> None:
         self.url = url
-        self._http = _checked(url, lambda: httpx.Client(base_url=url, headers=headers, transport=transport))
+        self._http = _make_client(url, lambda: httpx.Client(base_url=url, headers=headers, transport=transport))
 
     def close(self) -> None:
         self._http.close()
@@ -117,7 +117,7 @@ class Wire:
         outcome: Any = None
         try:
             while True:
-                outcome = self._outcome(_advance(flow, outcome), [])
+                outcome = self._carry_out(_advance_flow(flow, outcome), [])
         except StopIteration as end:
             found: T = end.value
             return found
@@ -129,48 +129,48 @@ class Wire:
         try:
             while True:
                 try:
-                    step = _advance(flow, outcome)
+                    step = _advance_flow(flow, outcome)
                 except StopIteration:
                     return
-                if isinstance(step, Item):
+                if isinstance(step, YieldStep):
                     yield step.value
                     outcome = None
                 else:
-                    outcome = self._outcome(step, opened)
+                    outcome = self._carry_out(step, opened)
         finally:
             flow.close()
-            _close(opened)
+            _close_streams(opened)
 
-    def _outcome(self, step: Step, opened: list[tuple[httpx.Response, Iterator[bytes]]]) -> Any:
+    def _carry_out(self, step: Step, opened: list[tuple[httpx.Response, Iterator[bytes]]]) -> Any:
         """What came of a step; a failure is given back, not raised."""
         try:
             match step:
-                case Pause(seconds):
+                case PauseStep(seconds):
                     time.sleep(seconds)
                     return None
-                case Send(call):
+                case SendStep(call):
                     body = call.content if call.make is None else call.make()
-                    return _answer(self._http.request(**_request(call), content=body))
-                case Open(call):
-                    _close(opened)
-                    response = self._http.send(self._http.build_request(**_request(call)), stream=True)
+                    return _read_answer(self._http.request(**_request_arguments(call), content=body))
+                case OpenStep(call):
+                    _close_streams(opened)
+                    response = self._http.send(self._http.build_request(**_request_arguments(call)), stream=True)
                     opened.append((response, response.iter_bytes()))
                     if response.is_error:
                         response.read()
-                        return _answer(response)
-                    return Answer(response.status_code, _small(response))
-                case Read():
+                        return _read_answer(response)
+                    return HttpAnswer(response.status_code, _lower_headers(response))
+                case ReadStep():
                     return next(opened[-1][1], b"")
         except (httpx.TransportError, httpx.InvalidURL) as error:
-            return translated(self.url, error)
+            return translate_failure(self.url, error)
 
 
-class AsyncWire:
+class AsyncTransport:
     """Carries out steps, and awaits meanwhile."""
 
     def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.url = url
-        self._http = _checked(url, lambda: httpx.AsyncClient(base_url=url, headers=headers, transport=transport))
+        self._http = _make_client(url, lambda: httpx.AsyncClient(base_url=url, headers=headers, transport=transport))
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -179,7 +179,7 @@ class AsyncWire:
         outcome: Any = None
         try:
             while True:
-                outcome = await self._outcome(_advance(flow, outcome), [])
+                outcome = await self._carry_out(_advance_flow(flow, outcome), [])
         except StopIteration as end:
             found: T = end.value
             return found
@@ -191,43 +191,43 @@ class AsyncWire:
         try:
             while True:
                 try:
-                    step = _advance(flow, outcome)
+                    step = _advance_flow(flow, outcome)
                 except StopIteration:
                     return
-                if isinstance(step, Item):
+                if isinstance(step, YieldStep):
                     yield step.value
                     outcome = None
                 else:
-                    outcome = await self._outcome(step, opened)
+                    outcome = await self._carry_out(step, opened)
         finally:
             flow.close()
             with anyio.CancelScope(shield=True):
-                await _aclose(opened)
+                await _aclose_streams(opened)
 
-    async def _outcome(self, step: Step, opened: list[tuple[httpx.Response, AsyncIterator[bytes]]]) -> Any:
+    async def _carry_out(self, step: Step, opened: list[tuple[httpx.Response, AsyncIterator[bytes]]]) -> Any:
         try:
             match step:
-                case Pause(seconds):
+                case PauseStep(seconds):
                     await anyio.sleep(seconds)
                     return None
-                case Send(call):
-                    body = call.content if call.make is None else _awaited(call.make())
-                    return _answer(await self._http.request(**_request(call), content=body))
-                case Open(call):
-                    await _aclose(opened)
-                    response = await self._http.send(self._http.build_request(**_request(call)), stream=True)
+                case SendStep(call):
+                    body = call.content if call.make is None else _iterate_async(call.make())
+                    return _read_answer(await self._http.request(**_request_arguments(call), content=body))
+                case OpenStep(call):
+                    await _aclose_streams(opened)
+                    response = await self._http.send(self._http.build_request(**_request_arguments(call)), stream=True)
                     opened.append((response, response.aiter_bytes()))
                     if response.is_error:
                         await response.aread()
-                        return _answer(response)
-                    return Answer(response.status_code, _small(response))
-                case Read():
+                        return _read_answer(response)
+                    return HttpAnswer(response.status_code, _lower_headers(response))
+                case ReadStep():
                     return await anext(opened[-1][1], b"")
         except (httpx.TransportError, httpx.InvalidURL) as error:
-            return translated(self.url, error)
+            return translate_failure(self.url, error)
 
 
-def translated(url: str, error: Exception) -> ShardyardError:
+def translate_failure(url: str, error: Exception) -> ShardyardError:
     """A failure to talk at all as an exception of this project."""
     if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol):
         return InvalidRequest(f"{url!r} is not a URL: {error}")
@@ -240,45 +240,45 @@ def translated(url: str, error: Exception) -> ShardyardError:
 C = TypeVar("C", httpx.Client, httpx.AsyncClient)
 
 
-def _checked(url: str, make: Callable[[], C]) -> C:
+def _make_client(url: str, make: Callable[[], C]) -> C:
     try:
         return make()
     except httpx.InvalidURL as error:
         raise InvalidRequest(f"{url!r} is not a URL: {error}") from error
 
 
-def _request(call: Call[Any]) -> dict[str, Any]:
+def _request_arguments(call: HttpCall[Any]) -> dict[str, Any]:
     return {
         "method": call.method,
         "url": call.path,
-        "params": {name: _said(value) for name, value in call.params.items() if value is not None},
+        "params": {name: _parameter_text(value) for name, value in call.params.items() if value is not None},
         "headers": dict(call.headers),
         "timeout": httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, read=call.read_seconds),
     }
 
 
-def _said(value: Any) -> str:
+def _parameter_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _answer(response: httpx.Response) -> Answer:
-    return Answer(response.status_code, _small(response), response.content)
+def _read_answer(response: httpx.Response) -> HttpAnswer:
+    return HttpAnswer(response.status_code, _lower_headers(response), response.content)
 
 
-def _small(response: httpx.Response) -> dict[str, str]:
+def _lower_headers(response: httpx.Response) -> dict[str, str]:
     return {name.lower(): value for name, value in response.headers.items()}
 
 
-async def _awaited(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def _iterate_async(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
     for part in parts:
         yield part
 
 
-def _close(opened: list[tuple[httpx.Response, Iterator[bytes]]]) -> None:
+def _close_streams(opened: list[tuple[httpx.Response, Iterator[bytes]]]) -> None:
     while opened:
         opened.pop()[0].close()
 
 
-async def _aclose(opened: list[tuple[httpx.Response, AsyncIterator[bytes]]]) -> None:
+async def _aclose_streams(opened: list[tuple[httpx.Response, AsyncIterator[bytes]]]) -> None:
     while opened:
         await opened.pop()[0].aclose()

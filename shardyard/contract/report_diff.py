@@ -117,20 +117,20 @@ def compare_reports(this: Report, against: Report) -> ReportDiff:
     if this.primitives is not None or against.primitives is not None:
         primitives = PrimitivePairs(*(_pair_of(this.primitives, against.primitives, name) for name in _PRIMITIVES))
     return ReportDiff(
-        this=_side(this),
-        against=_side(against),
-        patterns=tuple(_patterns(this.patterns, against.patterns)),
-        per_device=tuple(_devices(this.per_device, against.per_device)),
+        this=_report_side(this),
+        against=_report_side(against),
+        patterns=tuple(_pair_patterns(this.patterns, against.patterns)),
+        per_device=tuple(_pair_devices(this.per_device, against.per_device)),
         primitives=primitives,
         balance=BalancePairs(
             *(_pair_of(this.balance, against.balance, name) for name in BalancePairs.__struct_fields__)
         ),
-        findings=_findings(this.findings, against.findings),
+        findings=_pair_findings(this.findings, against.findings),
         notes=SideNotes(this.notes, against.notes),
     )
 
 
-def _side(report: Report) -> ReportSide:
+def _report_side(report: Report) -> ReportSide:
     return ReportSide(
         job_id=report.job_id,
         attempt=report.attempt,
@@ -147,21 +147,21 @@ def _side(report: Report) -> ReportSide:
 def _pair_of(this: msgspec.Struct | None, against: msgspec.Struct | None, name: str) -> ValuePair:
     left, right = (None if one is None else getattr(one, name) for one in (this, against))
     comparable = name != "slowest_device"  # an index, not a quantity
-    return ValuePair(left, right, _ratio(left, right) if comparable else None)
+    return ValuePair(left, right, _value_ratio(left, right) if comparable else None)
 
 
-def _ratio(this: Value, against: Value) -> float | None:
-    left, right = _size(this), _size(against)
+def _value_ratio(this: Value, against: Value) -> float | None:
+    left, right = _value_size(this), _value_size(against)
     return None if left is None or not right else left / right
 
 
-def _size(value: Value) -> float | None:
+def _value_size(value: Value) -> float | None:
     if isinstance(value, Timing):
         return value.p50
     return None if isinstance(value, str) else value
 
 
-def _patterns(this: Sequence[Pattern], against: Sequence[Pattern]) -> Iterator[PatternPair]:
+def _pair_patterns(this: Sequence[Pattern], against: Sequence[Pattern]) -> Iterator[PatternPair]:
     """In the order of this report, then what only the other one has."""
     ours, theirs = _by_key(this, _split_of), _by_key(against, _split_of)
     for key in dict.fromkeys([*ours, *theirs]):
@@ -183,14 +183,14 @@ def _by_key(entries: Sequence[S], key: Callable[[S], K]) -> dict[K, S]:
     return {key(entry): entry for entry in entries}
 
 
-def _devices(this: Sequence[DeviceMeasures], against: Sequence[DeviceMeasures]) -> Iterator[DevicePair]:
+def _pair_devices(this: Sequence[DeviceMeasures], against: Sequence[DeviceMeasures]) -> Iterator[DevicePair]:
     ours, theirs = (_by_key(side, lambda device: device.device) for side in (this, against))
     for device in sorted({*ours, *theirs}):
         pairs = (_pair_of(ours.get(device), theirs.get(device), name) for name in _DEVICE_FIELDS)
         yield DevicePair(device, *pairs)
 
 
-def _findings(this: Sequence[Finding], against: Sequence[Finding]) -> FindingPairs:
+def _pair_findings(this: Sequence[Finding], against: Sequence[Finding]) -> FindingPairs:
     ours, theirs = ({finding.code for finding in side} for side in (this, against))
     return FindingPairs(
         this_only=tuple(finding for finding in this if finding.code not in theirs),

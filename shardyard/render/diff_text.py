@@ -10,15 +10,15 @@ from shardyard.contract.report import Timing, describe_rows
 from shardyard.contract.report_diff import PatternPair, ReportDiff, ReportSide, Value, ValuePair
 from shardyard.render.text_tables import (
     NOT_MEASURED,
-    counted,
     finding_lines,
-    grid,
-    measured,
+    format_bytes,
+    format_count,
+    format_measure,
+    make_grid,
     note_lines,
-    page,
-    plain,
-    shortened,
-    size,
+    plain_text,
+    render_page,
+    shorten_name,
 )
 
 _COLUMNS = ("this", "against", "ratio")
@@ -27,69 +27,69 @@ _BYTES = "memory_peak_bytes"
 
 def render_diff(diff: ReportDiff, width: int = 100) -> str:
     """Text of at most `width` columns (at least 80), which ends with a newline. Times are the p50 of one step."""
-    return page(_header(diff), ((title, partial(section, diff)) for title, section in _SECTIONS), width)
+    return render_page(_header_lines(diff), ((title, partial(section, diff)) for title, section in _SECTIONS), width)
 
 
-def _header(diff: ReportDiff) -> Iterator[str]:
+def _header_lines(diff: ReportDiff) -> Iterator[str]:
     yield "Two split reports side by side"
-    yield f"this:    {_of(diff.this)}"
-    yield f"against: {_of(diff.against)}"
+    yield f"this:    {_side_text(diff.this)}"
+    yield f"against: {_side_text(diff.against)}"
 
 
-def _of(side: ReportSide) -> str:
+def _side_text(side: ReportSide) -> str:
     kind = f"virtual {side.device_kind}" if side.virtual else side.device_kind
     kind = f"REHEARSAL on {kind}" if side.rehearsal else kind
     devices = f"{side.devices} {kind} {'device' if side.devices == 1 else 'devices'}"
-    resumed = "" if side.resumed is None else f", resumed after {counted(side.resumed.step)} steps"
+    resumed = "" if side.resumed is None else f", resumed after {format_count(side.resumed.step)} steps"
     so_far = "" if side.final else ", so far"
     return f"job {side.job_id}, attempt {side.attempt}{resumed}{so_far}: {side.strategy} on {devices}"
 
 
-def _splits(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
-    table = grid(["phase", "rows of each device"], ["batch", "steps of this", "of against"])
+def _pattern_table(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
+    table = make_grid(["phase", "rows of each device"], ["batch", "steps of this", "of against"])
     for pattern in diff.patterns:
-        phase = shortened(f"{pattern.phase} {pattern.module}".rstrip())
-        steps = (counted(pattern.this_steps), counted(pattern.against_steps))
-        table.add_row(plain(phase), _rows(pattern), counted(pattern.batch_rows), *steps)
+        phase = shorten_name(f"{pattern.phase} {pattern.module}".rstrip())
+        steps = (format_count(pattern.this_steps), format_count(pattern.against_steps))
+        table.add_row(plain_text(phase), _rows_text(pattern), format_count(pattern.batch_rows), *steps)
     if table.row_count:
         yield table
 
 
-def _rows(pattern: PatternPair) -> str:
+def _rows_text(pattern: PatternPair) -> str:
     return NOT_MEASURED if pattern.rows is None else describe_rows(pattern.rows)
 
 
-def _devices(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
-    table = grid(["device", ""], _COLUMNS)
+def _device_table(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
+    table = make_grid(["device", ""], _COLUMNS)
     for device in diff.per_device:
         first = str(device.device)
         for name in device.__struct_fields__[1:]:
             pair: ValuePair = getattr(device, name)
             if pair.this is not None or pair.against is not None:
-                table.add_row(first, _title(name), *_cells(pair, name))
+                table.add_row(first, _field_title(name), *_pair_cells(pair, name))
                 first = ""
     if table.row_count:
         yield table
 
 
-def _fields(pairs: msgspec.Struct | None, heading: str) -> Iterator[RenderableType]:
+def _field_table(pairs: msgspec.Struct | None, heading: str) -> Iterator[RenderableType]:
     if pairs is None:
         return
-    table = grid([heading], _COLUMNS)
+    table = make_grid([heading], _COLUMNS)
     for name in pairs.__struct_fields__:
-        table.add_row(_title(name), *_cells(getattr(pairs, name), name))
+        table.add_row(_field_title(name), *_pair_cells(getattr(pairs, name), name))
     yield table
 
 
-def _primitives(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
-    return _fields(diff.primitives, "primitive")
+def _primitive_table(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
+    return _field_table(diff.primitives, "primitive")
 
 
-def _balance(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
-    return _fields(diff.balance, "")
+def _balance_table(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
+    return _field_table(diff.balance, "")
 
 
-def _findings(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
+def _finding_lines(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
     found = diff.findings
     for side, findings in (("this", found.this_only), ("against", found.against_only)):
         if findings:
@@ -99,7 +99,7 @@ def _findings(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
         yield f"both: {', '.join(found.both)}"
 
 
-def _notes(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
+def _note_lines(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
     """A note that both have once."""
     both = {key: note for key, note in diff.notes.this.items() if diff.notes.against.get(key) == note}
     yield from note_lines(both)
@@ -108,29 +108,29 @@ def _notes(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
 
 
 _SECTIONS: tuple[tuple[str, Callable[[ReportDiff, int], Iterator[RenderableType]]], ...] = (
-    ("Splits", _splits),
-    ("Devices, times in ms", _devices),
-    ("DataParallel's primitives in ms", _primitives),
-    ("Balance", _balance),
-    ("Findings", _findings),
-    ("Notes", _notes),
+    ("Splits", _pattern_table),
+    ("Devices, times in ms", _device_table),
+    ("DataParallel's primitives in ms", _primitive_table),
+    ("Balance", _balance_table),
+    ("Findings", _finding_lines),
+    ("Notes", _note_lines),
 )
 
 
-def _title(name: str) -> str:
+def _field_title(name: str) -> str:
     return name.removesuffix("_ms").removesuffix("_bytes").replace("_", " ")
 
 
-def _cells(pair: ValuePair, name: str) -> tuple[str, str, str]:
-    ratio = NOT_MEASURED if pair.ratio is None else f"{measured(pair.ratio)}x"
-    return _value(pair.this, name), _value(pair.against, name), ratio
+def _pair_cells(pair: ValuePair, name: str) -> tuple[str, str, str]:
+    ratio = NOT_MEASURED if pair.ratio is None else f"{format_measure(pair.ratio)}x"
+    return _value_text(pair.this, name), _value_text(pair.against, name), ratio
 
 
-def _value(value: Value, name: str) -> str:
+def _value_text(value: Value, name: str) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, Timing):
-        return measured(value.p50)
+        return format_measure(value.p50)
     if isinstance(value, int):
-        return size(value) if name == _BYTES else counted(value)
-    return measured(value)
+        return format_bytes(value) if name == _BYTES else format_count(value)
+    return format_measure(value)

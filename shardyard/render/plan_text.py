@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 
 from shardyard.contract.responses import Plan
-from shardyard.render.text_tables import counted, finding_lines, note_lines, page, split_tables
+from shardyard.render.text_tables import finding_lines, format_count, note_lines, render_page, split_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ def render_plan(plan: Plan, job: PlannedJob, width: int = 100) -> str:
             yield from split_tables(known, width)
         for pattern in plan.patterns:
             if pattern.rows is None:
-                yield f"{pattern.phase}: {counted(pattern.steps)} steps, whose rows of each device are not known"
+                yield f"{pattern.phase}: {format_count(pattern.steps)} steps, whose rows of each device are not known"
         if not plan.patterns and job.predictable:
             yield "there is no batch at all"
         elif not plan.patterns:
@@ -39,13 +39,13 @@ def render_plan(plan: Plan, job: PlannedJob, width: int = 100) -> str:
         *([("Findings", lambda width: finding_lines(plan.findings))] if job.predictable else []),
         ("Notes", lambda width: note_lines(plan.notes)),
     )
-    return page(_header(plan, job), sections, width)
+    return render_page(_header_lines(plan, job), sections, width)
 
 
-def _header(plan: Plan, job: PlannedJob) -> Iterator[str]:
+def _header_lines(plan: Plan, job: PlannedJob) -> Iterator[str]:
     yield f"Plan of {job.name}: nothing has run" if job.name else "Plan: nothing has run"
-    size = "rows not known here" if plan.rows is None else f"{counted(plan.rows)} rows"
+    size = "rows not known here" if plan.rows is None else f"{format_count(plan.rows)} rows"
     batch = "batch size not known here"
     if plan.batch_size is not None and plan.global_batch_size is not None:
-        batch = f"batch size {counted(plan.batch_size)}, {counted(plan.global_batch_size)} over all"
+        batch = f"batch size {format_count(plan.batch_size)}, {format_count(plan.global_batch_size)} over all"
     yield f"strategy {job.strategy}, {job.devices} {'device' if job.devices == 1 else 'devices'}; {size}, {batch}"

@@ -9,40 +9,42 @@ from rich.table import Table
 from shardyard.contract.report import Report, Timing
 from shardyard.render.text_tables import (
     NOT_MEASURED,
-    counted,
     finding_lines,
-    grid,
-    measured,
+    format_bytes,
+    format_count,
+    format_measure,
+    format_timing,
+    make_grid,
     note_lines,
-    page,
-    plain,
-    shortened,
-    size,
+    plain_text,
+    render_page,
+    shorten_name,
     split_tables,
-    spread,
 )
 
 
 def render_report(report: Report, width: int = 100) -> str:
     """The whole report as text of at most `width` columns (at least 80), which ends with a newline."""
-    return page(_header(report), ((title, partial(section, report)) for title, section in _SECTIONS), width)
+    return render_page(
+        _header_lines(report), ((title, partial(section, report)) for title, section in _SECTIONS), width
+    )
 
 
-def _header(report: Report) -> Iterator[str]:
+def _header_lines(report: Report) -> Iterator[str]:
     end = "final" if report.final else "so far"
     yield f"Split report of job {report.job_id}, attempt {report.attempt}, {end}"
     if report.rehearsal:
         yield "REHEARSAL: the devices only acted as GPUs; splits are theirs, times and memory are the CPU's"
     if report.resumed is not None:
         step, attempt = report.resumed.step, report.resumed.attempt
-        yield f"resumed after {counted(step)} steps, from a checkpoint of attempt {attempt}; they count here too"
+        yield f"resumed after {format_count(step)} steps, from a checkpoint of attempt {attempt}; they count here too"
     count = len(report.devices)
     kind = f"virtual {report.device_kind}" if report.virtual else report.device_kind
     nodes = ", ".join(sorted({device.node for device in report.devices}))
     yield f"strategy {report.strategy}, {count} {kind} {'device' if count == 1 else 'devices'} on {nodes}"
 
 
-def _splits(report: Report, width: int) -> Iterator[RenderableType]:
+def _pattern_table(report: Report, width: int) -> Iterator[RenderableType]:
     if not report.patterns:
         yield "no step has been seen"
     kept = [pattern for pattern in report.patterns if pattern.rows is not None]
@@ -54,63 +56,68 @@ def _splits(report: Report, width: int) -> Iterator[RenderableType]:
         yield f"{NOT_MEASURED} the rows could not be counted: see patterns.rows in the notes"
     for pattern in report.patterns:
         if pattern.rows is None:
-            yield f"{counted(pattern.steps)} more steps, divided in further ways"
+            yield f"{format_count(pattern.steps)} more steps, divided in further ways"
 
 
-def _devices(report: Report, width: int) -> Iterator[RenderableType]:
-    table = grid(["device", "id"], ["rows", "share", "steps", "idle", "ms/row", "peak memory"])
+def _device_table(report: Report, width: int) -> Iterator[RenderableType]:
+    table = make_grid(["device", "id"], ["rows", "share", "steps", "idle", "ms/row", "peak memory"])
     for device, measures in zip(report.devices, report.per_device, strict=True):
         table.add_row(
             str(device.device),
-            plain(shortened(device.id)),
-            counted(measures.rows),
+            plain_text(shorten_name(device.id)),
+            format_count(measures.rows),
             NOT_MEASURED if measures.share is None else f"{measures.share:.1%}",
-            counted(measures.steps),
-            counted(measures.idle_steps),
-            measured(measures.ms_per_row),
-            size(measures.memory_peak_bytes),
+            format_count(measures.steps),
+            format_count(measures.idle_steps),
+            format_measure(measures.ms_per_row),
+            format_bytes(measures.memory_peak_bytes),
         )
     yield table
 
 
-def _times(report: Report, width: int) -> Iterator[RenderableType]:
-    table = grid(["device"], ["forward", "backward", "data wait", "communication"])
+def _time_table(report: Report, width: int) -> Iterator[RenderableType]:
+    table = make_grid(["device"], ["forward", "backward", "data wait", "communication"])
     for device in report.per_device:
         times = (device.forward_ms, device.backward_ms, device.data_wait_ms, device.comm_ms)
         if any(timing is not None for timing in times):
-            table.add_row(str(device.device), *map(spread, times))
+            table.add_row(str(device.device), *map(format_timing, times))
     if table.row_count:
         yield table
 
 
-def _primitives(report: Report, width: int) -> Iterator[RenderableType]:
+def _primitive_table(report: Report, width: int) -> Iterator[RenderableType]:
     if report.primitives is None:
         return
-    table = grid(["primitive"], ["p50", "p95", "total"])
+    table = make_grid(["primitive"], ["p50", "p95", "total"])
     for field in report.primitives.__struct_fields__:
         timing: Timing = getattr(report.primitives, field)
-        table.add_row(field.removesuffix("_ms"), measured(timing.p50), measured(timing.p95), measured(timing.total))
+        table.add_row(
+            field.removesuffix("_ms"),
+            format_measure(timing.p50),
+            format_measure(timing.p95),
+            format_measure(timing.total),
+        )
     yield table
 
 
-def _balance(report: Report, width: int) -> Iterator[RenderableType]:
+def _balance_table(report: Report, width: int) -> Iterator[RenderableType]:
     balance = report.balance
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     lines = (
-        ("rows, most over mean", measured(balance.rows_max_over_mean)),
-        ("time, most over mean", measured(balance.time_max_over_mean)),
-        ("slowest device", counted(balance.slowest_device)),
+        ("rows, most over mean", format_measure(balance.rows_max_over_mean)),
+        ("time, most over mean", format_measure(balance.time_max_over_mean)),
+        ("slowest device", format_count(balance.slowest_device)),
         ("main cause of lost time", balance.cause or NOT_MEASURED),
-        ("steps of idle devices", counted(balance.idle_device_steps)),
-        ("device seconds spent waiting for the slowest", measured(balance.wasted_device_seconds)),
-        ("memory, output device over the others", measured(balance.output_device_memory_skew)),
+        ("steps of idle devices", format_count(balance.idle_device_steps)),
+        ("device seconds spent waiting for the slowest", format_measure(balance.wasted_device_seconds)),
+        ("memory, output device over the others", format_measure(balance.output_device_memory_skew)),
     )
     for name, value in lines:
         table.add_row(name, value)
     yield table
 
 
-def _prediction(report: Report, width: int) -> Iterator[RenderableType]:
+def _prediction_lines(report: Report, width: int) -> Iterator[RenderableType]:
     verdict = {True: "the splits are those that were planned", False: "the splits are not those that were planned"}
     if report.prediction.matches is not None:
         yield verdict[report.prediction.matches]
@@ -118,21 +125,21 @@ def _prediction(report: Report, width: int) -> Iterator[RenderableType]:
         yield f"- {difference}"
 
 
-def _findings(report: Report, width: int) -> Iterator[RenderableType]:
+def _finding_lines(report: Report, width: int) -> Iterator[RenderableType]:
     return finding_lines(report.findings)
 
 
-def _notes(report: Report, width: int) -> Iterator[RenderableType]:
+def _note_lines(report: Report, width: int) -> Iterator[RenderableType]:
     return note_lines(report.notes)
 
 
 _SECTIONS: tuple[tuple[str, Callable[[Report, int], Iterator[RenderableType]]], ...] = (
-    ("Splits: rows of each device", _splits),
-    ("Devices", _devices),
-    ("Times per step in ms, p50 / p95", _times),
-    ("DataParallel's primitives in ms", _primitives),
-    ("Balance", _balance),
-    ("Plan", _prediction),
-    ("Findings", _findings),
-    ("Notes", _notes),
+    ("Splits: rows of each device", _pattern_table),
+    ("Devices", _device_table),
+    ("Times per step in ms, p50 / p95", _time_table),
+    ("DataParallel's primitives in ms", _primitive_table),
+    ("Balance", _balance_table),
+    ("Plan", _prediction_lines),
+    ("Findings", _finding_lines),
+    ("Notes", _note_lines),
 )

@@ -31,19 +31,19 @@ IDLE = "idle"
 Section = Callable[[int], Iterator[RenderableType]]
 
 
-def page(paragraphs: Iterable[str], sections: Iterable[tuple[str, Section]], width: int) -> str:
+def render_page(paragraphs: Iterable[str], sections: Iterable[tuple[str, Section]], width: int) -> str:
     """Text of at most `width` columns (at least 80), which ends with a newline."""
     console = Console(file=io.StringIO(), width=max(width, MIN_WIDTH), color_system=None, force_terminal=False)
     with console.capture() as captured:
         for paragraph in paragraphs:
-            console.print(plain(paragraph))
+            console.print(plain_text(paragraph))
         for title, section in sections:
             parts = list(section(console.width - INDENT))
             if parts:
                 console.print()
                 console.print(Text(title))
             for part in parts:
-                console.print(Padding(plain(part) if isinstance(part, str) else part, (0, 0, 0, INDENT)))
+                console.print(Padding(plain_text(part) if isinstance(part, str) else part, (0, 0, 0, INDENT)))
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 
@@ -56,15 +56,15 @@ def split_tables(patterns: Sequence[Pattern], width: int) -> Iterator[Renderable
     for across in ACROSS:
         blocks = [range(start, min(start + across, devices)) for start in range(0, devices, across)]
         tables = [_split_cells(patterns, block) for block in blocks]
-        if across == ACROSS[-1] or all(_width(cells) <= width for cells in tables):
+        if across == ACROSS[-1] or all(_table_width(cells) <= width for cells in tables):
             break
     for place, cells in enumerate(tables):
         if place:
             yield ""
         names = 1 + (cells[0][1] == _MODULE)
-        table = grid(cells[0][:names], cells[0][names:])
+        table = make_grid(cells[0][:names], cells[0][names:])
         for row in cells[1:]:
-            table.add_row(*map(plain, row))
+            table.add_row(*map(plain_text, row))
         yield table
 
 
@@ -76,23 +76,23 @@ def _split_cells(patterns: Sequence[Pattern], devices: range) -> list[list[str]]
         cells.append(
             [
                 pattern.phase + (" *" if pattern.shapes_vary else ""),
-                *([shortened(pattern.module)] if named else []),
-                counted(pattern.steps),
-                _span(pattern),
-                counted(pattern.batch_rows),
-                *(IDLE if rows[device] == 0 else counted(rows[device]) for device in devices),
+                *([shorten_name(pattern.module)] if named else []),
+                format_count(pattern.steps),
+                _step_range(pattern),
+                format_count(pattern.batch_rows),
+                *(IDLE if rows[device] == 0 else format_count(rows[device]) for device in devices),
             ]
         )
     return cells
 
 
-def _span(pattern: Pattern) -> str:
+def _step_range(pattern: Pattern) -> str:
     if pattern.first_step is None or pattern.last_step is None:
         return NOT_MEASURED
-    return f"{counted(pattern.first_step)}-{counted(pattern.last_step)}"
+    return f"{format_count(pattern.first_step)}-{format_count(pattern.last_step)}"
 
 
-def _width(cells: Sequence[Sequence[str]]) -> int:
+def _table_width(cells: Sequence[Sequence[str]]) -> int:
     return sum(max(map(len, column)) + COLUMN_GAP for column in zip(*cells, strict=True)) - COLUMN_GAP
 
 
@@ -101,7 +101,7 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[RenderableType]:
         yield "none"
     for finding in findings:
         yield f"[{finding.severity}] {finding.code}: {finding.message}"
-        yield Padding(plain(f"-> {finding.suggestion}"), (0, 0, 0, INDENT))
+        yield Padding(plain_text(f"-> {finding.suggestion}"), (0, 0, 0, INDENT))
 
 
 def note_lines(notes: Mapping[str, str]) -> Iterator[RenderableType]:
@@ -112,7 +112,7 @@ def note_lines(notes: Mapping[str, str]) -> Iterator[RenderableType]:
 # -- cells -----------------------------------------------------------------------------------------
 
 
-def grid(names: Sequence[str], numbers: Sequence[str]) -> Table:
+def make_grid(names: Sequence[str], numbers: Sequence[str]) -> Table:
     """A table with names first, which fold where space is short, then numbers, which do not."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
     for name in names:
@@ -122,21 +122,21 @@ def grid(names: Sequence[str], numbers: Sequence[str]) -> Table:
     return table
 
 
-def plain(words: str) -> Text:
+def plain_text(words: str) -> Text:
     """Text as it is: no markup, and nothing that a terminal would obey."""
     return Text("".join(letter if letter.isprintable() else "?" for letter in words))
 
 
-def shortened(name: str) -> str:
+def shorten_name(name: str) -> str:
     """A long dotted path keeps its end, which tells it apart."""
     return name if len(name) <= LONGEST_NAME else "..." + name[3 - LONGEST_NAME :]
 
 
-def counted(value: int | None) -> str:
+def format_count(value: int | None) -> str:
     return NOT_MEASURED if value is None else f"{value:,}"
 
 
-def measured(value: float | None) -> str:
+def format_measure(value: float | None) -> str:
     """Three digits that mean something: 12,346 or 123 or 12.3 or 1.23 or 0.012."""
     if value is None:
         return NOT_MEASURED
@@ -146,13 +146,13 @@ def measured(value: float | None) -> str:
     return f"{value:,.{digits}f}" if value else "0"
 
 
-def spread(timing: Timing | None) -> str:
-    return NOT_MEASURED if timing is None else f"{measured(timing.p50)} / {measured(timing.p95)}"
+def format_timing(timing: Timing | None) -> str:
+    return NOT_MEASURED if timing is None else f"{format_measure(timing.p50)} / {format_measure(timing.p95)}"
 
 
-def size(value: int | None) -> str:
+def format_bytes(value: int | None) -> str:
     if value is None:
         return NOT_MEASURED
     units = ("B", "KiB", "MiB", "GiB", "TiB")
     scale = min(max(0, (value.bit_length() - 1) // 10), len(units) - 1)
-    return f"{measured(value / 1024**scale)} {units[scale]}"
+    return f"{format_measure(value / 1024**scale)} {units[scale]}"

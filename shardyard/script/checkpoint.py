@@ -32,7 +32,7 @@ _CHUNK_BYTES: Final = 1024 * 1024
 
 
 @dataclass(slots=True)
-class _Contents:
+class _CheckpointContents:
     """What is in a checkpoint, by its path within it, the parts of which "/" divides; "" is the checkpoint itself."""
 
     files: list[tuple[str, int, str]] = field(default_factory=list)  # path, bytes, SHA-256 in hex
@@ -43,7 +43,7 @@ class _Contents:
             raise ValueError(f"checkpoint: there are more than {MAX_FILES:,} files in it; pack them into one")
 
 
-def save(source: Path, output: Path) -> Path:
+def save_checkpoint(source: Path, output: Path) -> Path:
     """Keep a copy of a file or directory in `output`. Returns the path of the copy.
 
     What lies there already is not copied, and must not be changed afterwards.
@@ -58,17 +58,17 @@ def save(source: Path, output: Path) -> Path:
     for directory in (places, output / MANIFESTS):
         directory.mkdir(parents=True, exist_ok=True)
     if source == target.resolve():
-        contents = _take(source, None)
-        sync(places)
-        _commit(output, source.name, "", contents)
+        contents = _copy_source(source, None)
+        sync_directory(places)
+        _record_checkpoint(output, source.name, "", contents)
         return target
     draft = places / f".{os.urandom(8).hex()}.part"
     with _removed_unless_done(draft):
-        contents = _take(source, draft)
-        sync(places)
-        _commit(output, source.name, draft.name, contents)
-    _rename(draft, target)
-    sync(places)
+        contents = _copy_source(source, draft)
+        sync_directory(places)
+        _record_checkpoint(output, source.name, draft.name, contents)
+    _replace_target(draft, target)
+    sync_directory(places)
     return target
 
 
@@ -77,16 +77,16 @@ def _removed_unless_done(draft: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        _remove(draft)
+        _remove_path(draft)
         raise
 
 
 # -- copies ----------------------------------------------------------------------------------------
 
 
-def _take(source: Path, draft: Path | None) -> _Contents:
+def _copy_source(source: Path, draft: Path | None) -> _CheckpointContents:
     """Read what is at `source`, and have it on disk: in a copy at `draft`, or where it is."""
-    contents = _Contents()
+    contents = _CheckpointContents()
     if source.is_dir():
         _take_directory(source, draft, "", contents)
     else:
@@ -94,7 +94,7 @@ def _take(source: Path, draft: Path | None) -> _Contents:
     return contents
 
 
-def _take_directory(source: Path, draft: Path | None, path: str, contents: _Contents) -> None:
+def _take_directory(source: Path, draft: Path | None, path: str, contents: _CheckpointContents) -> None:
     if draft is not None:
         draft.mkdir()
     contents.directories.append(path)
@@ -108,7 +108,7 @@ def _take_directory(source: Path, draft: Path | None, path: str, contents: _Cont
             if below is not None:
                 shutil.copystat(source / name, below)
         contents.check()
-    sync(draft or source)
+    sync_directory(draft or source)
 
 
 def _take_file(source: Path, draft: Path | None) -> tuple[int, str]:
@@ -127,7 +127,7 @@ def _take_file(source: Path, draft: Path | None) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-def _rename(draft: Path, target: Path) -> None:
+def _replace_target(draft: Path, target: Path) -> None:
     """Let a draft take the place of whatever has its name. Until it has, the manifest leads to the draft."""
     if not (draft.is_dir() or target.is_dir()):
         draft.replace(target)
@@ -141,10 +141,10 @@ def _rename(draft: Path, target: Path) -> None:
         with suppress(FileNotFoundError):
             old.rename(target)
         raise
-    _remove(old)
+    _remove_path(old)
 
 
-def _remove(path: Path) -> None:
+def _remove_path(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -154,7 +154,7 @@ def _remove(path: Path) -> None:
 # -- manifests -------------------------------------------------------------------------------------
 
 
-def _commit(output: Path, name: str, draft: str, contents: _Contents) -> None:
+def _record_checkpoint(output: Path, name: str, draft: str, contents: _CheckpointContents) -> None:
     """Say that a checkpoint is on disk, and what it is. The earlier one of that name is no more."""
     places = output / MANIFESTS
     body = json.dumps(
@@ -179,14 +179,14 @@ def _commit(output: Path, name: str, draft: str, contents: _Contents) -> None:
             file.flush()
             os.fsync(file.fileno())
         written.rename(manifest)
-    sync(places)
-    sync(output)
+    sync_directory(places)
+    sync_directory(output)
     for path in there:
         if path.name.endswith(f"-{digest}.json"):
             path.unlink(missing_ok=True)
 
 
-def sync(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Have the names in a directory on disk.
 
     Raises:

@@ -36,7 +36,7 @@ MAX_STEP: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Link:
+class _JobLink:
     """What joins this process to its job. A child that is forked later has its parent's `pid` here, and no link."""
 
     emit: Callable[[Any], None]
@@ -49,7 +49,7 @@ class _Link:
     steps: dict[str, "count[int]"] = field(default_factory=dict)  # by name: what comes next where no step is given
 
 
-_link: _Link | None = None
+_link: _JobLink | None = None
 _said: set[str] = set()
 
 
@@ -62,12 +62,12 @@ def log(name: str, value: SupportsFloat, step: SupportsIndex | None = None) -> N
         TypeError, ValueError: the name, the value or the step is not usable; the message says which.
     """
     _check_name(name)
-    number, point = _number(name, value), None if step is None else _whole("step", step)
-    link = _linked()
+    number, point = _float_of(name, value), None if step is None else _whole_number("step", step)
+    link = _current_link()
     if link is None:
         return
     if name not in link.steps and len(link.steps) >= MAX_NAMES:
-        _say(f"more than {MAX_NAMES} different names were logged; points of further names are not kept")
+        _print_once(f"more than {MAX_NAMES} different names were logged; points of further names are not kept")
         return
     steps = link.steps.setdefault(name, count())
     link.emit(link.metric(link.device, name, next(steps) if point is None else point, number, time.time()))
@@ -79,8 +79,8 @@ def progress(step: SupportsIndex, steps: SupportsIndex | None = None) -> None:
     Raises:
         TypeError, ValueError: one of them is not a whole number, or is negative.
     """
-    done, total = _whole("step", step), None if steps is None else _whole("steps", steps)
-    link = _linked()
+    done, total = _whole_number("step", step), None if steps is None else _whole_number("steps", steps)
+    link = _current_link()
     if link is not None:
         link.emit(link.progress(done, total))
 
@@ -115,7 +115,7 @@ def checkpoint(path: str | os.PathLike[str]) -> Path:
     if kept is None:
         _say_outside()
         return source
-    return saving.save(source, kept)
+    return saving.save_checkpoint(source, kept)
 
 
 def resume_dir() -> Path | None:
@@ -127,7 +127,7 @@ def resume_dir() -> Path | None:
 
 def should_stop() -> bool:
     """Whether the job was told to end (a cancel, a limit, a stop of the service): SIGTERM has come, SIGKILL will."""
-    link = _linked()
+    link = _current_link()
     return link is not None and link.stopping()
 
 
@@ -150,7 +150,7 @@ def connect(
     else the rank's logical device.
     """
     global _link
-    _link = _Link(emit, stopping, Path(output_dir), device, metric, progress, os.getpid())
+    _link = _JobLink(emit, stopping, Path(output_dir), device, metric, progress, os.getpid())
 
 
 def carry_over(stopping: Callable[[], bool]) -> None:
@@ -167,14 +167,14 @@ def belong_to(device: int) -> None:
         _link = replace(_link, device=device)
 
 
-def _linked() -> _Link | None:
+def _current_link() -> _JobLink | None:
     """The link of this very process; without one, the reason is said once."""
     if _link is not None and _link.pid == os.getpid():
         return _link
     if _kept_dir() is None:
         _say_outside()
     else:
-        _say("this process has no connection to its job: what it logs is not kept")
+        _print_once("this process has no connection to its job: what it logs is not kept")
     return None
 
 
@@ -186,10 +186,10 @@ def _kept_dir() -> Path | None:
 
 
 def _say_outside() -> None:
-    _say(f"not running in a job: nothing is recorded, and output goes to ./{OUTSIDE}")
+    _print_once(f"not running in a job: nothing is recorded, and output goes to ./{OUTSIDE}")
 
 
-def _say(words: str) -> None:
+def _print_once(words: str) -> None:
     if words not in _said:
         _said.add(words)
         print(f"shardyard.job: {words}", file=sys.stderr)
@@ -205,7 +205,7 @@ def _check_name(name: str) -> None:
         raise ValueError(f"log: name {name[:40]!r} is not usable; give 1 to {MAX_NAME_CHARACTERS} printable characters")
 
 
-def _number(name: str, value: SupportsFloat) -> float:
+def _float_of(name: str, value: SupportsFloat) -> float:
     detach = getattr(value, "detach", None)  # torch warns of a number made of a tensor that has a gradient
     try:
         return float(value if detach is None else detach())
@@ -213,7 +213,7 @@ def _number(name: str, value: SupportsFloat) -> float:
         raise TypeError(f"log: the value of {name!r} is not one number: {error}") from None
 
 
-def _whole(name: str, value: SupportsIndex) -> int:
+def _whole_number(name: str, value: SupportsIndex) -> int:
     try:
         whole = operator.index(value)
     except TypeError:

@@ -39,7 +39,7 @@ from jobs.store.packed_jobs import PackedJobConverter
 from jobs.support.fs import sync_directory
 from shardyard.contract.errors import InvalidRequest, ShardyardError
 from shardyard.service import embedded_redis
-from shardyard.service.processes import Processes, sole_owner
+from shardyard.service.processes import ProcessGroup, sole_owner
 
 FORMAT = 1
 MANIFEST, CONTROL, STORAGE, TOKEN = "manifest.json", "control.msgpack.zst", "storage", "admin.token"
@@ -63,23 +63,23 @@ class BackupError(ShardyardError):
     code = "backup_failed"
 
 
-class File(msgspec.Struct, frozen=True, array_like=True):
+class BackedUpFile(msgspec.Struct, frozen=True, array_like=True):
     bytes: int
     sha256: str
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a back-up holds. `jobs`: state -> how many."""
 
     format: int
     version: str  # of the program that made it
     made_at: float  # seconds since the epoch
     jobs: dict[str, int]
-    files: dict[str, File]  # by path within the back-up
+    files: dict[str, BackedUpFile]  # by path within the back-up
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class BackupSource:
     """What is backed up. `token` is the file of its admin token, where it has one that we know of."""
 
     control: RedisStore
@@ -91,7 +91,7 @@ class Service:
 
 
 @contextlib.contextmanager
-def embedded_service(data_dir: Path, say: Say) -> Iterator[Service]:
+def embedded_service(data_dir: Path, say: Say) -> Iterator[BackupSource]:
     """The service of `shardyard up` on `data_dir`, running or stopped. A stopped one has its control Redis started for
     as long as this is entered.
 
@@ -101,17 +101,17 @@ def embedded_service(data_dir: Path, say: Say) -> Iterator[Service]:
     """
     if not (data_dir / "control" / "appendonlydir").is_dir():
         raise InvalidRequest(f"{data_dir} is not the data directory of a service; name it with --data-dir")
-    server = embedded_redis.prepare("control", data_dir, embedded_redis.find_server())
+    server = embedded_redis.prepare_redis("control", data_dir, embedded_redis.find_server())
     with contextlib.ExitStack() as stack:
-        if not embedded_redis.answers(server):
+        if not embedded_redis.redis_answers(server):
             stack.enter_context(sole_owner(data_dir / _LOCK))
-            stack.enter_context(_started(server, say))
-        control = stack.enter_context(connected(server.url))
-        yield Service(control, data_dir / STORAGE, data_dir / TOKEN)
+            stack.enter_context(_running_redis(server, say))
+        control = stack.enter_context(connect_control(server.url))
+        yield BackupSource(control, data_dir / STORAGE, data_dir / TOKEN)
 
 
 @contextlib.contextmanager
-def connected(url: str) -> Iterator[RedisStore]:
+def connect_control(url: str) -> Iterator[RedisStore]:
     """A control Redis of the caller's own."""
     control = RedisStore(
         redis.Redis.from_url(url, socket_timeout=REPLY_SECONDS, socket_connect_timeout=CONNECT_SECONDS)
@@ -123,8 +123,8 @@ def connected(url: str) -> Iterator[RedisStore]:
 
 
 @contextlib.contextmanager
-def _started(server: embedded_redis.EmbeddedRedis, say: Say) -> Iterator[None]:
-    processes = Processes(say=say)
+def _running_redis(server: embedded_redis.EmbeddedRedis, say: Say) -> Iterator[None]:
+    processes = ProcessGroup(say=say)
     processes.start(server.service)
     try:
         embedded_redis.wait_until_it_answers(server)
@@ -136,7 +136,7 @@ def _started(server: embedded_redis.EmbeddedRedis, say: Say) -> Iterator[None]:
 # -- back-up ---------------------------------------------------------------------------------------
 
 
-def make(service: Service, destination: Path) -> Manifest:
+def make_backup(service: BackupSource, destination: Path) -> BackupManifest:
     """Back up a service into a directory that is empty or not there yet.
 
     Raises:
@@ -152,18 +152,18 @@ def make(service: Service, destination: Path) -> Manifest:
         PackedJobConverter(service.control).convert()
         entries = service.control.run(store.dump())
         _refuse_another_storage(entries, service.storage)
-        files = {CONTROL: _written(destination / CONTROL, _packed(entries))}
+        files = {CONTROL: _write_file(destination / CONTROL, _pack_entries(entries))}
         if service.token is not None and service.token.is_file():
-            files[TOKEN] = _kept(service.token, destination / TOKEN)
-        for path in _stored(service.storage, _attempts(entries)):
+            files[TOKEN] = _copy_file(service.token, destination / TOKEN)
+        for path in _stored_paths(service.storage, _count_attempts(entries)):
             with contextlib.suppress(FileNotFoundError):  # a user has just deleted the job
                 name = f"{STORAGE}/{path}"
-                files[name] = _kept(service.storage / path, destination / name)
-        made = Manifest(
-            format=FORMAT, version=shardyard.__version__, made_at=time.time(), jobs=_states(entries), files=files
+                files[name] = _copy_file(service.storage / path, destination / name)
+        made = BackupManifest(
+            format=FORMAT, version=shardyard.__version__, made_at=time.time(), jobs=_count_states(entries), files=files
         )
         os.sync()
-        _written(destination / f".{MANIFEST}", msgspec.json.format(msgspec.json.encode(made)))
+        _write_file(destination / f".{MANIFEST}", msgspec.json.format(msgspec.json.encode(made)))
         (destination / f".{MANIFEST}").rename(destination / MANIFEST)
         sync_directory(destination)
     return made
@@ -178,16 +178,16 @@ def _refuse_another_storage(entries: Iterable[Entry], storage: Path) -> None:
         raise BackupError(f"{storage} is not the storage directory of the service that uses this Redis server")
 
 
-def _attempts(entries: Iterable[Entry]) -> dict[str, int]:
+def _count_attempts(entries: Iterable[Entry]) -> dict[str, int]:
     """How many attempts each job has had."""
-    return {ref: int(fields[b"attempt"]) for ref, fields in _jobs(entries)}
+    return {ref: int(fields[b"attempt"]) for ref, fields in _read_jobs(entries)}
 
 
-def _states(entries: Iterable[Entry]) -> dict[str, int]:
-    return dict(Counter(fields[b"state"].decode() for _, fields in _jobs(entries)))
+def _count_states(entries: Iterable[Entry]) -> dict[str, int]:
+    return dict(Counter(fields[b"state"].decode() for _, fields in _read_jobs(entries)))
 
 
-def _jobs(entries: Iterable[Entry]) -> Iterator[tuple[str, Fields]]:
+def _read_jobs(entries: Iterable[Entry]) -> Iterator[tuple[str, Fields]]:
     """Refs and fields of all jobs."""
     for entry in entries:
         kind, _, ref = entry.key.decode().removeprefix("sy:").partition(":")
@@ -195,16 +195,16 @@ def _jobs(entries: Iterable[Entry]) -> Iterator[tuple[str, Fields]]:
             yield ref, read_hash(entry.values)
 
 
-def _stored(storage: Path, attempts: Mapping[str, int]) -> Iterator[PurePosixPath]:
+def _stored_paths(storage: Path, attempts: Mapping[str, int]) -> Iterator[PurePosixPath]:
     """Paths within the storage directory that belong into a back-up."""
     for directory, _, names in os.walk(storage):
         for name in names:
             path = PurePosixPath(Path(directory, name).relative_to(storage))
-            if _belongs(path, storage, attempts):
+            if _belongs_to_backup(path, storage, attempts):
                 yield path
 
 
-def _belongs(path: PurePosixPath, storage: Path, attempts: Mapping[str, int]) -> bool:
+def _belongs_to_backup(path: PurePosixPath, storage: Path, attempts: Mapping[str, int]) -> bool:
     """Not what is still being written, and nothing of an attempt that Redis did not know of: after a restore the same
     number is given again, and its files must not be there. So it is with checkpoints; of those that Redis did not know
     of yet the newest may be all that is left, when older ones have gone meanwhile."""
@@ -223,7 +223,7 @@ def _belongs(path: PurePosixPath, storage: Path, attempts: Mapping[str, int]) ->
     return (not attempt.isdigit() or int(attempt) <= known) and rest[3] not in _UNFINISHED
 
 
-def _kept(source: Path, target: Path) -> File:
+def _copy_file(source: Path, target: Path) -> BackedUpFile:
     """Copy a file as long as it is now: of one that grows, what comes later is not waited for.
 
     Raises:
@@ -247,18 +247,18 @@ def _kept(source: Path, target: Path) -> File:
                 writer.write(part)
                 left -= len(part)
     os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
-    return File(status.st_size - left, digest.hexdigest())
+    return BackedUpFile(status.st_size - left, digest.hexdigest())
 
 
-def _written(path: Path, body: bytes) -> File:
+def _write_file(path: Path, body: bytes) -> BackedUpFile:
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(body)
         file.flush()
         os.fsync(file.fileno())
-    return File(len(body), hashlib.sha256(body).hexdigest())
+    return BackedUpFile(len(body), hashlib.sha256(body).hexdigest())
 
 
-def _packed(entries: tuple[Entry, ...]) -> bytes:
+def _pack_entries(entries: tuple[Entry, ...]) -> bytes:
     packed: bytes = zstandard.compress(msgspec.msgpack.encode(entries))
     return packed
 
@@ -266,12 +266,12 @@ def _packed(entries: tuple[Entry, ...]) -> bytes:
 # -- restore ---------------------------------------------------------------------------------------
 
 
-def read_manifest(source: Path) -> Manifest:
+def read_manifest(source: Path) -> BackupManifest:
     """Raises:
     BackupError: there is no back-up, or one that this version does not know.
     """
     try:
-        found = msgspec.json.decode((source / MANIFEST).read_bytes(), type=Manifest)
+        found = msgspec.json.decode((source / MANIFEST).read_bytes(), type=BackupManifest)
     except FileNotFoundError:
         raise BackupError(f"{source} is no back-up, or one that was not finished: it has no {MANIFEST}") from None
     except (OSError, msgspec.MsgspecError) as error:
@@ -284,7 +284,7 @@ def read_manifest(source: Path) -> Manifest:
     return found
 
 
-def restore(source: Path, data_dir: Path, say: Say) -> Manifest:
+def restore_data_dir(source: Path, data_dir: Path, say: Say) -> BackupManifest:
     """Make a data directory from a back-up, so that `shardyard up` on it finds every job. What ran when the back-up was
     made is queued again.
 
@@ -297,10 +297,10 @@ def restore(source: Path, data_dir: Path, say: Say) -> Manifest:
     _refuse_unless_empty(data_dir, "a restore needs a data directory of its own")
     part = data_dir / _PART
     with _disk_errors(), sole_owner(data_dir / _LOCK), _removed_afterwards(part):
-        _unpack(source, made, part)
-        server = embedded_redis.prepare("control", part, embedded_redis.find_server())
-        with _started(server, say), connected(server.url) as control:
-            _load(control, part / CONTROL)
+        _unpack_files(source, made, part)
+        server = embedded_redis.prepare_redis("control", part, embedded_redis.find_server())
+        with _running_redis(server, say), connect_control(server.url) as control:
+            _load_keys(control, part / CONTROL)
         for name in (STORAGE, TOKEN, "control"):
             if (part / name).exists():
                 (part / name).rename(data_dir / name)
@@ -308,7 +308,7 @@ def restore(source: Path, data_dir: Path, say: Say) -> Manifest:
     return made
 
 
-def restore_outside(source: Path, control: RedisStore, storage: Path) -> Manifest:
+def restore_outside(source: Path, control: RedisStore, storage: Path) -> BackupManifest:
     """The same into a Redis server of the caller's own and a storage directory, both empty.
 
     Raises:
@@ -322,19 +322,19 @@ def restore_outside(source: Path, control: RedisStore, storage: Path) -> Manifes
         raise InvalidRequest("this Redis server holds a service already; a restore needs an empty one")
     part = storage / _PART
     with _disk_errors(), _removed_afterwards(part):
-        _unpack(source, made, part)
+        _unpack_files(source, made, part)
         for path in sorted((part / STORAGE).iterdir()):
             path.rename(storage / path.name)
         sync_directory(storage)
-        _load(control, part / CONTROL)
+        _load_keys(control, part / CONTROL)
     return made
 
 
-def _unpack(source: Path, made: Manifest, part: Path) -> None:
+def _unpack_files(source: Path, made: BackupManifest, part: Path) -> None:
     """Copy every file of a back-up, and check that it is the one that was kept."""
     for name, file in made.files.items():
         try:
-            copied = _kept(source / name, part / name)
+            copied = _copy_file(source / name, part / name)
         except FileNotFoundError:
             raise BackupError(f"the back-up is not whole: {name} is missing") from None
         if copied != file:
@@ -343,18 +343,18 @@ def _unpack(source: Path, made: Manifest, part: Path) -> None:
     os.sync()
 
 
-def _load(control: RedisStore, file: Path) -> None:
+def _load_keys(control: RedisStore, file: Path) -> None:
     """Put the keys into an empty Redis, and end what ran."""
     entries = msgspec.msgpack.decode(zstandard.decompress(file.read_bytes()), type=tuple[Entry, ...])
     for start in range(0, len(entries), BATCH):
         with control.client.pipeline(transaction=False) as pipe:
             for entry in entries[start : start + BATCH]:
-                _put(pipe, entry)
+                _restore_key(pipe, entry)
             pipe.execute()
     control.run(store.restored())
 
 
-def _put(pipe: "redis.client.Pipeline", entry: Entry) -> None:
+def _restore_key(pipe: "redis.client.Pipeline", entry: Entry) -> None:
     pairs = zip(entry.values[::2], entry.values[1::2], strict=False)
     match entry.kind:
         case "string":
@@ -374,7 +374,7 @@ def _put(pipe: "redis.client.Pipeline", entry: Entry) -> None:
 # -- both ------------------------------------------------------------------------------------------
 
 
-def described(made: Manifest) -> str:
+def describe_backup(made: BackupManifest) -> str:
     """A back-up in words."""
     jobs = sum(made.jobs.values())
     waiting = sum(count for state, count in made.jobs.items() if state not in TERMINAL)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from shardyard.service.processes import Service, ServiceError
+from shardyard.service.processes import ServiceError, ServiceProcess
 
 MIN_VERSION = 7
 #: The kernel's limit for a unix socket's path is 108 bytes with the final zero.
@@ -55,7 +55,7 @@ class EmbeddedRedis:
     directory: Path
     socket: Path
     password: str
-    service: Service
+    service: ServiceProcess
 
     @property
     def url(self) -> str:
@@ -88,19 +88,19 @@ def find_server() -> Path:
     )
 
 
-def prepare(name: str, data_dir: Path, server: Path) -> EmbeddedRedis:
+def prepare_redis(name: str, data_dir: Path, server: Path) -> EmbeddedRedis:
     """Write the configuration of the server `name` (a key of `SETTINGS`) under `data_dir`.
 
     The password is made once and kept, so that a server which outlived an earlier `up` still knows it.
     """
     directory = data_dir / name
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    password = _password(directory / "password")
+    password = _read_password(directory / "password")
     socket = _socket_path(directory)
     settings = SETTINGS[name] | {"dir": str(directory), "unixsocket": str(socket), "requirepass": password}
     config = directory / "redis.conf"
-    _write_private(config, "".join(f"{key} {_quoted(value)}\n" for key, value in settings.items()))
-    service = Service(
+    _write_private(config, "".join(f"{key} {_quote_value(value)}\n" for key, value in settings.items()))
+    service = ServiceProcess(
         name=name,
         argv=(str(server), str(config)),
         env={},
@@ -112,7 +112,7 @@ def prepare(name: str, data_dir: Path, server: Path) -> EmbeddedRedis:
     return EmbeddedRedis(name, directory, socket, password, service)
 
 
-def answers(server: EmbeddedRedis) -> bool:
+def redis_answers(server: EmbeddedRedis) -> bool:
     """Whether the server has loaded its data and takes commands.
 
     Raises:
@@ -139,7 +139,7 @@ def wait_until_it_answers(server: EmbeddedRedis, seconds: float = 60) -> None:
     ServiceError: it did not answer in time (a large data set loads at some 100 MB a second).
     """
     deadline = time.monotonic() + seconds
-    while not answers(server):
+    while not redis_answers(server):
         if time.monotonic() > deadline:
             raise ServiceError(
                 f"the {server.name} Redis did not answer within {seconds:.0f} s; see {server.service.log_path}"
@@ -167,7 +167,7 @@ def _major_version(server: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _password(path: Path) -> str:
+def _read_password(path: Path) -> str:
     if not path.exists():
         _write_private(path, secrets.token_hex(32))
     return path.read_text().strip()
@@ -185,7 +185,7 @@ def _write_private(path: Path, text: str) -> None:
     part.replace(path)
 
 
-def _quoted(value: str) -> str:
+def _quote_value(value: str) -> str:
     """A value in the configuration file's own quoting."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

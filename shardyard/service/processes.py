@@ -61,7 +61,7 @@ class ServiceError(Unavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServiceProcess:
     """One long-running process. `env` is added to this process's own environment."""
 
     name: str
@@ -88,37 +88,37 @@ class Service:
 
 
 @dataclass(slots=True)
-class _Running:
-    service: Service
+class _RunningProcess:
+    service: ServiceProcess
     pid: int
     pidfd: int
     child: subprocess.Popen[bytes] | None  # None: adopted, so its exit code is not ours to read
 
-    def reap(self) -> "_Death":
+    def reap(self) -> "_ProcessEnd":
         """How the process, which has ended, did so."""
         os.close(self.pidfd)
         if self.child is None:
-            return _Death("ended", by_itself=True)
+            return _ProcessEnd("ended", by_itself=True)
         code = self.child.wait(timeout=KILL_SECONDS)
         text = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return _Death(text, by_itself=code != -signal.SIGKILL)
+        return _ProcessEnd(text, by_itself=code != -signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
-class _Death:
+class _ProcessEnd:
     how: str
     by_itself: bool  # nobody killed it from outside, as far as that can be told
     at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True)
-class _Restart:
-    service: Service
+class _PlannedRestart:
+    service: ServiceProcess
     due: float  # time.monotonic()
 
 
 @dataclass(slots=True)
-class Processes:
+class ProcessGroup:
     """The services of one `up`, by name.
 
     `say` receives one sentence about everything unexpected. `hurried` is asked while a stop waits:
@@ -127,11 +127,11 @@ class Processes:
 
     say: Callable[[str], None]
     hurried: Callable[[], bool] = lambda: False
-    _running: dict[str, _Running] = field(default_factory=dict)
-    _deaths: dict[str, deque[_Death]] = field(default_factory=dict)
-    _restarts: dict[str, _Restart] = field(default_factory=dict)
+    _running: dict[str, _RunningProcess] = field(default_factory=dict)
+    _deaths: dict[str, deque[_ProcessEnd]] = field(default_factory=dict)
+    _restarts: dict[str, _PlannedRestart] = field(default_factory=dict)
 
-    def start(self, service: Service) -> How:
+    def start(self, service: ServiceProcess) -> How:
         """Start `service`, or take over the one that survived an earlier `up`.
 
         Raises:
@@ -141,15 +141,15 @@ class Processes:
         while True:
             lock = _open_lock(service.lock_path)
             if lock is not None:
-                self._running[service.name] = _spawn(service, lock)
+                self._running[service.name] = _spawn_service(service, lock)
                 return how
-            survivor = _survivor(service)
+            survivor = _find_survivor(service)
             if survivor is None:
                 continue  # it ended between the two looks
-            if service.keep or _recorded(service.lock_path) == service.fingerprint():
+            if service.keep or _recorded_fingerprint(service.lock_path) == service.fingerprint():
                 self._running[service.name] = survivor
                 return "adopted"
-            self._end(survivor)
+            self._end_process(survivor)
             how = "replaced"
 
     def watch(self, timeout: float, *, restart: bool = True) -> None:
@@ -177,24 +177,24 @@ class Processes:
         self._restarts.pop(name, None)
         running = self._running.pop(name, None)
         if running is not None:
-            self._end(running)
+            self._end_process(running)
 
-    def _end(self, running: _Running) -> None:
+    def _end_process(self, running: _RunningProcess) -> None:
         service = running.service
-        _signal(running, signal.SIGTERM)
+        _send_signal(running, signal.SIGTERM)
         deadline = time.monotonic() + service.stop_seconds
         while not _wait_for_end([running], 0.05):
             # Redis gets its whole time even in a hurry: what it has accepted is then on disk.
             if time.monotonic() > deadline or (self.hurried() and not service.keep):
                 why = "did not end in time" if time.monotonic() > deadline else "is not waited for"
                 self.say(f"{service.name} (pid {running.pid}) {why}; killing it")
-                _signal(running, signal.SIGKILL)
+                _send_signal(running, signal.SIGKILL)
                 if not _wait_for_end([running], KILL_SECONDS):
                     raise ServiceError(f"{service.name} (pid {running.pid}) does not end, not even when killed")
                 break
         running.reap()
 
-    def _note_death(self, running: _Running, allowed: int) -> None:
+    def _note_death(self, running: _RunningProcess, allowed: int) -> None:
         service, death = running.service, running.reap()
         del self._running[service.name]
         deaths = self._deaths.setdefault(service.name, deque(maxlen=MAX_DEATHS + 1))
@@ -204,18 +204,18 @@ class Processes:
         full = bool(allowed) and not _has_room(service.lock_path.parent)
         if fatal > allowed and not full:
             often = f", {len(recent)} times within {DEATH_WINDOW_SECONDS:.0f} s" if len(recent) > 1 else ""
-            log = f"The end of {service.log_path}:\n{tail(service.log_path)}"
+            log = f"The end of {service.log_path}:\n{tail_log(service.log_path)}"
             raise ServiceError(f"{service.name} {death.how}{often}. {log}")
         longest = MAX_BACK_OFF_SECONDS_OF_REDIS if service.keep else MAX_BACK_OFF_SECONDS
         pause = min(FIRST_BACK_OFF_SECONDS * 2 ** (len(recent) - 1), longest)
-        self._restarts[service.name] = _Restart(service, death.at + pause)
+        self._restarts[service.name] = _PlannedRestart(service, death.at + pause)
         again = f"starting it again in {pause:g} s, see {service.log_path}"
         if full:
             again = f"there is no room left in {service.lock_path.parent}; " + again
         self.say(f"{service.name} (pid {running.pid}) {death.how}; {again}")
 
 
-def is_alive(service: Service) -> bool:
+def is_alive(service: ServiceProcess) -> bool:
     """Whether somebody holds the service's lock now."""
     lock = _open_lock(service.lock_path)
     if lock is None:
@@ -246,7 +246,7 @@ def sole_owner(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
+def tail_log(path: Path, lines: int = LOG_TAIL_LINES) -> str:
     """The last lines of a log, indented for a message."""
     try:
         with path.open("rb") as file:
@@ -269,9 +269,9 @@ def _open_lock(path: Path) -> int | None:
     return lock
 
 
-def _spawn(service: Service, lock: int) -> _Running:
+def _spawn_service(service: ServiceProcess, lock: int) -> _RunningProcess:
     # Written before the child exists: a record that comes too late would make a survivor a stranger.
-    _record(lock, json.dumps({"fingerprint": service.fingerprint(), "argv": service.argv}).encode())
+    _write_lock(lock, json.dumps({"fingerprint": service.fingerprint(), "argv": service.argv}).encode())
     try:
         with _open_log(service.log_path) as log:
             child = subprocess.Popen(
@@ -287,10 +287,10 @@ def _spawn(service: Service, lock: int) -> _Running:
         raise ServiceError(f"cannot start {service.name} ({service.argv[0]}): {error}") from error
     finally:
         os.close(lock)
-    return _Running(service, child.pid, os.pidfd_open(child.pid), child)
+    return _RunningProcess(service, child.pid, os.pidfd_open(child.pid), child)
 
 
-def _record(lock: int, body: bytes) -> None:
+def _write_lock(lock: int, body: bytes) -> None:
     """Have a lock file hold `body`. One that does is left alone: a disk that is full would not take it back."""
     if os.pread(lock, len(body) + 1, 0) == body:
         return
@@ -310,18 +310,18 @@ def _open_log(path: Path) -> BinaryIO:
     return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
-def _survivor(service: Service) -> _Running | None:
+def _find_survivor(service: ServiceProcess) -> _RunningProcess | None:
     """The process that holds the service's lock, or None when it has just ended.
 
     Found through /proc rather than through a recorded pid, which may by now belong to another process.
     """
     deadline = time.monotonic() + service.stop_seconds
     while True:
-        holders = _holders(service.lock_path)
+        holders = _lock_holders(service.lock_path)
         for pid in holders:
             with contextlib.suppress(ProcessLookupError):
                 if os.getsid(pid) == pid:
-                    return _Running(service, pid, os.pidfd_open(pid), None)
+                    return _RunningProcess(service, pid, os.pidfd_open(pid), None)
         if not holders and is_alive(service):
             who = "a process that cannot be seen from here: of another user, container or host"
         elif holders:
@@ -334,7 +334,7 @@ def _survivor(service: Service) -> _Running | None:
         time.sleep(0.05)
 
 
-def _holders(path: Path) -> list[int]:
+def _lock_holders(path: Path) -> list[int]:
     """Processes that have `path` open, as far as this user may look."""
     wanted = path.stat()
     found = []
@@ -350,19 +350,19 @@ def _holders(path: Path) -> list[int]:
     return sorted(found)
 
 
-def _recorded(path: Path) -> str | None:
+def _recorded_fingerprint(path: Path) -> str | None:
     try:
         return str(json.loads(path.read_text())["fingerprint"])
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _signal(running: _Running, number: signal.Signals) -> None:
+def _send_signal(running: _RunningProcess, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(running.pidfd, number)
 
 
-def _wait_for_end(candidates: Collection[_Running], timeout: float) -> list[_Running]:
+def _wait_for_end(candidates: Collection[_RunningProcess], timeout: float) -> list[_RunningProcess]:
     """Those that have ended; waits up to `timeout` seconds for the first."""
     with selectors.DefaultSelector() as selector:
         for running in candidates:

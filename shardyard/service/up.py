@@ -30,7 +30,7 @@ from shardyard.client.connection import SERVICE_FILE, default_data_dir, url_host
 from shardyard.client.models import Node
 from shardyard.contract.errors import ShardyardError
 from shardyard.service import embedded_redis
-from shardyard.service.processes import Processes, Service, ServiceError, is_alive, sole_owner
+from shardyard.service.processes import ProcessGroup, ServiceError, ServiceProcess, is_alive, sole_owner
 
 READY_SECONDS = 120.0
 #: How often `up` looks whether a signal has come.
@@ -52,7 +52,7 @@ class UpOptions:
     telemetry_url: str | None = None
 
 
-class Interrupts:
+class InterruptCounter:
     """Counts SIGINT, SIGTERM and SIGHUP while it is entered: the first asks for a stop, a second for a fast one."""
 
     def __init__(self) -> None:
@@ -63,26 +63,26 @@ class Interrupts:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # nohup ignores SIGHUP before we start; it must stay ignored.
             if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._note)
+                self._before[number] = signal.signal(number, self._count_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
+    def _count_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.count += 1
 
 
-def up(options: UpOptions, console: Console) -> None:
+def run_service(options: UpOptions, console: Console) -> None:
     """Run the service until SIGINT or SIGTERM, then stop it in order.
 
     Raises:
         ServiceError: something does not start or does not stay up; what had started is stopped again.
     """
     data_dir = options.data_dir.expanduser().absolute()
-    with sole_owner(data_dir / "up.lock"), Interrupts() as interrupts:
-        run = _Run(options, data_dir, console, interrupts)
+    with sole_owner(data_dir / "up.lock"), InterruptCounter() as interrupts:
+        run = _ServiceRun(options, data_dir, console, interrupts)
         try:
             run.start()
             run.watch()
@@ -90,27 +90,27 @@ def up(options: UpOptions, console: Console) -> None:
             run.stop()
 
 
-class _Run:
+class _ServiceRun:
     """One run of `up`, from its first process to its last."""
 
-    def __init__(self, options: UpOptions, data_dir: Path, console: Console, interrupts: Interrupts) -> None:
+    def __init__(self, options: UpOptions, data_dir: Path, console: Console, interrupts: InterruptCounter) -> None:
         self._options = options
         self._data_dir = data_dir
         self._console = console
         self._interrupts = interrupts
         self._started: list[str] = []
-        self._processes = Processes(say=self._warn, hurried=lambda: interrupts.count > 1)
+        self._processes = ProcessGroup(say=self._print_warning, hurried=lambda: interrupts.count > 1)
 
     def start(self) -> None:
         """Start everything, in order, and wait until jobs can be taken (or a signal comes)."""
         begun = time.monotonic()
-        self._print(f"[bold]shardyard[/] on {escape(str(self._data_dir))}")
+        self._print_line(f"[bold]shardyard[/] on {escape(str(self._data_dir))}")
         port = self._choose_port()
-        environment = self._environment(port) | self._redis()
+        environment = self._service_environment(port) | self._start_redis()
         if environment["SHARDYARD_RUN_AS"]:
             self._data_dir.chmod(0o711)  # jobs reach their own directories in it, and cannot look around
-        self._start(_api(self._data_dir, environment))
-        self._start(_worker(self._data_dir, environment))
+        self._start_process(_api_process(self._data_dir, environment))
+        self._start_process(_worker_process(self._data_dir, environment))
         url = f"http://{url_host(self._options.host)}:{port}"
         token_file = Path(environment["SHARDYARD_ADMIN_TOKEN_FILE"])
         nodes = self._wait_until_ready(url, token_file)
@@ -128,12 +128,12 @@ class _Run:
         if not self._started:
             return
         begun = time.monotonic()
-        self._print("\nstopping; running attempts go back to the queue (Ctrl-C again: do not wait for them)")
+        self._print_line("\nstopping; running attempts go back to the queue (Ctrl-C again: do not wait for them)")
         while self._started:
             name = self._started.pop()
             self._processes.stop(name)
-            self._print(f"  {name} ended")
-        self._print(f"stopped after {time.monotonic() - begun:.1f} s; `shardyard up` goes on from here")
+            self._print_line(f"  {name} ended")
+        self._print_line(f"stopped after {time.monotonic() - begun:.1f} s; `shardyard up` goes on from here")
 
     # -- parts of a start --------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class _Run:
             ServiceError: somebody else listens there.
         """
         host, port = self._options.host, self._options.port
-        if port and is_alive(_api(self._data_dir, {})):
+        if port and is_alive(_api_process(self._data_dir, {})):
             return port  # our own API outlived an earlier `up`; it is about to be adopted or replaced
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -158,7 +158,7 @@ class _Run:
                 ) from error
             return int(probe.getsockname()[1])
 
-    def _environment(self, port: int) -> dict[str, str]:
+    def _service_environment(self, port: int) -> dict[str, str]:
         return {
             "SHARDYARD_HOST": self._options.host,
             "SHARDYARD_PORT": str(port),
@@ -170,7 +170,7 @@ class _Run:
             "SHARDYARD_RUN_AS": os.environ.get("SHARDYARD_RUN_AS", ""),
         }
 
-    def _redis(self) -> dict[str, str]:
+    def _start_redis(self) -> dict[str, str]:
         """The URLs of the Redis servers, which are started unless the caller named his own."""
         if self._options.redis_url is not None:
             named = {"SHARDYARD_REDIS_URL": self._options.redis_url}
@@ -178,19 +178,21 @@ class _Run:
                 named["SHARDYARD_TELEMETRY_URL"] = self._options.telemetry_url
             return named
         program = embedded_redis.find_server()
-        servers = {name: embedded_redis.prepare(name, self._data_dir, program) for name in embedded_redis.SETTINGS}
+        servers = {
+            name: embedded_redis.prepare_redis(name, self._data_dir, program) for name in embedded_redis.SETTINGS
+        }
         for server in servers.values():
-            self._start(server.service)
+            self._start_process(server.service)
         for server in servers.values():
             embedded_redis.wait_until_it_answers(server)
         telemetry_url = self._options.telemetry_url or servers["telemetry"].url
         return {"SHARDYARD_REDIS_URL": servers["control"].url, "SHARDYARD_TELEMETRY_URL": telemetry_url}
 
-    def _start(self, service: Service) -> None:
+    def _start_process(self, service: ServiceProcess) -> None:
         how = self._processes.start(service)
         self._started.append(service.name)
         remark = {"started": "", "adopted": "  (still running, taken over)", "replaced": "  (in place of an older one)"}
-        self._print(f"  {service.name:<10} pid {self._processes.pid(service.name)}{remark[how]}")
+        self._print_line(f"  {service.name:<10} pid {self._processes.pid(service.name)}{remark[how]}")
 
     def _wait_until_ready(self, url: str, token_file: Path) -> list[Node]:
         """The nodes of our pool once they are live; empty when a signal came first.
@@ -225,22 +227,22 @@ class _Run:
     # -- output ------------------------------------------------------------------------------------
 
     def _print_ready(self, url: str, token_file: Path, nodes: list[Node], seconds: float) -> None:
-        self._print(f"[bold green]ready[/] in {seconds:.1f} s\n")
-        self._print(f"  address     [bold]{url}[/]")
-        self._print(f"  token file  {token_file}")
+        self._print_line(f"[bold green]ready[/] in {seconds:.1f} s\n")
+        self._print_line(f"  address     [bold]{url}[/]")
+        self._print_line(f"  token file  {token_file}")
         for node in nodes:
-            self._print(f"  pool        {node.pool}: {_devices(node)} on {node.id}")
+            self._print_line(f"  pool        {node.pool}: {_describe_devices(node)} on {node.id}")
         if self._data_dir != default_data_dir().absolute():
-            self._print(f"\n  for the commands in another terminal:  export SHARDYARD_DATA_DIR={self._data_dir}")
-        self._print("\n  shardyard submit job.json --watch    shardyard list    Ctrl-C here stops the service\n")
+            self._print_line(f"\n  for the commands in another terminal:  export SHARDYARD_DATA_DIR={self._data_dir}")
+        self._print_line("\n  shardyard submit job.json --watch    shardyard list    Ctrl-C here stops the service\n")
 
-    def _print(self, text: str) -> None:
-        self._say(text)
+    def _print_line(self, text: str) -> None:
+        self._print_safely(text)
 
-    def _warn(self, text: str) -> None:
-        self._say(f"! {text}", style="yellow", markup=False)
+    def _print_warning(self, text: str) -> None:
+        self._print_safely(f"! {text}", style="yellow", markup=False)
 
-    def _say(self, text: str, **how: Any) -> None:
+    def _print_safely(self, text: str, **how: Any) -> None:
         """What nobody can be told, since its output goes to a full disk perhaps, must not end the service."""
         with contextlib.suppress(OSError):
             self._console.print(text, highlight=False, soft_wrap=True, **how)
@@ -250,7 +252,7 @@ def _in_words(missing: Mapping[str, str]) -> str:
     return ", ".join(f"{part.replace('_', ' ')} ({state})" for part, state in missing.items())
 
 
-def _devices(node: Node) -> str:
+def _describe_devices(node: Node) -> str:
     """A node's devices in words: `cpu:0-7 (8 virtual devices)`, `cuda:0-3 (4 x NVIDIA H100)`."""
     devices = node.devices
     names = sorted({device.name for device in devices})
@@ -258,15 +260,15 @@ def _devices(node: Node) -> str:
     return f"{formatting.device_names(device.label for device in devices)} ({len(devices)} {what})"
 
 
-def _api(data_dir: Path, environment: Mapping[str, str]) -> Service:
+def _api_process(data_dir: Path, environment: Mapping[str, str]) -> ServiceProcess:
     wanted = ("REDIS_URL", "TELEMETRY_URL", "STORAGE", "ADMIN_TOKEN_FILE", "HOST", "PORT")
-    return _service(data_dir, "api", ("-m", "api"), environment, wanted, stop_seconds=API_STOP_SECONDS)
+    return _own_process(data_dir, "api", ("-m", "api"), environment, wanted, stop_seconds=API_STOP_SECONDS)
 
 
-def _worker(data_dir: Path, environment: Mapping[str, str]) -> Service:
+def _worker_process(data_dir: Path, environment: Mapping[str, str]) -> ServiceProcess:
     wanted = ("REDIS_URL", "TELEMETRY_URL", "STORAGE", "STATE_DIR", "POOL", "DEVICES", "RUN_AS")
     command = ("-m", "workers", "--stop-attempts-on-exit")
-    return _service(
+    return _own_process(
         data_dir,
         "worker",
         command,
@@ -276,20 +278,20 @@ def _worker(data_dir: Path, environment: Mapping[str, str]) -> Service:
     )
 
 
-def _service(
+def _own_process(
     data_dir: Path,
     name: str,
     command: tuple[str, ...],
     environment: Mapping[str, str],
     wanted: tuple[str, ...],
     stop_seconds: float,
-) -> Service:
+) -> ServiceProcess:
     """One of our own programs. It gets only the settings that it reads, so that a change of another keeps it."""
     settings = {
         f"SHARDYARD_{key}": environment[f"SHARDYARD_{key}"] for key in wanted if f"SHARDYARD_{key}" in environment
     }
     # -P: a directory called `jobs` or `api` in the working directory must not shadow ours.
     argv = (sys.executable, "-P", *command)
-    return Service(
+    return ServiceProcess(
         name, argv, settings, data_dir / f"{name}.lock", data_dir / "log" / f"{name}.log", stop_seconds=stop_seconds
     )

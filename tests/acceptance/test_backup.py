@@ -26,7 +26,7 @@ def outcome(client: Client, job: str) -> tuple[Any, ...]:
     """All that an ended job has to show, but its progress, which is kept for a day only."""
     lines = [line.text for line in client.job(job).logs()]
     assert lines
-    return client.json(endpoints.job(job)) | {"progress": None}, client.job(job).report(), lines
+    return client.json(endpoints.get_job(job)) | {"progress": None}, client.job(job).report(), lines
 
 
 @pytest.fixture

@@ -100,13 +100,13 @@ def test_a_list_is_every_job_once_newest_first_over_all_pages(client: Client, mo
     made = [client.submit(short("many") | {"resources": {"devices": 8}}).id for _ in range(120)]
     monkeypatch.setattr(operations, "JOBS_PER_PAGE", 50)
     asked: list[object] = []
-    fetch = endpoints.jobs
+    fetch = endpoints.list_jobs
 
     def counted(**filters: Any) -> Any:
         asked.append(filters)
         return fetch(**filters)
 
-    monkeypatch.setattr(endpoints, "jobs", counted)
+    monkeypatch.setattr(endpoints, "list_jobs", counted)
 
     found = [job.id for job in client.jobs(name="many", state="queued")]
 

@@ -13,14 +13,14 @@ import pytest
 from shardyard.cli import demo
 from shardyard.client import Client
 from shardyard.service import embedded_redis
-from shardyard.service.processes import Processes
+from shardyard.service.processes import ProcessGroup
 from tests.acceptance.harness import SERVICES, Up, wait_for_state, wait_until
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
 
 
 def digits(epochs: int) -> dict[str, Any]:
-    spec = demo.spec("digits-dp3")
+    spec = demo.load_example("digits-dp3")
     program = spec["program"] | {"epochs": epochs}
     del program["evaluate"]
     return spec | {"program": program, "observe": "off"}
@@ -132,8 +132,8 @@ def test_a_part_that_cannot_start_ends_up_with_the_last_words_of_its_log(up: Up)
 
 @pytest.mark.slow
 def test_an_external_redis_serves_in_the_place_of_the_built_in_ones(up: Up, tmp_path: Path) -> None:
-    server = embedded_redis.prepare("control", tmp_path / "external", embedded_redis.find_server())
-    manager = Processes(say=print)
+    server = embedded_redis.prepare_redis("control", tmp_path / "external", embedded_redis.find_server())
+    manager = ProcessGroup(say=print)
     manager.start(server.service)
     try:
         embedded_redis.wait_until_it_answers(server)

@@ -9,8 +9,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
 from shardyard.contract.report import Report, decode_report
-from shardyard.render.svg.comparison_page import comparison
-from shardyard.render.svg.report_page import About, page
+from shardyard.render.svg.comparison_page import comparison_page
+from shardyard.render.svg.report_page import ReportContext, report_page
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.browser]
 
@@ -47,7 +47,7 @@ def bottom(seen: Page, selector: str) -> float:
 def test_idle_devices_and_the_first_finding_are_seen_without_scrolling(
     browser: Browser, tmp_path: Path, name: str
 ) -> None:
-    with opened(browser, tmp_path, page(example(name), About(name))) as seen:
+    with opened(browser, tmp_path, report_page(example(name), ReportContext(name))) as seen:
         assert seen.locator(".by-rows .wide g.idle").count() == 3
         assert seen.locator(".by-rows .wide g.idle text").all_text_contents() == ["idle"] * 3
         assert bottom(seen, ".by-rows .wide g.idle") <= 800
@@ -55,7 +55,7 @@ def test_idle_devices_and_the_first_finding_are_seen_without_scrolling(
 
 
 def test_the_switch_works_by_keyboard_and_shows_one_map_at_a_time(browser: Browser, tmp_path: Path) -> None:
-    with opened(browser, tmp_path, page(example("two-ranks"), by="time")) as seen:
+    with opened(browser, tmp_path, report_page(example("two-ranks"), by="time")) as seen:
         assert [seen.locator(f".by-{by}.map").is_visible() for by in ("rows", "time", "wait")] == [False, True, False]
         seen.locator("#by-time").focus()
         seen.keyboard.press("ArrowRight")
@@ -65,7 +65,7 @@ def test_the_switch_works_by_keyboard_and_shows_one_map_at_a_time(browser: Brows
 @pytest.mark.parametrize("name", ["rows-on-8-devices", "straggler-on-rank-1", "rehearsed-script"])
 def test_a_telephone_scrolls_in_one_direction(browser: Browser, tmp_path: Path, name: str) -> None:
     phone = {"width": 375, "height": 740}
-    with opened(browser, tmp_path, page(example(name), About("a" * 200)), viewport=phone) as seen:
+    with opened(browser, tmp_path, report_page(example(name), ReportContext("a" * 200)), viewport=phone) as seen:
         assert seen.evaluate("document.documentElement.scrollWidth") <= 375
         assert seen.locator(".by-rows .narrow svg").is_visible()
         assert not seen.locator(".by-rows .wide svg").is_visible()
@@ -74,8 +74,12 @@ def test_a_telephone_scrolls_in_one_direction(browser: Browser, tmp_path: Path, 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["rows-on-8-devices", "straggler-on-rank-1", "both"])
 def test_everybody_can_read_it(browser: Browser, tmp_path: Path, name: str, scheme: str) -> None:
-    sides = (example("side-by-side-dp"), About("dp")), (example("side-by-side-ddp"), About("ddp"))
-    document = comparison(*sides) if name == "both" else page(example(name), About(name, "succeeded", {"a": "b"}, "{}"))
+    sides = (example("side-by-side-dp"), ReportContext("dp")), (example("side-by-side-ddp"), ReportContext("ddp"))
+    document = (
+        comparison_page(*sides)
+        if name == "both"
+        else report_page(example(name), ReportContext(name, "succeeded", {"a": "b"}, "{}"))
+    )
     with opened(browser, tmp_path, document, color_scheme=scheme) as seen:
         found = Axe().run(seen)
         assert found.violations_count == 0, found.generate_report()
@@ -83,6 +87,8 @@ def test_everybody_can_read_it(browser: Browser, tmp_path: Path, name: str, sche
 
 def test_hostile_names_do_nothing(browser: Browser, tmp_path: Path) -> None:
     evil = "</title></style><script>document.body.remove()</script><img src=x onerror=document.body.remove()>"
-    with opened(browser, tmp_path, page(example("ten-for-eight"), About(evil, evil, {evil: evil}, evil))) as seen:
+    with opened(
+        browser, tmp_path, report_page(example("ten-for-eight"), ReportContext(evil, evil, {evil: evil}, evil))
+    ) as seen:
         assert seen.locator("h1").inner_text() == evil
         assert seen.locator("img, script").count() == 0

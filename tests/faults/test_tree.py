@@ -40,7 +40,7 @@ LOSSES = {"supervisor": Reason.SUPERVISOR_LOST, "forkserver": Reason.START_FAILE
 
 def spec(strategy: str, steps: int = STEPS) -> dict[str, Any]:
     """A run of a few seconds that saves."""
-    found = demo.spec("digits-dp3" if strategy == "dp" else "digits-ddp2")
+    found = demo.load_example("digits-dp3" if strategy == "dp" else "digits-ddp2")
     slow = {"device": 1} if strategy == "dp" else {"rank": 1}
     program = found["program"] | {
         "checkpoint": {"every_steps": EVERY},
@@ -62,7 +62,7 @@ class Tree:
         service = local_service(directory)
         assert service is not None
         self.caller = Caller(url, service.token_file.read_text().strip())
-        server = embedded_redis.prepare("control", directory, embedded_redis.find_server())
+        server = embedded_redis.prepare_redis("control", directory, embedded_redis.find_server())
         self.control = redis.Redis.from_url(server.url)
         self.redis_directory, self.storage, self.state_dir = server.directory, directory / "storage", directory / "node"
 

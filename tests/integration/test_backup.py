@@ -18,7 +18,7 @@ from jobs.store import JobFilter, tokens
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import InvalidRequest
 from shardyard.service import backup
-from shardyard.service.backup import BackupError, Service
+from shardyard.service.backup import BackupError, BackupSource
 from tests.integration.redis_server import running_redis
 from tests.integration.store.invariants import violations
 from tests.integration.store.world import TENANT, World, a_spec, script
@@ -73,8 +73,8 @@ def other(urls: tuple[str, str], tmp_path: Path) -> Iterator[Place]:
     world.store.close()
 
 
-def make(place: Place, destination: Path) -> backup.Manifest:
-    return backup.make(Service(place.world.store, place.storage, None), destination)
+def make(place: Place, destination: Path) -> backup.BackupManifest:
+    return backup.make_backup(BackupSource(place.world.store, place.storage, None), destination)
 
 
 def keys(control: RedisStore) -> dict[bytes, tuple[str, list[bytes]]]:
@@ -194,7 +194,7 @@ def test_a_back_up_does_not_go_where_it_would_be_backed_up(place: Place) -> None
 
 def test_another_storage_directory_is_no_part_of_a_back_up(place: Place, other: Place, tmp_path: Path) -> None:
     with pytest.raises(BackupError, match="not the storage directory"):
-        backup.make(Service(place.world.store, tmp_path / "empty", None), tmp_path / "copy")
+        backup.make_backup(BackupSource(place.world.store, tmp_path / "empty", None), tmp_path / "copy")
     with pytest.raises(BackupError, match="no service has used"):
         make(other, tmp_path / "copy2")
 

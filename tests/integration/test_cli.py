@@ -458,7 +458,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def a_bundle() -> str:
     """The id of what a directory like `project` packs to."""
     with tempfile.TemporaryFile() as file:
-        return pack.write(pack.select(Path()), file).id
+        return pack.write_bundle(pack.select_files(Path()), file).id
 
 
 def bodies(service: Stub, path: str) -> list[bytes]:

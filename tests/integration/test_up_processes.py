@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.service import processes
-from shardyard.service.processes import Processes, Service, ServiceError
+from shardyard.service.processes import ProcessGroup, ServiceError, ServiceProcess
 
 pytestmark = pytest.mark.integration
 
@@ -24,10 +24,10 @@ STUBBORN = ("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done")
 PARENT = """
 import json, sys, time
 from pathlib import Path
-from shardyard.service.processes import Processes, Service
+from shardyard.service.processes import ProcessGroup, ServiceProcess
 name, argv, env, directory = json.loads(sys.argv[1])
-manager = Processes(say=print)
-manager.start(Service(name, tuple(argv), env, Path(directory) / "lock", Path(directory) / "log"))
+manager = ProcessGroup(say=print)
+manager.start(ServiceProcess(name, tuple(argv), env, Path(directory) / "lock", Path(directory) / "log"))
 print(manager.pid(name), flush=True)
 time.sleep(600)
 """
@@ -40,14 +40,16 @@ class Harness:
         self.directory = directory
         self.said: list[str] = []
         self.hurry = False
-        self.manager = Processes(say=self.said.append, hurried=lambda: self.hurry)
+        self.manager = ProcessGroup(say=self.said.append, hurried=lambda: self.hurry)
         self._names: set[str] = set()
 
-    def service(self, argv: tuple[str, ...] = SLEEP, *, keep: bool = False, seconds: float = 30, **env: str) -> Service:
+    def service(
+        self, argv: tuple[str, ...] = SLEEP, *, keep: bool = False, seconds: float = 30, **env: str
+    ) -> ServiceProcess:
         self._names.add("it")
-        return Service("it", argv, env, self.directory / "lock", self.directory / "log", keep, seconds)
+        return ServiceProcess("it", argv, env, self.directory / "lock", self.directory / "log", keep, seconds)
 
-    def killed_parent_of(self, service: Service) -> int:
+    def killed_parent_of(self, service: ServiceProcess) -> int:
         """Start `service` under another process, kill -9 that process, and return the pid that is left."""
         command = json.dumps([service.name, service.argv, dict(service.env), str(self.directory)])
         with subprocess.Popen([sys.executable, "-c", PARENT, command], stdout=subprocess.PIPE, text=True) as parent:
@@ -123,7 +125,7 @@ def test_a_lock_kept_by_a_mere_descendant_is_refused_with_its_pid(harness: Harne
         with pytest.raises(ServiceError, match=rf"descendants of an earlier it, pid .*{leak.pid}"):
             harness.manager.start(harness.service(seconds=0.2))
     finally:
-        for pid in processes._holders(harness.directory / "lock"):
+        for pid in processes._lock_holders(harness.directory / "lock"):
             os.kill(pid, signal.SIGKILL)
         leak.wait(timeout=60)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from shardyard.contract.report import Report
 from shardyard.render.svg.highlights import idle_devices, others_ms, slow_device, typical_ms
-from shardyard.render.text_tables import measured
+from shardyard.render.text_tables import format_measure
 
 #: Sentences and groups of devices are counted up to this many; the rest is one "more".
 _MOST = 4
@@ -23,9 +23,9 @@ def what_it_is(report: Report) -> str:
 REHEARSAL = "Rehearsal: the devices only acted as GPUs; splits are theirs, times and memory are the CPU's."
 
 
-def verdicts(report: Report) -> list[str]:
+def describe_verdicts(report: Report) -> list[str]:
     """What is marked in the pictures, most important first; empty where nothing is."""
-    return [*_idle(report), *_slow(report)]
+    return [*_describe_idle(report), *_describe_slow(report)]
 
 
 def kind_of(verdict: str) -> str:
@@ -33,23 +33,23 @@ def kind_of(verdict: str) -> str:
     return verdict.partition(":")[0].lower()
 
 
-def _idle(report: Report) -> Iterator[str]:
+def _describe_idle(report: Report) -> Iterator[str]:
     groups: dict[tuple[int, int], list[int]] = {}
     for device in idle_devices(report.per_device):
         groups.setdefault((device.idle_steps, device.steps), []).append(device.device)
     if not groups:
         return
     worst = sorted(groups.items(), reverse=True)
-    listed = "; ".join(f"{devices_in_words(found)} in {_of(*steps)}" for steps, found in worst[:_MOST])
+    listed = "; ".join(f"{devices_in_words(found)} in {_some_of(*steps)}" for steps, found in worst[:_MOST])
     more = sum(len(found) for _, found in worst[_MOST:])
     yield f"Idle: {listed}{f'; and {more} more devices in fewer' if more else ''}."
 
 
-def _slow(report: Report) -> Iterator[str]:
+def _describe_slow(report: Report) -> Iterator[str]:
     slow = slow_device(report)
     if slow is None:
         return
-    here, there = measured(typical_ms(report)[slow]), measured(others_ms(report, slow))
+    here, there = format_measure(typical_ms(report)[slow]), format_measure(others_ms(report, slow))
     why = _WHY[report.balance.cause or "compute"]
     yield f"Slow: device {slow} takes {here} ms for a typical step, the others {there} ms; {why}."
 
@@ -65,20 +65,20 @@ def devices_in_words(devices: Sequence[int]) -> str:
             runs[-1] = runs[-1][0], device
         else:
             runs.append((device, device))
-    parts = [part for first, last in runs for part in _run(first, last)]
+    parts = [part for first, last in runs for part in _device_run(first, last)]
     if len(parts) > 2 * _MOST:
         parts = [*parts[: 2 * _MOST], f"{len(parts) - 2 * _MOST} more"]
     listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
     return f"{'device' if len(devices) == 1 else 'devices'} {listed}"
 
 
-def _run(first: int, last: int) -> list[str]:
+def _device_run(first: int, last: int) -> list[str]:
     if last - first < 2:
         return [str(device) for device in range(first, last + 1)]
     return [f"{first} to {last}"]
 
 
-def _of(some: int, every: int) -> str:
+def _some_of(some: int, every: int) -> str:
     if some == every:
         return "every step" if every > 1 else "the only step"
     return f"{some:,} of {every:,} steps"

@@ -6,7 +6,7 @@ Rules have plain values instead of variables, which programs that draw SVG outsi
 from collections.abc import Iterator
 from functools import cache
 
-from shardyard.render.svg.palette import DARK, LIGHT, PARTS, Part, Theme
+from shardyard.render.svg.palette import DARK, LIGHT, PARTS, BarPart, ColourTheme
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 
@@ -19,17 +19,17 @@ _FIXED = f""".sy text{{font-family:{FONT};font-size:12px}}
 
 
 @cache
-def sheet() -> str:
+def chart_sheet() -> str:
     """Everything, for a `style` element. It holds no `<`, `&` or `]]>`."""
-    dark = "\n".join(_colours(DARK, dark=True))
-    return "\n".join([_FIXED, *_colours(LIGHT, dark=False), f"@media (prefers-color-scheme:dark){{\n{dark}\n}}"])
+    dark = "\n".join(_theme_colours(DARK, dark=True))
+    return "\n".join([_FIXED, *_theme_colours(LIGHT, dark=False), f"@media (prefers-color-scheme:dark){{\n{dark}\n}}"])
 
 
-def part_class(part: Part) -> str:
+def part_class(part: BarPart) -> str:
     return "p-" + part.field.removesuffix("_ms")
 
 
-def _colours(theme: Theme, *, dark: bool) -> Iterator[str]:
+def _theme_colours(theme: ColourTheme, *, dark: bool) -> Iterator[str]:
     yield f".sy text{{fill:{theme.ink}}}.sy .muted{{fill:{theme.muted}}}"
     yield f".sy .ground{{fill:{theme.ground}}}.sy .track{{fill:{theme.track}}}.sy .rule{{stroke:{theme.rule}}}"
     for level, (fill, ink) in enumerate(zip(theme.levels, theme.level_inks, strict=True)):

@@ -5,11 +5,18 @@ from collections.abc import Sequence
 from shardyard.contract.report import Report, Timing
 from shardyard.contract.report_diff import ReportDiff, ValuePair, compare_reports
 from shardyard.render.svg import bar_chart
-from shardyard.render.svg.captions import REHEARSAL, kind_of, verdicts, what_it_is
-from shardyard.render.svg.heat_map import heat_map
-from shardyard.render.svg.markup import Markup, element, joined, text
-from shardyard.render.svg.report_page import About, both_widths, chart_section, document, finding_box, section
-from shardyard.render.text_tables import counted, measured, size
+from shardyard.render.svg.captions import REHEARSAL, describe_verdicts, kind_of, what_it_is
+from shardyard.render.svg.heat_map import draw_heat_map
+from shardyard.render.svg.markup import Markup, element, escape_text, join_markup
+from shardyard.render.svg.report_page import (
+    ReportContext,
+    both_widths,
+    chart_section,
+    finding_box,
+    html_document,
+    page_section,
+)
+from shardyard.render.text_tables import format_bytes, format_count, format_measure
 
 #: Lines of the table of differences: the name of a number, where it is in the comparison.
 _BALANCE = (
@@ -34,47 +41,47 @@ _DEVICE = (
 _MOST = 64
 
 
-def comparison(this: tuple[Report, About], against: tuple[Report, About]) -> str:
+def comparison_page(this: tuple[Report, ReportContext], against: tuple[Report, ReportContext]) -> str:
     """The whole document: what differs in numbers, then each report's findings, split and times beside the other's."""
     found = compare_reports(this[0], against[0])
-    names = [_name(*side) for side in (this, against)]
-    body = joined(
+    names = [_side_name(*side) for side in (this, against)]
+    body = join_markup(
         [
             element(
                 "header",
                 element("p", Markup("Two split reports side by side"), class_="kicker"),
-                element("h1", text(names[0]), Markup(" and "), text(names[1]), dir="auto"),
+                element("h1", escape_text(names[0]), Markup(" and "), escape_text(names[1]), dir="auto"),
             ),
-            element("div", _side("a", *this), _side("b", *against), class_="sides"),
-            _balance(found, names),
-            _devices(found, names),
+            element("div", _side_section("a", *this), _side_section("b", *against), class_="sides"),
+            _balance_section(found, names),
+            _device_section(found, names),
         ]
     )
-    return document(f"{names[0]} and {names[1]}", body)
+    return html_document(f"{names[0]} and {names[1]}", body)
 
 
-def _name(report: Report, about: About) -> str:
+def _side_name(report: Report, about: ReportContext) -> str:
     return about.name or f"job {report.job_id}"
 
 
-def _side(ids: str, report: Report, about: About) -> Markup:
+def _side_section(ids: str, report: Report, about: ReportContext) -> Markup:
     """The narrow pictures serve for every width: each side has half the page."""
-    said = [element("p", text(words), class_=f"verdict {kind_of(words)}") for words in verdicts(report)]
+    said = [element("p", escape_text(words), class_=f"verdict {kind_of(words)}") for words in describe_verdicts(report)]
     findings = [finding_box(finding) for finding in report.findings]
     drawn = both_widths(
         f"{ids}-map",
         "Rows of each device",
-        lambda frame: heat_map(report, output_device=about.output_device, frame=frame),
+        lambda frame: draw_heat_map(report, output_device=about.output_device, frame=frame),
         half=True,
     )
-    charts = [bar_chart.primitives(report)] if report.strategy == "dp" else []
-    charts.append(bar_chart.times(report, about.output_device))
+    charts = [bar_chart.primitives_chart(report)] if report.strategy == "dp" else []
+    charts.append(bar_chart.times_chart(report, about.output_device))
     return element(
         "section",
-        element("h2", text(_name(report, about)), dir="auto"),
-        element("p", text(what_it_is(report)), class_="muted"),
-        element("p", text(f"job {report.job_id}"), class_="muted"),
-        element("p", text(REHEARSAL), class_="banner") if report.rehearsal else None,
+        element("h2", escape_text(_side_name(report, about)), dir="auto"),
+        element("p", escape_text(what_it_is(report)), class_="muted"),
+        element("p", escape_text(f"job {report.job_id}"), class_="muted"),
+        element("p", escape_text(REHEARSAL), class_="banner") if report.rehearsal else None,
         drawn,
         *said,
         *(findings or [element("p", Markup("Nothing that should be changed was found."), class_="muted")]),
@@ -82,40 +89,43 @@ def _side(ids: str, report: Report, about: About) -> Markup:
     )
 
 
-def _balance(found: ReportDiff, names: Sequence[str]) -> Markup:
-    rows = [_row([name], getattr(found.balance, field)) for name, field in _BALANCE]
-    return section("Balance", _table(["number"], names, rows))
+def _balance_section(found: ReportDiff, names: Sequence[str]) -> Markup:
+    rows = [_pair_row([name], getattr(found.balance, field)) for name, field in _BALANCE]
+    return page_section("Balance", _pair_table(["number"], names, rows))
 
 
-def _devices(found: ReportDiff, names: Sequence[str]) -> Markup:
+def _device_section(found: ReportDiff, names: Sequence[str]) -> Markup:
     rows = [
-        _row([name if not place else "", str(device.device)], pair)
+        _pair_row([name if not place else "", str(device.device)], pair)
         for name, field in _DEVICE
         for place, device in enumerate(found.per_device[:_MOST])
         if (pair := getattr(device, field)).this is not None or pair.against is not None
     ]
-    return section("Devices", _table(["number", "device"], names, rows))
+    return page_section("Devices", _pair_table(["number", "device"], names, rows))
 
 
-def _table(first: Sequence[str], names: Sequence[str], rows: Sequence[Markup]) -> Markup:
-    heads = [element("th", text(name), scope="col") for name in first]
-    heads += [element("th", text(name), class_="n", scope="col", dir="auto") for name in (*names, "ratio")]
+def _pair_table(first: Sequence[str], names: Sequence[str], rows: Sequence[Markup]) -> Markup:
+    heads = [element("th", escape_text(name), scope="col") for name in first]
+    heads += [element("th", escape_text(name), class_="n", scope="col", dir="auto") for name in (*names, "ratio")]
     table = element("table", element("thead", element("tr", *heads)), element("tbody", *rows))
     return element("div", table, class_="scroll", tabindex="0", role="group", aria_label="Numbers side by side")
 
 
-def _row(first: Sequence[str], pair: ValuePair) -> Markup:
-    cells = [element("td", text(words)) for words in first]
-    ratio = "" if pair.ratio is None else measured(pair.ratio)
-    cells += [element("td", text(words), class_="n") for words in (_value(pair.this), _value(pair.against), ratio)]
+def _pair_row(first: Sequence[str], pair: ValuePair) -> Markup:
+    cells = [element("td", escape_text(words)) for words in first]
+    ratio = "" if pair.ratio is None else format_measure(pair.ratio)
+    cells += [
+        element("td", escape_text(words), class_="n")
+        for words in (_value_text(pair.this), _value_text(pair.against), ratio)
+    ]
     return element("tr", *cells)
 
 
-def _value(value: int | float | str | Timing | None) -> str:
+def _value_text(value: int | float | str | Timing | None) -> str:
     if isinstance(value, Timing):
-        return measured(value.p50)
+        return format_measure(value.p50)
     if isinstance(value, str):
         return value
     if isinstance(value, float):
-        return measured(value)
-    return size(value) if value is not None and value >= 1 << 20 else counted(value)
+        return format_measure(value)
+    return format_bytes(value) if value is not None and value >= 1 << 20 else format_count(value)

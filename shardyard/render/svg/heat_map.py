@@ -3,21 +3,21 @@
 from collections.abc import Iterator
 
 from shardyard.contract.report import Report
-from shardyard.render.svg.captions import REHEARSAL, kind_of, verdicts, what_it_is
+from shardyard.render.svg.captions import REHEARSAL, describe_verdicts, kind_of, what_it_is
 from shardyard.render.svg.heat_map_cells import (
     MAX_COLUMNS,
     MAX_LINES,
     MAX_LINES_IN_BLOCKS,
-    Cell,
-    Column,
-    Grid,
-    Line,
-    grid,
+    MapCell,
+    MapColumn,
+    MapGrid,
+    MapLine,
     idle_anywhere,
+    make_map_grid,
 )
-from shardyard.render.svg.markup import Markup, element, fitted, joined, text, width, wrapped
+from shardyard.render.svg.markup import Markup, element, escape_text, fit_text, join_markup, text_width, wrap_text
 from shardyard.render.svg.palette import IDLE, LEVELS, MEASURES, NOT_MEASURED, OUTPUT, SLOW, By
-from shardyard.render.svg.svg import ALONE, Frame, document, hatched, label_text
+from shardyard.render.svg.svg import ALONE, PictureFrame, hatch_fill, label_text, svg_document
 
 #: Columns beside each other.
 ACROSS = 16
@@ -28,17 +28,17 @@ GAP = 3.0
 _MIN_WIDTH = 460.0
 
 
-def heat_map(
+def draw_heat_map(
     report: Report,
     by: By = "rows",
     *,
     name: str = "",
     output_device: int | None = None,
-    frame: Frame = ALONE,
+    frame: PictureFrame = ALONE,
 ) -> Markup:
     """The heat map as an SVG document. `name` is the job's; `output_device` where DataParallel gathers, if known."""
     in_blocks = frame.narrow or len(report.devices) > ACROSS
-    found = grid(
+    found = make_map_grid(
         report,
         by,
         output_device,
@@ -55,25 +55,25 @@ def heat_map(
     parts: list[Markup] = []
     y = pad
     if frame.heading:
-        heading, y = _heading(report, by, name, pad, room)
+        heading, y = _draw_heading(report, by, name, pad, room)
         parts.append(heading)
     if found.lines:
         for start in range(0, len(found.columns), across):
             block = range(start, min(start + across, len(found.columns)))
-            drawn, y = _block(found, block, frame, pad, y, label, cell)
+            drawn, y = _draw_block(found, block, frame, pad, y, label, cell)
             parts.append(drawn)
-        legend, y = _legend(found, frame, pad, y + 4, room)
+        legend, y = _draw_legend(found, frame, pad, y + 4, room)
         parts.append(legend)
     for remark in found.remarks:
-        for words in wrapped(remark, 11.5, room, 4):
+        for words in wrap_text(remark, 11.5, room, 4):
             y += 16
             parts.append(label_text(words, pad, y, "muted small"))
-    return document(parts, total, y + pad, _title(report, by, name), _description(report, found), frame)
+    return svg_document(parts, total, y + pad, _map_title(report, by, name), _map_description(report, found), frame)
 
 
-def _cell_width(found: Grid, across: int, *, narrow: bool) -> float:
-    cells = [width(cell.words, 12.5) for line in found.lines for cell in line.cells]
-    heads = [width(words, 11.5) for column in found.columns for words in (column.title, *dict(column.marks))]
+def _cell_width(found: MapGrid, across: int, *, narrow: bool) -> float:
+    cells = [text_width(cell.words, 12.5) for line in found.lines for cell in line.cells]
+    heads = [text_width(words, 11.5) for column in found.columns for words in (column.title, *dict(column.marks))]
     needed = max([*cells, *heads], default=0) + 8
     if narrow:
         return max(52.0, needed)
@@ -83,42 +83,42 @@ def _cell_width(found: Grid, across: int, *, narrow: bool) -> float:
 # -- heading ---------------------------------------------------------------------------------------
 
 
-def _title(report: Report, by: By, name: str) -> str:
+def _map_title(report: Report, by: By, name: str) -> str:
     return f"{MEASURES[by][0]}: {name or f'job {report.job_id}'}"
 
 
-def _description(report: Report, found: Grid) -> str:
-    said = [what_it_is(report) + ".", *verdicts(report)]
-    if not any(verdicts(report)):
+def _map_description(report: Report, found: MapGrid) -> str:
+    said = [what_it_is(report) + ".", *describe_verdicts(report)]
+    if not any(describe_verdicts(report)):
         said.append("No device is idle or slow.")
     if report.rehearsal:
         said.append(REHEARSAL)
     return " ".join([*said, *(remark + "." for remark in found.remarks)])
 
 
-def _heading(report: Report, by: By, name: str, pad: float, room: float) -> tuple[Markup, float]:
+def _draw_heading(report: Report, by: By, name: str, pad: float, room: float) -> tuple[Markup, float]:
     y = pad + 16
-    shown = fitted(name or f"job {report.job_id}", 17.5, room)
+    shown = fit_text(name or f"job {report.job_id}", 17.5, room)
     parts = [label_text(f"\u2068{shown}\u2069", pad, y, "name")]
-    for words in wrapped(f"{MEASURES[by][0]}: {what_it_is(report)}", 12, room, 2):
+    for words in wrap_text(f"{MEASURES[by][0]}: {what_it_is(report)}", 12, room, 2):
         y += 18
         parts.append(label_text(words, pad, y, "muted"))
-    said = [(words, f"strong {kind_of(words)}-word") for words in verdicts(report)]
+    said = [(words, f"strong {kind_of(words)}-word") for words in describe_verdicts(report)]
     if report.rehearsal:
         said.append((REHEARSAL, "strong"))
     y += 4 if said else 0
     for sentence, classes in said:
-        for words in wrapped(sentence, 13.4, room, 3):
+        for words in wrap_text(sentence, 13.4, room, 3):
             y += 17
             parts.append(label_text(words, pad, y, classes))
-    return joined(parts), y + 14
+    return join_markup(parts), y + 14
 
 
 # -- one block of columns --------------------------------------------------------------------------
 
 
-def _block(
-    found: Grid, block: range, frame: Frame, x: float, y: float, label: float, cell: float
+def _draw_block(
+    found: MapGrid, block: range, frame: PictureFrame, x: float, y: float, label: float, cell: float
 ) -> tuple[Markup, float]:
     columns = [found.columns[place] for place in block]
     y += 14
@@ -132,49 +132,54 @@ def _block(
     top = below + 8
     y = top
     for line in found.lines:
-        parts.append(_line(line, block, frame, x, y, label, cell))
+        parts.append(_draw_line(line, block, frame, x, y, label, cell))
         y += ROW
     for place, column in enumerate(columns):
         left = x + label + place * cell
         if any(mark == OUTPUT for _, mark in column.marks):
             parts.append(element("rect", class_="output-line", x=left, y=top - 6, width=cell - GAP, height=3, rx=1.5))
         if column.slow:
-            parts.append(_outline(left, top - 2, cell - GAP + 2, y - top - GAP + 4))
-    return joined(parts), y + 6
+            parts.append(_draw_outline(left, top - 2, cell - GAP + 2, y - top - GAP + 4))
+    return join_markup(parts), y + 6
 
 
-def _column_head(column: Column, middle: float, y: float, below: float, room: float, *, plain: bool) -> Markup:
+def _column_head(column: MapColumn, middle: float, y: float, below: float, room: float, *, plain: bool) -> Markup:
     middle -= GAP / 2
-    parts = [element("title", text(column.tip))] if column.tip and not plain else []
+    parts = [element("title", escape_text(column.tip))] if column.tip and not plain else []
     parts.append(label_text(column.title, middle, y, "mid strong" if len(column.title) < 5 else "mid strong small"))
     for words in column.lines:
         y += 13
-        parts.append(label_text(fitted(words, 10.8, room - 3), middle, y, "mid muted small"))
+        parts.append(label_text(fit_text(words, 10.8, room - 3), middle, y, "mid muted small"))
     for place, (words, mark) in enumerate(reversed(column.marks)):
         parts.append(label_text(words, middle, below - 13 * place, f"mid strong small {mark}-word"))
     return element("g", *parts)
 
 
-def _line(line: Line, block: range, frame: Frame, x: float, y: float, label: float, cell: float) -> Markup:
+def _draw_line(
+    line: MapLine, block: range, frame: PictureFrame, x: float, y: float, label: float, cell: float
+) -> Markup:
     room = label - 8
-    title = fitted(line.title, 12.3, room)
-    words = fitted(line.words, 10.8, room)
+    title = fit_text(line.title, 12.3, room)
+    words = fit_text(line.words, 10.8, room)
     parts = [
-        element("title", text(f"{line.title}: {line.words}")) if (title, words) != (line.title, line.words) else None,
+        element("title", escape_text(f"{line.title}: {line.words}"))
+        if (title, words) != (line.title, line.words)
+        else None,
         label_text(title, x, y + 14, ""),
         label_text(words, x, y + 27, "muted small"),
     ]
     named = element("g", *parts)
     cells = (
-        _cell(line.cells[place], frame, x + label + offset * cell, y, cell - GAP) for offset, place in enumerate(block)
+        _draw_cell(line.cells[place], frame, x + label + offset * cell, y, cell - GAP)
+        for offset, place in enumerate(block)
     )
-    return joined([named, *cells])
+    return join_markup([named, *cells])
 
 
-def _cell(cell: Cell, frame: Frame, x: float, y: float, wide: float) -> Markup:
-    parts = [] if frame.narrow else [element("title", text(cell.tip))]
+def _draw_cell(cell: MapCell, frame: PictureFrame, x: float, y: float, wide: float) -> Markup:
+    parts = [] if frame.narrow else [element("title", escape_text(cell.tip))]
     if cell.kind == "idle":
-        parts.append(element("rect", x=x, y=y, width=wide, height=ROW - GAP, rx=3.0, fill=hatched(frame)))
+        parts.append(element("rect", x=x, y=y, width=wide, height=ROW - GAP, rx=3.0, fill=hatch_fill(frame)))
     else:
         parts.append(element("rect", x=x, y=y, width=wide, height=ROW - GAP, rx=3.0))
     parts.append(
@@ -183,14 +188,14 @@ def _cell(cell: Cell, frame: Frame, x: float, y: float, wide: float) -> Markup:
     return element("g", *parts, class_={"value": f"c{cell.level}", "idle": "idle", "unknown": "unknown"}[cell.kind])
 
 
-def _outline(x: float, y: float, wide: float, high: float) -> Markup:
+def _draw_outline(x: float, y: float, wide: float, high: float) -> Markup:
     return element("rect", class_="slow-line", x=x - 2, y=y, width=wide + 2, height=high, rx=5.0)
 
 
 # -- legend ----------------------------------------------------------------------------------------
 
 
-def _legend(found: Grid, frame: Frame, x: float, y: float, room: float) -> tuple[Markup, float]:
+def _draw_legend(found: MapGrid, frame: PictureFrame, x: float, y: float, room: float) -> tuple[Markup, float]:
     """Items beside each other, in as many lines as they need."""
     end = x + room
     left, top = x, y
@@ -200,36 +205,36 @@ def _legend(found: Grid, frame: Frame, x: float, y: float, room: float) -> tuple
             left, top = x, top + 20
         parts.append(element("g", item, transform=f"translate({left:.1f} {top:.1f})"))
         left += wide + 18
-    return joined(parts), top + 14
+    return join_markup(parts), top + 14
 
 
-def _legend_items(found: Grid, frame: Frame) -> Iterator[tuple[float, Markup]]:
+def _legend_items(found: MapGrid, frame: PictureFrame) -> Iterator[tuple[float, Markup]]:
     """Each with its width; drawn from (0, 0) down to 12."""
     low, high = found.scale
-    start = width(low, 11) + 4
+    start = text_width(low, 11) + 4
     squares = [
         element("g", element("rect", x=start + place * 13, y=0, width=12, height=12, rx=2), class_=f"c{place}")
         for place in range(LEVELS)
     ]
     after = start + LEVELS * 13 + 4
     yield (
-        after + width(high, 11),
-        joined([label_text(low, 0, 10, "muted small"), *squares, label_text(high, after, 10, "muted small")]),
+        after + text_width(high, 11),
+        join_markup([label_text(low, 0, 10, "muted small"), *squares, label_text(high, after, 10, "muted small")]),
     )
     marks = {mark for column in found.columns for _, mark in column.marks}
     if IDLE in marks or idle_anywhere(found.lines):
-        swatch = element("rect", x=0, y=0, width=20, height=12, rx=2, fill=hatched(frame))
-        yield _keyed(swatch, f"{IDLE}: got no rows")
+        swatch = element("rect", x=0, y=0, width=20, height=12, rx=2, fill=hatch_fill(frame))
+        yield _legend_item(swatch, f"{IDLE}: got no rows")
     if SLOW in marks:
         swatch = element("rect", class_="slow-line", x=1, y=1, width=18, height=10, rx=3)
-        yield _keyed(swatch, f"{SLOW}: the others wait for it")
+        yield _legend_item(swatch, f"{SLOW}: the others wait for it")
     if OUTPUT in marks:
         swatch = element("rect", class_="output-line", x=0, y=4, width=20, height=4, rx=2)
-        yield _keyed(swatch, f"{OUTPUT}: the outputs are gathered here")
+        yield _legend_item(swatch, f"{OUTPUT}: the outputs are gathered here")
     if any(cell.kind == "unknown" for line in found.lines for cell in line.cells):
         swatch = element("g", element("rect", x=0.5, y=0.5, width=19, height=11, rx=2), class_="unknown")
-        yield _keyed(swatch, NOT_MEASURED)
+        yield _legend_item(swatch, NOT_MEASURED)
 
 
-def _keyed(swatch: Markup, words: str) -> tuple[float, Markup]:
-    return 25 + width(words, 11), joined([swatch, label_text(words, 25, 10, "muted small")])
+def _legend_item(swatch: Markup, words: str) -> tuple[float, Markup]:
+    return 25 + text_width(words, 11), join_markup([swatch, label_text(words, 25, 10, "muted small")])

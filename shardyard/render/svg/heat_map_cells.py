@@ -12,7 +12,7 @@ from shardyard.contract.report import DeviceMeasures, Pattern, Report, ReportDev
 from shardyard.render.svg.highlights import slow_device
 from shardyard.render.svg.palette import IDLE, LEVELS, NOT_MEASURED, OUTPUT, SLOW, By
 from shardyard.render.text_tables import NOT_MEASURED as DASH
-from shardyard.render.text_tables import counted, measured, size
+from shardyard.render.text_tables import format_bytes, format_count, format_measure
 
 #: Columns of a picture; more devices share them.
 MAX_COLUMNS = 64
@@ -24,7 +24,7 @@ Kind = Literal["value", "idle", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class MapCell:
     """`level` is the step of the colour scale; "idle" is hatched, "unknown" empty. `tip` is for the pointer."""
 
     words: str
@@ -34,7 +34,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class MapColumn:
     """`marks` are (words, how they are drawn): "idle" and "1/4" below it, "slow", "output"."""
 
     title: str
@@ -45,25 +45,25 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MapLine:
     title: str
     words: str
-    cells: tuple[Cell, ...]
+    cells: tuple[MapCell, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class MapGrid:
     """`scale` says what the lightest and the darkest colour mean, `remarks` what is not drawn and why."""
 
-    columns: tuple[Column, ...]
-    lines: tuple[Line, ...]
+    columns: tuple[MapColumn, ...]
+    lines: tuple[MapLine, ...]
     scale: tuple[str, str]
     remarks: tuple[str, ...]
 
 
-def grid(
+def make_map_grid(
     report: Report, by: By, output_device: int | None = None, *, most: int = MAX_LINES, columns: int = MAX_COLUMNS
-) -> Grid:
+) -> MapGrid:
     """The heat map of a report. `output_device`: where DataParallel gathers, if that is known. Of more devices than
     `columns`, those beside each other that are alike share one; where they are still more than `MAX_COLUMNS`, they
     share columns of equal size."""
@@ -71,15 +71,15 @@ def grid(
     if output_device is not None and (report.strategy != "dp" or len(report.devices) < 2):
         output_device = None
     slow = slow_device(report)
-    groups = _groups(report, shown if by == "rows" else (), columns, {slow, output_device})
-    heads = tuple(_column(report, group, slow, output_device) for group in groups)
+    groups = _column_groups(report, shown if by == "rows" else (), columns, {slow, output_device})
+    heads = tuple(_make_column(report, group, slow, output_device) for group in groups)
     lines, scale, remarks = _by_rows(report, groups, shown) if by == "rows" else _by_measure(report, groups, by)
     if any(len(group) > 1 for group in groups):
         remarks = ["a column with two numbers stands for all devices from the one to the other", *remarks]
-    return Grid(heads, tuple(lines), scale, tuple(remarks))
+    return MapGrid(heads, tuple(lines), scale, tuple(remarks))
 
 
-def _groups(report: Report, shown: Sequence[Pattern], columns: int, alone: set[int | None]) -> list[range]:
+def _column_groups(report: Report, shown: Sequence[Pattern], columns: int, alone: set[int | None]) -> list[range]:
     """Places of the devices that share a column."""
     count = len(report.devices)
     if count <= columns:
@@ -108,7 +108,7 @@ def _rows_of(pattern: Pattern, device: int) -> int | None:
 # -- columns ---------------------------------------------------------------------------------------
 
 
-def _column(report: Report, group: range, slowest: int | None, output_device: int | None) -> Column:
+def _make_column(report: Report, group: range, slowest: int | None, output_device: int | None) -> MapColumn:
     devices = [report.devices[place] for place in group]
     numbers = {device.device for device in devices}
     slow = slowest in numbers
@@ -122,10 +122,10 @@ def _column(report: Report, group: range, slowest: int | None, output_device: in
         marks.append((OUTPUT, OUTPUT))
     first, last = devices[0], devices[-1]
     if len(devices) > 1:
-        return Column(f"{first.device}-{last.device}", (), tuple(marks), slow, "")
+        return MapColumn(f"{first.device}-{last.device}", (), tuple(marks), slow, "")
     ranks = len({device.rank for device in report.devices}) > 1
     lines = (_short_id(first.id), *([f"rank {first.rank}"] if ranks else []))
-    return Column(str(first.device), lines, tuple(marks), slow, device_tip(first))
+    return MapColumn(str(first.device), lines, tuple(marks), slow, device_tip(first))
 
 
 def _idle_marks(idle: Sequence[DeviceMeasures], devices: int) -> tuple[str, ...]:
@@ -161,7 +161,7 @@ def _most_frequent(report: Report, most: int) -> list[Pattern]:
 
 def _by_rows(
     report: Report, groups: Sequence[range], shown: Sequence[Pattern]
-) -> tuple[list[Line], tuple[str, str], list[str]]:
+) -> tuple[list[MapLine], tuple[str, str], list[str]]:
     top: dict[str, int] = {}
     for pattern in shown:
         largest = max((rows for rows in pattern.rows or () if rows is not None), default=0)
@@ -186,61 +186,61 @@ def _row_remarks(report: Report, shown: Sequence[Pattern]) -> Iterator[str]:
         yield f"{len(rest):,} rarer ways to divide a batch are not drawn: {steps:,} steps, {left}"
     for pattern in report.patterns:
         if pattern.rows is None:
-            yield f"{counted(pattern.steps)} more steps were divided in further ways"
+            yield f"{format_count(pattern.steps)} more steps were divided in further ways"
     if any(pattern.shapes_vary for pattern in shown):
         yield "* the shapes differ between these steps"
     if any(rows is None for pattern in shown for rows in pattern.rows or ()):
         yield f"{DASH} rows could not be counted: {report.notes.get('patterns.rows', NOT_MEASURED)}"
 
 
-def _pattern_line(report: Report, pattern: Pattern, groups: Sequence[range], top: int) -> Line:
+def _pattern_line(report: Report, pattern: Pattern, groups: Sequence[range], top: int) -> MapLine:
     title = f"{pattern.phase}, {'rows unknown' if pattern.batch_rows is None else f'{pattern.batch_rows:,} rows'}"
-    where = f"{pattern.module}: {_steps(pattern)}" if pattern.module else _steps(pattern)
+    where = f"{pattern.module}: {_steps_text(pattern)}" if pattern.module else _steps_text(pattern)
     cells = (_rows_cell(report, pattern, group, top) for group in groups)
-    return Line(title + (" *" if pattern.shapes_vary else ""), where, tuple(cells))
+    return MapLine(title + (" *" if pattern.shapes_vary else ""), where, tuple(cells))
 
 
-def _steps(pattern: Pattern) -> str:
+def _steps_text(pattern: Pattern) -> str:
     if pattern.first_step is None or pattern.last_step is None:
-        return f"{counted(pattern.steps)} steps"
+        return f"{format_count(pattern.steps)} steps"
     if pattern.steps == 1:
         return f"step {pattern.first_step:,}"
-    return f"{counted(pattern.steps)} steps, {pattern.first_step:,}-{pattern.last_step:,}"
+    return f"{format_count(pattern.steps)} steps, {pattern.first_step:,}-{pattern.last_step:,}"
 
 
-def _rows_cell(report: Report, pattern: Pattern, group: range, top: int) -> Cell:
+def _rows_cell(report: Report, pattern: Pattern, group: range, top: int) -> MapCell:
     devices = [report.devices[place].device for place in group]
     rows = [_rows_of(pattern, device) for device in devices]
     tip = _rows_tip(pattern, devices[0], rows[0]) if len(devices) == 1 else _group_tip(devices, rows)
     known = [one for one in rows if one is not None]
     idle = known.count(0)
     if not known:
-        return Cell(DASH, "unknown", 0, tip)
+        return MapCell(DASH, "unknown", 0, tip)
     if idle:
-        return Cell(IDLE if idle == len(rows) else f"{idle} {IDLE}", "idle", 0, tip)
+        return MapCell(IDLE if idle == len(rows) else f"{idle} {IDLE}", "idle", 0, tip)
     least, largest = min(known), max(known)
-    words = short(largest) if least == largest else f"{short(least)}-{short(largest)}"
-    return Cell(words, "value", level(largest, top), tip)
+    words = short_count(largest) if least == largest else f"{short_count(least)}-{short_count(largest)}"
+    return MapCell(words, "value", colour_level(largest, top), tip)
 
 
 def _rows_tip(pattern: Pattern, device: int, rows: int | None) -> str:
     if rows == 0:
-        return f"device {device}: {IDLE}, no rows of {counted(pattern.batch_rows)}"
+        return f"device {device}: {IDLE}, no rows of {format_count(pattern.batch_rows)}"
     parts = [f"device {device}: {'rows not known' if rows is None else f'{rows:,} rows'}"]
     for name, shapes in (("input", pattern.input_shapes), ("output", pattern.output_shapes)):
         shape = shapes[device] if shapes is not None and device < len(shapes) else None
         if shape is not None:
-            parts.append(f"{name} {_shape(shape)}")
+            parts.append(f"{name} {_shape_text(shape)}")
     return ", ".join(parts)
 
 
 def _group_tip(devices: Sequence[int], rows: Sequence[int | None]) -> str:
-    listed = [IDLE if one == 0 else counted(one) for one in rows]
+    listed = [IDLE if one == 0 else format_count(one) for one in rows]
     said = f"{listed[0]} each" if len(set(listed)) == 1 else ", ".join(listed)
     return f"devices {devices[0]} to {devices[-1]}: {said}"
 
 
-def _shape(shape: Shape) -> str:
+def _shape_text(shape: Shape) -> str:
     return " x ".join(map(str, shape)) if shape else "scalar"
 
 
@@ -249,7 +249,7 @@ def _shape(shape: Shape) -> str:
 _Get = Callable[[DeviceMeasures], float | None]
 
 
-def _timing(field: str, quantile: str) -> _Get:
+def _timing_getter(field: str, quantile: str) -> _Get:
     def get(device: DeviceMeasures) -> float | None:
         timing = getattr(device, field)
         return None if timing is None else getattr(timing, quantile)
@@ -257,33 +257,39 @@ def _timing(field: str, quantile: str) -> _Get:
     return get
 
 
-def _plain(field: str) -> _Get:
+def _field_getter(field: str) -> _Get:
     return lambda device: getattr(device, field)
 
 
 #: Lines of each heat map but that of rows: name, what it is, the report's field, and how to get and to show it.
 _LINES: dict[By, tuple[tuple[str, str, str, _Get, Callable[[float], str]], ...]] = {
     "time": (
-        ("ms per row", "forward and backward", "ms_per_row", _plain("ms_per_row"), measured),
-        ("forward", "p50 of a step, ms", "forward_ms", _timing("forward_ms", "p50"), measured),
-        ("forward, p95", "p95 of a step, ms", "forward_ms", _timing("forward_ms", "p95"), measured),
-        ("backward", "p50 of a step, ms", "backward_ms", _timing("backward_ms", "p50"), measured),
-        ("backward, p95", "p95 of a step, ms", "backward_ms", _timing("backward_ms", "p95"), measured),
+        ("ms per row", "forward and backward", "ms_per_row", _field_getter("ms_per_row"), format_measure),
+        ("forward", "p50 of a step, ms", "forward_ms", _timing_getter("forward_ms", "p50"), format_measure),
+        ("forward, p95", "p95 of a step, ms", "forward_ms", _timing_getter("forward_ms", "p95"), format_measure),
+        ("backward", "p50 of a step, ms", "backward_ms", _timing_getter("backward_ms", "p50"), format_measure),
+        ("backward, p95", "p95 of a step, ms", "backward_ms", _timing_getter("backward_ms", "p95"), format_measure),
     ),
     "wait": (
-        ("data wait", "p50 of a step, ms", "data_wait_ms", _timing("data_wait_ms", "p50"), measured),
-        ("data wait, p95", "p95 of a step, ms", "data_wait_ms", _timing("data_wait_ms", "p95"), measured),
-        ("communication", "p50 of a step, ms", "comm_ms", _timing("comm_ms", "p50"), measured),
-        ("communication, p95", "p95 of a step, ms", "comm_ms", _timing("comm_ms", "p95"), measured),
+        ("data wait", "p50 of a step, ms", "data_wait_ms", _timing_getter("data_wait_ms", "p50"), format_measure),
+        ("data wait, p95", "p95 of a step, ms", "data_wait_ms", _timing_getter("data_wait_ms", "p95"), format_measure),
+        ("communication", "p50 of a step, ms", "comm_ms", _timing_getter("comm_ms", "p50"), format_measure),
+        ("communication, p95", "p95 of a step, ms", "comm_ms", _timing_getter("comm_ms", "p95"), format_measure),
     ),
     "memory": (
-        ("peak memory", "the most held", "memory_peak_bytes", _plain("memory_peak_bytes"), lambda v: size(round(v))),
+        (
+            "peak memory",
+            "the most held",
+            "memory_peak_bytes",
+            _field_getter("memory_peak_bytes"),
+            lambda v: format_bytes(round(v)),
+        ),
     ),
 }
 
 
-def _by_measure(report: Report, groups: Sequence[range], by: By) -> tuple[list[Line], tuple[str, str], list[str]]:
-    lines: list[Line] = []
+def _by_measure(report: Report, groups: Sequence[range], by: By) -> tuple[list[MapLine], tuple[str, str], list[str]]:
+    lines: list[MapLine] = []
     remarks: dict[str, None] = {}
     for title, words, field, get, show in _LINES[by]:
         values = [get(device) for device in report.per_device]
@@ -295,7 +301,7 @@ def _by_measure(report: Report, groups: Sequence[range], by: By) -> tuple[list[L
         if note is not None:
             remarks[f"{title.partition(',')[0]}: {note}"] = None
         cells = (_measure_cell(report, group, values, title, max(known), show, by == "time") for group in groups)
-        lines.append(Line(title, words, tuple(cells)))
+        lines.append(MapLine(title, words, tuple(cells)))
     return lines, ("less", "most of each line"), list(remarks)
 
 
@@ -307,7 +313,7 @@ def _measure_cell(
     top: float,
     show: Callable[[float], str],
     timed: bool,
-) -> Cell:
+) -> MapCell:
     """`timed`: it is the time of work, which a device that got no rows has none of."""
     devices = [report.devices[place].device for place in group]
     known = [value for place in group if (value := values[place]) is not None]
@@ -315,26 +321,26 @@ def _measure_cell(
     who = f"device {devices[0]}" if len(devices) == 1 else f"devices {devices[0]} to {devices[-1]}"
     if not known:
         if timed and all(cost.steps == cost.idle_steps > 0 for cost in costs):
-            return Cell(IDLE, "idle", 0, f"{who}: {IDLE} in every step")
-        return Cell(DASH, "unknown", 0, f"{who}: {title} {NOT_MEASURED}")
+            return MapCell(IDLE, "idle", 0, f"{who}: {IDLE} in every step")
+        return MapCell(DASH, "unknown", 0, f"{who}: {title} {NOT_MEASURED}")
     least, largest = show(min(known)), show(max(known))
     words = least if least == largest else f"{least}-{largest}"
-    return Cell(words, "value", level(max(known), top), f"{who}: {title} {words}")
+    return MapCell(words, "value", colour_level(max(known), top), f"{who}: {title} {words}")
 
 
-def level(value: float, top: float) -> int:
+def colour_level(value: float, top: float) -> int:
     """The step of the scale for a part of the largest value."""
     return max(0, min(LEVELS - 1, int(LEVELS * value / top))) if top > 0 else 0
 
 
-def short(value: int) -> str:
+def short_count(value: int) -> str:
     """A count in at most six characters: 12,800 or 1.23M."""
     for limit, unit in ((1_000_000_000, "G"), (1_000_000, "M"), (100_000, "k")):
         if value >= limit:
             scale = 1000 if unit == "k" else limit
-            return f"{measured(value / scale)}{unit}"
+            return f"{format_measure(value / scale)}{unit}"
     return f"{value:,}"
 
 
-def idle_anywhere(lines: Iterable[Line]) -> bool:
+def idle_anywhere(lines: Iterable[MapLine]) -> bool:
     return any(cell.kind == "idle" for line in lines for cell in line.cells)

@@ -21,18 +21,18 @@ _ESCAPES: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&
 _VOID: Final = frozenset({"meta", "input", "rect", "line", "path"})
 
 
-def clean(words: str) -> str:
+def clean_text(words: str) -> str:
     """Text as it may be shown: nothing that a program would obey, and nothing that turns what stands around it."""
     if words.isascii() and words.isprintable():
         return words
     return "".join(letter for letter in words if _is_shown(letter))
 
 
-def text(words: str) -> Markup:
-    return Markup(clean(words).translate(_ESCAPES))
+def escape_text(words: str) -> Markup:
+    return Markup(clean_text(words).translate(_ESCAPES))
 
 
-def number(value: float) -> str:
+def coordinate(value: float) -> str:
     """A coordinate with at most one digit behind the point."""
     return f"{value:.1f}".removesuffix(".0")
 
@@ -40,23 +40,23 @@ def number(value: float) -> str:
 def element(tag: str, /, *children: str | Markup | None, **attributes: str | float | bool | None) -> Markup:
     """`children` are markup: pass other people's words through `text` first. An attribute that is None or False is left
     out; `_` in its name becomes `-`, and one at its end goes (`class_`)."""
-    opening = tag + "".join(_attributes(attributes))
+    opening = tag + "".join(_attribute_text(attributes))
     inside = "".join(child for child in children if child is not None)
     if not inside and tag in _VOID:
         return Markup(f"<{opening}/>")
     return Markup(f"<{opening}>{inside}</{tag}>")
 
 
-def joined(parts: Iterable[Markup]) -> Markup:
+def join_markup(parts: Iterable[Markup]) -> Markup:
     return Markup("".join(parts))
 
 
-def _attributes(given: dict[str, str | float | bool | None]) -> Iterable[str]:
+def _attribute_text(given: dict[str, str | float | bool | None]) -> Iterable[str]:
     for name, value in given.items():
         if value is None or value is False:
             continue
         shown = name.removesuffix("_").replace("_", "-")
-        words = shown if value is True else text(value) if isinstance(value, str) else number(value)
+        words = shown if value is True else escape_text(value) if isinstance(value, str) else coordinate(value)
         yield f' {shown}="{words}"'
 
 
@@ -72,12 +72,12 @@ def _is_shown(letter: str) -> bool:
 # -- how wide text is ------------------------------------------------------------------------------
 
 
-def width(words: str, size: float) -> float:
+def text_width(words: str, size: float) -> float:
     """About how wide text is in a sans-serif font of `size`, on the safe side: nobody here can measure it."""
-    return sum(_em(letter) for letter in words) * size
+    return sum(_letter_width(letter) for letter in words) * size
 
 
-def _em(letter: str) -> float:
+def _letter_width(letter: str) -> float:
     if unicodedata.east_asian_width(letter) in "WF":
         return 1.0
     if unicodedata.combining(letter):
@@ -87,27 +87,27 @@ def _em(letter: str) -> float:
     return 0.86 if letter in "mwMW@%" else 0.68 if letter.isupper() else 0.6
 
 
-def fitted(words: str, size: float, room: float) -> str:
+def fit_text(words: str, size: float, room: float) -> str:
     """Text that fits into `room`; what does not ends with "…"."""
-    words = clean(words).replace("\n", " ").replace("\t", " ")
-    if width(words, size) <= room:
+    words = clean_text(words).replace("\n", " ").replace("\t", " ")
+    if text_width(words, size) <= room:
         return words
     end = len(words)
-    while end and width(words[:end], size) + size * 0.8 > room:
+    while end and text_width(words[:end], size) + size * 0.8 > room:
         end -= 1
     return words[:end].rstrip() + "…"
 
 
-def wrapped(words: str, size: float, room: float, lines: int) -> list[str]:
+def wrap_text(words: str, size: float, room: float, lines: int) -> list[str]:
     """Text in at most so many lines of `room`; the last one ends with "…" when that is not enough."""
     made: list[str] = []
-    rest = clean(words).split()
+    rest = clean_text(words).split()
     while rest and len(made) < lines:
         taken = 1
-        while taken < len(rest) and width(" ".join(rest[: taken + 1]), size) <= room:
+        while taken < len(rest) and text_width(" ".join(rest[: taken + 1]), size) <= room:
             taken += 1
         if len(made) == lines - 1:
             taken = len(rest)
-        made.append(fitted(" ".join(rest[:taken]), size, room))
+        made.append(fit_text(" ".join(rest[:taken]), size, room))
         rest = rest[taken:]
     return made

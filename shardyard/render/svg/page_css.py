@@ -1,20 +1,28 @@
 """The style sheet of the page around the pictures. No `<` and no `&` is in it: HTML and XML read it alike."""
 
-from shardyard.render.svg.chart_css import FONT, sheet
-from shardyard.render.svg.palette import DARK, LIGHT, MEASURES, Theme
+from shardyard.render.svg.chart_css import FONT, chart_sheet
+from shardyard.render.svg.palette import DARK, LIGHT, MEASURES, ColourTheme
 
 
 def page_sheet() -> str:
-    return "\n".join([_FIXED, *_switch(), _variables(LIGHT), _DARK.replace("VARIABLES", _variables(DARK)), sheet()])
+    return "\n".join(
+        [
+            _FIXED,
+            *_map_switch_rules(),
+            _theme_variables(LIGHT),
+            _DARK.replace("VARIABLES", _theme_variables(DARK)),
+            chart_sheet(),
+        ]
+    )
 
 
-def _variables(theme: Theme) -> str:
+def _theme_variables(theme: ColourTheme) -> str:
     names = ("ground", "panel", "ink", "muted", "rule", "slow", "output", "warning", "info", "idle", "idle_line")
     pairs = ";".join(f"--{name.replace('_', '-')}:{getattr(theme, name)}" for name in names)
     return f":root{{{pairs}}}"
 
 
-def _switch() -> list[str]:
+def _map_switch_rules() -> list[str]:
     """Which map is seen: the one whose radio button is on. No script is needed for that."""
     return [f"#by-{by}:checked~.maps .by-{by}{{display:block}}" for by in MEASURES]
 

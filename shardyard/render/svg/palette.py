@@ -28,7 +28,7 @@ LEVELS: Final = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Theme:
+class ColourTheme:
     """`levels` and `level_inks`: fill, and text on it, from the least to the most. `idle` is the ground of the
     hatching and `idle_line` its lines."""
 
@@ -49,7 +49,7 @@ class Theme:
     track: str
 
 
-LIGHT: Final = Theme(
+LIGHT: Final = ColourTheme(
     ground="#ffffff",
     panel="#f6f8fa",
     ink="#16202c",
@@ -67,7 +67,7 @@ LIGHT: Final = Theme(
     track="#e6eaef",
 )
 
-DARK: Final = Theme(
+DARK: Final = ColourTheme(
     ground="#11161d",
     panel="#1a212b",
     ink="#e6ebf1",
@@ -87,7 +87,7 @@ DARK: Final = Theme(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BarPart:
     """One part of a stacked bar: the field of the report, its name, its colours and the text on them."""
 
     field: str
@@ -100,20 +100,20 @@ class Part:
 
 #: DataParallel's four steps, in the order in which they run.
 PRIMITIVES: Final = (
-    Part("replicate_ms", "replicate", "#6d4fb8", "#a68ee3"),
-    Part("scatter_ms", "scatter", "#0b7a6f", "#2bbdab"),
-    Part("parallel_apply_ms", "parallel_apply", "#2f6bb3", "#5c93d2"),
-    Part("gather_ms", "gather", "#b03a75", "#e07fae"),
+    BarPart("replicate_ms", "replicate", "#6d4fb8", "#a68ee3"),
+    BarPart("scatter_ms", "scatter", "#0b7a6f", "#2bbdab"),
+    BarPart("parallel_apply_ms", "parallel_apply", "#2f6bb3", "#5c93d2"),
+    BarPart("gather_ms", "gather", "#b03a75", "#e07fae"),
 )
 
 #: What a device's time goes into, in the order in which it comes.
 TIMES: Final = (
-    Part("data_wait_ms", "data wait", "#b4bdc8", "#4d5967", light_ink="#0b1726", dark_ink="#ffffff"),
-    Part("forward_ms", "forward", "#2f6bb3", "#5c93d2"),
-    Part("backward_ms", "backward", "#6d4fb8", "#a68ee3"),
-    Part("comm_ms", "communication", "#0b7a6f", "#2bbdab"),
+    BarPart("data_wait_ms", "data wait", "#b4bdc8", "#4d5967", light_ink="#0b1726", dark_ink="#ffffff"),
+    BarPart("forward_ms", "forward", "#2f6bb3", "#5c93d2"),
+    BarPart("backward_ms", "backward", "#6d4fb8", "#a68ee3"),
+    BarPart("comm_ms", "communication", "#0b7a6f", "#2bbdab"),
 )
 
-MEMORY: Final = Part("memory_peak_bytes", "peak memory", "#2f6bb3", "#5c93d2")
+MEMORY: Final = BarPart("memory_peak_bytes", "peak memory", "#2f6bb3", "#5c93d2")
 
 PARTS: Final = (*PRIMITIVES, *TIMES, MEMORY)

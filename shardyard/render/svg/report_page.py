@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 from shardyard.contract.report import DeviceMeasures, Finding, Report, ReportDevice, Timing
 from shardyard.render.svg import bar_chart, line_chart
-from shardyard.render.svg.bar_chart import Chart
-from shardyard.render.svg.captions import REHEARSAL, kind_of, verdicts, what_it_is
-from shardyard.render.svg.heat_map import heat_map
+from shardyard.render.svg.bar_chart import BarChart
+from shardyard.render.svg.captions import REHEARSAL, describe_verdicts, kind_of, what_it_is
+from shardyard.render.svg.heat_map import draw_heat_map
 from shardyard.render.svg.highlights import slow_device
-from shardyard.render.svg.line_chart import Curve
-from shardyard.render.svg.markup import Markup, element, joined, text
+from shardyard.render.svg.line_chart import MetricCurve
+from shardyard.render.svg.markup import Markup, element, escape_text, join_markup
 from shardyard.render.svg.page_css import page_sheet
 from shardyard.render.svg.palette import IDLE, MEASURES, NOT_MEASURED, OUTPUT, SLOW, By
-from shardyard.render.svg.svg import Frame
+from shardyard.render.svg.svg import PictureFrame
 from shardyard.render.text_tables import NOT_MEASURED as DASH
-from shardyard.render.text_tables import counted, measured, size
+from shardyard.render.text_tables import format_bytes, format_count, format_measure
 
 #: What a browser may do with the page: show it.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -33,7 +33,7 @@ MAX_TABLE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class ReportContext:
     """What is known of the job beside its report. `spec` is JSON to be read; `output_device` is where DataParallel
     gathers, `None` where that is not known."""
 
@@ -42,31 +42,31 @@ class About:
     labels: Mapping[str, str] = field(default_factory=dict)
     spec: str = ""
     output_device: int | None = None
-    curves: Sequence[Curve] = ()
+    curves: Sequence[MetricCurve] = ()
 
 
-NOTHING = About()
+NOTHING = ReportContext()
 
 
-def page(report: Report, about: About = NOTHING, by: By = "rows") -> str:
+def report_page(report: Report, about: ReportContext = NOTHING, by: By = "rows") -> str:
     """The whole document. `by`: the map that is seen first; the others are a click away."""
     sections = (
-        _header(report, about),
-        _findings(report),
-        _maps(report, about, by),
+        _page_header(report, about),
+        _findings_section(report),
+        _maps_section(report, about, by),
         _more_findings(report),
-        _balance(report),
-        _devices(report, about),
-        *_bars(report, about),
-        _curves(about),
-        _plan(report),
-        _spec(about),
-        _notes(report),
+        _balance_tiles(report),
+        _devices_section(report, about),
+        *_bar_sections(report, about),
+        _curves_section(about),
+        _plan_section(report),
+        _spec_section(about),
+        _notes_section(report),
     )
-    return document(f"Split of {about.name or report.job_id}", joined(part for part in sections if part))
+    return html_document(f"Split of {about.name or report.job_id}", join_markup(part for part in sections if part))
 
 
-def document(title: str, body: Markup) -> str:
+def html_document(title: str, body: Markup) -> str:
     """An HTML document of the page's style around `body`."""
     head = element(
         "head",
@@ -75,7 +75,7 @@ def document(title: str, body: Markup) -> str:
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
         element("meta", name="referrer", content="no-referrer"),
-        element("title", text(title)),
+        element("title", escape_text(title)),
         element("style", Markup(page_sheet())),
     )
     footer = element("footer", Markup("Made by Shardyard. Times are milliseconds where nothing else is said."))
@@ -85,44 +85,44 @@ def document(title: str, body: Markup) -> str:
 # -- words -----------------------------------------------------------------------------------------
 
 
-def _header(report: Report, about: About) -> Markup:
-    facts = [_fact("", what_it_is(report)), _fact("job", report.job_id)]
+def _page_header(report: Report, about: ReportContext) -> Markup:
+    facts = [_header_fact("", what_it_is(report)), _header_fact("job", report.job_id)]
     if about.state:
-        facts.insert(0, _fact("", about.state, strong=True))
+        facts.insert(0, _header_fact("", about.state, strong=True))
     nodes = sorted({device.node for device in report.devices})
-    facts.append(_fact("on", ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")))
+    facts.append(_header_fact("on", ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")))
     if report.resumed is not None:
-        facts.append(_fact("went on from step", f"{report.resumed.step:,} of attempt {report.resumed.attempt}"))
-    labels = (element("span", text(f"{key}={value}"), dir="auto") for key, value in about.labels.items())
+        facts.append(_header_fact("went on from step", f"{report.resumed.step:,} of attempt {report.resumed.attempt}"))
+    labels = (element("span", escape_text(f"{key}={value}"), dir="auto") for key, value in about.labels.items())
     return element(
         "header",
         element("p", Markup("Split report"), class_="kicker"),
-        element("h1", text(about.name or f"Job {report.job_id}"), dir="auto"),
+        element("h1", escape_text(about.name or f"Job {report.job_id}"), dir="auto"),
         element("p", *facts, class_="facts"),
         element("p", *labels, class_="labels") if about.labels else None,
-        element("p", text(REHEARSAL), class_="banner") if report.rehearsal else None,
-        None if report.final else element("p", text(NOT_FINAL), class_="banner"),
+        element("p", escape_text(REHEARSAL), class_="banner") if report.rehearsal else None,
+        None if report.final else element("p", escape_text(NOT_FINAL), class_="banner"),
     )
 
 
-def _fact(name: str, value: str, *, strong: bool = False) -> Markup:
-    shown = element("b" if strong else "span", text(value), dir="auto")
-    return element("span", text(f"{name} ") if name else None, shown)
+def _header_fact(name: str, value: str, *, strong: bool = False) -> Markup:
+    shown = element("b" if strong else "span", escape_text(value), dir="auto")
+    return element("span", escape_text(f"{name} ") if name else None, shown)
 
 
-def _findings(report: Report) -> Markup:
-    said = [element("p", text(words), class_=f"verdict {kind_of(words)}") for words in verdicts(report)]
+def _findings_section(report: Report) -> Markup:
+    said = [element("p", escape_text(words), class_=f"verdict {kind_of(words)}") for words in describe_verdicts(report)]
     found = [finding_box(finding) for finding in _by_weight(report)]
     if not found:
         found = [element("p", Markup("Nothing that should be changed was found."), class_="muted")]
     more = len(found) - MAX_FINDINGS_ON_TOP
-    below = element("p", text(f"{more} more below the split"), class_="muted") if more > 0 else None
-    return section("Findings", *said, *found[:MAX_FINDINGS_ON_TOP], below)
+    below = element("p", escape_text(f"{more} more below the split"), class_="muted") if more > 0 else None
+    return page_section("Findings", *said, *found[:MAX_FINDINGS_ON_TOP], below)
 
 
 def _more_findings(report: Report) -> Markup | None:
     rest = _by_weight(report)[MAX_FINDINGS_ON_TOP:]
-    return section("More findings", *map(finding_box, rest)) if rest else None
+    return page_section("More findings", *map(finding_box, rest)) if rest else None
 
 
 def _by_weight(report: Report) -> list[Finding]:
@@ -132,177 +132,187 @@ def _by_weight(report: Report) -> list[Finding]:
 def finding_box(finding: Finding) -> Markup:
     return element(
         "div",
-        element("span", element("b", text(finding.severity)), Markup(" "), text(finding.code), class_="code"),
-        element("p", text(finding.message), dir="auto"),
-        element("p", element("b", Markup("What to change: ")), text(finding.suggestion), class_="change", dir="auto"),
+        element(
+            "span", element("b", escape_text(finding.severity)), Markup(" "), escape_text(finding.code), class_="code"
+        ),
+        element("p", escape_text(finding.message), dir="auto"),
+        element(
+            "p", element("b", Markup("What to change: ")), escape_text(finding.suggestion), class_="change", dir="auto"
+        ),
         class_="finding warning" if finding.severity == "warning" else "finding",
     )
 
 
-def _plan(report: Report) -> Markup | None:
+def _plan_section(report: Report) -> Markup | None:
     told = {True: "The splits are those that were planned.", False: "The splits are not those that were planned."}
     if report.prediction.matches is None:
         return None
-    differences = (element("li", text(words), dir="auto") for words in report.prediction.differences)
+    differences = (element("li", escape_text(words), dir="auto") for words in report.prediction.differences)
     listed = element("ul", *differences) if report.prediction.differences else None
-    return section("Plan", element("p", text(told[report.prediction.matches])), listed)
+    return page_section("Plan", element("p", escape_text(told[report.prediction.matches])), listed)
 
 
-def _spec(about: About) -> Markup | None:
-    return section("Job spec", element("pre", text(about.spec), dir="auto")) if about.spec else None
+def _spec_section(about: ReportContext) -> Markup | None:
+    return page_section("Job spec", element("pre", escape_text(about.spec), dir="auto")) if about.spec else None
 
 
-def _notes(report: Report) -> Markup | None:
+def _notes_section(report: Report) -> Markup | None:
     if not report.notes:
         return None
     rows = (
-        element("tr", element("td", element("code", text(name))), element("td", text(note), dir="auto"))
+        element("tr", element("td", element("code", escape_text(name))), element("td", escape_text(note), dir="auto"))
         for name, note in sorted(report.notes.items())
     )
-    return section("Notes", element("table", element("tbody", *rows), class_="notes"))
+    return page_section("Notes", element("table", element("tbody", *rows), class_="notes"))
 
 
 # -- pictures --------------------------------------------------------------------------------------
 
 
-def _maps(report: Report, about: About, by: By) -> Markup:
+def _maps_section(report: Report, about: ReportContext, by: By) -> Markup:
     switch: list[Markup] = []
     maps: list[Markup] = []
     for one in MEASURES:
         switch.append(
             element("input", type="radio", name="by", id=f"by-{one}", value=one, class_="by", checked=one == by)
         )
-        switch.append(element("label", text(one), for_=f"by-{one}", class_="by"))
-        maps.append(element("div", _map(report, about, one), class_=f"map by-{one}"))
+        switch.append(element("label", escape_text(one), for_=f"by-{one}", class_="by"))
+        maps.append(element("div", _draw_map(report, about, one), class_=f"map by-{one}"))
     legend = element("legend", Markup("What the cells show"))
-    return section("The split", element("fieldset", legend, *switch, element("div", *maps, class_="maps")))
+    return page_section("The split", element("fieldset", legend, *switch, element("div", *maps, class_="maps")))
 
 
-def _map(report: Report, about: About, by: By) -> Markup:
+def _draw_map(report: Report, about: ReportContext, by: By) -> Markup:
     return both_widths(
         f"map-{by}",
         MEASURES[by][0],
-        lambda frame: heat_map(report, by, name=about.name, output_device=about.output_device, frame=frame),
+        lambda frame: draw_heat_map(report, by, name=about.name, output_device=about.output_device, frame=frame),
     )
 
 
-def both_widths(ids: str, name: str, draw: Callable[[Frame], Markup], *, half: bool = False) -> Markup:
+def both_widths(ids: str, name: str, draw: Callable[[PictureFrame], Markup], *, half: bool = False) -> Markup:
     """A picture for a screen, which scrolls sideways where it must, and one for a telephone; one of them is shown.
     With `half` of a page, it is always the one for a telephone."""
     scrolls = {"tabindex": "0", "role": "group", "aria_label": name}
-    narrow = draw(Frame(False, True, f"{ids}-n"))
+    narrow = draw(PictureFrame(False, True, f"{ids}-n"))
     if half:
         return element("div", narrow, class_="scroll", **scrolls)
-    wide = element("div", draw(Frame(False, False, ids)), class_="scroll wide", **scrolls)
-    return joined([wide, element("div", narrow, class_="scroll narrow")])
+    wide = element("div", draw(PictureFrame(False, False, ids)), class_="scroll wide", **scrolls)
+    return join_markup([wide, element("div", narrow, class_="scroll narrow")])
 
 
-def _bars(report: Report, about: About) -> Iterator[Markup]:
+def _bar_sections(report: Report, about: ReportContext) -> Iterator[Markup]:
     if report.strategy == "dp":
-        yield chart_section("primitives", bar_chart.primitives(report))
-    yield chart_section("times", bar_chart.times(report, about.output_device))
-    yield chart_section("memory", bar_chart.memory(report, about.output_device))
+        yield chart_section("primitives", bar_chart.primitives_chart(report))
+    yield chart_section("times", bar_chart.times_chart(report, about.output_device))
+    yield chart_section("memory", bar_chart.memory_chart(report, about.output_device))
 
 
-def chart_section(ids: str, chart: Chart, *, half: bool = False) -> Markup:
+def chart_section(ids: str, chart: BarChart, *, half: bool = False) -> Markup:
     """Its bars, or where there are none, why."""
     if not chart.bars:
-        return section(chart.title, *(element("p", text(words), class_="muted") for words in chart.remarks))
-    return section(chart.title, both_widths(ids, chart.title, lambda frame: bar_chart.draw(chart, frame), half=half))
+        return page_section(chart.title, *(element("p", escape_text(words), class_="muted") for words in chart.remarks))
+    return page_section(
+        chart.title, both_widths(ids, chart.title, lambda frame: bar_chart.draw_bars(chart, frame), half=half)
+    )
 
 
-def _curves(about: About) -> Markup | None:
-    shown, left = line_chart.charts(about.curves)
+def _curves_section(about: ReportContext) -> Markup | None:
+    shown, left = line_chart.group_curves(about.curves)
     if not shown:
         return None
-    drawn = (line_chart.draw(same, Frame(False, False, f"curve{place}")) for place, same in enumerate(shown))
-    return section("Metrics", element("div", *drawn, class_="charts"), element("p", text(left)) if left else None)
+    drawn = (
+        line_chart.draw_curves(same, PictureFrame(False, False, f"curve{place}")) for place, same in enumerate(shown)
+    )
+    return page_section(
+        "Metrics", element("div", *drawn, class_="charts"), element("p", escape_text(left)) if left else None
+    )
 
 
 # -- numbers ---------------------------------------------------------------------------------------
 
 
-def _balance(report: Report) -> Markup:
+def _balance_tiles(report: Report) -> Markup:
     balance = report.balance
     tiles = (
-        ("rows, most over mean", measured(balance.rows_max_over_mean), "rows_max_over_mean"),
-        ("time, most over mean", measured(balance.time_max_over_mean), "time_max_over_mean"),
+        ("rows, most over mean", format_measure(balance.rows_max_over_mean), "rows_max_over_mean"),
+        ("time, most over mean", format_measure(balance.time_max_over_mean), "time_max_over_mean"),
         ("what costs most", balance.cause or DASH, "cause"),
-        ("steps of idle devices", counted(balance.idle_device_steps), "idle_device_steps"),
-        ("device time spent waiting", _seconds(balance.wasted_device_seconds), "wasted_device_seconds"),
+        ("steps of idle devices", format_count(balance.idle_device_steps), "idle_device_steps"),
+        ("device time spent waiting", _seconds_text(balance.wasted_device_seconds), "wasted_device_seconds"),
     )
-    return element("dl", *(_tile(report, *tile) for tile in tiles), class_="tiles")
+    return element("dl", *(_balance_tile(report, *tile) for tile in tiles), class_="tiles")
 
 
-def _seconds(value: float | None) -> str:
-    return DASH if value is None else f"{measured(value)} s"
+def _seconds_text(value: float | None) -> str:
+    return DASH if value is None else f"{format_measure(value)} s"
 
 
-def _tile(report: Report, name: str, value: str, path: str) -> Markup:
+def _balance_tile(report: Report, name: str, value: str, path: str) -> Markup:
     if value == DASH:
         note = report.notes.get(f"balance.{path}")
-        shown = element("dd", text(NOT_MEASURED + (f": {note}" if note else "")), class_="none")
+        shown = element("dd", escape_text(NOT_MEASURED + (f": {note}" if note else "")), class_="none")
     else:
-        shown = element("dd", text(value))
-    return element("div", element("dt", text(name)), shown)
+        shown = element("dd", escape_text(value))
+    return element("div", element("dt", escape_text(name)), shown)
 
 
-def _devices(report: Report, about: About) -> Markup:
+def _devices_section(report: Report, about: ReportContext) -> Markup:
     names = ("rows", "share", "steps", "idle", "ms/row", "data wait, p50", "peak memory")
     ranks = len({device.rank for device in report.devices}) > 1
-    head = [_head("device"), _head("mark"), *([_head("rank", "n")] if ranks else [])]
-    head += [*(_head(name, "n") for name in names), _head("id"), _head("node")]
+    head = [_head_cell("device"), _head_cell("mark"), *([_head_cell("rank", "n")] if ranks else [])]
+    head += [*(_head_cell(name, "n") for name in names), _head_cell("id"), _head_cell("node")]
     slow = slow_device(report)
     rows = []
     for device, cost in list(zip(report.devices, report.per_device, strict=True))[:MAX_TABLE]:
-        cells = [_cell(str(device.device)), element("td", *_table_marks(report, device, cost, slow, about))]
-        cells += [_cell(str(device.rank), "n")] if ranks else []
-        cells += [_cell(words, "n") for words in _costs(cost)]
-        cells += [element("td", element("code", text(device.id)), title=device.name), _cell(device.node)]
+        cells = [_body_cell(str(device.device)), element("td", *_table_marks(report, device, cost, slow, about))]
+        cells += [_body_cell(str(device.rank), "n")] if ranks else []
+        cells += [_body_cell(words, "n") for words in _cost_cells(cost)]
+        cells += [element("td", element("code", escape_text(device.id)), title=device.name), _body_cell(device.node)]
         rows.append(element("tr", *cells))
     table = element("table", element("thead", element("tr", *head)), element("tbody", *rows))
     more = len(report.devices) - len(rows)
-    return section(
+    return page_section(
         "Devices",
         element("div", table, class_="scroll", tabindex="0", role="group", aria_label="Devices"),
-        element("p", text(f"and {more:,} more devices"), class_="muted") if more else None,
+        element("p", escape_text(f"and {more:,} more devices"), class_="muted") if more else None,
     )
 
 
-def _costs(cost: DeviceMeasures) -> tuple[str, ...]:
+def _cost_cells(cost: DeviceMeasures) -> tuple[str, ...]:
     return (
-        counted(cost.rows),
+        format_count(cost.rows),
         DASH if cost.share is None else f"{cost.share:.1%}",
-        counted(cost.steps),
-        counted(cost.idle_steps),
-        measured(cost.ms_per_row),
-        _p50(cost.data_wait_ms),
-        size(cost.memory_peak_bytes),
+        format_count(cost.steps),
+        format_count(cost.idle_steps),
+        format_measure(cost.ms_per_row),
+        _median_text(cost.data_wait_ms),
+        format_bytes(cost.memory_peak_bytes),
     )
 
 
-def _p50(timing: Timing | None) -> str:
-    return DASH if timing is None else measured(timing.p50)
+def _median_text(timing: Timing | None) -> str:
+    return DASH if timing is None else format_measure(timing.p50)
 
 
 def _table_marks(
-    report: Report, device: ReportDevice, cost: DeviceMeasures, slow: int | None, about: About
+    report: Report, device: ReportDevice, cost: DeviceMeasures, slow: int | None, about: ReportContext
 ) -> Iterator[Markup]:
     if cost.idle_steps:
-        yield element("span", text(IDLE), class_="mark idle")
+        yield element("span", escape_text(IDLE), class_="mark idle")
     if device.device == slow:
-        yield element("span", text(SLOW), class_="mark slow")
+        yield element("span", escape_text(SLOW), class_="mark slow")
     if device.device == about.output_device and report.strategy == "dp" and len(report.devices) > 1:
-        yield element("span", text(OUTPUT), class_="mark output")
+        yield element("span", escape_text(OUTPUT), class_="mark output")
 
 
-def _head(words: str, kind: str = "") -> Markup:
-    return element("th", text(words), class_=kind or None, scope="col")
+def _head_cell(words: str, kind: str = "") -> Markup:
+    return element("th", escape_text(words), class_=kind or None, scope="col")
 
 
-def _cell(words: str, kind: str = "") -> Markup:
-    return element("td", text(words), class_=kind or None)
+def _body_cell(words: str, kind: str = "") -> Markup:
+    return element("td", escape_text(words), class_=kind or None)
 
 
-def section(title: str, *children: Markup | None) -> Markup:
-    return element("section", element("h2", text(title)), *children)
+def page_section(title: str, *children: Markup | None) -> Markup:
+    return element("section", element("h2", escape_text(title)), *children)

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardyard.render.svg.chart_css import sheet
-from shardyard.render.svg.markup import Markup, element, text
+from shardyard.render.svg.chart_css import chart_sheet
+from shardyard.render.svg.markup import Markup, element, escape_text
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class PictureFrame:
     """Where a picture goes. `heading`: with title and sentences, for a picture that stands alone, or bare, for a page
     that says them itself and has the style sheet. `narrow`: for a telephone. `ids` tells a page's pictures apart."""
 
@@ -17,19 +17,21 @@ class Frame:
     ids: str = "sy"
 
 
-ALONE = Frame()
+ALONE = PictureFrame()
 
 
 def label_text(words: str, x: float, y: float, classes: str) -> Markup:
-    return element("text", text(words), x=x, y=y, class_=classes or None)
+    return element("text", escape_text(words), x=x, y=y, class_=classes or None)
 
 
-def hatched(frame: Frame) -> str:
+def hatch_fill(frame: PictureFrame) -> str:
     """The fill of what is idle."""
     return f"url(#{frame.ids}-idle)"
 
 
-def document(parts: Sequence[Markup], wide: float, high: float, title: str, description: str, frame: Frame) -> Markup:
+def svg_document(
+    parts: Sequence[Markup], wide: float, high: float, title: str, description: str, frame: PictureFrame
+) -> Markup:
     """`parts` in an `svg` element; `description` is what a screen reader reads."""
     hatching = element(
         "pattern",
@@ -42,9 +44,9 @@ def document(parts: Sequence[Markup], wide: float, high: float, title: str, desc
     )
     return element(
         "svg",
-        element("title", text(title), id=f"{frame.ids}-title"),
-        element("desc", text(description), id=f"{frame.ids}-desc"),
-        element("style", Markup(sheet())) if frame.heading else None,
+        element("title", escape_text(title), id=f"{frame.ids}-title"),
+        element("desc", escape_text(description), id=f"{frame.ids}-desc"),
+        element("style", Markup(chart_sheet())) if frame.heading else None,
         element("defs", hatching),
         element("rect", class_="ground", width=wide, height=high) if frame.heading else None,
         *parts,

@@ -40,7 +40,7 @@ def colours(style: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("style", "theme", "name"), THEMES, ids=["light", "dark"])
-def test_the_dashboard_has_the_colours_of_the_pictures(style: str, theme: palette.Theme, name: str) -> None:
+def test_the_dashboard_has_the_colours_of_the_pictures(style: str, theme: palette.ColourTheme, name: str) -> None:
     found = colours(style)
     plain = ("ground", "panel", "ink", "muted", "rule", "idle", "slow", "output", "warning", "info", "track")
     wanted = {field: getattr(theme, field) for field in plain}

@@ -19,8 +19,8 @@ import pytest
 
 from shardyard import AsyncClient, AsyncJob, Client, Job, errors
 from shardyard.client import endpoints, events, models, operations
-from shardyard.client.events import Parser
-from shardyard.client.transport import Pause, Wire
+from shardyard.client.events import EventParser
+from shardyard.client.transport import BlockingTransport, PauseStep
 from shardyard.contract import errors as tree
 from shardyard.contract import responses
 from shardyard.contract import stream_events as told
@@ -56,15 +56,15 @@ class Service:
 def service(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Service]:
     def made(*answers: httpx.Response | Exception) -> Service:
         found = Service(*answers)
-        outcome = Wire._outcome
+        outcome = BlockingTransport._carry_out
 
-        def at_once(wire: Wire, step: Any, opened: Any) -> Any:
-            if isinstance(step, Pause):
+        def at_once(wire: BlockingTransport, step: Any, opened: Any) -> Any:
+            if isinstance(step, PauseStep):
                 found.pauses.append(step.seconds)
                 return None
             return outcome(wire, step, opened)
 
-        monkeypatch.setattr(Wire, "_outcome", at_once)
+        monkeypatch.setattr(BlockingTransport, "_carry_out", at_once)
         return found
 
     return made
@@ -200,7 +200,7 @@ def test_waiting_asks_the_service_to_hold_the_request_and_names_what_it_knows(
     service: Callable[..., Service],
 ) -> None:
     held = service(ok(STATUS, ETag='W/"3.x"'), httpx.Response(304), LOST, no(503), ok(ENDED, ETag='W/"4.x"'))
-    assert held.client().run(operations.wait(JOB, None)).state == "succeeded"
+    assert held.client().run(operations.wait_for_end(JOB, None)).state == "succeeded"
     assert "If-None-Match" not in held.seen[0].headers
     assert {request.headers["If-None-Match"] for request in held.seen[1:]} == {'W/"3.x"'}
     assert {request.url.params["wait"] for request in held.seen[1:]} == {"25.0"}
@@ -211,13 +211,13 @@ def test_waiting_gives_up_when_the_service_stays_away(
 ) -> None:
     monkeypatch.setattr(operations, "PATIENCE_SECONDS", -1)
     with pytest.raises(errors.Unavailable):
-        service(ok(STATUS, ETag="x"), REFUSED).client().run(operations.wait(JOB, None))
+        service(ok(STATUS, ETag="x"), REFUSED).client().run(operations.wait_for_end(JOB, None))
 
 
 def test_waiting_is_over_in_time_also_while_the_service_is_away(service: Callable[..., Service]) -> None:
     away = service(ok(STATUS, ETag="x"), REFUSED)
     with pytest.raises(TimeoutError, match=r"within 0\.05 seconds; it is running"):
-        away.client().run(operations.wait(JOB, 0.05))
+        away.client().run(operations.wait_for_end(JOB, 0.05))
     assert all(0 <= seconds <= 0.05 for seconds in away.pauses)
 
 
@@ -245,7 +245,7 @@ def test_a_download_that_breaks_leaves_no_half_of_it(service: Callable[..., Serv
 
 def test_waiting_for_a_job_that_is_not_there_ends_at_once(service: Callable[..., Service]) -> None:
     with pytest.raises(errors.NotFound):
-        service(no(404, "not_found")).client().run(operations.wait(JOB, 5))
+        service(no(404, "not_found")).client().run(operations.wait_for_end(JOB, 5))
 
 
 # -- events ----------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def test_a_stream_that_breaks_goes_on_behind_its_last_event_and_says_nothing_twi
         no(503, "unavailable"),
         stream(sse(("c", "state", STATE), ("d", "from_the_future", {}), ("e", "end", END))),
     )
-    followed = list(broken.client().items(operations.follow(JOB, [0, 3])))
+    followed = list(broken.client().items(operations.follow_job(JOB, [0, 3])))
     assert [type(event).__name__ for event in followed] == ["StateChanged", "Progressed", "Ended"]
     assert [event.event_id for event in followed] == ["a", "b", "e"]
     assert [request.headers.get("Last-Event-ID") for request in broken.seen] == [None, "b", "b", "b"]
@@ -281,17 +281,17 @@ def test_a_stream_that_breaks_goes_on_behind_its_last_event_and_says_nothing_twi
 
 
 def test_a_reader_who_was_told_the_end_is_told_nothing_more(service: Callable[..., Service]) -> None:
-    assert list(service(httpx.Response(204)).client().items(operations.follow(JOB, after="z"))) == []
+    assert list(service(httpx.Response(204)).client().items(operations.follow_job(JOB, after="z"))) == []
 
 
 def test_following_ends_when_the_service_stays_away_or_refuses(
     service: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(errors.NotFound):
-        list(service(no(404, "not_found")).client().items(operations.follow(JOB)))
+        list(service(no(404, "not_found")).client().items(operations.follow_job(JOB)))
     monkeypatch.setattr(operations, "PATIENCE_SECONDS", -1)
     with pytest.raises(errors.Unavailable):
-        list(service(REFUSED).client().items(operations.follow(JOB)))
+        list(service(REFUSED).client().items(operations.follow_job(JOB)))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
@@ -299,7 +299,7 @@ def test_events_are_whole_wherever_a_stream_is_cut(size: int) -> None:
     raw = (
         "﻿: x\r\nretry: 5\r\n" + sse(("1", "a", {"ä": "\n"}), ("2", "b", 2)) + "data: one\ndata:two\n\nid\n\n"
     ).encode()
-    parser = Parser()
+    parser = EventParser()
     found = [message for at in range(0, len(raw), size) for message in parser.feed(raw[at : at + size])]
     assert [(message.event, message.data, message.id) for message in found] == [
         ("a", '{"\\u00e4": "\\n"}', "1"),
@@ -310,7 +310,7 @@ def test_events_are_whole_wherever_a_stream_is_cut(size: int) -> None:
 
 def test_an_event_without_an_end_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MAX_EVENT_BYTES", 1000)
-    parser = Parser()
+    parser = EventParser()
     for _ in range(10):
         parser.feed(b"data: " + b"x" * 90 + b"\n")
     with pytest.raises(errors.ShardyardError, match="more than 1000 bytes"):
@@ -320,7 +320,7 @@ def test_an_event_without_an_end_does_not_fill_the_memory(monkeypatch: pytest.Mo
 def test_an_event_that_is_not_what_its_name_says_is_an_error(service: Callable[..., Service]) -> None:
     for data in ("[]", '{"attempt": 1}', "{"):
         with pytest.raises(errors.ShardyardError, match="an event 'state' that cannot be read"):
-            list(service(stream(f"event: state\ndata: {data}\n\n")).client().items(operations.follow(JOB)))
+            list(service(stream(f"event: state\ndata: {data}\n\n")).client().items(operations.follow_job(JOB)))
 
 
 def test_the_client_knows_every_event_of_the_service_and_all_their_fields() -> None:
@@ -366,13 +366,13 @@ def test_every_route_of_the_api_has_a_call() -> None:
     routes = {(method, path) for method, path in documented if not path.startswith(NOT_FOR_PROGRAMS)}
     e = endpoints
     made = [
-        e.submit({}), e.plan({}), e.jobs(), e.job("a"), e.cancel("a"), e.cancel_many(),
-        e.resubmit("a"), e.delete("a"), e.attempts("a"), e.splits("a"), e.splits_diff("a", "b"),
-        e.logs("a"), e.metrics("a"), e.artifacts("a"), e.artifact("a", "b/c"), e.job_events("a"),
-        e.service_events(), e.upload_bundle(io.BytesIO()), e.bundle("a"), e.recipes(), e.pools(),
-        e.nodes(), e.drain("a"), e.undrain("a"), e.quarantine("a", 0, "b"), e.unquarantine("a", 0),
-        e.forget("a"), e.tokens(), e.create_token("a", scopes=[]), e.revoke_token("a"),
-        e.readiness(),
+        e.submit_job({}), e.plan_job({}), e.list_jobs(), e.get_job("a"), e.cancel_job("a"), e.cancel_many(),
+        e.resubmit_job("a"), e.delete_job("a"), e.list_attempts("a"), e.get_report("a"), e.compare_reports("a", "b"),
+        e.read_logs("a"), e.read_metrics("a"), e.list_artifacts("a"), e.download_artifact("a", "b/c"),
+        e.job_events("a"), e.service_events(), e.upload_bundle(io.BytesIO()), e.get_bundle("a"), e.list_recipes(),
+        e.list_pools(), e.list_nodes(), e.drain_node("a"), e.undrain_node("a"), e.quarantine_device("a", 0, "b"),
+        e.unquarantine_device("a", 0), e.forget_node("a"), e.list_tokens(), e.create_token("a", scopes=[]),
+        e.revoke_token("a"), e.check_readiness(),
     ]  # fmt: skip
 
     def called(method: str, path: str) -> bool:

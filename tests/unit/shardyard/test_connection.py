@@ -23,7 +23,7 @@ def running(data_dir: Path, url: str = "http://127.0.0.1:1") -> None:
 
 def test_the_service_on_this_machine_is_found_with_its_token(data_dir: Path) -> None:
     running(data_dir)
-    found = connection.find()
+    found = connection.find_service()
     assert found.url == "http://127.0.0.1:1"
     assert found.headers == {"Authorization": "Bearer local-secret"}
     with Client() as client:
@@ -33,35 +33,35 @@ def test_the_service_on_this_machine_is_found_with_its_token(data_dir: Path) -> 
 def test_the_local_token_never_goes_to_another_address(data_dir: Path) -> None:
     running(data_dir)
     with pytest.raises(Unauthenticated, match=r"no token for http://elsewhere; give one with --token"):
-        connection.find("http://elsewhere")
-    assert connection.find("http://elsewhere", "theirs").token == "theirs"
+        connection.find_service("http://elsewhere")
+    assert connection.find_service("http://elsewhere", "theirs").token == "theirs"
 
 
 def test_a_given_token_comes_before_the_local_one(data_dir: Path) -> None:
     running(data_dir)
-    assert connection.find(None, "mine").token == "mine"
+    assert connection.find_service(None, "mine").token == "mine"
 
 
 def test_variables_name_a_service_and_what_is_given_comes_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDYARD_URL", "http://variable/")
     monkeypatch.setenv("SHARDYARD_TOKEN", "from-there")
-    assert connection.find() == connection.Address("http://variable", "from-there")
-    assert connection.find("http://given", "mine") == connection.Address("http://given", "mine")
+    assert connection.find_service() == connection.ServiceAddress("http://variable", "from-there")
+    assert connection.find_service("http://given", "mine") == connection.ServiceAddress("http://given", "mine")
 
 
 def test_a_token_is_not_shown_by_what_holds_it() -> None:
-    found = connection.find("http://given", "secret")
+    found = connection.find_service("http://given", "secret")
     with Client("http://given", "secret") as client:
         assert "secret" not in f"{found!r} {client!r}"
 
 
 def test_an_empty_token_asks_without_one() -> None:
-    assert connection.find("http://given", "").headers == {}
+    assert connection.find_service("http://given", "").headers == {}
 
 
 def test_without_a_service_the_message_says_how_to_start_or_name_one() -> None:
     with pytest.raises(Unavailable, match=r"`shardyard up`.*--url or SHARDYARD_URL"):
-        connection.find(None, "t")
+        connection.find_service(None, "t")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"url": "http://x"}'])

@@ -55,7 +55,7 @@ def test_an_old_server_is_refused_and_the_message_says_what_to_install(
 
 def test_the_password_and_socket_stay_the_same_over_restarts(tmp_path: Path) -> None:
     server = Path("/usr/bin/true")
-    first, second = (embedded_redis.prepare("control", tmp_path, server) for _ in range(2))
+    first, second = (embedded_redis.prepare_redis("control", tmp_path, server) for _ in range(2))
     assert (first.password, first.socket) == (second.password, second.socket)
     assert len(first.password) == 64
 
@@ -66,7 +66,7 @@ def test_a_foreign_directory_in_the_place_of_the_socket_is_refused(
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "t"))
     (tmp_path / "t").mkdir()
     deep = tmp_path / ("d" * 120)
-    embedded_redis.prepare("control", deep, Path("/usr/bin/true"))
+    embedded_redis.prepare_redis("control", deep, Path("/usr/bin/true"))
     next((tmp_path / "t").iterdir()).chmod(0o755)
     with pytest.raises(ServiceError, match="mode 0700"):
-        embedded_redis.prepare("control", deep, Path("/usr/bin/true"))
+        embedded_redis.prepare_redis("control", deep, Path("/usr/bin/true"))

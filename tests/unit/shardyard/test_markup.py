@@ -3,24 +3,24 @@
 import pytest
 from rich.text import Text
 
-from shardyard.cli.common import console, table
+from shardyard.cli.common import make_console, make_table
 
 
 def test_brackets_in_a_name_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    listing = table("NAME")
+    listing = make_table("NAME")
     for name in ("a[/b]", "[red]x", ":smile:"):
         listing.add_row(name)
 
-    console().print(listing)
+    make_console().print(listing)
 
     assert capsys.readouterr().out.split() == ["NAME", "a[/b]", "[red]x", ":smile:"]
 
 
 def test_a_terminal_is_told_nothing_by_a_name(capsys: pytest.CaptureFixture[str]) -> None:
     hostile = "a\x1b]0;mine\x07\x1b[31mb\x9b2J\u202ec"
-    listing = table("NAME")
+    listing = make_table("NAME")
     listing.add_row(hostile)
-    out = console()
+    out = make_console()
 
     out.print(listing)
     out.print(hostile)

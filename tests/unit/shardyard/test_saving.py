@@ -60,7 +60,7 @@ def manifests(output: Path) -> list[dict[str, Any]]:
 
 
 def test_a_manifest_names_every_file_with_its_size_and_its_digest(tmp_path: Path, output: Path) -> None:
-    saving.save(write(tmp_path / "state", "hello"), output)
+    saving.save_checkpoint(write(tmp_path / "state", "hello"), output)
 
     (manifest,) = manifests(output)
 
@@ -74,11 +74,11 @@ def test_a_manifest_names_every_file_with_its_size_and_its_digest(tmp_path: Path
 def test_a_script_that_dies_while_it_saves_leaves_the_earlier_checkpoint_or_the_new_one(
     tmp_path: Path, output: Path, name: str
 ) -> None:
-    saving.save(write(tmp_path / name, "old"), output)
+    saving.save_checkpoint(write(tmp_path / name, "old"), output)
     old, before = contents(tmp_path / name), shutil.copytree(output, tmp_path / "before")
     new = contents(write(tmp_path / name, "new"))
     found, calls = [], 0
-    while (died := _saves_and_dies(lambda: saving.save(tmp_path / name, output), calls)) is not None:
+    while (died := _saves_and_dies(lambda: saving.save_checkpoint(tmp_path / name, output), calls)) is not None:
         found.append(resumed(tmp_path))
         shutil.rmtree(output)
         shutil.copytree(before, output)
@@ -136,7 +136,7 @@ def test_everything_is_on_disk_before_the_manifest_says_so(
 
     monkeypatch.setattr(os, "fsync", record)
     monkeypatch.setattr(os, "rename", watch)
-    saving.save(write(tmp_path / "state", "hello"), output)
+    saving.save_checkpoint(write(tmp_path / "state", "hello"), output)
 
     draft = output / "checkpoints" / manifests(output)[0]["draft"]
     assert {str(draft / path) for path in ("", "a", "part", "part/b")} <= set(at_commit)
@@ -147,7 +147,7 @@ def test_everything_is_on_disk_before_the_manifest_says_so(
 
 def test_of_several_names_the_one_that_was_saved_last_is_gone_on_from(tmp_path: Path, output: Path) -> None:
     for name in ("b.pt", "a.pt", "c.pt", "a.pt"):
-        saving.save(
+        saving.save_checkpoint(
             write(tmp_path / name, f"{name} again" if (output / "checkpoints" / name).exists() else name), output
         )
 
@@ -159,7 +159,7 @@ def test_what_lies_among_the_checkpoints_already_is_vouched_for_where_it_is(tmp_
     (output / "checkpoints").mkdir(parents=True)
     path = write(output / "checkpoints" / "model.pt", "in place")
 
-    assert saving.save(path, output) == path
+    assert saving.save_checkpoint(path, output) == path
 
     assert resumed(tmp_path) == {".": b"in place"}
 
@@ -169,6 +169,6 @@ def test_a_directory_with_too_many_files_is_refused_in_words(
 ) -> None:
     monkeypatch.setattr(saving, "MAX_FILES", 3)
     with pytest.raises(ValueError, match="more than 3 files"):
-        saving.save(write(tmp_path / "state", "hello"), output)
+        saving.save_checkpoint(write(tmp_path / "state", "hello"), output)
 
     assert os.listdir(output / "checkpoints") == os.listdir(output / ".checkpoints") == []

@@ -19,7 +19,7 @@ from shardyard import formatting
     ],
 )
 def test_a_duration_is_written_in_the_unit_that_fits(seconds: float | None, expected: str) -> None:
-    assert formatting.duration(seconds) == expected
+    assert formatting.format_duration(seconds) == expected
 
 
 @pytest.mark.parametrize(
@@ -47,16 +47,16 @@ def test_bytes_are_written_in_the_unit_that_fits(count: int | None, expected: st
     ("value", "expected"), [(None, "-"), (0.123456, "0.1235"), (9182.5, "9182"), (123456.7, "123,457"), (1.0, "1")]
 )
 def test_a_number_keeps_four_significant_digits(value: float | None, expected: str) -> None:
-    assert formatting.number(value) == expected
+    assert formatting.format_number(value) == expected
 
 
 def test_time_between_runs_to_now_while_there_is_no_end() -> None:
     now = datetime(2026, 1, 2, 3, 4, 10, tzinfo=UTC)
     start = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    assert formatting.between(start, None, now) == 5
-    assert formatting.between(start, start + timedelta(milliseconds=250), now) == 0.25
-    assert formatting.between(None, None, now) is None
+    assert formatting.seconds_between(start, None, now) == 5
+    assert formatting.seconds_between(start, start + timedelta(milliseconds=250), now) == 0.25
+    assert formatting.seconds_between(None, None, now) is None
 
 
 def test_a_count_of_one_has_no_plural() -> None:
-    assert (formatting.plural(1, "device"), formatting.plural(3, "device")) == ("1 device", "3 devices")
+    assert (formatting.count_noun(1, "device"), formatting.count_noun(3, "device")) == ("1 device", "3 devices")

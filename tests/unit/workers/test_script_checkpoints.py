@@ -39,7 +39,7 @@ class Job(NamedTuple):
         """Have an attempt save a file; its copy."""
         source = self.directory / name
         source.write_text(text or f"of attempt {number}")
-        return checkpoint.save(source, self.output(number))
+        return checkpoint.save_checkpoint(source, self.output(number))
 
     def look(self, attempt: AttemptId = THIRD) -> SearchResult:
         return copy_newest_checkpoint(self.directory / "storage", attempt, self.into)
@@ -133,7 +133,7 @@ def _checkpoints_are_a_link(job: Job) -> None:
 def _inner_directory_is_a_link(job: Job) -> None:
     (job.directory / "state" / "part").mkdir(parents=True)
     (job.directory / "state" / "part" / "a").write_text("a")
-    kept = checkpoint.save(job.directory / "state", job.output(2))
+    kept = checkpoint.save_checkpoint(job.directory / "state", job.output(2))
     (kept / "part").rename(job.directory / "elsewhere")
     (kept / "part").symlink_to(job.directory / "elsewhere")
 
@@ -166,7 +166,7 @@ def _leads_out(path: str) -> Callable[[Job], None]:
     def do(job: Job) -> None:
         (job.directory / "state").mkdir()
         (job.directory / "state" / "a").write_text("secret")
-        kept = checkpoint.save(job.directory / "state", job.output(2))
+        kept = checkpoint.save_checkpoint(job.directory / "state", job.output(2))
         (kept / path).write_text("secret")
         digest = hashlib.sha256(b"secret").hexdigest()
         job.describe(2, files=[["a", 6, digest], [path, 6, digest]])

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from shardyard.render.svg.captions import devices_in_words, verdicts
+from shardyard.render.svg.captions import describe_verdicts, devices_in_words
 from shardyard.render.svg.highlights import slow_device
 from tests.unit.jobs.pictures.reading import changed, example, many, with_times
 
@@ -9,7 +9,7 @@ from tests.unit.jobs.pictures.reading import changed, example, many, with_times
 def test_the_device_that_the_others_wait_for_is_slow() -> None:
     straggler = example("straggler-on-rank-1")
     assert slow_device(straggler) == 1
-    assert verdicts(straggler) == [
+    assert describe_verdicts(straggler) == [
         "Slow: device 1 takes 51.4 ms for a typical step, the others 0.749 ms; most of it waits for data."
     ]
 
@@ -36,13 +36,13 @@ def test_a_few_steps_do_not_make_a_device_slow() -> None:
 
 
 def test_idle_devices_are_told_by_how_often() -> None:
-    assert verdicts(example("rows-on-8-devices")) == ["Idle: devices 5 to 7 in 1 of 4 steps."]
-    assert verdicts(example("ten-for-eight")) == ["Idle: devices 5 to 7 in every step."]
-    assert verdicts(example("three-of-thirty")) == []
+    assert describe_verdicts(example("rows-on-8-devices")) == ["Idle: devices 5 to 7 in 1 of 4 steps."]
+    assert describe_verdicts(example("ten-for-eight")) == ["Idle: devices 5 to 7 in every step."]
+    assert describe_verdicts(example("three-of-thirty")) == []
 
 
 def test_a_sentence_about_very_many_devices_stays_one_sentence() -> None:
-    (said,) = verdicts(many(1024, 1))
+    (said,) = describe_verdicts(many(1024, 1))
     assert said.startswith("Idle: devices 2, 5, 8, ")
     assert len(said) < 200
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.render.svg.palette import DARK, LEVELS, LIGHT, PARTS, Theme
+from shardyard.render.svg.palette import DARK, LEVELS, LIGHT, PARTS, ColourTheme
 
 READABLE = 4.5
 
@@ -20,7 +20,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
-def test_all_words_can_be_read_on_what_they_stand_on(theme: Theme) -> None:
+def test_all_words_can_be_read_on_what_they_stand_on(theme: ColourTheme) -> None:
     assert len(theme.levels) == len(theme.level_inks) == LEVELS
     pairs = list(zip(theme.level_inks, theme.levels, strict=True))
     pairs += [(theme.idle_ink, ground) for ground in (theme.idle, theme.idle_line)]
@@ -35,7 +35,7 @@ def test_the_names_in_bars_can_be_read() -> None:
 
 
 @pytest.mark.parametrize(("theme", "darker"), [(LIGHT, True), (DARK, False)], ids=["light", "dark"])
-def test_more_rows_stand_out_more_from_the_ground(theme: Theme, darker: bool) -> None:
+def test_more_rows_stand_out_more_from_the_ground(theme: ColourTheme, darker: bool) -> None:
     assert sorted(theme.levels, key=luminance, reverse=darker) == list(theme.levels)
 
 
