@@ -127,7 +127,7 @@ class Cluster:
 
     def fill(self, queued: int) -> None:
         """Until every device is busy and so many jobs wait."""
-        while missing := queued - sum(self.control.run(store.fleet()).queued.values()):
+        while missing := queued - sum(self.control.run(store.read_fleet()).queued.values()):
             chosen = self._random.choices(self.submits, k=missing)
             self.all([with_id(call, next(self._ids)) for call in chosen])
             while self.dispatch():
@@ -189,7 +189,7 @@ def _parse(program: dict[str, Any], devices: int, pool: str, priority: int) -> J
     return spec.parse(json.dumps(fields))
 
 
-def with_id(call: store.Call[store.Submitted], number: int) -> store.Call[store.Submitted]:
+def with_id(call: store.Call[store.SubmittedJob], number: int) -> store.Call[store.SubmittedJob]:
     """The submit of another job: a spec is parsed and packed once for all that have it."""
     *function, tenant, _ = call.command[:5]
     return replace(call, command=(*function, tenant, f"{number:032x}", *call.command[5:]))
@@ -380,7 +380,7 @@ def _fleet(url: str, nodes: int) -> Iterator[Beats]:
     listening = [Scheduler(control, MemoryHintSender(), settings, listen=True) for control in stores[2 * nodes :]]
     names = [f"n{number:04d}" for number in range(nodes)]
     node_beats = [
-        partial(control.run, store.beat_node(name, name))
+        partial(control.run, store.renew_node(name, name))
         for control, name in zip(stores[nodes : 2 * nodes], names, strict=True)
     ]
     for scheduler in listening:

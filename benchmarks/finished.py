@@ -166,8 +166,8 @@ class Maker:
         order = {job: number for number, job in enumerate(ids)}
         who = {each: uuid.uuid4().hex for each in attempts}
         self.run([store.claim(each, who[each], nodes[each]) for each in attempts])
-        self.run([store.mark(each, who[each], "running") for each in attempts])
-        self.run([store.mark(each, who[each], "first_step") for each in attempts])
+        self.run([store.record_milestone(each, who[each], "running") for each in attempts])
+        self.run([store.record_milestone(each, who[each], "first_step") for each in attempts])
         self.run([_end(each, who[each], order[each.job]) for each in attempts])
         self.run([store.release(nodes[each], each, {}) for each in attempts])
         return [Made(job, each) for job, each in zip(ids, wanted, strict=True)]
@@ -178,7 +178,7 @@ class Maker:
         return store.submit(TENANT, job, wanted, idempotency_key=key, digest=digest, token=token)
 
     def _nodes_of(self, attempts: Sequence[AttemptId]) -> dict[AttemptId, str]:
-        (found,) = self.run([store.records([(each.tenant, each.job) for each in attempts])])
+        (found,) = self.run([store.read_records([(each.tenant, each.job) for each in attempts])])
         return {each: str(record.node) for each, record in zip(attempts, found, strict=True) if record is not None}
 
     def run(self, calls: Sequence[Call[T]]) -> list[T]:

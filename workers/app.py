@@ -20,7 +20,7 @@ from jobs.files import identity
 from jobs.model.settings import Settings
 from jobs.protocol.names import CELERY_TASK, node_queue
 from jobs.scheduling.celery_config import celery_config
-from jobs.scheduling.hints import message
+from jobs.scheduling.hints import celery_message
 from jobs.store import AttemptId, Hint
 from jobs.store.client import RedisStore
 from jobs.support.logging_config import configure_logging
@@ -60,7 +60,7 @@ class AppHintSender:
         self._app = app
 
     def send(self, hint: Hint) -> None:
-        self._app.send_task(**message(hint))
+        self._app.send_task(**celery_message(hint))
 
 
 def create_app() -> Celery:

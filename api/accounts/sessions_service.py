@@ -22,14 +22,14 @@ class SessionService:
             Unauthenticated: the token is not valid.
         """
         who = await self._authenticator.authenticate_token(parse_sign_in(body))
-        session = sessions.new_id()
-        await self._store.run(sessions.put(session, who.token))
+        session = sessions.new_session_id()
+        await self._store.run(sessions.begin_session(session, who.token))
         audit.log_audit_event(who, "signed_in")
         return session
 
     async def end_session(self, session: str) -> None:
         if 0 < len(session) <= sessions.MAX_ID_LENGTH:
-            await self._store.run(sessions.end(session))
+            await self._store.run(sessions.end_session(session))
 
 
 def describe_caller(who: Principal) -> Caller:

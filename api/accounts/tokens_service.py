@@ -31,20 +31,20 @@ class TokenService:
             raise Forbidden("only the operator may make tokens for another tenant")
         now = time.time_ns() // 1000
         expires = None if wanted.expires_in_seconds is None else now + wanted.expires_in_seconds * 1_000_000
-        text, record = tokens.issue(tenant, wanted.scopes, wanted.name, created=now, expires=expires)
-        await self._store.run(tokens.put(record))
+        text, record = tokens.issue_token(tenant, wanted.scopes, wanted.name, created=now, expires=expires)
+        await self._store.run(tokens.put_token(record))
         audit.log_audit_event(who, "token_created", created=record.id, for_tenant=tenant, scopes=sorted(record.scopes))
         return NewToken(**msgspec.structs.asdict(views.token_view(record)), token=text)
 
     async def list_tokens(self, who: Principal) -> TokenList:
-        found: list[TokenView] = [views.token_view(t) for t in await self._store.run(tokens.of_tenant(who.tenant))]
+        found: list[TokenView] = [views.token_view(t) for t in await self._store.run(tokens.list_tokens(who.tenant))]
         return TokenList(found)
 
     async def revoke_token(self, who: Principal, token: str) -> None:
         """Other API processes notice within a few seconds. Raises NotFound."""
-        known = any(found.id == token for found in await self._store.run(tokens.of_tenant(who.tenant)))
+        known = any(found.id == token for found in await self._store.run(tokens.list_tokens(who.tenant)))
         try:
-            await self._store.run(tokens.revoke(who.tenant, token))
+            await self._store.run(tokens.revoke_token(who.tenant, token))
         except NotFound:
             if not known:  # else it went by this very call, whose first reply was lost
                 raise

@@ -48,7 +48,7 @@ def sweep_bundles(
 
 
 def _remove_strays(control: RedisStore, storage: Path, stored: Sequence[StoredBundle]) -> None:
-    kept = control.run(store.are_kept(stored))
+    kept = control.run(store.are_current(stored))
     for bundle, is_kept in zip(stored, kept, strict=True):
         if not is_kept:
             paths.bundle_file(storage, bundle.tenant, bundle.id, bundle.nonce).unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from jobs.model.settings import Settings
 from jobs.scheduling.celery_config import celery_config
-from jobs.scheduling.hints import message
+from jobs.scheduling.hints import celery_message
 from jobs.store import Hint
 
 
@@ -30,7 +30,7 @@ class CeleryHintSender:
     def send(self, hint: Hint) -> None:
         """Raises whatever the broker's client raises; nothing is tried twice here."""
         self.import_celery()
-        self._app.send_task(**message(hint))
+        self._app.send_task(**celery_message(hint))
 
     def close(self) -> None:
         with self._lock:

@@ -19,7 +19,7 @@ import structlog
 from api.data import archive
 from jobs import store
 from jobs.files import paths
-from jobs.store import Archived
+from jobs.store import ArchiveOutcome
 from jobs.store.client import RedisStore
 from jobs.support import failpoints, fs
 from shardyard.contract.errors import NotFound
@@ -68,14 +68,14 @@ def delete_archived_job(control: RedisStore, storage: Path, tenant: str, job: st
     with contextlib.suppress(NotFound):  # damaged: it names no key
         found = archive.read_job(storage, tenant, job)
         if found is not None and found.key:
-            control.run(store.free_key(tenant, found.key, job))
+            control.run(store.free_idempotency_key(tenant, found.key, job))
     fs.remove_tree(paths.job_dir(storage, tenant, job))
     archive.remove_job(storage, tenant, job)
 
 
 def _archive_due(control: RedisStore, storage: Path, age_seconds: float, deadline: float) -> bool:
     """Archive what is due until the deadline; whether there is more."""
-    due = control.run(store.finished(age_seconds, CHUNK))
+    due = control.run(store.list_finished(age_seconds, CHUNK))
     done = 0
     for tenant, job in due:
         if time.monotonic() > deadline:
@@ -94,12 +94,12 @@ def _archive_job(control: RedisStore, storage: Path, tenant: str, job: str) -> b
         log.error("job_not_archived", job=job, tenant=tenant, error=str(error))
         return False
     failpoints.reach("archive.synced")
-    outcome = control.run(store.archive(tenant, job, found.version))
-    if outcome is Archived.MISSING:
+    outcome = control.run(store.archive_job(tenant, job, found.version))
+    if outcome is ArchiveOutcome.MISSING:
         archive.remove_job(storage, tenant, job)
-    if outcome is Archived.DONE:
+    if outcome is ArchiveOutcome.DONE:
         log.info("job_archived", job=job, tenant=tenant)
-    return outcome is Archived.DONE
+    return outcome is ArchiveOutcome.DONE
 
 
 def _delete_expired(control: RedisStore, storage: Path, before: float, deadline: float) -> bool:

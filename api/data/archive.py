@@ -102,7 +102,7 @@ def read_job(storage: Path, tenant: str, job: str) -> ArchivedJob | None:
 
 
 def read_page(storage: Path, tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50) -> JobPage:
-    """A page of archived jobs, newest first, as `store.page` gives one of the others. Raises OSError."""
+    """A page of archived jobs, newest first, as `store.list_jobs` gives of the others. Raises OSError."""
     found: list[JobRecord] = []
     last = ""
     for scanned, job in enumerate(_job_ids(storage, tenant, after)):
@@ -146,9 +146,9 @@ def _decode_job(tenant: str, job: str, body: bytes) -> ArchivedJob:
         raise ValueError(f"it has format {file.format}, and this version knows {FORMAT}")
     fields = _encode_fields(file.job)
     return ArchivedJob(
-        record=JobRecord.read(tenant, job, fields, archived=True),
+        record=JobRecord.from_fields(tenant, job, fields, archived=True),
         attempts=tuple(
-            AttemptRecord.read(n, _encode_fields(attempt)) for n, attempt in enumerate(file.attempts, start=1)
+            AttemptRecord.from_fields(n, _encode_fields(attempt)) for n, attempt in enumerate(file.attempts, start=1)
         ),
         spec=bytes(file.spec),
         key=file.job.get("idem", ""),

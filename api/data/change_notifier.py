@@ -131,7 +131,7 @@ class ChangeNotifier:
         if not jobs:
             return
         listed = list(jobs)
-        versions = await self._store.run(store.versions(listed))
+        versions = await self._store.run(store.read_versions(listed))
         for job, current in zip(listed, versions, strict=True):
             others = self._waiting.get(job, {})
             _notify_waiting([changed for changed, version in others.items() if version != current])

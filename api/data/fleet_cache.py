@@ -33,7 +33,7 @@ class FleetCache:
         """
         async with self._lock:
             if self._fleet is None or self._clock() - self._read_at > max_age:
-                self._fleet = await self._store.run(store.fleet())
+                self._fleet = await self._store.run(store.read_fleet())
                 self._read_at = self._clock()
                 self._update_names(device_names(self._fleet))
             return self._fleet

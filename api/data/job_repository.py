@@ -32,7 +32,7 @@ class JobRepository:
     async def read_attempts(self, tenant: str, job: str) -> tuple[AttemptRecord, ...]:
         """All of them, oldest first. Raises NotFound."""
         try:
-            return await self._store.run(store.attempts(tenant, job))
+            return await self._store.run(store.list_attempts(tenant, job))
         except NotFound:
             found = await self.read_archived(tenant, job)
             if found is None:
@@ -42,9 +42,11 @@ class JobRepository:
     async def read_page(
         self, tenant: str, chosen: JobFilter, *, after: str, limit: int, archived: bool, max_queues: int
     ) -> JobPage:
-        """A page of the jobs in Redis or of archived ones, newest first. `max_queues` as for `store.page`."""
+        """A page of the jobs in Redis or of archived ones, newest first. `max_queues` as for `store.list_jobs`."""
         if not archived:
-            return await self._store.run(store.page(tenant, chosen, after=after, limit=limit, max_queues=max_queues))
+            return await self._store.run(
+                store.list_jobs(tenant, chosen, after=after, limit=limit, max_queues=max_queues)
+            )
         read = partial(archive.read_page, self._storage.root, tenant, chosen, after=after, limit=limit)
         return await self._storage.run_in_thread(read)
 

@@ -121,7 +121,7 @@ class ServiceFeed:
         Raises:
             Unavailable: Redis does not answer.
         """
-        found = await self._store.run(store.changes(format_id(position), MISSED_CHANGES))
+        found = await self._store.run(store.read_changes(format_id(position), MISSED_CHANGES))
         whole = found.known or position == START  # in an empty list there is no entry to know
         ids = {(whose, job): parse_id(name) for name, whose, job in found.entries if whose == tenant}
         if not whole or len(found.entries) == MISSED_CHANGES or len(ids) > MISSED_JOBS:
@@ -131,7 +131,7 @@ class ServiceFeed:
 
     async def newest_position(self) -> ChangeId:
         """The position behind all changes. Raises Unavailable."""
-        return parse_id((await self._store.run(store.changes("0-0", 1))).newest)
+        return parse_id((await self._store.run(store.read_changes("0-0", 1))).newest)
 
     def _stop_polling(self) -> None:
         if self._task is not None:
@@ -179,7 +179,7 @@ class ServiceFeed:
 
     async def _poll_changes(self) -> bool:
         """Read the changes since the last poll; True when there may be more."""
-        found = await self._store.run(store.changes(format_id(self._last), POLL_CHANGES))
+        found = await self._store.run(store.read_changes(format_id(self._last), POLL_CHANGES))
         if not self._begun or (not found.known and self._last != START):
             # Nothing was read yet; or Redis has begun anew, or trimmed so much that changes are missing.
             self._begun = True
@@ -209,7 +209,7 @@ class ServiceFeed:
         """Jobs as they are now, by the order of their changes, without those whose version was sent."""
         if not ids:
             return []
-        found = await self._store.run(store.records(list(ids)))
+        found = await self._store.run(store.read_records(list(ids)))
         labels = await self._fleet.read_labels()
         changes: list[JobChange] = []
         for (key, changed), record in zip(ids.items(), found, strict=True):

@@ -70,7 +70,7 @@ class Principal:
         """Raises:
         Forbidden: the token does not allow it.
         """
-        if not tokens.allows(self.scopes, scope):
+        if not tokens.covers_scope(self.scopes, scope):
             raise Forbidden(f"this needs a token with the scope {str(scope)!r}")
 
 
@@ -107,9 +107,9 @@ class Authenticator:
 
     async def authenticate_token(self, text: str) -> Principal:
         """The bearer of a token, by its text. Raises as `principal` does."""
-        token, secret = tokens.split(text)
+        token, secret = tokens.split_token(text)
         record = await self._read_token(token)
-        if record is None or not tokens.proves(record, secret, now=time.time_ns() // 1000):
+        if record is None or not tokens.verify_secret(record, secret, now=time.time_ns() // 1000):
             raise Unauthenticated("the token is unknown, revoked or expired")
         return Principal(record.id, record.tenant, record.scopes)
 
@@ -122,7 +122,7 @@ class Authenticator:
         """
         if len(session) > sessions.MAX_ID_LENGTH:
             raise Unauthenticated(SESSION_OVER)
-        token = await self._store.run(sessions.read(session))
+        token = await self._store.run(sessions.read_session(session))
         record = await self._read_token(token) if token is not None else None
         if record is None or tokens.is_expired(record, now=time.time_ns() // 1000):
             raise Unauthenticated(SESSION_OVER)
@@ -140,7 +140,7 @@ class Authenticator:
         record, until = self._tokens.get(token, (None, 0.0))
         if record is not None and self._clock() < until:
             return record
-        record = await self._store.run(tokens.read(token))
+        record = await self._store.run(tokens.read_token(token))
         if record is not None:
             _cache_entry(self._tokens, token, (record, self._clock() + CACHE_SECONDS))
         return record
@@ -169,7 +169,7 @@ def load_operator_token(settings: Settings) -> TokenRecord:
             f"refusing to listen on {settings.host} without an admin token: set SHARDYARD_ADMIN_TOKEN, or "
             "SHARDYARD_ADMIN_TOKEN_FILE to a file that has one, or listen on 127.0.0.1"
         )
-    text, _ = tokens.issue(DEFAULT_TENANT, {Scope.ADMIN}, "operator", created=0)
+    text, _ = tokens.issue_token(DEFAULT_TENANT, {Scope.ADMIN}, "operator", created=0)
     return _parse_operator_token(_write_private(path, text), f"the admin token in {path}")
 
 

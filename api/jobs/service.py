@@ -254,10 +254,10 @@ class JobService:
             log.warning("job_remains_not_removed", job=job, tenant=who.tenant, error=str(error))
 
     async def _delete_record(self, who: Principal, job: str) -> tuple[AttemptRecord, ...]:
-        attempts = await self._store.run(store.attempts(who.tenant, job))
+        attempts = await self._store.run(store.list_attempts(who.tenant, job))
         await self._refuse_while_held(who, job)
         try:
-            await self._store.run(store.delete(who.tenant, job))
+            await self._store.run(store.delete_job(who.tenant, job))
         except NotFound:  # it was there: it was archived since, or it went by this call, whose first reply was lost
             if await self._records.read_archived(who.tenant, job) is not None:
                 raise
@@ -270,7 +270,7 @@ class JobService:
         if found is None:
             raise NotFound(f"there is no job {job!r}")
         if found.key:
-            await self._store.run(store.free_key(who.tenant, found.key, job))
+            await self._store.run(store.free_idempotency_key(who.tenant, found.key, job))
         return found.attempts
 
     async def _refuse_while_held(self, who: Principal, job: str) -> None:

@@ -36,7 +36,7 @@ def prove_storage(control: RedisStore, storage: Path) -> None:
     created = _write_nonce(storage)
     _prove_user(storage)
     nonce = (storage / NONCE_FILE).read_text()
-    if control.run(store.storage_nonce(nonce)) == nonce:
+    if control.run(store.identify_storage(nonce)) == nonce:
         return
     if created:
         (storage / NONCE_FILE).unlink()

@@ -40,7 +40,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     archived: bool = False  # it is on disk, and no longer in the control Redis
 
     @classmethod
-    def read(cls, tenant: str, job: str, fields: Fields) -> "JobRow":
+    def from_fields(cls, tenant: str, job: str, fields: Fields) -> "JobRow":
         """`fields` are those of `ROW_FIELDS`."""
         return cls(**_row_values(tenant, job, fields))
 
@@ -71,23 +71,23 @@ def _row_values(tenant: str, job: str, fields: Fields) -> dict[str, Any]:
     return {
         "tenant": tenant,
         "id": job,
-        "name": _text(fields, b"name"),
-        "pool": _text(fields, b"pool"),
+        "name": _text_field(fields, b"name"),
+        "pool": _text_field(fields, b"pool"),
         "devices": int(fields[b"devices"]),
         "priority": int(fields[b"priority"]),
-        "strategy": _text(fields, b"strategy"),
-        "labels": _json(fields, b"labels") or {},
+        "strategy": _text_field(fields, b"strategy"),
+        "labels": _json_field(fields, b"labels") or {},
         "state": _STATES[fields[b"state"]],
-        "reason": _reason(fields[b"reason"]),
-        "message": _text(fields, b"message"),
+        "reason": _decode_reason(fields[b"reason"]),
+        "message": _text_field(fields, b"message"),
         "attempt": int(fields[b"attempt"]),
         "created": int(fields[b"created"]),
-        "started": _time(fields, b"started"),
-        "first_step": _time(fields, b"first_step"),
-        "finished": _time(fields, b"finished"),
-        "node": _text(fields, b"node") or None,
-        "leased": _indexes(fields),
-        "cancel_requested": _text(fields, b"cancel") == "1",
+        "started": _time_field(fields, b"started"),
+        "first_step": _time_field(fields, b"first_step"),
+        "finished": _time_field(fields, b"finished"),
+        "node": _text_field(fields, b"node") or None,
+        "leased": _device_indexes(fields),
+        "cancel_requested": _text_field(fields, b"cancel") == "1",
     }
 
 
@@ -103,18 +103,18 @@ class JobRecord(JobRow, frozen=True, kw_only=True):
     checkpoint: dict[str, Any] | None = None  # the newest that is committed: step, epoch, attempt, sha256, at
 
     @classmethod
-    def read(cls, tenant: str, job: str, fields: Fields, *, archived: bool = False) -> "JobRecord":
+    def from_fields(cls, tenant: str, job: str, fields: Fields, *, archived: bool = False) -> "JobRecord":
         return cls(
             **_row_values(tenant, job, fields),
             retries=int(fields[b"retries"]),
             max_retries=int(fields[b"max_retries"]),
             version=int(fields[b"version"]),
-            parent=_text(fields, b"parent") or None,
-            error=_json(fields, b"error"),
-            result=_json(fields, b"result"),
+            parent=_text_field(fields, b"parent") or None,
+            error=_json_field(fields, b"error"),
+            result=_json_field(fields, b"result"),
             losses=int(fields.get(b"losses") or 0),
-            retry_at=_time(fields, b"retry_at"),
-            checkpoint=_json(fields, b"checkpoint"),
+            retry_at=_time_field(fields, b"retry_at"),
+            checkpoint=_json_field(fields, b"checkpoint"),
             archived=archived,
         )
 
@@ -151,24 +151,24 @@ class AttemptRecord:
     resumed: dict[str, Any] | None = None  # step and attempt of the checkpoint that it began with
 
     @classmethod
-    def read(cls, number: int, fields: Fields) -> "AttemptRecord":
-        reason = _text(fields, b"reason")
+    def from_fields(cls, number: int, fields: Fields) -> "AttemptRecord":
+        reason = _text_field(fields, b"reason")
         return cls(
             number=number,
-            node=_text(fields, b"node"),
-            leased=_indexes(fields),
-            state=AttemptState(_text(fields, b"state")),
-            claimant=_text(fields, b"claimant") or None,
+            node=_text_field(fields, b"node"),
+            leased=_device_indexes(fields),
+            state=AttemptState(_text_field(fields, b"state")),
+            claimant=_text_field(fields, b"claimant") or None,
             beat=int(fields[b"beat"]),
             created=int(fields[b"created"]),
-            claimed=_time(fields, b"claimed"),
-            started=_time(fields, b"started"),
-            first_step=_time(fields, b"first_step"),
-            ended=_time(fields, b"ended"),
+            claimed=_time_field(fields, b"claimed"),
+            started=_time_field(fields, b"started"),
+            first_step=_time_field(fields, b"first_step"),
+            ended=_time_field(fields, b"ended"),
             reason=Reason(reason) if reason else None,
-            message=_text(fields, b"message"),
-            error=_json(fields, b"error"),
-            resumed=_json(fields, b"resumed"),
+            message=_text_field(fields, b"message"),
+            error=_json_field(fields, b"error"),
+            resumed=_json_field(fields, b"resumed"),
         )
 
 
@@ -210,7 +210,7 @@ class Quarantine(msgspec.Struct, frozen=True):
     checked: int | None = None  # when a proof was last tried, and failed
 
     @classmethod
-    def read(cls, entry: bytes) -> "Quarantine":
+    def from_entry(cls, entry: bytes) -> "Quarantine":
         if not entry.startswith(b"{"):
             return cls(entry.decode(errors="replace"))  # of an earlier version, without more
         return msgspec.json.decode(entry, type=cls, strict=False)
@@ -245,22 +245,22 @@ class NodeRecord:
         return sum(d.index not in self.held and d.index not in self.quarantine for d in self.info.devices)
 
     @classmethod
-    def read(cls, node: str, fields: Fields, held: Fields, quarantine: Fields) -> "NodeRecord":
+    def from_fields(cls, node: str, fields: Fields, held: Fields, quarantine: Fields) -> "NodeRecord":
         return cls(
             id=node,
-            pool=_text(fields, b"pool"),
-            address=_text(fields, b"address"),
-            alive=_text(fields, b"alive") == "1",
-            draining=_text(fields, b"draining") == "1",
-            stopping=_text(fields, b"stopping") == "1",
+            pool=_text_field(fields, b"pool"),
+            address=_text_field(fields, b"address"),
+            alive=_text_field(fields, b"alive") == "1",
+            draining=_text_field(fields, b"draining") == "1",
+            stopping=_text_field(fields, b"stopping") == "1",
             beat=int(fields[b"beat"]),
             registered=int(fields[b"registered"]),
             info=msgspec.json.decode(fields[b"info"], type=NodeInfo),
             held={int(k): v.decode() for k, v in held.items()},
-            quarantine={int(k): Quarantine.read(v) for k, v in quarantine.items()},
-            leaving=_text(fields, b"leaving") == "1",
-            moving=_text(fields, b"moving") == "1",
-            drain_until=_time(fields, b"drain_until"),
+            quarantine={int(k): Quarantine.from_entry(v) for k, v in quarantine.items()},
+            leaving=_text_field(fields, b"leaving") == "1",
+            moving=_text_field(fields, b"moving") == "1",
+            drain_until=_time_field(fields, b"drain_until"),
         )
 
 
@@ -277,28 +277,28 @@ class TokenRecord:
     expires: int | None
 
     @classmethod
-    def read(cls, token: str, fields: Fields) -> "TokenRecord":
+    def from_fields(cls, token: str, fields: Fields) -> "TokenRecord":
         return cls(
             id=token,
-            tenant=_text(fields, b"tenant"),
-            scopes=frozenset(_text(fields, b"scopes").split(",")),
-            digest=_text(fields, b"digest"),
-            name=_text(fields, b"name"),
+            tenant=_text_field(fields, b"tenant"),
+            scopes=frozenset(_text_field(fields, b"scopes").split(",")),
+            digest=_text_field(fields, b"digest"),
+            name=_text_field(fields, b"name"),
             created=int(fields[b"created"]),
-            expires=_time(fields, b"expires"),
+            expires=_time_field(fields, b"expires"),
         )
 
 
-def _text(fields: Fields, name: bytes) -> str:
+def _text_field(fields: Fields, name: bytes) -> str:
     return fields.get(name, b"").decode()
 
 
-def _time(fields: Fields, name: bytes) -> int | None:
+def _time_field(fields: Fields, name: bytes) -> int | None:
     value = fields.get(name, b"")
     return int(value) if value else None
 
 
-def _json(fields: Fields, name: bytes) -> dict[str, Any] | None:
+def _json_field(fields: Fields, name: bytes) -> dict[str, Any] | None:
     value = fields.get(name, b"")
     return _object(value) if value else None
 
@@ -308,10 +308,10 @@ _STATES = {state.encode(): state for state in State}
 _REASONS = {reason.encode(): reason for reason in Reason}
 
 
-def _reason(name: bytes) -> Reason:
+def _decode_reason(name: bytes) -> Reason:
     return _REASONS.get(name) or Reason(name.decode())
 
 
-def _indexes(fields: Fields) -> tuple[int, ...]:
-    value = _text(fields, b"leased")
+def _device_indexes(fields: Fields) -> tuple[int, ...]:
+    value = _text_field(fields, b"leased")
     return tuple(int(index) for index in value.split(",")) if value else ()

@@ -112,7 +112,7 @@ class AttemptState(StrEnum):
     ENDED = "ended"
 
 
-class Order(StrEnum):
+class SupervisorCommand(StrEnum):
     """What the control plane wants of a supervisor."""
 
     GO = "go"

@@ -22,7 +22,7 @@ def node_queue(node: str) -> str:
     return f"node.{node}"
 
 
-def orders_channel(node: str) -> str:
+def commands_channel(node: str) -> str:
     """Pub/sub channel: there may be new orders for the supervisors on a node."""
     return f"{PREFIX}orders:{node}"
 

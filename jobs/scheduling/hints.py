@@ -16,7 +16,7 @@ class HintSender(Protocol):
         """
 
 
-def message(hint: Hint) -> dict[str, Any]:
+def celery_message(hint: Hint) -> dict[str, Any]:
     """The arguments of Celery's `send_task` for a hint: ids and nothing else."""
     attempt = hint.attempt
     return {

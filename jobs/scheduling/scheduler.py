@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 K = TypeVar("K", bound=Hashable)
 
 
-class StillCounters(Generic[K]):
+class LivenessTracker(Generic[K]):
     """Finds counters that have stood still for `patience` seconds of watched time.
 
     Watched time is what this process has itself seen, by a monotonic clock: `look` adds at most
@@ -41,13 +41,13 @@ class StillCounters(Generic[K]):
         self._patience = patience
         self._longest_gap = longest_gap
         self._clock = clock
-        self._last_look: float | None = None
+        self._last_check: float | None = None
         self._seen: dict[K, tuple[int, float]] = {}  # key -> counter, seconds it was seen unchanged
 
-    def look(self, counters: Mapping[K, int]) -> Iterable[tuple[K, int]]:
+    def find_silent(self, counters: Mapping[K, int]) -> Iterable[tuple[K, int]]:
         now = self._clock()
-        passed = 0.0 if self._last_look is None else min(now - self._last_look, self._longest_gap)
-        self._last_look = now
+        passed = 0.0 if self._last_check is None else min(now - self._last_check, self._longest_gap)
+        self._last_check = now
         still: dict[K, tuple[int, float]] = {}
         for key, counter in counters.items():
             before, seconds = self._seen.get(key, (counter, -passed))
@@ -55,8 +55,8 @@ class StillCounters(Generic[K]):
         self._seen = still
         return [(key, counter) for key, (counter, seconds) in still.items() if seconds >= self._patience]
 
-    def forget(self) -> None:
-        self._last_look = None
+    def reset(self) -> None:
+        self._last_check = None
         self._seen = {}
 
 
@@ -70,19 +70,20 @@ class Scheduler:
     queued or freed (if `listen`; nodes do not, or a thousand of them would race for every job. A node
     that does not lead has nothing to do until the lead may be free)."""
 
-    def __init__(self, control: RedisStore, courier: HintSender, settings: Settings, *, listen: bool) -> None:
+    def __init__(self, control: RedisStore, hint_sender: HintSender, settings: Settings, *, listen: bool) -> None:
         self._store = control
-        self._courier = courier
+        self._hint_sender = hint_sender
         self._settings = settings
         self._listen = listen
         self._name = uuid.uuid4().hex
         gap = 3 * settings.reconcile_seconds
-        self._leases: StillCounters[store.AttemptId] = StillCounters(settings.lease_seconds, gap)
-        self._nodes: StillCounters[str] = StillCounters(settings.node_seconds, gap)
-        #: Less than a lease: a node and its attempts fall silent together, and each has beaten last at another time.
-        self._silent: StillCounters[str] = StillCounters(min(settings.node_seconds, settings.lease_seconds / 2), gap)
+        self._leases: LivenessTracker[store.AttemptId] = LivenessTracker(settings.lease_seconds, gap)
+        self._nodes: LivenessTracker[str] = LivenessTracker(settings.node_seconds, gap)
+        #: Less than a lease: a node and its attempts fall silent together, not all at the same moment.
+        patience = min(settings.node_seconds, settings.lease_seconds / 2)
+        self._silent_nodes: LivenessTracker[str] = LivenessTracker(patience, gap)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="scheduler", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -102,16 +103,16 @@ class Scheduler:
     def tick(self) -> float:
         """One round; the seconds until the next is due. Raises Unavailable while Redis is away."""
         seconds = self._settings.reconcile_seconds
-        taken = self._store.run(store.lead(self._name, 3 * seconds))
+        taken = self._store.run(store.acquire_lead(self._name, 3 * seconds))
         if self._listen or not taken:
-            self.deliver()
+            self.dispatch_jobs()
         if not taken:
-            self._reap()
+            self._reap_silent()
             return seconds
-        self._forget()
+        self._reset_trackers()
         return min(seconds, taken) if self._listen else taken
 
-    def deliver(self) -> None:
+    def dispatch_jobs(self) -> None:
         """Lease what fits, then send every hint that is due."""
         while True:
             dispatched = self._store.run(store.dispatch(self._settings.hold_seconds))
@@ -122,14 +123,14 @@ class Scheduler:
 
     def _send_hint(self, hint: store.Hint) -> None:
         try:
-            self._courier.send(hint)
+            self._hint_sender.send(hint)
         except Exception as error:  # noqa: BLE001  (a carrier may raise anything; the hint stays due)
             log.warning("hint_not_sent", node=hint.node, attempt=str(hint.attempt), error=str(error))
 
-    def _reap(self) -> None:
-        beats = self._store.run(store.beats())
-        silent = dict(self._silent.look(beats.nodes))
-        for attempt, beat in self._leases.look(beats.leases):
+    def _reap_silent(self) -> None:
+        beats = self._store.run(store.read_heartbeats())
+        silent = dict(self._silent_nodes.find_silent(beats.nodes))
+        for attempt, beat in self._leases.find_silent(beats.leases):
             node, seconds = beats.node_of[attempt], f"{self._settings.lease_seconds:g} s"
             lost = store.reap(
                 attempt,
@@ -142,15 +143,15 @@ class Scheduler:
             )
             if reason := self._store.run(lost):
                 log.warning(str(reason), attempt=str(attempt), node=node)
-        for node, beat in self._nodes.look(beats.nodes):
-            if self._store.run(store.node_down(node, beat)):
+        for node, beat in self._nodes.find_silent(beats.nodes):
+            if self._store.run(store.take_down_node(node, beat)):
                 log.warning("node_down", node=node, seconds=self._settings.node_seconds)
 
-    def _forget(self) -> None:
-        for counters in (self._leases, self._nodes, self._silent):
-            counters.forget()
+    def _reset_trackers(self) -> None:
+        for counters in (self._leases, self._nodes, self._silent_nodes):
+            counters.reset()
 
-    def _run(self) -> None:
+    def _run_loop(self) -> None:
         ears = self._store.client.pubsub(ignore_subscribe_messages=True) if self._listen else None  # type: ignore[no-untyped-call]
         due = monotonic()
         while not self._stop.is_set():
@@ -162,19 +163,19 @@ class Scheduler:
                     continue
                 if not ears.subscribed:
                     ears.subscribe(WAKE_CHANNEL)
-                    self.deliver()  # what was published before we listened
+                    self.dispatch_jobs()  # what was published before we listened
                 if ears.get_message(timeout=max(0.0, due - monotonic())) is not None:
                     while ears.get_message(timeout=0) is not None:
                         pass  # one look serves a burst
                     if not self._stop.is_set():
-                        self.deliver()
+                        self.dispatch_jobs()
             except (Unavailable, RedisError) as error:
                 log.warning("control_redis_unavailable", error=str(error))
-                self._forget()
+                self._reset_trackers()
                 self._stop.wait(1.0)
             except Exception:
                 log.exception("scheduler_tick_failed")
-                self._forget()
+                self._reset_trackers()
                 self._stop.wait(1.0)
         if ears is not None:
             ears.close()

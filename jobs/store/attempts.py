@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jobs.model.state import CAUSE_OF, Order, Reason
+from jobs.model.state import CAUSE_OF, Reason, SupervisorCommand
 from jobs.protocol.names import attempt_ref, job_ref
 from jobs.store.call import Call, Word, call_function, encode_json, is_ok
 
@@ -76,31 +76,31 @@ def dispatch(hold_seconds: float, resend_seconds: float = RESEND_SECONDS) -> Cal
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimReply:
     granted: bool
     refused: str = ""
 
 
-def claim(attempt: AttemptId, claimant: str, node: str) -> Call[Claim]:
+def claim(attempt: AttemptId, claimant: str, node: str) -> Call[ClaimReply]:
     """Take an attempt for a supervisor. `claimant` is a nonce that every later call must show."""
 
-    def decode(reply: Sequence[bytes]) -> Claim:
-        return Claim(True) if reply[0] == b"claimed" else Claim(False, reply[1].decode())
+    def decode(reply: Sequence[bytes]) -> ClaimReply:
+        return ClaimReply(True) if reply[0] == b"claimed" else ClaimReply(False, reply[1].decode())
 
     return call_function("claim", decode, **_claimed(attempt, claimant), node=node)
 
 
-def mark(attempt: AttemptId, claimant: str, milestone: Literal["running", "first_step"]) -> Call[bool]:
+def record_milestone(attempt: AttemptId, claimant: str, milestone: Literal["running", "first_step"]) -> Call[bool]:
     """Note that the first rank is up, or has made its first step. False: the lease is lost."""
-    return call_function("mark_progress", is_ok, **_claimed(attempt, claimant), milestone=milestone)
+    return call_function("record_milestone", is_ok, **_claimed(attempt, claimant), milestone=milestone)
 
 
-def renew(attempt: AttemptId, claimant: str) -> Call[Order]:
+def renew_lease(attempt: AttemptId, claimant: str) -> Call[SupervisorCommand]:
     """Beat the lease, unless it is lost; what the supervisor should do now."""
-    return call_function("renew", _command, **_claimed(attempt, claimant))
+    return call_function("renew_lease", _command, **_claimed(attempt, claimant))
 
 
-def orders(attempt: AttemptId, claimant: str) -> Call[Order]:
+def read_command(attempt: AttemptId, claimant: str) -> Call[SupervisorCommand]:
     """What the supervisor should do now."""
     return call_function("read_command", _command, **_claimed(attempt, claimant))
 
@@ -112,17 +112,17 @@ def commit_checkpoint(
     `sha256` is its manifest's. lost: the lease is."""
     answers: dict[bytes, Literal["ok", "stale", "lost"]] = {b"ok": "ok", b"stale": "stale", b"lost": "lost"}
     return call_function(
-        "checkpoint", answers.__getitem__, **_claimed(attempt, claimant), step=step, epoch=epoch, sha256=sha256
+        "commit_checkpoint", answers.__getitem__, **_claimed(attempt, claimant), step=step, epoch=epoch, sha256=sha256
     )
 
 
-def resume_from(
+def record_resume(
     attempt: AttemptId, claimant: str, *, step: int | None, epoch: int = 0, saved_by: int = 0, sha256: str = ""
 ) -> Call[bool]:
     """Note which checkpoint an attempt goes on from, saved by attempt `saved_by`; `step` is None where it begins at the
     first step, since none could be used. False: the lease is lost."""
     return call_function(
-        "resume_from",
+        "record_resume",
         is_ok,
         **_claimed(attempt, claimant),
         step="" if step is None else step,
@@ -132,10 +132,10 @@ def resume_from(
     )
 
 
-def script_resumes(attempt: AttemptId, claimant: str, *, saved_by: int) -> Call[bool]:
+def record_script_resume(attempt: AttemptId, claimant: str, *, saved_by: int) -> Call[bool]:
     """Note that a script goes on from what attempt `saved_by` has saved, which makes up for the losses before that.
     False: the lease is lost."""
-    return call_function("script_resumes", is_ok, **_claimed(attempt, claimant), saved_by=saved_by)
+    return call_function("record_script_resume", is_ok, **_claimed(attempt, claimant), saved_by=saved_by)
 
 
 def finish(
@@ -232,5 +232,5 @@ def _flattened(quarantine: Mapping[int, str]) -> list[Word]:
     return [part for device, reason in quarantine.items() for part in (device, reason)]
 
 
-def _command(reply: bytes) -> Order:
-    return Order(reply.decode())
+def _command(reply: bytes) -> SupervisorCommand:
+    return SupervisorCommand(reply.decode())

@@ -23,14 +23,14 @@ class BundleRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class BundlePut:
+class BundleUpload:
     created: bool
     nonce: str  # of the file that is kept: another one than the caller's when that came second
 
 
 def put_bundle(
     tenant: str, bundle: str, nonce: str, *, size: int, files: int, unpacked: int, gone: str = "", quota: int
-) -> Call[BundlePut]:
+) -> Call[BundleUpload]:
     """Note an upload whose file is in place. `gone` is the nonce of a record whose file was found missing. `quota` is
     how many bytes all bundles of the tenant may have.
 
@@ -38,7 +38,7 @@ def put_bundle(
         BundleQuota: they would have more.
     """
 
-    def decode(reply: Sequence[bytes]) -> BundlePut:
+    def decode(reply: Sequence[bytes]) -> BundleUpload:
         status, *detail = (part.decode() for part in reply)
         if status == "full":
             raise BundleQuota(
@@ -46,7 +46,7 @@ def put_bundle(
                 "delete finished jobs that you do not need, and their bundles go when they have rested"
             )
         kept = detail[0] if detail else nonce
-        return BundlePut(kept == nonce, kept)  # so the repeat of a call whose reply was lost is no other answer
+        return BundleUpload(kept == nonce, kept)  # so the repeat of a call whose reply was lost is no other answer
 
     return call_function(
         "put_bundle",
@@ -98,10 +98,10 @@ def collect_bundles(idle_seconds: float, limit: int = 100) -> Call[tuple[StoredB
     return call_function("collect_bundles", decode, idle_us=int(idle_seconds * 1e6), limit=limit)
 
 
-def are_kept(stored: Sequence[StoredBundle]) -> Call[tuple[bool, ...]]:
+def are_current(stored: Sequence[StoredBundle]) -> Call[tuple[bool, ...]]:
     """Whether each of these files is the one that its bundle has."""
 
     def decode(reply: Sequence[bytes]) -> tuple[bool, ...]:
         return tuple(nonce.decode() == one.nonce for nonce, one in zip(reply, stored, strict=True))
 
-    return call_function("bundle_nonces", decode, *(bundle_ref(one.tenant, one.id) for one in stored))
+    return call_function("read_bundle_nonces", decode, *(bundle_ref(one.tenant, one.id) for one in stored))

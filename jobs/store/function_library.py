@@ -34,21 +34,21 @@ SHARED_PARTS = (
 #: brings new data is refused cleanly; everything else must go on, or running jobs could neither renew leases nor end.
 _READING = frozenset(
     {
-        "attempts",
-        "bundle_nonces",
-        "changes",
+        "list_attempts",
+        "read_bundle_nonces",
+        "read_changes",
         "count_jobs",
-        "dump",
-        "finished",
-        "list_heartbeats",
-        "list_nodes",
+        "dump_keys",
+        "list_finished",
+        "read_heartbeats",
+        "read_fleet",
         "list_tokens",
-        "page",
+        "list_jobs",
         "read_command",
         "read_job",
-        "records",
+        "read_records",
         "snapshot",
-        "versions",
+        "read_versions",
     }
 )
 _REFUSED_WHEN_FULL = frozenset({"put_bundle", "submit"})

@@ -38,7 +38,7 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted:
+class SubmittedJob:
     """`view` is the new job as it was stored; None where it is not new, and has to be looked at."""
 
     job: str
@@ -55,7 +55,7 @@ def submit(
     digest: str = "",
     parent: str = "",
     token: str = "",
-) -> Call[Submitted]:
+) -> Call[SubmittedJob]:
     """Store and queue a job.
 
     Raises (on execution):
@@ -64,13 +64,14 @@ def submit(
         UnknownPool, TooLargeForPool: it could never run.
     """
 
-    def decode(reply: Sequence[Any]) -> Submitted:
+    def decode(reply: Sequence[Any]) -> SubmittedJob:
         if reply[0] == b"created":
             record = _new_record(tenant, job, spec, parent, created=int(reply[2]))
-            return Submitted(job, True, JobView(record, spec, _read_queue(reply[3:])))
+            return SubmittedJob(job, True, JobView(record, spec, _read_queue(reply[3:])))
         status, *detail = (part.decode() for part in reply)
         _raise_if_refused(status, detail, spec)
-        return Submitted(detail[0], detail[0] == job)  # so the repeat of a call whose reply was lost is no other answer
+        # The repeat of a call whose reply was lost is answered as that was.
+        return SubmittedJob(detail[0], detail[0] == job)
 
     return call_function(
         "submit",
@@ -156,7 +157,7 @@ def read_job(tenant: str, job: str, known: JobView | None = None) -> Call[JobVie
             queue = _read_queue(reply[1:])
             return known if queue == known.queue else replace(known, queue=queue)
         spec, fields, *numbers = reply
-        return JobView(JobRecord.read(tenant, job, read_hash(fields)), decode_spec(spec), _read_queue(numbers))
+        return JobView(JobRecord.from_fields(tenant, job, read_hash(fields)), decode_spec(spec), _read_queue(numbers))
 
     return call_function(
         "read_job", decode, ref=job_ref(tenant, job), known_version="" if known is None else known.record.version
@@ -183,7 +184,9 @@ class JobPage:
     queues: dict[str, QueueView] = field(default_factory=dict)  # by the ids of jobs that wait, as far as was asked for
 
 
-def page(tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50, max_queues: int = 0) -> Call[JobPage]:
+def list_jobs(
+    tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50, max_queues: int = 0
+) -> Call[JobPage]:
     """A page of jobs, newest first, with the queues of the first `max_queues` jobs that wait. A page may be short, even
     empty, while `next_id` is set: a filter that matches rarely looks at `MAX_SCANNED` jobs a call."""
 
@@ -195,10 +198,10 @@ def page(tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50, ma
         return JobPage(jobs, next_id.decode() or None, queues)
 
     return call_function(
-        "page",
+        "list_jobs",
         decode,
         *ROW_FIELDS,
-        **_chosen(tenant, chosen),
+        **_filter_arguments(tenant, chosen),
         after=after,
         limit=limit,
         max_scanned=MAX_SCANNED,
@@ -208,10 +211,10 @@ def page(tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50, ma
 
 def _read_row(tenant: str, job: bytes, values: Sequence[bytes | None]) -> JobRow:
     fields = {name: value for name, value in zip(ROW_FIELDS, values, strict=True) if value is not None}
-    return JobRow.read(tenant, job.decode(), fields)
+    return JobRow.from_fields(tenant, job.decode(), fields)
 
 
-def _chosen(tenant: str, chosen: JobFilter) -> dict[str, Word]:
+def _filter_arguments(tenant: str, chosen: JobFilter) -> dict[str, Word]:
     key, value = chosen.label or ("", "")
     return {
         "tenant": tenant,
@@ -223,15 +226,15 @@ def _chosen(tenant: str, chosen: JobFilter) -> dict[str, Word]:
     }
 
 
-def attempts(tenant: str, job: str) -> Call[tuple[AttemptRecord, ...]]:
+def list_attempts(tenant: str, job: str) -> Call[tuple[AttemptRecord, ...]]:
     """All attempts of a job, oldest first. Raises NotFound on execution."""
 
     def decode(reply: Sequence[Any] | None) -> tuple[AttemptRecord, ...]:
         if reply is None:
             raise NotFound(f"there is no job {job!r}")
-        return tuple(AttemptRecord.read(i, read_hash(fields)) for i, fields in enumerate(reply, start=1))
+        return tuple(AttemptRecord.from_fields(i, read_hash(fields)) for i, fields in enumerate(reply, start=1))
 
-    return call_function("attempts", decode, ref=job_ref(tenant, job))
+    return call_function("list_attempts", decode, ref=job_ref(tenant, job))
 
 
 def cancel(tenant: str, job: str) -> Call[Literal["cancelled", "cancelling"]]:
@@ -253,23 +256,23 @@ def cancel(tenant: str, job: str) -> Call[Literal["cancelled", "cancelling"]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class CancelledJobs:
     next_id: str | None  # pass it as `after` to go on; None at the end
     cancelled: int
     cancelling: int  # told to end
 
 
-def cancel_many(tenant: str, chosen: JobFilter, *, after: str) -> Call[Cancelled]:
+def cancel_many(tenant: str, chosen: JobFilter, *, after: str) -> Call[CancelledJobs]:
     """Cancel a chunk of the jobs that match, newest first, with ids below `after`. The filter must name a state."""
 
-    def decode(reply: Sequence[Any]) -> Cancelled:
+    def decode(reply: Sequence[Any]) -> CancelledJobs:
         next_id, cancelled, cancelling = reply
-        return Cancelled(next_id.decode() or None, cancelled, cancelling)
+        return CancelledJobs(next_id.decode() or None, cancelled, cancelling)
 
     return call_function(
         "cancel_many",
         decode,
-        **_chosen(tenant, chosen),
+        **_filter_arguments(tenant, chosen),
         after_id=after,
         max_jobs=MAX_CANCELLED,
         max_scanned=MAX_CANCEL_SCANNED,
@@ -285,17 +288,17 @@ def count_jobs(tenant: str) -> Call[dict[State, int]]:
     return call_function("count_jobs", decode, *State, tenant=tenant)
 
 
-def versions(jobs: Sequence[tuple[str, str]]) -> Call[tuple[int | None, ...]]:
+def read_versions(jobs: Sequence[tuple[str, str]]) -> Call[tuple[int | None, ...]]:
     """Versions of jobs that are given as (tenant, id); None for one that is gone."""
 
     def decode(reply: Sequence[bytes]) -> tuple[int | None, ...]:
         return tuple(int(version) if version else None for version in reply)
 
-    return call_function("versions", decode, *(job_ref(tenant, job) for tenant, job in jobs))
+    return call_function("read_versions", decode, *(job_ref(tenant, job) for tenant, job in jobs))
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ChangePage:
     """Part of the list of changes: (id of the entry, tenant, job), oldest first. `newest` is the id of the last entry
     there is; `known` is whether the entry that was asked for is still there, so that nothing after it was trimmed."""
 
@@ -304,30 +307,30 @@ class Changes:
     entries: tuple[tuple[str, str, str], ...]
 
 
-def changes(after: str, limit: int) -> Call[Changes]:
+def read_changes(after: str, limit: int) -> Call[ChangePage]:
     """Which jobs, of all tenants, changed after an entry, at most so many."""
 
-    def decode(reply: Sequence[Any]) -> Changes:
+    def decode(reply: Sequence[Any]) -> ChangePage:
         newest, known, entries = reply
         found = ((name.decode(), *fields[1].decode().split("/", 1)) for name, fields in entries)
-        return Changes(newest.decode(), known == b"1", tuple(found))
+        return ChangePage(newest.decode(), known == b"1", tuple(found))
 
-    return call_function("changes", decode, after=after, limit=limit)
+    return call_function("read_changes", decode, after=after, limit=limit)
 
 
-def records(jobs: Sequence[tuple[str, str]]) -> Call[tuple[JobRecord | None, ...]]:
+def read_records(jobs: Sequence[tuple[str, str]]) -> Call[tuple[JobRecord | None, ...]]:
     """Jobs that are given as (tenant, id); None for one that is gone."""
 
     def decode(reply: Sequence[Any]) -> tuple[JobRecord | None, ...]:
         return tuple(
-            JobRecord.read(tenant, job, read_hash(found)) if found else None
+            JobRecord.from_fields(tenant, job, read_hash(found)) if found else None
             for (tenant, job), found in zip(jobs, reply, strict=True)
         )
 
-    return call_function("records", decode, *(job_ref(tenant, job) for tenant, job in jobs))
+    return call_function("read_records", decode, *(job_ref(tenant, job) for tenant, job in jobs))
 
 
-def delete(tenant: str, job: str) -> Call[None]:
+def delete_job(tenant: str, job: str) -> Call[None]:
     """Forget a finished job. Raises NotFound, or JobNotFinished, on execution. Files are the caller's."""
 
     def decode(reply: bytes) -> None:
@@ -336,4 +339,4 @@ def delete(tenant: str, job: str) -> Call[None]:
         if reply == b"not_finished":
             raise JobNotFinished(f"job {job} has not ended; cancel it first")
 
-    return call_function("delete", decode, tenant=tenant, id=job)
+    return call_function("delete_job", decode, tenant=tenant, id=job)

@@ -18,17 +18,19 @@ from shardyard.contract.errors import FormatMismatch, NodeInUse, NotFound
 FORMAT = "1"
 
 
-class Registered(StrEnum):
+class Registration(StrEnum):
     OK = "ok"
     TAKEN = "taken"  # another worker, with another state directory, serves this node now
     STRANDED = "stranded"  # the node holds devices of attempts whose traces are in another state directory
 
 
-def register_node(node: str, instance: str, pool: str, address: str, info: NodeInfo, *, home: str) -> Call[Registered]:
+def register_node(
+    node: str, instance: str, pool: str, address: str, info: NodeInfo, *, home: str
+) -> Call[Registration]:
     """Announce a node. `home` is the nonce of the state directory that keeps the traces of its attempts."""
     return call_function(
         "register_node",
-        lambda reply: Registered(reply.decode()),
+        lambda reply: Registration(reply.decode()),
         node=node,
         instance=instance,
         pool=pool,
@@ -65,7 +67,7 @@ class NodeStanding(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Deadline:
+class DrainDeadline:
     """When what runs on a node that drains is to move. `drain` is the number of the drain that set it."""
 
     drain: int
@@ -73,30 +75,30 @@ class Deadline:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeBeat:
+class NodeHeartbeat:
     standing: NodeStanding
     holding: dict[AttemptId, AttemptState]
-    deadline: Deadline | None = None  # None: there is none, or it is over and told
+    deadline: DrainDeadline | None = None  # None: there is none, or it is over and told
 
 
-def beat_node(node: str, instance: str, deadline: Deadline | None = None) -> Call[NodeBeat]:
+def renew_node(node: str, instance: str, deadline: DrainDeadline | None = None) -> Call[NodeHeartbeat]:
     """Beat as a node; learns which attempts hold devices here, in which state they are, and how long they may stay.
     `deadline` is what the node knows of that; the rest of it is kept for a worker that comes back."""
 
-    def decode(reply: Sequence[bytes]) -> NodeBeat:
+    def decode(reply: Sequence[bytes]) -> NodeHeartbeat:
         status, *rest = (part.decode() for part in reply)
         if not rest:
-            return NodeBeat(NodeStanding(status), {})
+            return NodeHeartbeat(NodeStanding(status), {})
         drain, left, *attempts = rest
         pairs = zip(attempts[::2], attempts[1::2], strict=True)
         holding = {AttemptId.parse(ref): AttemptState(state) for ref, state in pairs}
-        return NodeBeat(NodeStanding(status), holding, Deadline(int(drain), float(left)) if left else None)
+        return NodeHeartbeat(NodeStanding(status), holding, DrainDeadline(int(drain), float(left)) if left else None)
 
     drain, left = (deadline.drain, f"{deadline.seconds_left:.3f}") if deadline is not None else ("", "")
     return call_function("renew_node", decode, node=node, instance=instance, known_drain=drain, known_left=left)
 
 
-def node_down(node: str, beat: int | None) -> Call[bool]:
+def take_down_node(node: str, beat: int | None) -> Call[bool]:
     """Take a node out of scheduling: its beat stood still, or (`beat` None) it says so itself."""
     return call_function("take_down_node", is_ok, node=node, heartbeat="" if beat is None else beat)
 
@@ -110,35 +112,35 @@ def stop_node(node: str) -> Call[int]:
 def drain_node(node: str, *, deadline_seconds: float | None = None) -> Call[None]:
     """Give a node no new work. After the deadline, where there is one, what still runs there goes to other nodes.
     Asking again replaces the deadline. Raises NotFound on execution."""
-    return _drain(node, "draining", enabled=True, deadline_seconds=deadline_seconds)
+    return _set_drain(node, "draining", enabled=True, deadline_seconds=deadline_seconds)
 
 
 def undrain_node(node: str) -> Call[None]:
     """Give a node work again. Raises NotFound on execution."""
-    return _drain(node, "draining", enabled=False)
+    return _set_drain(node, "draining", enabled=False)
 
 
 def leave_node(node: str, *, deadline_seconds: float | None = None) -> Call[None]:
     """A drain that the node's own worker asks for, before it leaves; it ends when another worker registers the node.
     Raises NotFound on execution."""
-    return _drain(node, "leaving", enabled=True, deadline_seconds=deadline_seconds)
+    return _set_drain(node, "leaving", enabled=True, deadline_seconds=deadline_seconds)
 
 
-def _drain(
+def _set_drain(
     node: str, mode: Literal["draining", "leaving"], *, enabled: bool, deadline_seconds: float | None = None
 ) -> Call[None]:
     seconds = "" if deadline_seconds is None else f"{deadline_seconds:.3f}"
-    decode = _node_found(node)
+    decode = _raise_if_missing(node)
     return call_function("drain_node", decode, node=node, mode=mode, enabled="1" if enabled else "", seconds=seconds)
 
 
-def move_attempts(node: str, drain: int) -> Call[bool]:
+def evict_node(node: str, drain: int) -> Call[bool]:
     """Send what runs on a node to other nodes: the deadline of its drain, the one of that number, is over. False: it
     drains no longer, or has another deadline by now."""
     return call_function("evict_node", is_ok, node=node, drain=drain)
 
 
-def _node_found(node: str) -> Callable[[bytes], None]:
+def _raise_if_missing(node: str) -> Callable[[bytes], None]:
     def decode(reply: bytes) -> None:
         if reply == b"missing":
             raise NotFound(f"there is no node {node!r}")
@@ -147,7 +149,7 @@ def _node_found(node: str) -> Callable[[bytes], None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Beats:
+class Heartbeats:
     """Everything that the reaper watches."""
 
     leases: dict[AttemptId, int]
@@ -155,19 +157,19 @@ class Beats:
     node_of: dict[AttemptId, str]
 
 
-def beats() -> Call[Beats]:
-    def decode(reply: Sequence[Any]) -> Beats:
+def read_heartbeats() -> Call[Heartbeats]:
+    def decode(reply: Sequence[Any]) -> Heartbeats:
         leases, nodes = reply
-        return Beats(
+        return Heartbeats(
             {AttemptId.parse(ref.decode()): int(beat) for ref, beat, _ in leases},
             {node.decode(): int(beat) for node, beat in nodes},
             {AttemptId.parse(ref.decode()): node.decode() for ref, _, node in leases},
         )
 
-    return call_function("list_heartbeats", decode)
+    return call_function("read_heartbeats", decode)
 
 
-def storage_nonce(proposed: str) -> Call[str]:
+def identify_storage(proposed: str) -> Call[str]:
     """The nonce of the service's storage directory; `proposed` becomes it when there is none yet.
 
     Raises (on execution):
@@ -186,11 +188,11 @@ def storage_nonce(proposed: str) -> Call[str]:
     return call_function("identify_storage", decode, proposed_nonce=proposed, format=FORMAT)
 
 
-def lead(candidate: str, ttl_seconds: float) -> Call[float]:
+def acquire_lead(candidate: str, ttl_seconds: float) -> Call[float]:
     """0 while `candidate` leads; it must ask again within `ttl_seconds`. Otherwise the seconds until the lead may be
     free."""
     return call_function(
-        "lead", lambda milliseconds: milliseconds / 1000, candidate=candidate, ttl_ms=int(ttl_seconds * 1000)
+        "acquire_lead", lambda milliseconds: milliseconds / 1000, candidate=candidate, ttl_ms=int(ttl_seconds * 1000)
     )
 
 
@@ -200,14 +202,14 @@ class Fleet:
     queued: dict[str, int]  # pool -> jobs that wait in it
 
 
-def fleet() -> Call[Fleet]:
+def read_fleet() -> Call[Fleet]:
     """Every node and pool."""
 
     def decode(reply: Sequence[Any]) -> Fleet:
         nodes, pools = reply
-        records = (NodeRecord.read(n.decode(), read_hash(f), read_hash(h), read_hash(q)) for n, f, h, q in nodes)
+        records = (NodeRecord.from_fields(n.decode(), read_hash(f), read_hash(h), read_hash(q)) for n, f, h, q in nodes)
         return Fleet(
             tuple(sorted(records, key=lambda node: node.id)), {pool.decode(): int(n) for pool, n in sorted(pools)}
         )
 
-    return call_function("list_nodes", decode)
+    return call_function("read_fleet", decode)

@@ -7,26 +7,28 @@ import secrets
 
 from jobs.protocol.names import session_key
 from jobs.store.call import Call, call_function, ignore_reply
-from jobs.store.tokens import digest
+from jobs.store.tokens import hash_secret
 
 SESSION_SECONDS = 12 * 3600
 #: An id as `new_id` makes it has 43 characters; anything longer is none.
 MAX_ID_LENGTH = 64
 
 
-def new_id() -> str:
+def new_session_id() -> str:
     return secrets.token_urlsafe(32)
 
 
-def put(session: str, token: str) -> Call[None]:
+def begin_session(session: str, token: str) -> Call[None]:
     """Begin a session of the token with the id `token`."""
-    return call_function("put_session", ignore_reply, digest=digest(session), token=token, ttl_seconds=SESSION_SECONDS)
+    return call_function(
+        "put_session", ignore_reply, digest=hash_secret(session), token=token, ttl_seconds=SESSION_SECONDS
+    )
 
 
-def read(session: str) -> Call[str | None]:
+def read_session(session: str) -> Call[str | None]:
     """Id of the token that a session belongs to; None where it has ended, or never was."""
-    return Call(("GET", session_key(digest(session))), lambda reply: reply.decode() if reply else None)
+    return Call(("GET", session_key(hash_secret(session))), lambda reply: reply.decode() if reply else None)
 
 
-def end(session: str) -> Call[None]:
-    return Call(("DEL", session_key(digest(session))), ignore_reply)
+def end_session(session: str) -> Call[None]:
+    return Call(("DEL", session_key(hash_secret(session))), ignore_reply)

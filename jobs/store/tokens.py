@@ -35,18 +35,18 @@ class Scope(StrEnum):
 _COVERING = {wanted: frozenset(str(scope) for scope in list(Scope)[i:]) for i, wanted in enumerate(Scope)}
 
 
-def allows(granted: Iterable[str], wanted: Scope) -> bool:
+def covers_scope(granted: Iterable[str], wanted: Scope) -> bool:
     """Whether scopes that were granted cover the one that is wanted."""
     return not _COVERING[wanted].isdisjoint(granted)
 
 
-def issue(
+def issue_token(
     tenant: str, scopes: Iterable[Scope], name: str, *, created: int, expires: int | None = None
 ) -> tuple[str, TokenRecord]:
     """A new token: its text, to be shown once, and what is stored. Times are microseconds since the epoch."""
     token, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
     granted = frozenset(str(scope) for scope in scopes)
-    record = TokenRecord(token, tenant, granted, digest(secret), name, created, expires)
+    record = TokenRecord(token, tenant, granted, hash_secret(secret), name, created, expires)
     return f"{PREFIX}_{token}_{secret}", record
 
 
@@ -60,11 +60,11 @@ def operator_token(text: str, tenant: str) -> TokenRecord:
         raise ValueError(f"the admin token must have {MIN_OPERATOR_LENGTH} to {MAX_TEXT_LENGTH} characters")
     if not (text.isascii() and text.isprintable()) or " " in text:
         raise ValueError("the admin token may hold printable ASCII characters only, and no space")
-    token, secret = split(text)
-    return TokenRecord(token, tenant, frozenset({str(Scope.ADMIN)}), digest(secret), "operator", 0, None)
+    token, secret = split_token(text)
+    return TokenRecord(token, tenant, frozenset({str(Scope.ADMIN)}), hash_secret(secret), "operator", 0, None)
 
 
-def split(text: str) -> tuple[str, str]:
+def split_token(text: str) -> tuple[str, str]:
     """Id and secret of a token's text. A text of another form than ours can only be the operator's."""
     prefix, _, rest = text.partition("_")
     token, _, secret = rest.partition("_")
@@ -73,13 +73,13 @@ def split(text: str) -> tuple[str, str]:
     return OPERATOR_ID, text
 
 
-def digest(secret: str) -> str:
+def hash_secret(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def proves(record: TokenRecord, secret: str, *, now: int) -> bool:
+def verify_secret(record: TokenRecord, secret: str, *, now: int) -> bool:
     """Whether `secret` is the token's, compared in constant time, and the token has not expired."""
-    same = hmac.compare_digest(record.digest, digest(secret))
+    same = hmac.compare_digest(record.digest, hash_secret(secret))
     return same and not is_expired(record, now=now)
 
 
@@ -90,7 +90,7 @@ def is_expired(record: TokenRecord, *, now: int) -> bool:
 # -- calls on the control Redis --------------------------------------------------------------------
 
 
-def put(record: TokenRecord) -> Call[None]:
+def put_token(record: TokenRecord) -> Call[None]:
     fields: dict[str, str | int] = {
         "tenant": record.tenant,
         "scopes": ",".join(sorted(record.scopes)),
@@ -103,23 +103,23 @@ def put(record: TokenRecord) -> Call[None]:
     return call_function("put_token", ignore_reply, *flat, token=record.id, tenant=record.tenant)
 
 
-def read(token: str) -> Call[TokenRecord | None]:
+def read_token(token: str) -> Call[TokenRecord | None]:
     return Call(
-        ("HGETALL", token_key(token)), lambda reply: TokenRecord.read(token, read_hash(reply)) if reply else None
+        ("HGETALL", token_key(token)), lambda reply: TokenRecord.from_fields(token, read_hash(reply)) if reply else None
     )
 
 
-def of_tenant(tenant: str) -> Call[tuple[TokenRecord, ...]]:
+def list_tokens(tenant: str) -> Call[tuple[TokenRecord, ...]]:
     """All tokens of a tenant, oldest first."""
 
     def decode(reply: Sequence[Any]) -> tuple[TokenRecord, ...]:
-        records = (TokenRecord.read(token.decode(), read_hash(fields)) for token, fields in reply)
+        records = (TokenRecord.from_fields(token.decode(), read_hash(fields)) for token, fields in reply)
         return tuple(sorted(records, key=lambda record: (record.created, record.id)))
 
     return call_function("list_tokens", decode, tenant=tenant)
 
 
-def revoke(tenant: str, token: str) -> Call[None]:
+def revoke_token(tenant: str, token: str) -> Call[None]:
     """Forget a token. Raises NotFound on execution."""
 
     def decode(reply: bytes) -> None:

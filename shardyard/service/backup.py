@@ -32,7 +32,7 @@ from jobs.files import checkpoints, paths
 from jobs.files.identity import NONCE_FILE
 from jobs.model.records import Fields
 from jobs.model.state import TERMINAL
-from jobs.store import Entry
+from jobs.store import KeyDump
 from jobs.store.call import read_hash
 from jobs.store.client import CONNECT_SECONDS, RedisStore
 from jobs.store.packed_jobs import PackedJobConverter
@@ -150,7 +150,7 @@ def make_backup(service: BackupSource, destination: Path) -> BackupManifest:
     with _disk_errors():
         destination.mkdir(parents=True, exist_ok=True, mode=0o700)
         PackedJobConverter(service.control).convert()
-        entries = service.control.run(store.dump())
+        entries = service.control.run(store.dump_keys())
         _refuse_another_storage(entries, service.storage)
         files = {CONTROL: _write_file(destination / CONTROL, _pack_entries(entries))}
         if service.token is not None and service.token.is_file():
@@ -169,7 +169,7 @@ def make_backup(service: BackupSource, destination: Path) -> BackupManifest:
     return made
 
 
-def _refuse_another_storage(entries: Iterable[Entry], storage: Path) -> None:
+def _refuse_another_storage(entries: Iterable[KeyDump], storage: Path) -> None:
     nonce = next((entry.values[0].decode() for entry in entries if entry.key == b"sy:storage"), None)
     if nonce is None:
         raise BackupError("no service has used this Redis server yet, so there is nothing to back up")
@@ -178,16 +178,16 @@ def _refuse_another_storage(entries: Iterable[Entry], storage: Path) -> None:
         raise BackupError(f"{storage} is not the storage directory of the service that uses this Redis server")
 
 
-def _count_attempts(entries: Iterable[Entry]) -> dict[str, int]:
+def _count_attempts(entries: Iterable[KeyDump]) -> dict[str, int]:
     """How many attempts each job has had."""
     return {ref: int(fields[b"attempt"]) for ref, fields in _read_jobs(entries)}
 
 
-def _count_states(entries: Iterable[Entry]) -> dict[str, int]:
+def _count_states(entries: Iterable[KeyDump]) -> dict[str, int]:
     return dict(Counter(fields[b"state"].decode() for _, fields in _read_jobs(entries)))
 
 
-def _read_jobs(entries: Iterable[Entry]) -> Iterator[tuple[str, Fields]]:
+def _read_jobs(entries: Iterable[KeyDump]) -> Iterator[tuple[str, Fields]]:
     """Refs and fields of all jobs."""
     for entry in entries:
         kind, _, ref = entry.key.decode().removeprefix("sy:").partition(":")
@@ -258,7 +258,7 @@ def _write_file(path: Path, body: bytes) -> BackedUpFile:
     return BackedUpFile(len(body), hashlib.sha256(body).hexdigest())
 
 
-def _pack_entries(entries: tuple[Entry, ...]) -> bytes:
+def _pack_entries(entries: tuple[KeyDump, ...]) -> bytes:
     packed: bytes = zstandard.compress(msgspec.msgpack.encode(entries))
     return packed
 
@@ -345,16 +345,16 @@ def _unpack_files(source: Path, made: BackupManifest, part: Path) -> None:
 
 def _load_keys(control: RedisStore, file: Path) -> None:
     """Put the keys into an empty Redis, and end what ran."""
-    entries = msgspec.msgpack.decode(zstandard.decompress(file.read_bytes()), type=tuple[Entry, ...])
+    entries = msgspec.msgpack.decode(zstandard.decompress(file.read_bytes()), type=tuple[KeyDump, ...])
     for start in range(0, len(entries), BATCH):
         with control.client.pipeline(transaction=False) as pipe:
             for entry in entries[start : start + BATCH]:
                 _restore_key(pipe, entry)
             pipe.execute()
-    control.run(store.restored())
+    control.run(store.requeue_restored())
 
 
-def _restore_key(pipe: "redis.client.Pipeline", entry: Entry) -> None:
+def _restore_key(pipe: "redis.client.Pipeline", entry: KeyDump) -> None:
     pairs = zip(entry.values[::2], entry.values[1::2], strict=False)
     match entry.kind:
         case "string":

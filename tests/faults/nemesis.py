@@ -48,15 +48,15 @@ COMMANDS = (
     "submit",
     "dispatch",
     "claim",
-    "mark_progress",
-    "renew",
+    "record_milestone",
+    "renew_lease",
     "read_command",
     "finish",
     "release",
     "renew_node",
     "reap",
-    "checkpoint",
-    "resume_from",
+    "commit_checkpoint",
+    "record_resume",
 )
 
 LINES = 300

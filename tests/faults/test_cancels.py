@@ -42,7 +42,7 @@ def test_row_20_a_cancel_that_races_with_start_finish_and_retry_ends_the_job_onc
         jobs = list(threads.map(race, range(len(moments))))
     site.all_ended(jobs, 60)
     versions = {job: site.job(job).version for job in jobs}
-    site.deliver()
+    site.dispatch_jobs()
     eventually(lambda: not site.node().held, "the devices are free")
     assert {job: site.job(job).version for job in jobs} == versions
 
@@ -87,8 +87,8 @@ def test_row_21_ten_thousand_waiting_jobs_are_cancelled_in_seconds_while_others_
     assert statistics.quantiles(took, n=100)[98] < 1.0
     site.cancel(blocker)
     site.finished(blocker)
-    site.deliver()
-    assert site.run(store.page(TENANT, JobFilter(State.STARTING))).jobs == ()
+    site.dispatch_jobs()
+    assert site.run(store.list_jobs(TENANT, JobFilter(State.STARTING))).jobs == ()
     counts = site.run(store.count_jobs(TENANT))
     assert sum(count for state, count in counts.items() if state not in TERMINAL) == 0
     assert not Footprint.of(site.api.pid, site.server.client()).grown(before)

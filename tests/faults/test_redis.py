@@ -143,7 +143,7 @@ BREAKS: dict[str, Callable[[Site], None]] = {
     "refused": _refuse,
 }
 
-COMMANDS_OF_LOSSES = ("reap", "release", "refuse", "cancel", "renew_node", "lead")
+COMMANDS_OF_LOSSES = ("reap", "release", "refuse", "cancel", "renew_node", "acquire_lead")
 #: Much like "half-open" to a client.
 ALIKE = ("frozen", "refused")
 
@@ -160,7 +160,9 @@ def test_row_10_connections_that_break_or_stall_are_mended_and_runs_go_on(site: 
     assert site.finished(job).attempt == 1
 
 
-@pytest.mark.parametrize("command", ["submit", "dispatch", "claim", "mark_progress", "renew", "read_command", "finish"])
+@pytest.mark.parametrize(
+    "command", ["submit", "dispatch", "claim", "record_milestone", "renew_lease", "read_command", "finish"]
+)
 def test_row_12_a_command_that_a_job_needs_is_repeated_harmlessly_when_its_reply_is_lost(
     site: Site, command: str
 ) -> None:
@@ -229,7 +231,7 @@ def test_row_12_a_cancel_of_a_waiting_job_whose_reply_is_lost_is_a_cancel(site: 
 def test_row_12_a_delete_whose_reply_is_lost_removes_the_job_with_its_files(site: Site) -> None:
     job = site.post("single", 1)
     site.ended(job)
-    rule = site.proxy.add(Rule("delete", Act.DROP_REPLY))
+    rule = site.proxy.add(Rule("delete_job", Act.DROP_REPLY))
     assert site.caller.insist("DELETE", f"/v1/jobs/{job}").status_code == 204
     assert rule.hits == 1
     assert site.caller.call("GET", f"/v1/jobs/{job}").status_code == 404
@@ -255,7 +257,7 @@ def test_row_12_what_the_operator_says_of_nodes_is_repeated_harmlessly_when_repl
 
     gone = NodeInfo(host="h", cores=1, version="1", devices=(DeviceRecord(0, "cpu", 0, "cpu:0", "CPU"),))
     site.run(store.register_node("gone", "instance", "default", "127.0.0.1", gone, home="home"))
-    site.run(store.node_down("gone", None))
+    site.run(store.take_down_node("gone", None))
     assert site.caller.insist("DELETE", "/v1/nodes/gone").status_code == 204
     assert [it["id"] for it in site.caller.insist("GET", "/v1/nodes").json()["nodes"]] == [node]
 
@@ -283,7 +285,7 @@ def test_row_12_an_upload_whose_reply_is_lost_keeps_one_file_that_jobs_can_use(s
 def test_row_12_an_archive_call_whose_reply_is_lost_loses_no_job(site: Site) -> None:
     job = site.post("single", 1, name="kept")
     site.ended(job)
-    rule = site.proxy.add(Rule("archive", Act.DROP_REPLY))
+    rule = site.proxy.add(Rule("archive_job", Act.DROP_REPLY))
     through = RedisStore.from_url(site.proxy.url)
     try:
         retention.sweep_finished_jobs(through, site.settings.storage, 1e-6, 0)

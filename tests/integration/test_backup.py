@@ -13,7 +13,7 @@ from api.background import retention
 from api.data import archive
 from jobs import store
 from jobs.files import identity as storage_proof
-from jobs.model.state import Order, Reason, State
+from jobs.model.state import Reason, State, SupervisorCommand
 from jobs.store import JobFilter, tokens
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import InvalidRequest
@@ -78,7 +78,7 @@ def make(place: Place, destination: Path) -> backup.BackupManifest:
 
 
 def keys(control: RedisStore) -> dict[bytes, tuple[str, list[bytes]]]:
-    return {entry.key: (entry.kind, sorted(entry.values)) for entry in control.run(store.dump())}
+    return {entry.key: (entry.kind, sorted(entry.values)) for entry in control.run(store.dump_keys())}
 
 
 def test_everything_is_as_it_was_in_the_service_that_is_restored(place: Place, other: Place, tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_everything_is_as_it_was_in_the_service_that_is_restored(place: Place, o
     place.write(f"bundles/{TENANT}/{1:064x}.{1:032x}.zip", "zip")
     world.run(store.submit(TENANT, "keyed", a_spec(4), idempotency_key="k", digest="d"))
     queued = [world.submit(4, priority=priority, program=script(1)) for priority in (0, 5, -5)]
-    _, token = tokens.issue(TENANT, (tokens.Scope.READ,), "ana", created=1, expires=None)
-    world.run(tokens.put(token))
+    _, token = tokens.issue_token(TENANT, (tokens.Scope.READ,), "ana", created=1, expires=None)
+    world.run(tokens.put_token(token))
 
     made = make(place, tmp_path / "copy")
     assert made.jobs == {"succeeded": 1, "queued": 4}
@@ -107,7 +107,7 @@ def test_everything_is_as_it_was_in_the_service_that_is_restored(place: Place, o
 
     assert other.world.state(ended.job) is State.SUCCEEDED
     assert [job.id for job in archive.read_page(other.storage, TENANT, JobFilter()).jobs] == [old.job]
-    assert other.world.run(tokens.read(token.id)) == token
+    assert other.world.run(tokens.read_token(token.id)) == token
     assert 0 < other.world.redis.ttl(f"sy:idem:{TENANT}/k") <= world.redis.ttl(f"sy:idem:{TENANT}/k")
     other.world.node(devices=16)
     assert other.world.dispatch() == [queued[1], "keyed", queued[0], queued[2]]
@@ -129,7 +129,9 @@ def test_what_ran_is_queued_again_and_what_was_cancelled_is_not(place: Place, ot
         assert (record.state, record.reason, record.retries) == (State.QUEUED, Reason.SERVICE_STOPPED, 0)
         assert other.world.history(job)[0].reason is Reason.SERVICE_STOPPED
     assert other.world.state(doomed.job) is State.CANCELLED
-    assert other.world.run(store.renew(running, "c")) is Order.LOST, "a supervisor of the old service has no say here"
+    assert other.world.run(store.renew_lease(running, "c")) is SupervisorCommand.LOST, (
+        "a supervisor of the old service has no say here"
+    )
     other.world.node("elsewhere")
     assert set(other.world.dispatch()) == {running.job, claimed.job, leased}
     assert other.world.job(running.job).attempt == 2

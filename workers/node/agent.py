@@ -56,8 +56,8 @@ RECOVER_SECONDS = 5.0
 UNHEARD_SECONDS = 2.5 * store.RESEND_SECONDS
 
 _REFUSALS = {
-    store.Registered.TAKEN: "node {node!r} is alive elsewhere; give this worker another name with SHARDYARD_NODE",
-    store.Registered.STRANDED: "node {node!r} holds devices of attempts whose traces another state directory has; "
+    store.Registration.TAKEN: "node {node!r} is alive elsewhere; give this worker another name with SHARDYARD_NODE",
+    store.Registration.STRANDED: "node {node!r} holds devices of attempts whose traces another state directory has; "
     "start it with that SHARDYARD_STATE_DIR, or have the operator forget the node (DELETE /v1/nodes/{node})",
 }
 
@@ -176,7 +176,7 @@ class Agent:
         try:
             if stop_attempts:
                 self._stop_attempts()
-            self._store.run(store.node_down(self._node, None))
+            self._store.run(store.take_down_node(self._node, None))
         except Unavailable as error:
             log.warning("left_without_telling", error=str(error))
         self._forkserver.close()
@@ -229,7 +229,7 @@ class Agent:
                 self._node, self._instance, self._settings.pool, self._settings.node_address, info, home=self._home()
             )
         )
-        if registered is not store.Registered.OK:
+        if registered is not store.Registration.OK:
             raise NodeTaken(_REFUSALS[registered].format(node=self._node))
         log.info("node_registered", node=self._node, pool=self._settings.pool, devices=len(self._devices))
 
@@ -242,7 +242,7 @@ class Agent:
 
     def _recover(self) -> None:
         """Take no work until a new forkserver is up: a node that fails every start would use up every job."""
-        self._store.run(store.node_down(self._node, None))
+        self._store.run(store.take_down_node(self._node, None))
         try:
             log.info("forkserver_warm", seconds=round(self._forkserver.replace(), 2))
         except ForkFailed as error:
@@ -254,7 +254,7 @@ class Agent:
     def _beat(self) -> bool:
         """Beat, and learn which attempts hold devices here. False: register again."""
         identity.check_storage(self._storage)  # before: without it this node must take no work
-        beat = self._store.run(store.beat_node(self._node, self._instance, self._deadline()))
+        beat = self._store.run(store.renew_node(self._node, self._instance, self._deadline()))
         if beat.standing is store.NodeStanding.REPLACED:
             raise NodeTaken(f"another worker registered as node {self._node!r}")
         self._holding = beat.holding
@@ -264,13 +264,13 @@ class Agent:
         self._beats += 1
         return beat.standing is store.NodeStanding.OK
 
-    def _deadline(self) -> store.Deadline | None:
+    def _deadline(self) -> store.DrainDeadline | None:
         """What is left of the time after which attempts here move to other nodes, because this one drains."""
         if self._drain is None:
             return None
-        return store.Deadline(self._drain, max(0.0, self._drain_ends - monotonic()))
+        return store.DrainDeadline(self._drain, max(0.0, self._drain_ends - monotonic()))
 
-    def _take_deadline(self, told: store.Deadline | None) -> None:
+    def _take_deadline(self, told: store.DrainDeadline | None) -> None:
         if told is None:
             self._drain = None
         elif told.drain != self._drain:
@@ -279,7 +279,7 @@ class Agent:
 
     def _look_at_deadline(self) -> None:
         if self._drain is not None and monotonic() >= self._drain_ends:
-            self._store.run(store.move_attempts(self._node, self._drain))
+            self._store.run(store.evict_node(self._node, self._drain))
             log.info("drain_deadline_over", attempts=[str(attempt) for attempt in self._holding])
             self._drain = None
 
@@ -301,7 +301,7 @@ class Agent:
             identity.check_storage(self._storage)
         except (identity.StorageMismatch, OSError) as error:
             # The attempt would find no checkpoint, and leave its files where nobody looks. The agent ends of this, too.
-            self._store.run(store.node_down(self._node, None))
+            self._store.run(store.take_down_node(self._node, None))
             self._refuse(attempt, Reason.START_FAILED, str(error))
             return
         if max(record.leased) >= len(self._devices):
@@ -322,7 +322,7 @@ class Agent:
             )
         except ForkFailed as error:
             self._unfit.set()
-            self._store.run(store.node_down(self._node, None))
+            self._store.run(store.take_down_node(self._node, None))
             self._refuse(attempt, Reason.START_FAILED, str(error))
             return
         self._holding = {**self._holding, attempt: AttemptState.LEASED}

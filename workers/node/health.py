@@ -13,7 +13,7 @@ def main() -> int:
     settings = Settings()
     control = RedisStore.from_url(settings.control_url())
     try:
-        nodes = control.run(store.fleet()).nodes
+        nodes = control.run(store.read_fleet()).nodes
     except Unavailable as error:
         print(error)
         return 1

@@ -11,7 +11,7 @@ import structlog
 
 from jobs import store
 from jobs.model.records import DeviceRecord
-from jobs.store import AttemptId, Quarantined
+from jobs.store import AttemptId, QuarantinedDevice
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
 from workers.node.device_check import DeviceChecker
@@ -81,7 +81,7 @@ class Janitor:
         """Bring devices back whose quarantine is over: nothing is left of the attempt, and they can compute."""
         found = [
             one
-            for one in self._store.run(store.quarantined(self._node))
+            for one in self._store.run(store.list_quarantined(self._node))
             if one.why.by == "sweep" and one.device in self._devices
         ]
         swept: dict[str, str] = {}
@@ -96,11 +96,11 @@ class Janitor:
         survivors = clear(self._state_dir, self._storage, attempt, SWEEP_SECONDS)
         return f"would not die after {attempt}: {culprits(survivors)}" if survivors else ""
 
-    def _decide(self, found: Quarantined, wrong: str) -> None:
+    def _decide(self, found: QuarantinedDevice, wrong: str) -> None:
         if wrong:
             log.warning("device_stays_in_quarantine", device=found.device, why=wrong)
-            self._store.run(store.keep_quarantine(self._node, found, wrong))
-        elif self._store.run(store.prove_fit(self._node, found)):
+            self._store.run(store.retain_quarantine(self._node, found, wrong))
+        elif self._store.run(store.unquarantine_proven(self._node, found)):
             log.info("device_is_back", device=found.device, was=found.why.reason)
 
 

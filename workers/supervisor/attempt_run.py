@@ -10,7 +10,7 @@ import structlog
 from jobs.files import paths
 from jobs.model.catalogue import rows_of
 from jobs.model.spec import RecipeProgram
-from jobs.model.state import Order, Reason
+from jobs.model.state import Reason, SupervisorCommand
 from jobs.protocol.records import Note
 from jobs.splits.plan import predict_splits
 from workers.rank.handle import RankHandle
@@ -125,7 +125,11 @@ class AttemptRun:
         it is to stop; without its report it has failed, since a part of its results must not be taken for the whole."""
         completed = outcome.reason is Reason.COMPLETED
         deadline = monotonic() + (DISK_SECONDS if completed else 0)
-        while (why := publisher.write_final_report()) and monotonic() < deadline and self._lease.order is Order.GO:
+        while (
+            (why := publisher.write_final_report())
+            and monotonic() < deadline
+            and self._lease.order is SupervisorCommand.GO
+        ):
             threading.Event().wait(DISK_RETRY_SECONDS)
         publisher.seal()
         if not why or not completed:

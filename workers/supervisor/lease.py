@@ -21,8 +21,8 @@ from typing import Any, Literal, TypeVar
 import structlog
 
 from jobs import store
-from jobs.model.state import Order, Reason
-from jobs.protocol.names import orders_channel
+from jobs.model.state import Reason, SupervisorCommand
+from jobs.protocol.names import commands_channel
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
 from workers.supervisor import pending_end
@@ -59,7 +59,7 @@ class LeaseHolder:
         self._node = node
         self._beat_seconds = beat_seconds
         self._claimant = uuid.uuid4().hex
-        self._order = Order.GO
+        self._order = SupervisorCommand.GO
         self._renewed_at = monotonic()
         self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._renewal_thread = threading.Thread(target=self._run_renewals, name="lease", daemon=True)
@@ -67,7 +67,7 @@ class LeaseHolder:
         self._is_subscribed = False
         self._closed = threading.Event()
 
-    def claim(self) -> store.Claim:
+    def claim(self) -> store.ClaimReply:
         """Claim the attempt, and start to renew its lease if that succeeds.
 
         Raises:
@@ -80,7 +80,7 @@ class LeaseHolder:
         return claim
 
     @property
-    def order(self) -> Order:
+    def order(self) -> SupervisorCommand:
         """The newest order. `LOST` is final: another attempt may be running by now."""
         return self._order
 
@@ -184,7 +184,7 @@ class LeaseHolder:
         began = monotonic()
         delays = self._retry_delays()
         waiting: deque[_Request] = deque()
-        while self._order is not Order.LOST:
+        while self._order is not SupervisorCommand.LOST:
             if self._pubsub_thread.ident is None and monotonic() - began > SUBSCRIBE_AFTER_SECONDS:
                 self._pubsub_thread.start()
             if not waiting:
@@ -199,7 +199,9 @@ class LeaseHolder:
                     case "poll":
                         self._poll_or_renew()
                     case milestone:
-                        self._on_reply(self._store.run(store.mark(self._attempt, self._claimant, milestone)))
+                        self._on_reply(
+                            self._store.run(store.record_milestone(self._attempt, self._claimant, milestone))
+                        )
                 waiting.popleft()
                 delays = self._retry_delays()
             except Unavailable as error:
@@ -217,10 +219,10 @@ class LeaseHolder:
 
     def _poll_or_renew(self) -> None:
         if self.seconds_since_renewal < self._beat_seconds:
-            self._order = self._store.run(store.orders(self._attempt, self._claimant))
+            self._order = self._store.run(store.read_command(self._attempt, self._claimant))
             return
         before = monotonic()  # a renewal counts from when it was sent, not from its reply
-        self._order = self._store.run(store.renew(self._attempt, self._claimant))
+        self._order = self._store.run(store.renew_lease(self._attempt, self._claimant))
         self._renewed_at = before
 
     def _listen_for_orders(self) -> None:
@@ -231,7 +233,7 @@ class LeaseHolder:
         while not self._closed.is_set():
             try:
                 if not pubsub.subscribed:
-                    pubsub.subscribe(orders_channel(self._node))
+                    pubsub.subscribe(commands_channel(self._node))
                 if pubsub.get_message(timeout=PUBSUB_WAIT_SECONDS) is not None:
                     delays = self._retry_delays()
                     self._is_subscribed = True
@@ -244,4 +246,4 @@ class LeaseHolder:
 
     def _on_reply(self, is_held: bool) -> None:
         if not is_held:
-            self._order = Order.LOST
+            self._order = SupervisorCommand.LOST

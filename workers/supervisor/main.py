@@ -26,7 +26,7 @@ from time import monotonic
 import structlog
 
 from jobs import store
-from jobs.model.state import Order, Reason
+from jobs.model.state import Reason, SupervisorCommand
 from jobs.scheduling.scheduler import backoff_seconds
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
@@ -48,9 +48,9 @@ log = structlog.get_logger(__name__)
 KILL_SECONDS = 5.0
 #: The outcome of an attempt that is interrupted before its ranks have started.
 _INTERRUPTED = {
-    Order.CANCEL: AttemptOutcome(Reason.CANCELLED_BY_USER, "cancelled before it started"),
-    Order.STOP: AttemptOutcome(Reason.SERVICE_STOPPED, "the service was stopped"),
-    Order.LOST: LEASE_LOST,
+    SupervisorCommand.CANCEL: AttemptOutcome(Reason.CANCELLED_BY_USER, "cancelled before it started"),
+    SupervisorCommand.STOP: AttemptOutcome(Reason.SERVICE_STOPPED, "the service was stopped"),
+    SupervisorCommand.LOST: LEASE_LOST,
 }
 
 

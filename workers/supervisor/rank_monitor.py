@@ -21,7 +21,7 @@ from time import monotonic
 import structlog
 
 from jobs.model.spec import ScriptProgram
-from jobs.model.state import Order, Reason
+from jobs.model.state import Reason, SupervisorCommand
 from jobs.protocol.records import (
     Note,
     Outcome,
@@ -294,7 +294,7 @@ class RankMonitor:
     def _on_tick(self, now: float) -> None:
         self._check_checkpoints(now)
         silence = self._lease.seconds_since_renewal
-        if self._lease.order is Order.LOST:
+        if self._lease.order is SupervisorCommand.LOST:
             self._stop.kill_ranks(now, LEASE_LOST)
         elif silence > FENCE * self._config.lease_seconds:
             self._stop.kill_ranks(now, AttemptOutcome(Reason.LEASE_EXPIRED, f"no beat for {silence:.0f} s"))
@@ -313,9 +313,9 @@ class RankMonitor:
 
     def _check_work(self, now: float) -> None:
         order = self._lease.order
-        if order is Order.CANCEL:
+        if order is SupervisorCommand.CANCEL:
             self._stop.terminate_ranks(AttemptOutcome(Reason.CANCELLED_BY_USER, "cancelled while running"), now)
-        elif order is Order.STOP or self._stop.is_saving:
+        elif order is SupervisorCommand.STOP or self._stop.is_saving:
             outcome = AttemptOutcome(Reason.SERVICE_STOPPED, "the service was stopped")
             self._stop.save_and_stop(outcome, now, has_stepped=self._activity.has_stepped)
         elif self._end.is_overdue(now):

@@ -1,7 +1,7 @@
 """A TCP proxy before a Redis that understands what it carries, so that faults can be aimed at a command.
 
 proxy.add(Rule("finish", Act.DROP_REPLY))            # the next `finish` takes effect, and its caller never hears
-proxy.add(Rule("renew", Act.DELAY, seconds=2, times=5))
+proxy.add(Rule("renew_lease", Act.DELAY, seconds=2, times=5))
 proxy.stall(); proxy.flow()                          # half-open: connected, and nothing moves
 proxy.cut(); proxy.refuse(); proxy.accept()
 """

@@ -61,8 +61,8 @@ class Api:
 
     def token(self, *scopes: Scope, tenant: str = "default", expires: int | None = None) -> dict[str, str]:
         """Headers of a new token."""
-        text, record = tokens.issue(tenant, scopes, "a test", created=1, expires=expires)
-        self.control.run(tokens.put(record))
+        text, record = tokens.issue_token(tenant, scopes, "a test", created=1, expires=expires)
+        self.control.run(tokens.put_token(record))
         return bearer(text)
 
     async def submit(self, devices: int = 1, headers: dict[str, str] | None = None, **fields: Any) -> str:
@@ -79,7 +79,7 @@ class Api:
         """Claim, finish and release an attempt, as its node would."""
         name = store.AttemptId("default", job, attempt)
         assert self.control.run(store.claim(name, "c", "host-a")).granted
-        assert self.control.run(store.mark(name, "c", "running"))
+        assert self.control.run(store.record_milestone(name, "c", "running"))
         assert self.control.run(store.finish(name, "c", Reason.COMPLETED, "", result={"loss": 0.5, "metrics": {}}))
         assert self.control.run(store.release("host-a", name, {})) > 0
 

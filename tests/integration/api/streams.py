@@ -178,7 +178,7 @@ class Attempt:
         self.relay = LogRelay(self.directory, record.devices, self.shipper)
 
     def up(self) -> None:
-        assert self._control.run(store.mark(self.id, "c", "running"))
+        assert self._control.run(store.record_milestone(self.id, "c", "running"))
 
     def print(self, *texts: str | bytes, device: int = 0) -> None:
         data = b"".join((text.encode() if isinstance(text, str) else text) + b"\n" for text in texts)

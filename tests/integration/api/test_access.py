@@ -123,7 +123,7 @@ async def test_a_node_that_drains_says_until_when_and_how_many_attempts_are_left
     api.node()
     await api.submit()
     api.control.run(store.dispatch(60))
-    (attempt,) = api.control.run(store.beats()).leases
+    (attempt,) = api.control.run(store.read_heartbeats()).leases
     api.control.run(store.claim(attempt, "c", "host-a"))
     told = await api.client.post("/v1/nodes/host-a/drain", json={"deadline_seconds": 600})
     node = told.json()
@@ -160,7 +160,7 @@ async def test_a_node_that_is_down_is_forgotten_with_its_quarantine(api: Api) ->
     api.control.client.hset("sy:quarantine:host-a", "0", "broken")
     alive = await api.client.delete("/v1/nodes/host-a")
     assert (alive.status_code, alive.json()["code"]) == (409, "node_in_use")
-    api.control.run(store.node_down("host-a", None))
+    api.control.run(store.take_down_node("host-a", None))
     assert (await api.client.delete("/v1/nodes/host-a")).status_code == 204
     assert (await api.client.delete("/v1/nodes/host-a")).status_code == 404
     api.node()

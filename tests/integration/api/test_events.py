@@ -475,8 +475,8 @@ def test_a_reader_that_is_too_slow_is_told_so_and_goes_on_with_the_newest_in_bou
 
 def test_who_may_not_look_and_what_is_not_there_get_problems_and_no_stream(place: Place) -> None:
     job = place.submit(devices=2)
-    text, record = tokens.issue("rival", [Scope.READ], "t", created=1)
-    place.control.run(tokens.put(record))
+    text, record = tokens.issue_token("rival", [Scope.READ], "t", created=1)
+    place.control.run(tokens.put_token(record))
     ask = place.client.get
     path = f"/v1/jobs/{job}/events"
     assert ask(path, headers={"Authorization": "Bearer nobody"}).status_code == 401
@@ -525,8 +525,8 @@ def test_a_process_that_is_told_to_stop_ends_its_streams_at_once(place: Place, t
 
 
 def test_a_tenant_is_told_of_its_own_jobs_alone_and_resumes_behind_what_it_was_told(place: Place) -> None:
-    text, record = tokens.issue("rival", [Scope.SUBMIT], "t", created=1)
-    place.control.run(tokens.put(record))
+    text, record = tokens.issue_token("rival", [Scope.SUBMIT], "t", created=1)
+    place.control.run(tokens.put_token(record))
     with Reader(place.port, "/v1/events", token=text) as theirs, Reader(place.port, "/v1/events") as ours:
         for reader in (theirs, ours):
             reader.until(lambda r: r.named("fleet"))
@@ -551,7 +551,7 @@ def test_a_reader_of_all_jobs_is_told_when_nodes_change(place: Place) -> None:
         place.control.run(store.register_node("host-b", "i", "other", "127.0.0.1", node_info(1), home="elsewhere"))
         reader.until(lambda r: len(r.named("fleet")) == 2)
         for _ in range(3):
-            place.control.run(store.beat_node("host-b", "i"))
+            place.control.run(store.renew_node("host-b", "i"))
         etag = reader.named("fleet")[-1]["etag"]
         known = reader.events[-1].id
     with Reader(place.port, "/v1/events", known) as again:

@@ -31,7 +31,7 @@ async def running(api: Api, job: str) -> None:
         await asyncio.sleep(0.01)
     name = store.AttemptId("default", job, 1)
     assert api.control.run(store.claim(name, "c", "host-a")).granted
-    assert api.control.run(store.mark(name, "c", "running"))
+    assert api.control.run(store.record_milestone(name, "c", "running"))
 
 
 async def test_a_list_has_the_progress_of_those_that_run_and_the_place_of_those_that_wait(api: Api) -> None:

@@ -46,7 +46,7 @@ async def test_all_means_waiting_and_running_jobs_of_this_tenant(api: Api) -> No
     await until_state(api, running, "starting")
     name = store.AttemptId("default", running, 1)
     assert api.control.run(store.claim(name, "c", "host-a")).granted
-    api.control.run(store.mark(name, "c", "running"))
+    api.control.run(store.record_milestone(name, "c", "running"))
     leased = await api.submit()
     await until_state(api, leased, "starting")
     waiting = await api.submit()

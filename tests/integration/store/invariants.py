@@ -184,7 +184,7 @@ def _devices(keys: Keys) -> Iterator[str]:
         by_hand = {
             int(device)
             for device, entry in keys.hashes.get(f"sy:quarantine:{name}", {}).items()
-            if Quarantine.read(entry).by == "operator"
+            if Quarantine.from_entry(entry).by == "operator"
         }
         if held & free or held & (bad - by_hand) or free & bad:
             yield f"node {name}: a device is at two places: held {held}, free {free}, quarantined {bad}"

@@ -83,7 +83,7 @@ def live_and_go(world: World, storage: Path, lives: Iterator[Callable[[World], s
     for number in range(jobs):
         job = next(lives)(world)
         if number % 2:
-            world.run(store.delete(TENANT, job))
+            world.run(store.delete_job(TENANT, job))
         if number % 50 == 0:
             while retention.sweep_finished_jobs(world.store, storage, 1e-6, 0):
                 pass

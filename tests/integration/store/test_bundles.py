@@ -3,7 +3,7 @@
 import pytest
 
 from jobs import store
-from jobs.store import BundlePut, StoredBundle
+from jobs.store import BundleUpload, StoredBundle
 from shardyard.contract.errors import BundleQuota, UnknownBundle
 from tests.integration.store.world import NEVER, TENANT, World, a_spec, bundle_id, script
 
@@ -17,12 +17,12 @@ def collected(world: World, rested: float = 0) -> list[StoredBundle]:
 
 def end(world: World, job: str) -> None:
     world.run(store.cancel(TENANT, job))
-    world.run(store.delete(TENANT, job))
+    world.run(store.delete_job(TENANT, job))
 
 
 def test_the_first_of_two_uploads_is_kept(world: World) -> None:
-    assert world.put_bundle(1, nonce="first") == BundlePut(created=True, nonce="first")
-    assert world.put_bundle(1, nonce="second") == BundlePut(created=False, nonce="first")
+    assert world.put_bundle(1, nonce="first") == BundleUpload(created=True, nonce="first")
+    assert world.put_bundle(1, nonce="second") == BundleUpload(created=False, nonce="first")
     record = world.run(store.read_bundle(TENANT, bundle_id(1)))
     assert record is not None
     assert (record.id, record.nonce, record.bytes, record.files, record.unpacked) == (
@@ -82,7 +82,7 @@ def test_a_bundle_stays_while_a_job_needs_it_also_one_that_has_ended(world: Worl
     assert collected(world) == []
     end(world, second)
     assert collected(world) == []
-    world.run(store.delete(TENANT, first))
+    world.run(store.delete_job(TENANT, first))
     assert collected(world) == [StoredBundle(TENANT, bundle_id(1), "n")]
     assert world.jobs_that_need(1) is None
 
@@ -142,4 +142,4 @@ def test_files_are_kept_by_their_nonce(world: World) -> None:
     world.put_bundle(1, nonce="kept")
     files = [StoredBundle(TENANT, bundle_id(1), nonce) for nonce in ("kept", "other")]
     files.append(StoredBundle("rival", bundle_id(1), "kept"))
-    assert world.run(store.are_kept(files)) == (True, False, False)
+    assert world.run(store.are_current(files)) == (True, False, False)

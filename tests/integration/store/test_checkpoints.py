@@ -60,7 +60,7 @@ def test_only_the_claimant_of_the_newest_attempt_moves_it(world: World, attempt:
     assert commit(world, attempt, 10) == "ok"
     second = world.again(attempt, Reason.SERVICE_STOPPED)
     assert commit(world, attempt, 20) == "lost"  # a supervisor that was frozen, and comes back
-    assert not world.run(store.resume_from(attempt, "c", step=None))
+    assert not world.run(store.record_resume(attempt, "c", step=None))
     assert pointed(world, second) == (10, 1, A)
     assert commit(world, second, 20) == "ok"
     world.finish_and_release(second)
@@ -72,7 +72,7 @@ def test_an_attempt_says_what_it_goes_on_from(world: World, attempt: AttemptId) 
     assert commit(world, attempt, 10) == "ok"
     second = world.again(attempt, Reason.SERVICE_STOPPED)
     before = world.job(attempt.job).checkpoint
-    assert world.run(store.resume_from(second, "c", step=10, epoch=1, saved_by=1, sha256=A))
+    assert world.run(store.record_resume(second, "c", step=10, epoch=1, saved_by=1, sha256=A))
     assert [one.resumed for one in world.history(attempt.job)] == [None, {"step": 10, "attempt": 1}]
     assert world.job(attempt.job).checkpoint == before
 
@@ -81,7 +81,7 @@ def test_the_pointer_goes_back_to_the_checkpoint_that_could_be_used(world: World
     assert commit(world, attempt, 10, A) == "ok"
     assert commit(world, attempt, 20, B) == "ok"
     second = world.again(attempt, Reason.SERVICE_STOPPED)
-    assert world.run(store.resume_from(second, "c", step=10, epoch=1, saved_by=1, sha256=A))  # 20 is damaged
+    assert world.run(store.record_resume(second, "c", step=10, epoch=1, saved_by=1, sha256=A))  # 20 is damaged
     assert pointed(world, second) == (10, 1, A)
     assert commit(world, second, 20, A) == "ok"  # so that the same step counts again
 
@@ -89,7 +89,7 @@ def test_the_pointer_goes_back_to_the_checkpoint_that_could_be_used(world: World
 def test_the_pointer_goes_when_nothing_could_be_used(world: World, attempt: AttemptId) -> None:
     assert commit(world, attempt, 10) == "ok"
     second = world.again(attempt, Reason.SERVICE_STOPPED)
-    assert world.run(store.resume_from(second, "c", step=None))
+    assert world.run(store.record_resume(second, "c", step=None))
     assert world.job(attempt.job).checkpoint is None
     assert world.history(attempt.job)[-1].resumed is None
     assert commit(world, second, 5) == "ok"

@@ -104,7 +104,7 @@ def test_pools_do_not_share_devices(world: World) -> None:
     in_a, also_a, in_b = world.submit(pool="a"), world.submit(pool="a"), world.submit(pool="b")
     assert sorted(world.dispatch()) == [in_a, in_b]
     assert world.state(also_a) is State.QUEUED
-    assert world.run(store.fleet()).queued == {"a": 1, "b": 0}
+    assert world.run(store.read_fleet()).queued == {"a": 1, "b": 0}
 
 
 def test_the_queue_position_counts_every_job_that_goes_before(world: World) -> None:
@@ -177,7 +177,7 @@ def test_another_node_is_kept_when_the_first_goes_down(world: World) -> None:
     world.running(1)
     big = world.submit(4)
     assert world.dispatch(hold=0) == []
-    world.run(store.node_down("n1", None))
+    world.run(store.take_down_node("n1", None))
     world.node("n2", devices=4)
     small = world.submit(1)
     assert world.dispatch(hold=0) == [big]

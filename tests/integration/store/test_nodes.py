@@ -4,7 +4,7 @@ import pytest
 
 from jobs import store
 from jobs.model.records import NodeRecord
-from jobs.model.state import AttemptState, Order, Reason, State
+from jobs.model.state import AttemptState, Reason, State, SupervisorCommand
 from jobs.store import AttemptId, NodeStanding
 from shardyard.contract.errors import NotFound
 from tests.integration.store.world import TENANT, World, node_info
@@ -13,12 +13,12 @@ pytestmark = pytest.mark.integration
 
 
 def free(world: World) -> dict[str, int]:
-    return {node.id: node.free for node in world.run(store.fleet()).nodes}
+    return {node.id: node.free for node in world.run(store.read_fleet()).nodes}
 
 
 def test_a_node_registers_with_what_it_says_of_itself(world: World) -> None:
     world.node("n1", 3, pool="a100")
-    (node,) = world.run(store.fleet()).nodes
+    (node,) = world.run(store.read_fleet()).nodes
     assert (node.id, node.pool, node.address, node.alive, node.free) == ("n1", "a100", "127.0.0.1", True, 3)
     assert node.info == node_info(3)
 
@@ -29,8 +29,8 @@ def test_registering_again_keeps_what_is_held(world: World) -> None:
     for _ in range(2):
         world.node(devices=4, instance="i2")
         assert free(world) == {"n1": 2}
-    assert world.run(store.beat_node("n1", "i2")).holding == {attempt: AttemptState.CLAIMED}
-    assert world.run(store.beat_node("n1", "i1")).standing is NodeStanding.REPLACED
+    assert world.run(store.renew_node("n1", "i2")).holding == {attempt: AttemptState.CLAIMED}
+    assert world.run(store.renew_node("n1", "i1")).standing is NodeStanding.REPLACED
     world.finish_and_release(attempt)
     assert free(world) == {"n1": 4}
 
@@ -55,7 +55,7 @@ def test_a_node_moves_to_another_pool_and_its_old_pool_goes_with_the_last_node(w
     attempt = world.claim(waiting)
     still = world.submit(1, pool="old")
     world.node("n1", 2, pool="new")
-    assert world.run(store.fleet()).queued == {"new": 0}
+    assert world.run(store.read_fleet()).queued == {"new": 0}
     world.finish_and_release(attempt)
     assert world.dispatch() == []
     moved = world.submit(1, pool="new")
@@ -66,26 +66,26 @@ def test_a_node_moves_to_another_pool_and_its_old_pool_goes_with_the_last_node(w
 
 def test_a_node_whose_beat_stands_still_takes_no_work_until_it_beats_again(world: World) -> None:
     world.node()
-    beat = world.run(store.beats()).nodes["n1"]
-    assert world.run(store.beat_node("n1", "i1")).standing is NodeStanding.OK
-    assert not world.run(store.node_down("n1", beat))
-    assert [world.run(store.node_down("n1", beat + 1)) for _ in range(2)] == [True, True]
-    assert world.run(store.beats()).nodes == {}
+    beat = world.run(store.read_heartbeats()).nodes["n1"]
+    assert world.run(store.renew_node("n1", "i1")).standing is NodeStanding.OK
+    assert not world.run(store.take_down_node("n1", beat))
+    assert [world.run(store.take_down_node("n1", beat + 1)) for _ in range(2)] == [True, True]
+    assert world.run(store.read_heartbeats()).nodes == {}
     job = world.submit()
     assert world.dispatch() == []
     view = world.run(store.read_job(TENANT, job)).queue
     assert view is not None
     assert (view.live_nodes, view.free, view.total) == (0, 0, 0)
-    world.run(store.beat_node("n1", "i1"))
+    world.run(store.renew_node("n1", "i1"))
     assert world.dispatch() == [job]
 
 
 def test_leases_outlive_their_node_s_beat(world: World) -> None:
     world.node()
     attempt = world.running()
-    world.run(store.node_down("n1", None))
-    assert world.run(store.renew(attempt, "c")) is Order.GO
-    assert world.run(store.orders(attempt, "c")) is Order.GO
+    world.run(store.take_down_node("n1", None))
+    assert world.run(store.renew_lease(attempt, "c")) is SupervisorCommand.GO
+    assert world.run(store.read_command(attempt, "c")) is SupervisorCommand.GO
     world.finish_and_release(attempt)
 
 
@@ -94,7 +94,7 @@ def test_a_device_in_quarantine_is_never_leased_again_not_even_after_a_restart(w
     attempt = world.running(2)
     world.finish(attempt)
     assert [world.release(attempt, {1: "pid 7 would not die"}), world.release(attempt)] == [2, 0]
-    (node,) = world.run(store.fleet()).nodes
+    (node,) = world.run(store.read_fleet()).nodes
     assert (list(node.quarantine), node.held, node.free) == ([1], {}, 1)
     why = node.quarantine[1]
     assert (why.reason, why.by, why.attempt, why.checked) == ("pid 7 would not die", "sweep", str(attempt), None)
@@ -110,7 +110,7 @@ def test_quarantine_takes_only_devices_that_the_attempt_held(world: World) -> No
     first, second = world.running(1), world.running(1)
     world.finish(first)
     assert world.release(first, {1: "not its own"}) == 1
-    (node,) = world.run(store.fleet()).nodes
+    (node,) = world.run(store.read_fleet()).nodes
     assert (node.quarantine, node.held) == ({}, {1: str(second)})
 
 
@@ -124,7 +124,7 @@ def test_stopping_a_node_tells_supervisors_and_takes_back_what_nobody_claimed(wo
     record = world.job(unclaimed)
     assert (record.state, record.reason, record.retries) == (State.QUEUED, Reason.SERVICE_STOPPED, 0)
     assert "ended" in world.run(store.claim(lost, "late", "n1")).refused
-    assert world.run(store.orders(attempt, "c")) is Order.STOP
+    assert world.run(store.read_command(attempt, "c")) is SupervisorCommand.STOP
     assert world.finish(attempt, Reason.SERVICE_STOPPED)
     world.release(attempt)
     assert world.run(store.stop_node("n1")) == 0
@@ -136,12 +136,12 @@ def test_stopping_a_node_tells_supervisors_and_takes_back_what_nobody_claimed(wo
 # -- draining --------------------------------------------------------------------------------------
 
 
-def beat(world: World, deadline: store.Deadline | None = None, instance: str = "i1") -> store.NodeBeat:
-    return world.run(store.beat_node("n1", instance, deadline))
+def beat(world: World, deadline: store.DrainDeadline | None = None, instance: str = "i1") -> store.NodeHeartbeat:
+    return world.run(store.renew_node("n1", instance, deadline))
 
 
 def record(world: World) -> NodeRecord:
-    (node,) = world.run(store.fleet()).nodes
+    (node,) = world.run(store.read_fleet()).nodes
     return node
 
 
@@ -151,7 +151,7 @@ def test_a_node_that_drains_takes_nothing_new_and_what_runs_there_goes_on_until_
     world.run(store.drain_node("n1"))
     waiting = world.submit()
     assert world.dispatch() == []
-    assert world.run(store.orders(attempt, "c")) is Order.GO
+    assert world.run(store.read_command(attempt, "c")) is SupervisorCommand.GO
     assert (record(world).draining, record(world).takes_work, beat(world).deadline) == (True, False, None)
     world.node(instance="i2")
     assert world.dispatch() == [], "it stays so when its worker comes back"
@@ -181,8 +181,8 @@ def test_a_deadline_goes_to_the_node_which_says_how_much_of_it_is_left(world: Wo
     assert told.seconds_left == 600
     until = record(world).drain_until
     assert until is not None
-    assert world.run(store.orders(attempt, "c")) is Order.GO
-    left = store.Deadline(told.drain, 250.5)
+    assert world.run(store.read_command(attempt, "c")) is SupervisorCommand.GO
+    left = store.DrainDeadline(told.drain, 250.5)
     assert beat(world, left).deadline == left
     world.node(instance="i2")
     assert beat(world, instance="i2").deadline == left, "a worker that comes back goes on from there"
@@ -193,8 +193,8 @@ def test_a_deadline_goes_to_the_node_which_says_how_much_of_it_is_left(world: Wo
     assert newer is not None
     assert newer.drain > told.drain
     assert newer.seconds_left == 30
-    assert not world.run(store.move_attempts("n1", told.drain)), "that deadline has been replaced"
-    assert world.run(store.orders(attempt, "c")) is Order.GO
+    assert not world.run(store.evict_node("n1", told.drain)), "that deadline has been replaced"
+    assert world.run(store.read_command(attempt, "c")) is SupervisorCommand.GO
 
 
 def test_after_the_deadline_what_runs_there_is_told_to_stop_and_goes_to_other_nodes_uncounted(world: World) -> None:
@@ -203,8 +203,8 @@ def test_after_the_deadline_what_runs_there_is_told_to_stop_and_goes_to_other_no
     world.run(store.drain_node("n1", deadline_seconds=600))
     told = beat(world).deadline
     assert told is not None
-    assert [world.run(store.move_attempts("n1", told.drain)) for _ in range(2)] == [True, True]
-    assert world.run(store.orders(attempt, "c")) is Order.STOP
+    assert [world.run(store.evict_node("n1", told.drain)) for _ in range(2)] == [True, True]
+    assert world.run(store.read_command(attempt, "c")) is SupervisorCommand.STOP
     assert beat(world).deadline is None
     end = store.finish(attempt, "c", Reason.SERVICE_STOPPED, "the service was stopped")
     assert [world.run(end), world.run(end)] == [True, True]
@@ -222,11 +222,11 @@ def test_a_drain_without_time_moves_at_once_and_undraining_takes_all_of_it_back(
     world.node()
     attempt = world.running()
     world.run(store.drain_node("n1", deadline_seconds=0))
-    assert (world.run(store.orders(attempt, "c")), record(world).moving) == (Order.STOP, True)
+    assert (world.run(store.read_command(attempt, "c")), record(world).moving) == (SupervisorCommand.STOP, True)
     world.run(store.undrain_node("n1"))
     node = record(world)
     assert (node.draining, node.moving, node.drain_until, node.takes_work) == (False, False, None, True)
-    assert world.run(store.orders(attempt, "c")) is Order.GO
+    assert world.run(store.read_command(attempt, "c")) is SupervisorCommand.GO
     assert beat(world).deadline is None
 
 
@@ -234,7 +234,7 @@ def test_who_was_told_to_move_and_ends_when_the_drain_is_taken_back_was_drained(
     world.node()
     attempt = world.running()
     world.run(store.drain_node("n1", deadline_seconds=0))
-    assert world.run(store.orders(attempt, "c")) is Order.STOP
+    assert world.run(store.read_command(attempt, "c")) is SupervisorCommand.STOP
     world.run(store.undrain_node("n1"))
     assert world.finish(attempt, Reason.SERVICE_STOPPED)
     assert (world.job(attempt.job).reason, record(world).moving) == (Reason.DRAINED, False)
@@ -259,7 +259,7 @@ def test_a_worker_that_leaves_takes_no_new_work_until_another_one_registers(worl
     world.node(instance="i2")
     assert (record(world).leaving, record(world).drain_until, world.dispatch()) == (False, None, [waiting])
     assert beat(world, instance="i2").deadline is None
-    assert world.run(store.orders(attempt, "c")) is Order.GO
+    assert world.run(store.read_command(attempt, "c")) is SupervisorCommand.GO
 
 
 def test_the_operators_drain_outlives_a_worker_that_leaves(world: World) -> None:
@@ -279,16 +279,16 @@ def test_the_operators_drain_outlives_a_worker_that_leaves(world: World) -> None
 
 
 def quarantined(world: World) -> dict[int, str]:
-    return {found.device: found.why.reason for found in world.run(store.quarantined("n1"))}
+    return {found.device: found.why.reason for found in world.run(store.list_quarantined("n1"))}
 
 
-def spoilt(world: World) -> store.Quarantined:
+def spoilt(world: World) -> store.QuarantinedDevice:
     """A device whose attempt left something that would not die."""
     world.node(devices=1)
     attempt = world.running()
     world.finish(attempt)
     world.release(attempt, {0: "pid 7 would not die"})
-    (found,) = world.run(store.quarantined("n1"))
+    (found,) = world.run(store.list_quarantined("n1"))
     return found
 
 
@@ -296,22 +296,22 @@ def test_a_device_comes_back_on_proof(world: World) -> None:
     found = spoilt(world)
     job = world.submit()
     assert world.dispatch() == []
-    assert [world.run(store.prove_fit("n1", found)) for _ in range(2)] == [True, False]
+    assert [world.run(store.unquarantine_proven("n1", found)) for _ in range(2)] == [True, False]
     assert (quarantined(world), world.dispatch()) == ({}, [job])
 
 
 def test_a_proof_that_fails_leaves_its_reason_and_when(world: World) -> None:
     found = spoilt(world)
-    assert world.run(store.keep_quarantine("n1", found, "pid 7 is still there"))
-    (now,) = world.run(store.quarantined("n1"))
+    assert world.run(store.retain_quarantine("n1", found, "pid 7 is still there"))
+    (now,) = world.run(store.list_quarantined("n1"))
     assert (now.why.reason, now.why.since, now.why.attempt) == (
         "pid 7 is still there",
         found.why.since,
         found.why.attempt,
     )
     assert now.why.checked is not None
-    assert not world.run(store.prove_fit("n1", found)), "the entry has changed since"
-    assert not world.run(store.keep_quarantine("n1", found, "older news"))
+    assert not world.run(store.unquarantine_proven("n1", found)), "the entry has changed since"
+    assert not world.run(store.retain_quarantine("n1", found, "older news"))
     assert world.dispatch() == []
 
 
@@ -329,8 +329,8 @@ def test_the_operator_brings_back_any_device(world: World) -> None:
 def test_what_the_operator_sets_apart_no_proof_brings_back(world: World) -> None:
     found = spoilt(world)
     world.run(store.quarantine_device("n1", 0, "falls off the bus"))
-    assert not world.run(store.prove_fit("n1", found))
-    (now,) = world.run(store.quarantined("n1"))
+    assert not world.run(store.unquarantine_proven("n1", found))
+    (now,) = world.run(store.list_quarantined("n1"))
     assert (now.why.by, now.why.reason) == ("operator", "falls off the bus")
 
 
@@ -338,7 +338,7 @@ def test_a_device_that_is_set_apart_while_it_is_leased_goes_there_when_it_is_giv
     world.node(devices=2)
     attempt = world.running(2)
     world.run(store.quarantine_device("n1", 1, "hot"))
-    assert world.run(store.orders(attempt, "c")) is Order.GO
+    assert world.run(store.read_command(attempt, "c")) is SupervisorCommand.GO
     world.finish(attempt)
     world.release(attempt, {0: "undead", 1: "undead"})
     assert quarantined(world) == {0: "undead", 1: "hot"}
@@ -361,7 +361,7 @@ def test_an_entry_of_an_earlier_version_is_read_and_left_to_the_operator(world: 
     world.node(devices=1)
     world.redis.hset("sy:quarantine:n1", "0", "would not die: process 7")
     world.node(devices=1)
-    (found,) = world.run(store.quarantined("n1"))
+    (found,) = world.run(store.list_quarantined("n1"))
     assert (found.why.reason, found.why.by, found.why.since) == ("would not die: process 7", "", None)
 
 
@@ -370,16 +370,16 @@ def test_an_entry_of_an_earlier_version_is_read_and_left_to_the_operator(world: 
 
 def test_calls_that_name_an_unknown_node_change_nothing(world: World) -> None:
     stranger = AttemptId(TENANT, "job", 1)
-    assert world.run(store.beat_node("ghost", "i1")).standing is NodeStanding.UNKNOWN
+    assert world.run(store.renew_node("ghost", "i1")).standing is NodeStanding.UNKNOWN
     assert world.run(store.stop_node("ghost")) == 0
-    assert world.run(store.node_down("ghost", None))
+    assert world.run(store.take_down_node("ghost", None))
     assert world.run(store.release("ghost", stranger, {})) == 0
     assert [key for key in world.redis.scan_iter() if b"ghost" in key] == []
 
 
 def test_only_one_candidate_leads_at_a_time(world: World) -> None:
-    taken = [world.run(store.lead(name, 60)) for name in ("a", "b", "a", "b")]
+    taken = [world.run(store.acquire_lead(name, 60)) for name in ("a", "b", "a", "b")]
     assert [seconds == 0 for seconds in taken] == [True, False, True, False]
     assert 59 < taken[1] <= 60, "when to ask again"
     world.redis.delete("sy:leader")
-    assert world.run(store.lead("b", 60)) == 0
+    assert world.run(store.acquire_lead("b", 60)) == 0

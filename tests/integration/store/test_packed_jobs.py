@@ -1,7 +1,7 @@
 """Jobs that an earlier version has packed are as they were, after the upgrade.
 
-`packed_jobs.json` has the keys of a control Redis that the code of commit 415330d left, as `store.dump` gives them, and
-what that code read there: four packed jobs, one that has ended and is not packed yet, and one that waits.
+`packed_jobs.json` has keys of a control Redis that the code of commit 415330d left, as `store.dump_keys` gives them,
+and what that code read there: four packed jobs, one that has ended and is not packed yet, and one that waits.
 """
 
 import base64
@@ -64,7 +64,7 @@ def test_lists_and_filters_find_the_jobs(left: World) -> None:
     PackedJobConverter(left.store).convert()
 
     def found(**chosen: Any) -> list[str]:
-        return [job.id for job in left.run(store.page(TENANT, JobFilter(**chosen))).jobs]
+        return [job.id for job in left.run(store.list_jobs(TENANT, JobFilter(**chosen))).jobs]
 
     assert found() == [KEYED, WAITING, NOT_PACKED, CANCELLED, FAILED, TWICE]
     assert found(state=State.FAILED) == [FAILED]
@@ -75,16 +75,16 @@ def test_lists_and_filters_find_the_jobs(left: World) -> None:
 def test_the_jobs_end_as_all_others_do(left: World) -> None:
     PackedJobConverter(left.store).convert()
     again = store.submit(TENANT, "000000901", a_spec(), idempotency_key="key", digest="digest")
-    assert left.run(again) == store.Submitted(KEYED, created=False)
+    assert left.run(again) == store.SubmittedJob(KEYED, created=False)
     assert left.jobs_that_need(1) == 1
-    left.run(store.delete(TENANT, KEYED))
+    left.run(store.delete_job(TENANT, KEYED))
     assert left.jobs_that_need(1) == 0
     assert left.redis.exists("sy:idem:default/key") == 0
     with pytest.raises(JobFinished):
         left.run(store.cancel(TENANT, FAILED))
     snapshot = left.run(store.snapshot(TENANT, TWICE))
     assert snapshot is not None
-    assert left.run(store.archive(TENANT, TWICE, snapshot.version)) is store.Archived.DONE
+    assert left.run(store.archive_job(TENANT, TWICE, snapshot.version)) is store.ArchiveOutcome.DONE
     assert left.redis.keys(f"sy:*:{TENANT}/{TWICE}*") == [f"sy:archived:{TENANT}/{TWICE}".encode()]
 
 

@@ -18,7 +18,7 @@ def read_all(world: World, chosen: JobFilter, limit: int) -> list[str]:
     found: list[str] = []
     after: str | None = ""
     while after is not None:
-        page = world.run(store.page(TENANT, chosen, after=after, limit=limit))
+        page = world.run(store.list_jobs(TENANT, chosen, after=after, limit=limit))
         assert len(page.jobs) <= limit
         assert page.next_id != after, "a page must make progress"
         found += [record.id for record in page.jobs]
@@ -68,7 +68,7 @@ def test_a_rare_filter_gives_short_pages_that_still_make_progress(
     ids = fill(world)
     rare = JobFilter(label=("rare", "yes"))
     world.run(store.submit(TENANT, "000000-rare", a_spec(pool="a", labels={"rare": "yes"})))
-    first = world.run(store.page(TENANT, rare, limit=10))
+    first = world.run(store.list_jobs(TENANT, rare, limit=10))
     assert first.jobs == ()
     assert first.next_id == ids[249]
     assert read_all(world, rare, 10) == ["000000-rare"]
@@ -81,14 +81,14 @@ def test_jobs_of_a_rare_name_are_found_at_once_by_their_index(world: World, monk
         world.run(store.submit(TENANT, job, a_spec(pool="a", name="rare: schöne 你好")))
     world.run(store.cancel(TENANT, "001000-rare"))
     rare = JobFilter(name="rare: schöne 你好")
-    first = world.run(store.page(TENANT, rare, limit=2))
+    first = world.run(store.list_jobs(TENANT, rare, limit=2))
     assert [job.id for job in first.jobs] == ["002000-rare", "001000-rare"]
-    rest = world.run(store.page(TENANT, rare, after=first.next_id or "", limit=2))
+    rest = world.run(store.list_jobs(TENANT, rare, after=first.next_id or "", limit=2))
     assert [job.id for job in rest.jobs] == ["000000-rare"]
     assert rest.next_id is None
-    waiting = world.run(store.page(TENANT, JobFilter(state=State.QUEUED, name=rare.name)))
+    waiting = world.run(store.list_jobs(TENANT, JobFilter(state=State.QUEUED, name=rare.name)))
     assert [job.id for job in waiting.jobs] == ["002000-rare", "000000-rare"]
-    assert world.run(store.page("other", rare)).jobs == ()
+    assert world.run(store.list_jobs("other", rare)).jobs == ()
 
 
 def test_names_whose_digests_begin_alike_are_told_apart(world: World) -> None:
@@ -96,7 +96,7 @@ def test_names_whose_digests_begin_alike_are_told_apart(world: World) -> None:
     alike = ["name-6243", "name-49735"]  # c61b8db1 begins the SHA-1 of both
     jobs = [world.submit(name=name) for name in alike]
     for job, name in zip(jobs, alike, strict=True):
-        assert [found.id for found in world.run(store.page(TENANT, JobFilter(name=name))).jobs] == [job]
+        assert [found.id for found in world.run(store.list_jobs(TENANT, JobFilter(name=name))).jobs] == [job]
 
 
 def test_jobs_that_an_earlier_version_has_submitted_are_found_by_name(world: World) -> None:
@@ -116,13 +116,13 @@ def test_jobs_that_an_earlier_version_has_submitted_are_found_by_name(world: Wor
 def test_a_page_goes_on_where_it_stopped_although_jobs_came_and_went(world: World) -> None:
     world.node()
     old = [world.submit() for _ in range(10)]
-    page = world.run(store.page(TENANT, JobFilter(), limit=4))
+    page = world.run(store.list_jobs(TENANT, JobFilter(), limit=4))
     assert page.next_id is not None
     world.submit()
     for gone in (page.next_id, old[4]):
         world.run(store.cancel(TENANT, gone))
-        world.run(store.delete(TENANT, gone))
-    rest = world.run(store.page(TENANT, JobFilter(), after=page.next_id, limit=100))
+        world.run(store.delete_job(TENANT, gone))
+    rest = world.run(store.list_jobs(TENANT, JobFilter(), after=page.next_id, limit=100))
     assert [record.id for record in rest.jobs] == [job for job in old[5::-1] if job != old[4]]
     assert rest.next_id is None
 
@@ -132,8 +132,8 @@ def test_a_page_tells_what_the_first_of_its_jobs_that_wait_do_wait_behind(world:
     world.node("n2", 1, pool="b")
     running = world.running(2)
     waiting = [world.submit(2), world.submit(1), world.submit(1, pool="b"), world.submit(2, priority=5)]
-    found = world.run(store.page(TENANT, JobFilter(), max_queues=3))
+    found = world.run(store.list_jobs(TENANT, JobFilter(), max_queues=3))
     assert [job.id for job in found.jobs] == [*reversed(waiting), running.job]
     assert list(found.queues) == waiting[:0:-1]
     assert found.queues == {job: world.run(store.read_job(TENANT, job)).queue for job in waiting[1:]}
-    assert world.run(store.page(TENANT, JobFilter())).queues == {}
+    assert world.run(store.list_jobs(TENANT, JobFilter())).queues == {}

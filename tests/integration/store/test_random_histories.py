@@ -17,8 +17,8 @@ from hypothesis.stateful import (
 
 from jobs import store
 from jobs.model.records import AttemptRecord, JobRecord
-from jobs.model.state import CAUSE_OF, STATE_OF, TERMINAL, TRANSITIONS, AttemptState, Order, Reason, State
-from jobs.store import Archived, AttemptId, NodeStanding
+from jobs.model.state import CAUSE_OF, STATE_OF, TERMINAL, TRANSITIONS, AttemptState, Reason, State, SupervisorCommand
+from jobs.store import ArchiveOutcome, AttemptId, NodeStanding
 from shardyard.contract.errors import JobFinished, JobNotFinished, NotFound, TooLargeForPool, UnknownBundle
 from tests.integration.store.invariants import violations
 from tests.integration.store.world import NEVER, TENANT, World, script
@@ -76,7 +76,7 @@ class History(RuleBasedStateMachine):
     def delete(self, data: st.DataObject) -> None:
         job = data.draw(st.sampled_from(sorted(self.seen)))
         try:
-            self.world.run(store.delete(TENANT, job))
+            self.world.run(store.delete_job(TENANT, job))
             assert self.seen.pop(job).state in TERMINAL
         except JobNotFinished:
             assert self.seen[job].state not in TERMINAL
@@ -88,7 +88,7 @@ class History(RuleBasedStateMachine):
         found = self.world.run(store.snapshot(TENANT, job))
         assert (found is not None) == (self.seen[job].state in TERMINAL)
         if found is not None:
-            assert self.world.run(store.archive(TENANT, job, found.version)) is Archived.DONE
+            assert self.world.run(store.archive_job(TENANT, job, found.version)) is ArchiveOutcome.DONE
             self.seen.pop(job)
 
     @rule(bundle=st.integers(1, 2), what=st.sampled_from(("upload", "submit", "submit", "collect")))
@@ -114,13 +114,13 @@ class History(RuleBasedStateMachine):
 
     @rule()
     def watch_beats(self) -> None:
-        self.stale_beats = list(self.world.run(store.beats()).leases.items())
+        self.stale_beats = list(self.world.run(store.read_heartbeats()).leases.items())
 
     @precondition(lambda self: self.stale_beats)
     @rule(data=st.data())
     def reap_what_stood_still(self, data: st.DataObject) -> None:
         attempt, beat = data.draw(st.sampled_from(self.stale_beats))
-        still = self.world.run(store.beats()).leases.get(attempt) == beat
+        still = self.world.run(store.read_heartbeats()).leases.get(attempt) == beat
         assert self.world.reap(attempt, beat=beat) == still
 
     # -- supervisors -------------------------------------------------------------------------------
@@ -159,16 +159,16 @@ class History(RuleBasedStateMachine):
     def renew_mark_and_ask(self, data: st.DataObject, claimant: str) -> None:
         attempt = data.draw(st.sampled_from(self.attempts()))
         holds = self.holds(self.world.history(attempt.job)[attempt.number - 1], claimant)
-        assert (self.world.run(store.renew(attempt, claimant)) is not Order.LOST) == holds
+        assert (self.world.run(store.renew_lease(attempt, claimant)) is not SupervisorCommand.LOST) == holds
         assert self.world.mark(attempt, by=claimant) == holds
-        assert (self.world.run(store.orders(attempt, claimant)) is not Order.LOST) == holds
+        assert (self.world.run(store.read_command(attempt, claimant)) is not SupervisorCommand.LOST) == holds
 
     # -- nodes -------------------------------------------------------------------------------------
 
     @rule(node=st.sampled_from(NODES), spoil=st.booleans())
     def sweep(self, node: str, spoil: bool) -> None:
         """What the node's agent does after every beat; rarely a device's processes will not die."""
-        beat = self.world.run(store.beat_node(node, "i1"))
+        beat = self.world.run(store.renew_node(node, "i1"))
         assert beat.standing is NodeStanding.OK
         for attempt, state in beat.holding.items():
             changed = self.world.release(attempt, {0: "undead", 1: "undead"} if spoil else None, node=node)
@@ -186,7 +186,7 @@ class History(RuleBasedStateMachine):
     def node_changes(self, node: str, size: int, what: str) -> None:
         match what:
             case "goes down":
-                assert self.world.run(store.node_down(node, None))
+                assert self.world.run(store.take_down_node(node, None))
             case "stops":
                 self.world.run(store.stop_node(node))
             case "drains":

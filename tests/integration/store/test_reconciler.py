@@ -8,7 +8,7 @@ import pytest
 
 from jobs import store
 from jobs.model.settings import Settings
-from jobs.model.state import Order, State
+from jobs.model.state import State, SupervisorCommand
 from jobs.scheduling.hints import HintSender, MemoryHintSender
 from jobs.scheduling.scheduler import Scheduler
 from jobs.store import Hint
@@ -52,8 +52,8 @@ def test_a_tick_starts_what_fits_and_sends_each_hint_once(world: World) -> None:
     jobs = [world.submit() for _ in range(50)]
     courier = MemoryHintSender()
     reconciler = scheduler(world, courier)
-    reconciler.deliver()
-    reconciler.deliver()
+    reconciler.dispatch_jobs()
+    reconciler.dispatch_jobs()
     assert sorted(hint.attempt.job for hint in courier.sent) == jobs[:40]
 
 
@@ -71,8 +71,8 @@ def test_an_attempt_that_does_not_beat_is_reaped_and_one_that_beats_is_not(world
     silent, alive = world.running(), world.running()
     reconciler = scheduler(world, MemoryHintSender())
     for _ in range(TICKS):
-        assert world.run(store.renew(alive, "c")) is Order.GO
-        world.run(store.beat_node("n1", "i1"))
+        assert world.run(store.renew_lease(alive, "c")) is SupervisorCommand.GO
+        world.run(store.renew_node("n1", "i1"))
         reconciler.tick()
         if world.state(silent.job) is not State.RUNNING:
             break
@@ -85,15 +85,15 @@ def test_a_node_that_does_not_beat_takes_no_more_work(world: World) -> None:
     reconciler = scheduler(world, MemoryHintSender())
     for _ in range(TICKS):
         reconciler.tick()
-        if not world.run(store.fleet()).nodes[0].alive:
+        if not world.run(store.read_fleet()).nodes[0].alive:
             break
-    assert not world.run(store.fleet()).nodes[0].alive
+    assert not world.run(store.read_fleet()).nodes[0].alive
 
 
 def test_who_does_not_lead_reaps_nothing(world: World) -> None:
     world.node()
     attempt = world.running()
-    assert world.run(store.lead("somebody else", 600)) == 0
+    assert world.run(store.acquire_lead("somebody else", 600)) == 0
     reconciler = scheduler(world, MemoryHintSender())
     for _ in range(300):
         reconciler.tick()
@@ -103,7 +103,7 @@ def test_who_does_not_lead_reaps_nothing(world: World) -> None:
 def test_a_node_that_does_not_lead_asks_once_and_comes_back_when_the_lead_may_be_free(world: World) -> None:
     world.node()
     job = world.submit()
-    assert world.run(store.lead("somebody else", 600)) == 0
+    assert world.run(store.acquire_lead("somebody else", 600)) == 0
     world.redis.config_resetstat()
     assert 590 < scheduler(world, MemoryHintSender()).tick() <= 600
     assert world.redis.info("commandstats")["cmdstat_fcall"]["calls"] == 1
@@ -112,7 +112,7 @@ def test_a_node_that_does_not_lead_asks_once_and_comes_back_when_the_lead_may_be
 
 def test_a_scheduler_that_listens_starts_jobs_also_while_another_one_leads(world: World) -> None:
     world.node()
-    assert world.run(store.lead("somebody else", 600)) == 0
+    assert world.run(store.acquire_lead("somebody else", 600)) == 0
     courier = QueueHintSender()
     reconciler = Scheduler(world.store, courier, CALM, listen=True)
     reconciler.start()

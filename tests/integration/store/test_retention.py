@@ -16,7 +16,7 @@ from api.data import archive
 from jobs import store
 from jobs.files import paths
 from jobs.model.state import Reason, State
-from jobs.store import Archived, JobFilter
+from jobs.store import ArchiveOutcome, JobFilter
 from jobs.store.call import Call, T
 from jobs.store.client import RedisStore
 from jobs.support import failpoints
@@ -58,8 +58,8 @@ def test_an_archive_call_that_is_repeated_since_its_reply_was_lost_is_told_the_s
     job = finished(world)
     version = world.job(job).version
     for _ in range(2):
-        assert world.run(store.archive(TENANT, job, version)) is Archived.DONE
-    assert world.run(store.archive(TENANT, job, version + 1)) is Archived.MISSING
+        assert world.run(store.archive_job(TENANT, job, version)) is ArchiveOutcome.DONE
+    assert world.run(store.archive_job(TENANT, job, version + 1)) is ArchiveOutcome.MISSING
 
 
 def test_a_finished_job_goes_to_disk_as_it_was_and_leaves_no_key(world: World, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_key_goes_on_naming_its_job_until_that_is_deleted(world: World, tmp_pa
 def test_the_key_of_a_deleted_job_that_another_job_took_is_left_to_it(world: World) -> None:
     world.node()
     world.run(store.submit(TENANT, "a", a_spec(), idempotency_key="k", digest="d"))
-    world.run(store.free_key(TENANT, "k", "another"))
+    world.run(store.free_idempotency_key(TENANT, "k", "another"))
     assert not world.run(store.submit(TENANT, "b", a_spec(), idempotency_key="k", digest="d")).created
 
 
@@ -160,21 +160,21 @@ def test_redis_forgets_only_what_was_written(world: World, tmp_path: Path) -> No
     job = finished(world)
     found = world.run(store.snapshot(TENANT, job))
     assert found is not None
-    assert world.run(store.archive(TENANT, job, found.version - 1)) is Archived.CHANGED
+    assert world.run(store.archive_job(TENANT, job, found.version - 1)) is ArchiveOutcome.CHANGED
     assert world.state(job) is State.SUCCEEDED
-    assert world.run(store.archive(TENANT, "no such job", 1)) is Archived.MISSING
+    assert world.run(store.archive_job(TENANT, "no such job", 1)) is ArchiveOutcome.MISSING
     running = world.running()
     assert world.run(store.snapshot(TENANT, running.job)) is None
-    assert world.run(store.archive(TENANT, running.job, world.job(running.job).version)) is Archived.CHANGED
+    assert world.run(store.archive_job(TENANT, running.job, world.job(running.job).version)) is ArchiveOutcome.CHANGED
 
 
 class DeletesFirst(RedisStore):
     """A user deletes each job between its way to disk and its way out of Redis."""
 
     def run(self, call: Call[T]) -> T:
-        if str(call.command[1]).startswith("archive_"):
+        if str(call.command[1]).startswith("archive_job_"):
             tenant, _, job = str(call.command[3]).partition("/")
-            super().run(store.delete(tenant, job))
+            super().run(store.delete_job(tenant, job))
         return super().run(call)
 
 

@@ -8,7 +8,7 @@ import redis
 import zstandard
 
 from jobs import store
-from jobs.model.state import AttemptState, Order, Reason, State
+from jobs.model.state import AttemptState, Reason, State, SupervisorCommand
 from jobs.store import MAX_LOSSES, AttemptId, Hint, NodeStanding
 from shardyard.contract.errors import (
     IdempotencyConflict,
@@ -46,7 +46,7 @@ def test_a_submit_whose_reply_was_lost_says_created_again(world: World) -> None:
     for key in ("", "key"):
         call = store.submit(TENANT, f"job{key}", a_spec(), idempotency_key=key, digest="d")
         assert [world.run(call).created for _ in range(3)] == [True, True, True]
-    assert world.run(store.fleet()).queued == {"default": 2}
+    assert world.run(store.read_fleet()).queued == {"default": 2}
 
 
 def test_an_idempotency_key_gives_the_same_job_and_refuses_another_body(world: World) -> None:
@@ -80,7 +80,7 @@ def test_a_job_that_is_known_is_read_again_only_when_something_of_it_has_changed
     ended = world.run(store.read_job(TENANT, second, ahead))
     assert (ended.record.state, ended.queue) == (State.CANCELLED, None)
     assert world.run(store.read_job(TENANT, second, ended)) is ended
-    world.run(store.delete(TENANT, second))
+    world.run(store.delete_job(TENANT, second))
     with pytest.raises(NotFound):
         world.run(store.read_job(TENANT, second, ended))
 
@@ -95,7 +95,7 @@ def test_the_key_of_a_deleted_job_may_be_used_again(world: World) -> None:
     world.node()
     world.run(store.submit(TENANT, "a", a_spec(), idempotency_key="k", digest="d"))
     world.run(store.cancel(TENANT, "a"))
-    world.run(store.delete(TENANT, "a"))
+    world.run(store.delete_job(TENANT, "a"))
     assert world.run(store.submit(TENANT, "b", a_spec(), idempotency_key="k", digest="d")).created
     assert world.state("b") is State.QUEUED
 
@@ -109,7 +109,7 @@ def test_what_could_never_run_is_refused_at_submit(world: World) -> None:
         world.submit(pool="a100")
     with pytest.raises(TooLargeForPool, match="has 3"):
         world.submit(4)
-    assert world.run(store.fleet()).queued == {"default": 0}
+    assert world.run(store.read_fleet()).queued == {"default": 0}
 
 
 def test_a_server_without_memory_refuses_new_jobs_and_lets_running_ones_go_on(world: World) -> None:
@@ -119,15 +119,15 @@ def test_a_server_without_memory_refuses_new_jobs_and_lets_running_ones_go_on(wo
     try:
         with pytest.raises(Unavailable):
             world.submit()
-        assert world.run(store.renew(attempt, "c")) is not Order.LOST
-        assert world.run(store.beat_node("n1", "i1")).standing is NodeStanding.OK
+        assert world.run(store.renew_lease(attempt, "c")) is not SupervisorCommand.LOST
+        assert world.run(store.renew_node("n1", "i1")).standing is NodeStanding.OK
         assert world.dispatch() == [waiting]
         assert world.finish(attempt)
         assert world.release(attempt) == 1
         assert world.run(store.cancel(TENANT, waiting)) == "cancelled"
     finally:
         world.redis.config_set("maxmemory", "0")
-    assert len(world.run(store.page(TENANT, store.JobFilter())).jobs) == 2
+    assert len(world.run(store.list_jobs(TENANT, store.JobFilter())).jobs) == 2
 
 
 def test_a_server_that_takes_no_writes_can_be_read(world: World) -> None:
@@ -137,11 +137,11 @@ def test_a_server_that_takes_no_writes_can_be_read(world: World) -> None:
     try:
         with pytest.raises(Unavailable):
             world.submit()
-        assert len(world.run(store.page(TENANT, store.JobFilter())).jobs) == 1
+        assert len(world.run(store.list_jobs(TENANT, store.JobFilter())).jobs) == 1
         assert world.run(store.read_job(TENANT, job)).record.id == job
-        assert world.run(store.records([(TENANT, job)]))[0] is not None
-        assert world.run(store.changes("0-0", 10)).entries
-        assert world.run(store.attempts(TENANT, job)) == ()
+        assert world.run(store.read_records([(TENANT, job)]))[0] is not None
+        assert world.run(store.read_changes("0-0", 10)).entries
+        assert world.run(store.list_attempts(TENANT, job)) == ()
     finally:
         world.redis.config_set("min-replicas-to-write", "0")
 
@@ -213,11 +213,11 @@ def test_only_the_claimant_beats_marks_and_finishes(world: World) -> None:
     world.node()
     attempt = world.claimed()
     for stranger in ("thief", ""):
-        assert world.run(store.renew(attempt, stranger)) is Order.LOST
+        assert world.run(store.renew_lease(attempt, stranger)) is SupervisorCommand.LOST
         assert not world.mark(attempt, by=stranger)
         assert not world.finish(attempt, by=stranger)
-        assert world.run(store.orders(attempt, stranger)) is Order.LOST
-    assert world.run(store.orders(attempt, "c")) is Order.GO
+        assert world.run(store.read_command(attempt, stranger)) is SupervisorCommand.LOST
+    assert world.run(store.read_command(attempt, "c")) is SupervisorCommand.GO
     assert world.state(attempt.job) is State.STARTING
 
 
@@ -255,8 +255,8 @@ def test_another_end_after_the_end_is_refused(world: World) -> None:
     assert not world.finish(attempt, Reason.RANK_FAILED)
     assert not world.reap(attempt, beat=None)
     assert not world.mark(attempt)
-    assert world.run(store.renew(attempt, "c")) is Order.LOST
-    assert world.run(store.orders(attempt, "c")) is Order.LOST
+    assert world.run(store.renew_lease(attempt, "c")) is SupervisorCommand.LOST
+    assert world.run(store.read_command(attempt, "c")) is SupervisorCommand.LOST
     assert world.job(attempt.job) == before
 
 
@@ -356,7 +356,7 @@ def test_cancelling_a_claimed_job_tells_its_supervisor(world: World, marked: boo
     assert told.version == before + 1
     assert world.run(store.cancel(TENANT, attempt.job)) == "cancelling"
     assert world.job(attempt.job) == told
-    assert world.run(store.orders(attempt, "c")) is Order.CANCEL
+    assert world.run(store.read_command(attempt, "c")) is SupervisorCommand.CANCEL
     assert world.mark(attempt)
     assert world.job(attempt.job).reason is Reason.CANCELLING
     assert world.finish(attempt, Reason.CANCELLED_BY_USER)
@@ -461,9 +461,9 @@ def test_a_script_that_goes_on_from_what_it_saved_has_lost_only_what_came_after(
     for _ in range(3):
         attempt = world.again(attempt, Reason.SUPERVISOR_LOST)
     assert attempt.number == 4
-    assert not world.run(store.script_resumes(attempt, "thief", saved_by=3))
+    assert not world.run(store.record_script_resume(attempt, "thief", saved_by=3))
     for saved_by, losses in ((1, 3), (2, 2), (2, 2), (3, 1)):
-        assert world.run(store.script_resumes(attempt, "c", saved_by=saved_by))
+        assert world.run(store.record_script_resume(attempt, "c", saved_by=saved_by))
         assert world.job(attempt.job).losses == losses
 
 
@@ -536,13 +536,13 @@ def test_a_clock_that_is_set_back_does_not_keep_a_job_in_backoff(world: World) -
 def test_only_a_beat_that_stands_still_is_reaped(world: World) -> None:
     world.node()
     attempt = world.running(retries=0)
-    beat = world.run(store.beats()).leases[attempt]
-    assert world.run(store.renew(attempt, "c")) is not Order.LOST
+    beat = world.run(store.read_heartbeats()).leases[attempt]
+    assert world.run(store.renew_lease(attempt, "c")) is not SupervisorCommand.LOST
     assert not world.reap(attempt, beat=beat)
     assert world.state(attempt.job) is State.RUNNING
     assert [world.reap(attempt, beat=beat + 1), world.reap(attempt, beat=beat + 1)] == [True, False]
     assert (world.state(attempt.job), world.job(attempt.job).reason) == (State.QUEUED, Reason.BACKING_OFF)
-    assert world.run(store.renew(attempt, "c")) is Order.LOST
+    assert world.run(store.renew_lease(attempt, "c")) is SupervisorCommand.LOST
     assert not world.finish(attempt)
 
 
@@ -552,7 +552,7 @@ def test_devices_of_a_reaped_attempt_stay_held_until_its_death_is_proven(world: 
     assert world.release(attempt) == -1
     assert world.reap(attempt, beat=1)
     assert world.dispatch() == []
-    assert world.run(store.beat_node("n1", "i1")).holding == {attempt: AttemptState.ENDED}
+    assert world.run(store.renew_node("n1", "i1")).holding == {attempt: AttemptState.ENDED}
     assert world.release(attempt) == 1
     assert world.dispatch() == [attempt.job]
 
@@ -585,7 +585,7 @@ def test_the_end_of_an_older_attempt_does_not_touch_the_newer_one(world: World) 
     new = world.claim(old.job, "c2")
     assert not world.finish(old)
     assert not world.mark(old)
-    assert world.run(store.orders(old, "c")) is Order.LOST
+    assert world.run(store.read_command(old, "c")) is SupervisorCommand.LOST
     assert world.release(old) == 1
     assert world.mark(new, by="c2")
     assert world.state(old.job) is State.RUNNING
@@ -598,11 +598,11 @@ def test_only_a_finished_job_is_deleted_and_nothing_of_it_stays(world: World) ->
     world.node()
     attempt = world.running()
     with pytest.raises(JobNotFinished):
-        world.run(store.delete(TENANT, attempt.job))
+        world.run(store.delete_job(TENANT, attempt.job))
     world.finish_and_release(attempt)
-    world.run(store.delete(TENANT, attempt.job))
+    world.run(store.delete_job(TENANT, attempt.job))
     gone: tuple[store.Call[Any], ...] = (
-        store.delete(TENANT, attempt.job),
+        store.delete_job(TENANT, attempt.job),
         store.read_job(TENANT, attempt.job),
         store.cancel(TENANT, attempt.job),
     )
@@ -618,8 +618,8 @@ def test_devices_of_a_deleted_job_are_released_as_those_of_any_ended_attempt(wor
     world.node(devices=1)
     attempt = world.running()
     world.finish(attempt)
-    world.run(store.delete(TENANT, attempt.job))
-    assert world.run(store.beat_node("n1", "i1")).holding == {attempt: AttemptState.ENDED}
+    world.run(store.delete_job(TENANT, attempt.job))
+    assert world.run(store.renew_node("n1", "i1")).holding == {attempt: AttemptState.ENDED}
     assert world.release(attempt) == 1
     assert world.submit() in world.dispatch()
 
@@ -630,42 +630,42 @@ def test_another_tenant_sees_nothing(world: World) -> None:
     calls: tuple[store.Call[Any], ...] = (
         store.read_job("other", job),
         store.cancel("other", job),
-        store.delete("other", job),
+        store.delete_job("other", job),
     )
     for call in calls:
         with pytest.raises(NotFound):
             world.run(call)
-    assert world.run(store.page("other", store.JobFilter())).jobs == ()
+    assert world.run(store.list_jobs("other", store.JobFilter())).jobs == ()
 
 
 # -- a node's identity, and its end ----------------------------------------------------------------
 
 
-def register(world: World, home: str) -> store.Registered:
+def register(world: World, home: str) -> store.Registration:
     return world.run(store.register_node("n1", "i2", "default", "127.0.0.1", node_info(4), home=home))
 
 
 def test_another_state_directory_does_not_take_over_a_node_that_is_alive(world: World) -> None:
     world.node()
 
-    assert register(world, "another") is store.Registered.TAKEN
-    assert register(world, "state-dir") is store.Registered.OK
+    assert register(world, "another") is store.Registration.TAKEN
+    assert register(world, "state-dir") is store.Registration.OK
 
 
 def test_another_state_directory_does_not_take_over_a_node_that_holds_devices(world: World) -> None:
     world.node()
     world.submit(2)
     world.dispatch()
-    world.run(store.node_down("n1", None))
+    world.run(store.take_down_node("n1", None))
 
-    assert register(world, "another") is store.Registered.STRANDED
+    assert register(world, "another") is store.Registration.STRANDED
 
 
 def test_another_state_directory_takes_over_a_node_that_is_down_and_holds_nothing(world: World) -> None:
     world.node()
-    world.run(store.node_down("n1", None))
+    world.run(store.take_down_node("n1", None))
 
-    assert register(world, "another") is store.Registered.OK
+    assert register(world, "another") is store.Registration.OK
 
 
 def test_a_node_is_forgotten_only_when_it_is_down_and_its_leases_have_ended(world: World) -> None:
@@ -678,14 +678,14 @@ def test_a_node_is_forgotten_only_when_it_is_down_and_its_leases_have_ended(worl
     world.run(store.claim(attempt, "me", "n1"))
     with pytest.raises(NodeInUse, match="alive"):
         world.run(store.forget_node("n1"))
-    world.run(store.node_down("n1", None))
+    world.run(store.take_down_node("n1", None))
     with pytest.raises(NodeInUse, match="lease"):
         world.run(store.forget_node("n1"))
     world.run(store.reap(attempt, Reason.LEASE_EXPIRED, "gone", beat=None, backoff_seconds=0))
 
     world.run(store.forget_node("n1"))
 
-    assert world.run(store.fleet()).nodes == ()
+    assert world.run(store.read_fleet()).nodes == ()
     assert [key for key in world.redis.keys("sy:*n1*") if b"attempt" not in key] == []
     with pytest.raises(UnknownPool):
         world.submit(1)
@@ -746,7 +746,7 @@ def test_a_job_that_its_node_did_not_take_goes_to_another_one_if_there_is_one(wo
         places.append(world.job(job).node)
         assert world.reap(world.attempt(job), beat=0)
     assert places == ["n1", "n2"]
-    world.run(store.node_down("n1", None))
+    world.run(store.take_down_node("n1", None))
     assert world.dispatch() == [job], "there is no other"
     assert world.job(job).node == "n2"
 
@@ -757,7 +757,7 @@ def test_a_job_that_its_node_did_not_take_goes_to_another_one_if_there_is_one(wo
 def test_a_lease_that_expires_on_a_node_that_is_silent_too_says_that_the_node_is_lost(world: World) -> None:
     world.node()
     attempt = world.running()
-    beats = world.run(store.beats())
+    beats = world.run(store.read_heartbeats())
     lost = store.reap(
         attempt,
         Reason.LEASE_EXPIRED,
@@ -772,15 +772,15 @@ def test_a_lease_that_expires_on_a_node_that_is_silent_too_says_that_the_node_is
     assert (ended.reason, ended.message) == (Reason.NODE_LOST, "node n1 is lost")
     assert (record.state, record.losses) == (State.QUEUED, 1)
     assert world.dispatch() == [], "nothing more goes there until it beats again"
-    world.run(store.beat_node("n1", "i1"))
+    world.run(store.renew_node("n1", "i1"))
     assert world.dispatch() == [attempt.job]
 
 
 def test_a_lease_that_expires_on_a_node_that_beat_since_or_is_alive_is_only_a_lease(world: World) -> None:
     world.node()
     beat_since, alive = world.running(), world.running()
-    beats = world.run(store.beats())
-    world.run(store.beat_node("n1", "i1"))
+    beats = world.run(store.read_heartbeats())
+    world.run(store.renew_node("n1", "i1"))
     for attempt, node_beat in ((beat_since, beats.nodes["n1"]), (alive, None)):
         call = store.reap(
             attempt, Reason.LEASE_EXPIRED, "no beat", beat=beats.leases[attempt], backoff_seconds=0, node_beat=node_beat
@@ -795,9 +795,9 @@ def test_a_lease_that_expires_on_a_node_that_is_down_or_not_known_says_that_the_
 ) -> None:
     world.node()
     attempt = world.running()
-    beat = world.run(store.beats()).leases[attempt]
+    beat = world.run(store.read_heartbeats()).leases[attempt]
     if how == "down":
-        world.run(store.node_down("n1", None))
+        world.run(store.take_down_node("n1", None))
     else:
         world.redis.delete("sy:node:n1")
     call = store.reap(attempt, Reason.LEASE_EXPIRED, "-", beat=beat, backoff_seconds=0, node_message="n1 is lost")
@@ -807,7 +807,7 @@ def test_a_lease_that_expires_on_a_node_that_is_down_or_not_known_says_that_the_
 def test_proof_of_a_supervisors_death_says_so_also_on_a_node_that_is_down(world: World) -> None:
     world.node()
     attempt = world.running()
-    world.run(store.node_down("n1", None))
+    world.run(store.take_down_node("n1", None))
     assert world.reap(attempt, beat=None, reason=Reason.SUPERVISOR_LOST)
     assert world.history(attempt.job)[0].reason is Reason.SUPERVISOR_LOST
 

@@ -11,7 +11,7 @@ from jobs.model import spec
 from jobs.model.records import AttemptRecord, DeviceRecord, JobRecord, NodeInfo
 from jobs.model.spec import JobSpec
 from jobs.model.state import Reason, State
-from jobs.store import AttemptId, BundlePut
+from jobs.store import AttemptId, BundleUpload
 from jobs.store.client import RedisStore
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class World:
         chosen = a_spec(devices, priority=priority, limits=limits, **fields)
         return self.run(store.submit(TENANT, f"{next(self._ids):09d}", chosen)).job
 
-    def put_bundle(self, number: int, *, nonce: str = "nonce", size: int = 100, **fields: Any) -> BundlePut:
+    def put_bundle(self, number: int, *, nonce: str = "nonce", size: int = 100, **fields: Any) -> BundleUpload:
         fields = {"files": 1, "unpacked": 200, "quota": 1000} | fields
         return self.run(store.put_bundle(TENANT, bundle_id(number), nonce, size=size, **fields))
 
@@ -86,7 +86,7 @@ class World:
         return AttemptId(TENANT, job, self.job(job).attempt)
 
     def history(self, job: str) -> tuple[AttemptRecord, ...]:
-        return self.run(store.attempts(TENANT, job))
+        return self.run(store.list_attempts(TENANT, job))
 
     def claimed(self, devices: int = 1, *, retries: int = 0, claimant: str = "c") -> AttemptId:
         """An attempt whose supervisor has claimed it."""
@@ -106,7 +106,7 @@ class World:
         return attempt
 
     def mark(self, attempt: AttemptId, what: Literal["running", "first_step"] = "running", *, by: str = "c") -> bool:
-        return self.run(store.mark(attempt, by, what))
+        return self.run(store.record_milestone(attempt, by, what))
 
     def finish(self, attempt: AttemptId, reason: Reason = Reason.COMPLETED, *, by: str = "c") -> bool:
         return self.run(store.finish(attempt, by, reason, reason.value))

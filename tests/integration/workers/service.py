@@ -27,7 +27,7 @@ from jobs.model.records import AttemptRecord, JobRecord, NodeRecord
 from jobs.model.settings import Settings
 from jobs.model.state import TERMINAL, State
 from jobs.scheduling.celery_config import celery_config
-from jobs.scheduling.hints import message
+from jobs.scheduling.hints import celery_message
 from jobs.scheduling.scheduler import Scheduler
 from jobs.store import AttemptId, Hint
 from jobs.store.client import RedisStore
@@ -88,7 +88,7 @@ class _HintSender:
         self._app = app
 
     def send(self, hint: Hint) -> None:
-        self._app.send_task(**message(hint))
+        self._app.send_task(**celery_message(hint))
 
 
 class Service:
@@ -146,7 +146,7 @@ class Service:
         return inherited | chosen | {"SHARDYARD_REDIS_URL": self.server.url, "PYTHONPATH": str(TESTS)}
 
     def _registered(self) -> int:
-        return next((node.registered for node in self.store.run(store.fleet()).nodes if node.id == NODE), 0)
+        return next((node.registered for node in self.store.run(store.read_fleet()).nodes if node.id == NODE), 0)
 
     def worker_log(self) -> str:
         return (self.directory / "worker.log").read_text()
@@ -172,7 +172,7 @@ class Service:
     def submit(self, strategy: str = "single", devices: int = 1, **options: Any) -> str:
         """Submit a job and have it started at once; options as in `a_spec`."""
         job = self.enqueue(strategy, devices, **options)
-        self.deliver()
+        self.dispatch_jobs()
         return job
 
     def enqueue(self, strategy: str = "single", devices: int = 1, *, name: str = "", **options: Any) -> str:
@@ -223,7 +223,7 @@ class Service:
         chosen = {"kind": "script", "bundle": self.bundle(files), "entrypoint": entrypoint, "args": args, **program}
         how = {"parallelism": {"strategy": strategy}, "resources": {"devices": devices}, "limits": limits or {}}
         job = self.run(store.submit(TENANT, uuid.uuid4().hex, spec.parse(json.dumps({"program": chosen, **how})))).job
-        self.deliver()
+        self.dispatch_jobs()
         return job
 
     def run_recipe(self, bundle: str, model: dict[str, Any], strategy: str = "single", devices: int = 1) -> str:
@@ -231,7 +231,7 @@ class Service:
         body = self.spec(strategy, devices).model_dump(mode="json")
         body["program"] |= {"bundle": bundle, "model": model}
         job = self.run(store.submit(TENANT, uuid.uuid4().hex, spec.parse(json.dumps(body)))).job
-        self.deliver()
+        self.dispatch_jobs()
         return job
 
     def bundle(self, files: Mapping[str, str]) -> str:
@@ -270,8 +270,8 @@ class Service:
     def _sign(self, what: str, job: str) -> Path:
         return self.notes.with_name(f"{what}-{job}")
 
-    def deliver(self) -> None:
-        self._scheduler.deliver()
+    def dispatch_jobs(self) -> None:
+        self._scheduler.dispatch_jobs()
 
     def send(self, hint: store.Hint) -> None:
         self._courier.send(hint)
@@ -289,7 +289,7 @@ class Service:
         return self.run(store.read_job(TENANT, job)).record
 
     def attempts(self, job: str) -> tuple[AttemptRecord, ...]:
-        return self.run(store.attempts(TENANT, job))
+        return self.run(store.list_attempts(TENANT, job))
 
     def attempt(self, job: str, number: int | None = None) -> AttemptId:
         """An attempt of a job, the newest if no other is asked for."""
@@ -318,7 +318,7 @@ class Service:
     # -- traces ----------------------------------------------------------------------------------------
 
     def node(self) -> NodeRecord:
-        return next(node for node in self.run(store.fleet()).nodes if node.id == NODE)
+        return next(node for node in self.run(store.read_fleet()).nodes if node.id == NODE)
 
     def held_by(self, job: str) -> list[int]:
         return [device for device, ref in self.node().held.items() if job in ref]
@@ -389,7 +389,7 @@ class Service:
 
     def end_all(self) -> None:
         """Cancel what a failed test has left running."""
-        for record in self.run(store.page(TENANT, store.JobFilter())).jobs:
+        for record in self.run(store.list_jobs(TENANT, store.JobFilter())).jobs:
             if record.state not in TERMINAL:
                 self.cancel(record.id)
                 self.ended(record.id)

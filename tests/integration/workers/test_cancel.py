@@ -73,7 +73,7 @@ def test_nothing_starts_again_after_a_cancel(service: Service) -> None:
     job = service.long("single", limits={"max_retries": 3})
     service.cancel(job)
     service.ended(job)
-    service.deliver()
+    service.dispatch_jobs()
     assert service.job(job).state is State.CANCELLED
     assert len(service.attempts(job)) == 1
 

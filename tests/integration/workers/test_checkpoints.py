@@ -76,7 +76,7 @@ def submit(
         "pool": pool,
     }
     job = service.run(store.submit(TENANT, uuid.uuid4().hex, spec.parse(json.dumps(body)))).job
-    service.deliver()
+    service.dispatch_jobs()
     return job
 
 
@@ -207,14 +207,14 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
 def stop_and_start(service: Service) -> None:
     service.stop_worker(60)
     service.start_worker([*MODULE, "--stop-attempts-on-exit"])
-    service.deliver()
+    service.dispatch_jobs()
 
 
 def drain_and_undrain(service: Service) -> None:
     service.run(store.drain_node(NODE, deadline_seconds=0))
     eventually(lambda: service.node().held == {}, "what runs there has ended")
     service.run(store.undrain_node(NODE))
-    service.deliver()
+    service.dispatch_jobs()
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def odd_worker(service: Service, *options: str, **settings: str) -> Iterator[sub
 
 
 def _nodes(service: Service) -> dict[str, bool]:
-    return {node.id: node.takes_work for node in service.run(store.fleet()).nodes}
+    return {node.id: node.takes_work for node in service.run(store.read_fleet()).nodes}
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ KEEPER = [sys.executable, "-m", "workers.node.worker_monitor"]
 
 
 def nodes(service: Service) -> dict[str, NodeRecord]:
-    return {node.id: node for node in service.run(store.fleet()).nodes}
+    return {node.id: node for node in service.run(store.read_fleet()).nodes}
 
 
 def is_sent_back(service: Service, job: str) -> bool:
@@ -52,7 +52,7 @@ def test_at_the_deadline_of_a_drain_what_still_runs_goes_to_another_node(service
         service.finished(job)
         eventually(lambda: not nodes(service)["n2"].held, "its devices are free")
         service.run(store.undrain_node(NODE))
-        service.run(store.node_down("n2", None))
+        service.run(store.take_down_node("n2", None))
     assert service.node().takes_work
     assert service.ended(service.submit("single")).node == NODE
 
@@ -61,18 +61,18 @@ def test_a_job_that_is_moved_saves_a_checkpoint_first_and_goes_on_from_there(ser
     body = service.spec("ddp", 2, steps=5_000, rows=2, seconds=0.02).model_dump(mode="json")
     body["program"]["checkpoint"] = {"every_steps": 4_000}  # so that the only one is that of the stop
     job = service.run(store.submit(TENANT, uuid.uuid4().hex, spec.parse(json.dumps(body)))).job
-    service.deliver()
+    service.dispatch_jobs()
     eventually(lambda: service.job(job).first_step, "first step")
     service.run(store.drain_node(NODE, deadline_seconds=0))
     eventually(lambda: is_sent_back(service, job), "the job is sent back")
     saved = service.job(job).checkpoint
     assert saved is not None
     assert saved["step"] > 0
-    service.deliver()
+    service.dispatch_jobs()
     assert service.job(job).state is State.QUEUED, "not to the same node while it drains"
     service.run(store.undrain_node(NODE))
     eventually(lambda: not service.held_by(job), "its devices are free")
-    service.deliver()
+    service.dispatch_jobs()
     service.reaches(job, State.RUNNING, attempt=2)
     assert service.attempts(job)[1].resumed == {"step": saved["step"], "attempt": 1}
     service.cancel(job)
@@ -89,7 +89,7 @@ def test_a_worker_that_comes_back_goes_on_with_what_was_left_of_the_deadline(ser
     service.start_worker()
     eventually(lambda: is_sent_back(service, job), "the job is sent back")
     service.run(store.undrain_node(NODE))
-    service.deliver()
+    service.dispatch_jobs()
     service.reaches(job, State.RUNNING, attempt=2)
     service.cancel(job)
     service.ended(job)
@@ -108,7 +108,7 @@ def test_a_worker_that_drains_waits_for_its_attempts_takes_none_and_ends_well(se
     assert service.held_by(job) == []
     assert (service.job(waiting).state, service.node().alive) == (State.QUEUED, False)
     service.start_worker()
-    service.deliver()
+    service.dispatch_jobs()
     assert service.ended(waiting).state is State.SUCCEEDED
 
 
@@ -120,7 +120,7 @@ def test_a_worker_that_drains_until_a_deadline_sends_back_what_still_runs(servic
     assert is_sent_back(service, job)
     assert service.living() == []
     service.start_worker()
-    service.deliver()
+    service.dispatch_jobs()
     service.reaches(job, State.RUNNING, attempt=2)
     service.cancel(job)
     service.ended(job)

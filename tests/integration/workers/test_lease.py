@@ -65,7 +65,7 @@ def test_a_node_that_falls_silent_with_its_attempts_is_lost_by_name_and_another_
     job = service.long("ddp", 2)
     supervisor, ranks = service.supervisor(service.attempt(job)), service.living()
     with service.another_worker(SHARDYARD_NODE="n2"):
-        eventually(lambda: len(service.run(store.fleet()).nodes) == 2, "the other node registers", 60)
+        eventually(lambda: len(service.run(store.read_fleet()).nodes) == 2, "the other node registers", 60)
         os.kill(supervisor, signal.SIGSTOP)  # as far as others can see, its host is gone
         service.kill_worker()
         record = service.reaches(job, State.RUNNING, attempt=2)
@@ -75,7 +75,7 @@ def test_a_node_that_falls_silent_with_its_attempts_is_lost_by_name_and_another_
         assert (record.losses, record.retries) == (1, 0)
         service.cancel(job)
         service.finished(job)
-    service.run(store.node_down("n2", None))
+    service.run(store.take_down_node("n2", None))
     service.start_worker(HASTY)
     eventually(lambda: is_dead(supervisor) and all(is_dead(pid) for pid in ranks), "its agent ends them")
     eventually(lambda: not service.node().held, "its devices are free")

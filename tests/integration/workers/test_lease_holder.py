@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from jobs import store
-from jobs.model.state import Order, Reason, State
-from jobs.protocol.names import orders_channel
+from jobs.model.state import Reason, State, SupervisorCommand
+from jobs.protocol.names import commands_channel
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
 from tests.integration.redis_server import RedisServer, redis_server
@@ -57,7 +57,7 @@ def until(met: Callable[[], object], what: str) -> None:
 
 
 def listeners(world: World) -> int:
-    ((_, number),) = world.redis.pubsub_numsub(orders_channel("n1"))
+    ((_, number),) = world.redis.pubsub_numsub(commands_channel("n1"))
     return int(number)
 
 
@@ -87,18 +87,18 @@ def calls(world: World) -> int:
 @pytest.mark.parametrize(
     ("give", "order"),
     [
-        (lambda world, attempt: world.run(store.cancel(attempt.tenant, attempt.job)), Order.CANCEL),
-        (lambda world, _: world.run(store.stop_node("n1")), Order.STOP),
-        (lambda world, _: world.run(store.drain_node("n1", deadline_seconds=0)), Order.STOP),
-        (lambda world, attempt: world.reap(attempt, beat=None), Order.LOST),
+        (lambda world, attempt: world.run(store.cancel(attempt.tenant, attempt.job)), SupervisorCommand.CANCEL),
+        (lambda world, _: world.run(store.stop_node("n1")), SupervisorCommand.STOP),
+        (lambda world, _: world.run(store.drain_node("n1", deadline_seconds=0)), SupervisorCommand.STOP),
+        (lambda world, attempt: world.reap(attempt, beat=None), SupervisorCommand.LOST),
     ],
     ids=["cancel", "stop", "drain", "reap"],
 )
 def test_an_order_is_heard_long_before_the_next_beat(
-    world: World, server: RedisServer, give: Callable[[World, store.AttemptId], object], order: Order
+    world: World, server: RedisServer, give: Callable[[World, store.AttemptId], object], order: SupervisorCommand
 ) -> None:
     line, attempt = claimed(world, server)
-    assert line.order is Order.GO
+    assert line.order is SupervisorCommand.GO
     give(world, attempt)
     until(lambda: line.order is order, f"the order {order}")
     line.finish(Reason.CANCELLED_BY_USER, "over", None, None, 0.0, keep=NOWHERE)
@@ -123,7 +123,7 @@ def test_while_it_hears_it_asks_for_nothing_but_beats(
 def test_a_beat_brings_an_order_that_nobody_told(world: World, server: RedisServer) -> None:
     line, attempt = claimed(world, server, beat_seconds=0.2)
     world.redis.hset(f"sy:job:{attempt.job_ref}", "cancel", "1")
-    until(lambda: line.order is Order.CANCEL, "the order that came with a beat")
+    until(lambda: line.order is SupervisorCommand.CANCEL, "the order that came with a beat")
     line.finish(Reason.CANCELLED_BY_USER, "over", None, None, 0.0, keep=NOWHERE)
 
 
@@ -132,7 +132,7 @@ def test_an_order_that_was_given_while_redis_restarted_is_found(world: World, se
     server.kill()
     server.start()
     world.run(store.cancel(attempt.tenant, attempt.job))
-    until(lambda: line.order is Order.CANCEL, "the order")
+    until(lambda: line.order is SupervisorCommand.CANCEL, "the order")
     until(lambda: listeners(world), "it hears again")
     line.finish(Reason.CANCELLED_BY_USER, "over", None, None, 0.0, keep=NOWHERE)
 

@@ -18,24 +18,24 @@ def settings(tmp_path: Path, **fields: object) -> Settings:
 
 
 def test_a_token_is_proven_by_its_secret_and_nothing_else() -> None:
-    text, record = tokens.issue("default", {Scope.READ}, "ci", created=1)
-    token, secret = tokens.split(text)
+    text, record = tokens.issue_token("default", {Scope.READ}, "ci", created=1)
+    token, secret = tokens.split_token(text)
     assert token == record.id
-    assert tokens.proves(record, secret, now=2)
-    assert not tokens.proves(record, secret + "x", now=2)
-    assert not tokens.proves(record, record.digest, now=2)
+    assert tokens.verify_secret(record, secret, now=2)
+    assert not tokens.verify_secret(record, secret + "x", now=2)
+    assert not tokens.verify_secret(record, record.digest, now=2)
     assert secret not in repr(record)
 
 
 def test_a_token_stops_at_its_expiry() -> None:
-    text, record = tokens.issue("default", {Scope.READ}, "ci", created=1, expires=100)
-    secret = tokens.split(text)[1]
-    assert tokens.proves(record, secret, now=99)
-    assert not tokens.proves(record, secret, now=100)
+    text, record = tokens.issue_token("default", {Scope.READ}, "ci", created=1, expires=100)
+    secret = tokens.split_token(text)[1]
+    assert tokens.verify_secret(record, secret, now=99)
+    assert not tokens.verify_secret(record, secret, now=100)
 
 
 def test_two_tokens_are_never_the_same() -> None:
-    assert len({tokens.issue("default", {Scope.READ}, "", created=0)[0] for _ in range(50)}) == 50
+    assert len({tokens.issue_token("default", {Scope.READ}, "", created=0)[0] for _ in range(50)}) == 50
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_two_tokens_are_never_the_same() -> None:
     ],
 )
 def test_each_scope_includes_those_below_it(granted: str, wanted: Scope, allowed: bool) -> None:
-    assert tokens.allows({granted}, wanted) is allowed
+    assert tokens.covers_scope({granted}, wanted) is allowed
 
 
 def test_a_principal_without_the_scope_is_refused() -> None:
@@ -70,7 +70,7 @@ def test_only_health_sign_in_and_pages_without_data_are_public() -> None:
 
 def test_an_operators_token_may_have_any_form_but_not_be_short() -> None:
     record = tokens.operator_token(TEXT, "default")
-    assert tokens.split(TEXT) == (record.id, TEXT)
+    assert tokens.split_token(TEXT) == (record.id, TEXT)
     for bad in ("short", "with space in it, which is long", "ünïcödé-and-long-enough-too"):
         with pytest.raises(ValueError, match="admin token"):
             tokens.operator_token(bad, "default")

@@ -56,11 +56,11 @@ def test_the_library_and_its_functions_carry_the_digest_of_the_source() -> None:
 
 
 def test_arguments_go_by_the_names_of_the_lua_file_in_its_order() -> None:
-    call = call_function("lead", ignore_reply, ttl_ms=5, candidate="me")
+    call = call_function("acquire_lead", ignore_reply, ttl_ms=5, candidate="me")
     assert call.command[2:] == (0, "me", 5)
     for wrong in ({"candidate": "me"}, {"candidate": "me", "ttl_ms": 5, "more": 1}, {"candidate": "me", "ttl": 5}):
-        with pytest.raises(TypeError, match="lead takes candidate, ttl_ms"):
-            call_function("lead", ignore_reply, **wrong)
+        with pytest.raises(TypeError, match="acquire_lead takes candidate, ttl_ms"):
+            call_function("acquire_lead", ignore_reply, **wrong)
 
 
 @pytest.mark.parametrize("path", FUNCTIONS, ids=lambda path: path.stem)

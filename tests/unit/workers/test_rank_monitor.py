@@ -17,7 +17,7 @@ import pytest
 
 from jobs.files.log_file import StreamName
 from jobs.model import spec
-from jobs.model.state import Order, Reason
+from jobs.model.state import Reason, SupervisorCommand
 from jobs.protocol.records import (
     AnyRecord,
     Began,
@@ -55,7 +55,7 @@ class FakeLease:
     """Says what the test wants said."""
 
     def __init__(self) -> None:
-        self.order = Order.GO
+        self.order = SupervisorCommand.GO
         self.seconds_since_renewal = 0.0
         self.marked: list[str] = []
 
@@ -450,12 +450,12 @@ def test_ranks_that_have_reported_leave_at_once_when_the_attempt_fails(gate: Gat
 @pytest.mark.parametrize(
     ("order", "reason"),
     [
-        (Order.CANCEL, Reason.CANCELLED_BY_USER),
-        (Order.STOP, Reason.SERVICE_STOPPED),
-        (Order.LOST, Reason.LEASE_EXPIRED),
+        (SupervisorCommand.CANCEL, Reason.CANCELLED_BY_USER),
+        (SupervisorCommand.STOP, Reason.SERVICE_STOPPED),
+        (SupervisorCommand.LOST, Reason.LEASE_EXPIRED),
     ],
 )
-def test_an_order_ends_the_ranks(order: Order, reason: Reason) -> None:
+def test_an_order_ends_the_ranks(order: SupervisorCommand, reason: Reason) -> None:
     lease = FakeLease()
     lease.order = order
     assert watch(works, works, lease=lease).reason is reason
@@ -480,7 +480,7 @@ def test_a_stop_that_is_taken_back_when_ranks_have_heard_of_it_keeps_its_deadlin
     def stop_until_it_is_heard() -> None:
         stepped = any(isinstance(record, StepBatch) for _, record in published.records)
         heard = any(isinstance(record, Note) for _, record in published.records)
-        lease.order = Order.STOP if stepped and not heard else Order.GO
+        lease.order = SupervisorCommand.STOP if stepped and not heard else SupervisorCommand.GO
 
     published = Published(stop_until_it_is_heard)
     nowhere = CheckpointDirectories(Path("drafts"), Path("kept"), Path("attempt"))

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from jobs.files.checkpoints import DamagedCheckpoint, Progress
-from jobs.model.state import Order
+from jobs.model.state import SupervisorCommand
 from workers.supervisor.checkpoints import resume
 from workers.supervisor.checkpoints.resume import StartInterrupted, StorageTimeout
 from workers.supervisor.lease import LeaseHolder
@@ -19,7 +19,7 @@ from workers.supervisor.telemetry.publisher import TelemetryPublisher
 class World:
     """A lifeline and a publisher, as far as they are needed."""
 
-    order: Order = Order.GO
+    order: SupervisorCommand = SupervisorCommand.GO
     lines: list[str] = field(default_factory=list)
     told: threading.Event = field(default_factory=threading.Event)
 
@@ -52,8 +52,8 @@ def _raise(error: Exception) -> Callable[[Progress], str]:
     return work
 
 
-@pytest.mark.parametrize("order", [Order.CANCEL, Order.STOP, Order.LOST])
-def test_an_order_ends_the_reading_at_once(order: Order) -> None:
+@pytest.mark.parametrize("order", [SupervisorCommand.CANCEL, SupervisorCommand.STOP, SupervisorCommand.LOST])
+def test_an_order_ends_the_reading_at_once(order: SupervisorCommand) -> None:
     release = threading.Event()
     try:
         with pytest.raises(StartInterrupted) as caught:

@@ -19,7 +19,7 @@ from jobs import store
 from jobs.files import checkpoints
 from jobs.files.checkpoints import CheckpointPointer, DamagedCheckpoint, Progress, StoredCheckpoint, VerifiedCheckpoint
 from jobs.model.spec import JobSpec, ScriptProgram
-from jobs.model.state import Order
+from jobs.model.state import SupervisorCommand
 from jobs.protocol.records import Note
 from workers.runtime.launch import AttemptConfig, AttemptDirectory
 from workers.supervisor.checkpoints import script_resume
@@ -42,7 +42,7 @@ TICK_SECONDS = 0.05
 class StartInterrupted(Exception):
     """The attempt is to end before its ranks have started; `order` says why."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: SupervisorCommand) -> None:
         super().__init__(order)
         self.order = order
 
@@ -116,8 +116,8 @@ def resume_script(
             publisher.log_line("no checkpoint could be used; the script begins without one")
         return None
     name, attempt = search.found.name, search.found.attempt
-    if not lease.run_as_claimant(partial(store.script_resumes, saved_by=attempt), CLAIM_SECONDS):
-        raise StartInterrupted(Order.LOST)
+    if not lease.run_as_claimant(partial(store.record_script_resume, saved_by=attempt), CLAIM_SECONDS):
+        raise StartInterrupted(SupervisorCommand.LOST)
     publisher.log_line(f"resumed from the checkpoint {name!r} of attempt {attempt}")
     begins = f"this attempt went on from the checkpoint {name!r} of attempt {attempt}, and its report begins there"
     publisher.add_record(0, Note("resumed", begins))
@@ -131,12 +131,14 @@ def _read_pointer(lease: LeaseHolder) -> CheckpointPointer | None:
 
 def _record_choice(lease: LeaseHolder, found: VerifiedCheckpoint | None) -> None:
     """Raises Unavailable; and StartInterrupted, where another attempt has this one's place."""
-    call = partial(store.resume_from, step=None)
+    call = partial(store.record_resume, step=None)
     if found is not None:
         made = found.manifest
-        call = partial(store.resume_from, step=made.step, epoch=made.epoch, saved_by=made.attempt, sha256=found.sha256)
+        call = partial(
+            store.record_resume, step=made.step, epoch=made.epoch, saved_by=made.attempt, sha256=found.sha256
+        )
     if not lease.run_as_claimant(call, CLAIM_SECONDS):
-        raise StartInterrupted(Order.LOST)
+        raise StartInterrupted(SupervisorCommand.LOST)
 
 
 def _verify_checkpoint(
@@ -166,7 +168,7 @@ def _read_with_progress(
     reading = _ReadingThread(work)
     told = monotonic()
     while not reading.done.wait(TICK_SECONDS):
-        if lease.order is not Order.GO:
+        if lease.order is not SupervisorCommand.GO:
             raise StartInterrupted(lease.order)
         now = monotonic()
         if now - reading.last_read_at > STORAGE_TIMEOUT_SECONDS:
