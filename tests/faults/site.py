@@ -18,8 +18,8 @@ from tests.faults.checker import Evidence, essence, violations
 from tests.faults.inject.proxy import Proxy, proxied
 from tests.faults.journal import SERVER_OPTIONS, read_past
 from tests.faults.recorder import Caller
-from tests.integration.redis_server import RedisServer, redis_server
 from tests.integration.workers.service import MODULE, TENANT, Service, eventually
+from tests.support.redis_server import RedisServer, redis_server
 
 TOKEN = "the-admin-token-of-these-tests"
 READY_SECONDS = 60.0

@@ -14,8 +14,8 @@ from tests.faults.inject.clock import Clock, clock
 from tests.faults.journal import SERVER_OPTIONS
 from tests.faults.machine import need
 from tests.faults.site import Site
-from tests.integration.redis_server import redis_server
 from tests.integration.workers.service import TENANT, eventually
+from tests.support.redis_server import redis_server
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.slow]
 

@@ -20,8 +20,8 @@ from tests.faults.inject.network import network
 from tests.faults.machine import need
 from tests.faults.site import TOKEN, Api, Site
 from tests.integration.api.streams import Event, Reader, lines_of
-from tests.integration.redis_server import RedisServer
 from tests.integration.workers.service import eventually
+from tests.support.redis_server import RedisServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 

@@ -18,9 +18,9 @@ from jobs.store import AttemptId
 from tests.faults.checker import Evidence, violations
 from tests.faults.journal import SERVER_OPTIONS
 from tests.faults.site import TOKEN, Api, Site
-from tests.integration.redis_server import RedisServer, redis_server
 from tests.integration.store.world import World
 from tests.integration.workers.service import TENANT
+from tests.support.redis_server import RedisServer, redis_server
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 

@@ -19,9 +19,9 @@ from jobs.store.client import RedisStore
 from shardyard.contract.errors import InvalidRequest
 from shardyard.service import backup
 from shardyard.service.backup import BackupError, BackupSource
-from tests.integration.redis_server import running_redis
 from tests.integration.store.invariants import violations
 from tests.integration.store.world import TENANT, World, a_spec, script
+from tests.support.redis_server import running_redis
 
 pytestmark = pytest.mark.integration
 

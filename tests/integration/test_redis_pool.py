@@ -15,7 +15,7 @@ from api.data.redis_pool import MAX_CONNECTIONS, connect
 from jobs.store import Call
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import Unavailable
-from tests.integration.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 

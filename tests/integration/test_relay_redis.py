@@ -15,8 +15,8 @@ from jobs.files.frame_file import Frame, FrameKind, parse_frame
 from jobs.files.log_file import LogRow, read_chunk, read_page
 from jobs.protocol import names
 from jobs.protocol.records import Metric
-from tests.integration.redis_server import RedisServer, redis_server
-from tests.timing import once_below
+from tests.support.redis_server import RedisServer, redis_server
+from tests.support.timing import once_below
 from workers.supervisor.telemetry.log_relay import LogRelay
 from workers.supervisor.telemetry.shipper import SEALED_SECONDS, StreamShipper
 

@@ -18,26 +18,11 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, cast
 
-from workers.probe.module_call_patch import (
-    hide_from_dynamo,
-    patch_module_calls,
-    reassure_dynamo,
-    torch_state_queries,
-)
+from workers.probe.module_call_patch import hide_from_dynamo, patch_module_calls, reassure_dynamo, torch_state_queries
 from workers.probe.shapes import shape_of_arguments
 from workers.probe.step_records import DDP_EVERY, DdpTimes
 from workers.probe.tracker import GuardedTracker, Tracker
-from workers.probe.types import (
-    BACKWARD_DONE,
-    IN_BACKWARD,
-    INSIDE,
-    LOADED,
-    OUTSIDE,
-    READY,
-    RETURNED,
-    STEPPING,
-    Forward,
-)
+from workers.probe.types import BACKWARD_DONE, IN_BACKWARD, INSIDE, LOADED, OUTSIDE, READY, RETURNED, STEPPING, Forward
 
 #: Reductions of fewer numbers are about a loss or a count, not about gradients or parameters.
 MIN_REDUCED = 9

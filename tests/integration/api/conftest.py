@@ -15,8 +15,8 @@ from jobs.model.state import Reason
 from jobs.store import tokens
 from jobs.store.client import RedisStore
 from jobs.store.tokens import Scope
-from tests.integration.redis_server import running_redis
-from tests.unit.api.records import a_spec_body, node_info
+from tests.support.job_records import a_spec_body, node_info
+from tests.support.redis_server import running_redis
 
 ADMIN = "the-admin-token-of-these-tests"
 

@@ -9,7 +9,7 @@ from api.http.auth import is_public
 from jobs import store
 from jobs.store.tokens import Scope
 from tests.integration.api.conftest import Api, bearer
-from tests.unit.api.records import JOB
+from tests.support.job_records import JOB
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

@@ -22,8 +22,8 @@ from jobs.store.tokens import Scope
 from tests.integration.api.conftest import ADMIN, bearer
 from tests.integration.api.streams import Attempt, Event, Reader, finding, lines_of, pattern, points_of
 from tests.integration.api.test_process import Process, api_process, until
-from tests.integration.redis_server import RedisServer, redis_server
-from tests.unit.api.records import a_spec, a_spec_body, node_info
+from tests.support.job_records import a_spec, a_spec_body, node_info
+from tests.support.redis_server import RedisServer, redis_server
 
 pytestmark = pytest.mark.integration
 

@@ -36,9 +36,9 @@ from jobs.model.state import Reason
 from jobs.store.client import RedisStore
 from shardyard.contract.report import Report, encode_report
 from tests.integration.api.conftest import ADMIN, bearer
-from tests.integration.redis_server import running_redis
-from tests.unit.api.records import a_spec, node_info
-from tests.unit.jobs.made_zips import Part, zipped
+from tests.support.hostile_zips import Part, zipped
+from tests.support.job_records import a_spec, node_info
+from tests.support.redis_server import running_redis
 
 pytestmark = pytest.mark.integration
 
@@ -108,7 +108,7 @@ class Target:
 
 
 def a_report() -> Report:
-    from tests.unit.jobs.streams import aggregator, rank_stream
+    from tests.support.record_streams import aggregator, rank_stream
 
     told = aggregator(a_spec(2), 100)
     for record in rank_stream(a_spec(2), 0, 100):

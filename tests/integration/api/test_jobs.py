@@ -12,7 +12,7 @@ from jobs.protocol import names
 from jobs.protocol.records import Metric
 from jobs.store.tokens import Scope
 from tests.integration.api.conftest import Api
-from tests.unit.api.records import JOB, a_spec_body
+from tests.support.job_records import JOB, a_spec_body
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
 

@@ -19,8 +19,8 @@ import pytest
 from jobs import store
 from jobs.store.client import RedisStore
 from tests.integration.api.conftest import ADMIN, bearer
-from tests.integration.redis_server import RedisServer, redis_server
-from tests.unit.api.records import a_spec_body, node_info
+from tests.support.job_records import a_spec_body, node_info
+from tests.support.redis_server import RedisServer, redis_server
 
 pytestmark = pytest.mark.integration
 

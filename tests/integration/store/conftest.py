@@ -2,9 +2,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.redis_server import running_redis
 from tests.integration.store.invariants import violations
 from tests.integration.store.world import World
+from tests.support.redis_server import running_redis
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ import redis.asyncio
 from jobs import store
 from jobs.store.client import AsyncRedisStore
 from jobs.store.function_library import MAX_OTHER_LIBRARIES, function_library
-from tests.integration.redis_server import RedisServer
 from tests.integration.store.world import World
+from tests.support.redis_server import RedisServer
 
 pytestmark = pytest.mark.integration
 

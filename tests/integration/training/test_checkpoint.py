@@ -11,8 +11,8 @@ from jobs.model.spec import JobSpec
 from jobs.protocol.records import Outcome, Saved
 from tests.integration.training.parts import Normed
 from tests.integration.training.ranks import RankRun, Saving, run_ranks
-from tests.unit.training.runs import spec_of
-from tests.unit.training.saved_runs import seen, splits
+from tests.support.saved_runs import seen, splits
+from tests.support.training_runs import spec_of
 
 pytestmark = pytest.mark.integration
 

@@ -13,8 +13,8 @@ from jobs.model.spec import JobSpec, parse
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Report
 from tests.integration.training.ranks import report_of, run_ranks
-from tests.unit.training.cifar import make_small_cifar
-from tests.unit.training.runs import report_here
+from tests.support.cifar_files import make_small_cifar
+from tests.support.training_runs import report_here
 
 pytestmark = [
     pytest.mark.integration,

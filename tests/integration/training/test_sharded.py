@@ -6,7 +6,7 @@ import pytest
 
 from jobs.protocol.records import Metric, Outcome, Result, Step
 from tests.integration.training.ranks import RankRun, report_of, run_ranks
-from tests.unit.training.runs import DIGITS, VECTORS, run_here, spec_of
+from tests.support.training_runs import DIGITS, VECTORS, run_here, spec_of
 
 pytestmark = pytest.mark.integration
 

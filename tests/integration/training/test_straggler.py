@@ -6,7 +6,7 @@ import pytest
 
 from shardyard.contract.report import Report
 from tests.integration.training.ranks import report_of, run_ranks
-from tests.unit.training.runs import VECTORS, report_here, spec_of
+from tests.support.training_runs import VECTORS, report_here, spec_of
 
 CAUSES = {"input": "input", "forward": "compute", "backward": "compute"}
 #: How often, and how slow. The quick ones run beside others: what those take from a rank must be little against it.

@@ -7,7 +7,7 @@ import pytest
 from jobs import store
 from jobs.model.state import AttemptState, Reason, State
 from tests.integration.workers.service import TENANT, Service, eventually
-from tests.timing import once_below
+from tests.support.timing import once_below
 
 pytestmark = pytest.mark.integration
 

@@ -16,10 +16,10 @@ from jobs.model.state import Reason
 from jobs.protocol.records import Saved, SavedFile
 from jobs.store.client import RedisStore
 from jobs.support import failpoints
-from tests.integration.redis_server import RedisServer, redis_server
 from tests.integration.store.world import TENANT, World
 from tests.integration.workers.service import eventually
-from tests.unit.workers.made import a_launch
+from tests.support.attempts import a_launch
+from tests.support.redis_server import RedisServer, redis_server
 from workers.runtime.launch import Account, AttemptConfig
 from workers.supervisor.checkpoints import directories
 from workers.supervisor.checkpoints.directories import CheckpointDirectories

@@ -10,7 +10,7 @@ import pytest
 
 from jobs.model.state import Reason, State
 from tests.integration.workers.service import Service, eventually
-from tests.timing import once_below
+from tests.support.timing import once_below
 
 pytestmark = pytest.mark.integration
 

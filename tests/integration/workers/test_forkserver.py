@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.integration.workers.service import children_named, eventually
-from tests.unit.workers.made import ATTEMPT, a_launch
+from tests.support.attempts import ATTEMPT, a_launch
 from workers.node import forkserver
 from workers.node.forkserver import ForkServer, _receive, _send
 from workers.rank.process import KEPT_VARIABLES, environment

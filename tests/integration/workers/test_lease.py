@@ -11,7 +11,7 @@ import pytest
 from jobs import store
 from jobs.model.state import AttemptState, Reason, State
 from tests.integration.workers.service import Service, eventually, is_dead, running_service
-from tests.timing import once_below
+from tests.support.timing import once_below
 from workers.supervisor.rank_monitor import FENCE
 
 pytestmark = pytest.mark.integration

@@ -13,8 +13,8 @@ from jobs.model.state import Reason, State, SupervisorCommand
 from jobs.protocol.names import commands_channel
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
-from tests.integration.redis_server import RedisServer, redis_server
 from tests.integration.store.world import World
+from tests.support.redis_server import RedisServer, redis_server
 from workers.node.janitor import Janitor, clear
 from workers.runtime.launch import AttemptDirectory
 from workers.supervisor import lease, pending_end

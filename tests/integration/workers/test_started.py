@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.protocol.records import Hello, Metric
-from tests.unit.workers.listening import Listening
+from tests.support.probe_socket import Listening
 from workers.probe.descendants import BOOT, FAMILY, SOCKET, Family, environment
 from workers.runtime.context import Device
 

@@ -11,7 +11,7 @@ import pytest
 from jobs.model.state import Reason, State
 from jobs.protocol import names
 from tests.integration.workers.service import TENANT, Service, eventually
-from tests.timing import once_below
+from tests.support.timing import once_below
 
 pytestmark = pytest.mark.integration
 

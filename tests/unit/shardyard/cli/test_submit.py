@@ -1,0 +1,217 @@
+"""What `shardyard submit` makes of a command line before it talks to anyone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from jobs.model import spec
+from shardyard import cli
+from shardyard.cli.submit import PANEL
+
+
+@pytest.fixture(autouse=True)
+def project(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A directory of code to stand in, and no service anywhere."""
+    root = tmp_path / "project"
+    for file in ("train.py", "tools/eval.py", "pkg/train.py", "pkg/__main__.py", "src/lib/run.py", "notes.txt"):
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text(f"print({file!r})\n")
+    monkeypatch.chdir(root)
+    monkeypatch.delenv("SHARDYARD_URL", raising=False)
+    monkeypatch.setenv("SHARDYARD_DATA_DIR", str(tmp_path / "nobody"))
+    return root
+
+
+def run(*args: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["submit", *args])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def dry(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    assert run("--dry-run", "--json", *args) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    answer: dict[str, Any] = json.loads(captured.out)
+    return answer
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    assert run(*args) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return " ".join(captured.err.replace("│", " ").split())
+
+
+# -- the spec --------------------------------------------------------------------------------------
+
+
+def test_a_script_becomes_a_spec_that_says_no_more_than_was_said(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = dry(capsys, "--script", "train.py", "--", "--epochs", "3", "-n", "--json")
+
+    assert answer["spec"] == {
+        "resources": {"devices": 1},
+        "parallelism": {"strategy": "single"},
+        "program": {
+            "kind": "script",
+            "bundle": answer["bundle"]["id"],
+            "entrypoint": "train.py",
+            "args": ["--epochs", "3", "-n", "--json"],
+        },
+    }
+
+
+def test_every_option_has_its_field_and_the_spec_is_one_that_the_service_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FROM_HERE", "a=b")
+    options = (
+        "--devices 3 --strategy dp --rehearse --pool a100 --name mine --label team=vision --label a=1 --priority -5"
+    )
+    more = "--env K=V --env EMPTY= --env FROM_HERE --python torch26 --wall-seconds 60 --max-retries 2"
+
+    made = dry(capsys, "--script", "train.py", *options.split(), *more.split())["spec"]
+
+    wanted = spec.parse(json.dumps(made))
+    assert isinstance(wanted.program, spec.ScriptProgram)
+    assert (wanted.resources.devices, wanted.parallelism.strategy, wanted.rehearsal) == (3, "dp", True)
+    assert (wanted.pool, wanted.name, wanted.priority) == ("a100", "mine", -5)
+    assert wanted.labels == {"team": "vision", "a": "1"}
+    assert wanted.program.env == {"K": "V", "EMPTY": "", "FROM_HERE": "a=b"}
+    assert wanted.program.python == "torch26"
+    assert (wanted.limits.wall_seconds, wanted.limits.max_retries) == (60, 2)
+
+
+@pytest.mark.parametrize(
+    ("named", "entrypoint"),
+    [
+        (["--script", "tools/eval.py"], "tools/eval.py"),
+        (["--script", "./tools/../train.py"], "train.py"),
+        (["--script", "tools/eval.py", "--dir", "tools"], "eval.py"),
+        (["--script", "eval.py", "--dir", "tools"], "eval.py"),
+        (["--module", "pkg.train"], "pkg.train"),
+        (["--module", "pkg"], "pkg"),
+        (["--module", "lib.run", "--dir", "src"], "lib.run"),
+    ],
+)
+def test_the_entry_point_is_named_from_the_directory_that_is_sent(
+    capsys: pytest.CaptureFixture[str], named: list[str], entrypoint: str
+) -> None:
+    answer = dry(capsys, *named)
+    assert answer["spec"]["program"]["entrypoint"] == entrypoint
+    assert len(answer["files"]) == (1 if "--dir" in named else 6)
+
+
+@pytest.mark.parametrize(
+    ("args", "start"),
+    [
+        (("--script", "eval.py"), {"entrypoint": "eval.py", "workdir": "tools"}),
+        (("--script", "tools/eval.py"), {"entrypoint": "eval.py", "workdir": "tools"}),
+        (("--script", "../train.py"), {"entrypoint": "train.py"}),
+        (("--module", "eval"), {"entrypoint": "eval", "workdir": "tools"}),
+        (("--module", "pkg.train"), {"entrypoint": "pkg.train"}),
+    ],
+)
+def test_a_script_starts_where_its_user_stands(
+    capsys: pytest.CaptureFixture[str],
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    args: tuple[str, ...],
+    start: dict[str, str],
+) -> None:
+    monkeypatch.chdir(project / "tools")
+    program = dry(capsys, "--dir", "..", *args)["spec"]["program"]
+    assert {field: program[field] for field in ("entrypoint", "workdir") if field in program} == start
+
+
+def test_a_script_by_an_absolute_path_or_through_a_link_to_the_directory_is_found(
+    capsys: pytest.CaptureFixture[str], project: Path
+) -> None:
+    (project.parent / "link").symlink_to(project)
+    for script in (project / "train.py", project.parent / "link" / "train.py"):
+        assert dry(capsys, "--script", str(script))["spec"]["program"]["entrypoint"] == "train.py"
+
+
+def test_a_dry_run_lists_files_for_people_and_sends_nothing(capsys: pytest.CaptureFixture[str], project: Path) -> None:
+    (project / ".gitignore").write_text("*.txt")
+
+    assert run("--script", "train.py", "--dry-run", "--exclude", "tools") == 0
+
+    out = capsys.readouterr().out
+    assert ["train.py", "18", "B"] in [line.split() for line in out.splitlines()]
+    assert ["notes.txt", ".gitignore"] in [line.split() for line in out.splitlines()]
+    assert ["tools/", "--exclude"] in [line.split() for line in out.splitlines()]
+    assert "nothing was sent" in out
+    assert '"entrypoint": "train.py"' in out
+
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "name one job spec, or a program with --script or --module"),
+        (["one.json", "two.json"], "name one job spec"),
+        (["train.py"], "train.py is a script, not a job spec: shardyard submit --script train.py"),
+        (["job.json", "--devices", "2", "--rehearse"], "--devices, --rehearse: only with --script or --module"),
+        (["--script", "train.py", "--module", "pkg"], "give one of them"),
+        (["--script", "train.py", "--epochs", "3"], "arguments of the script go behind --"),
+        (["--script", "tran.py"], "there is no file tran.py; did you mean train.py?"),
+        (["--script", "eval.py"], "did you mean tools/eval.py?"),
+        (["--script", "train.py", "--dir", "tools"], "train.py is not in the directory that is sent"),
+        (["--script", "../elsewhere.py"], "for example --dir .."),
+        (["--script", "train.py", "--dir", "nowhere"], "there is no such directory"),
+        (["--script", "train.py", "--dir", "notes.txt"], "there is no such directory"),
+        (["--script", "pkg"], "pkg is a directory; name the file to run, or a package with --module"),
+        (["--script", "notes.txt"], "notes.txt is not a Python file"),
+        (["--script", "train.py", "--exclude", "*.py"], "train.py is not sent: --exclude"),
+        (["--module", "pkg/train.py"], "a dotted name, for example pkg.train; a file goes to --script"),
+        (["--module", "pkg.nothing"], "neither pkg/nothing.py nor pkg/nothing/__main__.py is there"),
+        (["--module", "lib.run"], "it is in src: --dir src"),
+        (["--script", "train.py", "--env", "NOT_SET_HERE"], "write it as NOT_SET_HERE=VALUE"),
+        (["--script", "train.py", "--env", "=V"], "write it as key=value"),
+        (["--script", "train.py", "--label", "vision"], "write it as key=value"),
+        (["--script", "train.py", "--strategy", "torchrun"], "torchrun"),
+        (["--script", "train.py", "--devices", "0"], "devices"),
+    ],
+)
+def test_a_mistake_is_told_with_what_would_be_right(
+    capsys: pytest.CaptureFixture[str], project: Path, args: list[str], words: str
+) -> None:
+    (project.parent / "elsewhere.py").write_text("")
+    (project / "job.json").write_text("{}")
+    assert words in refusal(capsys, *args)
+
+
+def test_a_whole_home_directory_is_not_sent_unless_it_is_named(
+    capsys: pytest.CaptureFixture[str], project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(project))
+    assert "name the project's directory with --dir" in refusal(capsys, "--script", "train.py", "--dry-run")
+    assert dry(capsys, "--script", "train.py", "--dir", ".")["files"]
+
+
+def test_a_mistake_is_found_before_a_service_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--script", "tran.py") == 2
+    assert run("--script", "train.py") == 3
+    assert "no service is running" in capsys.readouterr().err
+
+
+def test_the_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    assert "shardyard submit --script train.py -- --epochs 3" in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_option_about_a_script_is_documented() -> None:
+    text = (Path(cli.__file__).parents[2] / "docs" / "cli.md").read_text()
+    command = get_command(cli.app).commands["submit"]  # type: ignore[attr-defined]
+    options = {
+        parameter.opts[0] for parameter in command.params if getattr(parameter, "rich_help_panel", None) == PANEL
+    }
+    assert len(options) > 15
+    assert {option for option in options if f"`{option}" not in text} == set()

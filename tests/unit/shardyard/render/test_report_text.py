@@ -1,0 +1,172 @@
+import re
+
+import msgspec
+import pytest
+
+from jobs.protocol.records import Note, Split
+from shardyard.contract.report import Report, Resumed
+from shardyard.render.report_text import render_report
+from tests.support import script_streams
+from tests.support.record_streams import aggregator, run, split, step
+from tests.support.specs import make_spec
+
+
+def report_of(strategy: str, devices: int, batch_size: int, rows: int, module: str | None = None) -> Report:
+    spec = make_spec(strategy, devices, batch_size, parallelism={"module": module} if module else None)
+    return run(spec, rows)[0].make_report(final=True)
+
+
+def test_the_splits_read_as_a_table_of_steps_by_devices() -> None:
+    lines = render_report(report_of("dp", 8, 30, 100), 80).splitlines()
+
+    assert lines[0] == "Split report of job job-1, attempt 1, final"
+    assert lines[1] == "strategy dp, 8 virtual cpu devices on host-a"
+    table = [line.split() for line in lines[4:8]]
+    assert table[0] == ["phase", "steps", "from-to", "batch", *map(str, range(8))]
+    assert table[2] == ["train", "3", "0-2", "30", "4", "4", "4", "4", "4", "4", "4", "2"]
+    assert table[3] == ["train", "1", "3-3", "10", "2", "2", "2", "2", "2", "idle", "idle", "idle"]
+
+
+def test_a_report_that_was_carried_over_says_so_at_its_head() -> None:
+    report = msgspec.structs.replace(report_of("dp", 2, 30, 100), attempt=2, resumed=Resumed(step=2, attempt=1))
+
+    lines = render_report(report).splitlines()
+
+    assert lines[1] == "resumed after 2 steps, from a checkpoint of attempt 1; they count here too"
+    assert "resumed" not in render_report(report_of("dp", 2, 30, 100))
+
+
+def test_a_number_that_was_not_measured_is_a_dash_and_a_note() -> None:
+    text = render_report(report_of("single", 1, 30, 100))
+
+    assert re.search(r"^  0 +cpu:0 .* -$", text, re.MULTILINE)
+    assert "per_device.memory_peak_bytes: virtual devices have no memory of their own" in text
+    assert "None" not in text
+
+
+def test_findings_come_with_their_suggestions() -> None:
+    text = render_report(report_of("ddp", 4, 30, 90))
+
+    assert "[info] sampler-padding: 4 ranks of 23 rows read 92 rows of 90" in text
+    assert "-> set resources.devices to 3" in text
+    assert "the splits are those that were planned" in text
+    assert "DataParallel's primitives" not in text
+
+
+def test_a_difference_from_the_plan_is_listed() -> None:
+    told = aggregator(make_spec("dp", 2, 10), 10)
+    told.add_record(0, split(0, [0, 1], [6, 4]))
+    told.add_record(0, step(0, [0], [6, 4]))
+
+    text = render_report(told.make_report(final=True))
+
+    assert "the splits are not those that were planned" in text
+    assert "- train: a batch of 10 split 6, 4: not planned, but observed in 1 step" in text
+
+
+def test_a_report_without_a_step_says_so() -> None:
+    text = render_report(aggregator(make_spec("dp", 2, 10), 10).make_report(final=False))
+
+    assert "attempt 1, so far" in text
+    assert "no step has been seen" in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("devices", [1, 7, 64])
+@pytest.mark.parametrize("module", [None, "encoder.layers.11.attention.output.projection"])
+def test_no_line_is_wider_than_asked_and_no_number_is_cut(width: int, devices: int, module: str | None) -> None:
+    report = report_of("dp", devices, 900_000, 2_000_000, module)
+    text = render_report(report, width)
+
+    assert max(map(len, text.splitlines())) <= width
+    for pattern in report.patterns:
+        for count in pattern.rows or ():
+            assert f"{count:,}" in text
+    assert not re.search(r"\d…", text)
+    assert text.endswith("\n")
+
+
+def test_large_numbers_and_long_ids_fit_into_eighty_columns() -> None:
+    report = report_of("dp", 8, 800_000, 800_000)
+    devices = [msgspec.structs.replace(d, id=f"GPU-0f2b6d1e-9a77-4f3c-8d21-{d.device:012d}") for d in report.devices]
+    measures = [
+        msgspec.structs.replace(d, rows=9_876_543_210, steps=12_345_678, idle_steps=1_234_567, memory_peak_bytes=2**36)
+        for d in report.per_device
+    ]
+
+    text = render_report(msgspec.structs.replace(report, devices=tuple(devices), per_device=tuple(measures)), 80)
+
+    for number in ("9,876,543,210", "12,345,678", "1,234,567", "64.0 GiB"):
+        assert text.count(number) == 8
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_sixty_four_devices_come_in_blocks_of_eight() -> None:
+    text = render_report(report_of("dp", 64, 640, 640), 80)
+
+    headers = [line.split()[4:] for line in text.splitlines() if line.split()[:2] == ["phase", "steps"]]
+    assert headers == [[str(n) for n in range(start, start + 8)] for start in range(0, 64, 8)]
+
+
+def test_shapes_that_vary_are_marked() -> None:
+    report = report_of("single", 1, 30, 30)
+    varying = msgspec.structs.replace(report.patterns[0], shapes_vary=True)
+
+    text = render_report(msgspec.structs.replace(report, patterns=(varying,)))
+
+    assert "train *" in text
+    assert "* the shapes differ between these steps" in text
+
+
+def test_text_from_a_rank_can_neither_move_the_cursor_nor_be_taken_for_markup() -> None:
+    told = aggregator(make_spec("dp", 2, 10), 10)
+    told.add_record(0, Note("per_device.comm_ms", "\x1b[2Jgone [bold]loud[/bold] \x07"))
+
+    text = render_report(told.make_report(final=False))
+
+    assert "?[2Jgone [bold]loud[/bold] ?" in text
+    assert "\x1b" not in text
+
+
+# -- scripts ---------------------------------------------------------------------------------------
+
+
+def test_a_rehearsal_is_called_one_at_the_top() -> None:
+    rehearsed, plain = (script_streams.told("dp", 2, rehearse=yes).make_report(final=False) for yes in (True, False))
+
+    assert render_report(rehearsed).splitlines()[1].startswith("REHEARSAL: ")
+    assert "REHEARSAL" not in render_report(plain)
+
+
+def test_wrapped_modules_have_a_column_of_their_own() -> None:
+    script = script_streams.told("dp", 2)
+    feed = script_streams.feed
+    feed(script, script_streams.steps([[4, 4]] * 3, (0, 1), module="Generator"))
+    feed(script, script_streams.steps([[8, 8]], (0, 1), phase="eval", module="Discriminator", first_id=9))
+    lines = [line.split() for line in render_report(script.make_report(final=False)).splitlines()]
+
+    assert ["phase", "module", "steps", "from-to", "batch", "0", "1"] in lines
+    assert ["train", "Generator", "3", "0-2", "8", "4", "4"] in lines
+    assert ["eval", "Discriminator", "1", "0-0", "16", "8", "8"] in lines
+
+
+def test_rows_that_could_not_be_counted_are_a_dash_that_is_explained() -> None:
+    script = script_streams.told()
+    script.add_record(0, Split(0, "train", "", None, (0,), (None,), ((35, 20),), ((35, 20),)))
+    script.add_record(0, step(0, [0], [0]))
+    text = render_report(script.make_report(final=False))
+
+    assert re.search(r"^  train +1 +0-0 +- +-$", text, re.MULTILINE)
+    assert "- the rows could not be counted: see patterns.rows in the notes" in text
+    assert "None" not in text
+
+
+def test_a_script_that_did_nothing_says_so_under_its_findings() -> None:
+    script = script_streams.told()
+    script.add_record(0, script_streams.IDLE)
+    script_streams.end(script)
+    text = render_report(script.make_report(final=True, last_line="no GPU, bye"))
+
+    assert "no step has been seen" in text
+    assert "[warning] no-work-done" in text
+    assert "no GPU, bye" in text
