@@ -134,7 +134,7 @@ def test_row_12_a_checkpoint_is_committed_and_gone_on_from_once_when_replies_are
     site: Site, undisturbed: Callable[..., None]
 ) -> None:
     undisturbed("single", 1)
-    rules = [site.proxy.add(Rule(name, Act.DROP_REPLY)) for name in ("checkpoint", "resume_from")]
+    rules = [site.proxy.add(Rule(name, Act.DROP_REPLY)) for name in ("commit_checkpoint", "record_resume")]
     job = post_held(site, "single", 1, EVERY + 5)
     saves(site, job, EVERY)
     kill(site, job)

@@ -86,7 +86,7 @@ def test_the_report_of_fsdp_has_every_split_and_says_what_it_cannot_know() -> No
     assert report.prediction.matches
     assert {finding.code for finding in report.findings} == {"sampler-padding"}
     assert (report.balance.cause, report.balance.slowest_device) == (None, None)
-    assert "waiting for the others under fsdp" in report.notes["balance.cause"]
+    assert "includes waiting for the other ranks" in report.notes["balance.cause"]
     assert "torch does not time them apart" in report.notes["per_device.comm_ms"]
 
 
