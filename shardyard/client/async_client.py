@@ -280,7 +280,7 @@ class AsyncJob(AwaitedJobHandle):
             async for event in events:
                 yield event
         with suppress(NotFound):  # deleted meanwhile, as the last event has said
-            await self.refresh()
+            await self.wait()  # which bears a restart at this moment, too
 
     def logs(
         self,

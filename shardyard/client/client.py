@@ -275,7 +275,7 @@ class Job(BlockingJobHandle):
         with closing(self._client.items(operations.follow_job(self.id, logs, after, tail))) as events:
             yield from events
         with suppress(NotFound):  # deleted meanwhile, as the last event has said
-            self.refresh()
+            self.wait()  # which bears a restart at this moment, too
 
     def logs(
         self,

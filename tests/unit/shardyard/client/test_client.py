@@ -393,7 +393,7 @@ def test_times_are_times_and_unknown_fields_do_not_matter() -> None:
 def test_an_awaiting_client_repeats_and_follows_as_the_other_does() -> None:
     seen: list[httpx.Request] = []
     answers: Iterator[httpx.Response] = iter(
-        [no(503), ok(STATUS, 201), stream(sse(("a", "state", STATE))), stream(sse(("b", "end", END))), ok(STATUS)]
+        [no(503), ok(STATUS, 201), stream(sse(("a", "state", STATE))), stream(sse(("b", "end", END))), ok(ENDED)]
     )
 
     async def answer(request: httpx.Request) -> httpx.Response:
