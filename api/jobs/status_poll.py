@@ -2,7 +2,7 @@
 
 Clients ask `GET /v1/jobs/{id}` again and again. The middleware calls the dependencies of the route and then the route
 itself, so the rules stand there; a request with a query takes the framework's way, as all others do
-([0035](../../docs/decisions/0035-short-ways.md)).
+([0035](../../docs/decisions/0035-shared-connections-and-short-status-polls.md)).
 """
 
 import hashlib

@@ -6,7 +6,7 @@
 
 Rank 0 writes the model, and alone the optimizer where all ranks have the same. Under fsdp each rank writes its shards,
 and rank 0 the whole model at the last step. The `.pt` files are read by `torch.load(weights_only=True)`: nothing in
-them can run, and there is no other way to read them (docs/decisions/0024-a-checkpoint-is-a-cut.md).
+them can run, and there is no other way to read them (docs/decisions/0024-a-checkpoint-is-taken-between-steps.md).
 """
 
 import pickle
