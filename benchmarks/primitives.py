@@ -23,7 +23,7 @@ from torch import nn
 from benchmarks.comparing import Figure, Say, Scale
 from jobs.protocol.records import AnyRecord, Step
 from workers.probe.recorder import Recorder
-from workers.runtime.context import ChannelSink, Device, RankContext
+from workers.runtime.context import ChannelSink, RankContext, RankDevice
 from workers.training.data_parallel import TracedDataParallel
 
 TITLE = "DataParallel: its primitives on virtual devices, against the plain module"
@@ -35,7 +35,7 @@ FEATURES, CLASSES = 32, 10
 PRIMITIVES = ("replicate", "scatter", "parallel_apply", "gather")
 PLAIN, VIRTUAL, TRACED = "plain module", "virtual DataParallel", "traced DataParallel"
 ON_CUDA = torch.cuda.is_available()
-DEVICES = (Device(0, "cpu", "cpu:0"), Device(1, "cpu", "cpu:1"))
+DEVICES = (RankDevice(0, "cpu", "cpu:0"), RankDevice(1, "cpu", "cpu:1"))
 
 
 @dataclass

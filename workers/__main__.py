@@ -4,10 +4,10 @@ from workers.node import shutdown
 
 
 def main() -> None:
-    how = shutdown.parse()
+    how = shutdown.parse_options()
     from workers import app
 
-    app.leaving = how
+    app.shutdown_options = how
     # Not by Celery's command line, which imports a shell with completion and history.
     app.app.Worker(loglevel=app.settings.log_level).start()
 

@@ -26,9 +26,11 @@ from jobs.store.client import RedisStore
 from jobs.support.logging_config import configure_logging
 from shardyard.contract.errors import Unavailable
 from workers.node import environments
-from workers.node.agent import Agent, NodeTaken
-from workers.node.devices import discover
+from workers.node.agent import Agent
+from workers.node.config import NodeConfig
+from workers.node.devices import discover_devices
 from workers.node.forkserver import ForkFailed
+from workers.node.registration import NodeTaken
 from workers.node.shutdown import ShutdownOptions
 from workers.sandbox import run_as
 from workers.sandbox.check import NotConfined
@@ -39,8 +41,8 @@ log = structlog.get_logger(__name__)
 warnings.filterwarnings("ignore", category=SecurityWarning)
 
 settings = Settings()
-leaving = ShutdownOptions()
-_asked_to_leave = 0
+shutdown_options = ShutdownOptions()
+_stop_requests = 0
 
 
 class QuietWorker(Worker):  # type: ignore[misc]
@@ -96,7 +98,7 @@ def start_attempt(tenant: str, job: str, attempt: int) -> None:
 
 
 @signals.celeryd_init.connect  # type: ignore[untyped-decorator]
-def _warm(**_: Any) -> None:
+def _prepare_agent(**_: Any) -> None:
     """Before Celery has threads: fork the server that supervisors come from.
 
     Celery logs what a signal handler raises and goes on, so a worker that cannot work must exit here.
@@ -106,26 +108,27 @@ def _warm(**_: Any) -> None:
     configure_logging(settings.log_level)
     try:
         control = RedisStore.from_url(settings.control_url())
-        known = environments.find(settings.environments)
-        devices = discover(settings.devices)
-        accounts = run_as.choose(settings.run_as, devices)
-        run_as.warn(accounts, len(devices))
-        agent = Agent(settings, devices, control, AppHintSender(app), _reconnect, known, accounts)
-        agent.warm()
+        known = environments.find_environments(settings.environments)
+        devices = discover_devices(settings.devices)
+        accounts = run_as.choose_accounts(settings.run_as, devices)
+        run_as.warn_of_access(accounts, len(devices))
+        config = NodeConfig(settings, devices, known, accounts)
+        agent = Agent(config, control, AppHintSender(app), _reconnect_consumer)
+        agent.prepare()
     except (ValueError, NodeTaken, NotConfined, ForkFailed, OSError) as error:
         log.error("cannot_start", why=str(error))
         raise SystemExit(2) from None
 
 
 @signals.worker_ready.connect  # type: ignore[untyped-decorator]
-def _register(sender: Any, **_: Any) -> None:
+def _start_agent(sender: Any, **_: Any) -> None:
     global consumer
     assert agent is not None
     consumer = sender
     agent.start()
 
 
-def _reconnect() -> None:
+def _reconnect_consumer() -> None:
     """Have the consumer begin anew, as it does when it sees that its connection is lost.
 
     After a restart of Redis it sometimes does not see it: kombu's loop then goes on without a socket, and
@@ -140,23 +143,23 @@ def _reconnect() -> None:
 
 
 @signals.worker_shutting_down.connect  # type: ignore[untyped-decorator]
-def _leave(**_: Any) -> None:
-    global _asked_to_leave
-    _asked_to_leave += 1
-    log.info("worker_stopping", stop_attempts=leaving.stop_attempts, drain=leaving.drain)
+def _count_stop_request(**_: Any) -> None:
+    global _stop_requests
+    _stop_requests += 1
+    log.info("worker_stopping", stop_attempts=shutdown_options.stop_attempts, drain=shutdown_options.drain)
 
 
 @signals.worker_shutdown.connect  # type: ignore[untyped-decorator]
-def _left(**_: Any) -> None:
+def _stop_agent(**_: Any) -> None:
     if agent is None:
         return
-    if leaving.drain:
+    if shutdown_options.drain:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _hurry)  # Celery's own handlers would count nothing from here on
-        agent.drain(leaving.drain_seconds, lambda: _asked_to_leave > 1)
-    agent.stop(stop_attempts=leaving.stop_attempts)
+            signal.signal(number, _count_signal)  # Celery's own handlers would count nothing from here on
+        agent.drain(shutdown_options.drain_seconds, lambda: _stop_requests > 1)
+    agent.stop(stop_attempts=shutdown_options.stop_attempts)
 
 
-def _hurry(*_: object) -> None:
-    global _asked_to_leave
-    _asked_to_leave += 1
+def _count_signal(*_: object) -> None:
+    global _stop_requests
+    _stop_requests += 1

@@ -29,7 +29,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from jobs.protocol.records import Hello
 from workers.probe import probe
 from workers.probe.descendants import Family, FamilySink
-from workers.runtime.context import ChannelSink, Device, RankContext
+from workers.runtime.context import ChannelSink, RankContext, RankDevice
 
 #: At most so many steps after a switch are not counted: caches of the interpreter, and the first step of a kind.
 WARM_UP = 64
@@ -102,7 +102,7 @@ def install(pipe: int) -> Callable[[bool], None]:
     """Install the probe as a script's rank has it. What comes back puts its wrappers in place, or takes them out."""
     before = [dict(vars(place)) for place in PLACES]
     kind: Literal["cpu", "cuda"] = "cuda" if ON_CUDA else "cpu"
-    devices = (Device(0, kind, f"{kind}:0"),)
+    devices = (RankDevice(0, kind, f"{kind}:0"),)
     family = Family(
         address="", rank=0, world_size=1, devices=devices, lease_size=1, threads=1, rehearsed=False, output=""
     )

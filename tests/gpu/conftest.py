@@ -13,7 +13,7 @@ import pytest
 
 from shardyard.client import Client, Job
 from tests.acceptance.harness import Up
-from workers.node.devices import discover
+from workers.node.devices import discover_devices
 
 ROOT = Path(__file__).parents[2]
 #: The first CUDA context of a machine takes tens of seconds where the driver is cold.
@@ -26,7 +26,7 @@ DEVICES = os.environ.get("SHARDYARD_GPU_TEST_DEVICES", "auto")
 @pytest.fixture(scope="session", autouse=True)
 def card() -> None:
     """Skips every test of this directory where there is no CUDA device."""
-    if DEVICES == "auto" and not any(device.kind == "cuda" for device in discover("auto")):
+    if DEVICES == "auto" and not any(device.kind == "cuda" for device in discover_devices("auto")):
         pytest.skip("needs a CUDA device, and this machine has none; `make gpu-test` runs these where there is one")
 
 

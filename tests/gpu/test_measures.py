@@ -7,7 +7,7 @@ import pytest
 
 from shardyard.client import Client
 from workers.node.device_check import DeviceChecker
-from workers.node.devices import discover
+from workers.node.devices import discover_devices
 from workers.probe.clock import CLOCKS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
@@ -51,7 +51,7 @@ def test_an_event_is_read_later_and_the_host_never_waits() -> None:
 def test_nvml_and_torch_mean_the_same_card() -> None:
     import torch
 
-    for device in discover("auto"):
+    for device in discover_devices("auto"):
         found = torch.cuda.get_device_properties(device.ordinal)
         assert device.kind == "cuda"
         assert device.name == found.name
@@ -75,9 +75,9 @@ def test_nvml_gives_a_series_of_use_and_memory() -> None:
 
 
 def test_a_gpu_that_computes_has_nothing_wrong() -> None:
-    for device in discover("auto"):
+    for device in discover_devices("auto"):
         assert device.kind == "cuda"
-        assert DeviceChecker().found_wrong(device) == ""
+        assert DeviceChecker().find_fault(device) == ""
 
 
 def test_a_device_in_quarantine_comes_back_on_proof_that_it_computes(gpus: Client) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.saved_runs import attempts, flat, is_step
-from workers.runtime.context import Device
+from workers.runtime.context import RankDevice
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
@@ -23,7 +23,7 @@ PROGRAM: dict[str, Any] = {
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_a_run_on_a_gpu_draws_what_it_would_have_drawn(precision: str, tmp_path: Path) -> None:
     """Dropout comes from the device's own generator, and the scaler of float16 has a state, too."""
-    gpu = (Device(0, "cuda", "cuda:0"),)
+    gpu = (RankDevice(0, "cuda", "cuda:0"),)
     program = PROGRAM | {"precision": precision}
     whole = attempts(tmp_path, program, 5).go(devices=gpu)
     broken = attempts(tmp_path, program, 5).go(is_step("train", 6), devices=gpu).go(devices=gpu)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from workers.node.shutdown import ShutdownOptions
-from workers.node.worker_monitor import RestartPolicy, pace_of
+from workers.node.worker_monitor import RestartPolicy, policy_for
 
 pytestmark = pytest.mark.integration
 
@@ -27,9 +27,9 @@ WITH_ORPHAN = "(sleep 0.2 & echo $! > {orphan}); " + STEADY
 
 KEEPER = """
 import json, sys
-from workers.node.worker_monitor import Pace, keep
+from workers.node.worker_monitor import RestartPolicy, keep_running
 command, pace = json.loads(sys.argv[1])
-sys.exit(keep(command, Pace(**pace)))
+sys.exit(keep_running(command, RestartPolicy(**pace)))
 """
 
 
@@ -43,7 +43,7 @@ class Kept:
 
     def start(self, script: str, **pace: float) -> None:
         command = ["/bin/sh", "-c", script.format(pids=self._pids, orphan=self.orphan)]
-        patience = {"steady": 0.3, "first_pause": 0.01, "max_pause": 0.05, "stop": 5.0} | pace
+        patience = {"steady_seconds": 0.3, "first_pause": 0.01, "max_pause": 0.05, "stop_seconds": 5.0} | pace
         self.process = subprocess.Popen([sys.executable, "-c", KEEPER, json.dumps([command, patience])])
 
     @property
@@ -107,7 +107,7 @@ def test_a_stop_is_passed_on_to_the_worker_and_waits_for_its_end(kept: Kept, num
 
 
 def test_a_worker_that_does_not_end_in_time_is_killed(kept: Kept) -> None:
-    kept.start(STUBBORN, stop=0.2)
+    kept.start(STUBBORN, stop_seconds=0.2)
     worker = kept.worker()
     kept.keeper.send_signal(signal.SIGTERM)
     assert kept.keeper.wait(SECONDS) == 128 + signal.SIGKILL
@@ -115,7 +115,7 @@ def test_a_worker_that_does_not_end_in_time_is_killed(kept: Kept) -> None:
 
 
 def test_a_second_stop_does_not_wait(kept: Kept) -> None:
-    kept.start(STUBBORN, stop=600.0)
+    kept.start(STUBBORN, stop_seconds=600.0)
     kept.worker()
     kept.keeper.send_signal(signal.SIGTERM)
     wait_until(lambda: signal.SIGTERM not in pending(kept.keeper.pid))
@@ -134,7 +134,7 @@ def test_a_stop_between_two_starts_starts_nothing_more(kept: Kept) -> None:
 
 
 def test_a_worker_that_never_stays_up_is_given_up_with_its_exit_code(kept: Kept) -> None:
-    kept.start(BROKEN, steady=SECONDS)
+    kept.start(BROKEN, steady_seconds=SECONDS)
     assert kept.keeper.wait(SECONDS) == 7
     assert len(kept.pids()) == 5
 
@@ -201,7 +201,7 @@ DRAINS = (
 
 
 def test_a_worker_that_drains_hears_of_a_second_stop_too(kept: Kept) -> None:
-    kept.start(DRAINS, stop=600.0, hurry=600.0)
+    kept.start(DRAINS, stop_seconds=600.0, hurry_seconds=600.0)
     worker = kept.worker()
     wait_until(lambda: signal.SIGTERM in caught(worker))
     kept.keeper.send_signal(signal.SIGTERM)
@@ -212,7 +212,7 @@ def test_a_worker_that_drains_hears_of_a_second_stop_too(kept: Kept) -> None:
 
 
 def test_a_worker_that_drains_and_does_not_hurry_is_killed(kept: Kept) -> None:
-    kept.start(STUBBORN, stop=600.0, hurry=0.2)
+    kept.start(STUBBORN, stop_seconds=600.0, hurry_seconds=0.2)
     worker = kept.worker()
     for _ in range(2):
         kept.keeper.send_signal(signal.SIGTERM)
@@ -226,6 +226,7 @@ def caught(pid: int) -> set[int]:
 
 
 def test_the_keeper_is_as_patient_as_the_drain_and_the_checkpoints_may_take() -> None:
-    assert pace_of(ShutdownOptions(), 20) == RestartPolicy(stop=50)
-    assert pace_of(ShutdownOptions(drain=True, drain_seconds=600), 20) == RestartPolicy(stop=650, hurry=10)
-    assert pace_of(ShutdownOptions(drain=True), 20).stop > 86_400
+    assert policy_for(ShutdownOptions(), 20) == RestartPolicy(stop_seconds=50)
+    timed = policy_for(ShutdownOptions(drain=True, drain_seconds=600), 20)
+    assert timed == RestartPolicy(stop_seconds=650, hurry_seconds=10)
+    assert policy_for(ShutdownOptions(drain=True), 20).stop_seconds > 86_400

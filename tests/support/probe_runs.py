@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from jobs.protocol import records as telemetry
 from jobs.protocol.records import AnyRecord, Note, Record, Split, Step
-from workers.runtime.context import Device, DeviceStreams, RankContext
+from workers.runtime.context import DeviceStreams, RankContext, RankDevice
 
 T = TypeVar("T", bound=Record)
 
@@ -127,7 +127,7 @@ def _watch(sink: Seen, program: Any, args: Any, rank: int, world: int, devices: 
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    leased = tuple(Device(index, "cpu", f"cpu:{index}") for index in range(devices))
+    leased = tuple(RankDevice(index, "cpu", f"cpu:{index}") for index in range(devices))
     own = leased if world == 1 else (leased[rank],)
     logs = [
         tempfile.TemporaryFile()  # noqa: SIM115  (open until it was read, below)

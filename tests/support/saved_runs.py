@@ -17,7 +17,7 @@ from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Report
 from tests.support.training_runs import Kept, context_of, spec_of
 from workers.runtime.commands import CONTINUE
-from workers.runtime.context import Checkpoints, Stopped
+from workers.runtime.context import CheckpointAccess, StopTraining
 from workers.supervisor.report.aggregator import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.training import entry
@@ -72,7 +72,7 @@ class Attempts:
 
         scramble()
         resume = self.drafts / str(self.saved[-1].step) if self.saved else None
-        checkpoints = Checkpoints(self.drafts, resume, ask)
+        checkpoints = CheckpointAccess(self.drafts, resume, ask)
         context = replace(context_of(self.spec.resources.devices, sink, checkpoints=checkpoints), **options)
         try:
             # In a thread, where autograd counts its operations from 0, as it does in a new process: the order in which
@@ -80,7 +80,7 @@ class Attempts:
             with ThreadPoolExecutor(1) as process:
                 self.result = process.submit(entry.run_recipe, self.spec, context).result()
             cut = len(sink.records)
-        except (Killed, Stopped):
+        except (Killed, StopTraining):
             pass
         finally:
             self.records = sink.records[:cut]

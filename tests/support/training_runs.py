@@ -8,7 +8,7 @@ from jobs.model.spec import JobSpec, parse
 from jobs.protocol.records import AnyRecord, Outcome, Record, Result
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Report
-from workers.runtime.context import Device, RankContext
+from workers.runtime.context import RankContext, RankDevice
 from workers.supervisor.report.aggregator import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.training import entry
@@ -69,5 +69,5 @@ def report_here(spec: JobSpec, train_rows: int | None = None, **options: Any) ->
 
 
 def context_of(devices: int, sink: Kept, **options: Any) -> RankContext:
-    owned = tuple(Device(index, "cpu", f"cpu:{index}") for index in range(devices))
+    owned = tuple(RankDevice(index, "cpu", f"cpu:{index}") for index in range(devices))
     return RankContext(0, 1, owned, devices, 1, sink, **options)

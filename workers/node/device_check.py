@@ -8,15 +8,15 @@ import tempfile
 from typing import IO
 
 from jobs.model.records import DeviceRecord
-from workers.node.devices import users_of
+from workers.node.devices import processes_on_gpu
 
 #: Torch is imported first, perhaps from a cold disk.
-SECONDS = 60.0
+TEST_SECONDS = 60.0
 KILL_SECONDS = 5.0
 #: How much of the end of what the process said is looked at.
 LAST_WORDS_BYTES = 4096
 
-PROGRAM = """
+TEST_PROGRAM = """
 import sys
 import torch
 device = torch.device(sys.argv[1])
@@ -30,29 +30,29 @@ if total != 512.0 ** 3:
 class DeviceChecker:
     """Tries devices. A trial that cannot be killed, as with a driver that hangs, is not joined by a second one."""
 
-    def __init__(self, seconds: float = SECONDS) -> None:
+    def __init__(self, seconds: float = TEST_SECONDS) -> None:
         self._seconds = seconds
         self._stuck: dict[int, subprocess.Popen[bytes]] = {}
 
-    def found_wrong(self, device: DeviceRecord) -> str:
+    def find_fault(self, device: DeviceRecord) -> str:
         """Why a device cannot be given out; "" when it can. Takes so many seconds at most. Nothing may hold a lease on
         it: whatever computes there has no business to."""
         before = self._stuck.get(device.index)
         if before is not None and before.poll() is None:
             return f"process {before.pid}, which was to compute on it, does not die"
         self._stuck.pop(device.index, None)
-        if users := users_of(device.id) if device.kind == "cuda" else []:
+        if users := processes_on_gpu(device.id) if device.kind == "cuda" else []:
             return f"in use by process {', '.join(map(str, users[:5]))}, which no lease explains"
         with tempfile.TemporaryFile() as said:
-            process = _start(device, said)
+            process = _start_test(device, said)
             try:
                 code = process.wait(self._seconds)
             except subprocess.TimeoutExpired:
-                self._kill(device, process)
+                self._kill_test(device, process)
                 return f"a small computation on it did not end within {self._seconds:g} s"
             return "" if code == 0 else f"a small computation on it failed: {_last_line(said) or f'exit code {code}'}"
 
-    def _kill(self, device: DeviceRecord, process: subprocess.Popen[bytes]) -> None:
+    def _kill_test(self, device: DeviceRecord, process: subprocess.Popen[bytes]) -> None:
         process.kill()
         try:
             process.wait(KILL_SECONDS)
@@ -60,12 +60,12 @@ class DeviceChecker:
             self._stuck[device.index] = process
 
 
-def _start(device: DeviceRecord, said: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start_test(device: DeviceRecord, said: IO[bytes]) -> subprocess.Popen[bytes]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SHARDYARD_")}
     seen = {"CUDA_VISIBLE_DEVICES": device.id if device.kind == "cuda" else ""}
     where = "cuda:0" if device.kind == "cuda" else "cpu"
     return subprocess.Popen(
-        [sys.executable, "-I", "-c", PROGRAM, where],
+        [sys.executable, "-I", "-c", TEST_PROGRAM, where],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=said,

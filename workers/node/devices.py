@@ -13,7 +13,7 @@ _GPUS = re.compile(r"cuda:(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)")
 _VIRTUAL = re.compile(r"cpu:(\d+)")
 
 
-def discover(wanted: str) -> tuple[DeviceRecord, ...]:
+def discover_devices(wanted: str) -> tuple[DeviceRecord, ...]:
     """The devices that `wanted` names: `auto`, `cuda:0-3`, `cuda:0,2`, or `cpu:8`.
 
     `auto` takes every GPU; on a host without one, eight virtual devices.
@@ -22,18 +22,18 @@ def discover(wanted: str) -> tuple[DeviceRecord, ...]:
         ValueError: the text is none of these, or names a GPU that the host does not have.
     """
     if wanted == "auto":
-        return _gpus() or _virtual(VIRTUAL_DEVICES)
+        return _read_gpus() or _virtual_devices(VIRTUAL_DEVICES)
     if match := _VIRTUAL.fullmatch(wanted):
         count = int(match[1])
         if not 1 <= count <= MAX_VIRTUAL_DEVICES:
             raise ValueError(f"{wanted!r}: between 1 and {MAX_VIRTUAL_DEVICES} virtual devices, please")
-        return _virtual(count)
+        return _virtual_devices(count)
     if match := _GPUS.fullmatch(wanted):
-        return _choose(_gpus(), _numbers(match[1]), wanted)
+        return _choose_gpus(_read_gpus(), _parse_ordinals(match[1]), wanted)
     raise ValueError(f"{wanted!r} names no devices; use auto, cuda:0-3, cuda:0,2 or cpu:8")
 
 
-def users_of(gpu: str) -> list[int]:
+def processes_on_gpu(gpu: str) -> list[int]:
     """Processes that compute on a GPU now, by its UUID; of a container, as the host numbers them. None where the driver
     does not tell."""
     try:
@@ -49,22 +49,22 @@ def users_of(gpu: str) -> list[int]:
         pynvml.nvmlShutdown()
 
 
-def _virtual(count: int) -> tuple[DeviceRecord, ...]:
+def _virtual_devices(count: int) -> tuple[DeviceRecord, ...]:
     return tuple(DeviceRecord(i, "cpu", i, f"cpu:{i}", "virtual device") for i in range(count))
 
 
-def _gpus() -> tuple[DeviceRecord, ...]:
+def _read_gpus() -> tuple[DeviceRecord, ...]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return ()
     try:
-        return tuple(_gpu(ordinal) for ordinal in range(pynvml.nvmlDeviceGetCount()))
+        return tuple(_read_gpu(ordinal) for ordinal in range(pynvml.nvmlDeviceGetCount()))
     finally:
         pynvml.nvmlShutdown()
 
 
-def _gpu(ordinal: int) -> DeviceRecord:
+def _read_gpu(ordinal: int) -> DeviceRecord:
     handle = pynvml.nvmlDeviceGetHandleByIndex(ordinal)
     return DeviceRecord(
         index=ordinal,
@@ -76,7 +76,7 @@ def _gpu(ordinal: int) -> DeviceRecord:
     )
 
 
-def _numbers(text: str) -> list[int]:
+def _parse_ordinals(text: str) -> list[int]:
     numbers: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -84,7 +84,7 @@ def _numbers(text: str) -> list[int]:
     return numbers
 
 
-def _choose(gpus: tuple[DeviceRecord, ...], ordinals: list[int], wanted: str) -> tuple[DeviceRecord, ...]:
+def _choose_gpus(gpus: tuple[DeviceRecord, ...], ordinals: list[int], wanted: str) -> tuple[DeviceRecord, ...]:
     missing = [number for number in ordinals if number >= len(gpus)]
     if missing:
         raise ValueError(f"{wanted!r}: this host has {len(gpus)} GPUs, so there is no cuda:{missing[0]}")

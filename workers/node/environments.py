@@ -19,7 +19,7 @@ print(json.dumps({"version": sys.version_info[:2], "tag": sys.implementation.cac
 """
 
 
-def find(listed: str) -> Mapping[str, Path]:
+def find_environments(listed: str) -> Mapping[str, Path]:
     """The environments of a setting, `name=/path/to/python,...`, each asked whether scripts can run in it.
 
     Raises:
@@ -33,13 +33,13 @@ def find(listed: str) -> Mapping[str, Path]:
         if name in found:
             raise ValueError(f"environment {name!r} is listed twice")
         found[name] = Path(path)
-        why_not = _why_not(found[name])
+        why_not = _find_fault(found[name])
         if why_not:
             raise ValueError(f"environment {name!r}: {path} {why_not}")
     return found
 
 
-def _why_not(python: Path) -> str:
+def _find_fault(python: Path) -> str:
     """Why scripts cannot run in an environment; "" if they can."""
     command = [str(python), "-c", _QUESTIONS]
     try:
@@ -58,7 +58,7 @@ def _why_not(python: Path) -> str:
     return ""
 
 
-def choose(environments: Mapping[str, Path], name: str | None) -> Path:
+def choose_python(environments: Mapping[str, Path], name: str | None) -> Path:
     """The Python of a job that starts cold; the service's own where it names none.
 
     Raises:

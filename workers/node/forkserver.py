@@ -32,7 +32,7 @@ from typing import NoReturn
 import structlog
 
 from jobs.support import failpoints
-from workers.rank.process import KEPT_VARIABLES, name_process
+from workers.rank.process import INHERITED_VARIABLES, name_process
 from workers.runtime.launch import AttemptConfig
 
 log = structlog.get_logger(__name__)
@@ -41,9 +41,9 @@ WARM_SECONDS = 120.0
 REPLY_SECONDS = 20.0
 DEATH_SECONDS = 5.0
 #: How much later than a broken connection the server's death may show.
-LATE_SECONDS = 0.5
+DEATH_DELAY_SECONDS = 0.5
 #: After a start, before the next supervisor is forked ahead: the ranks have the cores first.
-REST_SECONDS = 0.2
+SPARE_DELAY_SECONDS = 0.2
 _LENGTH = struct.Struct("!I")
 
 
@@ -56,10 +56,10 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._line: socket.socket | None = None
+        self._socket: socket.socket | None = None
         self._lock = threading.Lock()
 
-    def warm(self) -> float:
+    def start_warm(self) -> float:
         """Start the server, or start it again, and wait until it is ready to fork.
 
         Returns:
@@ -70,16 +70,16 @@ class ForkServer:
         """
         began = time.monotonic()
         with self._lock:
-            self._warm()
+            self._start_warm()
         return time.monotonic() - began
 
-    def replace(self) -> float:
+    def restart_warm(self) -> float:
         """Kill the server, whatever is wrong with it, and warm a new one. Returns and raises as `warm`."""
-        self._kill()
-        return self.warm()
+        self._kill_server()
+        return self.start_warm()
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the server runs that was warmed last."""
         return not self._is_dead(0)
 
@@ -87,7 +87,7 @@ class ForkServer:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
-    def launch(self, launch: AttemptConfig, control_url: str, telemetry_url: str) -> int:
+    def start_supervisor(self, launch: AttemptConfig, control_url: str, telemetry_url: str) -> int:
         """Start the supervisor of an attempt.
 
         Returns:
@@ -103,25 +103,25 @@ class ForkServer:
                 pipe.send_bytes(json.dumps(secrets).encode())  # waits in the pipe until the ranks are forked
             with self._lock:
                 if self._is_dead(0):  # the line may not tell: a supervisor that was stopped at its birth has it too
-                    self._warm()
+                    self._start_warm()
                 try:
-                    return self._ask(launch, reader)
+                    return self._request_supervisor(launch, reader)
                 except ForkFailed:
-                    if not self._is_dead(LATE_SECONDS):
+                    if not self._is_dead(DEATH_DELAY_SECONDS):
                         raise
                     # Somebody killed it. Should a supervisor have come up all the same, its lock stops the second.
-                    self._warm()
-                    return self._ask(launch, reader)
+                    self._start_warm()
+                    return self._request_supervisor(launch, reader)
         finally:
             os.close(reader)
 
     def close(self) -> None:
         """End the server; supervisors go on."""
-        self._kill()
-        if self._line is not None:
-            self._line.close()
+        self._kill_server()
+        if self._socket is not None:
+            self._socket.close()
 
-    def _warm(self) -> None:
+    def _start_warm(self) -> None:
         self.close()
         ours, theirs = socket.socketpair()
         # It imports what the worker imports, also where variables that ranks must not see have led to that.
@@ -130,10 +130,10 @@ class ForkServer:
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         with theirs, _scrubbed_environment():
             self._process = subprocess.Popen([sys.executable, *flags, "-c", program], pass_fds=[theirs.fileno()])
-        self._line = ours
-        self._answer(WARM_SECONDS)
+        self._socket = ours
+        self._read_reply(WARM_SECONDS)
 
-    def _kill(self) -> None:
+    def _kill_server(self) -> None:
         if self._process is not None:
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -146,27 +146,27 @@ class ForkServer:
             self._process.wait(wait)
         return self._process.returncode is not None
 
-    def _ask(self, launch: AttemptConfig, credentials: int) -> int:
-        if self._line is None:
+    def _request_supervisor(self, launch: AttemptConfig, credentials: int) -> int:
+        if self._socket is None:
             raise ForkFailed("the forkserver was never warm")
         try:
-            _send(self._line, pickle.dumps(launch), [credentials])
+            _send_message(self._socket, pickle.dumps(launch), [credentials])
         except OSError as error:
             raise ForkFailed(f"the forkserver died: {error!r}") from error
-        return int(self._answer(REPLY_SECONDS))
+        return int(self._read_reply(REPLY_SECONDS))
 
-    def _answer(self, seconds: float) -> str:
+    def _read_reply(self, seconds: float) -> str:
         """What the server answers. One that does not is killed: its next answer would be taken for another's.
 
         Raises:
             ForkFailed: it did not answer in time, died, or says why it cannot.
         """
-        assert self._line is not None
-        self._line.settimeout(seconds)
+        assert self._socket is not None
+        self._socket.settimeout(seconds)
         try:
-            status, text = json.loads(_receive(self._line)[0])
+            status, text = json.loads(_receive_message(self._socket)[0])
         except TimeoutError as error:
-            self._kill()
+            self._kill_server()
             raise ForkFailed(f"the forkserver did not answer within {seconds:g} s") from error
         except (EOFError, OSError, ValueError) as error:
             raise ForkFailed(f"the forkserver died: {error!r}") from error
@@ -175,25 +175,25 @@ class ForkServer:
         return str(text)
 
 
-def _send(line: socket.socket, body: bytes, descriptors: list[int]) -> None:
+def _send_message(line: socket.socket, body: bytes, descriptors: list[int]) -> None:
     socket.send_fds(line, [_LENGTH.pack(len(body))], descriptors)
     line.sendall(body)
 
 
-def _receive(line: socket.socket) -> tuple[bytes, list[int]]:
+def _receive_message(line: socket.socket) -> tuple[bytes, list[int]]:
     """A message with the descriptors that came with it.
 
     Raises:
         EOFError: the other side is gone.
     """
     head, descriptors, _, _ = socket.recv_fds(line, _LENGTH.size, 1)
-    head += _exactly(line, _LENGTH.size - len(head)) if head else b""
+    head += _receive_exactly(line, _LENGTH.size - len(head)) if head else b""
     if not head:
         raise EOFError
-    return _exactly(line, _LENGTH.unpack(head)[0]), descriptors
+    return _receive_exactly(line, _LENGTH.unpack(head)[0]), descriptors
 
 
-def _exactly(line: socket.socket, size: int) -> bytes:
+def _receive_exactly(line: socket.socket, size: int) -> bytes:
     body = b""
     while len(body) < size:
         part = line.recv(size - len(body))
@@ -214,8 +214,8 @@ def serve(descriptor: int) -> NoReturn:
     try:
         import workers.node.preload  # noqa: F401
 
-        _tell(line, *_ready())
-        _serve(line)
+        _send_reply(line, *_check_ready())
+        _serve_launches(line)
     except (EOFError, ConnectionError):
         pass  # the worker is gone
     except BaseException:  # noqa: BLE001  (the worker is told by the end of the line)
@@ -224,16 +224,16 @@ def serve(descriptor: int) -> NoReturn:
         os._exit(0)  # what was imported has exit handlers, which nobody needs here
 
 
-def _serve(line: socket.socket) -> None:
+def _serve_launches(line: socket.socket) -> None:
     """Answer launches. In between, fork a process ahead, which becomes the next supervisor; it ends with the server."""
     spare: tuple[int, socket.socket] | None = None
     while True:
-        if spare is None and not _is_readable(line, REST_SECONDS):
+        if spare is None and not _is_readable(line, SPARE_DELAY_SECONDS):
             spare = _fork_spare()
             continue
-        launch, descriptors = _receive(line)
+        launch, descriptors = _receive_message(line)
         pid = _hand_over(spare, launch, descriptors) if spare is not None else 0
-        _tell(line, *(("ok", str(pid)) if pid else _fork_supervisor(launch, descriptors)))
+        _send_reply(line, *(("ok", str(pid)) if pid else _fork_supervisor(launch, descriptors)))
         spare = None
         for descriptor in descriptors:
             os.close(descriptor)
@@ -243,13 +243,13 @@ def _is_readable(line: socket.socket, seconds: float) -> bool:
     return bool(select.select([line], [], [], seconds)[0])
 
 
-def _tell(line: socket.socket, status: str, text: str) -> None:
-    _send(line, json.dumps([status, text]).encode(), [])
+def _send_reply(line: socket.socket, status: str, text: str) -> None:
+    _send_message(line, json.dumps([status, text]).encode(), [])
 
 
-def _ready() -> tuple[str, str]:
+def _check_ready() -> tuple[str, str]:
     missing = {"torch", "torch._dynamo", "workers.supervisor.main"} - set(sys.modules)
-    why_not = f"the forkserver could not import {', '.join(sorted(missing))}" if missing else _unsafe_to_fork()
+    why_not = f"the forkserver could not import {', '.join(sorted(missing))}" if missing else _why_unsafe_to_fork()
     return ("failed", why_not) if why_not else ("ok", str(os.getpid()))
 
 
@@ -257,7 +257,7 @@ def _fork_spare() -> tuple[int, socket.socket] | None:
     """A process that waits to be a supervisor, and the line to it; None where there can be none."""
     from workers.supervisor.process_setup import become_leader
 
-    if _unsafe_to_fork():
+    if _why_unsafe_to_fork():
         return None
     ours, theirs = socket.socketpair()
     try:
@@ -269,9 +269,9 @@ def _fork_spare() -> tuple[int, socket.socket] | None:
             name_process("sy-spare")
             become_leader(theirs.fileno())
             with contextlib.suppress(EOFError):  # the server is gone
-                message = _receive(theirs)
+                message = _receive_message(theirs)
                 theirs.close()
-                _supervise(*message)
+                _run_supervisor(*message)
         finally:
             os._exit(0)
     theirs.close()
@@ -286,7 +286,7 @@ def _hand_over(spare: tuple[int, socket.socket], launch: bytes, descriptors: lis
     pid, line = spare
     with line:
         try:
-            _send(line, launch, descriptors)
+            _send_message(line, launch, descriptors)
         except OSError:
             return 0
     return pid
@@ -295,7 +295,7 @@ def _hand_over(spare: tuple[int, socket.socket], launch: bytes, descriptors: lis
 def _fork_supervisor(launch: bytes, descriptors: list[int]) -> tuple[str, str]:
     from workers.supervisor.process_setup import become_leader
 
-    if why_not := _unsafe_to_fork():
+    if why_not := _why_unsafe_to_fork():
         return "failed", why_not
     try:
         pid = os.fork()
@@ -304,20 +304,20 @@ def _fork_supervisor(launch: bytes, descriptors: list[int]) -> tuple[str, str]:
     if pid == 0:
         try:
             become_leader(descriptors[0])
-            _supervise(launch, descriptors)
+            _run_supervisor(launch, descriptors)
         finally:
             os._exit(1)
     return "ok", str(pid)
 
 
-def _supervise(launch: bytes, descriptors: list[int]) -> None:
+def _run_supervisor(launch: bytes, descriptors: list[int]) -> None:
     from workers.supervisor.main import main
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     main(pickle.loads(launch), Connection(descriptors[0], writable=False))  # noqa: S301  (the worker's own)
 
 
-def _unsafe_to_fork() -> str:
+def _why_unsafe_to_fork() -> str:
     """Why children forked from this process could hang; "" when nothing speaks against it."""
     import torch
 
@@ -333,7 +333,8 @@ def _unsafe_to_fork() -> str:
 def _scrubbed_environment() -> Iterator[None]:
     """Only what ranks may see, while the server may be started: it keeps the environment it starts with."""
     before = dict(os.environ)
-    kept = {name: before[name] for name in KEPT_VARIABLES if name in before} | failpoints.inherited_variable(before)
+    kept = {name: before[name] for name in INHERITED_VARIABLES if name in before}
+    kept |= failpoints.inherited_variable(before)
     os.environ.clear()
     # OpenBLAS starts its threads at import, and the server must have one thread.
     os.environ.update(kept, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")

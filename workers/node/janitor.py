@@ -21,10 +21,10 @@ from workers.supervisor.process_sweep import is_supervisor_dead, sweep_attempt
 
 log = structlog.get_logger(__name__)
 
-EVERY_SECONDS = 60.0
+ROUND_SECONDS = 60.0
 #: Directories that are cleared, and devices that are tried, in one round. What is left has its turn in the next.
 MAX_CLEARED = 16
-MAX_TRIED = 8
+MAX_TESTED = 8
 SWEEP_SECONDS = 1.0
 
 
@@ -45,8 +45,8 @@ class Janitor:
         self._storage = storage
         self._store = control
         self._holding = holding
-        self._fitness = DeviceChecker()
-        self._left_before: set[AttemptId] = set()
+        self._checker = DeviceChecker()
+        self._orphans_before: set[AttemptId] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
 
@@ -58,26 +58,26 @@ class Janitor:
         self._stop.set()
 
     def _run(self) -> None:
-        while not self._stop.wait(EVERY_SECONDS):
+        while not self._stop.wait(ROUND_SECONDS):
             try:
-                self.clear_away()
-                self.try_devices()
+                self.clear_orphans()
+                self.test_devices()
             except Unavailable as error:
                 log.warning("control_redis_unavailable", error=str(error))
             except Exception:
                 log.exception("round_failed")
 
-    def clear_away(self) -> None:
+    def clear_orphans(self) -> None:
         """Clear what supervisors left that were killed after they gave their devices back. An attempt that is just
         being started looks the same for a moment, so it must do so in two rounds."""
         held = set(self._holding())
-        left = {attempt for attempt in left_behind(self._state_dir) if attempt not in held}
-        for attempt in sorted(left & self._left_before, key=str)[:MAX_CLEARED]:
+        left = {attempt for attempt in orphaned_attempts(self._state_dir) if attempt not in held}
+        for attempt in sorted(left & self._orphans_before, key=str)[:MAX_CLEARED]:
             pending_end.report_pending_end(self._store, attempt, AttemptDirectory.of(self._state_dir, attempt).untold)
-            clear(self._state_dir, self._storage, attempt, SWEEP_SECONDS)
-        self._left_before = left
+            clear_orphan(self._state_dir, self._storage, attempt, SWEEP_SECONDS)
+        self._orphans_before = left
 
-    def try_devices(self) -> None:
+    def test_devices(self) -> None:
         """Bring devices back whose quarantine is over: nothing is left of the attempt, and they can compute."""
         found = [
             one
@@ -85,18 +85,18 @@ class Janitor:
             if one.why.by == "sweep" and one.device in self._devices
         ]
         swept: dict[str, str] = {}
-        for one in sorted(found, key=lambda one: one.why.checked or 0)[:MAX_TRIED]:
+        for one in sorted(found, key=lambda one: one.why.checked or 0)[:MAX_TESTED]:
             attempt = one.why.attempt
             if attempt not in swept:
                 swept[attempt] = self._survivors_of(AttemptId.parse(attempt))
-            wrong = swept[attempt] or self._fitness.found_wrong(self._devices[one.device])
-            self._decide(one, wrong)
+            wrong = swept[attempt] or self._checker.find_fault(self._devices[one.device])
+            self._update_quarantine(one, wrong)
 
     def _survivors_of(self, attempt: AttemptId) -> str:
-        survivors = clear(self._state_dir, self._storage, attempt, SWEEP_SECONDS)
-        return f"would not die after {attempt}: {culprits(survivors)}" if survivors else ""
+        survivors = clear_orphan(self._state_dir, self._storage, attempt, SWEEP_SECONDS)
+        return f"would not die after {attempt}: {describe_survivors(survivors)}" if survivors else ""
 
-    def _decide(self, found: QuarantinedDevice, wrong: str) -> None:
+    def _update_quarantine(self, found: QuarantinedDevice, wrong: str) -> None:
         if wrong:
             log.warning("device_stays_in_quarantine", device=found.device, why=wrong)
             self._store.run(store.retain_quarantine(self._node, found, wrong))
@@ -104,7 +104,7 @@ class Janitor:
             log.info("device_is_back", device=found.device, was=found.why.reason)
 
 
-def left_behind(state_dir: Path) -> Iterator[AttemptId]:
+def orphaned_attempts(state_dir: Path) -> Iterator[AttemptId]:
     """Attempts that have a directory, and no supervisor that lives."""
     for directory in (state_dir / "attempts").glob("*.*.*"):
         tenant, job, number = directory.name.rsplit(".", 2)
@@ -112,7 +112,7 @@ def left_behind(state_dir: Path) -> Iterator[AttemptId]:
             yield AttemptId(tenant, job, int(number))
 
 
-def clear(state_dir: Path, storage: Path, attempt: AttemptId, seconds: float = 5.0) -> dict[int, str]:
+def clear_orphan(state_dir: Path, storage: Path, attempt: AttemptId, seconds: float = 5.0) -> dict[int, str]:
     """Sweep what a dead supervisor has left. Its traces go, unless its end is still to be told, or something would not
     die within `seconds`: that is returned, as `sweep` does."""
     marks = AttemptDirectory.of(state_dir, attempt)
@@ -123,6 +123,6 @@ def clear(state_dir: Path, storage: Path, attempt: AttemptId, seconds: float = 5
     return survivors
 
 
-def culprits(survivors: dict[int, str]) -> str:
+def describe_survivors(survivors: dict[int, str]) -> str:
     """Who would not die, in words."""
     return "; ".join(f"process {pid} ({command})" for pid, command in survivors.items())

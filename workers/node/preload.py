@@ -41,16 +41,16 @@ def _keep_freed_memory() -> None:
 def _use_huge_pages() -> None:
     """Have what the imports have made in pages of 2 MiB, as far as the kernel has such: a fork, and the end of what was
     forked, go through fewer of them. What a forked process writes to is copied in small pages all the same."""
-    _advise("rw-p", MADV_COLLAPSE, of_files=False)
+    _advise_mappings("rw-p", MADV_COLLAPSE, of_files=False)
 
 
 def _give_back_code() -> None:
     """Let go of 70 MB of machine code that only the imports ran: torch registers thousands of operators. What is run
     again comes back from the page cache, as it does in every forked process, none of which inherits it."""
-    _advise("r-xp", mmap.MADV_DONTNEED, of_files=True)  # nobody writes to these, so the files have all of it
+    _advise_mappings("r-xp", mmap.MADV_DONTNEED, of_files=True)  # nobody writes to these, so the files have all of it
 
 
-def _advise(rights: str, advice: int, *, of_files: bool) -> None:
+def _advise_mappings(rights: str, advice: int, *, of_files: bool) -> None:
     """`madvise` for all mappings with these rights, those of files or the others. A kernel may refuse."""
     libc = ctypes.CDLL(None)
     for line in Path("/proc/self/maps").read_text().splitlines():

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: Longest time that a drain may be given, in seconds.
-MAX_SECONDS = 30 * 86_400.0
+MAX_DRAIN_SECONDS = 30 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class ShutdownOptions:
     drain_seconds: float | None = None  # so long; then they move to other nodes. None: for as long as it takes
 
 
-def parse(arguments: Sequence[str] | None = None) -> ShutdownOptions:
+def parse_options(arguments: Sequence[str] | None = None) -> ShutdownOptions:
     """The options of `python -m workers`. Leaves with exit code 2 where they are wrong."""
     parser = argparse.ArgumentParser(prog="python -m workers", description="Run one node's worker; see SHARDYARD_*.")
     how = parser.add_mutually_exclusive_group()
@@ -29,7 +29,7 @@ def parse(arguments: Sequence[str] | None = None) -> ShutdownOptions:
     how.add_argument(
         "--drain",
         nargs="?",
-        type=_seconds,
+        type=_parse_seconds,
         const=-1.0,
         metavar="SECONDS",
         help="on SIGTERM, take no new work and wait for this node's attempts; those that still run after SECONDS save "
@@ -40,8 +40,8 @@ def parse(arguments: Sequence[str] | None = None) -> ShutdownOptions:
     return ShutdownOptions(found.stop_attempts_on_exit, given, found.drain if given and found.drain >= 0 else None)
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     seconds = float(text)
-    if not 0 <= seconds <= MAX_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text}: between 0 and {MAX_SECONDS:.0f} seconds, please")
+    if not 0 <= seconds <= MAX_DRAIN_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text}: between 0 and {MAX_DRAIN_SECONDS:.0f} seconds, please")
     return seconds

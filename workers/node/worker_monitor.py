@@ -29,8 +29,8 @@ from jobs.model.settings import Settings
 from jobs.scheduling.celery_config import celery_config
 from jobs.support.logging_config import configure_logging
 from workers.node import environments, shutdown
-from workers.node.devices import discover
-from workers.node.shutdown import MAX_SECONDS, ShutdownOptions
+from workers.node.devices import discover_devices
+from workers.node.shutdown import MAX_DRAIN_SECONDS, ShutdownOptions
 from workers.sandbox import run_as
 
 log = structlog.get_logger("workers.node.worker_monitor")
@@ -49,45 +49,45 @@ STOP_SECONDS = 30.0
 #: A worker that drains leaves in this time when it is asked again.
 HURRY_SECONDS = 10.0
 
-_STOP = frozenset({signal.SIGTERM, signal.SIGINT})
-_WATCHED = _STOP | {signal.SIGCHLD}
+_STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
+_WATCHED_SIGNALS = _STOP_SIGNALS | {signal.SIGCHLD}
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
     """How patient a keeper is, in seconds."""
 
-    steady: float = STEADY_SECONDS
+    steady_seconds: float = STEADY_SECONDS
     first_pause: float = FIRST_PAUSE_SECONDS
     max_pause: float = MAX_PAUSE_SECONDS
-    stop: float = STOP_SECONDS  # from a stop until the worker is killed
-    hurry: float = 0.0  # from a second stop, which is passed on too; 0: it kills the worker
+    stop_seconds: float = STOP_SECONDS  # from a stop until the worker is killed
+    hurry_seconds: float = 0.0  # from a second stop, which is passed on too; 0: it kills the worker
 
 
-def keep(command: Sequence[str], pace: RestartPolicy = RestartPolicy()) -> int:
+def keep_running(command: Sequence[str], policy: RestartPolicy = RestartPolicy()) -> int:
     """Run `command` again and again until SIGTERM or SIGINT; its last exit code (128 + n: killed by signal n)."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED_SIGNALS)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     false_starts, steady = 0, False
     while True:
         began = time.monotonic()
-        pid = _spawn(command)
-        stopping, code = _until_end(pid, pace)
+        pid = _start_worker(command)
+        stopping, code = _wait_for_end(pid, policy)
         if stopping:
             return code
         lived = time.monotonic() - began
-        steady = steady or lived >= pace.steady
-        false_starts = 0 if lived >= pace.steady else false_starts + 1
+        steady = steady or lived >= policy.steady_seconds
+        false_starts = 0 if lived >= policy.steady_seconds else false_starts + 1
         if not steady and false_starts >= MAX_FALSE_STARTS:
             log.error("worker_does_not_start", times=false_starts, exit_code=code)
             return code or 1
-        pause = min(pace.first_pause * 2 ** min(false_starts, 10), pace.max_pause)
+        pause = min(policy.first_pause * 2 ** min(false_starts, 10), policy.max_pause)
         log.warning("worker_died", pid=pid, exit_code=code, lived_seconds=round(lived, 1), again_in_seconds=pause)
         if _stopped_within(pause):
             return 0
 
 
-def _spawn(command: Sequence[str]) -> int:
+def _start_worker(command: Sequence[str]) -> int:
     """Start the worker in a session of its own, so that a terminal's Ctrl-C reaches it once, through us."""
     keeper = os.getpid()
     pid = os.fork()
@@ -97,29 +97,30 @@ def _spawn(command: Sequence[str]) -> int:
         os.setsid()
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() == keeper:  # it may have died before we asked
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED_SIGNALS)
             os.execv(command[0], list(command))  # noqa: S606
     finally:
         os._exit(127)
 
 
-def _until_end(worker: int, pace: RestartPolicy) -> tuple[bool, int]:
+def _wait_for_end(worker: int, policy: RestartPolicy) -> tuple[bool, int]:
     """Wait for the worker's end, and reap whoever else dies.
 
     Returns:
         whether we were asked to stop, and the worker's exit code.
     """
-    patience = [pace.stop, *([pace.hurry] if pace.hurry else [])]  # for each stop that is passed on
+    patience = [policy.stop_seconds]  # one entry for each stop that is passed on
+    patience += [policy.hurry_seconds] if policy.hurry_seconds else []
     deadline: float | None = None
     while True:
-        ended = _reap()
+        ended = _reap_children()
         if worker in ended:
             return deadline is not None, _exit_code(ended[worker])
         number = _next_signal(None if deadline is None else deadline - time.monotonic())
-        if number in _STOP and patience:
+        if number in _STOP_SIGNALS and patience:
             deadline = time.monotonic() + patience.pop(0)
             os.kill(worker, signal.SIGTERM)
-        elif number in _STOP or number is None:  # asked again, or the time is over
+        elif number in _STOP_SIGNALS or number is None:  # asked again, or the time is over
             log.warning("worker_killed", pid=worker)
             os.kill(worker, signal.SIGKILL)
             return True, _exit_code(os.waitpid(worker, 0)[1])
@@ -129,8 +130,8 @@ def _stopped_within(seconds: float) -> bool:
     """Wait, and reap; True as soon as we are asked to stop."""
     deadline = time.monotonic() + seconds
     while (number := _next_signal(deadline - time.monotonic())) is not None:
-        _reap()
-        if number in _STOP:
+        _reap_children()
+        if number in _STOP_SIGNALS:
             return True
     return False
 
@@ -138,12 +139,12 @@ def _stopped_within(seconds: float) -> bool:
 def _next_signal(seconds: float | None) -> int | None:
     """The next signal; None after `seconds`."""
     if seconds is None:
-        return signal.sigwait(_WATCHED)
-    received = signal.sigtimedwait(_WATCHED, max(0.0, seconds))
+        return signal.sigwait(_WATCHED_SIGNALS)
+    received = signal.sigtimedwait(_WATCHED_SIGNALS, max(0.0, seconds))
     return None if received is None else received.si_signo
 
 
-def _reap() -> dict[int, int]:
+def _reap_children() -> dict[int, int]:
     """Wait statuses of all children that have ended, by process id."""
     ended: dict[int, int] = {}
     while True:
@@ -161,29 +162,29 @@ def _exit_code(status: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def pace_of(how: ShutdownOptions, checkpoint_seconds: float) -> RestartPolicy:
+def policy_for(how: ShutdownOptions, checkpoint_seconds: float) -> RestartPolicy:
     """How patient to be with a worker that leaves in this way. Attempts that it stops may save their checkpoints."""
     if not how.drain:
-        return RestartPolicy(stop=STOP_SECONDS + checkpoint_seconds)
-    seconds = MAX_SECONDS if how.drain_seconds is None else how.drain_seconds
-    return RestartPolicy(stop=seconds + checkpoint_seconds + STOP_SECONDS, hurry=HURRY_SECONDS)
+        return RestartPolicy(stop_seconds=STOP_SECONDS + checkpoint_seconds)
+    seconds = MAX_DRAIN_SECONDS if how.drain_seconds is None else how.drain_seconds
+    return RestartPolicy(stop_seconds=seconds + checkpoint_seconds + STOP_SECONDS, hurry_seconds=HURRY_SECONDS)
 
 
 def main() -> int:
-    how = shutdown.parse()
+    how = shutdown.parse_options()
     configure_logging("INFO")
     try:
         settings = Settings()
         configure_logging(settings.log_level)
         celery_config(settings)
-        run_as.choose(settings.run_as, discover(settings.devices))
-        environments.find(settings.environments)
+        run_as.choose_accounts(settings.run_as, discover_devices(settings.devices))
+        environments.find_environments(settings.environments)
     except (ValidationError, ValueError) as error:
         log.error("cannot_start", error=str(error))
         return 2
     # -P: a directory called `jobs` or `workers` in the working directory must not shadow ours.
-    pace = pace_of(how, settings.checkpoint_seconds)
-    return keep((sys.executable, "-P", "-m", "workers", *sys.argv[1:]), pace)
+    policy = policy_for(how, settings.checkpoint_seconds)
+    return keep_running((sys.executable, "-P", "-m", "workers", *sys.argv[1:]), policy)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from jobs.protocol.records import AnyRecord, Began, Group, Hello, Metric, Progra
 from workers.probe import probe as script
 from workers.rehearsal import install
 from workers.runtime import import_hook, process_groups
-from workers.runtime.context import ChannelSink, Device, NullSink, RankContext, Sink
+from workers.runtime.context import ChannelSink, NullSink, RankContext, RankDevice, RecordSink
 from workers.runtime.import_callbacks import when_imported
 
 SOCKET: Final = "SHARDYARD_PROBE_SOCKET"
@@ -58,7 +58,7 @@ class Family:
     address: str  # of the attempt's socket
     rank: int
     world_size: int
-    devices: tuple[Device, ...]
+    devices: tuple[RankDevice, ...]
     lease_size: int
     threads: int
     rehearsed: bool
@@ -70,12 +70,17 @@ class Family:
     @classmethod
     def decode(cls, text: str) -> "Family":
         fields = json.loads(text)
-        return cls(**fields | {"devices": tuple(Device(**device) for device in fields["devices"])})
+        return cls(**fields | {"devices": tuple(RankDevice(**device) for device in fields["devices"])})
 
 
 def environment(family: Family) -> dict[str, str]:
     """The variables by which programs that the rank starts are followed."""
-    return {SOCKET: family.address, FAMILY: family.encode(), LENT: import_hook.lend(), "PYTHONPATH": str(BOOT)}
+    return {
+        SOCKET: family.address,
+        FAMILY: family.encode(),
+        LENT: import_hook.describe_packages(),
+        "PYTHONPATH": str(BOOT),
+    }
 
 
 # -- sinks -----------------------------------------------------------------------------------------
@@ -105,8 +110,8 @@ class SocketSink(ChannelSink):
     def _run(self) -> None:
         try:
             self._socket = _dial(self._address)
-            self._write(records.encode_packet([self._hello]))
-            self._pump()
+            self._write_packet(records.encode_packet([self._hello]))
+            self._send_loop()
         except Exception:  # noqa: BLE001, S110  (whatever it is, the process goes on unobserved)
             pass
         finally:
@@ -115,7 +120,7 @@ class SocketSink(ChannelSink):
             with self._changed:
                 self._changed.notify_all()
 
-    def _write(self, packet: bytes) -> None:
+    def _write_packet(self, packet: bytes) -> None:
         # Not to a descriptor: a program that closes those that are not its own may have a file there by now.
         assert self._socket is not None
         self._socket.sendall(packet, socket.MSG_NOSIGNAL)
@@ -219,7 +224,7 @@ def _is_worker_of_a_loader() -> bool:
 class FamilySink:
     """The sink of a rank or of one of its descendants; in a forked child it becomes the child's own."""
 
-    def __init__(self, sink: Sink, family: Family) -> None:
+    def __init__(self, sink: RecordSink, family: Family) -> None:
         self._sink = sink
         self._family = family
         self._finish: Callable[[], None] = _nothing
@@ -233,7 +238,7 @@ class FamilySink:
         self._sink.emit(record)
 
     @property
-    def inner(self) -> Sink:
+    def inner(self) -> RecordSink:
         """What takes every record that is no `Group`."""
         return self._sink
 
@@ -303,7 +308,7 @@ _connected = False  # shardyard.job
 def join(environ: Mapping[str, str]) -> None:
     """Connect a process that a rank has started as a new program: install the probe, and tell `shardyard.job`.
 
-    To be called within `packages.importing`, when the program imports torch, and when it has imported
+    To be called within `import_hook.importable`, when the program imports torch, and when it has imported
     `shardyard.job`.
     """
     global _joined, _connected
@@ -334,7 +339,7 @@ def _install(sink: FamilySink, family: Family) -> None:
     )
     attach(sink, script.install(context, rehearsed=family.rehearsed))
     # Groups that are freed at the end of a process may deadlock it, there as well as in a rank.
-    when_imported({"torch.distributed.distributed_c10d": lambda _: process_groups.keep()})
+    when_imported({"torch.distributed.distributed_c10d": lambda _: process_groups.retain_groups()})
 
 
 def _job() -> Any:

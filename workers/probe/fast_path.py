@@ -35,7 +35,7 @@ from workers.probe.types import (
     StepSample,
     ThreadState,
 )
-from workers.runtime.context import Sink
+from workers.runtime.context import RecordSink
 
 #: Steps on the tape, after which the program's thread records them itself.
 MAX_TAPE = 16_384
@@ -44,12 +44,12 @@ MAX_TAPE = 16_384
 class FastPath:
     """Notes the steps of one thread, its owner. The wrappers note what they see of the current step in `step`."""
 
-    def __init__(self, builder: StepBuilder, loaders: LoaderTracker, ddp_timer: DdpTimer, sink: Sink) -> None:
+    def __init__(self, builder: StepBuilder, loaders: LoaderTracker, ddp_timer: DdpTimer, sink: RecordSink) -> None:
         self.step = OpenStep()
         self.builder = builder
         self.loaders = loaders
         self.ddp_timer = ddp_timer
-        self.channel: Any = sink if hasattr(sink, "idle") else IdleChannel
+        self.channel: Any = sink if hasattr(sink, "is_idle") else IdleChannel
         self.owner: ThreadState | None = None
         self.has_other_threads = False  # another thread calls models, too: no step is noted any more
         self.optimizer_steps = 0  # with those on the tape
@@ -114,7 +114,7 @@ class FastPath:
             )
         )
         step.stage, step.loader_pass = READY, None
-        if self.channel.idle or len(self.tape) > MAX_TAPE:
+        if self.channel.is_idle or len(self.tape) > MAX_TAPE:
             self.flush()
 
     # -- what the step builder gets ----------------------------------------------------------------
@@ -135,7 +135,7 @@ class FastPath:
             action()
             return
         self.tape.append(action)
-        if self.channel.idle:
+        if self.channel.is_idle:
             self.flush()
 
     def _record_sample(self, sample: StepSample) -> None:
@@ -216,4 +216,4 @@ def read_learning_rate(optimizer: Any) -> float | None:
 class IdleChannel:
     """Stands for a sink that does not say whether it is busy: nothing waits on the tape."""
 
-    idle = True
+    is_idle = True

@@ -29,12 +29,12 @@ class ProcessDevices:
     def __init__(
         self, context: RankContext, torch: TorchQueries, reporter: RunReporter, *, rehearsed: bool = False
     ) -> None:
-        self.kind = context.kind
+        self.kind = context.device_kind
         self.logical = tuple(device.logical for device in context.devices)
         self.clock, self.on_host = CLOCKS["cpu"], True
-        self.waits_for_cuda = context.kind == "cuda"
+        self.waits_for_cuda = context.device_kind == "cuda"
         #: Where everything in this process runs; None where that is to be found out for each forward.
-        several = len(self.logical) > 1 and (context.kind == "cuda" or rehearsed)
+        several = len(self.logical) > 1 and (context.device_kind == "cuda" or rehearsed)
         self.placement: Placement | None = None if several else ((0,), 0)
         self._slots = {logical: slot for slot, logical in enumerate(self.logical)}
         self._torch = torch

@@ -147,7 +147,7 @@ def _make_template_check(guarded: GuardedTracker, torch: Any) -> Callable[[OpenS
             return False
         step.template, step.stage, step.inside = template, CALLED, step.thread
         fast_path = guarded.fast_path
-        if fast_path.channel.idle:
+        if fast_path.channel.is_idle:
             fast_path.flush()
             fast_path.announce_step()
         step.began = clock()

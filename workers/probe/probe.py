@@ -35,9 +35,9 @@ from types import ModuleType
 from jobs.protocol.records import DeviceInfo, Note
 from workers.probe import patches
 from workers.probe.tracker import GuardedTracker
-from workers.runtime.context import ChannelSink, RankContext, innermost
-from workers.runtime.cpu_name import processor
-from workers.runtime.import_callbacks import Finder, when_imported
+from workers.runtime.context import ChannelSink, RankContext, innermost_sink
+from workers.runtime.cpu_name import read_cpu_name
+from workers.runtime.import_callbacks import CallbackFinder, when_imported
 
 VIRTUAL_MEMORY = "virtual devices share the memory of the host"
 CUDA_MEMORY = "of the process's own tensors, read on the first ten steps and every tenth"
@@ -49,10 +49,10 @@ class Probe:
     def __init__(self, context: RankContext, *, rehearsed: bool) -> None:
         self.guarded = GuardedTracker(context, rehearsed=rehearsed)
         self.on_fork: Callable[[], None] = lambda: None  # called in a forked child, in which the probe is off
-        self.finder: Finder | None = None
-        channel = innermost(context.sink)
+        self.finder: CallbackFinder | None = None
+        channel = innermost_sink(context.sink)
         if isinstance(channel, ChannelSink):
-            channel.chores.append(self._flush_fast_path)
+            channel.before_send.append(self._flush_fast_path)
 
     def restart_in_child(self) -> None:
         """Watch a forked child as a process of its own. Its splits have ids that no other process of the rank gives."""
@@ -94,9 +94,9 @@ def _patch_when_imported(probe: Probe) -> None:
 
 def describe_devices(context: RankContext) -> None:
     """Send what is known of the devices without touching them: nothing may initialise CUDA before the program does."""
-    if context.kind == "cpu":
+    if context.device_kind == "cpu":
         for device in context.devices:
-            context.sink.emit(DeviceInfo(device.logical, f"virtual device on {processor()}"))
+            context.sink.emit(DeviceInfo(device.logical, f"virtual device on {read_cpu_name()}"))
         context.sink.emit(Note("devices.memory_total_bytes", VIRTUAL_MEMORY))
         context.sink.emit(Note("per_device.memory_peak_bytes", VIRTUAL_MEMORY))
     else:

@@ -89,8 +89,8 @@ class Recorder(RunObserver):
         self._dim = dim
         self._times_whole_backward = times_whole_backward
         self._devices = tuple(device.logical for device in context.devices)
-        self._on_cuda = context.kind == "cuda"
-        self._clock = CLOCKS[context.kind]
+        self._on_cuda = context.device_kind == "cuda"
+        self._clock = CLOCKS[context.device_kind]
         self._shards: list[Shard | None] = [None] * len(self._devices)
         self._splits = SplitRegistry(context.sink)
         self._next_step = {"train": 0, "eval": 0, "forward": 0}

@@ -11,7 +11,7 @@ import msgspec
 
 from jobs.protocol.records import MAX_INTERNED, Activity, AnyRecord, Metric, Note, PrimitiveTimes, Shape, Split, Step
 from workers.probe.clock import Span
-from workers.runtime.context import Sink
+from workers.runtime.context import RecordSink
 
 #: Steps whose times a device may not have reached yet before we wait for the oldest.
 MAX_PENDING = 64
@@ -138,7 +138,7 @@ def _total_ms(spans: list[Span]) -> float:
 class PendingSteps:
     """Sends steps in order, each once its times are known. Never waits for a device while there is room."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: RecordSink) -> None:
         self._sink = sink
         self._steps: deque[TimedStep] = deque()
 
@@ -160,7 +160,7 @@ class PendingSteps:
 class SplitRegistry:
     """Numbers each kind of split, and sends it when it is first seen."""
 
-    def __init__(self, sink: Sink, first: int = 0) -> None:
+    def __init__(self, sink: RecordSink, first: int = 0) -> None:
         self._sink = sink
         self._ids: dict[tuple[Any, ...], int] = {}
         self._sent: list[Split] = []  # those of `_ids`
@@ -218,7 +218,7 @@ class SplitRegistry:
 class RunReporter:
     """Reports what belongs to a run and not to one of its steps: notes, series, and counts of what was seen."""
 
-    def __init__(self, sink: Sink, rank: int, world_size: int) -> None:
+    def __init__(self, sink: RecordSink, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.steps = self.forwards = self.backwards = self.reductions = 0
         self._sink = sink

@@ -22,7 +22,7 @@ from workers.probe.step_records import (
     is_sampled,
 )
 from workers.probe.types import NO_BATCHES, Backward, Forward, LoadedBatches, StepSample, StepTemplate
-from workers.runtime.context import Sink, innermost
+from workers.runtime.context import RecordSink, innermost_sink
 
 #: Batches of the loaders with which the rows of a forward are compared: frameworks load one ahead.
 RECENT_BATCHES = 4
@@ -158,7 +158,7 @@ class StepSender:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: RecordSink,
         reporter: RunReporter,
         devices: ProcessDevices,
         models: ModuleRegistry,
@@ -171,7 +171,7 @@ class StepSender:
         self._models = models
         self._ddp_timer = ddp_timer
         self._sink = sink
-        self._emit = innermost(sink).emit
+        self._emit = innermost_sink(sink).emit
         self._splits = SplitRegistry(sink, first_split)
         self._split_ids: dict[tuple[Any, ...], int] = {}
         self._pending = PendingSteps(sink)

@@ -30,7 +30,7 @@ from workers.probe.types import (
     ThreadStates,
     TorchQueries,
 )
-from workers.runtime.context import RankContext, innermost
+from workers.runtime.context import RankContext, innermost_sink
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,7 +65,7 @@ class Tracker:
         sender = StepSender(context.sink, self.reporter, self.devices, self.models, self.ddp_timer, first_split)
         self.builder = StepBuilder(sender, self.models)
         self.loaders = LoaderTracker(context.sink.emit, lambda: self.reporter.steps)
-        self.fast_path = FastPath(self.builder, self.loaders, self.ddp_timer, innermost(context.sink))
+        self.fast_path = FastPath(self.builder, self.loaders, self.ddp_timer, innermost_sink(context.sink))
         self.builder.on_simple_step = self._add_template
         self.loaders.defer, self.loaders.all_steps = self.fast_path.defer, lambda: self.fast_path.optimizer_steps
         self.held = HeldForward(self.builder)

@@ -16,27 +16,27 @@ EXIT_BROKEN = 99
 
 def main() -> NoReturn:
     try:
-        found = _read(int(sys.argv[1]))
-        packages: Any = _packages()
-        with packages.importing(packages.borrowed(found["lent"])):
+        found = _read_handover(int(sys.argv[1]))
+        packages: Any = _load_import_hook()
+        with packages.importable(packages.usable_packages(found["lent"])):
             sys.modules["workers.runtime.import_hook"] = packages
             from workers.rank import cold_start
 
-            run = cold_start.begin(found)
+            run = cold_start.continue_rank(found)
     except BaseException:  # noqa: BLE001  (whatever it is, the rank cannot go on)
         traceback.print_exc()
         os._exit(EXIT_BROKEN)
     run()
 
 
-def _read(paper: int) -> dict[str, Any]:
+def _read_handover(paper: int) -> dict[str, Any]:
     with open(paper, "rb") as file:
         file.seek(0)
         found: dict[str, Any] = json.load(file)
         return found
 
 
-def _packages() -> ModuleType:
+def _load_import_hook() -> ModuleType:
     """`workers.runtime.import_hook`, before `workers` can be imported."""
     here = os.path.dirname(os.path.abspath(__file__))
     path = os.path.join(os.path.dirname(here), "runtime", "import_hook.py")

@@ -19,20 +19,20 @@ from typing import Any, NoReturn
 
 from jobs.protocol.records import RankUp
 from workers.rank import program as endings
-from workers.rank.script import Script, prepare
+from workers.rank.script import ScriptSettings, prepare_script
 from workers.runtime import import_hook, sys_path
 from workers.runtime.endpoints import RankEndpoints
 
-BOOT = Path(__file__).with_name("cold_main.py")
+COLD_MAIN = Path(__file__).with_name("cold_main.py")
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
+class ColdHandover:
     """What a rank knows at the moment of `exec`, beside its environment; `lent` is
-    `workers.runtime.import_hook.lend`'s."""
+    `workers.runtime.import_hook.describe_packages`'s."""
 
     seat: RankEndpoints
-    script: Script
+    script: ScriptSettings
     lent: str
 
     def encode(self) -> bytes:
@@ -40,35 +40,35 @@ class Handover:
         return json.dumps({"seat": self.seat.encode(), "script": script, "lent": self.lent}).encode()
 
     @classmethod
-    def decode(cls, found: dict[str, Any]) -> "Handover":
+    def decode(cls, found: dict[str, Any]) -> "ColdHandover":
         script = found["script"]
         paths = {name: Path(script[name]) for name in ("root", "output")}
         return cls(
             RankEndpoints.decode(found["seat"]),
-            Script(**script | paths | {"args": tuple(script["args"])}),
+            ScriptSettings(**script | paths | {"args": tuple(script["args"])}),
             found["lent"],
         )
 
 
-def become(python: Path, seat: RankEndpoints, script: Script) -> NoReturn:
+def exec_python(python: Path, seat: RankEndpoints, script: ScriptSettings) -> NoReturn:
     """Go on in another Python. To be called while the process has one thread.
 
     Raises:
         OSError: there is no such program any more.
     """
     paper = os.memfd_create("handover", 0)
-    os.write(paper, Handover(seat, script, import_hook.lend()).encode())
+    os.write(paper, ColdHandover(seat, script, import_hook.describe_packages()).encode())
     for fd in seat.descriptors:
         os.set_inheritable(fd, True)
-    os.execv(python, [str(python), str(BOOT), str(paper)])  # noqa: S606  (no shell; listed by the operator)
+    os.execv(python, [str(python), str(COLD_MAIN), str(paper)])  # noqa: S606  (no shell; listed by the operator)
 
 
 # -- below here everything runs in the new Python ----------------------------------------------------
 
 
-def begin(found: dict[str, Any]) -> Callable[[], NoReturn]:
+def continue_rank(found: dict[str, Any]) -> Callable[[], NoReturn]:
     """Take over from the forked rank. What comes back runs the script to its end; nothing of ours is imported in it."""
-    handover = Handover.decode(found)
+    handover = ColdHandover.decode(found)
     seat = handover.seat
     for fd in seat.descriptors:
         if fd > 2:
@@ -76,5 +76,5 @@ def begin(found: dict[str, Any]) -> Callable[[], NoReturn]:
     opened = seat.open()
     opened.sink.emit(RankUp(seat.rank))
     sys_path.know_plain_path(sys.path[1:])
-    program = prepare(handover.script, opened.context)
-    return lambda: endings.run(program, opened.context, opened.sink, seat.command)
+    program = prepare_script(handover.script, opened.context)
+    return lambda: endings.run_program(program, opened.context, opened.sink, seat.command)

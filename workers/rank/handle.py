@@ -35,7 +35,7 @@ class RankHandle:
     pidfd: int
     channel: int  # records come from here
     command: int  # words go in here
-    orders: int  # a file in memory that all ranks share, written once the attempt is claimed
+    start_message: int  # a file in memory that all ranks share, written once the attempt is claimed
     outputs: list[OutputPipe]
     decoder: PacketDecoder = field(default_factory=PacketDecoder)
     up: bool = False
@@ -43,27 +43,27 @@ class RankHandle:
     returned_at: float = 0.0  # monotonic
     outcome: Outcome | None = None
     status: int | None = None  # exit code, or minus the signal
-    last_words: bytes = b""  # the end of what it wrote to stderr
+    stderr_tail: bytes = b""  # the end of what it wrote to stderr
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self.status is None
 
-    def go(self, orders: StartMessage) -> None:
+    def start_program(self, orders: StartMessage) -> None:
         """Let the rank run its program. Never blocks: a pipe might, with long paths and a rank that does not read."""
-        os.pwrite(self.orders, orders.encode(), 0)
-        self.tell(commands.GO)
+        os.pwrite(self.start_message, orders.encode(), 0)
+        self.send_command(commands.GO)
 
-    def leave(self) -> None:
-        self.tell(commands.LEAVE)
+    def allow_exit(self) -> None:
+        self.send_command(commands.LEAVE)
 
-    def tell(self, word: bytes) -> None:
+    def send_command(self, command: bytes) -> None:
         """Never blocks: a rank that asks and asks and does not listen has a full pipe, and misses words."""
         with contextlib.suppress(BrokenPipeError, BlockingIOError):  # it is dead, which its pidfd will tell
-            os.write(self.command, word)
+            os.write(self.command, command)
 
     def kill(self, number: int) -> None:
-        if self.alive:
+        if self.is_alive:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, number)
 
@@ -87,16 +87,16 @@ def fork_ranks(launch: AttemptConfig, rendezvous_port: int | None) -> list[RankH
     # Inherited by the ranks and by all that they fork; this process closes it below.
     lock = os.open(marks.ranks_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    group = cgroup.create(marks.cgroup, marks.directory.name)
+    group = cgroup.create_cgroup(marks.cgroup, marks.directory.name)
     orders = os.memfd_create("orders")
-    plumbing = [_pipes(launch, number) for number in range(launch.world_size)]
+    plumbing = [_open_pipes(launch, number) for number in range(launch.world_size)]
     ranks = []
     for number, pipes in enumerate(plumbing):
         pid = os.fork()
         if pid == 0:
             try:
                 if group is not None:
-                    cgroup.enter(group)
+                    cgroup.enter_cgroup(group)
                 run_rank(launch, number, pipes, (lock, orders), supervisor, rendezvous_port)
             except BaseException:  # noqa: BLE001  (nothing may escape into the supervisor's stack)
                 traceback.print_exc()
@@ -121,10 +121,10 @@ def has_working_children(pid: int) -> bool:
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
             pids += children.read_text().split()
-    return any(_is_at_work(child) for child in pids)
+    return any(_is_working(child) for child in pids)
 
 
-def _is_at_work(pid: str) -> bool:
+def _is_working(pid: str) -> bool:
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -141,7 +141,7 @@ def await_death(ranks: list[RankHandle], seconds: float) -> None:
         deaths.poll(seconds * 1000)
 
 
-def _pipes(launch: AttemptConfig, number: int) -> RankPipes:
+def _open_pipes(launch: AttemptConfig, number: int) -> RankPipes:
     return RankPipes(
         channel=os.pipe(),
         command=os.pipe(),

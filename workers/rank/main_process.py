@@ -31,10 +31,10 @@ class _MainProcess(BaseProcess):
         pass
 
 
-def become() -> None:
+def become_main_process() -> None:
     """Forget the processes that this one descends from, and all that was drawn or looked up before the fork."""
     _forget_parents()
-    _forget_server()
+    _forget_servers()
     cast(Any, threading.main_thread())._set_native_id()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -66,6 +66,6 @@ def _forget_parents() -> None:
     multiprocessing.set_start_method(cast(str, None), force=True)  # the default again, and open to be chosen
 
 
-def _forget_server() -> None:
+def _forget_servers() -> None:
     cast(Any, forkserver)._forkserver.__init__()
     cast(Any, resource_tracker)._resource_tracker.__init__()

@@ -25,7 +25,7 @@ MODULES = (
 )
 
 
-def _rehearse() -> None:
+def _prepare_small_recipe() -> None:
     """Prepare the smallest recipe, up to its first batch, as every rank does.
 
     What Python and torch set up at first use (caches of methods and operators, specialised bytecode) is then there
@@ -33,7 +33,7 @@ def _rehearse() -> None:
     thread; backward and optimizer steps would ask for GPUs, and are left out.
     """
     from jobs.model.spec import JobSpec
-    from workers.runtime.context import Device, NullSink, RankContext
+    from workers.runtime.context import NullSink, RankContext, RankDevice
     from workers.training import entry
 
     program = {
@@ -43,7 +43,7 @@ def _rehearse() -> None:
         "loss": {"ref": "cross_entropy"},
         "optimizer": {"ref": "sgd", "args": {"lr": 0.1}},
     }
-    context = RankContext(0, 1, (Device(0, "cpu", "cpu:0"),), lease_size=1, threads=1, sink=NullSink())
+    context = RankContext(0, 1, (RankDevice(0, "cpu", "cpu:0"),), lease_size=1, threads=1, sink=NullSink())
     run = entry.prepare_run(JobSpec.model_validate({"program": program}), context)
     next(iter(run.loader))
 
@@ -59,7 +59,7 @@ for name in MODULES:
     importlib.import_module(name)
 
 sys_path.plain_path()  # found once, and known to all that is forked
-_rehearse()
+_prepare_small_recipe()
 
 # What the imports made is not a rank's to tear down: torch would take its operators out of its tables one by one at the
 # end of every rank, which takes 30 ms.
@@ -69,4 +69,4 @@ for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
 atexit.unregister(utils.dump_compile_times)
 atexit.register(_log_compile_times)
 
-import_hook.remember()
+import_hook.remember_modules()

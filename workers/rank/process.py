@@ -22,8 +22,8 @@ from jobs.model.spec import JobSpec, ScriptProgram
 from jobs.protocol.records import RankUp
 from workers.rank import cold_start
 from workers.rank import program as endings
-from workers.rank.script import Script
-from workers.runtime.context import Device, RankContext
+from workers.rank.script import ScriptSettings
+from workers.runtime.context import RankContext, RankDevice
 from workers.runtime.endpoints import RankEndpoints
 from workers.runtime.launch import AttemptConfig, StartMessage, attempt_variable
 from workers.sandbox import run_as
@@ -40,10 +40,10 @@ FIRST_FD = 200
 EXIT_ORPHANED = 98
 EXIT_BROKEN = 99
 #: The service keeps its files to itself; a program's own have the modes that they have elsewhere.
-USUAL_UMASK = 0o022
+DEFAULT_UMASK = 0o022
 
 #: What a rank may see of the worker's environment. Everything else is set by us or not at all.
-KEPT_VARIABLES = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
+INHERITED_VARIABLES = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 
 
 _STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
@@ -57,7 +57,7 @@ class RankPipes:
     command: tuple[int, int]
     outputs: dict[tuple[int, StreamName], tuple[int, int]]  # (logical device, stream) -> read end, write end
 
-    def all(self) -> Iterator[tuple[int, int]]:
+    def all_ends(self) -> Iterator[tuple[int, int]]:
         yield self.channel
         yield self.command
         yield from self.outputs.values()
@@ -67,25 +67,25 @@ def run_rank(
     launch: AttemptConfig, number: int, pipes: RankPipes, shared: tuple[int, int], supervisor: int, port: int | None
 ) -> NoReturn:
     """`shared` are the descriptors that all ranks have: the lock, which stays open, and the orders."""
-    _die_with(supervisor)
+    _die_with_supervisor(supervisor)
     os.setpgid(0, 0)  # a program that signals its own group does not mean the supervisor
     name_process(f"sy-rank-{number}")
     signal.set_wakeup_fd(-1)
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(name, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as in any Python program
-    command, channel, streams = _take_own(launch, number, pipes, shared)
+    command, channel, streams = _keep_own_descriptors(launch, number, pipes, shared)
     if launch.account is not None:
-        run_as.confine(launch.account, launch.processes, [fd for pair in streams for fd in pair])
-        _die_with(supervisor)  # a change of account forgets it
-    os.umask(USUAL_UMASK)
-    _set_environment(launch, number, port)
-    _give_up_rights()
+        run_as.confine_rank(launch.account, launch.processes, [fd for pair in streams for fd in pair])
+        _die_with_supervisor(supervisor)  # a change of account forgets it
+    os.umask(DEFAULT_UMASK)
+    _set_variables(launch, number, port)
+    _drop_privileges()
 
     seat = RankEndpoints(
         rank=number,
         world_size=launch.world_size,
-        devices=tuple(Device(index, device.kind, device.id) for index, device in launch.devices_of(number)),
+        devices=tuple(RankDevice(index, device.kind, device.id) for index, device in launch.devices_of(number)),
         lease_size=len(launch.devices),
         threads=launch.threads,
         channel=channel,
@@ -93,20 +93,20 @@ def run_rank(
         streams=tuple(streams),
     )
     if launch.python is not None:
-        orders = _await_go(command, shared[1])
-        _add_to_environment(launch, orders)
-        cold_start.become(launch.python, seat, _script(launch.spec, orders))
+        orders = _await_start(command, shared[1])
+        _add_variables(launch, orders)
+        cold_start.exec_python(launch.python, seat, _script_settings(launch.spec, orders))
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     opened = seat.open(stopping.is_set, launch.data_root)
-    parts = _made_ahead(launch.spec, opened.context)
-    orders = _await_go(command, shared[1])
-    _add_to_environment(launch, orders)
-    context = replace(opened.context, checkpoints=seat.checkpoints(orders.drafts, orders.resume))
-    endings.run(_program(launch.spec, orders, context, parts), context, opened.sink, command)
+    parts = _prebuild_parts(launch.spec, opened.context)
+    orders = _await_start(command, shared[1])
+    _add_variables(launch, orders)
+    context = replace(opened.context, checkpoints=seat.checkpoint_access(orders.drafts, orders.resume))
+    endings.run_program(_prepare_program(launch.spec, orders, context, parts), context, opened.sink, command)
 
 
-def _made_ahead(spec: JobSpec, context: RankContext) -> "RecipeParts | None":
+def _prebuild_parts(spec: JobSpec, context: RankContext) -> "RecipeParts | None":
     """Say that the rank is up, and build what a recipe of ours needs of its spec alone, while the supervisor claims."""
     from workers.training import entry
 
@@ -119,16 +119,18 @@ def _made_ahead(spec: JobSpec, context: RankContext) -> "RecipeParts | None":
         return None
 
 
-def _script(spec: JobSpec, orders: StartMessage) -> Script:
+def _script_settings(spec: JobSpec, orders: StartMessage) -> ScriptSettings:
     program, place = spec.program, orders.place
     assert isinstance(program, ScriptProgram)
     assert place is not None
     strategy = spec.parallelism.strategy
     start = place.root / program.workdir
-    return Script(program.entrypoint, program.args, start, place.output, strategy, program.rehearse)
+    return ScriptSettings(program.entrypoint, program.args, start, place.output, strategy, program.rehearse)
 
 
-def _program(spec: JobSpec, orders: StartMessage, context: RankContext, parts: "RecipeParts | None") -> endings.Program:
+def _prepare_program(
+    spec: JobSpec, orders: StartMessage, context: RankContext, parts: "RecipeParts | None"
+) -> endings.RankProgram:
     """What the rank is to run, with all that it needs imported."""
     import torch
 
@@ -138,13 +140,13 @@ def _program(spec: JobSpec, orders: StartMessage, context: RankContext, parts: "
 
     if isinstance(spec.program, ScriptProgram):
         torch.set_num_threads(context.threads)
-        return script.prepare(_script(spec, orders), context)
+        return script.prepare_script(_script_settings(spec, orders), context)
     if orders.place is not None:
         sys_path.set_path(orders.place.root)
-    return endings.Program(lambda: entry.run_recipe(spec, context, parts), strict=True)
+    return endings.RankProgram(lambda: entry.run_recipe(spec, context, parts), strict=True)
 
 
-def _give_up_rights() -> None:
+def _drop_privileges() -> None:
     """What the program starts gets no more rights than it has itself, and a crash leaves no core file."""
     ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -155,14 +157,14 @@ def name_process(name: str) -> None:
     ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
-def _die_with(supervisor: int) -> None:
+def _die_with_supervisor(supervisor: int) -> None:
     """Ask for SIGKILL when the supervisor dies. It may have died before we asked."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != supervisor:
         os._exit(EXIT_ORPHANED)
 
 
-def _take_own(
+def _keep_own_descriptors(
     launch: AttemptConfig, number: int, pipes: RankPipes, shared: tuple[int, int]
 ) -> tuple[int, int, list[tuple[int, int]]]:
     """Keep this rank's ends and the lock, close every other descriptor, and put the first device's
@@ -188,18 +190,18 @@ def _take_own(
             os.close(err)
             out, err = 1, 2
         pairs.append((out, err))
-    os.set_inheritable(_out_of_the_way(shared[0]), True)  # what is started without closing files keeps the mark
-    return _out_of_the_way(pipes.command[0]), _out_of_the_way(pipes.channel[1]), pairs
+    os.set_inheritable(_move_up(shared[0]), True)  # what is started without closing files keeps the mark
+    return _move_up(pipes.command[0]), _move_up(pipes.channel[1]), pairs
 
 
-def _out_of_the_way(fd: int) -> int:
+def _move_up(fd: int) -> int:
     """Move a descriptor up, where programs that close or count on the first ones do not meet it."""
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
     os.close(fd)
     return moved
 
 
-def _await_go(command: int, orders: int) -> StartMessage:
+def _await_start(command: int, orders: int) -> StartMessage:
     """Block until the supervisor says go. End of file means that it never will."""
     if not os.read(command, 1):
         os._exit(EXIT_ORPHANED)
@@ -208,14 +210,14 @@ def _await_go(command: int, orders: int) -> StartMessage:
     return StartMessage.decode(body)
 
 
-def _set_environment(launch: AttemptConfig, number: int, port: int | None) -> None:
-    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+def _set_variables(launch: AttemptConfig, number: int, port: int | None) -> None:
+    kept = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     os.environ.clear()
     os.environ.update(kept)
-    os.environ.update(environment(launch, number, port))
+    os.environ.update(rank_variables(launch, number, port))
 
 
-def _add_to_environment(launch: AttemptConfig, orders: StartMessage) -> None:
+def _add_variables(launch: AttemptConfig, orders: StartMessage) -> None:
     if orders.place is not None:
         os.environ.update(
             TMPDIR=str(orders.place.temporary),
@@ -231,7 +233,7 @@ def _add_to_environment(launch: AttemptConfig, orders: StartMessage) -> None:
         os.environ.update(launch.spec.program.env)
 
 
-def environment(launch: AttemptConfig, number: int, port: int | None) -> Mapping[str, str]:
+def rank_variables(launch: AttemptConfig, number: int, port: int | None) -> Mapping[str, str]:
     """The variables of a rank: torchrun's whole set under ddp and fsdp, none of them otherwise, since
     a program that starts its own ranks would wait for a master that is not there."""
     mark, value = attempt_variable(launch.attempt)
@@ -242,7 +244,7 @@ def environment(launch: AttemptConfig, number: int, port: int | None) -> Mapping
         "OMP_NUM_THREADS": str(launch.threads),
         "PYTHONUNBUFFERED": "1",
     }
-    if not launch.distributed:
+    if not launch.is_distributed:
         return variables
     assert port is not None
     world = str(launch.world_size)

@@ -26,7 +26,7 @@ from jobs.protocol.records import Metric, Outcome, ProgramProgress
 from shardyard.script import job
 from workers.probe import descendants, probe
 from workers.rank import main_process
-from workers.rank.program import Program
+from workers.rank.program import RankProgram
 from workers.rehearsal import install
 from workers.runtime import process_groups, sys_path
 from workers.runtime.context import ChannelSink, RankContext
@@ -34,7 +34,7 @@ from workers.runtime.import_callbacks import when_imported
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class ScriptSettings:
     """What to run. `root` is the bundle's working copy, `output` the directory whose files are kept."""
 
     entrypoint: str
@@ -45,28 +45,28 @@ class Script:
     rehearse: bool
 
 
-def prepare(script: Script, context: RankContext) -> Program:
+def prepare_script(script: ScriptSettings, context: RankContext) -> RankProgram:
     """Make this process the program's own. What comes back runs the program; nothing of ours is imported after this."""
     os.chdir(script.root)
     os.environ["PWD"] = str(script.root)
-    main_process.become()
-    stopping = _Stopping()
-    own, context = context, _followed(script, context)
+    main_process.become_main_process()
+    stopping = _StopRequest()
+    own, context = context, _follow_descendants(script, context)
     device = -1 if context.rank == 0 else context.devices[0].logical
     job.connect(context.sink.emit, stopping, script.output, device, metric=Metric, progress=ProgramProgress)
     is_file = script.entrypoint.endswith(".py")
     sys_path.set_path((script.root / script.entrypoint).parent if is_file else script.root)
     sys.argv = [script.entrypoint, *(arg.replace("{local_rank}", str(context.rank)) for arg in script.args)]
     sys.orig_argv = [sys.executable, *([] if is_file else ["-m"]), *sys.argv]
-    _use_streams(context)
-    finish = _install(script, context)
+    _set_streams(context)
+    finish = _install_probe(script, context)
     _report_hard_exits(own, finish)
-    return Program(lambda: _run_file(script) if is_file else _run_module(script), finish)
+    return RankProgram(lambda: _run_file(script) if is_file else _run_module(script), finish)
 
 
-def _install(script: Script, context: RankContext) -> Callable[[], None]:
+def _install_probe(script: ScriptSettings, context: RankContext) -> Callable[[], None]:
     """Rehearsal first, the probe on top of it. What comes back sends what the probe still owes."""
-    when_imported({"torch.distributed.distributed_c10d": lambda _: process_groups.keep()})
+    when_imported({"torch.distributed.distributed_c10d": lambda _: process_groups.retain_groups()})
     if script.rehearse:
         install.install(context.lease_size, context.rank, context.world_size > 1)
     seeing = probe.install(context, rehearsed=script.rehearse)
@@ -75,7 +75,7 @@ def _install(script: Script, context: RankContext) -> Callable[[], None]:
     return seeing.finish
 
 
-def _followed(script: Script, context: RankContext) -> RankContext:
+def _follow_descendants(script: ScriptSettings, context: RankContext) -> RankContext:
     """The context of a rank whose descendants are heard too, where there is a socket for them."""
     address = os.environ.get(descendants.SOCKET)
     if address is None:
@@ -99,7 +99,7 @@ def _report_hard_exits(context: RankContext, finish: Callable[[], None]) -> None
     os._exit = functools.wraps(leave)(leave_with_word)
 
 
-class _Stopping:
+class _StopRequest:
     """Whether SIGTERM has come. By itself that ends a program; one that asks this is told instead."""
 
     def __init__(self) -> None:
@@ -112,14 +112,14 @@ class _Stopping:
         return self._asked.is_set()
 
 
-def _use_streams(context: RankContext) -> None:
+def _set_streams(context: RankContext) -> None:
     """Name the streams as Python does. With one device there is nothing to route, so the program gets them plain."""
     if context.streams is not None:
         for which, name in enumerate(("<stdout>", "<stderr>")):
-            stream: Any = context.streams.current(which)
+            stream: Any = context.streams.current_stream(which)
             stream.mode, stream.buffer.raw.name = "w", name
         if len(context.devices) == 1:
-            sys.stdout, sys.stderr = context.streams.current(0), context.streams.current(1)
+            sys.stdout, sys.stderr = context.streams.current_stream(0), context.streams.current_stream(1)
     plain: Any = sys
     plain.__stdout__, plain.__stderr__ = sys.stdout, sys.stderr
 
@@ -127,7 +127,7 @@ def _use_streams(context: RankContext) -> None:
 # -- __main__ --------------------------------------------------------------------------------------
 
 
-def _run_file(script: Script) -> None:
+def _run_file(script: ScriptSettings) -> None:
     path = str(script.root / script.entrypoint)
     main = _new_main({"__file__": path, "__cached__": None, "__package__": None})
     main.__loader__ = SourceFileLoader("__main__", path)
@@ -136,7 +136,7 @@ def _run_file(script: Script) -> None:
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102  (to run it is the point)
 
 
-def _run_module(script: Script) -> None:
+def _run_module(script: ScriptSettings) -> None:
     main = _new_main({})
     sys.argv[0] = "-m"  # until it is found, as Python has it
     spec, code = _find_module(script.entrypoint)

@@ -52,7 +52,7 @@ def _with_our_imports(action: Callable[[], None]) -> Callable[[ModuleType], None
     """A callback for a time when our own packages may be hidden from the program."""
 
     def call(module: ModuleType) -> None:
-        with nullcontext() if __name__ in sys.modules else import_hook.importing():
+        with nullcontext() if __name__ in sys.modules else import_hook.importable():
             action()
 
     return call

@@ -24,19 +24,19 @@ MAX_PENDING = 16_384
 MAX_IN_PACKET = 2_048
 CLOSE_SECONDS = 5.0
 #: Exit code of a rank whose records cannot be sent.
-EXIT_UNHEARD = 97
+EXIT_RECORDS_LOST = 97
 
 
 class RejectedByWorker(Exception):
     """The spec names something that cannot be imported, built, or put together here."""
 
 
-class Stopped(Exception):
+class StopTraining(Exception):
     """The rank was told to stop; the current step is complete."""
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class RankDevice:
     """One device of the lease: `logical` is its index there, `id` its UUID, or "cpu:3" for a virtual one."""
 
     logical: int
@@ -44,14 +44,14 @@ class Device:
     id: str
 
 
-class Sink(Protocol):
+class RecordSink(Protocol):
     def emit(self, record: AnyRecord) -> None:
         """Take one record. Costs microseconds, and may wait when the reader is far behind."""
 
 
-def innermost(sink: Sink) -> Sink:
+def innermost_sink(sink: RecordSink) -> RecordSink:
     """The sink that takes what is no concern of those around it."""
-    inner: Sink = getattr(sink, "inner", sink)
+    inner: RecordSink = getattr(sink, "inner", sink)
     return inner
 
 
@@ -76,10 +76,10 @@ class ChannelSink:
         self._off = False
         self._closed = False
         self._stepped = False
-        self._hurry = threading.Event()
+        self._send_now = threading.Event()
         self._changed = threading.Condition()
-        self.idle = False  # nothing is on its way, and the thread sleeps until something is
-        self.chores: list[Callable[[], object]] = []  # what its thread does before it packs; they may emit
+        self.is_idle = False  # nothing is on its way, and the thread sleeps until something is
+        self.before_send: list[Callable[[], object]] = []  # what its thread does before it packs; they may emit
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
@@ -88,18 +88,18 @@ class ChannelSink:
         if self._off:
             return
         self._pending.append(record)
-        if self.idle:
-            self.idle = False  # once is enough: to wake a thread costs more than everything else here
+        if self.is_idle:
+            self.is_idle = False  # once is enough: to wake a thread costs more than everything else here
             self._wake.set()
         if not self._stepped and isinstance(record, Step):
             self._stepped = True  # of the first step people hear at once
-            self._hurry.set()
+            self._send_now.set()
         if len(self._pending) >= MAX_PENDING:
             self._wait_for_room()
 
     def flush(self, timeout: float = CLOSE_SECONDS) -> bool:
         """Wait until everything emitted so far is written; False when `timeout` seconds were not enough."""
-        self._hurry.set()
+        self._send_now.set()
         self._wake.set()
         with self._changed:
             return self._changed.wait_for(lambda: self._off or not (self._pending or self._writing), timeout)
@@ -108,7 +108,7 @@ class ChannelSink:
         """Flush, end the thread, and take nothing more. The descriptor stays open: its owner closes it."""
         done = self.flush(timeout)
         self._closed = True
-        self._hurry.set()
+        self._send_now.set()
         self._wake.set()
         self._thread.join(timeout)
         self._off = True
@@ -119,58 +119,58 @@ class ChannelSink:
         is not there and whose locks may be held by nobody. The pipe is the parent's."""
         self._off = self._closed = True
         self._pending = []
-        self.chores = []
-        self._hurry, self._wake, self._changed = threading.Event(), threading.Event(), threading.Condition()
+        self.before_send = []
+        self._send_now, self._wake, self._changed = threading.Event(), threading.Event(), threading.Condition()
 
     def _wait_for_room(self) -> None:
         if threading.current_thread() is self._thread:
             return  # it is the one that makes room
         # No deadline: either the supervisor drains the pipe, or it is dead, which ends the rank too.
-        self._hurry.set()
+        self._send_now.set()
         with self._changed:
             self._changed.wait_for(lambda: self._off or len(self._pending) < MAX_PENDING)
 
     def _run(self) -> None:
         try:
-            self._pump()
+            self._send_loop()
         except BaseException:  # noqa: BLE001  (whatever it is)
             # Without this thread the rank could neither say how it ends nor go on for long: it must not hang instead.
             sys.stderr.write("the rank's records cannot be sent\n" + traceback.format_exc())
             with contextlib.suppress(OSError):
                 sys.stderr.flush()
-            os._exit(EXIT_UNHEARD)
+            os._exit(EXIT_RECORDS_LOST)
 
-    def _pump(self) -> None:
+    def _send_loop(self) -> None:
         pause = FIRST_FLUSH_SECONDS
         while not self._closed:
-            if not self._send():
+            if not self._send_pending():
                 self._await_records()
-                self._send()
-            if self._hurry.wait(min(pause, _until_flush())):
-                self._hurry.clear()
+                self._send_pending()
+            if self._send_now.wait(min(pause, _until_flush())):
+                self._send_now.clear()
             pause = min(2 * pause, FLUSH_SECONDS)
-        self._send()
+        self._send_pending()
 
     def _await_records(self) -> None:
         """Sleep until there is something to send: only where a whole pause has brought nothing, since to be woken for
         a single record costs the program, and the supervisor, as much as many records at once."""
-        self.idle = True
-        self._do_chores()
+        self.is_idle = True
+        self._run_before_send()
         if not self._pending:
             self._wake.wait()
-        self.idle = False
+        self.is_idle = False
         self._wake.clear()
 
-    def _send(self) -> bool:
+    def _send_pending(self) -> bool:
         """Write what is pending now, in packets; whether there was anything. A record appended meanwhile stays for the
         next round."""
-        self._do_chores()
+        self._run_before_send()
         sent = bool(self._pending)
         while self._pending and not self._off:
             self._writing = True
             batch = self._pending[:MAX_IN_PACKET]
             del self._pending[: len(batch)]
-            self._write(records.encode_packet(batch))
+            self._write_packet(records.encode_packet(batch))
             self._writing = False
             with self._changed:
                 self._changed.notify_all()
@@ -178,11 +178,11 @@ class ChannelSink:
             self._changed.notify_all()
         return sent
 
-    def _do_chores(self) -> None:
-        for chore in self.chores:
+    def _run_before_send(self) -> None:
+        for chore in self.before_send:
             chore()
 
-    def _write(self, packet: bytes) -> None:
+    def _write_packet(self, packet: bytes) -> None:
         view = memoryview(packet)
         try:
             while view:
@@ -206,8 +206,8 @@ class DeviceStreams:
 
     def install(self) -> None:
         """Replace `sys.stdout` and `sys.stderr`."""
-        sys.stdout = cast(TextIO, _Router(self, 0))
-        sys.stderr = cast(TextIO, _Router(self, 1))
+        sys.stdout = cast(TextIO, _ThreadStream(self, 0))
+        sys.stderr = cast(TextIO, _ThreadStream(self, 1))
 
     @contextlib.contextmanager
     def on(self, index: int) -> Iterator[None]:
@@ -219,7 +219,7 @@ class DeviceStreams:
         finally:
             self._bound.index = before
 
-    def current(self, which: int) -> io.TextIOWrapper:
+    def current_stream(self, which: int) -> io.TextIOWrapper:
         """The stream of the current thread: 0 for stdout, 1 for stderr."""
         return self._streams[getattr(self._bound, "index", 0)][which]
 
@@ -230,11 +230,11 @@ class DeviceStreams:
                     stream.flush()
 
 
-class _Router:
+class _ThreadStream:
     """Looks like a text stream, and is the current thread's."""
 
     def __init__(self, streams: DeviceStreams, which: int) -> None:
-        self._choose = streams.current
+        self._choose = streams.current_stream
         self._which = which
 
     def write(self, text: str) -> int:
@@ -260,12 +260,12 @@ def _until_flush() -> float:
     return FLUSH_SECONDS - time.time() % FLUSH_SECONDS
 
 
-def _never() -> bool:
+def _never_stopping() -> bool:
     return False
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoints:
+class CheckpointAccess:
     """Where a rank saves its part of a checkpoint, and what it begins with.
 
     A rank that has saved, or has paused, waits in `ask` for the supervisor's word: CONTINUE, SAVE or LEAVE. The end
@@ -274,7 +274,7 @@ class Checkpoints:
 
     drafts: Path  # files of a checkpoint of n steps are written to <drafts>/<n>/, which the rank makes
     resume: Path | None  # a checkpoint whose files were verified; nothing is loaded without
-    ask: Callable[[], bytes]
+    read_command: Callable[[], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,15 +286,15 @@ class RankContext:
 
     rank: int
     world_size: int
-    devices: tuple[Device, ...]
+    devices: tuple[RankDevice, ...]
     lease_size: int
     threads: int
-    sink: Sink
+    sink: RecordSink
     streams: DeviceStreams | None = None
-    stopping: Callable[[], bool] = _never
+    stopping: Callable[[], bool] = _never_stopping
     data_root: Path | None = None
-    checkpoints: Checkpoints | None = None  # where the spec asks for them
+    checkpoints: CheckpointAccess | None = None  # where the spec asks for them
 
     @property
-    def kind(self) -> Literal["cpu", "cuda"]:
+    def device_kind(self) -> Literal["cpu", "cuda"]:
         return self.devices[0].kind

@@ -4,7 +4,7 @@ import platform
 from pathlib import Path
 
 
-def processor() -> str:
+def read_cpu_name() -> str:
     """The CPU's name as Linux tells it, else the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

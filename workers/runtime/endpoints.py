@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from workers.runtime import commands, stacks
-from workers.runtime.context import ChannelSink, Checkpoints, Device, DeviceStreams, RankContext
+from workers.runtime.context import ChannelSink, CheckpointAccess, DeviceStreams, RankContext, RankDevice
 
 
 @dataclass(frozen=True, slots=True)
 class RankEndpoints:
     rank: int
     world_size: int
-    devices: tuple[Device, ...]  # the rank's own
+    devices: tuple[RankDevice, ...]  # the rank's own
     lease_size: int
     threads: int
     channel: int  # records go in here
@@ -53,11 +53,11 @@ class RankEndpoints:
         )
         return OpenedEndpoints(context, sink)
 
-    def checkpoints(self, drafts: Path | None, resume: Path | None) -> Checkpoints | None:
+    def checkpoint_access(self, drafts: Path | None, resume: Path | None) -> CheckpointAccess | None:
         """None where none are asked for: there are no `drafts`."""
-        return Checkpoints(drafts, resume, self._ask) if drafts is not None else None
+        return CheckpointAccess(drafts, resume, self._read_command) if drafts is not None else None
 
-    def _ask(self) -> bytes:
+    def _read_command(self) -> bytes:
         """The supervisor's next word; its end is LEAVE. The supervisor has the deadline."""
         try:
             return os.read(self.command, 1) or commands.LEAVE
@@ -70,7 +70,7 @@ class RankEndpoints:
 
     @classmethod
     def decode(cls, found: dict[str, Any]) -> "RankEndpoints":
-        devices = tuple(Device(**device) for device in found["devices"])
+        devices = tuple(RankDevice(**device) for device in found["devices"])
         streams = tuple((out, err) for out, err in found["streams"])
         return cls(**found | {"devices": devices, "streams": streams})
 

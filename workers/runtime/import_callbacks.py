@@ -17,16 +17,16 @@ ROOT = "torch"
 Callback = Callable[[ModuleType], None]
 
 
-def when_imported(callbacks: Mapping[str, Callback]) -> "Finder":
+def when_imported(callbacks: Mapping[str, Callback]) -> "CallbackFinder":
     """Call each callback once with the module of its name, when that has run to its end. The names are those of torch
     and of modules within it. A callback must not raise."""
-    finder = Finder(dict(callbacks))
+    finder = CallbackFinder(dict(callbacks))
     sys.meta_path.insert(0, finder)
     finder.catch_up()
     return finder
 
 
-class Finder(MetaPathFinder):
+class CallbackFinder(MetaPathFinder):
     """Finds nothing by itself: it has the other finders look, and puts a loader that calls back around theirs."""
 
     def __init__(self, callbacks: dict[str, Callback]) -> None:
@@ -46,7 +46,7 @@ class Finder(MetaPathFinder):
         finally:
             self._looking.name = None
         if spec is not None and spec.loader is not None:
-            spec.loader = _CallingBack(spec.loader, self.catch_up)
+            spec.loader = _CallbackLoader(spec.loader, self.catch_up)
         return spec
 
     def catch_up(self) -> None:
@@ -66,7 +66,7 @@ class Finder(MetaPathFinder):
 
 
 def _find_elsewhere(
-    finder: Finder, name: str, path: Sequence[str] | None, target: ModuleType | None
+    finder: CallbackFinder, name: str, path: Sequence[str] | None, target: ModuleType | None
 ) -> ModuleSpec | None:
     for other in list(sys.meta_path):
         look: Any = getattr(other, "find_spec", None)
@@ -84,7 +84,7 @@ def _is_complete(name: str) -> bool:
     return not getattr(spec, "_initializing", False)
 
 
-class _CallingBack(Loader):
+class _CallbackLoader(Loader):
     """The loader of a module, and a call when it is done. The module then has its own loader back."""
 
     def __init__(self, loader: Any, done: Callable[[], None]) -> None:

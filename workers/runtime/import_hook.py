@@ -29,7 +29,7 @@ _known: tuple[str, ...] = ()
 _newest = ""
 
 
-class Finder:
+class PackageFinder:
     """Finds the named top-level packages, each in one directory, and nothing else."""
 
     def __init__(self, directories: Mapping[str, str]) -> None:
@@ -42,32 +42,32 @@ class Finder:
         return None if directory is None else PathFinder.find_spec(name, [directory], target)
 
 
-def lend() -> str:
-    """Where packages that ours need can be found by a Python like this one: text for `borrowed`."""
+def describe_packages() -> str:
+    """Where packages that ours need can be found by a Python like this one: text for `usable_packages`."""
     import msgspec
 
     place = os.path.dirname(os.path.dirname(os.path.abspath(msgspec.__file__)))
-    return json.dumps({"python": _python(), "packages": {"msgspec": place}})
+    return json.dumps({"python": _python_tag(), "packages": {"msgspec": place}})
 
 
-def borrowed(lent: str) -> dict[str, str]:
+def usable_packages(lent: str) -> dict[str, str]:
     """The packages that `lend` names, each with its directory, if they can work in this Python."""
     offer = json.loads(lent)
-    return dict(offer["packages"]) if offer["python"] == _python() else {}
+    return dict(offer["packages"]) if offer["python"] == _python_tag() else {}
 
 
-def _python() -> str:
+def _python_tag() -> str:
     """What a compiled module must have been built for."""
     return str(sys.implementation.cache_tag)
 
 
 @contextmanager
-def importing(borrowed: Mapping[str, str] | None = None) -> Iterator[None]:
+def importable(borrowed: Mapping[str, str] | None = None) -> Iterator[None]:
     """Within, our packages can be imported, whatever the path says and whatever modules of their names
     the program has. `borrowed` maps packages that ours need to their directories, for an environment
     which lacks them; such a package stays imported.
     """
-    first, last = Finder(dict.fromkeys(NAMES, ROOT)), Finder(borrowed or {})
+    first, last = PackageFinder(dict.fromkeys(NAMES, ROOT)), PackageFinder(borrowed or {})
     theirs = _take_out(PRIVATE)
     sys.modules.update(_hidden)
     sys.meta_path.insert(0, first)
@@ -77,31 +77,31 @@ def importing(borrowed: Mapping[str, str] | None = None) -> Iterator[None]:
     finally:
         sys.meta_path.remove(first)
         sys.meta_path.remove(last)
-        hide()
+        hide_packages()
         sys.modules.update(theirs)
 
 
-def hide() -> None:
+def hide_packages() -> None:
     """Take our packages out of `sys.modules`. The public one can be imported from now on."""
     _hidden.update(_take_out(PRIVATE))
-    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
-        sys.meta_path.append(Finder(dict.fromkeys(PUBLIC, ROOT)))
+    if not any(isinstance(finder, PackageFinder) for finder in sys.meta_path):
+        sys.meta_path.append(PackageFinder(dict.fromkeys(PUBLIC, ROOT)))
 
 
-def remember() -> None:
+def remember_modules() -> None:
     """Spare what is forked from here the looking through two thousand names: it would copy the memory they lie in."""
     global _known, _newest
-    _known = tuple(name for name in sys.modules if _package(name) in NAMES)
-    _newest = next(name for name in reversed(sys.modules) if _package(name) not in NAMES)
+    _known = tuple(name for name in sys.modules if _package_of(name) in NAMES)
+    _newest = next(name for name in reversed(sys.modules) if _package_of(name) not in NAMES)
 
 
 def _take_out(names: Iterable[str]) -> dict[str, ModuleType]:
     """Remove the modules of these packages, and say which they were."""
-    found = [name for name in _imported() if _package(name) in names]
+    found = [name for name in _imported_names() if _package_of(name) in names]
     return {name: sys.modules.pop(name) for name in found if name in sys.modules}
 
 
-def _imported() -> Iterator[str]:
+def _imported_names() -> Iterator[str]:
     """Names of modules, newest first: all that may be ours are among them, some of them twice."""
     for name in reversed(sys.modules):
         if name == _newest:
@@ -110,5 +110,5 @@ def _imported() -> Iterator[str]:
         yield name
 
 
-def _package(name: str) -> str:
+def _package_of(name: str) -> str:
     return name.partition(".")[0]

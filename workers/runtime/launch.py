@@ -14,7 +14,7 @@ from jobs.support import fs
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class RankAccount:
     """Whom the ranks of an attempt run as. `groups` are those without which devices cannot be opened."""
 
     uid: int
@@ -41,7 +41,7 @@ class AttemptConfig:
     checkpoint_seconds: float = 30.0  # that ranks have to save before they are stopped
     data_root: Path | None = None  # jobs may read files below it
     python: Path | None = None  # ranks start cold, in this Python
-    account: Account | None = None  # whom the ranks run as; None: as the worker
+    account: RankAccount | None = None  # whom the ranks run as; None: as the worker
     processes: int = 4096  # that the account may have
 
     @property
@@ -49,17 +49,17 @@ class AttemptConfig:
         return self.spec.parallelism.strategy
 
     @property
-    def distributed(self) -> bool:
+    def is_distributed(self) -> bool:
         return self.strategy in DISTRIBUTED
 
     @property
     def world_size(self) -> int:
         """One rank per device under ddp and fsdp, one for all devices otherwise."""
-        return len(self.devices) if self.distributed else 1
+        return len(self.devices) if self.is_distributed else 1
 
     def devices_of(self, rank: int) -> tuple[tuple[int, DeviceRecord], ...]:
         """(logical index, device) of each device that `rank` drives."""
-        if self.distributed:
+        if self.is_distributed:
             return ((rank, self.devices[rank]),)
         return tuple(enumerate(self.devices))
 

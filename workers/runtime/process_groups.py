@@ -20,7 +20,7 @@ _kept: dict[int, Any] = {}
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
 
-def keep() -> None:
+def retain_groups() -> None:
     """Hold on to every group that is made from now on (also by code that the user brings). Harmless when repeated.
 
     Imports `torch.distributed`, which a rank that starts cold has not done at first.
@@ -30,10 +30,10 @@ def keep() -> None:
     for name in _MAKERS:
         original = getattr(distributed_c10d, name, None)  # the second came with torch 2.13
         if original is not None and not hasattr(original, "keeps_groups"):
-            setattr(distributed_c10d, name, _keeping(original, distributed_c10d._world))
+            setattr(distributed_c10d, name, _retaining(original, distributed_c10d._world))
 
 
-def _keeping(create: Callable[..., Any], world: Any) -> Callable[..., Any]:
+def _retaining(create: Callable[..., Any], world: Any) -> Callable[..., Any]:
     @functools.wraps(create)
     def call(*args: Any, **kwargs: Any) -> Any:
         made = create(*args, **kwargs)

@@ -28,7 +28,7 @@ _plain_path: tuple[str, ...] | None = None
 _found_before: object = None
 
 
-class Hidden:
+class HidingFinder:
     """A finder that looks past our packages: needed where they lie among others in site-packages, since there even
     a directory without an `__init__.py`, earlier on the path, would lose against them."""
 
@@ -45,10 +45,10 @@ class Hidden:
 def set_path(first: Path) -> None:
     """Give `sys.path` and `sys.modules` what a new Python would have whose first entry of the path is `first`."""
     global _found_before
-    import_hook.hide()
+    import_hook.hide_packages()
     others = plain_path()
     if HOME.name.endswith("-packages"):
-        sys.meta_path.insert(0, Hidden)
+        sys.meta_path.insert(0, HidingFinder)
     else:
         others = tuple(entry for entry in others if not _is_home(entry))
     sys.path[:] = [str(first), *others]

@@ -10,9 +10,9 @@ from pathlib import Path
 ROOT = Path("/sys/fs/cgroup")
 
 
-def create(record: Path, name: str) -> Path | None:
+def create_cgroup(record: Path, name: str) -> Path | None:
     """Make a cgroup below this process's own and note its path in the file `record`."""
-    for parent in _candidates():
+    for parent in _own_cgroups():
         path = parent / f"shardyard.{name}"
         try:
             path.mkdir(exist_ok=True)
@@ -25,7 +25,7 @@ def create(record: Path, name: str) -> Path | None:
     return None
 
 
-def enter(path: Path) -> None:
+def enter_cgroup(path: Path) -> None:
     """Move the calling process, which has one thread, into a cgroup; its children follow. A host that refuses is no
     error."""
     # Version 1 moves a thread by itself at once; to move a process it stops every fork of the host for 7 to 20 ms.
@@ -34,19 +34,19 @@ def enter(path: Path) -> None:
         (tasks if tasks.exists() else path / "cgroup.procs").write_text("0")
 
 
-def members(record: Path) -> list[int]:
+def cgroup_members(record: Path) -> list[int]:
     try:
         return [int(pid) for pid in (Path(record.read_text()) / "cgroup.procs").read_text().split()]
     except (OSError, ValueError):
         return []
 
 
-def remove(record: Path) -> None:
+def remove_cgroup(record: Path) -> None:
     with contextlib.suppress(OSError):
         Path(record.read_text()).rmdir()
 
 
-def _candidates() -> list[Path]:
+def _own_cgroups() -> list[Path]:
     """Directories of this process's own cgroups: the unified hierarchy first."""
     found: dict[str, Path] = {}
     try:

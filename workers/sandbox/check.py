@@ -22,12 +22,12 @@ from jobs.files import paths as layout
 from jobs.model.records import DeviceRecord
 from jobs.model.settings import Settings
 from workers.runtime import import_hook
-from workers.runtime.launch import Account
+from workers.runtime.launch import RankAccount
 from workers.sandbox import run_as
-from workers.sandbox.run_as import Accounts
+from workers.sandbox.run_as import NodeAccounts
 
 SECONDS = 120.0  # Python environments are started one by one, at worst each from a cold disk
-TRIAL = Path(__file__).with_name("check_child.py")
+CHECK_CHILD = Path(__file__).with_name("check_child.py")
 PREFIX = "self-test-"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  (tried, not used)
 #: How much is tried of what lies in a directory that the service keeps for itself.
@@ -43,7 +43,7 @@ class NotConfined(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class AccountTrial:
     """What the process is to try. JSON for `workers/sandbox/check_child.py`."""
 
     worker: int
@@ -59,8 +59,8 @@ class Trial:
     gpus: list[str]
 
 
-def check(
-    accounts: Accounts,
+def check_accounts(
+    accounts: NodeAccounts,
     settings: Settings,
     node: Path,
     environments: Mapping[str, Path],
@@ -71,9 +71,9 @@ def check(
     Raises:
         NotConfined: it lacks what jobs need, or can do what they must not.
     """
-    account = accounts.of([0])
+    account = accounts.for_devices([0])
     try:
-        wrong = _found_wrong(account, settings, node, environments, devices)
+        wrong = _find_faults(account, settings, node, environments, devices)
     except OSError as error:
         wrong = [f"the worker, which needs the capabilities {CAPABILITIES}, cannot try it: {error}"]
     if wrong:
@@ -82,8 +82,8 @@ def check(
         )
 
 
-def _found_wrong(
-    account: Account,
+def _find_faults(
+    account: RankAccount,
     settings: Settings,
     node: Path,
     environments: Mapping[str, Path],
@@ -93,51 +93,52 @@ def _found_wrong(
     attempts = node / "attempts"
     for directory in (attempts, kept):
         directory.mkdir(parents=True, exist_ok=True)
-    with _directory(attempts) as near, _directory(kept) as far, _directory(Path(tempfile.gettempdir())) as temporary:
+    shared = Path(tempfile.gettempdir())
+    with _trial_directory(attempts) as near, _trial_directory(kept) as far, _trial_directory(shared) as temporary:
         work, output = near / "work", layout.artifacts_dir(far)
         work.mkdir()
         output.mkdir()
-        run_as.open_way(node.parent, near)
-        run_as.open_way(kept, far)
+        run_as.make_passable(node.parent, near)
+        run_as.make_passable(kept, far)
         own = (work, output, temporary)
         for directory in own:
-            run_as.give(directory, account)
-        wrong = [*_barred(account, (*own, Path(sys.executable), TRIAL, *environments.values()))]
+            run_as.give_tree(directory, account)
+        wrong = [*_barred_directories(account, (*own, Path(sys.executable), CHECK_CHILD, *environments.values()))]
         if not wrong:
             gpus = run_as.gpu_files() if any(device.kind == "cuda" for device in devices) else []
-            closed = [*_closed(settings, node, kept)]
-            wrong = _try(account, _trial(account, settings, own, closed, gpus, environments), cwd=work)
-        if not run_as.close(far, output):
+            closed = [*_private_paths(settings, node, kept)]
+            wrong = _run_trial(account, _build_trial(account, settings, own, closed, gpus, environments), cwd=work)
+        if not run_as.take_back(far, output):
             wrong.append("the worker cannot take back its files (CHOWN, DAC_OVERRIDE, FOWNER)")
     return wrong
 
 
-def _trial(
-    account: Account,
+def _build_trial(
+    account: RankAccount,
     settings: Settings,
     own: tuple[Path, ...],
     closed: list[Path],
     gpus: list[Path],
     environments: Mapping[str, Path],
-) -> Trial:
+) -> AccountTrial:
     data_root = settings.data_root
-    return Trial(
+    return AccountTrial(
         worker=os.getpid(),
         uid=account.uid,
         groups=[account.gid, *account.groups],
         own=[*map(str, own)],
         shared_memory=SHARED_MEMORY,
         closed=[*map(str, closed)],
-        code=[import_hook.ROOT, *(str(Path(import_hook.ROOT, name)) for name in import_hook.NAMES), str(TRIAL)],
+        code=[import_hook.ROOT, *(str(Path(import_hook.ROOT, name)) for name in import_hook.NAMES), str(CHECK_CHILD)],
         pythons={name: str(path) for name, path in {"": Path(sys.executable), **environments}.items()},
-        sockets=[*_sockets(settings)],
+        sockets=[*_redis_sockets(settings)],
         data_root=str(data_root.expanduser()) if data_root is not None else None,
         gpus=[*map(str, gpus)],
     )
 
 
 @contextlib.contextmanager
-def _directory(where: Path) -> Iterator[Path]:
+def _trial_directory(where: Path) -> Iterator[Path]:
     made = Path(os.path.realpath(tempfile.mkdtemp(prefix=PREFIX, dir=where)))
     try:
         yield made
@@ -145,7 +146,7 @@ def _directory(where: Path) -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _barred(account: Account, paths: tuple[Path, ...]) -> Iterator[str]:
+def _barred_directories(account: RankAccount, paths: tuple[Path, ...]) -> Iterator[str]:
     """Directories that the account may not pass, though what it needs lies beyond them."""
     found = dict.fromkeys(
         directory
@@ -160,7 +161,7 @@ def _barred(account: Account, paths: tuple[Path, ...]) -> Iterator[str]:
         )
 
 
-def _may_pass(account: Account, directory: os.stat_result) -> bool:
+def _may_pass(account: RankAccount, directory: os.stat_result) -> bool:
     """By the mode alone: where a list of accounts says otherwise, what is tried later has the last word."""
     if directory.st_uid == account.uid:
         return bool(directory.st_mode & 0o100)
@@ -169,20 +170,20 @@ def _may_pass(account: Account, directory: os.stat_result) -> bool:
     return bool(directory.st_mode & 0o001)
 
 
-def _closed(settings: Settings, node: Path, kept: Path) -> Iterator[Path]:
+def _private_paths(settings: Settings, node: Path, kept: Path) -> Iterator[Path]:
     """What the service keeps for itself, as far as it is there: of the storage, all but what a job has written."""
     state, token = node.parent, settings.admin_token_file
     yield from (state, state / "admin-token", node, node / "worker.lock", node / "home", node / "attempts")
     if token is not None:
         yield token.expanduser()
     yield kept
-    for entry in _below(kept):
+    for entry in _list_directory(kept):
         yield entry
-        for tenant in _below(entry):
-            yield from (tenant, *_below(tenant))
+        for tenant in _list_directory(entry):
+            yield from (tenant, *_list_directory(tenant))
 
 
-def _below(directory: Path) -> list[Path]:
+def _list_directory(directory: Path) -> list[Path]:
     try:
         with os.scandir(directory) as entries:
             return [Path(entry.path) for entry in islice(entries, MAX_TRIED) if not entry.name.startswith(PREFIX)]
@@ -190,20 +191,20 @@ def _below(directory: Path) -> list[Path]:
         return []
 
 
-def _sockets(settings: Settings) -> Iterator[str]:
+def _redis_sockets(settings: Settings) -> Iterator[str]:
     for url in {settings.control_url(), settings.telemetry()}:
         if url.startswith("unix://"):
             yield url.removeprefix("unix://").rpartition("@")[2].partition("?")[0]
 
 
-def _try(account: Account, trial: Trial, cwd: Path) -> list[str]:
+def _run_trial(account: RankAccount, trial: AccountTrial, cwd: Path) -> list[str]:
     """What is wrong with an account, as its process found it, and as we find it with that process."""
     paper = cwd / "trial.json"
     paper.write_text(json.dumps(asdict(trial)))
     paper.chmod(0o644)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-I", str(TRIAL), str(paper)],
+            [sys.executable, "-I", str(CHECK_CHILD), str(paper)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=cwd,

@@ -1,7 +1,7 @@
 """What `workers.sandbox.check` runs under the account of jobs: tries what they need, and what they must not be able to
 do.
 
-Run by its path, with the standard library alone. Its argument names a file with a `Trial`; it answers with
+Run by its path, with the standard library alone. Its argument names a file with a `AccountTrial`; it answers with
 one line, a JSON list of what is wrong, and waits until its standard input ends.
 """
 
@@ -28,14 +28,14 @@ print(torch)
 """
 
 
-def found_wrong(trial: dict[str, Any]) -> Iterator[str]:
-    yield from _itself(trial)
-    yield from _needs(trial)
-    yield from _other_processes(trial["worker"])
-    yield from _secrets(trial)
+def find_faults(trial: dict[str, Any]) -> Iterator[str]:
+    yield from _check_itself(trial)
+    yield from _check_needs(trial)
+    yield from _check_processes(trial["worker"])
+    yield from _check_secrets(trial)
 
 
-def _itself(trial: dict[str, Any]) -> Iterator[str]:
+def _check_itself(trial: dict[str, Any]) -> Iterator[str]:
     with open("/proc/self/status") as file:
         status = {name: value for name, _, value in (line.partition(":") for line in file)}
     if {*status["Uid"].split()} != {str(trial["uid"])}:
@@ -49,7 +49,7 @@ def _itself(trial: dict[str, Any]) -> Iterator[str]:
         yield "it can become root"
 
 
-def _needs(trial: dict[str, Any]) -> Iterator[str]:
+def _check_needs(trial: dict[str, Any]) -> Iterator[str]:
     for directory in (*trial["own"], trial["shared_memory"]):
         path = os.path.join(directory, f".shardyard-{os.getpid()}")
         try:
@@ -69,10 +69,10 @@ def _needs(trial: dict[str, Any]) -> Iterator[str]:
     if trial["data_root"] is not None and not os.access(trial["data_root"], os.R_OK | os.X_OK):
         yield f"it cannot read SHARDYARD_DATA_ROOT, {trial['data_root']}"
     for name, python in trial["pythons"].items():
-        yield from _python(f"environment {name!r}: " if name else "", python)
+        yield from _check_python(f"environment {name!r}: " if name else "", python)
 
 
-def _python(whose: str, python: str) -> Iterator[str]:
+def _check_python(whose: str, python: str) -> Iterator[str]:
     command = [python, "-I", "-c", LOOK_FOR_TORCH]
     try:
         torch = subprocess.run(
@@ -88,7 +88,7 @@ def _python(whose: str, python: str) -> Iterator[str]:
         )
 
 
-def _other_processes(worker: int) -> Iterator[str]:
+def _check_processes(worker: int) -> Iterator[str]:
     for secret in ("environ", "mem", "maps"):
         with suppress(OSError):
             open(f"/proc/{worker}/{secret}", "rb").close()
@@ -103,7 +103,7 @@ def _other_processes(worker: int) -> Iterator[str]:
         yield "it can trace the worker"
 
 
-def _secrets(trial: dict[str, Any]) -> Iterator[str]:
+def _check_secrets(trial: dict[str, Any]) -> Iterator[str]:
     for path in trial["closed"]:
         with suppress(OSError):
             os.listdir(path) if os.path.isdir(path) else open(path, "rb").close()
@@ -127,7 +127,7 @@ def _secrets(trial: dict[str, Any]) -> Iterator[str]:
 def main() -> None:
     with open(sys.argv[1]) as paper:
         trial = json.load(paper)
-    print(json.dumps([*found_wrong(trial)]), flush=True)
+    print(json.dumps([*find_faults(trial)]), flush=True)
     sys.stdin.read()
 
 

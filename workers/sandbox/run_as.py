@@ -1,9 +1,10 @@
 """Ranks under an account of their own, where the operator names one (SHARDYARD_RUN_AS): what users' code does there, it
 does without the rights of the service.
 
-    at start           `choose` the accounts; `workers.sandbox.check` tries whether they can do what jobs need, and no
-    more in each rank       `confine`, before anything of the user's
-    for each attempt   `open_way` and `give` let it reach its own directories; `close` takes them back
+    at start           `choose_accounts` reads the setting; `workers.sandbox.check` tries whether the accounts can do
+                       what jobs need, and no more
+    in each rank       `confine_rank`, before anything of the user's
+    for each attempt   `make_passable` and `give_tree` let it reach its own directories; `take_back` undoes that
 
 Directories of the service that lie on the way to an attempt's own may be passed, but not read. With a range of
 accounts, jobs that run side by side have different ones, and cannot get at each other either.
@@ -22,7 +23,7 @@ from pathlib import Path
 import structlog
 
 from jobs.model.records import DeviceRecord
-from workers.runtime.launch import Account
+from workers.runtime.launch import RankAccount
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +37,7 @@ _NUMBERS = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?:(\d{1,10})")
 
 
 @dataclass(frozen=True, slots=True)
-class Accounts:
+class NodeAccounts:
     """The accounts of a node: one for all attempts, or a range with one for each device."""
 
     first: int
@@ -46,16 +47,16 @@ class Accounts:
     name: str  # "": the account's number is its name
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         return self.first == self.last
 
-    def of(self, devices: Iterable[int]) -> Account:
+    def for_devices(self, devices: Iterable[int]) -> RankAccount:
         """The account for a lease of these devices of the node. No other lease has it, unless all share one."""
-        uid = self.first if self.shared else self.first + min(devices)
-        return Account(uid, self.gid, self.groups, self.name or str(uid))
+        uid = self.first if self.is_shared else self.first + min(devices)
+        return RankAccount(uid, self.gid, self.groups, self.name or str(uid))
 
 
-def choose(run_as: str, devices: Sequence[DeviceRecord]) -> Accounts | None:
+def choose_accounts(run_as: str, devices: Sequence[DeviceRecord]) -> NodeAccounts | None:
     """The accounts that a setting names: `name`, `uid:gid`, or `first-last:gid`. None where it is empty.
 
     Raises:
@@ -63,7 +64,7 @@ def choose(run_as: str, devices: Sequence[DeviceRecord]) -> Accounts | None:
     """
     if not run_as:
         return None
-    first, last, gid, name = _named(run_as)
+    first, last, gid, name = _parse_accounts(run_as)
     if os.geteuid() != 0:
         raise ValueError("SHARDYARD_RUN_AS: only a worker that runs as root can give its ranks another account")
     if 0 in (first, gid):
@@ -76,18 +77,18 @@ def choose(run_as: str, devices: Sequence[DeviceRecord]) -> Accounts | None:
             "give one to each device"
         )
     has_gpus = any(device.kind == "cuda" for device in devices)
-    return Accounts(first, last, gid, _device_groups() if has_gpus else (), name)
+    return NodeAccounts(first, last, gid, _device_groups() if has_gpus else (), name)
 
 
-def warn(accounts: Accounts | None, devices: int) -> None:
+def warn_of_access(accounts: NodeAccounts | None, devices: int) -> None:
     """Tell the operator what users' code can reach, where that is more than it must be."""
     if accounts is None and os.geteuid() == 0:
         log.warning("jobs_run_as_root", advice="whoever may submit jobs is root here; set SHARDYARD_RUN_AS")
-    elif accounts is not None and accounts.shared and devices > 1:
+    elif accounts is not None and accounts.is_shared and devices > 1:
         log.warning("jobs_share_an_account", advice="set SHARDYARD_RUN_AS to first-last:gid, to keep them apart")
 
 
-def _named(run_as: str) -> tuple[int, int, int, str]:
+def _parse_accounts(run_as: str) -> tuple[int, int, int, str]:
     """First and last uid, gid, and name."""
     if match := _NUMBERS.fullmatch(run_as):
         first, last, gid = match.groups()
@@ -117,21 +118,21 @@ def _device_groups() -> tuple[int, ...]:
 # -- processes -------------------------------------------------------------------------------------
 
 
-def become(account: Account) -> None:
+def become_account(account: RankAccount) -> None:
     """Take an account for good: with the old one go its groups and all capabilities."""
     os.setgroups(account.groups)
     os.setresgid(account.gid, account.gid, account.gid)
     os.setresuid(account.uid, account.uid, account.uid)
 
 
-def confine(account: Account, processes: int, pipes: Iterable[int]) -> None:
+def confine_rank(account: RankAccount, processes: int, pipes: Iterable[int]) -> None:
     """Have this process, a rank, go on as `account`, with so many processes at most. `pipes` are those it writes to.
 
     The parent-death signal is lost by this.
     """
     for pipe in pipes:
         os.fchown(pipe, account.uid, account.gid)  # else it could not open /dev/stdout, which is its own
-    become(account)
+    become_account(account)
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # else /proc/self would be root's
     _, most = resource.getrlimit(resource.RLIMIT_NPROC)
     bound = processes if most == resource.RLIM_INFINITY else min(processes, most)
@@ -141,7 +142,7 @@ def confine(account: Account, processes: int, pipes: Iterable[int]) -> None:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def open_way(first: Path, last: Path) -> None:
+def make_passable(first: Path, last: Path) -> None:
     """Let other accounts pass through the directories from `first` down to `last`."""
     steps = [last, *last.parents]
     for directory in steps[: steps.index(first) + 1]:
@@ -150,12 +151,12 @@ def open_way(first: Path, last: Path) -> None:
             directory.chmod(mode | PASSABLE)
 
 
-def give(tree: Path, account: Account) -> None:
+def give_tree(tree: Path, account: RankAccount) -> None:
     """Make a directory and all in it the account's own. Nobody else may be able to write there."""
     _chown_tree(tree, account.uid, account.gid)
 
 
-def close(directory: Path, given: Path) -> bool:
+def take_back(directory: Path, given: Path) -> bool:
     """Let nobody pass a directory any more that a way was opened to, and take back what was given away in it; False
     where that fails.
 

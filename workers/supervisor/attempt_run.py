@@ -111,7 +111,7 @@ class AttemptRun:
 
     def _start_ranks(self, message: StartMessage) -> None:
         for rank in self._ranks:
-            rank.go(message)
+            rank.start_program(message)
 
     def _start_message(self) -> StartMessage:
         if self._checkpoints is None:

@@ -106,7 +106,7 @@ def main(config: AttemptConfig, credentials_pipe: Connection) -> None:
 
 def fork_waiting_ranks(config: AttemptConfig) -> tuple[socket.socket | None, list[RankHandle]]:
     """Bind the rendezvous port, where the ranks need one, and fork them."""
-    if not config.distributed:
+    if not config.is_distributed:
         return None, handle.fork_ranks(config, None)
     port = rendezvous.bind_port(config.address)
     return port, handle.fork_ranks(config, port.getsockname()[1])

@@ -107,7 +107,7 @@ def _signal_name(number: int) -> str:
 
 
 def _last_stderr_line(rank: RankHandle) -> str:
-    lines = rank.last_words.decode(errors="replace").strip().splitlines()
+    lines = rank.stderr_tail.decode(errors="replace").strip().splitlines()
     return lines[-1].strip()[:500] if lines else ""
 
 

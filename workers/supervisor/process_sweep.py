@@ -39,7 +39,7 @@ def sweep_attempt(directory: AttemptDirectory, attempt: AttemptId, deadline_seco
         for pid in found:
             _kill_and_reap(pid)
         if not found and _is_unlocked(directory.ranks_lock, fcntl.flock):
-            cgroup.remove(directory.cgroup)
+            cgroup.remove_cgroup(directory.cgroup)
             return {}
         if not found:
             found = set(_find_lock_holders(directory)) - {os.getpid()}
@@ -56,7 +56,7 @@ def _find_members(directory: AttemptDirectory, attempt: AttemptId) -> Iterator[i
     A host may have thousands of processes, so the most expensive check is last: the environment is read only for those
     that are not older than the attempt.
     """
-    yield from cgroup.members(directory.cgroup)
+    yield from cgroup.cgroup_members(directory.cgroup)
     session, since = _read_session(directory)
     mark = "=".join(attempt_variable(attempt)).encode()
     for pid in _list_pids():

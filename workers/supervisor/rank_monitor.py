@@ -101,7 +101,7 @@ class RankMonitor:
 
     def _make_coordinator(self, checkpoints: AttemptCheckpoints) -> CheckpointCoordinator:
         def send_command(rank: int, command: bytes) -> None:
-            self._ranks[rank].tell(command)
+            self._ranks[rank].send_command(command)
 
         return CheckpointCoordinator(
             len(self._ranks),
@@ -131,7 +131,7 @@ class RankMonitor:
             self._loop.register(rank.channel, partial(self._read_records, rank))
             for output in rank.outputs:
                 self._loop.register(output.fd, partial(self._read_output, rank, output))
-        while any(rank.alive for rank in self._ranks) and not self._end.has_given_up(monotonic()):
+        while any(rank.is_alive for rank in self._ranks) and not self._end.has_given_up(monotonic()):
             self._loop.run_once(self._seconds_to_deadline())
             self._on_tick(monotonic())
             self._reap_orphans()
@@ -163,7 +163,7 @@ class RankMonitor:
         step = self._activity.next_step(rank.number)
         self._publisher.add_output(output.device, output.stream, rank.number, data, step)
         if output.stream == "stderr":
-            rank.last_words = (rank.last_words + data)[-LAST_WORDS_BYTES:]
+            rank.stderr_tail = (rank.stderr_tail + data)[-LAST_WORDS_BYTES:]
 
     def _read_records(self, rank: RankHandle) -> None:
         self._decode_records(rank, self._loop.read_ready(rank.channel))
@@ -235,7 +235,7 @@ class RankMonitor:
         elif all(other.outcome is not None and other.outcome.exit_code == 0 for other in self._ranks):
             self._stop.let_ranks_leave(monotonic())
         if self._end.phase is EndPhase.ENDING:
-            rank.leave()
+            rank.allow_exit()
 
     def _on_death(self, rank: RankHandle) -> None:
         seconds = cpu_seconds_of_children(rank.pid)
@@ -277,7 +277,7 @@ class RankMonitor:
         if self._end.first_failure is None:
             # Peers of a dead rank report broken connections, perhaps before its death is visible: look for it first.
             if outcome is not None:
-                others = [other for other in self._ranks if other is not rank and other.alive]
+                others = [other for other in self._ranks if other is not rank and other.is_alive]
                 await_death([other for other in others if is_dying(other.pid)], DEATH_SECONDS)
             silent = next((one for one in self._ranks if one.reap() and not self._has_reported(one)), None)
             failure = RankFailure(rank.number, outcome) if silent is None else RankFailure(silent.number, None)
@@ -345,7 +345,7 @@ class RankMonitor:
 
     def _reap_orphans(self) -> None:
         """Reap orphans of the ranks, which the supervisor adopts, so that a long run collects no zombies."""
-        mine = {rank.pid for rank in self._ranks if rank.alive}
+        mine = {rank.pid for rank in self._ranks if rank.is_alive}
         try:
             while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and dead.si_pid not in mine:
                 os.waitpid(dead.si_pid, 0)

@@ -43,7 +43,7 @@ class StopSequence:
         """All ranks have succeeded: they may exit."""
         if self._end.begin_leaving(now):
             for rank in self._ranks:
-                rank.leave()
+                rank.allow_exit()
 
     def save_and_stop(self, outcome: AttemptOutcome, now: float, *, has_stepped: bool) -> None:
         """Have the ranks save what they have done, and end them then, or when the time for it is over. To be called
@@ -78,7 +78,7 @@ class StopSequence:
             self._descendants.send_stop()
         for rank in self._ranks:
             if rank.outcome is not None:
-                rank.leave()
+                rank.allow_exit()
 
     def kill_ranks(self, now: float, outcome: AttemptOutcome | None = None) -> None:
         """Send SIGKILL to all ranks; an outcome given here replaces an earlier one."""

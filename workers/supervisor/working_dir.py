@@ -72,11 +72,11 @@ def hand_to_ranks(config: AttemptConfig, workplace: WorkingDirectory) -> None:
     """
     if config.account is None:
         return
-    run_as.open_way(Path(os.path.realpath(config.state_dir.parent)), workplace.root.parent)
-    run_as.open_way(config.storage.absolute(), workplace.output.parent)
+    run_as.make_passable(Path(os.path.realpath(config.state_dir.parent)), workplace.root.parent)
+    run_as.make_passable(config.storage.absolute(), workplace.output.parent)
     for directory in (workplace.root, workplace.temporary, workplace.output):
         directory.chmod(0o700)
-        run_as.give(directory, config.account)
+        run_as.give_tree(directory, config.account)
 
 
 def reclaim_storage(storage: Path, attempt: AttemptId) -> None:
@@ -84,4 +84,4 @@ def reclaim_storage(storage: Path, attempt: AttemptId) -> None:
     must be dead."""
     directory = layout.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number).absolute()
     directories.remove_drafts(directory)
-    run_as.close(directory, layout.artifacts_dir(directory))
+    run_as.take_back(directory, layout.artifacts_dir(directory))

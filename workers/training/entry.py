@@ -18,7 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 from jobs.model.spec import Component, Data, EvaluationData, JobSpec, RecipeProgram, Scheduler
 from jobs.protocol.records import DeviceInfo, Result
 from workers.runtime.context import RankContext, RejectedByWorker
-from workers.runtime.cpu_name import processor
+from workers.runtime.cpu_name import read_cpu_name
 from workers.training import loop, strategies
 from workers.training.checkpoint import state
 from workers.training.recipes import optim
@@ -116,7 +116,7 @@ def prepare_run(spec: JobSpec, context: RankContext, parts: RecipeParts | None =
 def seed_everything(seed: int, context: RankContext) -> None:
     # Not torch.manual_seed: for every kind of device that is not there it keeps the stack, with the lines of its files.
     torch.default_generator.manual_seed(seed)
-    if context.kind == "cuda":
+    if context.device_kind == "cuda":
         torch.cuda.manual_seed_all(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -242,11 +242,11 @@ def check_precision(spec: JobSpec, context: RankContext) -> None:
         RejectedByWorker: the devices do not compute in the precision that is asked for.
     """
     wanted = spec.recipe.precision
-    if wanted == "float16" and context.kind == "cpu":
+    if wanted == "float16" and context.device_kind == "cpu":
         raise RejectedByWorker(
             'program.precision: "float16" needs cuda devices, and these are cpu; take "bfloat16" or "float32"'
         )
-    if wanted == "bfloat16" and context.kind == "cuda" and not torch.cuda.is_bf16_supported():
+    if wanted == "bfloat16" and context.device_kind == "cuda" and not torch.cuda.is_bf16_supported():
         raise RejectedByWorker(
             'program.precision: these devices do not compute in "bfloat16"; take "float16" or "float32"'
         )
@@ -292,7 +292,7 @@ def _make_loader(
         data.batch_size,
         num_workers=data.num_workers,
         multiprocessing_context="fork" if data.num_workers else None,
-        pin_memory=context.kind == "cuda",
+        pin_memory=context.device_kind == "cuda",
         collate_fn=collate_rows,
         generator=torch.Generator().manual_seed(seed + context.rank),
         **options,
@@ -308,8 +308,8 @@ def describe_devices(context: RankContext, strategy: strategies.Strategy) -> Non
             found = torch.cuda.get_device_properties(device.logical)
             strategy.recorder.emit(DeviceInfo(device.logical, found.name, found.total_memory))
         else:
-            strategy.recorder.emit(DeviceInfo(device.logical, f"virtual device on {processor()}"))
-    if context.kind == "cpu":
+            strategy.recorder.emit(DeviceInfo(device.logical, f"virtual device on {read_cpu_name()}"))
+    if context.device_kind == "cpu":
         strategy.recorder.note("devices.memory_total_bytes", "virtual devices share the memory of the host")
         strategy.recorder.note("per_device.memory_peak_bytes", "virtual devices share the memory of the host")
     else:

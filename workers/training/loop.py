@@ -13,7 +13,7 @@ from jobs.model.spec import Component
 from jobs.protocol.records import Outline, Result
 from workers.probe.recorder import is_sampled
 from workers.probe.shapes import rows_of, shape_of
-from workers.runtime.context import RejectedByWorker, Stopped
+from workers.runtime.context import RejectedByWorker, StopTraining
 from workers.training.checkpoint import data_position, protocol
 from workers.training.placement import move_tensors
 from workers.training.run_state import TrainingRun
@@ -114,7 +114,7 @@ def forward(run: TrainingRun) -> Result:
                 run.strategy.model(move_tensors(inputs, run.strategy.device))
             _after_step(run, rate, batches)
             if run.context.stopping():
-                raise Stopped(f"told to stop after step {run.progress.steps_done - 1}")
+                raise StopTraining(f"told to stop after step {run.progress.steps_done - 1}")
         if _is_over(run):
             break
     return Result(None, {})

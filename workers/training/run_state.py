@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from jobs.model.spec import RecipeProgram
-from workers.runtime.context import Checkpoints, RankContext
+from workers.runtime.context import CheckpointAccess, RankContext
 from workers.training.checkpoint.rng_state import RandomStates
 from workers.training.strategies import Strategy
 
@@ -73,13 +73,13 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         precision, scheduler = self.program.precision, self.program.scheduler
-        on_host = self.context.kind == "cpu"
+        on_host = self.context.device_kind == "cpu"
         self.is_plain = on_host and precision == "float32"
         self.reads_every_loss = on_host and self.context.world_size == 1
         self.autocast = (
             nullcontext()
             if precision == "float32"
-            else torch.autocast(self.context.kind, dtype=getattr(torch, precision))
+            else torch.autocast(self.context.device_kind, dtype=getattr(torch, precision))
         )
         self.moves_rate_every_step = scheduler is not None and scheduler.every == "step"
 
@@ -90,7 +90,7 @@ class TrainingRun:
             send()
 
     @property
-    def checkpoints(self) -> Checkpoints | None:
+    def checkpoints(self) -> CheckpointAccess | None:
         """Where to save, if this run is to be saved."""
         wanted = self.program.checkpoint is not None and self.program.mode == "train"
         return self.context.checkpoints if wanted else None

@@ -103,7 +103,7 @@ def build_single(spec: JobSpec, context: RankContext, model: nn.Module) -> Strat
 
 def build_dp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
     """nn.DataParallel over the lease: over the whole model, or over one sub-module of it."""
-    how, virtual = spec.parallelism, context.kind == "cpu"
+    how, virtual = spec.parallelism, context.device_kind == "cpu"
     device = _torch_device(context, 0)
     model.to(device)
     recorder = Recorder(context, module=how.module or "", dim=how.dim)
@@ -142,7 +142,7 @@ def build_ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy
     device = _torch_device(context, context.devices[0].logical)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    process_groups.keep()
+    process_groups.retain_groups()
     dist.init_process_group(_choose_backend(how.backend, device))
     model.to(device)
     inner = _find_submodule(model, path)
@@ -180,7 +180,7 @@ def build_fsdp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strateg
     device = _torch_device(context, context.devices[0].logical)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    process_groups.keep()
+    process_groups.retain_groups()
     dist.init_process_group(_choose_backend(spec.parallelism.backend, device))
     model.to(device)
     recorder = _make_recorder(spec, context)
@@ -211,13 +211,13 @@ STRATEGIES: dict[str, Callable[[JobSpec, RankContext, nn.Module], Strategy]] = {
 
 
 def _make_recorder(spec: JobSpec, context: RankContext, *, times_whole_backward: bool = False) -> Recorder:
-    kind = SingleDeviceRecorder if context.kind == "cpu" and len(context.devices) == 1 else Recorder
+    kind = SingleDeviceRecorder if context.device_kind == "cpu" and len(context.devices) == 1 else Recorder
     return kind(context, module=spec.parallelism.module or "", times_whole_backward=times_whole_backward)
 
 
 def _torch_device(context: RankContext, logical: int) -> torch.device:
     """The lease's devices are the visible ones, in order; virtual devices share the CPU."""
-    return torch.device("cuda", logical) if context.kind == "cuda" else torch.device("cpu")
+    return torch.device("cuda", logical) if context.device_kind == "cuda" else torch.device("cpu")
 
 
 def _find_straggler(spec: JobSpec, context: RankContext) -> Straggler | None:
@@ -227,7 +227,7 @@ def _find_straggler(spec: JobSpec, context: RankContext) -> Straggler | None:
         RejectedByWorker: DataParallel sends to all GPUs at once, so none of them can be made to wait alone.
     """
     found = find_straggler(spec, context)
-    if found is not None and found.where == "input" and len(context.devices) > 1 and context.kind == "cuda":
+    if found is not None and found.where == "input" and len(context.devices) > 1 and context.device_kind == "cuda":
         raise RejectedByWorker(
             'program.straggler.where: on cuda, DataParallel sends the shards to all devices at once; take "forward"'
         )

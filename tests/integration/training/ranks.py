@@ -20,7 +20,7 @@ from jobs.protocol.records import AnyRecord, Outcome, PacketDecoder, Record, Ste
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Report
 from workers.runtime.commands import CONTINUE
-from workers.runtime.context import ChannelSink, Checkpoints, Device, RankContext
+from workers.runtime.context import ChannelSink, CheckpointAccess, RankContext, RankDevice
 from workers.supervisor.report.aggregator import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 
@@ -165,8 +165,8 @@ def _rank(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     sink = _Mortal(channel.fileno(), saving.dies_after if saving is not None else None, leave)
-    checkpoints = Checkpoints(saving.drafts, saving.resume, lambda: CONTINUE) if saving is not None else None
-    lease = [Device(index, "cpu", f"cpu:{index}") for index in range(spec.resources.devices)]
+    checkpoints = CheckpointAccess(saving.drafts, saving.resume, lambda: CONTINUE) if saving is not None else None
+    lease = [RankDevice(index, "cpu", f"cpu:{index}") for index in range(spec.resources.devices)]
     own = tuple(lease) if spec.world_size == 1 else (lease[rank],)
     code, trace = 0, ""
     try:

@@ -102,7 +102,7 @@ def _rank(
     from workers.rehearsal import install
     from workers.runtime import process_groups
 
-    main_process.become()
+    main_process.become_main_process()
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -111,7 +111,7 @@ def _rank(
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
         os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in names.items()}}
-        process_groups.keep()
+        process_groups.retain_groups()
     if devices:
         install.install(devices, rank, ranks > 1)
     code = _run(program, args)

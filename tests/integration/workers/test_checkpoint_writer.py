@@ -20,7 +20,7 @@ from tests.integration.store.world import TENANT, World
 from tests.integration.workers.service import eventually
 from tests.support.attempts import a_launch
 from tests.support.redis_server import RedisServer, redis_server
-from workers.runtime.launch import Account, AttemptConfig
+from workers.runtime.launch import AttemptConfig, RankAccount
 from workers.supervisor.checkpoints import directories
 from workers.supervisor.checkpoints.directories import CheckpointDirectories
 from workers.supervisor.checkpoints.writer import CheckpointWriter
@@ -28,7 +28,7 @@ from workers.supervisor.lease import LeaseHolder
 
 pytestmark = pytest.mark.integration
 
-NOBODY = Account(20_000, 20_000, (), "nobody")
+NOBODY = RankAccount(20_000, 20_000, (), "nobody")
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another account")
 
 
@@ -43,7 +43,7 @@ class Attempt:
     world: World
     url: str
     storage: Path
-    account: Account | None = None
+    account: RankAccount | None = None
     keep: int = 2
     state: bytes = b"state of the report"
     points: bytes = b""
@@ -362,7 +362,7 @@ def test_what_is_no_plain_file_of_the_ranks_own_is_not_taken_over(
     world: World,
     server: RedisServer,
     tmp_path: Path,
-    account: Account | None,
+    account: RankAccount | None,
     leave: Callable[[Attempt, Path], None],
 ) -> None:
     attempt = Attempt(world, server.url, tmp_path / "storage", account)
@@ -429,7 +429,7 @@ def test_what_is_taken_over_is_the_services_and_the_next_attempts_account_can_re
             checkpoints.verify_checkpoint(found.directory)
 
 
-def as_account(account: Account, tries: list[Callable[[], object]]) -> list[bool]:
+def as_account(account: RankAccount, tries: list[Callable[[], object]]) -> list[bool]:
     """Which of these an account can do."""
     reader, writer = os.pipe()
     child = os.fork()

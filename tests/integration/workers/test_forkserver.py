@@ -16,8 +16,8 @@ import pytest
 from tests.integration.workers.service import children_named, eventually
 from tests.support.attempts import ATTEMPT, a_launch
 from workers.node import forkserver
-from workers.node.forkserver import ForkServer, _receive, _send
-from workers.rank.process import KEPT_VARIABLES, environment
+from workers.node.forkserver import ForkServer, _receive_message, _send_message
+from workers.rank.process import INHERITED_VARIABLES, rank_variables
 from workers.runtime.launch import AttemptDirectory
 from workers.supervisor.process_sweep import sweep_attempt
 
@@ -42,9 +42,9 @@ def test_a_server_with_a_second_thread_says_so_and_forks_nothing(tmp_path: Path)
     reader, writer = os.pipe()
     try:
         refusal = ["failed", "the forkserver has 2 threads; restart the worker"]
-        assert json.loads(_receive(ours)[0]) == refusal
-        _send(ours, pickle.dumps(a_launch(tmp_path)), [reader])
-        assert json.loads(_receive(ours)[0]) == refusal
+        assert json.loads(_receive_message(ours)[0]) == refusal
+        _send_message(ours, pickle.dumps(a_launch(tmp_path)), [reader])
+        assert json.loads(_receive_message(ours)[0]) == refusal
         assert psutil.Process(server.pid).children() == []
     finally:
         server.kill()
@@ -67,17 +67,17 @@ def shared() -> Iterator[ForkServer]:
 @pytest.fixture
 def server(shared: ForkServer) -> ForkServer:
     """Warm, whatever the test before has done to it."""
-    if not shared.alive:
-        shared.warm()
+    if not shared.is_alive:
+        shared.start_warm()
     return shared
 
 
 def test_a_server_is_warm_in_one_thread_with_a_scrubbed_environment_and_again_after_a_kill(shared: ForkServer) -> None:
     server = shared
     server.close()
-    warm = [server.alive]
-    server.warm()
-    warm.append(server.alive)
+    warm = [server.is_alive]
+    server.start_warm()
+    warm.append(server.is_alive)
     assert os.environ["SHARDYARD_REDIS_URL"] == "unix:///secret"
     assert server.pid is not None
     process = psutil.Process(server.pid)
@@ -85,9 +85,9 @@ def test_a_server_is_warm_in_one_thread_with_a_scrubbed_environment_and_again_af
     assert "SHARDYARD_REDIS_URL" not in process.environ()
     assert process.environ()["OPENBLAS_NUM_THREADS"] == "1"
     process.kill()
-    eventually(lambda: not server.alive, "its death shows")
-    server.warm()
-    warm.append(server.alive)
+    eventually(lambda: not server.is_alive, "its death shows")
+    server.start_warm()
+    warm.append(server.is_alive)
     assert warm == [False, True, True]
 
 
@@ -96,33 +96,33 @@ def test_a_server_that_does_not_answer_is_killed_and_the_next_one_works(
 ) -> None:
     assert server.pid is not None
     os.kill(server.pid, signal.SIGSTOP)
-    monkeypatch.setattr(forkserver, "LATE_SECONDS", 0.0)
+    monkeypatch.setattr(forkserver, "DEATH_DELAY_SECONDS", 0.0)
     with_more_time = forkserver.REPLY_SECONDS
     monkeypatch.setattr(forkserver, "REPLY_SECONDS", 0.5)
-    kill = ForkServer._kill
+    kill = ForkServer._kill_server
 
     def kill_and_ask_the_next(self: ForkServer) -> None:
         monkeypatch.setattr(forkserver, "REPLY_SECONDS", with_more_time)
         kill(self)
 
-    monkeypatch.setattr(ForkServer, "_kill", kill_and_ask_the_next)
+    monkeypatch.setattr(ForkServer, "_kill_server", kill_and_ask_the_next)
     first = server.pid
-    assert server.launch(a_launch(tmp_path), "unix:///none", "unix:///none") > 0
+    assert server.start_supervisor(a_launch(tmp_path), "unix:///none", "unix:///none") > 0
     assert server.pid != first
     assert sweep_attempt(AttemptDirectory.of(tmp_path, ATTEMPT), ATTEMPT) == {}
 
 
 def test_a_supervisor_outlives_its_server_and_is_nobodys_zombie(server: ForkServer, tmp_path: Path) -> None:
     assert server.pid is not None
-    supervisor = psutil.Process(server.launch(a_launch(tmp_path), "unix:///none", "unix:///none"))
+    supervisor = psutil.Process(server.start_supervisor(a_launch(tmp_path), "unix:///none", "unix:///none"))
     # In the session of its server, a stopped one would be woken when that ends; and on a busy machine it stops later.
     eventually(lambda: os.getsid(supervisor.pid) == supervisor.pid, "it has a session of its own")
     supervisor.suspend()
     eventually(lambda: supervisor.status() == psutil.STATUS_STOPPED, "it has stopped")
     os.kill(server.pid, signal.SIGKILL)
-    eventually(lambda: not server.alive, "its death shows")
+    eventually(lambda: not server.is_alive, "its death shows")
     assert supervisor.status() == psutil.STATUS_STOPPED
-    second = psutil.Process(server.launch(a_launch(tmp_path / "second"), "unix:///none", "unix:///none"))
+    second = psutil.Process(server.start_supervisor(a_launch(tmp_path / "second"), "unix:///none", "unix:///none"))
     second.kill()
     eventually(lambda: not second.is_running(), "it is reaped")
     supervisor.kill()
@@ -134,7 +134,7 @@ def test_a_process_that_was_forked_ahead_becomes_the_next_supervisor_and_another
     server: ForkServer, tmp_path: Path
 ) -> None:
     (spare,) = eventually(lambda: _spares(server), "one is forked ahead")
-    assert server.launch(a_launch(tmp_path), "unix:///none", "unix:///none") == spare.pid
+    assert server.start_supervisor(a_launch(tmp_path), "unix:///none", "unix:///none") == spare.pid
     eventually(lambda: [each for each in _spares(server) if each.pid != spare.pid], "another is forked ahead")
     assert sweep_attempt(AttemptDirectory.of(tmp_path, ATTEMPT), ATTEMPT) == {}
 
@@ -152,7 +152,7 @@ def test_a_launch_does_without_a_process_forked_ahead_that_was_killed(server: Fo
     (spare,) = eventually(lambda: _spares(server), "one is forked ahead")
     spare.kill()
     eventually(lambda: not spare.is_running(), "it is gone")
-    pid = server.launch(a_launch(tmp_path), "unix:///none", "unix:///none")
+    pid = server.start_supervisor(a_launch(tmp_path), "unix:///none", "unix:///none")
     assert pid != spare.pid
     assert psutil.pid_exists(pid)
     assert sweep_attempt(AttemptDirectory.of(tmp_path, ATTEMPT), ATTEMPT) == {}
@@ -183,10 +183,10 @@ def test_ranks_get_every_variable_that_torchrun_sets(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import json, os; open('rank-' + os.environ['RANK'], 'w').write(json.dumps(dict(os.environ)))")
     command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", str(program)]
-    before = {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES}
+    before = {name: value for name, value in os.environ.items() if name in INHERITED_VARIABLES}
     subprocess.run([sys.executable, *command], check=True, capture_output=True, timeout=100, cwd=tmp_path, env=before)
     theirs: dict[str, str] = json.loads((tmp_path / "rank-1").read_text())
-    ours = environment(a_launch(devices=2), 1, 29500)
+    ours = rank_variables(a_launch(devices=2), 1, 29500)
     # Where a rank leaves its exception for torchrun's own summary, and the size of its terminal.
     theirs_alone = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "COLUMNS", "LINES"}
     set_by_torchrun = set(theirs) - set(before) - theirs_alone

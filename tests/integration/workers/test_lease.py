@@ -21,7 +21,10 @@ LEASE = 4.0
 HASTY = [
     sys.executable,
     "-c",
-    "from workers.node import agent; agent.STUCK_LEASES = 0.25; from workers.__main__ import main; main()",
+    (
+        "from workers.node import attempt_reaper; attempt_reaper.STUCK_LEASES = 0.25; "
+        "from workers.__main__ import main; main()"
+    ),
 ]
 
 

@@ -15,7 +15,7 @@ from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
 from tests.integration.store.world import World
 from tests.support.redis_server import RedisServer, redis_server
-from workers.node.janitor import Janitor, clear
+from workers.node.janitor import Janitor, clear_orphan
 from workers.runtime.launch import AttemptDirectory
 from workers.supervisor import lease, pending_end
 from workers.supervisor.lease import LeaseHolder
@@ -219,13 +219,13 @@ def test_an_untold_end_of_an_attempt_that_holds_nothing_is_told_in_the_rounds_an
     marks.supervisor_lock.touch()
     pending_end.save_pending_end(marks.untold, PendingEnd("c", Reason.COMPLETED, "all went well"))
     rounds = Janitor("n1", (), tmp_path / "state", tmp_path / "storage", world.store, tuple)
-    rounds.clear_away()
+    rounds.clear_orphans()
     server.kill()
     with pytest.raises(Unavailable):
-        rounds.clear_away()
-    clear(tmp_path / "state", tmp_path / "storage", attempt)  # as a worker does that has just been started
+        rounds.clear_orphans()
+    clear_orphan(tmp_path / "state", tmp_path / "storage", attempt)  # as a worker does that has just been started
     assert marks.untold.exists()
     server.start()
-    rounds.clear_away()
+    rounds.clear_orphans()
     assert world.job(attempt.job).message == "all went well"
     assert not marks.directory.exists()

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 HASTY = [
     sys.executable,
     "-c",
-    "from workers.node import janitor as rounds; rounds.EVERY_SECONDS = 0.5; from workers.__main__ import main; main()",
+    "from workers.node import janitor; janitor.ROUND_SECONDS = 0.5; from workers.__main__ import main; main()",
 ]
 #: Sends the lock that all processes of the attempt hold to whoever listens, and ends. While nobody takes it, it is in
 #: flight: held, and by no process that could be found or killed.

@@ -21,7 +21,7 @@ DEAF = [
     "-c",
     (
         "from kombu.entity import Queue; from workers import app; from workers.node import agent; "
-        "agent.UNHEARD_SECONDS = 2.0; "
+        "agent.LOST_HINT_SECONDS = 2.0; "
         "app.app.conf.task_queues = [Queue('nobody')]; app.app.worker_main(['worker'])"
     ),
 ]

@@ -12,7 +12,7 @@ import pytest
 
 from jobs.model.state import Reason, State
 from tests.integration.workers.service import Service, eventually, is_dead
-from workers.rank.process import KEPT_VARIABLES
+from workers.rank.process import INHERITED_VARIABLES
 
 pytestmark = pytest.mark.integration
 
@@ -28,7 +28,7 @@ def run_plain(
     for name, text in files.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(text)
-    variables = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    variables = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     return subprocess.run(
         [python, *command],
         cwd=directory,

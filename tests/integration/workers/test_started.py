@@ -10,11 +10,11 @@ import pytest
 from jobs.protocol.records import Hello, Metric
 from tests.support.probe_socket import Listening
 from workers.probe.descendants import BOOT, FAMILY, SOCKET, Family, environment
-from workers.runtime.context import Device
+from workers.runtime.context import RankDevice
 
 pytestmark = pytest.mark.integration
 
-DEVICES = (Device(0, "cpu", "cpu:0"), Device(1, "cpu", "cpu:1"))
+DEVICES = (RankDevice(0, "cpu", "cpu:0"), RankDevice(1, "cpu", "cpu:1"))
 
 
 def variables(address: object, output: Path) -> dict[str, str]:
@@ -67,7 +67,7 @@ def test_a_program_without_torch_meets_next_to_nothing_of_ours(tmp_path: Path) -
         "importlib._bootstrap_external",
         "warnings",
     }
-    assert finders == ["Trigger", *plain_finders]
+    assert finders == ["ImportTrigger", *plain_finders]
     assert path == [place for place in plain_path if not Path(place, "workers", "runtime", "import_hook.py").exists()]
     assert followed.stderr == ""
 
@@ -132,5 +132,5 @@ def test_what_is_broken_of_ours_is_not_the_programs_trouble(tmp_path: Path, brok
 def test_a_program_that_may_not_be_followed_is_not(tmp_path: Path) -> None:
     with Listening() as listening:
         done = run(tmp_path, {"main.py": "import sys; print(sys.meta_path[0])"}, listening, "-I")
-        assert "Trigger" not in done.stdout
+        assert "ImportTrigger" not in done.stdout
         assert not listening.of(Hello)

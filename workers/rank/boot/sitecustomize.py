@@ -23,7 +23,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(HERE)))
 
 
-class Trigger:
+class ImportTrigger:
     """A finder that only waits for its moment. It also finds the helper that a program may import anywhere."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Trigger:
         if name == "shardyard.script.job":  # what `shardyard.job` offers
             spec = PathFinder.find_spec(name, path)
             if spec is not None:
-                spec.loader = Then(spec.loader, self._try_to_join)  # type: ignore[assignment]
+                spec.loader = CallbackLoader(spec.loader, self._try_to_join)  # type: ignore[assignment]
             return spec
         return None
 
@@ -59,8 +59,8 @@ class Trigger:
         """Connect this process to its job, as far as that is not done."""
         try:
             if self._packages is None:
-                self._packages = _load(os.path.join(ROOT, "workers", "runtime", "import_hook.py"))
-            with self._packages.importing(self._packages.borrowed(os.environ["SHARDYARD_LENT"])):
+                self._packages = _load_file(os.path.join(ROOT, "workers", "runtime", "import_hook.py"))
+            with self._packages.importable(self._packages.usable_packages(os.environ["SHARDYARD_LENT"])):
                 sys.modules["workers.runtime.import_hook"] = self._packages  # there is to be one
                 from workers.probe import descendants
 
@@ -69,7 +69,7 @@ class Trigger:
             pass
 
 
-class Then:
+class CallbackLoader:
     """The loader of a module, and a call when the module has run."""
 
     def __init__(self, loader: Any, done: Callable[[], None]) -> None:
@@ -87,7 +87,7 @@ class Then:
         self._done()
 
 
-def _load(path: str) -> ModuleType:
+def _load_file(path: str) -> ModuleType:
     from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location("workers.runtime.import_hook", path)
@@ -98,7 +98,7 @@ def _load(path: str) -> ModuleType:
     return module
 
 
-def _run_own() -> None:
+def _run_hidden() -> None:
     """Run the `sitecustomize` that this one hides."""
     spec = PathFinder.find_spec("sitecustomize")
     if spec is not None and spec.loader is not None:
@@ -112,5 +112,5 @@ if __name__ == "sitecustomize":
     hidden = {HERE} if ROOT.endswith("-packages") else {HERE, ROOT}
     sys.path[:] = [place for place in sys.path if place not in hidden]
     if sys.version_info >= (3, 11) and "SHARDYARD_PROBE_SOCKET" in os.environ:
-        sys.meta_path.insert(0, Trigger())
-    _run_own()
+        sys.meta_path.insert(0, ImportTrigger())
+    _run_hidden()

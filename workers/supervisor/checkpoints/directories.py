@@ -52,8 +52,8 @@ def prepare_directories(config: AttemptConfig, directories: CheckpointDirectorie
     remove_drafts(directories.attempt)
     directories.drafts.mkdir(parents=True, mode=0o700)
     if config.account is not None:
-        run_as.open_way(config.storage.absolute(), directories.attempt)
-        run_as.give(directories.drafts, config.account)
+        run_as.make_passable(config.storage.absolute(), directories.attempt)
+        run_as.give_tree(directories.drafts, config.account)
 
 
 def sync_ancestors(storage: Path, directory: Path) -> None:

@@ -21,7 +21,7 @@ from jobs.files import checkpoints
 from jobs.files.checkpoints import ManifestFile
 from jobs.protocol.records import Saved
 from jobs.support import fs
-from workers.runtime.launch import Account
+from workers.runtime.launch import RankAccount
 
 log = structlog.get_logger(__name__)
 
@@ -33,7 +33,7 @@ class TakeoverRefused(Exception):
 
 
 def take_over_files(
-    saves: Sequence[Saved], draft: Path, part: Path, account: Account | None
+    saves: Sequence[Saved], draft: Path, part: Path, account: RankAccount | None
 ) -> dict[str, ManifestFile]:
     """Move the ranks' files into a directory of the service, and take ownership of them.
 
@@ -70,7 +70,7 @@ def _open_draft(drafts: int, name: str) -> int:
         raise TakeoverRefused("the ranks have not made a directory for it") from error
 
 
-def _take_ownership(directory: int, name: str, size: int, account: Account | None) -> None:
+def _take_ownership(directory: int, name: str, size: int, account: RankAccount | None) -> None:
     """Take ownership of a file that was just moved into a directory of the service. Never follows a link or waits."""
     fd = -1
     try:

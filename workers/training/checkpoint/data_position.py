@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from workers.runtime.context import Stopped
+from workers.runtime.context import StopTraining
 from workers.training.checkpoint import rng_state
 from workers.training.run_state import EpochStart, TrainingRun
 
@@ -52,7 +52,7 @@ def _skip_loaded(run: TrainingRun, every: Iterator[Any]) -> Iterator[Any]:
     """Load the batches that were trained on, and forget them."""
     for _ in islice(every, run.progress.batches_done):
         if run.context.stopping():
-            raise Stopped(f"told to stop while going back to step {run.progress.steps_done}")
+            raise StopTraining(f"told to stop while going back to step {run.progress.steps_done}")
     return every
 
 

@@ -2,7 +2,7 @@
 
 from jobs.protocol.records import Paused, Saved
 from workers.runtime.commands import CONTINUE, SAVE
-from workers.runtime.context import Stopped
+from workers.runtime.context import StopTraining
 from workers.training.checkpoint import state
 from workers.training.run_state import TrainingRun
 
@@ -56,11 +56,11 @@ def _send_and_wait(run: TrainingRun, record: Paused | Saved) -> bytes:
     flush = getattr(run.context.sink, "flush", None)
     if flush is not None:
         flush()
-    word = run.checkpoints.ask()
+    word = run.checkpoints.read_command()
     if word not in (CONTINUE, SAVE):
         raise _stop_error(run)
     return word
 
 
-def _stop_error(run: TrainingRun) -> Stopped:
-    return Stopped(f"told to stop after step {run.progress.steps_done - 1}")
+def _stop_error(run: TrainingRun) -> StopTraining:
+    return StopTraining(f"told to stop after step {run.progress.steps_done - 1}")

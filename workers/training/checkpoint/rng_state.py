@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from workers.runtime.context import Device
+from workers.runtime.context import RankDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class RandomStates:
     numpy: tuple[Any, ...]
 
 
-def capture_random_states(devices: Sequence[Device]) -> RandomStates:
+def capture_random_states(devices: Sequence[RankDevice]) -> RandomStates:
     name, keys, *rest = np.random.get_state(legacy=True)
     return RandomStates(
         cpu=torch.get_rng_state(),

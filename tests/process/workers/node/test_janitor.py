@@ -34,9 +34,9 @@ def remains(tmp_path: Path, attempt: AttemptId = LEFT) -> AttemptDirectory:
 
 def test_what_lies_there_in_two_rounds_is_cleared_away(rounds: Janitor, tmp_path: Path) -> None:
     marks = remains(tmp_path)
-    rounds.clear_away()
+    rounds.clear_orphans()
     assert marks.directory.exists(), "it may be an attempt that is just being started"
-    rounds.clear_away()
+    rounds.clear_orphans()
     assert not marks.directory.exists()
 
 
@@ -44,11 +44,11 @@ def test_what_an_attempt_holds_devices_for_is_left_to_the_agent(
     rounds: Janitor, tmp_path: Path, held: set[AttemptId]
 ) -> None:
     marks = remains(tmp_path)
-    rounds.clear_away()
+    rounds.clear_orphans()
     held.add(LEFT)
-    rounds.clear_away()
+    rounds.clear_orphans()
     held.clear()
-    rounds.clear_away()
+    rounds.clear_orphans()
     assert marks.directory.exists(), "it begins anew"
 
 
@@ -66,7 +66,7 @@ def test_an_attempt_whose_supervisor_lives_is_left_alone(rounds: Janitor, tmp_pa
     os.read(taken[0], 1)
     try:
         for _ in range(3):
-            rounds.clear_away()
+            rounds.clear_orphans()
         assert marks.directory.exists()
     finally:
         for fd in (told[1], told[0], *taken):
@@ -76,6 +76,6 @@ def test_an_attempt_whose_supervisor_lives_is_left_alone(rounds: Janitor, tmp_pa
 
 def test_a_round_clears_a_bounded_number(rounds: Janitor, tmp_path: Path) -> None:
     made = [remains(tmp_path, AttemptId("default", f"left{n:02d}", 1)) for n in range(MAX_CLEARED + 3)]
-    rounds.clear_away()
-    rounds.clear_away()
+    rounds.clear_orphans()
+    rounds.clear_orphans()
     assert sum(marks.directory.exists() for marks in made) == 3

@@ -13,18 +13,18 @@ from torch import nn
 from jobs.protocol.records import DeviceInfo
 from tests.support.probe_runs import Seen, learn, watched
 from tests.unit.workers.probe.test_loops import network
-from workers.runtime.import_callbacks import Finder, when_imported
+from workers.runtime.import_callbacks import CallbackFinder, when_imported
 
 COLD = """
 import json, sys
-from workers.runtime.context import Device, RankContext
+from workers.runtime.context import RankDevice, RankContext
 from workers.probe import probe as script
 
 class Kept(list):
     emit = list.append
 
 records = Kept()
-probe = script.install(RankContext(0, 1, (Device(0, "cpu", "cpu:0"),), 1, 1, records), rehearsed=False)
+probe = script.install(RankContext(0, 1, (RankDevice(0, "cpu", "cpu:0"),), 1, 1, records), rehearsed=False)
 early = [name for name in ("torch", "numpy", "pydantic", "structlog") if name in sys.modules]
 import torch
 net = torch.nn.Linear(5, 2)
@@ -60,7 +60,7 @@ def test_what_is_imported_already_is_called_back_at_once() -> None:
     finder = when_imported({"torch": lambda module: called.append(module.__name__)})
     finder.stop()
     assert called == ["torch"]
-    assert not any(isinstance(each, Finder) and each is finder for each in sys.meta_path)
+    assert not any(isinstance(each, CallbackFinder) and each is finder for each in sys.meta_path)
 
 
 def from_threads() -> None:

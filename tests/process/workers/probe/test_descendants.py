@@ -17,12 +17,12 @@ from jobs.protocol.records import Activity, AnyRecord, Began, Group, Hello, Metr
 from tests.support.probe_socket import Listening
 from workers.probe import descendants
 from workers.probe.descendants import ChildSink, Family, FamilySink
-from workers.runtime.context import ChannelSink, Device, RankContext
+from workers.runtime.context import ChannelSink, RankContext, RankDevice
 
 BEGAN = Began(0, "train", 1.0)
 STEP = Step(0, 0, "train", (), 1.0, 1.0)
 ACTIVITY = Activity(1, 1, 1, 0)
-DEVICES = (Device(0, "cpu", "cpu:0"), Device(1, "cpu", "cpu:1"))
+DEVICES = (RankDevice(0, "cpu", "cpu:0"), RankDevice(1, "cpu", "cpu:1"))
 
 
 def a_family(address: str = "/nowhere", rank: int = 0, world_size: int = 1) -> Family:

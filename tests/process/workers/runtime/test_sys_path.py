@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.runtime.sys_path import HOME, Hidden
+from workers.runtime.sys_path import HOME, HidingFinder
 
 #: What a rank does before the program, in a process of its own: it takes modules out of `sys.modules`.
 BEGIN = """
@@ -15,7 +15,7 @@ import workers.rank.script
 from pathlib import Path
 from workers.runtime import import_hook as packages
 from workers.runtime import sys_path as isolation
-packages.remember()
+packages.remember_modules()
 import jobs.bundles.strict_zip
 isolation.set_path(Path({first!r}))
 """
@@ -63,12 +63,15 @@ def test_where_ours_lie_among_other_packages_they_are_looked_past(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ModuleNotFoundError, match="No module named 'jobs'"):
-        Hidden.find_spec("jobs")
+        HidingFinder.find_spec("jobs")
     (tmp_path / "jobs").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    found = Hidden.find_spec("jobs")
+    found = HidingFinder.find_spec("jobs")
     assert found is not None
     assert list(found.submodule_search_locations or ()) == [str(tmp_path / "jobs")]
     assert (
-        Hidden.find_spec("json") is Hidden.find_spec("jobs.model.spec", ["x"]) is Hidden.find_spec("shardyard") is None
+        HidingFinder.find_spec("json")
+        is HidingFinder.find_spec("jobs.model.spec", ["x"])
+        is HidingFinder.find_spec("shardyard")
+        is None
     )

@@ -142,11 +142,11 @@ def test_the_lock_finds_a_program_by_whatever_path_its_file_was_opened(
 
 
 def test_the_cgroup_finds_a_process_that_has_no_other_mark(marks: AttemptDirectory) -> None:
-    group = cgroup.create(marks.cgroup, f"test-{os.getpid()}")
+    group = cgroup.create_cgroup(marks.cgroup, f"test-{os.getpid()}")
     if group is None:
         pytest.skip("no cgroup is writable here")
-    pid = sleeper(lambda: cgroup.enter(group))
-    if not cgroup.members(marks.cgroup):
+    pid = sleeper(lambda: cgroup.enter_cgroup(group))
+    if not cgroup.cgroup_members(marks.cgroup):
         os.kill(pid, 9)
         os.waitpid(pid, 0)
         pytest.skip("this host does not let a process enter the cgroup that it has made")

@@ -167,7 +167,7 @@ def watch(
         listener=listener,
         checkpoints=saving,
     ).run()
-    assert not any(rank.alive for rank in ranks)
+    assert not any(rank.is_alive for rank in ranks)
     for rank in ranks:
         for fd in (rank.pidfd, rank.channel, rank.command, *(output.fd for output in rank.outputs)):
             os.close(fd)

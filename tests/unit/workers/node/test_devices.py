@@ -1,7 +1,7 @@
 import pynvml
 import pytest
 
-from workers.node.devices import discover, users_of
+from workers.node.devices import discover_devices, processes_on_gpu
 
 
 class Nvml:
@@ -53,11 +53,11 @@ class Process:
 
 @pytest.mark.usefixtures("four_gpus")
 def test_who_computes_on_a_gpu_is_known_by_its_uuid() -> None:
-    assert [users_of(gpu) for gpu in ("GPU-0", "GPU-1", "GPU-of another host")] == [[], [4711], []]
+    assert [processes_on_gpu(gpu) for gpu in ("GPU-0", "GPU-1", "GPU-of another host")] == [[], [4711], []]
 
 
 def test_nobody_is_known_to_compute_where_there_is_no_driver(no_gpu: None) -> None:
-    assert users_of("GPU-1") == []
+    assert processes_on_gpu("GPU-1") == []
 
 
 @pytest.fixture
@@ -72,12 +72,12 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_host_without_gpus_gets_eight_virtual_devices() -> None:
-    assert [device.label for device in discover("auto")] == [f"cpu:{n}" for n in range(8)]
+    assert [device.label for device in discover_devices("auto")] == [f"cpu:{n}" for n in range(8)]
 
 
 @pytest.mark.usefixtures("four_gpus")
 def test_auto_takes_every_gpu_by_its_uuid() -> None:
-    devices = discover("auto")
+    devices = discover_devices("auto")
     assert [(device.index, device.label, device.id) for device in devices] == [
         (n, f"cuda:{n}", f"GPU-{n}") for n in range(4)
     ]
@@ -90,7 +90,7 @@ def test_auto_takes_every_gpu_by_its_uuid() -> None:
     [("cuda:0-3", [0, 1, 2, 3]), ("cuda:2", [2]), ("cuda:0,2-3", [0, 2, 3]), ("cuda:3,1", [3, 1])],
 )
 def test_chosen_gpus_get_slots_in_the_order_in_which_they_were_named(wanted: str, ordinals: list[int]) -> None:
-    devices = discover(wanted)
+    devices = discover_devices(wanted)
     assert [device.ordinal for device in devices] == ordinals
     assert [device.index for device in devices] == list(range(len(ordinals)))
     assert [device.id for device in devices] == [f"GPU-{n}" for n in ordinals]
@@ -98,7 +98,7 @@ def test_chosen_gpus_get_slots_in_the_order_in_which_they_were_named(wanted: str
 
 @pytest.mark.usefixtures("four_gpus")
 def test_virtual_devices_may_be_asked_for_where_there_are_gpus() -> None:
-    assert [device.id for device in discover("cpu:2")] == ["cpu:0", "cpu:1"]
+    assert [device.id for device in discover_devices("cpu:2")] == ["cpu:0", "cpu:1"]
 
 
 @pytest.mark.usefixtures("four_gpus")
@@ -117,4 +117,4 @@ def test_virtual_devices_may_be_asked_for_where_there_are_gpus() -> None:
 )
 def test_text_that_names_no_device_of_the_host_is_refused_with_the_reason(wanted: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        discover(wanted)
+        discover_devices(wanted)

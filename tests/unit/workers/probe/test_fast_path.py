@@ -312,7 +312,7 @@ def test_times_of_steps_on_the_fast_path_are_those_of_the_clock() -> None:
 
 
 def stopped_early() -> None:
-    IdleChannel.idle = False  # as a sink that is busy: steps wait on the tape
+    IdleChannel.is_idle = False  # as a sink that is busy: steps wait on the tape
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for number, (x, _) in enumerate(DataLoader(vectors(160), 16)):
@@ -327,7 +327,7 @@ def test_a_pass_that_is_left_has_the_batches_that_were_on_the_tape() -> None:
 
 
 def with_lasting_workers() -> None:
-    IdleChannel.idle = False
+    IdleChannel.is_idle = False
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     loader = DataLoader(vectors(64), 16, num_workers=1, persistent_workers=True)

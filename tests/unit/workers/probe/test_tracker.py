@@ -12,7 +12,7 @@ from tests.unit.workers.probe.test_recorder import LateDevice
 from workers.probe.clock import CLOCKS
 from workers.probe.tracker import Tracker
 from workers.probe.types import ThreadStates, TorchQueries
-from workers.runtime.context import Device, RankContext
+from workers.runtime.context import RankContext, RankDevice
 
 
 def tracker_on_cuda(late: LateDevice, monkeypatch: pytest.MonkeyPatch) -> tuple[Tracker, Kept]:
@@ -21,7 +21,7 @@ def tracker_on_cuda(late: LateDevice, monkeypatch: pytest.MonkeyPatch) -> tuple[
     asked.is_cuda_ready = lambda: True
     asked.device_properties = lambda index: ("a GPU", 80)
     asked.peak_memory = lambda index: 7
-    context = RankContext(0, 1, (Device(0, "cuda", "GPU-0"),), 1, 1, sink)
+    context = RankContext(0, 1, (RankDevice(0, "cuda", "GPU-0"),), 1, 1, sink)
     return Tracker(context, asked, ThreadStates()), sink
 
 

@@ -3,13 +3,13 @@
 import pytest
 
 from tests.support.attempts import a_launch
-from workers.rank.process import environment
+from workers.rank.process import rank_variables
 
 RENDEZVOUS = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
 
 
 def test_ranks_under_ddp_find_each_other_at_the_supervisors_port() -> None:
-    variables = environment(a_launch(devices=3), 2, 4711)
+    variables = rank_variables(a_launch(devices=3), 2, 4711)
     assert {name: variables[name] for name in RENDEZVOUS} == {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "4711",
@@ -24,17 +24,17 @@ def test_ranks_under_ddp_find_each_other_at_the_supervisors_port() -> None:
 
 @pytest.mark.parametrize("strategy", ["single", "dp"])
 def test_other_strategies_see_nothing_of_a_rendezvous(strategy: str) -> None:
-    variables = environment(a_launch(strategy=strategy), 0, None)
+    variables = rank_variables(a_launch(strategy=strategy), 0, None)
     assert not [name for name in variables if name in RENDEZVOUS or name.startswith("TORCHELASTIC_")]
 
 
 def test_every_rank_carries_the_mark_of_its_attempt() -> None:
-    assert environment(a_launch(), 1, 4711)["SHARDYARD_ATTEMPT"] == "default/job-1/3"
+    assert rank_variables(a_launch(), 1, 4711)["SHARDYARD_ATTEMPT"] == "default/job-1/3"
 
 
 def test_the_whole_lease_is_visible_by_uuid_and_no_other_gpu() -> None:
-    assert environment(a_launch(devices=2, kind="cuda"), 1, 4711)["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
+    assert rank_variables(a_launch(devices=2, kind="cuda"), 1, 4711)["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
 
 
 def test_virtual_devices_see_no_gpu() -> None:
-    assert environment(a_launch(kind="cpu"), 0, 4711)["CUDA_VISIBLE_DEVICES"] == ""
+    assert rank_variables(a_launch(kind="cpu"), 0, 4711)["CUDA_VISIBLE_DEVICES"] == ""

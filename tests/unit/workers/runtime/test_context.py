@@ -82,14 +82,14 @@ def test_what_comes_without_a_rest_goes_into_one_packet_for_each_pause(
 ) -> None:
     monkeypatch.setattr(context, "FLUSH_SECONDS", 0.02)
     sink = ChannelSink(pipe[1])
-    sink.chores.append(lambda: sink.emit(note(0)))  # there is something whenever the thread looks
+    sink.before_send.append(lambda: sink.emit(note(0)))  # there is something whenever the thread looks
     sink.emit(note(0))
     sizes = []
     for _ in range(5):
         head = os.read(pipe[0], 4)
         sizes.append(len(decoded(head + os.read(pipe[0], int.from_bytes(head)))))
-        assert not sink.idle, "to be woken costs the program more than a record does"
-    sink.chores.clear()
+        assert not sink.is_idle, "to be woken costs the program more than a record does"
+    sink.before_send.clear()
     sink.close()
     assert sizes == [2, 1, 1, 1, 1]
 

@@ -6,41 +6,41 @@ from pathlib import Path
 
 import pytest
 
-from workers.node.devices import discover
-from workers.runtime.launch import Account
+from workers.node.devices import discover_devices
+from workers.runtime.launch import RankAccount
 from workers.sandbox import run_as as confinement
-from workers.sandbox.run_as import choose
+from workers.sandbox.run_as import choose_accounts
 
-DEVICES = discover("cpu:4")
+DEVICES = discover_devices("cpu:4")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give ranks another account")
 
 
 def test_without_the_setting_ranks_run_as_the_worker() -> None:
-    assert choose("", DEVICES) is None
+    assert choose_accounts("", DEVICES) is None
 
 
 @as_root
 def test_a_name_is_looked_up() -> None:
     known = next(one for one in pwd.getpwall() if one.pw_uid and one.pw_gid)
-    accounts = choose(known.pw_name, DEVICES)
+    accounts = choose_accounts(known.pw_name, DEVICES)
     assert accounts is not None
-    assert accounts.of([2]) == Account(known.pw_uid, known.pw_gid, (), known.pw_name)
-    assert accounts.shared
+    assert accounts.for_devices([2]) == RankAccount(known.pw_uid, known.pw_gid, (), known.pw_name)
+    assert accounts.is_shared
 
 
 @as_root
 def test_numbers_need_no_entry_in_the_list_of_accounts() -> None:
-    accounts = choose("20000:20999", DEVICES)
+    accounts = choose_accounts("20000:20999", DEVICES)
     assert accounts is not None
-    assert accounts.of([2]) == Account(20_000, 20_999, (), "20000")
+    assert accounts.for_devices([2]) == RankAccount(20_000, 20_999, (), "20000")
 
 
 @as_root
 def test_a_range_gives_each_lease_an_account_of_its_own() -> None:
-    accounts = choose("20000-20003:20999", DEVICES)
+    accounts = choose_accounts("20000-20003:20999", DEVICES)
     assert accounts is not None
-    assert [accounts.of(lease).uid for lease in ([0], [3, 1], [2])] == [20_000, 20_001, 20_002]
-    assert not accounts.shared
+    assert [accounts.for_devices(lease).uid for lease in ([0], [3, 1], [2])] == [20_000, 20_001, 20_002]
+    assert not accounts.is_shared
 
 
 @as_root
@@ -61,20 +61,20 @@ def test_a_range_gives_each_lease_an_account_of_its_own() -> None:
 )
 def test_what_is_no_account_without_rights_is_refused(run_as: str, why: str) -> None:
     with pytest.raises(ValueError, match=f"SHARDYARD_RUN_AS: .*{why}"):
-        choose(run_as, DEVICES)
+        choose_accounts(run_as, DEVICES)
 
 
 def test_a_worker_that_is_not_root_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ValueError, match="only a worker that runs as root"):
-        choose("20000:20000", DEVICES)
+        choose_accounts("20000:20000", DEVICES)
 
 
 def test_a_way_is_opened_to_pass_and_not_to_look(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     for directory in (tmp_path, tmp_path / "a", tmp_path / "a" / "b"):
         directory.chmod(0o700)
-    confinement.open_way(tmp_path / "a", tmp_path / "a" / "b")
+    confinement.make_passable(tmp_path / "a", tmp_path / "a" / "b")
     modes = [directory.stat().st_mode & 0o777 for directory in (tmp_path, tmp_path / "a", tmp_path / "a" / "b")]
     assert modes == [0o700, 0o711, 0o711]
 
@@ -88,9 +88,9 @@ def test_what_is_taken_back_is_ours_whatever_it_links_to(tmp_path: Path) -> None
     (given / "deep").mkdir(parents=True)
     (given / "deep" / "link").symlink_to(elsewhere)
     attempt.chmod(0o711)
-    confinement.give(given, Account(20_000, 20_000, (), ""))
+    confinement.give_tree(given, RankAccount(20_000, 20_000, (), ""))
     assert (given / "deep").stat().st_uid == 20_000
-    confinement.close(attempt, given)
+    confinement.take_back(attempt, given)
     assert {path.lstat().st_uid for path in given.rglob("*")} == {0}
     assert attempt.stat().st_mode & 0o777 == 0o700
     assert elsewhere.stat().st_uid == 20_001
@@ -98,5 +98,5 @@ def test_what_is_taken_back_is_ours_whatever_it_links_to(tmp_path: Path) -> None
 
 def test_nothing_is_done_where_no_way_was_opened(tmp_path: Path) -> None:
     (tmp_path / "attempt").mkdir(mode=0o700)
-    confinement.close(tmp_path / "attempt", tmp_path / "attempt" / "artifacts")
-    confinement.close(tmp_path / "gone", tmp_path / "gone" / "artifacts")
+    confinement.take_back(tmp_path / "attempt", tmp_path / "attempt" / "artifacts")
+    confinement.take_back(tmp_path / "gone", tmp_path / "gone" / "artifacts")

@@ -10,7 +10,7 @@ import torch
 
 from jobs.protocol.records import DeviceInfo, Metric, Note, Outline, Split, Step
 from tests.support.training_runs import DIGITS, FORWARD, VECTORS, Kept, context_of, run_here, spec_of
-from workers.runtime.context import RejectedByWorker, Stopped
+from workers.runtime.context import RejectedByWorker, StopTraining
 from workers.training import entry
 
 
@@ -196,7 +196,7 @@ def test_nobodys_code_is_run_ahead(part: str) -> None:
 
 def test_a_stop_ends_the_run_after_the_current_step() -> None:
     sink = Kept()
-    with pytest.raises(Stopped, match="after step 1"):
+    with pytest.raises(StopTraining, match="after step 1"):
         entry.run_recipe(spec_of(VECTORS), context_of(1, sink, stopping=lambda: len(sink.of(Step)) == 2))
     assert len(sink.of(Step)) == 2
 

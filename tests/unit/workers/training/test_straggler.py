@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from tests.support.training_runs import VECTORS, Kept, spec_of
-from workers.runtime.context import Device, RankContext, RejectedByWorker
+from workers.runtime.context import RankContext, RankDevice, RejectedByWorker
 from workers.training import straggler, strategies
 
 
 def context(kind: Any, devices: int) -> RankContext:
-    owned = tuple(Device(index, kind, f"{kind}:{index}") for index in range(devices))
+    owned = tuple(RankDevice(index, kind, f"{kind}:{index}") for index in range(devices))
     return RankContext(0, 1, owned, devices, 1, Kept())
 
 
@@ -20,7 +20,7 @@ def slow(where: str, **who: int) -> dict[str, Any]:
 
 def test_only_the_rank_that_has_the_device_has_the_straggler() -> None:
     spec = spec_of(slow("forward", rank=1), devices=2, strategy="ddp")
-    first, second = (RankContext(rank, 2, (Device(rank, "cpu", f"cpu:{rank}"),), 2, 1, Kept()) for rank in range(2))
+    first, second = (RankContext(rank, 2, (RankDevice(rank, "cpu", f"cpu:{rank}"),), 2, 1, Kept()) for rank in range(2))
     assert straggler.find_straggler(spec, first) is None
     assert straggler.find_straggler(spec, second) == straggler.Straggler(1, "forward", 0.005)
 

@@ -20,7 +20,7 @@ from tests.support.saved_runs import Attempts, attempts, flat, is_metric, is_sav
 from tests.support.training_runs import VECTORS, Kept, context_of, run_here, spec_of
 from workers.probe.clock import CLOCKS, DeviceClock
 from workers.runtime.commands import CONTINUE, LEAVE, SAVE
-from workers.runtime.context import Checkpoints, RejectedByWorker, Stopped
+from workers.runtime.context import CheckpointAccess, RejectedByWorker, StopTraining
 from workers.training import entry
 from workers.training.checkpoint import files
 from workers.training.checkpoint import state as checkpoint
@@ -295,7 +295,7 @@ def test_a_run_that_is_told_to_stop_while_it_goes_back_leaves_at_once(tmp_path: 
 
 def test_without_checkpoints_a_run_that_is_told_to_stop_ends_after_its_step() -> None:
     sink = Kept()
-    with pytest.raises(Stopped, match="after step 2"):
+    with pytest.raises(StopTraining, match="after step 2"):
         entry.run_recipe(spec_of(SMALL), context_of(1, sink, stopping=lambda: len(sink.of(Step)) == 3))
 
 
@@ -553,7 +553,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_model_is_refused_with_the_reason(tmp_path: Path) -> None:
     _, directory = saved_run(tmp_path, SMALL)
     other = {**SMALL, "model": {"ref": "mlp", "args": {"in_features": 5, "out_features": 3}}}
-    context = context_of(1, Kept(), checkpoints=Checkpoints(tmp_path, directory, lambda: CONTINUE))
+    context = context_of(1, Kept(), checkpoints=CheckpointAccess(tmp_path, directory, lambda: CONTINUE))
     spec = spec_of({**other, "checkpoint": {"every_steps": 3}})
     with pytest.raises(checkpoint.Unreadable, match=r"step 3 does not fit the run: .*size mismatch for 1.weight"):
         entry.run_recipe(spec, context)

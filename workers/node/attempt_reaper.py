@@ -1,0 +1,77 @@
+"""Finds attempts whose supervisor is dead, kills what is left of them, and frees their devices."""
+
+from pathlib import Path
+
+import structlog
+
+from jobs import store
+from jobs.model.state import AttemptState, Reason
+from jobs.scheduling.scheduler import backoff_seconds
+from jobs.store import AttemptId
+from jobs.store.client import RedisStore
+from workers.node.config import NodeConfig
+from workers.node.held_attempts import HeldAttempts
+from workers.node.janitor import clear_orphan, describe_survivors, orphaned_attempts
+from workers.runtime.launch import AttemptDirectory
+from workers.supervisor import pending_end, working_dir
+from workers.supervisor.process_sweep import is_supervisor_dead, sweep_attempt
+
+log = structlog.get_logger(__name__)
+
+#: A supervisor that still holds devices this many leases after its attempt has ended is stuck, and is killed.
+STUCK_LEASES = 2
+LOG_TAIL_BYTES = 4096
+
+
+class AttemptReaper:
+    def __init__(self, config: NodeConfig, control: RedisStore, held: HeldAttempts) -> None:
+        self._config = config
+        self._store = control
+        self._held = held
+
+    def clear_orphans(self) -> None:
+        """Sweep what dead supervisors have left. This includes attempts that hold no device any more, which no
+        heartbeat names."""
+        for attempt in orphaned_attempts(self._config.state_dir):
+            directory = AttemptDirectory.of(self._config.state_dir, attempt)
+            log.warning("supervisor_found_dead", attempt=str(attempt), last_words=_read_log_tail(directory.log))
+            clear_orphan(self._config.state_dir, self._config.storage, attempt)
+
+    def reap_lost_attempts(self) -> None:
+        for attempt, state in self._held.with_states():
+            directory = AttemptDirectory.of(self._config.state_dir, attempt)
+            is_claimed = state is not AttemptState.LEASED
+            if is_claimed and (is_supervisor_dead(directory) or self._is_stuck(attempt)):
+                self._reap(attempt, directory)
+
+    def _reap(self, attempt: AttemptId, directory: AttemptDirectory) -> None:
+        survivors = sweep_attempt(directory, attempt)
+        working_dir.reclaim_storage(self._config.storage, attempt)
+        pending_end.report_pending_end(self._store, attempt, directory.untold)
+        lost = store.reap(
+            attempt, Reason.SUPERVISOR_LOST, "its supervisor died", beat=None, backoff_seconds=backoff_seconds()
+        )
+        if self._store.run(lost):
+            log.warning("supervisor_lost", attempt=str(attempt), last_words=_read_log_tail(directory.log))
+        quarantine = self._quarantine_reasons(survivors)
+        if self._store.run(store.release(self._config.node_id, attempt, quarantine)) > 0 and not survivors:
+            directory.remove()
+        self._held.remove(attempt)
+
+    def _is_stuck(self, attempt: AttemptId) -> bool:
+        """Whether an attempt ended long ago (its lease expired) and its supervisor, frozen perhaps, has not noticed."""
+        return self._held.seconds_since_end(attempt) > STUCK_LEASES * self._config.settings.lease_seconds
+
+    def _quarantine_reasons(self, survivors: dict[int, str]) -> dict[int, str]:
+        if not survivors:
+            return {}
+        reason = f"would not die: {describe_survivors(survivors)}"
+        return {device.index: reason for device in self._config.devices}
+
+
+def _read_log_tail(path: Path) -> str:
+    """The end of a dead supervisor's log, which goes with its directory; "" when there is none."""
+    try:
+        return path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+    except OSError:
+        return ""
