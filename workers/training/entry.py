@@ -43,7 +43,7 @@ def run_recipe(spec: JobSpec, context: RankContext, parts: RecipeParts | None = 
 
     Raises:
         RejectedByWorker: a reference cannot be imported or built, or model and data do not fit.
-        Stopped: `context.stopping()` turned true; the current step is complete.
+        StopTraining: `context.stopping()` turned true; the current step is complete.
         Unreadable: the checkpoint that the run is to go on from is damaged, or of another run.
         Exception: whatever the user's code or torch raises, as it is.
     """
