@@ -29,7 +29,7 @@ def train(run: TrainingRun) -> Result:
     A run that was saved begins where it was, which is right after an optimizer step.
 
     Raises:
-        Stopped: the rank was told to stop.
+        StopTraining: the rank was told to stop.
     """
     run.strategy.model.train()
     rate, total_steps = _RateReporter(run), make_outline(run).total_steps

@@ -20,7 +20,7 @@ def remaining_batches(run: TrainingRun) -> Iterator[Any]:
     """The batches of the epoch that are still to come.
 
     Raises:
-        Stopped: the rank was told to stop while it passed over batches.
+        StopTraining: the rank was told to stop while it passed over batches.
     """
     resumed, run.progress.resumed = run.progress.resumed, None
     if resumed is None:

@@ -11,7 +11,7 @@ def after_step(run: TrainingRun, total_steps: int | None) -> None:
     """Save the run if it is due; pause if the rank was told to stop, and save if the supervisor says so.
 
     Raises:
-        Stopped: the rank is to end.
+        StopTraining: the rank is to end.
     """
     if run.checkpoints is None:
         if run.context.stopping():
@@ -29,7 +29,7 @@ def save_at_end(run: TrainingRun) -> None:
     """Save the run as it is in the end, unless nothing has changed.
 
     Raises:
-        Stopped: the rank is to end.
+        StopTraining: the rank is to end.
     """
     if run.checkpoints is not None and run.progress.saved_step != run.progress.steps_done:
         _save_checkpoint(run, whole=True)
@@ -49,7 +49,7 @@ def _send_and_wait(run: TrainingRun, record: Paused | Saved) -> bytes:
     """Send everything up to here, and wait for the supervisor's word.
 
     Raises:
-        Stopped: it is to end, or the supervisor has ended.
+        StopTraining: it is to end, or the supervisor has ended.
     """
     assert run.checkpoints is not None
     run.strategy.recorder.emit(record)
