@@ -5,11 +5,6 @@ import subprocess
 from typing import Any, NoReturn
 
 import pytest
-from hypothesis import settings
-
-# A busy machine is slow, which is no fault of what is tested.
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)
