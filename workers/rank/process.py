@@ -13,7 +13,7 @@ import os
 import resource
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -56,11 +56,6 @@ class RankPipes:
     channel: tuple[int, int]
     command: tuple[int, int]
     outputs: dict[tuple[int, StreamName], tuple[int, int]]  # (logical device, stream) -> read end, write end
-
-    def all_ends(self) -> Iterator[tuple[int, int]]:
-        yield self.channel
-        yield self.command
-        yield from self.outputs.values()
 
 
 def run_rank(
