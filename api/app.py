@@ -55,7 +55,7 @@ from jobs.files import identity as storage_proof
 from jobs.files.identity import StorageMismatch
 from jobs.model.records import TokenRecord
 from jobs.model.settings import Settings
-from jobs.scheduling.scheduler import Scheduler
+from jobs.scheduling.scheduler import JobScheduler
 from jobs.store.client import AsyncRedisStore, RedisStore
 from jobs.store.packed_jobs import PackedJobConverter
 from shardyard.contract.errors import FormatMismatch, Unavailable
@@ -120,7 +120,7 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
     telemetry = TelemetryReader(connect(settings.telemetry()))
     courier = CeleryHintSender(settings)
     reconciled = RedisStore.from_url(settings.control_url())
-    scheduler = Scheduler(reconciled, courier, settings, listen=True)
+    scheduler = JobScheduler(reconciled, courier, settings, listen=True)
     storage = settings.storage.expanduser()
     authenticator, changes = Authenticator(control, operator), ChangeNotifier(control)
     bundles = BundleService(control, storage, settings.max_bundles_bytes)

@@ -13,11 +13,11 @@ Against the least that Redis could do for one job: ZPOPMIN of a plain queue of t
 as one transaction. It knows no devices, no sizes, no pools and no nodes, keeps no order between retries, and nothing
 would find the job again if its worker died.
 
-Heartbeats: the product's own objects on connections of their own, at the product's own intervals: one `Scheduler` and
-one beating node each, two API processes' schedulers, and one `Lifeline` for an attempt that runs on every node, while
-jobs wait. Against a beat that is HSET and EXPIRE in one pipeline, as often, from as many connections: it has no fence
-against two owners, nobody who reaps, re-sends and dispatches, it takes an outage of Redis for the death of everybody,
-and it can neither cancel nor drain. The load is made in this process, which is not measured.
+Heartbeats: the product's own objects on connections of their own, at the product's own intervals: one `JobScheduler`
+and one beating node each, two API processes' schedulers, and one `LeaseHolder` for an attempt that runs on every node,
+while jobs wait. Against a beat that is HSET and EXPIRE in one pipeline, as often, from as many connections: it has no
+fence against two owners, nobody who reaps, re-sends and dispatches, it takes an outage of Redis for the death of
+everybody, and it can neither cancel nor drain. The load is made in this process, which is not measured.
 """
 
 import heapq
@@ -46,9 +46,9 @@ from jobs.model import spec
 from jobs.model.records import DeviceRecord, NodeInfo
 from jobs.model.settings import Settings
 from jobs.model.spec import JobSpec
-from jobs.model.state import Reason
+from jobs.model.state import StateReason
 from jobs.scheduling.hints import MemoryHintSender
-from jobs.scheduling.scheduler import Scheduler
+from jobs.scheduling.scheduler import JobScheduler
 from jobs.store.client import RedisStore
 from workers.supervisor.lease import SUBSCRIBE_AFTER_SECONDS, LeaseHolder
 
@@ -150,7 +150,9 @@ class Cluster:
         self._random.shuffle(self.running)
         ended, self.running = self.running[:number], self.running[number:]
         finish = [
-            store.finish(hint.attempt, CLAIMANT, Reason.COMPLETED, "done", error=None, result=None, backoff_seconds=0)
+            store.finish(
+                hint.attempt, CLAIMANT, StateReason.COMPLETED, "done", error=None, result=None, backoff_seconds=0
+            )
             for hint in ended
         ]
         self.all(finish)
@@ -189,7 +191,7 @@ def _parse(program: dict[str, Any], devices: int, pool: str, priority: int) -> J
     return spec.parse(json.dumps(fields))
 
 
-def with_id(call: store.Call[store.SubmittedJob], number: int) -> store.Call[store.SubmittedJob]:
+def with_id(call: store.Call[store.SubmitReply], number: int) -> store.Call[store.SubmitReply]:
     """The submit of another job: a spec is parsed and packed once for all that have it."""
     *function, tenant, _ = call.command[:5]
     return replace(call, command=(*function, tenant, f"{number:032x}", *call.command[5:]))
@@ -375,9 +377,9 @@ def _fleet(url: str, nodes: int) -> Iterator[Beats]:
         lifeline.claim()
         time.sleep(settings.beat_seconds / len(lifelines) / 4)  # spread, as jobs that began at different times are
     schedulers = [
-        Scheduler(control, MemoryHintSender(), settings, listen=False) for control in stores[nodes : 2 * nodes]
+        JobScheduler(control, MemoryHintSender(), settings, listen=False) for control in stores[nodes : 2 * nodes]
     ]
-    listening = [Scheduler(control, MemoryHintSender(), settings, listen=True) for control in stores[2 * nodes :]]
+    listening = [JobScheduler(control, MemoryHintSender(), settings, listen=True) for control in stores[2 * nodes :]]
     names = [f"n{number:04d}" for number in range(nodes)]
     node_beats = [
         partial(control.run, store.renew_node(name, name))
@@ -396,10 +398,10 @@ def _fleet(url: str, nodes: int) -> Iterator[Beats]:
     finally:
         beats.stop()
         with ThreadPoolExecutor() as pool:
-            list(pool.map(Scheduler.stop, listening))  # each waits for what it listens to
+            list(pool.map(JobScheduler.stop, listening))  # each waits for what it listens to
         with tempfile.TemporaryDirectory() as place:
             for lifeline in lifelines:
-                lifeline.finish(Reason.COMPLETED, "done", None, None, 0.0, keep=Path(place) / "untold.json")
+                lifeline.finish(StateReason.COMPLETED, "done", None, None, 0.0, keep=Path(place) / "untold.json")
         for control in (cluster.control, *stores):
             control.close()
 

@@ -20,8 +20,8 @@ from jobs.model import spec
 from jobs.model.catalogue import rows_of
 from jobs.model.records import DeviceRecord, NodeInfo
 from jobs.model.spec import JobSpec
-from jobs.model.state import Reason
-from jobs.protocol.records import AnyRecord, DeviceInfo, Metric, Outcome, Outline, Split, Step, batch_steps
+from jobs.model.state import StateReason
+from jobs.protocol.records import AnyRecord, BatchSplit, DeviceInfo, MetricSample, Outcome, Outline, Step, batch_steps
 from jobs.splits.plan import predict_splits
 from jobs.store import AttemptId, Call
 from jobs.store.function_library import function_library
@@ -197,9 +197,9 @@ def _end(attempt: AttemptId, claimant: str, number: int) -> Call[bool]:
     if number % 10 == 9:
         said = "ValueError: Expected input batch_size (32) to match target batch_size (30)."
         error = {"rank": 1, "exit_code": 1, "kind": "code_error", "message": said, "traceback": _TRACEBACK}
-        return store.finish(attempt, claimant, Reason.CODE_ERROR, f"rank 1 failed: {said}", error=error)
+        return store.finish(attempt, claimant, StateReason.CODE_ERROR, f"rank 1 failed: {said}", error=error)
     result = {"loss": 0.06 + number / 7919, "metrics": {"accuracy": 0.97 - number / 104729}}
-    return store.finish(attempt, claimant, Reason.COMPLETED, "", result=result)
+    return store.finish(attempt, claimant, StateReason.COMPLETED, "", result=result)
 
 
 _TRACEBACK = """Traceback (most recent call last):
@@ -245,14 +245,16 @@ def records(wanted: JobSpec, rank: int, patterns: int, steps: int = 20) -> Itera
     for step in range(steps):
         yield _step(step, min(step, patterns - 1), len(mine), chance)
         if rank == 0:
-            yield Metric(-1, "loss", step, chance.random(), 1.7e9 + step)
+            yield MetricSample(-1, "loss", step, chance.random(), 1.7e9 + step)
     yield Outcome(rank, 0)
 
 
-def _split(number: int, devices: Sequence[int], rows: int) -> Split:
+def _split(number: int, devices: Sequence[int], rows: int) -> BatchSplit:
     share = rows // len(devices)
     each = tuple(share for _ in devices)
-    return Split(number, "train", "", share * len(devices), tuple(devices), each, _shapes(each, 8), _shapes(each, 10))
+    return BatchSplit(
+        number, "train", "", share * len(devices), tuple(devices), each, _shapes(each, 8), _shapes(each, 10)
+    )
 
 
 def _shapes(rows: Sequence[int], width: int) -> tuple[tuple[int, ...] | None, ...]:

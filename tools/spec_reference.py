@@ -97,7 +97,7 @@ GROUPS: tuple[tuple[str, str, str, Schema], ...] = (
     ),
     (
         "program.checkpoint",
-        "Checkpoint",
+        "CheckpointPolicy",
         "Saves the run every so many steps, at its end, and when it is stopped; a new attempt goes on from there.",
         {"every_steps": 200, "keep": 2},
     ),

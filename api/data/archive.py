@@ -18,7 +18,7 @@ import structlog
 from jobs import store
 from jobs.files import paths
 from jobs.model.records import AttemptRecord, Fields, JobRecord
-from jobs.store import JobFilter, JobPage, JobView, Snapshot
+from jobs.store import JobFilter, JobRowPage, JobView, Snapshot
 from jobs.support import failpoints
 from jobs.support.fs import sync_directory
 from shardyard.contract.errors import NotFound
@@ -101,13 +101,13 @@ def read_job(storage: Path, tenant: str, job: str) -> ArchivedJob | None:
         ) from error
 
 
-def read_page(storage: Path, tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50) -> JobPage:
+def read_page(storage: Path, tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50) -> JobRowPage:
     """A page of archived jobs, newest first, as `store.list_jobs` gives of the others. Raises OSError."""
     found: list[JobRecord] = []
     last = ""
     for scanned, job in enumerate(_job_ids(storage, tenant, after)):
         if len(found) == limit or scanned == MAX_SCANNED:
-            return JobPage(tuple(found), last)
+            return JobRowPage(tuple(found), last)
         last = job
         try:
             archived = read_job(storage, tenant, job)
@@ -116,7 +116,7 @@ def read_page(storage: Path, tenant: str, chosen: JobFilter, *, after: str = "",
             continue
         if archived is not None and _matches_filter(archived.record, chosen):
             found.append(archived.record)
-    return JobPage(tuple(found), None)
+    return JobRowPage(tuple(found), None)
 
 
 def oldest_jobs(storage: Path, before: float) -> Iterator[tuple[str, str, Path]]:

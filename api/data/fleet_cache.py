@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from api.schemas.views import DeviceLabels
 from jobs import store
-from jobs.store import Fleet
+from jobs.store import FleetRecords
 from jobs.store.client import AsyncRedisStore
 
 CACHE_SECONDS = 2.0
@@ -22,12 +22,12 @@ class FleetCache:
         self._store = control
         self._clock = clock
         self._lock = asyncio.Lock()
-        self._fleet: Fleet | None = None
+        self._fleet: FleetRecords | None = None
         self._read_at = 0.0
         self._names: DeviceNames = {}
         self._labels = labels_from_names(self._names)
 
-    async def read_fleet(self, max_age: float = CACHE_SECONDS) -> Fleet:
+    async def read_fleet(self, max_age: float = CACHE_SECONDS) -> FleetRecords:
         """Raises:
         Unavailable: Redis does not answer.
         """
@@ -49,7 +49,7 @@ class FleetCache:
         return self._labels
 
 
-def device_names(fleet: Fleet) -> DeviceNames:
+def device_names(fleet: FleetRecords) -> DeviceNames:
     return {node.id: {device.index: device.label for device in node.info.devices} for node in fleet.nodes}
 
 

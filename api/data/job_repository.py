@@ -7,7 +7,7 @@ from api.data.archive import ArchivedJob
 from api.data.file_threads import AttemptStorage
 from jobs import store
 from jobs.model.records import AttemptRecord
-from jobs.store import JobFilter, JobPage, JobView
+from jobs.store import JobFilter, JobRowPage, JobView
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import NotFound
 
@@ -41,7 +41,7 @@ class JobRepository:
 
     async def read_page(
         self, tenant: str, chosen: JobFilter, *, after: str, limit: int, archived: bool, max_queues: int
-    ) -> JobPage:
+    ) -> JobRowPage:
         """A page of the jobs in Redis or of archived ones, newest first. `max_queues` as for `store.list_jobs`."""
         if not archived:
             return await self._store.run(

@@ -26,7 +26,7 @@ from api.events.event_id import nonzero_checksum
 from api.events.report_events import ReportEvents, read_report_events
 from api.schemas import views
 from jobs.model.records import JobRecord
-from jobs.model.state import TERMINAL, State
+from jobs.model.state import TERMINAL, JobState
 from jobs.store import JobView
 from shardyard.contract import stream_events
 from shardyard.contract.errors import NotFound, Unavailable
@@ -49,7 +49,7 @@ RETRY_SECONDS = 1.0
 #: Entries that are read from all streams at once.
 POLL_ENTRIES = 64
 
-_LIVE = frozenset({State.STARTING, State.RUNNING})
+_LIVE = frozenset({JobState.STARTING, JobState.RUNNING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class JobFeed:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             await self._update_state(view)
-            seconds = QUEUE_SECONDS if view.record.state is State.QUEUED else STATE_SECONDS
+            seconds = QUEUE_SECONDS if view.record.state is JobState.QUEUED else STATE_SECONDS
             try:
                 await self._sources.changes.wait_for_change(self.tenant, self.job, view.record.version, seconds)
             except Unavailable:

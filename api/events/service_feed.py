@@ -19,7 +19,7 @@ from api.schemas import views
 from api.schemas.views import DeviceLabels
 from jobs import store
 from jobs.model.records import JobRecord
-from jobs.store import Fleet
+from jobs.store import FleetRecords
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract import stream_events
 from shardyard.contract.errors import Unavailable
@@ -240,7 +240,7 @@ def _job_change(key: tuple[str, str], changed: ChangeId, record: JobRecord | Non
     return JobChange(changed, tenant, EventName.JOB, stream_events.data(views.job_summary(record, labels)))
 
 
-def _fleet_digest(fleet: Fleet) -> bytes:
+def _fleet_digest(fleet: FleetRecords) -> bytes:
     """Everything about nodes that changes when something happens to them: not their beats."""
     nodes = sorted((replace(node, beat=0) for node in fleet.nodes), key=lambda node: node.id)
     return msgspec.json.encode(msgspec.to_builtins(nodes, str_keys=True), order="sorted")

@@ -79,7 +79,7 @@ def batches_from_page(page: LogFilePage, attempt: int, device: int, after: int) 
 
 
 def _log_batch(
-    attempt: int, device: int, first: int, last: int, lines: list[Line], lost: "deque[log_file.DroppedLines]"
+    attempt: int, device: int, first: int, last: int, lines: list[Line], lost: "deque[log_file.DroppedRange]"
 ) -> EventBatch:
     """Takes the losses up to `last` along."""
     named = []

@@ -11,7 +11,7 @@ from api.http.deps import Body, Caller, IdempotencyKey, JobId, WantsText, servic
 from api.jobs import plan_service
 from api.jobs.service import MAX_WAIT_SECONDS, JobService, SubmittedJob
 from api.schemas.requests import parse_label
-from jobs.model.state import State
+from jobs.model.state import JobState
 from jobs.store import JobFilter
 
 ServiceDep = Annotated[JobService, Depends(service_of(JobService))]
@@ -37,7 +37,7 @@ async def plan(body: Body, as_text: WantsText) -> Response:
 async def list_jobs(
     who: Caller,
     jobs: ServiceDep,
-    state: State | None = None,
+    state: JobState | None = None,
     pool: Annotated[str, Query(max_length=63)] = "",
     label: Annotated[str, Query(max_length=320, description="key=value")] = "",
     name: Annotated[str, Query(max_length=200)] = "",

@@ -27,8 +27,8 @@ from api.schemas.requests import parse_cancel, parse_spec, refuse_body
 from jobs import store
 from jobs.model.records import AttemptRecord, JobRecord, JobRow, QueueView
 from jobs.model.spec import JobSpec
-from jobs.model.state import TERMINAL, State
-from jobs.store import JobFilter, JobPage
+from jobs.model.state import TERMINAL, JobState
+from jobs.store import JobFilter, JobRowPage
 from jobs.store.client import AsyncRedisStore
 from jobs.support import failpoints
 from shardyard.contract.errors import JobFinished, JobNotFinished, NotFound, Unavailable, UnreadableSpec
@@ -145,7 +145,7 @@ class JobService:
         return await self.read_tagged_status(who, job)
 
     async def _read_progress(self, record: JobRecord) -> dict[str, Any] | None:
-        if not record.attempt or record.state is State.QUEUED:
+        if not record.attempt or record.state is JobState.QUEUED:
             return None
         return await self._telemetry.read_progress(record.tenant, record.id, record.attempt)
 
@@ -172,7 +172,7 @@ class JobService:
 
     async def _read_queues(self, who: Principal, jobs: Sequence[JobRow]) -> dict[str, QueueView]:
         """What the first jobs that wait do wait behind."""
-        waiting = [job.id for job in jobs if job.state is State.QUEUED][:MAX_QUEUE_POSITIONS]
+        waiting = [job.id for job in jobs if job.state is JobState.QUEUED][:MAX_QUEUE_POSITIONS]
         found = await asyncio.gather(*(self._read_queue(who, job) for job in waiting))
         return {job: queue for job, queue in zip(waiting, found, strict=True) if queue is not None}
 
@@ -183,7 +183,7 @@ class JobService:
             return None
 
     async def _read_progress_by_job(self, who: Principal, jobs: Sequence[JobRow]) -> dict[str, dict[str, Any] | None]:
-        running = [job for job in jobs if job.state in (State.STARTING, State.RUNNING)]
+        running = [job for job in jobs if job.state in (JobState.STARTING, JobState.RUNNING)]
         found = await self._telemetry.read_many_progress([(who.tenant, job.id, job.attempt) for job in running])
         return {job.id: progress for job, progress in zip(running, found, strict=True)}
 
@@ -195,7 +195,7 @@ class JobService:
             found = await self._records.read_archived(who.tenant, job)
             if found is None:
                 raise
-            if found.record.state is not State.CANCELLED:
+            if found.record.state is not JobState.CANCELLED:
                 raise JobFinished(f"job {job} has ended, and is archived; there is nothing to cancel") from None
             outcome = "cancelled"
         audit.log_audit_event(who, "job_cancelled", job=job, outcome=outcome)
@@ -209,7 +209,7 @@ class JobService:
             MalformedJson, InvalidRequest: the body does not say clearly which jobs.
         """
         chosen = parse_cancel(body)
-        states = [chosen.state] if chosen.state else [state for state in State if state not in TERMINAL]
+        states = [chosen.state] if chosen.state else [state for state in JobState if state not in TERMINAL]
         newest, deadline = str(uuid_utils.uuid7()), time.monotonic() + CANCEL_SECONDS
         done = CancelledJobs(cancelled=0, cancelling=0, complete=True)
         for _ in range(CANCEL_ROUNDS):
@@ -285,7 +285,7 @@ class JobService:
         return AttemptList([views.attempt_view(record, labels) for record in records])
 
 
-async def _search_jobs(read: Callable[..., Awaitable[JobPage]], words: str, after: str, limit: int) -> JobPage:
+async def _search_jobs(read: Callable[..., Awaitable[JobRowPage]], words: str, after: str, limit: int) -> JobRowPage:
     """The next jobs that have `words` in their id, their name or a label; perhaps none yet, while there are more."""
     found: list[JobRow] = []
     following: str | None = after
@@ -293,11 +293,11 @@ async def _search_jobs(read: Callable[..., Awaitable[JobPage]], words: str, afte
         page = await read(after=following, limit=SEARCH_JOBS)
         found += [job for job in page.jobs if _has_words(job, words)]
         if len(found) > limit:
-            return JobPage(tuple(found[:limit]), found[limit - 1].id)
+            return JobRowPage(tuple(found[:limit]), found[limit - 1].id)
         following = page.next_id
         if following is None or len(found) == limit:
             break
-    return JobPage(tuple(found), following)
+    return JobRowPage(tuple(found), following)
 
 
 def _has_words(job: JobRow, words: str) -> bool:

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jobs.model import spec, validation
 from jobs.model.spec import JobSpec
-from jobs.model.state import TERMINAL, State
+from jobs.model.state import TERMINAL, JobState
 from jobs.store import JobFilter
 from jobs.store.tokens import MAX_TEXT_LENGTH, Scope
 from shardyard.contract.errors import FieldError, InvalidRequest, InvalidSpec
@@ -47,7 +47,7 @@ class CancelRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    state: State | None = Field(None, description="queued, starting or running; any of them when left out")
+    state: JobState | None = Field(None, description="queued, starting or running; any of them when left out")
     pool: str | None = Field(None, min_length=1, max_length=63)
     label: str | None = Field(None, min_length=1, max_length=320, description="key=value")
     name: str | None = Field(None, min_length=1, max_length=200)

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from jobs.model.records import AttemptRecord, DeviceRecord, JobRecord, JobRow, NodeRecord, QueueView, TokenRecord
-from jobs.model.state import TERMINAL, Reason, State
+from jobs.model.state import TERMINAL, JobState, StateReason
 from jobs.protocol.names import DEFAULT_TENANT
-from jobs.store import AttemptId, Fleet, JobView
+from jobs.store import AttemptId, FleetRecords, JobView
 from shardyard.contract.responses import (
     AttemptView,
     CheckpointView,
@@ -29,10 +29,10 @@ from shardyard.contract.responses import (
 #: Names of a node's devices by their indexes.
 DeviceLabels = Callable[[str, Sequence[int]], list[str]]
 
-REASON_MESSAGES: dict[Reason, str] = {
-    Reason.STARTING: "devices are leased; the node is starting it",
-    Reason.RUNNING: "running",
-    Reason.COMPLETED: "every rank ended well",
+REASON_MESSAGES: dict[StateReason, str] = {
+    StateReason.STARTING: "devices are leased; the node is starting it",
+    StateReason.RUNNING: "running",
+    StateReason.COMPLETED: "every rank ended well",
 }
 
 
@@ -55,7 +55,7 @@ def listed_job(
 
 
 def queue_position(job: JobRow, queue: QueueView | None) -> int | None:
-    return None if queue is None or job.reason is Reason.BACKING_OFF else queue.ahead + 1
+    return None if queue is None or job.reason is StateReason.BACKING_OFF else queue.ahead + 1
 
 
 def job_status(view: JobView, progress: dict[str, Any] | None, labels: DeviceLabels) -> JobStatus:
@@ -112,11 +112,11 @@ def _common_fields(job: JobRow, why: ReasonView, labels: DeviceLabels) -> dict[s
 
 def reason_view(job: JobRow, queue: QueueView | None) -> ReasonView:
     """Why the job is where it is. `queue` is what it waits behind, where that is known."""
-    if queue is None or job.reason is Reason.BACKING_OFF:  # it is not in the queue yet, whatever is free there
+    if queue is None or job.reason is StateReason.BACKING_OFF:  # it is not in the queue yet, whatever is free there
         return ReasonView(str(job.reason), job.message or REASON_MESSAGES.get(job.reason, ""))
-    code = Reason.NO_LIVE_NODE if queue.live_nodes == 0 else Reason.WAITING_FOR_DEVICES
+    code = StateReason.NO_LIVE_NODE if queue.live_nodes == 0 else StateReason.WAITING_FOR_DEVICES
     words = _waiting_message(job, queue)
-    if job.reason is Reason.WAITING_FOR_DEVICES:
+    if job.reason is StateReason.WAITING_FOR_DEVICES:
         return ReasonView(str(code), words)
     return ReasonView(str(job.reason), f"{job.message}; {words}" if job.message else words)
 
@@ -146,7 +146,7 @@ def placement_views(node: str | None, leased: Sequence[int], labels: DeviceLabel
     return [PlacementView(node, labels(node, leased))] if node and leased else []
 
 
-def job_links(job: str, state: State) -> dict[str, str]:
+def job_links(job: str, state: JobState) -> dict[str, str]:
     base = f"/v1/jobs/{job}"
     found = {"self": base} | {name: f"{base}/{name}" for name in _LINKED}
     return found if state in TERMINAL else found | {"cancel": f"{base}/cancel"}
@@ -171,7 +171,7 @@ def attempt_view(record: AttemptRecord, labels: DeviceLabels) -> AttemptView:
 # -- the fleet -------------------------------------------------------------------------------------
 
 
-def pool_views(fleet: Fleet) -> list[PoolView]:
+def pool_views(fleet: FleetRecords) -> list[PoolView]:
     names = sorted(set(fleet.queued) | {node.pool for node in fleet.nodes})
     return [
         _pool_view(name, [node for node in fleet.nodes if node.pool == name], fleet.queued.get(name, 0))

@@ -20,7 +20,7 @@ from shardyard.contract.errors import BadBundle
 
 
 @dataclass(frozen=True, slots=True)
-class BundleFile:
+class UnpackedFile:
     path: str
     bytes: int
 
@@ -29,7 +29,7 @@ class BundleFile:
 class BundleListing:
     """Files of a bundle, sorted by path (directories are not listed), and what they unpack to together."""
 
-    files: tuple[BundleFile, ...]
+    files: tuple[UnpackedFile, ...]
     bytes: int
 
 
@@ -101,11 +101,11 @@ def _checked_entries(file: BinaryIO, limits: BundleLimits) -> list[ZipEntry]:
 
 
 def _make_listing(entries: list[ZipEntry]) -> BundleListing:
-    files = sorted((BundleFile(entry.name, entry.size) for entry in entries if not entry.is_directory), key=_path_of)
+    files = sorted((UnpackedFile(entry.name, entry.size) for entry in entries if not entry.is_directory), key=_path_of)
     return BundleListing(files=tuple(files), bytes=sum(file.bytes for file in files))
 
 
-def _path_of(file: BundleFile) -> str:
+def _path_of(file: UnpackedFile) -> str:
     return file.path
 
 

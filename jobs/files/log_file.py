@@ -1,7 +1,7 @@
 """The log of one device: its lines, the file of record (`jobs.files.paths`) and its chunks, and how both are read.
 
 Every line of a device has a number, `seq`, from 1 without a gap. Lines that could not be written keep
-their numbers, and a `Dropped` record says which they were. The bytes of a line are kept as they came;
+their numbers, and a `DroppedRange` says which they were. The bytes of a line are kept as they came;
 `clean_for_display` is for people.
 
 A source is one (stream, rank) of a device. Its text can be put together again: the texts of its lines,
@@ -62,7 +62,7 @@ class LogRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     flags: int = 0
 
 
-class DroppedLines(msgspec.Struct, frozen=True, gc=False, rename={"first": "from", "last": "to"}):
+class DroppedRange(msgspec.Struct, frozen=True, gc=False, rename={"first": "from", "last": "to"}):
     """Lines that could not be written (disk full), or not be read again (disk damaged): numbers, and bytes of text."""
 
     first: int
@@ -101,7 +101,7 @@ class LogFilePage:
     last: int = 0
     sealed: bool = False
     lines: list[LogRow] = field(default_factory=list)
-    dropped: list[DroppedLines] = field(default_factory=list)
+    dropped: list[DroppedRange] = field(default_factory=list)
 
 
 # -- codec -----------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class _PageCollector:
 
     def lose(self, frame: Frame, size: int) -> None:
         if frame.last > self.after:
-            self.page.dropped.append(DroppedLines(max(frame.first, self.after + 1), frame.last, size))
+            self.page.dropped.append(DroppedRange(max(frame.first, self.after + 1), frame.last, size))
         self.skip_to(frame.last)
 
     def skip_to(self, seq: int) -> None:

@@ -28,7 +28,7 @@ from jobs.files.frame_file import (
     step_range,
     unpack_payload,
 )
-from jobs.protocol.records import Metric
+from jobs.protocol.records import MetricSample
 
 #: An attempt cannot fill memory with names.
 MAX_SERIES = 8192
@@ -125,7 +125,7 @@ class MetricWriter:
             raise
         self._open()
 
-    def append(self, records: Sequence[Metric]) -> bytes:
+    def append(self, records: Sequence[MetricSample]) -> bytes:
         """Write points as one frame, and return what was written (nothing, if no series could take them).
 
         Points of a series beyond the first `MAX_SERIES` count in `dropped`.
@@ -168,7 +168,7 @@ class MetricWriter:
         """Close the file without a seal."""
         self._frames.close()
 
-    def _make_segments(self, records: Sequence[Metric]) -> list[SeriesSegment]:
+    def _make_segments(self, records: Sequence[MetricSample]) -> list[SeriesSegment]:
         segments: dict[Key, SeriesSegment] = {}
         series = len(self._counts)
         for record in records:

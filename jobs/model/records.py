@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from jobs.model.state import AttemptState, Reason, State
+from jobs.model.state import AttemptState, JobState, StateReason
 
 Fields = Mapping[bytes, bytes]
 
@@ -26,8 +26,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     strategy: str
     labels: dict[str, str]
-    state: State
-    reason: Reason
+    state: JobState
+    reason: StateReason
     message: str
     attempt: int
     created: int
@@ -145,7 +145,7 @@ class AttemptRecord:
     started: int | None
     first_step: int | None
     ended: int | None
-    reason: Reason | None
+    reason: StateReason | None
     message: str
     error: dict[str, Any] | None
     resumed: dict[str, Any] | None = None  # step and attempt of the checkpoint that it began with
@@ -165,7 +165,7 @@ class AttemptRecord:
             started=_time_field(fields, b"started"),
             first_step=_time_field(fields, b"first_step"),
             ended=_time_field(fields, b"ended"),
-            reason=Reason(reason) if reason else None,
+            reason=StateReason(reason) if reason else None,
             message=_text_field(fields, b"message"),
             error=_json_field(fields, b"error"),
             resumed=_json_field(fields, b"resumed"),
@@ -304,12 +304,12 @@ def _json_field(fields: Fields, name: bytes) -> dict[str, Any] | None:
 
 
 _object = msgspec.json.Decoder(dict[str, Any]).decode
-_STATES = {state.encode(): state for state in State}
-_REASONS = {reason.encode(): reason for reason in Reason}
+_STATES = {state.encode(): state for state in JobState}
+_REASONS = {reason.encode(): reason for reason in StateReason}
 
 
-def _decode_reason(name: bytes) -> Reason:
-    return _REASONS.get(name) or Reason(name.decode())
+def _decode_reason(name: bytes) -> StateReason:
+    return _REASONS.get(name) or StateReason(name.decode())
 
 
 def _device_indexes(fields: Fields) -> tuple[int, ...]:

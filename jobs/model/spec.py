@@ -133,7 +133,7 @@ class Straggler(Strict):
     milliseconds: float = Field(gt=0, le=60_000, strict=True, description="of sleep in each batch")
 
 
-class Checkpoint(Strict):
+class CheckpointPolicy(Strict):
     """When the state of a training run is saved; one more is saved at its end, and when the service stops it."""
 
     every_steps: int = Field(ge=1, le=10**12, strict=True, description="optimizer steps from one to the next")
@@ -160,7 +160,9 @@ class RecipeProgram(Strict):
     seed: int = Field(0, ge=0, le=2**63 - 1, strict=True)
     mode: Literal["train", "forward"] = "train"
     evaluate: Evaluation | None = None
-    checkpoint: Checkpoint | None = Field(None, description="saves the run, so that a new attempt goes on from there")
+    checkpoint: CheckpointPolicy | None = Field(
+        None, description="saves the run, so that a new attempt goes on from there"
+    )
     bundle: BundleId | None = Field(None, description="code that `package.module:attribute` references may name")
 
 

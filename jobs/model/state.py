@@ -16,7 +16,7 @@ import re
 from enum import StrEnum
 
 
-class State(StrEnum):
+class JobState(StrEnum):
     QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
@@ -27,20 +27,20 @@ class State(StrEnum):
 
 #: Every move from one state to another, with its letter in the diagram; from None: the job is not there yet.
 #: `jobs/store/lua/transitions.lua` has the same table, and lets a job move in no other way.
-TRANSITIONS: dict[State | None, dict[State, str]] = {
-    None: {State.QUEUED: "a"},
-    State.QUEUED: {State.STARTING: "b", State.CANCELLED: "f"},
-    State.STARTING: {State.RUNNING: "c", State.FAILED: "e", State.CANCELLED: "f", State.QUEUED: "g"},
-    State.RUNNING: {State.SUCCEEDED: "d", State.FAILED: "e", State.CANCELLED: "f", State.QUEUED: "g"},
-    State.SUCCEEDED: {},
-    State.FAILED: {},
-    State.CANCELLED: {},
+TRANSITIONS: dict[JobState | None, dict[JobState, str]] = {
+    None: {JobState.QUEUED: "a"},
+    JobState.QUEUED: {JobState.STARTING: "b", JobState.CANCELLED: "f"},
+    JobState.STARTING: {JobState.RUNNING: "c", JobState.FAILED: "e", JobState.CANCELLED: "f", JobState.QUEUED: "g"},
+    JobState.RUNNING: {JobState.SUCCEEDED: "d", JobState.FAILED: "e", JobState.CANCELLED: "f", JobState.QUEUED: "g"},
+    JobState.SUCCEEDED: {},
+    JobState.FAILED: {},
+    JobState.CANCELLED: {},
 }
 
-TERMINAL = frozenset(state for state in State if not TRANSITIONS[state])
+TERMINAL = frozenset(state for state in JobState if not TRANSITIONS[state])
 
 
-class Reason(StrEnum):
+class StateReason(StrEnum):
     """Why a job is in its state, or why an attempt ended."""
 
     # queued
@@ -69,7 +69,7 @@ class Reason(StrEnum):
     NODE_LOST = "node_lost"
 
     @classmethod
-    def _missing_(cls, value: object) -> "Reason | None":
+    def _missing_(cls, value: object) -> "StateReason | None":
         """A reason that a later version of the service has given is kept as it is, and shown."""
         if not isinstance(value, str) or not re.fullmatch(r"[a-z][a-z_]{0,63}", value):
             return None
@@ -79,28 +79,28 @@ class Reason(StrEnum):
 
 
 #: The state that each reason belongs to. Total: a test walks the enum.
-STATE_OF: dict[Reason, State] = {
-    Reason.WAITING_FOR_DEVICES: State.QUEUED,
-    Reason.NO_LIVE_NODE: State.QUEUED,
-    Reason.BACKING_OFF: State.QUEUED,
-    Reason.SERVICE_STOPPED: State.QUEUED,
-    Reason.DRAINED: State.QUEUED,
-    Reason.STARTING: State.STARTING,
-    Reason.RUNNING: State.RUNNING,
-    Reason.CANCELLING: State.RUNNING,
-    Reason.COMPLETED: State.SUCCEEDED,
-    Reason.CANCELLED_BY_USER: State.CANCELLED,
-    Reason.RANK_FAILED: State.FAILED,
-    Reason.CODE_ERROR: State.FAILED,
-    Reason.OUT_OF_MEMORY: State.FAILED,
-    Reason.WALL_LIMIT: State.FAILED,
-    Reason.STALLED: State.FAILED,
-    Reason.REJECTED_BY_WORKER: State.FAILED,
-    Reason.START_FAILED: State.FAILED,
-    Reason.STORAGE_FAILED: State.FAILED,
-    Reason.SUPERVISOR_LOST: State.FAILED,
-    Reason.LEASE_EXPIRED: State.FAILED,
-    Reason.NODE_LOST: State.FAILED,
+STATE_OF: dict[StateReason, JobState] = {
+    StateReason.WAITING_FOR_DEVICES: JobState.QUEUED,
+    StateReason.NO_LIVE_NODE: JobState.QUEUED,
+    StateReason.BACKING_OFF: JobState.QUEUED,
+    StateReason.SERVICE_STOPPED: JobState.QUEUED,
+    StateReason.DRAINED: JobState.QUEUED,
+    StateReason.STARTING: JobState.STARTING,
+    StateReason.RUNNING: JobState.RUNNING,
+    StateReason.CANCELLING: JobState.RUNNING,
+    StateReason.COMPLETED: JobState.SUCCEEDED,
+    StateReason.CANCELLED_BY_USER: JobState.CANCELLED,
+    StateReason.RANK_FAILED: JobState.FAILED,
+    StateReason.CODE_ERROR: JobState.FAILED,
+    StateReason.OUT_OF_MEMORY: JobState.FAILED,
+    StateReason.WALL_LIMIT: JobState.FAILED,
+    StateReason.STALLED: JobState.FAILED,
+    StateReason.REJECTED_BY_WORKER: JobState.FAILED,
+    StateReason.START_FAILED: JobState.FAILED,
+    StateReason.STORAGE_FAILED: JobState.FAILED,
+    StateReason.SUPERVISOR_LOST: JobState.FAILED,
+    StateReason.LEASE_EXPIRED: JobState.FAILED,
+    StateReason.NODE_LOST: JobState.FAILED,
 }
 
 
@@ -132,20 +132,20 @@ class Cause(StrEnum):
 
 
 #: The cause of each reason that ends an attempt which a supervisor has claimed, or a node has refused.
-CAUSE_OF: dict[Reason, Cause] = {
-    Reason.COMPLETED: Cause.NONE,
-    Reason.CANCELLED_BY_USER: Cause.NONE,
-    Reason.WALL_LIMIT: Cause.NONE,
-    Reason.REJECTED_BY_WORKER: Cause.NONE,
-    Reason.RANK_FAILED: Cause.USER,
-    Reason.CODE_ERROR: Cause.USER,
-    Reason.OUT_OF_MEMORY: Cause.USER,
-    Reason.STALLED: Cause.USER,
-    Reason.START_FAILED: Cause.SERVICE,
-    Reason.STORAGE_FAILED: Cause.SERVICE,
-    Reason.SUPERVISOR_LOST: Cause.SERVICE,
-    Reason.LEASE_EXPIRED: Cause.SERVICE,
-    Reason.NODE_LOST: Cause.SERVICE,
-    Reason.SERVICE_STOPPED: Cause.STOP,
-    Reason.DRAINED: Cause.STOP,
+CAUSE_OF: dict[StateReason, Cause] = {
+    StateReason.COMPLETED: Cause.NONE,
+    StateReason.CANCELLED_BY_USER: Cause.NONE,
+    StateReason.WALL_LIMIT: Cause.NONE,
+    StateReason.REJECTED_BY_WORKER: Cause.NONE,
+    StateReason.RANK_FAILED: Cause.USER,
+    StateReason.CODE_ERROR: Cause.USER,
+    StateReason.OUT_OF_MEMORY: Cause.USER,
+    StateReason.STALLED: Cause.USER,
+    StateReason.START_FAILED: Cause.SERVICE,
+    StateReason.STORAGE_FAILED: Cause.SERVICE,
+    StateReason.SUPERVISOR_LOST: Cause.SERVICE,
+    StateReason.LEASE_EXPIRED: Cause.SERVICE,
+    StateReason.NODE_LOST: Cause.SERVICE,
+    StateReason.SERVICE_STOPPED: Cause.STOP,
+    StateReason.DRAINED: Cause.STOP,
 }

@@ -55,7 +55,7 @@ class Outline(Record, frozen=True):
     dataset_rows: int | None
 
 
-class Split(Record, frozen=True):
+class BatchSplit(Record, frozen=True, tag="Split"):
     """One way in which a batch was divided; steps refer to it by `id` (counted from 0 within a rank).
 
     `devices` are the logical devices of this rank (all of the lease under dp, its own under ddp);
@@ -106,7 +106,7 @@ class Step(Record, frozen=True, gc=False):
     arrival_ms: tuple[float | None, ...] = ()
 
 
-class Metric(Record, frozen=True, gc=False):
+class MetricSample(Record, frozen=True, tag="Metric", gc=False):
     """One point of a series. `device` is the logical device, or -1 for the job as a whole."""
 
     device: int
@@ -265,7 +265,7 @@ SingleRecord = (
     RankUp
     | DeviceInfo
     | Outline
-    | Split
+    | BatchSplit
     | Note
     | Result
     | Outcome
@@ -280,7 +280,7 @@ SingleRecord = (
     | Paused
     | Saved
 )
-AnyRecord = Step | Metric | SingleRecord
+AnyRecord = Step | MetricSample | SingleRecord
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[AnyRecord, ...])
@@ -291,7 +291,7 @@ class StepBatch:
     """Steps and metrics that one process sent without another record in between, each kind in its order."""
 
     steps: list[Step] = field(default_factory=list)
-    metrics: list[Metric] = field(default_factory=list)
+    metrics: list[MetricSample] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.steps or self.metrics)
@@ -303,7 +303,7 @@ def batch_steps(packet: Sequence[AnyRecord]) -> Iterator[StepBatch | SingleRecor
     for record in packet:
         if isinstance(record, Step):
             batch.steps.append(record)
-        elif isinstance(record, Metric):
+        elif isinstance(record, MetricSample):
             batch.metrics.append(record)
         else:
             if batch:

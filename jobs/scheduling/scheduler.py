@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from jobs import store
 from jobs.model.settings import Settings
-from jobs.model.state import Reason
+from jobs.model.state import StateReason
 from jobs.protocol.names import WAKE_CHANNEL
 from jobs.scheduling.hints import HintSender
 from jobs.store.client import RedisStore
@@ -65,7 +65,7 @@ def backoff_seconds(base: float = 1.0) -> float:
     return base * random.uniform(0.5, 1.5)  # noqa: S311  (jitter, not a secret)
 
 
-class Scheduler:
+class JobScheduler:
     """Runs `tick` in a thread every `reconcile_seconds`, and `deliver` at once when something is
     queued or freed (if `listen`; nodes do not, or a thousand of them would race for every job. A node
     that does not lead has nothing to do until the lead may be free)."""
@@ -134,7 +134,7 @@ class Scheduler:
             node, seconds = beats.node_of[attempt], f"{self._settings.lease_seconds:g} s"
             lost = store.reap(
                 attempt,
-                Reason.LEASE_EXPIRED,
+                StateReason.LEASE_EXPIRED,
                 f"no beat for {seconds}",
                 beat=beat,
                 backoff_seconds=backoff_seconds(),

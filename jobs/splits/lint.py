@@ -27,7 +27,7 @@ _STRAGGLER = "program.straggler"
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SplitProblem:
     """A finding without its suggestion."""
 
     code: str
@@ -52,9 +52,9 @@ def lint_splits(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) ->
 # -- finding problems ------------------------------------------------------------------------------
 
 
-def _find_problems(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) -> list[Problem]:
+def _find_problems(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) -> list[SplitProblem]:
     split = [(pattern, counts) for pattern, counts in _countable_patterns(patterns) if pattern.phase != "eval"]
-    found: list[Problem] = []
+    found: list[SplitProblem] = []
     if spec.parallelism.strategy == "dp" and spec.resources.devices > 1 and split:
         split = _single_batches(spec, split, rows)
         largest = max(sum(counts) for _, counts in split)
@@ -67,7 +67,7 @@ def _find_problems(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None)
         found += _of_the_data_set(spec, rows)
     if _ddp_would_fit(spec):
         found.append(
-            Problem(
+            SplitProblem(
                 "ddp-would-fit-better",
                 "info",
                 f"DataParallel copies the model to {spec.resources.devices} devices and gathers the outputs on one "
@@ -102,12 +102,12 @@ def data_parallel_problems(
     smaller: Sequence[Sequence[int]],
     devices: int,
     words: tuple[str, str] = ("the last batch", "the others have"),
-) -> Iterator[Problem]:
+) -> Iterator[SplitProblem]:
     """What is wrong with how DataParallel divides the largest batch, and smaller ones. `words` say what the smaller
     ones are, and what the largest is to them."""
     batch, (which, others) = sum(full), words
     if batch < devices:
-        yield Problem(
+        yield SplitProblem(
             "batch-smaller-than-devices",
             "warning",
             f"a batch of {batch} cannot give a row to each of {devices} devices: {describe_rows(full)}",
@@ -117,13 +117,13 @@ def data_parallel_problems(
     elif (idle := next((counts for counts in smaller if 0 in counts), None)) is not None:
         yield _idle_problem(idle, which, "info")
     if 0 not in full and len(set(full)) > 1:
-        yield Problem(
+        yield SplitProblem(
             "ragged-batch",
             "info",
             f"a batch of {batch} does not divide evenly among {devices} devices: {describe_rows(full)}",
         )
     if (ragged := next((counts for counts in smaller if len(set(counts)) > 1), None)) is not None:
-        yield Problem(
+        yield SplitProblem(
             "ragged-last-batch",
             "info",
             f"{which} of {sum(ragged)} ({others} {batch}) does not divide evenly "
@@ -131,9 +131,9 @@ def data_parallel_problems(
         )
 
 
-def _idle_problem(rows: Sequence[int], which: str, severity: Severity) -> Problem:
+def _idle_problem(rows: Sequence[int], which: str, severity: Severity) -> SplitProblem:
     idle = rows.count(0)
-    return Problem(
+    return SplitProblem(
         "idle-devices",
         severity,
         f"{idle} of {len(rows)} devices {'gets' if idle == 1 else 'get'} nothing of {which} of {sum(rows)}: "
@@ -141,14 +141,14 @@ def _idle_problem(rows: Sequence[int], which: str, severity: Severity) -> Proble
     )
 
 
-def rank_problems(patterns: Sequence[Pattern]) -> Iterator[Problem]:
+def rank_problems(patterns: Sequence[Pattern]) -> Iterator[SplitProblem]:
     """Ranks with other row counts in one step; a rank that had ended (0 rows) is not averaged."""
     split = [(pattern, counts) for pattern, counts in _countable_patterns(patterns) if pattern.phase != "eval"]
     unequal = [(pattern, counts) for pattern, counts in split if len(set(counts) - {0}) > 1]
     if unequal and unequal[0][0].phase == "train":
         steps = sum(pattern.steps or 0 for pattern, _ in unequal)
         counts = unequal[0][1]
-        yield Problem(
+        yield SplitProblem(
             "unequal-gradient-weight",
             "warning",
             f"in {steps} {'step' if steps == 1 else 'steps'} the ranks had different numbers of rows "
@@ -157,12 +157,12 @@ def rank_problems(patterns: Sequence[Pattern]) -> Iterator[Problem]:
         )
 
 
-def _of_the_data_set(spec: JobSpec, rows: int) -> Iterator[Problem]:
+def _of_the_data_set(spec: JobSpec, rows: int) -> Iterator[SplitProblem]:
     devices, data = spec.resources.devices, spec.recipe.data
     if data.drop_last:
         used = sum(sum(shards) * times for shards, times in epoch_steps(spec, rows))
         if used < rows:
-            yield Problem(
+            yield SplitProblem(
                 "dropped-rows",
                 "info" if used else "warning",
                 f"drop_last leaves {rows - used} of {rows} rows out of every epoch"
@@ -172,7 +172,7 @@ def _of_the_data_set(spec: JobSpec, rows: int) -> Iterator[Problem]:
         each = sampler_rows(rows, devices, drop_last=False)
         if each * devices > rows:
             repeated = each * devices - rows
-            yield Problem(
+            yield SplitProblem(
                 "sampler-padding",
                 "info",
                 f"{devices} ranks of {each} rows read {each * devices} rows of {rows}: "

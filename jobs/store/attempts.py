@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jobs.model.state import CAUSE_OF, Reason, SupervisorCommand
+from jobs.model.state import CAUSE_OF, StateReason, SupervisorCommand
 from jobs.protocol.names import attempt_ref, job_ref
 from jobs.store.call import Call, Word, call_function, encode_json, is_ok
 
@@ -141,7 +141,7 @@ def record_script_resume(attempt: AttemptId, claimant: str, *, saved_by: int) ->
 def finish(
     attempt: AttemptId,
     claimant: str,
-    reason: Reason,
+    reason: StateReason,
     message: str,
     *,
     error: Mapping[str, Any] | None = None,
@@ -170,22 +170,22 @@ def finish(
 
 def reap(
     attempt: AttemptId,
-    reason: Reason,
+    reason: StateReason,
     message: str,
     *,
     beat: int | None,
     backoff_seconds: float,
     node_beat: int | None = None,
     node_message: str = "",
-) -> Call[Reason | None]:
+) -> Call[StateReason | None]:
     """End an attempt whose supervisor is gone. `beat` is the value that stood still; None with proof of death.
     `node_beat` is that of its node, where that stood still too: the attempt then ends as `node_lost`, with
     `node_message`; so it does on a node that is down, unless there is proof. Returns the reason that it ended with;
     None: it is alive after all, or has ended already."""
 
-    def decode(reply: Sequence[bytes]) -> Reason | None:
+    def decode(reply: Sequence[bytes]) -> StateReason | None:
         status, ended = (part.decode() for part in reply)
-        return Reason(ended) if status == "ok" else None
+        return StateReason(ended) if status == "ok" else None
 
     return call_function(
         "reap",
@@ -202,7 +202,9 @@ def reap(
     )
 
 
-def refuse(attempt: AttemptId, node: str, reason: Reason, message: str, *, backoff_seconds: float = 0) -> Call[bool]:
+def refuse(
+    attempt: AttemptId, node: str, reason: StateReason, message: str, *, backoff_seconds: float = 0
+) -> Call[bool]:
     """Say that a node cannot start an attempt that nobody has claimed yet."""
     return call_function(
         "refuse",

@@ -8,7 +8,7 @@ import msgspec
 
 from jobs.model.records import ROW_FIELDS, AttemptRecord, JobRecord, JobRow, QueueView
 from jobs.model.spec import JobSpec
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from jobs.protocol.names import job_ref
 from jobs.store.bundles import unknown_bundle
 from jobs.store.call import Call, Word, call_function, read_hash
@@ -38,7 +38,7 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
-class SubmittedJob:
+class SubmitReply:
     """`view` is the new job as it was stored; None where it is not new, and has to be looked at."""
 
     job: str
@@ -55,7 +55,7 @@ def submit(
     digest: str = "",
     parent: str = "",
     token: str = "",
-) -> Call[SubmittedJob]:
+) -> Call[SubmitReply]:
     """Store and queue a job.
 
     Raises (on execution):
@@ -64,14 +64,14 @@ def submit(
         UnknownPool, TooLargeForPool: it could never run.
     """
 
-    def decode(reply: Sequence[Any]) -> SubmittedJob:
+    def decode(reply: Sequence[Any]) -> SubmitReply:
         if reply[0] == b"created":
             record = _new_record(tenant, job, spec, parent, created=int(reply[2]))
-            return SubmittedJob(job, True, JobView(record, spec, _read_queue(reply[3:])))
+            return SubmitReply(job, True, JobView(record, spec, _read_queue(reply[3:])))
         status, *detail = (part.decode() for part in reply)
         _raise_if_refused(status, detail, spec)
         # The repeat of a call whose reply was lost is answered as that was.
-        return SubmittedJob(detail[0], detail[0] == job)
+        return SubmitReply(detail[0], detail[0] == job)
 
     return call_function(
         "submit",
@@ -123,8 +123,8 @@ def _new_record(tenant: str, job: str, spec: JobSpec, parent: str, *, created: i
         priority=spec.priority,
         strategy=spec.parallelism.strategy,
         labels=spec.labels,
-        state=State.QUEUED,
-        reason=Reason.WAITING_FOR_DEVICES,
+        state=JobState.QUEUED,
+        reason=StateReason.WAITING_FOR_DEVICES,
         message="",
         attempt=0,
         retries=0,
@@ -171,14 +171,14 @@ def _read_queue(numbers: Sequence[int]) -> QueueView | None:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    state: State | None = None
+    state: JobState | None = None
     pool: str = ""
     label: tuple[str, str] | None = None
     name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class JobPage:
+class JobRowPage:
     jobs: tuple[JobRow, ...]
     next_id: str | None  # pass it as `after` for the next page; None at the end
     queues: dict[str, QueueView] = field(default_factory=dict)  # by the ids of jobs that wait, as far as was asked for
@@ -186,16 +186,16 @@ class JobPage:
 
 def list_jobs(
     tenant: str, chosen: JobFilter, *, after: str = "", limit: int = 50, max_queues: int = 0
-) -> Call[JobPage]:
+) -> Call[JobRowPage]:
     """A page of jobs, newest first, with the queues of the first `max_queues` jobs that wait. A page may be short, even
     empty, while `next_id` is set: a filter that matches rarely looks at `MAX_SCANNED` jobs a call."""
 
-    def decode(reply: Sequence[Any]) -> JobPage:
+    def decode(reply: Sequence[Any]) -> JobRowPage:
         next_id, waiting, *rows = reply
         queues = {job.decode(): QueueView(*map(int, queue)) for job, *queue in waiting}
         pairs = zip(rows[::2], rows[1::2], strict=True)
         jobs = tuple(_read_row(tenant, job, values) for job, values in pairs)
-        return JobPage(jobs, next_id.decode() or None, queues)
+        return JobRowPage(jobs, next_id.decode() or None, queues)
 
     return call_function(
         "list_jobs",
@@ -256,18 +256,18 @@ def cancel(tenant: str, job: str) -> Call[Literal["cancelled", "cancelling"]]:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelledJobs:
+class CancelledChunk:
     next_id: str | None  # pass it as `after` to go on; None at the end
     cancelled: int
     cancelling: int  # told to end
 
 
-def cancel_many(tenant: str, chosen: JobFilter, *, after: str) -> Call[CancelledJobs]:
+def cancel_many(tenant: str, chosen: JobFilter, *, after: str) -> Call[CancelledChunk]:
     """Cancel a chunk of the jobs that match, newest first, with ids below `after`. The filter must name a state."""
 
-    def decode(reply: Sequence[Any]) -> CancelledJobs:
+    def decode(reply: Sequence[Any]) -> CancelledChunk:
         next_id, cancelled, cancelling = reply
-        return CancelledJobs(next_id.decode() or None, cancelled, cancelling)
+        return CancelledChunk(next_id.decode() or None, cancelled, cancelling)
 
     return call_function(
         "cancel_many",
@@ -279,13 +279,13 @@ def cancel_many(tenant: str, chosen: JobFilter, *, after: str) -> Call[Cancelled
     )
 
 
-def count_jobs(tenant: str) -> Call[dict[State, int]]:
+def count_jobs(tenant: str) -> Call[dict[JobState, int]]:
     """Jobs of a tenant in every state."""
 
-    def decode(reply: Sequence[int]) -> dict[State, int]:
-        return dict(zip(State, reply, strict=True))
+    def decode(reply: Sequence[int]) -> dict[JobState, int]:
+        return dict(zip(JobState, reply, strict=True))
 
-    return call_function("count_jobs", decode, *State, tenant=tenant)
+    return call_function("count_jobs", decode, *JobState, tenant=tenant)
 
 
 def read_versions(jobs: Sequence[tuple[str, str]]) -> Call[tuple[int | None, ...]]:

@@ -75,24 +75,24 @@ class DrainDeadline:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeHeartbeat:
+class HeartbeatReply:
     standing: NodeStanding
     holding: dict[AttemptId, AttemptState]
     deadline: DrainDeadline | None = None  # None: there is none, or it is over and told
 
 
-def renew_node(node: str, instance: str, deadline: DrainDeadline | None = None) -> Call[NodeHeartbeat]:
+def renew_node(node: str, instance: str, deadline: DrainDeadline | None = None) -> Call[HeartbeatReply]:
     """Beat as a node; learns which attempts hold devices here, in which state they are, and how long they may stay.
     `deadline` is what the node knows of that; the rest of it is kept for a worker that comes back."""
 
-    def decode(reply: Sequence[bytes]) -> NodeHeartbeat:
+    def decode(reply: Sequence[bytes]) -> HeartbeatReply:
         status, *rest = (part.decode() for part in reply)
         if not rest:
-            return NodeHeartbeat(NodeStanding(status), {})
+            return HeartbeatReply(NodeStanding(status), {})
         drain, left, *attempts = rest
         pairs = zip(attempts[::2], attempts[1::2], strict=True)
         holding = {AttemptId.parse(ref): AttemptState(state) for ref, state in pairs}
-        return NodeHeartbeat(NodeStanding(status), holding, DrainDeadline(int(drain), float(left)) if left else None)
+        return HeartbeatReply(NodeStanding(status), holding, DrainDeadline(int(drain), float(left)) if left else None)
 
     drain, left = (deadline.drain, f"{deadline.seconds_left:.3f}") if deadline is not None else ("", "")
     return call_function("renew_node", decode, node=node, instance=instance, known_drain=drain, known_left=left)
@@ -197,18 +197,18 @@ def acquire_lead(candidate: str, ttl_seconds: float) -> Call[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetRecords:
     nodes: tuple[NodeRecord, ...]
     queued: dict[str, int]  # pool -> jobs that wait in it
 
 
-def read_fleet() -> Call[Fleet]:
+def read_fleet() -> Call[FleetRecords]:
     """Every node and pool."""
 
-    def decode(reply: Sequence[Any]) -> Fleet:
+    def decode(reply: Sequence[Any]) -> FleetRecords:
         nodes, pools = reply
         records = (NodeRecord.from_fields(n.decode(), read_hash(f), read_hash(h), read_hash(q)) for n, f, h, q in nodes)
-        return Fleet(
+        return FleetRecords(
             tuple(sorted(records, key=lambda node: node.id)), {pool.decode(): int(n) for pool, n in sorted(pools)}
         )
 

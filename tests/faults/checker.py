@@ -16,7 +16,7 @@ import redis
 
 from jobs.files import metric_file, paths
 from jobs.files.log_file import read_page, read_seal
-from jobs.model.state import CAUSE_OF, TERMINAL, TRANSITIONS, Cause, Reason, State
+from jobs.model.state import CAUSE_OF, TERMINAL, TRANSITIONS, Cause, JobState, StateReason
 from jobs.protocol.names import ATTEMPT_MARK
 from tests.faults.journal import Past, read_past
 from tests.faults.recorder import Exchange
@@ -25,7 +25,13 @@ from tests.integration.store.invariants import violations as broken_keys
 
 #: Ends that no supervisor wrote, or for which the disk had no room: the logs have no seal then.
 UNSEALED = frozenset(
-    {Reason.SUPERVISOR_LOST, Reason.LEASE_EXPIRED, Reason.NODE_LOST, Reason.START_FAILED, Reason.STORAGE_FAILED}
+    {
+        StateReason.SUPERVISOR_LOST,
+        StateReason.LEASE_EXPIRED,
+        StateReason.NODE_LOST,
+        StateReason.START_FAILED,
+        StateReason.STORAGE_FAILED,
+    }
 )
 
 
@@ -46,7 +52,7 @@ class Evidence:
     state_dir: Path
     exchanges: tuple[Exchange, ...] = ()
     acked: tuple[str, ...] = ()
-    losses: frozenset[Reason] = frozenset()
+    losses: frozenset[StateReason] = frozenset()
     may_drop: bool = False
     may_quarantine: bool = False
     baselines: Mapping[str, Any] = field(default_factory=dict)
@@ -93,7 +99,7 @@ def _accepted_jobs_end(scene: _Scene) -> Iterator[str]:
         if ref not in scene.jobs:
             yield f"job {ref} was accepted and is not there"
     for ref, job in scene.jobs.items():
-        if State(job[b"state"].decode()) not in TERMINAL:
+        if JobState(job[b"state"].decode()) not in TERMINAL:
             yield f"job {ref} is still {job[b'state'].decode()} ({job[b'reason'].decode()}: {job[b'message'].decode()})"
     for key, jobs in by_key.items():
         if key and len(jobs) > 1:
@@ -110,7 +116,7 @@ def _one_token_is_live(scene: _Scene) -> Iterator[str]:
             yield f"attempt {ref} went back: {attempt.states}"
         if len(attempt.reasons) > 1:
             yield f"attempt {ref} ended {len(attempt.reasons)} times: {attempt.reasons}"
-        commits[_job_of(ref)] += attempt.reasons == [Reason.COMPLETED]
+        commits[_job_of(ref)] += attempt.reasons == [StateReason.COMPLETED]
     for job, times in commits.items():
         if times > 1:
             yield f"{times} attempts of job {job} completed"
@@ -143,7 +149,7 @@ def _log(path: Path, attempt: Mapping[bytes, bytes], of: Evidence) -> Iterator[s
         missing = sorted(set(range(1, page.last + 1)) - set(covered))
         yield f"of {page.last} lines, {len(missing)} are missing, first {missing[:3]}, and {len(covered)} were read"
     reason = attempt.get(b"reason", b"").decode()
-    if reason and Reason(reason) not in UNSEALED and not of.may_drop and read_seal(path) is None:
+    if reason and StateReason(reason) not in UNSEALED and not of.may_drop and read_seal(path) is None:
         yield f"has no seal, and its attempt ended as {reason}"
 
 
@@ -172,7 +178,7 @@ def _processes_are_gone(scene: _Scene) -> Iterator[str]:
     left = {path.name for path in scene.of.state_dir.glob("*/attempts/*")}
     mine = {name for name in left if name.rpartition(".")[0].replace(".", "/", 1) not in scene.of.earlier}
     # Of a supervisor that was killed when it had given its devices back, only the next start of a worker clears away.
-    if mine and Reason.SUPERVISOR_LOST not in scene.of.losses:
+    if mine and StateReason.SUPERVISOR_LOST not in scene.of.losses:
         yield f"directories of attempts are left: {mine}"
 
 
@@ -194,7 +200,7 @@ def leftovers(state_dir: Path) -> Iterator[tuple[int, str]]:
 def _reports_equal_undisturbed_ones(scene: _Scene) -> Iterator[str]:
     for ref, job in scene.jobs.items():
         expected = scene.of.baselines.get(job.get(b"name", b"").decode())
-        if expected is None or job[b"state"] != State.SUCCEEDED.encode():
+        if expected is None or job[b"state"] != JobState.SUCCEEDED.encode():
             continue
         tenant, name = ref.split("/")
         found = essence(paths.attempt_dir(scene.of.storage, tenant, name, int(job[b"attempt"])), job)
@@ -230,7 +236,7 @@ def _states_follow_the_diagram(scene: _Scene) -> Iterator[str]:
     allowed = {(before, after) for before, afters in TRANSITIONS.items() for after in afters}
     for ref, states in scene.past.jobs.items():
         wrong = [pair for pair in pairwise(states) if pair not in allowed]
-        if states[0] != State.QUEUED or wrong:
+        if states[0] != JobState.QUEUED or wrong:
             yield f"job {ref} went {' -> '.join(states)}"
         ends = [state for state in states if state in TERMINAL]
         if len(ends) > 1:
@@ -246,7 +252,7 @@ def _states_follow_the_diagram(scene: _Scene) -> Iterator[str]:
 
 def _healthy_runs_are_left_alone(scene: _Scene) -> Iterator[str]:
     for ref, attempt in scene.past.attempts.items():
-        for reason in map(Reason, attempt.reasons if attempt.claimants else ()):  # what nobody claimed never ran
+        for reason in map(StateReason, attempt.reasons if attempt.claimants else ()):  # what nobody claimed never ran
             if CAUSE_OF[reason] in (Cause.SERVICE, Cause.STOP) and reason not in scene.of.losses:
                 words = scene.attempts.get(ref, {}).get(b"message", b"").decode()
                 yield f"attempt {ref} was lost, which no fault of this test explains: {reason} ({words})"

@@ -27,7 +27,7 @@ import psutil
 from redis.exceptions import RedisError
 
 from jobs import store
-from jobs.model.state import TERMINAL, Reason, State
+from jobs.model.state import TERMINAL, JobState, StateReason
 from shardyard.contract.errors import Unavailable
 from tests.faults.checker import violations
 from tests.faults.inject import processes
@@ -74,7 +74,7 @@ class War:
 
     site: Site
     seed: int
-    losses: set[Reason] = field(default_factory=set)
+    losses: set[StateReason] = field(default_factory=set)
     jobs: dict[str, str] = field(default_factory=dict)  # id -> kind
     done: Counter[str] = field(default_factory=Counter)
     began: float = field(default_factory=time.monotonic)
@@ -110,7 +110,7 @@ KINDS: dict[str, Callable[[Site, str], str]] = {
     "failing": _recipe("single", 1, steps=3, fault="raise_error", limits={"max_retries": 1}, name="failing"),
 }
 #: What a kind ends as when nothing is done to it.
-ENDS = dict.fromkeys(KINDS, State.SUCCEEDED) | {"failing": State.FAILED}
+ENDS = dict.fromkeys(KINDS, JobState.SUCCEEDED) | {"failing": JobState.FAILED}
 
 
 # -- what is done to them ----------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def _kill_supervisor(war: War, chance: random.Random) -> str:
     if not found:
         return ""
     attempt, pid = chance.choice(found)
-    war.losses.add(Reason.SUPERVISOR_LOST)
+    war.losses.add(StateReason.SUPERVISOR_LOST)
     processes.kill(pid)
     return f"of {attempt}"
 
@@ -161,7 +161,7 @@ def _freeze_supervisor(war: War, chance: random.Random) -> str:
     beyond = chance.random() < 0.2
     seconds = LEASE * 1.3 if beyond else chance.uniform(1, LEASE / 2)
     if beyond:
-        war.losses |= {Reason.LEASE_EXPIRED, Reason.NODE_LOST}  # the latter while the worker is away too
+        war.losses |= {StateReason.LEASE_EXPIRED, StateReason.NODE_LOST}  # the latter while the worker is away too
     try:
         with processes.frozen(pid):
             war.over.wait(seconds)
@@ -194,7 +194,7 @@ def _kill_forkserver(war: War, _: random.Random) -> str:
         pid = processes.forkserver(war.site.worker.pid)
     except (ValueError, psutil.NoSuchProcess):
         return ""
-    war.losses |= {Reason.START_FAILED}
+    war.losses |= {StateReason.START_FAILED}
     return str(pid) if processes.kill(pid) else ""
 
 
@@ -263,7 +263,7 @@ def _kill_telemetry(war: War, chance: random.Random) -> str:
 
 def _drain(war: War, chance: random.Random) -> str:
     """Send what runs to other nodes, of which there is none: it goes on here, when the node takes work again."""
-    war.losses.add(Reason.DRAINED)
+    war.losses.add(StateReason.DRAINED)
     path, deadline = f"/v1/nodes/{war.site.settings.node}/drain", chance.uniform(0, 4)
     answer = war.site.caller.insist("POST", path, json={"deadline_seconds": deadline})
     war.pause(chance.uniform(0, 8))
@@ -429,12 +429,12 @@ def _verdict(war: War) -> list[str]:
 def _unexplained(war: War, job: str) -> list[str]:
     """What no deed explains of how a job ended, or of what it has printed."""
     record, kind = war.site.job(job), war.jobs[job]
-    if record.state is State.SUCCEEDED and kind == "script":
+    if record.state is JobState.SUCCEEDED and kind == "script":
         lines = war.site.text(job, number=record.attempt).splitlines()
         if lines != [f"line {number}" for number in range(LINES)]:
             return [f"I3: script {job} has printed {LINES} lines, and its log has {len(lines)} others"]
-    killed = record.reason is Reason.RANK_FAILED and "SIGKILL" in str(record.error)
-    explained = record.state in (ENDS[kind], State.CANCELLED) or killed or record.reason in war.losses
+    killed = record.reason is StateReason.RANK_FAILED and "SIGKILL" in str(record.error)
+    explained = record.state in (ENDS[kind], JobState.CANCELLED) or killed or record.reason in war.losses
     return [] if explained else [f"job {job} ({kind}) is {record.state}: {record.reason} ({record.message})"]
 
 

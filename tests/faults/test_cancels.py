@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jobs import store
-from jobs.model.state import TERMINAL, Reason, State
+from jobs.model.state import TERMINAL, JobState, StateReason
 from jobs.store import JobFilter
 from tests.faults.checker import Footprint
 from tests.faults.inject import processes
@@ -25,7 +25,7 @@ MANY = 10_000
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_row_20_a_cancel_that_races_with_start_finish_and_retry_ends_the_job_once(site: Site, seed: int) -> None:
-    site.allow(losses={Reason.SUPERVISOR_LOST})
+    site.allow(losses={StateReason.SUPERVISOR_LOST})
     chance = random.Random(seed)
 
     def race(number: int) -> str:
@@ -88,7 +88,7 @@ def test_row_21_ten_thousand_waiting_jobs_are_cancelled_in_seconds_while_others_
     site.cancel(blocker)
     site.finished(blocker)
     site.dispatch_jobs()
-    assert site.run(store.list_jobs(TENANT, JobFilter(State.STARTING))).jobs == ()
+    assert site.run(store.list_jobs(TENANT, JobFilter(JobState.STARTING))).jobs == ()
     counts = site.run(store.count_jobs(TENANT))
     assert sum(count for state, count in counts.items() if state not in TERMINAL) == 0
     assert not Footprint.of(site.api.pid, site.server.client()).grown(before)

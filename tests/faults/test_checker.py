@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jobs.files import paths
-from jobs.model.state import Reason
+from jobs.model.state import StateReason
 from jobs.store import AttemptId
 from tests.faults.checker import Evidence, violations
 from tests.faults.journal import SERVER_OPTIONS
@@ -51,14 +51,14 @@ def test_a_job_that_still_waits_and_one_that_is_gone_are_found(world: World, tmp
 
 def test_a_loss_is_found_unless_the_test_explains_it(world: World, tmp_path: Path) -> None:
     attempt = world.running()
-    assert world.reap(attempt, beat=None, reason=Reason.SUPERVISOR_LOST)
+    assert world.reap(attempt, beat=None, reason=StateReason.SUPERVISOR_LOST)
     world.release(attempt)
     world.dispatch()
     world.claim(attempt.job)
     world.mark(world.attempt(attempt.job))
     world.finish_and_release(world.attempt(attempt.job))
     assert [words[:2] for words in look(world, tmp_path)] == ["I8"]
-    assert look(world, tmp_path, losses=frozenset({Reason.SUPERVISOR_LOST})) == []
+    assert look(world, tmp_path, losses=frozenset({StateReason.SUPERVISOR_LOST})) == []
 
 
 WRITES: dict[str, tuple[str, Callable[[World, AttemptId], object]]] = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jobs.files import checkpoints, paths
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from tests.faults.conftest import LEASE
 from tests.faults.inject import processes
 from tests.faults.inject.disk import fill
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 EVERY, STEPS = 10, 45
 #: What becomes of an attempt whose supervisor and worker are both dead: who notices first names it.
-NOBODY_LEFT = frozenset({Reason.SUPERVISOR_LOST, Reason.LEASE_EXPIRED, Reason.NODE_LOST})
+NOBODY_LEFT = frozenset({StateReason.SUPERVISOR_LOST, StateReason.LEASE_EXPIRED, StateReason.NODE_LOST})
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def undisturbed(site: Site) -> Callable[..., None]:
     def of(strategy: str, devices: int) -> None:
         name = f"saving-{strategy}"
         job = post(site, strategy, devices, name=name, seconds=0.0)
-        assert site.finished(job, 60).state is State.SUCCEEDED
-        site.allow(baselines={name: site.essence(job)}, losses={Reason.SUPERVISOR_LOST})
+        assert site.finished(job, 60).state is JobState.SUCCEEDED
+        site.allow(baselines={name: site.essence(job)}, losses={StateReason.SUPERVISOR_LOST})
 
     return of
 
@@ -83,14 +83,14 @@ def supervisor_of(site: Site, job: str) -> int:
 
 def lost_once(site: Site, job: str) -> bool:
     attempts = site.attempts(job)
-    return bool(attempts) and attempts[0].reason is Reason.SUPERVISOR_LOST
+    return bool(attempts) and attempts[0].reason is StateReason.SUPERVISOR_LOST
 
 
 def ends_as_if_nothing_had_been(site: Site, job: str, resumed: int | None, attempt: int = 2) -> None:
     """Check that an attempt went on from a step (None: from none), and the job ended. The site's fixture then compares
     its report with that of the undisturbed run."""
     record = site.finished(job, 60)
-    assert (record.state, record.attempt, record.retries) == (State.SUCCEEDED, attempt, 0)
+    assert (record.state, record.attempt, record.retries) == (JobState.SUCCEEDED, attempt, 0)
     went_on = site.attempts(job)[-1].resumed
     assert (went_on["step"] if went_on else None) == resumed
     assert [path.name for path in directory(site, job).iterdir() if path.name.startswith(".")] == []
@@ -115,12 +115,12 @@ def test_row_07_a_supervisor_that_wakes_after_its_lease_moves_no_pointer_of_the_
     site: Site, undisturbed: Callable[..., None]
 ) -> None:
     undisturbed("ddp", 2)
-    site.allow(losses={Reason.LEASE_EXPIRED})
+    site.allow(losses={StateReason.LEASE_EXPIRED})
     job = post(site, "ddp", 2)
     saves(site, job, EVERY)
     supervisor = site.supervisor(site.attempt(job))
     with processes.frozen(supervisor):
-        site.reaches(job, State.RUNNING, attempt=2, seconds=6 * LEASE)
+        site.reaches(job, JobState.RUNNING, attempt=2, seconds=6 * LEASE)
     eventually(lambda: is_dead(supervisor), "it leaves when it wakes")
     last = site.attempts(job)[1].resumed
     assert last is not None
@@ -179,7 +179,7 @@ def test_row_19_a_supervisor_killed_in_the_call_that_renames_leaves_what_can_be_
     calls = "rename,renameat,renameat2"
     with failing_calls(site.supervisor(site.attempt(job)), calls, "signal=SIGKILL", log=tmp_path / "strace.log"):
         eventually(partial(lost_once, site, job), "its supervisor dies")
-    site.reaches(job, State.RUNNING, attempt=2)
+    site.reaches(job, JobState.RUNNING, attempt=2)
     last = site.attempts(job)[1].resumed
     assert last is not None
     ends_as_if_nothing_had_been(site, job, last["step"])
@@ -255,7 +255,7 @@ def test_row_19_a_run_without_any_sound_checkpoint_begins_anew_and_says_so(
 def test_row_18_a_full_disk_costs_a_checkpoint_and_the_last_good_one_is_gone_on_from(cramped: Site) -> None:
     steps = 3 * STEPS
     reference = post(cramped, steps=steps, seconds=0.0)
-    assert cramped.finished(reference, 60).state is State.SUCCEEDED
+    assert cramped.finished(reference, 60).state is JobState.SUCCEEDED
     cramped.allow(baselines={"saving-single": cramped.essence(reference)}, losses=NOBODY_LEFT, may_drop=True)
     job = post(cramped, steps=steps, seconds=0.05)
     saves(cramped, job, EVERY)

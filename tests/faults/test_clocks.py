@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs import store
-from jobs.model.state import State
+from jobs.model.state import JobState
 from tests.faults.inject.clock import Clock, clock
 from tests.faults.journal import SERVER_OPTIONS
 from tests.faults.machine import need
@@ -74,5 +74,5 @@ def test_row_17_clocks_that_are_apart_and_jump_expire_nothing_and_keep_the_order
     assert [view.ahead for view in views if view is not None] == list(range(len(waiting)))
     apart.cancel(job)
     apart.all_ended([job, *waiting], 90)
-    assert [apart.job(waits).state for waits in waiting] == [State.SUCCEEDED] * len(waiting)
+    assert [apart.job(waits).state for waits in waiting] == [JobState.SUCCEEDED] * len(waiting)
     apart.is_sound()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jobs.files import paths
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from tests.faults.inject.disk import fill, small_disk
 from tests.faults.inject.trace import failing_calls
 from tests.faults.machine import need
@@ -27,21 +27,21 @@ def test_row_18_a_full_disk_costs_lines_that_are_named_and_neither_the_run_nor_t
     eventually(lambda: cramped.caller.job(job)["progress"]["step"] > steps + 100, "steps on a full disk")
     assert cramped.caller.call("GET", f"/v1/jobs/{job}/logs").status_code == 200
     filler.unlink()
-    assert cramped.finished(job, 60).state is State.SUCCEEDED
+    assert cramped.finished(job, 60).state is JobState.SUCCEEDED
     assert cramped.report(job)["final"]
     cramped.is_sound()
 
 
 @pytest.mark.slow
 def test_row_18_a_job_that_starts_on_a_full_disk_fails_typed_and_the_next_one_runs(cramped: Site) -> None:
-    cramped.allow(losses={Reason.START_FAILED, Reason.STORAGE_FAILED}, may_drop=True)
+    cramped.allow(losses={StateReason.START_FAILED, StateReason.STORAGE_FAILED}, may_drop=True)
     filler = fill(cramped.settings.storage)
     job = cramped.post("single", 1, steps=2, limits={"max_retries": 0})
     eventually(lambda: cramped.attempts(job) and cramped.attempts(job)[0].reason, "its first attempt ends")
     first = cramped.attempts(job)[0]
-    assert first.reason in (Reason.START_FAILED, Reason.STORAGE_FAILED)  # names may have room, bytes not
+    assert first.reason in (StateReason.START_FAILED, StateReason.STORAGE_FAILED)  # names may have room, bytes not
     filler.unlink()
-    assert cramped.finished(job, 90).state is State.SUCCEEDED
+    assert cramped.finished(job, 90).state is JobState.SUCCEEDED
     cramped.is_sound()
 
 
@@ -81,7 +81,7 @@ def test_row_18_a_report_that_the_disk_refuses_for_a_moment_is_written_after_tha
         record = site.finished(job, 60)
         eventually(lambda: not site.held_by(job), "its devices are free")
     assert (tmp_path / "strace.log").read_text().count("(INJECTED)") == 2
-    assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
+    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 1)
     assert list(site.files(job).glob(".report*")) == []
     assert site.report(job)["final"]
 
@@ -90,13 +90,13 @@ def test_row_18_a_report_that_the_disk_refuses_for_a_moment_is_written_after_tha
 def test_row_18_a_run_whose_report_cannot_be_written_has_failed_typed_and_its_next_attempt_succeeds(
     cramped: Site,
 ) -> None:
-    cramped.allow(losses={Reason.STORAGE_FAILED, Reason.START_FAILED}, may_drop=True)
+    cramped.allow(losses={StateReason.STORAGE_FAILED, StateReason.START_FAILED}, may_drop=True)
     job = cramped.post("single", 1, steps=150, seconds=0.02, talks=True)
     eventually(lambda: cramped.steps_done(job) > 20, "steps")
     filler = fill(cramped.settings.storage)
     eventually(lambda: cramped.attempts(job)[0].reason, "its first attempt ends", 60)
     first = cramped.attempts(job)[0]
-    assert first.reason is Reason.STORAGE_FAILED
+    assert first.reason is StateReason.STORAGE_FAILED
     assert "No space left on device" in first.message
     shown = cramped.caller.job(job)
     assert (shown["state"], shown["reason"]["code"]) == ("queued", "backing_off")
@@ -105,7 +105,7 @@ def test_row_18_a_run_whose_report_cannot_be_written_has_failed_typed_and_its_ne
     assert not list(cramped.files(job).glob("*report*"))
     filler.unlink()
     record = cramped.finished(job, 90)
-    assert (record.state, record.retries) == (State.SUCCEEDED, 0)
+    assert (record.state, record.retries) == (JobState.SUCCEEDED, 0)
     assert cramped.report(job, record.attempt)["final"]
     cramped.is_sound()
 
@@ -117,7 +117,9 @@ def test_row_18_a_run_whose_report_cannot_be_written_has_failed_typed_and_its_ne
 def test_row_19_a_supervisor_killed_while_it_writes_the_report_leaves_a_whole_one_or_none(
     site: Site, place: str
 ) -> None:
-    site.allow(losses={Reason.SUPERVISOR_LOST, Reason.LEASE_EXPIRED, Reason.NODE_LOST})  # nobody is left to say which
+    site.allow(
+        losses={StateReason.SUPERVISOR_LOST, StateReason.LEASE_EXPIRED, StateReason.NODE_LOST}
+    )  # nobody is left to say which
     site.stop_worker()
     site.worker_environment = {"SHARDYARD_FAILPOINT": f"report.{place}:kill"}
     site.start_worker()
@@ -130,5 +132,5 @@ def test_row_19_a_supervisor_killed_while_it_writes_the_report_leaves_a_whole_on
     assert paths.report_file(site.files(job)).exists() == (place == "renamed")
     site.start_worker()
     record = site.finished(job, 60)
-    assert record.state is State.SUCCEEDED
+    assert record.state is JobState.SUCCEEDED
     assert site.report(job, record.attempt)["final"]

@@ -8,7 +8,7 @@ import pytest
 
 from jobs.files import paths
 from jobs.files.log_file import CONTINUED, MAX_LINE_BYTES, UNENDED, LogRow, clean_for_display, read_page
-from jobs.model.state import State
+from jobs.model.state import JobState
 from tests.faults.checker import Footprint
 from tests.faults.site import Site
 from tests.integration.workers.service import eventually
@@ -69,7 +69,7 @@ def test_row_22_a_million_lines_are_whole_on_disk_and_take_no_memory(site: Site)
         except psutil.NoSuchProcess:
             break
         time.sleep(0.05)
-    assert site.finished(job, 60).state is State.SUCCEEDED
+    assert site.finished(job, 60).state is JobState.SUCCEEDED
     assert most - first < 100e6
     lines = [line for line in site.lines(job) if line.stream == "stdout"]
     assert len(lines) == MILLION
@@ -79,7 +79,7 @@ def test_row_22_a_million_lines_are_whole_on_disk_and_take_no_memory(site: Site)
 
 def test_row_23_odd_output_is_kept_byte_by_byte(site: Site) -> None:
     job = site.post_script(PRINTS_ODD_THINGS)
-    assert site.finished(job, 60).state is State.SUCCEEDED
+    assert site.finished(job, 60).state is JobState.SUCCEEDED
     lines = [line for line in site.lines(job) if line.stream == "stdout"]
     assert all(len(line.text) <= MAX_LINE_BYTES for line in lines)
     assert _joined(lines) == _digest(b"".join(ODD))
@@ -104,7 +104,7 @@ def _digest(data: bytes) -> str:
 def test_row_24_a_grandchild_that_keeps_stdout_open_does_not_keep_the_job(site: Site) -> None:
     job = site.post_script(LEAVES_A_GRANDCHILD)
     began = time.monotonic()
-    assert site.finished(job).state is State.SUCCEEDED
+    assert site.finished(job).state is JobState.SUCCEEDED
     assert time.monotonic() - began < 30  # not the five minutes of the grandchild
     assert "done" in site.text(job)
     assert read_page(paths.log_file(site.files(job), 0)).sealed

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from tests.faults.inject import processes
 from tests.faults.inject.network import Network, network
 from tests.faults.machine import need
@@ -57,7 +57,7 @@ def test_row_11_a_worker_cut_off_for_more_than_its_lease_has_ended_its_ranks_whe
     apart: Site, place: Network
 ) -> None:
     apart.begin()
-    gone = {Reason.NODE_LOST, Reason.LEASE_EXPIRED}  # whichever beat is missed first
+    gone = {StateReason.NODE_LOST, StateReason.LEASE_EXPIRED}  # whichever beat is missed first
     apart.allow(losses=gone)
     job = apart.running("ddp", 2)
     ranks = processes.ranks_of(apart.supervisor(apart.attempt(job)))
@@ -65,7 +65,7 @@ def test_row_11_a_worker_cut_off_for_more_than_its_lease_has_ended_its_ranks_whe
         eventually(lambda: all(is_dead(pid) for pid in ranks.values()), "it fences itself", FENCE * LEASE + 3)
         assert apart.job(job).attempt == 1  # it was first
         eventually(lambda: apart.attempts(job)[0].reason in gone, "the lease expires", 3 * LEASE)
-    apart.reaches(job, State.RUNNING, attempt=2, seconds=60)
+    apart.reaches(job, JobState.RUNNING, attempt=2, seconds=60)
     apart.cancel(job)
     apart.finished(job)
     apart.is_sound()

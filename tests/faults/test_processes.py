@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs.model.state import AttemptState, Reason, State
+from jobs.model.state import AttemptState, JobState, StateReason
 from tests.faults.conftest import LEASE
 from tests.faults.inject import processes
 from tests.faults.inject.freezer import undying
@@ -27,8 +27,8 @@ def test_row_01_a_killed_supervisor_takes_its_ranks_along_and_the_job_ends_as_if
 ) -> None:
     chosen: dict[str, Any] = {"steps": 40, "talks": True, "name": f"row-01-{strategy}"}
     undisturbed = site.post(strategy, devices, **chosen)
-    assert site.finished(undisturbed, 60).state is State.SUCCEEDED
-    site.allow(baselines={chosen["name"]: site.essence(undisturbed)}, losses={Reason.SUPERVISOR_LOST})
+    assert site.finished(undisturbed, 60).state is JobState.SUCCEEDED
+    site.allow(baselines={chosen["name"]: site.essence(undisturbed)}, losses={StateReason.SUPERVISOR_LOST})
 
     marker = random.Random(strategy).randrange(5, 30) * (devices if strategy == "dp" else 1)
     job = site.post(strategy, devices, fault="wait_for_the_test", at_step=marker, **chosen)
@@ -39,8 +39,8 @@ def test_row_01_a_killed_supervisor_takes_its_ranks_along_and_the_job_ends_as_if
     eventually(lambda: all(is_dead(pid) for pid in ranks.values()), "its ranks die with it")
     site.let_go(job)
     record = site.finished(job, 60)
-    assert (record.state, record.attempt, record.retries) == (State.SUCCEEDED, 2, 0)
-    assert site.attempts(job)[0].reason is Reason.SUPERVISOR_LOST
+    assert (record.state, record.attempt, record.retries) == (JobState.SUCCEEDED, 2, 0)
+    assert site.attempts(job)[0].reason is StateReason.SUPERVISOR_LOST
 
 
 def test_row_02_training_outlives_a_killed_worker_and_a_lost_hint_is_sent_again(site: Site) -> None:
@@ -48,13 +48,13 @@ def test_row_02_training_outlives_a_killed_worker_and_a_lost_hint_is_sent_again(
     ranks = processes.ranks_of(site.supervisor(site.attempt(job)))
     site.kill_worker()
     waits = site.post("single", 1, steps=2)
-    site.reaches(waits, State.STARTING)
+    site.reaches(waits, JobState.STARTING)
     with site.server.client() as client:
         eventually(lambda: client.delete(f"sy:celery:node.{site.settings.node}"), "the hint is on its way")
     steps = site.steps_done(job)
     eventually(lambda: site.steps_done(job) > steps + 10, "steps without a worker")
     site.start_worker()
-    assert site.finished(waits).state is State.SUCCEEDED
+    assert site.finished(waits).state is JobState.SUCCEEDED
     assert processes.ranks_of(site.supervisor(site.attempt(job))) == ranks
     assert site.job(job).attempt == 1
     site.cancel(job)
@@ -83,7 +83,7 @@ def test_row_03_a_killed_rank_ends_the_others_and_is_named(site: Site, victim: i
     eventually(lambda: all(is_dead(pid) for pid in ranks.values()), "the other ranks end")
     assert time.monotonic() - began < 5
     record = site.finished(job)
-    assert (record.state, record.reason) == (State.FAILED, Reason.RANK_FAILED)
+    assert (record.state, record.reason) == (JobState.FAILED, StateReason.RANK_FAILED)
     assert record.error is not None
     assert (record.error["rank"], record.error["signal"]) == (victim, "SIGKILL")
 
@@ -96,7 +96,7 @@ def test_row_06_a_rank_that_ignores_sigterm_is_killed_after_the_grace(site: Site
     site.cancel(job)
     eventually(lambda: all(is_dead(pid) for pid in ranks.values()), "they die")
     assert time.monotonic() - began < LEASE / 12 + 5
-    assert site.finished(job).state is State.CANCELLED
+    assert site.finished(job).state is JobState.CANCELLED
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_row_06_a_process_that_survives_sigkill_keeps_its_device_from_others_and
         ranks = processes.ranks_of(other.supervisor(other.attempt(job)))
         with undying(ranks[1]):
             other.cancel(job)
-            assert other.finished(job, 60).state is State.CANCELLED
+            assert other.finished(job, 60).state is JobState.CANCELLED
             eventually(lambda: not other.held_by(job), "its lease is over")
             assert not is_dead(ranks[1])
             devices = other.caller.insist("GET", "/v1/nodes").json()["nodes"][0]["devices"]
@@ -117,11 +117,11 @@ def test_row_06_a_process_that_survives_sigkill_keeps_its_device_from_others_and
             assert [device["device"] for device in apart] == [0, 1]
             assert all(str(ranks[1]) in device["quarantine"] for device in apart)
             after = other.post("ddp", 6, steps=2)
-            assert other.finished(after).state is State.SUCCEEDED
+            assert other.finished(after).state is JobState.SUCCEEDED
             assert set(other.attempts(after)[0].leased) == set(range(2, 8))
         eventually(lambda: is_dead(ranks[1]), "it dies when it can")
         eventually(lambda: not other.node().quarantine, "its devices are given out again", 120)
-        assert other.finished(other.post("ddp", 8, steps=2)).state is State.SUCCEEDED
+        assert other.finished(other.post("ddp", 8, steps=2)).state is JobState.SUCCEEDED
         other.is_sound()
 
 
@@ -129,20 +129,20 @@ def test_row_06_a_process_that_survives_sigkill_keeps_its_device_from_others_and
 def test_row_07_a_supervisor_frozen_beyond_its_lease_loses_the_job_and_kills_its_ranks_when_it_wakes(
     site: Site,
 ) -> None:
-    site.allow(losses={Reason.LEASE_EXPIRED})
+    site.allow(losses={StateReason.LEASE_EXPIRED})
     job = site.running("ddp", 2)
     first = site.attempt(job)
     supervisor, devices = site.supervisor(first), site.held_by(job)
     ranks = processes.ranks_of(supervisor)
     with processes.frozen(supervisor):
-        site.reaches(job, State.RUNNING, attempt=2, seconds=6 * LEASE)
+        site.reaches(job, JobState.RUNNING, attempt=2, seconds=6 * LEASE)
         assert set(devices) < set(site.held_by(job))  # nothing has proved that its ranks are dead
         assert not any(is_dead(pid) for pid in ranks.values())
     eventually(lambda: is_dead(supervisor), "it leaves when it wakes")
     assert all(is_dead(pid) for pid in ranks.values())
     eventually(lambda: len(site.held_by(job)) == 2, "its devices are free")
     old, new = site.attempts(job)
-    assert (old.reason, new.state) == (Reason.LEASE_EXPIRED, AttemptState.CLAIMED)
+    assert (old.reason, new.state) == (StateReason.LEASE_EXPIRED, AttemptState.CLAIMED)
     site.cancel(job)
     site.finished(job)
 
@@ -173,4 +173,4 @@ def test_row_27_api_and_worker_are_restarted_under_load_and_nobody_notices(site:
     assert processes.ranks_of(site.supervisor(site.attempt(training))) == ranks
     site.cancel(training)
     site.all_ended([*accepted, training], 120)
-    assert [site.job(job).state for job in accepted] == [State.SUCCEEDED] * len(accepted)
+    assert [site.job(job).state for job in accepted] == [JobState.SUCCEEDED] * len(accepted)

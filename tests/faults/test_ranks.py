@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.model.state import AttemptState, Reason, State
+from jobs.model.state import AttemptState, JobState, StateReason
 from tests.faults.inject import processes
 from tests.faults.inject.memory import MemoryGroup, memory_group
 from tests.faults.machine import need
@@ -48,10 +48,10 @@ def test_row_04_a_stopped_rank_is_noticed_and_the_job_is_tried_again_and_ends(si
     os.kill(ranks[1], signal.SIGSTOP)
     site.let_go(job)
     record = site.finished(job, 60)
-    assert (record.state, record.attempt, record.retries) == (State.SUCCEEDED, 2, 1)
+    assert (record.state, record.attempt, record.retries) == (JobState.SUCCEEDED, 2, 1)
     assert all(is_dead(pid) for pid in ranks.values())
     first, second = site.attempts(job)
-    assert (first.reason, second.reason) == (Reason.STALLED, Reason.COMPLETED)
+    assert (first.reason, second.reason) == (StateReason.STALLED, StateReason.COMPLETED)
     assert "limits.stall_seconds" in first.message
     for moving in (0, 2):
         assert STACK in site.text(job, moving, "stderr")
@@ -63,8 +63,8 @@ def test_row_04_a_script_that_hangs_in_a_collective_shows_every_stack_and_is_ret
     limits = {"stall_seconds": STALL_SECONDS, "max_retries": 1}
     job = site.run_script({"train.py": SLEEPS_IN_A_COLLECTIVE}, strategy="ddp", devices=2, limits=limits)
     record = site.finished(job, 60)
-    assert (record.state, record.reason, record.attempt) == (State.FAILED, Reason.STALLED, 2)
-    assert [(it.state, it.reason) for it in site.attempts(job)] == [(AttemptState.ENDED, Reason.STALLED)] * 2
+    assert (record.state, record.reason, record.attempt) == (JobState.FAILED, StateReason.STALLED, 2)
+    assert [(it.state, it.reason) for it in site.attempts(job)] == [(AttemptState.ENDED, StateReason.STALLED)] * 2
     for number in (1, 2):
         assert "in never_joins" in site.text(job, 0, "stderr", number)
         assert "in waits_for_the_others" in site.text(job, 1, "stderr", number)
@@ -74,7 +74,7 @@ def test_row_04_a_script_that_hangs_in_a_collective_shows_every_stack_and_is_ret
 def test_row_04_a_recipe_that_sleeps_where_its_peers_wait_for_it_is_a_stall(site: Site) -> None:
     job = site.post("ddp", 3, fault="sleep_forever", rank=2, limits={"stall_seconds": STALL_SECONDS})
     record = site.finished(job)
-    assert (record.state, record.reason) == (State.FAILED, Reason.STALLED)
+    assert (record.state, record.reason) == (JobState.FAILED, StateReason.STALLED)
     said = [site.text(job, device, "stderr") for device in range(3)]
     assert all(STACK in text for text in said)
     assert "in sleep_forever" in said[2]
@@ -83,8 +83,8 @@ def test_row_04_a_recipe_that_sleeps_where_its_peers_wait_for_it_is_a_stall(site
 def test_row_05_a_rank_beyond_its_limit_ran_out_of_memory_and_is_tried_again_within_bounds(site: Site) -> None:
     job = site.post("ddp", 2, fault="fill_memory_with_a_tensor", rank=1, limits={"max_retries": 1})
     record = site.finished(job, 60)
-    assert (record.state, record.reason, record.attempt) == (State.FAILED, Reason.OUT_OF_MEMORY, 2)
-    assert [it.reason for it in site.attempts(job)] == [Reason.OUT_OF_MEMORY] * 2
+    assert (record.state, record.reason, record.attempt) == (JobState.FAILED, StateReason.OUT_OF_MEMORY, 2)
+    assert [it.reason for it in site.attempts(job)] == [StateReason.OUT_OF_MEMORY] * 2
     assert record.error is not None
     assert record.error["rank"] == 1
 
@@ -125,11 +125,11 @@ def test_row_05_a_rank_that_the_kernel_kills_for_want_of_memory_says_so_and_the_
     site, group = confined
     job = site.run_script({"train.py": EATS}, strategy="ddp", devices=2, limits={"max_retries": 1})
     record = site.finished(job, 90)
-    assert (record.state, record.reason, record.attempt) == (State.FAILED, Reason.OUT_OF_MEMORY, 2)
+    assert (record.state, record.reason, record.attempt) == (JobState.FAILED, StateReason.OUT_OF_MEMORY, 2)
     assert record.error is not None
     assert (record.error["rank"], record.error["signal"]) == (1, "SIGKILL")
     assert "the kernel" in record.message
     assert group.kills() == 2
-    assert site.finished(site.post("ddp", 2, steps=2)).state is State.SUCCEEDED
+    assert site.finished(site.post("ddp", 2, steps=2)).state is JobState.SUCCEEDED
     eventually(lambda: not site.node().held, "every device is free")
     site.is_sound()

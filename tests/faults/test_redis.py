@@ -14,7 +14,7 @@ import redis
 from api.background import retention
 from jobs import store
 from jobs.model.records import DeviceRecord, NodeInfo
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from jobs.store.client import RedisStore
 from tests.faults.inject import processes
 from tests.faults.inject.proxy import Act, Rule
@@ -53,7 +53,7 @@ def test_row_08_a_redis_that_goes_and_comes_back_leaves_runs_alone_and_keeps_wha
     site.server.start()
     site.let_go(job)
     site.all_ended([job, *waits], 90)
-    assert [site.job(job).state for job in (job, *waits)] == [State.SUCCEEDED] * 4
+    assert [site.job(job).state for job in (job, *waits)] == [JobState.SUCCEEDED] * 4
     assert site.text(job).splitlines() == [f"step {step}" for step in range(120)]
 
 
@@ -79,7 +79,7 @@ def test_row_08_an_end_that_was_reached_while_redis_was_away_is_told_though_its_
         eventually(lambda: len(site.events("forkserver_warm")) > warmed, "another worker is warm", 60)
     site.server.start()
     record = site.finished(job, 60)
-    assert (record.state, record.attempt, record.losses) == (State.SUCCEEDED, 1, 0)
+    assert (record.state, record.attempt, record.losses) == (JobState.SUCCEEDED, 1, 0)
     assert site.text(job).splitlines() == [f"step {step}" for step in range(40)]
     eventually(lambda: not site.held_by(job) and not marks.directory.exists(), "its devices are free, its marks gone")
 
@@ -97,12 +97,12 @@ def test_row_09_a_redis_that_refuses_writes_refuses_jobs_and_lets_those_that_run
             beat = site.attempts(job)[0].beat
             eventually(lambda: site.attempts(job)[0].beat > beat, "it beats")
             site.let_go(job)
-            assert site.finished(job).state is State.SUCCEEDED
+            assert site.finished(job).state is JobState.SUCCEEDED
             eventually(lambda: not site.held_by(job), "its devices are free")
         finally:
             for server in (control, telemetry):
                 server.config_set("maxmemory", "0")
-    assert site.finished(site.post("single", 1)).state is State.SUCCEEDED
+    assert site.finished(site.post("single", 1)).state is JobState.SUCCEEDED
 
 
 def _kill_clients(site: Site) -> None:
@@ -154,7 +154,7 @@ def test_row_10_connections_that_break_or_stall_are_mended_and_runs_go_on(site: 
     ranks = processes.ranks_of(site.supervisor(site.attempt(job)))
     BREAKS[way](site)
     other = site.post("single", 1, steps=1)
-    assert site.finished(other, CONSUMES_AGAIN_SECONDS).state is State.SUCCEEDED
+    assert site.finished(other, CONSUMES_AGAIN_SECONDS).state is JobState.SUCCEEDED
     assert processes.ranks_of(site.supervisor(site.attempt(job))) == ranks
     site.cancel(job)
     assert site.finished(job).attempt == 1
@@ -169,20 +169,20 @@ def test_row_12_a_command_that_a_job_needs_is_repeated_harmlessly_when_its_reply
     rule = site.proxy.add(Rule(command, Act.DROP_REPLY))
     job = site.post("ddp", 2, steps=3, seconds=0.3)
     record = site.finished(job, 60)
-    assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
+    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 1)
     eventually(lambda: rule.hits == 1, f"a reply to {command} was lost")
 
 
 def test_row_12_the_commands_of_losses_refusals_and_cancels_are_repeated_harmlessly_too(site: Site) -> None:
-    site.allow(losses={Reason.SUPERVISOR_LOST})
+    site.allow(losses={StateReason.SUPERVISOR_LOST})
     rules = [site.proxy.add(Rule(name, Act.DROP_REPLY)) for name in COMMANDS_OF_LOSSES]
     lost = site.running("single", 1)
     processes.kill(site.supervisor(site.attempt(lost)))
-    site.reaches(lost, State.RUNNING, attempt=2)
+    site.reaches(lost, JobState.RUNNING, attempt=2)
     refused = site.post_script("print('hello')", python="an-environment-that-is-not-here")
-    assert site.finished(refused).reason is Reason.REJECTED_BY_WORKER
+    assert site.finished(refused).reason is StateReason.REJECTED_BY_WORKER
     assert site.caller.insist("POST", f"/v1/jobs/{lost}/cancel").status_code == 202
-    assert site.finished(lost).state is State.CANCELLED
+    assert site.finished(lost).state is JobState.CANCELLED
     eventually(lambda: [rule.hits for rule in rules] == [1] * len(rules), "every reply was lost once")
     assert len(site.attempts(lost)) == 2
 
@@ -191,7 +191,7 @@ def test_jobs_that_are_gone_leave_no_key_in_either_redis(site: Site) -> None:
     def live_and_go() -> list[str]:
         jobs = [site.post("ddp", 2, talks=True), site.post_script("print('hello')"), site.post("single", 1, every=2)]
         for job in jobs:
-            assert site.ended(job, 60).state is State.SUCCEEDED
+            assert site.ended(job, 60).state is JobState.SUCCEEDED
             eventually(partial(expire, job), f"what is in the telemetry Redis of {job} expires")
             assert site.caller.insist("DELETE", f"/v1/jobs/{job}").status_code == 204
         return jobs
@@ -223,7 +223,7 @@ def test_row_12_a_cancel_of_a_waiting_job_whose_reply_is_lost_is_a_cancel(site: 
     answer = site.caller.insist("POST", f"/v1/jobs/{waits}/cancel")
     assert rule.hits == 1
     assert answer.status_code == 202
-    assert site.job(waits).state is State.CANCELLED
+    assert site.job(waits).state is JobState.CANCELLED
     site.cancel(running)
     site.finished(running)
 
@@ -264,7 +264,7 @@ def test_row_12_what_the_operator_says_of_nodes_is_repeated_harmlessly_when_repl
     site.stop_worker()
     site.start_worker()
     assert [rule.hits for rule in rules] == [1] * len(rules)
-    assert site.finished(site.post("dp", 8)).state is State.SUCCEEDED
+    assert site.finished(site.post("dp", 8)).state is JobState.SUCCEEDED
 
 
 def test_row_12_an_upload_whose_reply_is_lost_keeps_one_file_that_jobs_can_use(site: Site) -> None:
@@ -278,7 +278,7 @@ def test_row_12_an_upload_whose_reply_is_lost_keeps_one_file_that_jobs_can_use(s
     after = {path for path in (site.settings.storage / "bundles").rglob("*") if path.is_file()}
     assert len(after - before) == 1
     program = {"kind": "script", "bundle": answer.json()["id"], "entrypoint": "train.py"}
-    assert site.finished(site.caller.submit({"program": program})).state is State.SUCCEEDED
+    assert site.finished(site.caller.submit({"program": program})).state is JobState.SUCCEEDED
     assert site.run(store.read_bundle(TENANT, answer.json()["id"])).jobs == 1  # type: ignore[union-attr]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from tests.faults.inject import processes
 from tests.faults.inject.releases import unpack_previous
 from tests.faults.machine import need
@@ -52,13 +52,13 @@ def all_kinds_run(site: Site) -> None:
         assert len(site.caller.insist("GET", f"/v1/jobs/{job}/attempts").json()["attempts"]) == 1
     failing = site.post("single", 1, fault="raise_error", limits={"max_retries": 1})
     record = site.finished(failing, 60)
-    assert (record.state, record.reason, record.attempt) == (State.FAILED, Reason.CODE_ERROR, 2)
+    assert (record.state, record.reason, record.attempt) == (JobState.FAILED, StateReason.CODE_ERROR, 2)
     lost = site.running("ddp", 2)
     processes.kill(site.supervisor(site.attempt(lost)))
-    site.reaches(lost, State.RUNNING, attempt=2, seconds=60)
+    site.reaches(lost, JobState.RUNNING, attempt=2, seconds=60)
     assert site.caller.insist("POST", f"/v1/jobs/{lost}/cancel").status_code == 202
-    assert site.finished(lost).state is State.CANCELLED
-    site.allow(losses={Reason.SUPERVISOR_LOST})
+    assert site.finished(lost).state is JobState.CANCELLED
+    site.allow(losses={StateReason.SUPERVISOR_LOST})
 
 
 def test_row_29_an_old_worker_serves_a_new_api_and_its_runs_outlive_the_upgrade(site: Site, before: Path) -> None:
@@ -72,7 +72,7 @@ def test_row_29_an_old_worker_serves_a_new_api_and_its_runs_outlive_the_upgrade(
     unknown_there = site.body("single", 1)
     unknown_there["program"]["checkpoint"] = {"every_steps": 1}
     record = site.finished(site.caller.submit(unknown_there))
-    assert (record.state, record.reason) == (State.FAILED, Reason.REJECTED_BY_WORKER)
+    assert (record.state, record.reason) == (JobState.FAILED, StateReason.REJECTED_BY_WORKER)
     assert "program" in record.message
     assert "checkpoint" in record.message
 
@@ -84,9 +84,9 @@ def test_row_29_an_old_worker_serves_a_new_api_and_its_runs_outlive_the_upgrade(
     site.start_worker()
     steps = site.steps_done(training)
     eventually(lambda: site.steps_done(training) > steps + 10, "it trains on")
-    assert site.finished(training, 90).state is State.SUCCEEDED
+    assert site.finished(training, 90).state is JobState.SUCCEEDED
     assert site.job(training).attempt == 1
-    assert site.finished(site.caller.submit(unknown_there)).state is State.SUCCEEDED
+    assert site.finished(site.caller.submit(unknown_there)).state is JobState.SUCCEEDED
     site.is_sound()
 
 
@@ -104,7 +104,7 @@ def test_row_29_an_old_api_serves_new_workers_and_what_they_have_written_is_read
     site.api.start()
     shown = site.caller.job(training)
     assert (shown["state"], shown["attempt"]) == ("running", 1)
-    assert site.finished(training, 90).state is State.SUCCEEDED
+    assert site.finished(training, 90).state is JobState.SUCCEEDED
     site.is_sound()
 
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from jobs.model.state import State
+from jobs.model.state import JobState
 from tests.faults.site import Site
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
@@ -21,4 +21,4 @@ def test_row_28_two_ddp_jobs_start_together_while_the_usual_port_is_taken(site: 
             taken.listen()
         jobs = [site.post("ddp", 2, steps=5) for _ in range(2)]
         site.all_ended(jobs, 60)
-    assert [site.job(job).state for job in jobs] == [State.SUCCEEDED] * 2
+    assert [site.job(job).state for job in jobs] == [JobState.SUCCEEDED] * 2

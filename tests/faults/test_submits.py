@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from jobs import store
-from jobs.model.state import State
+from jobs.model.state import JobState
 from jobs.store import AttemptId
 from tests.faults.checker import Evidence, violations
 from tests.faults.journal import SERVER_OPTIONS
@@ -47,7 +47,7 @@ def test_row_13_an_api_that_is_killed_in_a_submit_and_asked_again_has_one_job(si
     job = answer.json()["id"]
     jobs = site.caller.call("GET", "/v1/jobs", params={"limit": 100}).json()["jobs"]
     assert [found["id"] for found in jobs if found["id"] >= job] == [job]
-    assert site.finished(job).state is State.SUCCEEDED
+    assert site.finished(job).state is JobState.SUCCEEDED
 
 
 def test_row_14_fifty_submits_at_once_with_one_key_make_one_job(site: Site) -> None:
@@ -62,13 +62,13 @@ def test_row_14_fifty_submits_at_once_with_one_key_make_one_job(site: Site) -> N
         answers = list(threads.map(submit, range(50)))
     assert Counter(status for status, _ in answers) == {201: 1, 200: 49}
     (job,) = {job for _, job in answers}
-    assert site.finished(job).state is State.SUCCEEDED
+    assert site.finished(job).state is JobState.SUCCEEDED
 
 
 @pytest.mark.slow
 def test_row_15_a_hint_that_comes_100_times_one_that_is_lost_and_one_that_is_stale(site: Site) -> None:
     job = site.post("single", 1, steps=30, seconds=0.02)
-    site.reaches(job, State.RUNNING)
+    site.reaches(job, JobState.RUNNING)
     for _ in range(99):
         site.send(store.Hint(site.settings.node, site.attempt(job)))
     for stale in (AttemptId(TENANT, job, 9), AttemptId(TENANT, "no-such-job", 1)):
@@ -111,7 +111,7 @@ def test_row_16_two_dispatchers_and_a_thousand_jobs_never_lease_a_device_twice(
     command = [sys.executable, "-c", DISPATCHER, server.url]
     dispatchers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     world.redis.set("barrier", 1)
-    while world.run(store.count_jobs(TENANT))[State.SUCCEEDED] < len(jobs):
+    while world.run(store.count_jobs(TENANT))[JobState.SUCCEEDED] < len(jobs):
         for attempt in world.run(store.read_heartbeats()).leases:
             world.claim(attempt.job)
             assert world.mark(attempt)

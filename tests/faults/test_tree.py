@@ -18,7 +18,7 @@ import redis
 
 from jobs import store
 from jobs.files import paths
-from jobs.model.state import Reason
+from jobs.model.state import StateReason
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store.client import RedisStore
 from shardyard.cli import demo
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.faults, pytest.mark.slow, pyte
 STEPS, EVERY = 120, 10
 ENDED = ("succeeded", "failed", "cancelled")
 #: What a kill of this part may cost an attempt.
-LOSSES = {"supervisor": Reason.SUPERVISOR_LOST, "forkserver": Reason.START_FAILED}
+LOSSES = {"supervisor": StateReason.SUPERVISOR_LOST, "forkserver": StateReason.START_FAILED}
 
 
 def spec(strategy: str, steps: int = STEPS) -> dict[str, Any]:

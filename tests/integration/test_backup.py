@@ -13,7 +13,7 @@ from api.background import retention
 from api.data import archive
 from jobs import store
 from jobs.files import identity as storage_proof
-from jobs.model.state import Reason, State, SupervisorCommand
+from jobs.model.state import JobState, StateReason, SupervisorCommand
 from jobs.store import JobFilter, tokens
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import InvalidRequest
@@ -105,7 +105,7 @@ def test_everything_is_as_it_was_in_the_service_that_is_restored(place: Place, o
     assert violations(other.world.redis) == []
     storage_proof.prove_storage(other.world.store, other.storage)
 
-    assert other.world.state(ended.job) is State.SUCCEEDED
+    assert other.world.state(ended.job) is JobState.SUCCEEDED
     assert [job.id for job in archive.read_page(other.storage, TENANT, JobFilter()).jobs] == [old.job]
     assert other.world.run(tokens.read_token(token.id)) == token
     assert 0 < other.world.redis.ttl(f"sy:idem:{TENANT}/k") <= world.redis.ttl(f"sy:idem:{TENANT}/k")
@@ -126,25 +126,25 @@ def test_what_ran_is_queued_again_and_what_was_cancelled_is_not(place: Place, ot
     assert violations(other.world.redis) == []
     for job in (running.job, claimed.job, leased):
         record = other.world.job(job)
-        assert (record.state, record.reason, record.retries) == (State.QUEUED, Reason.SERVICE_STOPPED, 0)
-        assert other.world.history(job)[0].reason is Reason.SERVICE_STOPPED
-    assert other.world.state(doomed.job) is State.CANCELLED
+        assert (record.state, record.reason, record.retries) == (JobState.QUEUED, StateReason.SERVICE_STOPPED, 0)
+        assert other.world.history(job)[0].reason is StateReason.SERVICE_STOPPED
+    assert other.world.state(doomed.job) is JobState.CANCELLED
     assert other.world.run(store.renew_lease(running, "c")) is SupervisorCommand.LOST, (
         "a supervisor of the old service has no say here"
     )
     other.world.node("elsewhere")
     assert set(other.world.dispatch()) == {running.job, claimed.job, leased}
     assert other.world.job(running.job).attempt == 2
-    assert world.state(running.job) is State.RUNNING, "the service itself goes on"
+    assert world.state(running.job) is JobState.RUNNING, "the service itself goes on"
 
 
 def test_jobs_that_wait_before_they_try_again_still_do(place: Place, other: Place, tmp_path: Path) -> None:
     attempt = place.world.running(retries=1)
-    call = store.finish(attempt, "c", Reason.RANK_FAILED, "", backoff_seconds=60)
+    call = store.finish(attempt, "c", StateReason.RANK_FAILED, "", backoff_seconds=60)
     assert place.world.run(call)
     make(place, tmp_path / "copy")
     backup.restore_outside(tmp_path / "copy", other.world.store, other.storage)
-    assert other.world.job(attempt.job).reason is Reason.BACKING_OFF
+    assert other.world.job(attempt.job).reason is StateReason.BACKING_OFF
     assert violations(other.world.redis) == []
 
 

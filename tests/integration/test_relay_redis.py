@@ -14,7 +14,7 @@ from jobs.files import metric_file, paths
 from jobs.files.frame_file import Frame, FrameKind, parse_frame
 from jobs.files.log_file import LogRow, read_chunk, read_page
 from jobs.protocol import names
-from jobs.protocol.records import Metric
+from jobs.protocol.records import MetricSample
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.timing import once_below
 from workers.supervisor.telemetry.log_relay import LogRelay
@@ -77,7 +77,7 @@ def test_what_is_on_the_disk_is_in_the_stream_and_ends_with_the_seal(tmp_path: P
     shipper = StreamShipper(server.url, "t", "j", 1)
     relay = LogRelay(tmp_path / "a", 1, shipper)
     write(relay, 1, 1234)
-    relay.add_metric(Metric(-1, "loss", 0, 0.5, 1.0))
+    relay.add_metric(MetricSample(-1, "loss", 0, 0.5, 1.0))
     shipper.put_blob(names.report_key("t", "j", 1), b"old", 60)
     shipper.put_blob(names.report_key("t", "j", 1), b"report", 60)
     relay.close()

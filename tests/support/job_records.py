@@ -8,7 +8,7 @@ import msgspec
 from jobs.model import spec
 from jobs.model.records import DeviceRecord, JobRecord, NodeInfo, NodeRecord
 from jobs.model.spec import JobSpec
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 
 JOB = "01a1faf7-950c-74f3-af12-cc10a45948be"
 
@@ -23,8 +23,8 @@ def a_job(**changes: Any) -> JobRecord:
         "priority": 0,
         "strategy": "dp",
         "labels": {},
-        "state": State.QUEUED,
-        "reason": Reason.WAITING_FOR_DEVICES,
+        "state": JobState.QUEUED,
+        "reason": StateReason.WAITING_FOR_DEVICES,
         "message": "",
         "attempt": 0,
         "retries": 0,

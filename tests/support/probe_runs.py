@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from jobs.protocol import records as telemetry
-from jobs.protocol.records import AnyRecord, Note, Record, Split, Step
+from jobs.protocol.records import AnyRecord, BatchSplit, Note, Record, Step
 from workers.runtime.context import DeviceStreams, RankContext, RankDevice
 
 T = TypeVar("T", bound=Record)
@@ -40,9 +40,9 @@ class Seen:
     def steps(self, phase: str = "train") -> list[Step]:
         return [step for step in self.of(Step) if step.phase == phase]
 
-    def splits(self, phase: str = "train") -> list[list[Split]]:
+    def splits(self, phase: str = "train") -> list[list[BatchSplit]]:
         """The splits of each step."""
-        known = {split.id: split for split in self.of(Split)}
+        known = {split.id: split for split in self.of(BatchSplit)}
         return [[known[number] for number in step.splits] for step in self.steps(phase)]
 
     def rows(self, phase: str = "train") -> list[list[tuple[int | None, ...]]]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jobs.model.spec import JobSpec
-from jobs.protocol.records import AnyRecord, Outcome, Split, Step
+from jobs.protocol.records import AnyRecord, BatchSplit, Outcome, Step
 from jobs.splits.plan import Run, epoch_steps, evaluation_batches, predict_splits
 from workers.supervisor.report.aggregator import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
@@ -24,9 +24,11 @@ def aggregator(spec: JobSpec, rows: int | None, eval_rows: int | None = None, ki
     )
 
 
-def split(number: int, devices: Sequence[int], rows: Sequence[int], phase: str = "train", module: str = "") -> Split:
+def split(
+    number: int, devices: Sequence[int], rows: Sequence[int], phase: str = "train", module: str = ""
+) -> BatchSplit:
     """A split of vectors with 5 features into outputs with 2."""
-    return Split(
+    return BatchSplit(
         id=number,
         phase=phase,
         module=module,

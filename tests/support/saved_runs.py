@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from jobs.model.spec import JobSpec
-from jobs.protocol.records import AnyRecord, Metric, Outcome, Paused, Result, Saved, Split, Step
+from jobs.protocol.records import AnyRecord, BatchSplit, MetricSample, Outcome, Paused, Result, Saved, Step
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Report
 from tests.support.training_runs import Kept, context_of, spec_of
@@ -139,15 +139,15 @@ def seen(records: list[AnyRecord]) -> list[tuple[Any, ...]]:
         match record:
             case Step():
                 told.append(("step", record.phase, record.step, record.epoch, record.splits))
-            case Metric() if record.name != "rows_per_second":
+            case MetricSample() if record.name != "rows_per_second":
                 told.append(("metric", record.device, record.name, record.step, record.value))
             case Result():
                 told.append(("result", record.loss, record.metrics))
     return sorted(told, key=lambda each: each[0])
 
 
-def splits(records: list[AnyRecord]) -> set[Split]:
-    return {record for record in records if isinstance(record, Split)}
+def splits(records: list[AnyRecord]) -> set[BatchSplit]:
+    return {record for record in records if isinstance(record, BatchSplit)}
 
 
 def is_step(phase: str, number: int) -> Callable[[AnyRecord], bool]:
@@ -155,7 +155,7 @@ def is_step(phase: str, number: int) -> Callable[[AnyRecord], bool]:
 
 
 def is_metric(name: str, step: int) -> Callable[[AnyRecord], bool]:
-    return lambda record: isinstance(record, Metric) and (record.name, record.step) == (name, step)
+    return lambda record: isinstance(record, MetricSample) and (record.name, record.step) == (name, step)
 
 
 def is_saved(step: int) -> Callable[[AnyRecord], bool]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jobs.model.spec import JobSpec, parse
-from jobs.protocol.records import Activity, AnyRecord, Began, Group, Loaded, Outcome, Split, Step, Wrapped
+from jobs.protocol.records import Activity, AnyRecord, BatchSplit, Began, Group, Loaded, Outcome, Step, Wrapped
 from jobs.splits.lint import _REMEDIES
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Finding, Report
@@ -51,10 +51,10 @@ def steps(
     module: str = "",
     first: int = 0,
     first_id: int = 0,
-) -> list[Split | Step]:
+) -> list[BatchSplit | Step]:
     """A step for each batch; a batch is the rows of each device."""
     numbers: dict[tuple[int, ...], int] = {}
-    records: list[Split | Step] = []
+    records: list[BatchSplit | Step] = []
     for place, rows in enumerate(map(tuple, batches)):
         if rows not in numbers:
             numbers[rows] = first_id + len(numbers)

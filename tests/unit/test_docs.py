@@ -189,7 +189,7 @@ def test_the_table_of_errors_is_the_applications() -> None:
 
 def test_every_reason_is_explained() -> None:
     documented = {row[0].strip("`"): row[1].strip("`") for row in rows(API, "## Reasons")}
-    assert documented == {str(reason): str(state.STATE_OF[reason]) for reason in state.Reason}
+    assert documented == {str(reason): str(state.STATE_OF[reason]) for reason in state.StateReason}
 
 
 def test_the_fields_of_a_status_are_documented() -> None:

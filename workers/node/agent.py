@@ -24,7 +24,7 @@ import structlog
 from jobs import store
 from jobs.files import identity
 from jobs.scheduling.hints import HintSender
-from jobs.scheduling.scheduler import Scheduler
+from jobs.scheduling.scheduler import JobScheduler
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import FormatMismatch, NotFound, Unavailable
@@ -65,7 +65,7 @@ class Agent:
         self._launcher = AttemptLauncher(config, control, self._forkserver, self._held)
         self._heartbeat = NodeHeartbeat(config, control, self._instance, self._held)
         self._reaper = AttemptReaper(config, control, self._held)
-        self._scheduler = Scheduler(control, hint_sender, config.settings, listen=False)
+        self._scheduler = JobScheduler(control, hint_sender, config.settings, listen=False)
         self._janitor = Janitor(
             config.node_id, config.devices, config.state_dir, config.storage, control, self._held.attempt_ids
         )

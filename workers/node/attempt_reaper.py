@@ -5,7 +5,7 @@ from pathlib import Path
 import structlog
 
 from jobs import store
-from jobs.model.state import AttemptState, Reason
+from jobs.model.state import AttemptState, StateReason
 from jobs.scheduling.scheduler import backoff_seconds
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
@@ -49,7 +49,7 @@ class AttemptReaper:
         working_dir.reclaim_storage(self._config.storage, attempt)
         pending_end.report_pending_end(self._store, attempt, directory.untold)
         lost = store.reap(
-            attempt, Reason.SUPERVISOR_LOST, "its supervisor died", beat=None, backoff_seconds=backoff_seconds()
+            attempt, StateReason.SUPERVISOR_LOST, "its supervisor died", beat=None, backoff_seconds=backoff_seconds()
         )
         if self._store.run(lost):
             log.warning("supervisor_lost", attempt=str(attempt), last_words=_read_log_tail(directory.log))

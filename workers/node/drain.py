@@ -9,7 +9,7 @@ from jobs import store
 log = structlog.get_logger(__name__)
 
 
-class DrainDeadline:
+class DrainTimer:
     """The deadline of the newest drain, kept by this host's monotonic clock. The service knows what is left of it, for
     a worker that is restarted meanwhile."""
 

@@ -9,7 +9,7 @@ from jobs import store
 from jobs.files import identity
 from jobs.store.client import RedisStore
 from workers.node.config import NodeConfig
-from workers.node.drain import DrainDeadline
+from workers.node.drain import DrainTimer
 from workers.node.held_attempts import HeldAttempts
 from workers.node.registration import NodeTaken
 
@@ -24,7 +24,7 @@ class NodeHeartbeat:
         self._held = held
         self._sent_at = -math.inf  # by the monotonic clock
         self.count = 0
-        self.drain = DrainDeadline()
+        self.drain = DrainTimer()
 
     @property
     def is_due(self) -> bool:

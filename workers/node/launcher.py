@@ -10,7 +10,7 @@ from jobs import store
 from jobs.files import identity
 from jobs.model.records import DeviceRecord
 from jobs.model.spec import DISTRIBUTED, JobSpec, ScriptProgram
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from jobs.scheduling.scheduler import backoff_seconds
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 
 class _CannotStart(Exception):
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: StateReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
@@ -63,9 +63,9 @@ class AttemptLauncher:
         except NotFound:
             return None
         except UnreadableSpec as error:
-            raise _CannotStart(Reason.REJECTED_BY_WORKER, error.message) from error
+            raise _CannotStart(StateReason.REJECTED_BY_WORKER, error.message) from error
         record = job.record
-        if (record.attempt, record.state, record.node) != (attempt.number, State.STARTING, self._config.node_id):
+        if (record.attempt, record.state, record.node) != (attempt.number, JobState.STARTING, self._config.node_id):
             return None
         self._check_storage()
         lease = self._leased_devices(record.leased)
@@ -78,13 +78,13 @@ class AttemptLauncher:
             identity.check_storage(self._config.storage)
         except (identity.StorageMismatch, OSError) as error:
             self._store.run(store.take_down_node(self._config.node_id, None))
-            raise _CannotStart(Reason.START_FAILED, str(error)) from error
+            raise _CannotStart(StateReason.START_FAILED, str(error)) from error
 
     def _leased_devices(self, indexes: tuple[int, ...]) -> tuple[DeviceRecord, ...]:
         devices = self._config.devices
         if max(indexes) >= len(devices):
             message = f"node {self._config.node_id} no longer has device {max(indexes)}"
-            raise _CannotStart(Reason.START_FAILED, message)
+            raise _CannotStart(StateReason.START_FAILED, message)
         return tuple(devices[index] for index in indexes)
 
     def _choose_python(self, spec: JobSpec) -> Path | None:
@@ -95,7 +95,7 @@ class AttemptLauncher:
         try:
             return environments.choose_python(self._config.environments, name)
         except LookupError as error:
-            raise _CannotStart(Reason.REJECTED_BY_WORKER, str(error)) from error
+            raise _CannotStart(StateReason.REJECTED_BY_WORKER, str(error)) from error
 
     def _fork_supervisor(self, config: AttemptConfig) -> int:
         settings = self._config.settings
@@ -104,7 +104,7 @@ class AttemptLauncher:
         except ForkFailed as error:
             self.forkserver_failed.set()
             self._store.run(store.take_down_node(self._config.node_id, None))
-            raise _CannotStart(Reason.START_FAILED, str(error)) from error
+            raise _CannotStart(StateReason.START_FAILED, str(error)) from error
 
     def _attempt_config(
         self, attempt: AttemptId, spec: JobSpec, lease: tuple[DeviceRecord, ...], python: Path | None

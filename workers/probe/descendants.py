@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from jobs.protocol import records
-from jobs.protocol.records import AnyRecord, Began, Group, Hello, Metric, ProgramProgress, Split, Step
+from jobs.protocol.records import AnyRecord, BatchSplit, Began, Group, Hello, MetricSample, ProgramProgress, Step
 from workers.probe import probe as script
 from workers.rehearsal import install
 from workers.runtime import import_hook, process_groups
@@ -39,7 +39,7 @@ LENT: Final = "SHARDYARD_LENT"
 BOOT: Final = Path(__file__).resolve().parents[1] / "rank" / "boot"
 
 #: Records that show that a process has work to tell of. Others wait for one of these.
-WORK: Final = (Began, Split, Step, Group, Metric, ProgramProgress)
+WORK: Final = (Began, BatchSplit, Step, Group, MetricSample, ProgramProgress)
 MAX_WAITING: Final = 512
 #: For the supervisor to let a child in: it, or its machine, may be busy.
 ADMISSION_SECONDS: Final = 20.0
@@ -320,7 +320,12 @@ def join(environ: Mapping[str, str]) -> None:
     job = _job()
     if job is not None and not _connected:
         job.connect(
-            _joined.emit, _joined.told_to_stop, family.output, _joined.device, metric=Metric, progress=ProgramProgress
+            _joined.emit,
+            _joined.told_to_stop,
+            family.output,
+            _joined.device,
+            metric=MetricSample,
+            progress=ProgramProgress,
         )
         _connected = True
 

@@ -30,8 +30,8 @@ from workers.probe.types import (
     OFF,
     READY,
     STEPPING,
+    CurrentStep,
     Forward,
-    OpenStep,
     StepSample,
     ThreadState,
 )
@@ -45,7 +45,7 @@ class FastPath:
     """Notes the steps of one thread, its owner. The wrappers note what they see of the current step in `step`."""
 
     def __init__(self, builder: StepBuilder, loaders: LoaderTracker, ddp_timer: DdpTimer, sink: RecordSink) -> None:
-        self.step = OpenStep()
+        self.step = CurrentStep()
         self.builder = builder
         self.loaders = loaders
         self.ddp_timer = ddp_timer
@@ -151,18 +151,18 @@ class FastPath:
             self._hand_over_backward(sample)
             builder.step_ended(sample.stepped)
 
-    def _hand_over_batch(self, step: StepSample | OpenStep) -> None:
+    def _hand_over_batch(self, step: StepSample | CurrentStep) -> None:
         if step.loader_pass is not None:
             rows = self.loaders.count_drawn(step.loader_pass, step.arrived)
             self.builder.rows.add_batch(step.asked, step.arrived, rows)
 
-    def _hand_over_forward(self, step: StepSample | OpenStep) -> None:
+    def _hand_over_forward(self, step: StepSample | CurrentStep) -> None:
         forward = Forward(step.template.call, step.began, step.began)
         forward.ended, forward.output_shape = step.ended, step.output_shape
         forward.span = Span(self.builder.sender.devices.clock, step.began, step.ended)
         self.builder.forward_ends(forward)
 
-    def _hand_over_backward(self, step: StepSample | OpenStep) -> None:
+    def _hand_over_backward(self, step: StepSample | CurrentStep) -> None:
         span = Span(self.builder.sender.devices.clock, step.backward_began, step.backward_ended)
         self.builder.backward_ended(span, step.backward_ended)
 

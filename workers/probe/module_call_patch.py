@@ -19,7 +19,7 @@ from workers.probe.types import (
     OUTSIDE,
     RETURNED,
     SEARCHING,
-    OpenStep,
+    CurrentStep,
     RootModule,
     StepTemplate,
     WatchedModel,
@@ -79,7 +79,7 @@ def torch_state_queries(torch: Any) -> tuple[Callable[[], Any], ...]:
     )
 
 
-def _make_outer_call(guarded: GuardedTracker, original: Any) -> Callable[[OpenStep, RootModule, Any, Any, Any], Any]:
+def _make_outer_call(guarded: GuardedTracker, original: Any) -> Callable[[CurrentStep, RootModule, Any, Any, Any], Any]:
     """Calls a module that may be called from outside of all others, and whose calls are forwards then."""
     import torch
 
@@ -87,7 +87,7 @@ def _make_outer_call(guarded: GuardedTracker, original: Any) -> Callable[[OpenSt
     only_passes_on = original.__code__.co_names == PASSES_ON
     begins_on_template, tracked_call = _make_template_check(guarded, torch), _make_tracked_call(guarded, original)
 
-    def outer_call(step: OpenStep, root: RootModule, module: Any, args: Any, kwargs: Any) -> Any:
+    def outer_call(step: CurrentStep, root: RootModule, module: Any, args: Any, kwargs: Any) -> Any:
         try:
             follows_template = (
                 step.stage <= LOADED
@@ -126,12 +126,14 @@ def _make_outer_call(guarded: GuardedTracker, original: Any) -> Callable[[OpenSt
     return outer_call
 
 
-def _make_template_check(guarded: GuardedTracker, torch: Any) -> Callable[[OpenStep, RootModule, Any, Any, Any], bool]:
+def _make_template_check(
+    guarded: GuardedTracker, torch: Any
+) -> Callable[[CurrentStep, RootModule, Any, Any, Any], bool]:
     # What is called here is in cells, not in attributes: those of an instance cost more to call.
     engine, tracing, modes, transforms = torch_state_queries(torch)
     grad_enabled, tensor, clock = torch.is_grad_enabled, torch.Tensor, time.perf_counter
 
-    def begins_on_template(step: OpenStep, root: RootModule, module: Any, args: Any, kwargs: Any) -> bool:
+    def begins_on_template(step: CurrentStep, root: RootModule, module: Any, args: Any, kwargs: Any) -> bool:
         """Whether this call of a root by the owner's thread follows a template. If so, it has begun."""
         if engine() != -1 or tracing() is not None or modes() or transforms() is not None:
             return False

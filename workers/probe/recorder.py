@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from jobs.protocol.records import AnyRecord, Metric, Note, Shape
+from jobs.protocol.records import AnyRecord, MetricSample, Note, Shape
 from workers.probe.backward_timer import time_backward
 from workers.probe.clock import CLOCKS, Mark, Span
 from workers.probe.shapes import rows_of, shape_of, shape_of_arguments
@@ -68,7 +68,7 @@ class _EndCallback:
 
 
 class Recorder(RunObserver):
-    """Sends `Split`, `Step`, `Metric` and `Note` records of one rank.
+    """Sends `BatchSplit`, `Step`, `MetricSample` and `Note` records of one rank.
 
     `module` is the dotted path of what is split ("" for the whole model), `dim` the dimension along
     which rows are counted. `times_whole_backward` says that the backward of this rank is that of its
@@ -243,7 +243,7 @@ class Recorder(RunObserver):
     # -- single records --------------------------------------------------------------------------
 
     def send_metric(self, name: str, step: int, value: float, device: int = -1) -> None:
-        self._sink.emit(Metric(device, name, step, value, time.time()))
+        self._sink.emit(MetricSample(device, name, step, value, time.time()))
 
     def note(self, field: str, reason: str) -> None:
         """Say once why `field` of the report is null, or what its reader must know."""

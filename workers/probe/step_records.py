@@ -9,7 +9,17 @@ from typing import Any
 
 import msgspec
 
-from jobs.protocol.records import MAX_INTERNED, Activity, AnyRecord, Metric, Note, PrimitiveTimes, Shape, Split, Step
+from jobs.protocol.records import (
+    MAX_INTERNED,
+    Activity,
+    AnyRecord,
+    BatchSplit,
+    MetricSample,
+    Note,
+    PrimitiveTimes,
+    Shape,
+    Step,
+)
 from workers.probe.clock import Span
 from workers.runtime.context import RecordSink
 
@@ -163,7 +173,7 @@ class SplitRegistry:
     def __init__(self, sink: RecordSink, first: int = 0) -> None:
         self._sink = sink
         self._ids: dict[tuple[Any, ...], int] = {}
-        self._sent: list[Split] = []  # those of `_ids`
+        self._sent: list[BatchSplit] = []  # those of `_ids`
         self._next = first
 
     def split_id(
@@ -186,7 +196,7 @@ class SplitRegistry:
             return known
         number, self._next = self._next, self._next + 1
         rows = tuple([0 if shard is None else count_rows(shard.input_shape) for shard in shards])
-        split = Split(number, phase, module, batch_rows, tuple(devices), rows, inputs, outputs)
+        split = BatchSplit(number, phase, module, batch_rows, tuple(devices), rows, inputs, outputs)
         if len(self._ids) < MAX_INTERNED:
             self._ids[key] = number
             self._sent.append(split)
@@ -205,7 +215,7 @@ class SplitRegistry:
             ValueError, KeyError: `dumped` does not come from `dump`.
         """
         self._next = int(dumped["next"])
-        self._sent = msgspec.convert(dumped["kept"], list[Split])
+        self._sent = msgspec.convert(dumped["kept"], list[BatchSplit])
         for split in self._sent:
             shards = zip(split.rows, split.input_shapes, strict=True)
             got_nothing = tuple([rows == 0 and shape is None for rows, shape in shards])
@@ -237,7 +247,7 @@ class RunReporter:
 
     def report_learning_rate(self, rate: float | None) -> None:
         if rate is not None and self.rank == 0:
-            self._sink.emit(Metric(-1, "learning_rate", self.steps, rate, time.time()))
+            self._sink.emit(MetricSample(-1, "learning_rate", self.steps, rate, time.time()))
 
     def add_rows(self, rows: int, step: int, now: float) -> None:
         """Count the rows of a train step; rank 0 sends their rate about once a second."""
@@ -245,7 +255,7 @@ class RunReporter:
         elapsed = now - self._rate_sent
         if elapsed >= RATE_SECONDS and self.rank == 0 and self._rows_since_rate:
             rate = self._rows_since_rate * self.world_size / elapsed
-            self._sink.emit(Metric(-1, "rows_per_second", step, rate, time.time()))
+            self._sink.emit(MetricSample(-1, "rows_per_second", step, rate, time.time()))
             self._rows_since_rate, self._rate_sent = 0, now
 
     def send_activity_if_due(self, now: float) -> None:

@@ -153,7 +153,7 @@ class RowChecker:
 
 
 class StepSender:
-    """Sends `Split`, `Step` and `Began` records. `send_step` makes a step of everything that belongs to it, and
+    """Sends `BatchSplit`, `Step` and `Began` records. `send_step` makes a step of everything that belongs to it, and
     `send_sample` makes the same record of a template and its times."""
 
     def __init__(

@@ -184,7 +184,7 @@ class StepSample(msgspec.Struct, frozen=True, eq=False, gc=False):
     ddp_times: DdpTimes | None = None  # in some steps
 
 
-class OpenStep:
+class CurrentStep:
     """What the fast path has noted of the current step. The wrappers write to it without a call: between two
     operations of torch, a call of a function costs as much as what it does."""
 
@@ -222,7 +222,7 @@ class ThreadFastPath(Protocol):
     """The fast path as one thread sees it: its own, or the one that notes nothing."""
 
     @property
-    def step(self) -> OpenStep: ...
+    def step(self) -> CurrentStep: ...
 
     def leave(self, thread: "ThreadState") -> None:
         """Hand what was noted of the current step to the step builder, which goes on with it."""
@@ -232,7 +232,7 @@ class NullFastPath:
     """The fast path of a thread whose steps are not noted."""
 
     def __init__(self) -> None:
-        self.step = OpenStep()
+        self.step = CurrentStep()
 
     def leave(self, thread: "ThreadState") -> None:
         pass

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NoReturn, cast
 
-from jobs.protocol.records import Metric, Outcome, ProgramProgress
+from jobs.protocol.records import MetricSample, Outcome, ProgramProgress
 from shardyard.script import job
 from workers.probe import descendants, probe
 from workers.rank import main_process
@@ -53,7 +53,7 @@ def prepare_script(script: ScriptSettings, context: RankContext) -> RankProgram:
     stopping = _StopRequest()
     own, context = context, _follow_descendants(script, context)
     device = -1 if context.rank == 0 else context.devices[0].logical
-    job.connect(context.sink.emit, stopping, script.output, device, metric=Metric, progress=ProgramProgress)
+    job.connect(context.sink.emit, stopping, script.output, device, metric=MetricSample, progress=ProgramProgress)
     is_file = script.entrypoint.endswith(".py")
     sys_path.set_path((script.root / script.entrypoint).parent if is_file else script.root)
     sys.argv = [script.entrypoint, *(arg.replace("{local_rank}", str(context.rank)) for arg in script.args)]

@@ -207,7 +207,7 @@ def _accelerator_memory_functions() -> dict[str, Any]:
 # -- time ------------------------------------------------------------------------------------------
 
 
-class Event:
+class VirtualEvent:
     """A moment. Everything is done in order here, so what was recorded has also happened."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
@@ -225,7 +225,7 @@ class Event:
     def synchronize(self) -> None:
         pass
 
-    def elapsed_time(self, end_event: "Event") -> float:
+    def elapsed_time(self, end_event: "VirtualEvent") -> float:
         """Milliseconds.
 
         Raises:
@@ -261,8 +261,8 @@ class DefaultStream:
     def wait_event(self, event: object) -> None:
         pass
 
-    def record_event(self, event: Event | None = None) -> Event:
-        made = event or Event()
+    def record_event(self, event: VirtualEvent | None = None) -> VirtualEvent:
+        made = event or VirtualEvent()
         made.record()
         return made
 
@@ -287,7 +287,7 @@ def _time_functions(devices: VirtualDevices) -> dict[str, Any]:
         devices.index_of(device)
 
     return {
-        "Event": Event,
+        "Event": VirtualEvent,
         "current_stream": stream,
         "default_stream": stream,
         "stream": _null_context,

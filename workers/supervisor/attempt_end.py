@@ -11,7 +11,7 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import NamedTuple
 
-from jobs.model.state import Reason
+from jobs.model.state import StateReason
 from jobs.protocol.records import Outcome, Result
 from workers.supervisor.outcome import AttemptOutcome
 
@@ -65,7 +65,7 @@ class AttemptEnd:
         """Every rank has reported success. False: the attempt has begun to end otherwise."""
         if self.phase is not EndPhase.WORKING:
             return False
-        self.outcome = AttemptOutcome(Reason.COMPLETED)
+        self.outcome = AttemptOutcome(StateReason.COMPLETED)
         self._enter_phase(EndPhase.LEAVING, now + LEAVE_SECONDS)
         return True
 
@@ -97,7 +97,7 @@ class AttemptEnd:
     def final_outcome(self) -> AttemptOutcome:
         """How the attempt ended, once all ranks are dead or given up."""
         assert self.outcome is not None
-        if self.outcome.reason is not Reason.COMPLETED or self.result is None:
+        if self.outcome.reason is not StateReason.COMPLETED or self.result is None:
             return self.outcome
         return replace(self.outcome, result={"loss": self.result.loss, "metrics": self.result.metrics})
 

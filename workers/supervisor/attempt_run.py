@@ -10,7 +10,7 @@ import structlog
 from jobs.files import paths
 from jobs.model.catalogue import rows_of
 from jobs.model.spec import RecipeProgram
-from jobs.model.state import Reason, SupervisorCommand
+from jobs.model.state import StateReason, SupervisorCommand
 from jobs.protocol.records import Note
 from jobs.splits.plan import predict_splits
 from workers.rank.handle import RankHandle
@@ -95,7 +95,7 @@ class AttemptRun:
             self._checkpoints.writer.close()
             self._checkpoints.report_to(self._publisher)
         working_dir.reclaim_storage(self._config.storage, self._config.attempt)  # with the drafts of the checkpoints
-        if self._checkpoints is not None and outcome.reason is Reason.COMPLETED:
+        if self._checkpoints is not None and outcome.reason is StateReason.COMPLETED:
             _publish_weights(self._checkpoints)
         return self._seal_telemetry(self._publisher, outcome)
 
@@ -123,7 +123,7 @@ class AttemptRun:
     def _seal_telemetry(self, publisher: TelemetryPublisher, outcome: AttemptOutcome) -> AttemptOutcome:
         """Write the final report and seal the logs. An attempt that has succeeded waits a while for a full disk, unless
         it is to stop; without its report it has failed, since a part of its results must not be taken for the whole."""
-        completed = outcome.reason is Reason.COMPLETED
+        completed = outcome.reason is StateReason.COMPLETED
         deadline = monotonic() + (DISK_SECONDS if completed else 0)
         while (
             (why := publisher.write_final_report())
@@ -135,7 +135,7 @@ class AttemptRun:
         if not why or not completed:
             return outcome
         message = f"every rank ended well, but the storage directory refused the report: {why}"
-        return AttemptOutcome(Reason.STORAGE_FAILED, message, result=outcome.result)
+        return AttemptOutcome(StateReason.STORAGE_FAILED, message, result=outcome.result)
 
 
 def _open_publisher(config: AttemptConfig, telemetry_url: str) -> TelemetryPublisher:

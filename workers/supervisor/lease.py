@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 import structlog
 
 from jobs import store
-from jobs.model.state import Reason, SupervisorCommand
+from jobs.model.state import StateReason, SupervisorCommand
 from jobs.protocol.names import commands_channel
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
@@ -103,7 +103,7 @@ class LeaseHolder:
 
     def finish(
         self,
-        reason: Reason,
+        reason: StateReason,
         message: str,
         error: dict[str, Any] | None,
         result: dict[str, Any] | None,

@@ -26,7 +26,7 @@ from time import monotonic
 import structlog
 
 from jobs import store
-from jobs.model.state import Reason, SupervisorCommand
+from jobs.model.state import StateReason, SupervisorCommand
 from jobs.scheduling.scheduler import backoff_seconds
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
@@ -48,8 +48,8 @@ log = structlog.get_logger(__name__)
 KILL_SECONDS = 5.0
 #: The outcome of an attempt that is interrupted before its ranks have started.
 _INTERRUPTED = {
-    SupervisorCommand.CANCEL: AttemptOutcome(Reason.CANCELLED_BY_USER, "cancelled before it started"),
-    SupervisorCommand.STOP: AttemptOutcome(Reason.SERVICE_STOPPED, "the service was stopped"),
+    SupervisorCommand.CANCEL: AttemptOutcome(StateReason.CANCELLED_BY_USER, "cancelled before it started"),
+    SupervisorCommand.STOP: AttemptOutcome(StateReason.SERVICE_STOPPED, "the service was stopped"),
     SupervisorCommand.LOST: LEASE_LOST,
 }
 
@@ -134,7 +134,7 @@ def refuse_attempt(config: AttemptConfig, credentials_pipe: Connection, error: B
         return
     message = f"its supervisor could not start: {type(error).__name__}: {error}"
     RedisStore.from_url(read_credentials(credentials_pipe).control_url).run(
-        store.refuse(config.attempt, config.node, Reason.START_FAILED, message, backoff_seconds=backoff_seconds())
+        store.refuse(config.attempt, config.node, StateReason.START_FAILED, message, backoff_seconds=backoff_seconds())
     )
 
 
@@ -143,11 +143,11 @@ def refuse_attempt(config: AttemptConfig, credentials_pipe: Connection, error: B
 
 def outcome_of_failed_start(error: Exception) -> AttemptOutcome:
     if isinstance(error, BundleUnusable):
-        return AttemptOutcome(Reason.REJECTED_BY_WORKER, str(error))
+        return AttemptOutcome(StateReason.REJECTED_BY_WORKER, str(error))
     if isinstance(error, StartInterrupted):
         return _INTERRUPTED[error.order]
     log.error("start_failed", exc_info=error)
-    return AttemptOutcome(Reason.START_FAILED, f"the supervisor cannot start its ranks: {error}")
+    return AttemptOutcome(StateReason.START_FAILED, f"the supervisor cannot start its ranks: {error}")
 
 
 def discard_ranks(config: AttemptConfig, directory: AttemptDirectory, ranks: list[RankHandle]) -> dict[int, str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jobs.files.log_file import clean_for_display
-from jobs.model.state import Reason
+from jobs.model.state import StateReason
 from jobs.protocol.records import Outcome
 from workers.rank.handle import RankHandle
 from workers.runtime.launch import AttemptConfig
@@ -17,20 +17,20 @@ from workers.supervisor.oom import count_oom_kills
 class AttemptOutcome:
     """How an attempt ended. `error` and `result` are what the job's status shows."""
 
-    reason: Reason
+    reason: StateReason
     message: str = ""
     error: dict[str, Any] | None = None
     result: dict[str, Any] | None = None
 
 
 #: The lease is lost: what happened here does not count, and the control Redis refuses everything about it.
-LEASE_LOST = AttemptOutcome(Reason.LEASE_EXPIRED, "the lease was lost")
+LEASE_LOST = AttemptOutcome(StateReason.LEASE_EXPIRED, "the lease was lost")
 #: The exit code of a program that refuses its arguments; the last line of its stderr says why.
 EXIT_USAGE = 2
 _REASONS = {
-    "code_error": Reason.CODE_ERROR,
-    "out_of_memory": Reason.OUT_OF_MEMORY,
-    "rejected_by_worker": Reason.REJECTED_BY_WORKER,
+    "code_error": StateReason.CODE_ERROR,
+    "out_of_memory": StateReason.OUT_OF_MEMORY,
+    "rejected_by_worker": StateReason.REJECTED_BY_WORKER,
 }
 
 
@@ -77,7 +77,7 @@ def _outcome_of_report(rank: RankHandle, outcome: Outcome) -> AttemptOutcome:
         message += f": {line}"
     message, traceback = _clean_text(message), _clean_text(outcome.traceback)
     error = _error_of(rank, message) | {"exit_code": outcome.exit_code, "traceback": traceback or None}
-    return AttemptOutcome(_REASONS.get(outcome.kind, Reason.RANK_FAILED), f"rank {rank.number}: {message}", error)
+    return AttemptOutcome(_REASONS.get(outcome.kind, StateReason.RANK_FAILED), f"rank {rank.number}: {message}", error)
 
 
 def outcome_of_death(rank: RankHandle, *, out_of_memory: bool) -> AttemptOutcome:
@@ -86,11 +86,11 @@ def outcome_of_death(rank: RankHandle, *, out_of_memory: bool) -> AttemptOutcome
     assert rank.status is not None
     if rank.status >= 0:
         message = f"rank {rank.number} left with exit code {rank.status} before it reported its outcome"
-        return AttemptOutcome(Reason.RANK_FAILED, message, _error_of(rank, message) | {"exit_code": rank.status})
+        return AttemptOutcome(StateReason.RANK_FAILED, message, _error_of(rank, message) | {"exit_code": rank.status})
     name = _signal_name(-rank.status)
-    reason, message = Reason.RANK_FAILED, f"rank {rank.number} was killed by {name}"
+    reason, message = StateReason.RANK_FAILED, f"rank {rank.number} was killed by {name}"
     if rank.status == -signal.SIGKILL and out_of_memory:
-        reason = Reason.OUT_OF_MEMORY
+        reason = StateReason.OUT_OF_MEMORY
         message = f"rank {rank.number} was killed by the kernel, which had no memory left for this node or container"
     return AttemptOutcome(reason, message, _error_of(rank, message) | {"signal": name})
 

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from jobs import store
-from jobs.model.state import Reason
+from jobs.model.state import StateReason
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
 from jobs.support.fs import sync_directory
@@ -25,7 +25,7 @@ class PendingEnd(msgspec.Struct, frozen=True):
     """The arguments of `jobs.store:finish`. The layout grows at the end."""
 
     claimant: str
-    reason: Reason
+    reason: StateReason
     message: str
     error: dict[str, Any] | None = None
     result: dict[str, Any] | None = None

@@ -21,7 +21,7 @@ from time import monotonic
 import structlog
 
 from jobs.model.spec import ScriptProgram
-from jobs.model.state import Reason, SupervisorCommand
+from jobs.model.state import StateReason, SupervisorCommand
 from jobs.protocol.records import (
     Note,
     Outcome,
@@ -297,7 +297,7 @@ class RankMonitor:
         if self._lease.order is SupervisorCommand.LOST:
             self._stop.kill_ranks(now, LEASE_LOST)
         elif silence > FENCE * self._config.lease_seconds:
-            self._stop.kill_ranks(now, AttemptOutcome(Reason.LEASE_EXPIRED, f"no beat for {silence:.0f} s"))
+            self._stop.kill_ranks(now, AttemptOutcome(StateReason.LEASE_EXPIRED, f"no beat for {silence:.0f} s"))
         elif self._end.is_working:
             self._check_work(now)
         elif self._end.is_overdue(now):
@@ -314,9 +314,9 @@ class RankMonitor:
     def _check_work(self, now: float) -> None:
         order = self._lease.order
         if order is SupervisorCommand.CANCEL:
-            self._stop.terminate_ranks(AttemptOutcome(Reason.CANCELLED_BY_USER, "cancelled while running"), now)
+            self._stop.terminate_ranks(AttemptOutcome(StateReason.CANCELLED_BY_USER, "cancelled while running"), now)
         elif order is SupervisorCommand.STOP or self._stop.is_saving:
-            outcome = AttemptOutcome(Reason.SERVICE_STOPPED, "the service was stopped")
+            outcome = AttemptOutcome(StateReason.SERVICE_STOPPED, "the service was stopped")
             self._stop.save_and_stop(outcome, now, has_stepped=self._activity.has_stepped)
         elif self._end.is_overdue(now):
             self._stop.terminate_ranks(self._overdue_outcome(), now)
@@ -326,9 +326,9 @@ class RankMonitor:
 
     def _overdue_outcome(self) -> AttemptOutcome:
         if not self._end.is_up:
-            return AttemptOutcome(Reason.START_FAILED, f"no rank was up within {START_SECONDS:g} s")
+            return AttemptOutcome(StateReason.START_FAILED, f"no rank was up within {START_SECONDS:g} s")
         seconds = self._config.spec.limits.wall_seconds
-        return AttemptOutcome(Reason.WALL_LIMIT, f"ran longer than limits.wall_seconds ({seconds:g} s)")
+        return AttemptOutcome(StateReason.WALL_LIMIT, f"ran longer than limits.wall_seconds ({seconds:g} s)")
 
     def _end_hung_ranks(self, now: float) -> None:
         """Count ranks as done whose work is finished, but which do not exit."""
@@ -341,7 +341,7 @@ class RankMonitor:
 
     def _check_stall(self, now: float) -> None:
         if self._end.is_working and (why := self._stalls.check_stall(now)) is not None:
-            self._stop.terminate_ranks(AttemptOutcome(Reason.STALLED, why), now)
+            self._stop.terminate_ranks(AttemptOutcome(StateReason.STALLED, why), now)
 
     def _reap_orphans(self) -> None:
         """Reap orphans of the ranks, which the supervisor adopts, so that a long run collects no zombies."""

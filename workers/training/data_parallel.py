@@ -22,7 +22,7 @@ from workers.rehearsal.virtual_devices import (
     replicate,
     scatter,
 )
-from workers.training.straggler import Straggler
+from workers.training.straggler import SlowDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
         functional: bool = False,
         observer: RunObserver | None = None,
         on: Callable[[int], AbstractContextManager[None]] = lambda index: nullcontext(),
-        straggler: Straggler | None = None,
+        straggler: SlowDevice | None = None,
     ) -> None:
         if virtual:
             nn.Module.__init__(self)

@@ -302,7 +302,7 @@ def _make_loader(
 # -- devices ---------------------------------------------------------------------------------------
 
 
-def describe_devices(context: RankContext, strategy: strategies.Strategy) -> None:
+def describe_devices(context: RankContext, strategy: strategies.PlacedModel) -> None:
     for device in context.devices:
         if device.kind == "cuda":
             found = torch.cuda.get_device_properties(device.logical)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from jobs.model.spec import RecipeProgram
 from workers.runtime.context import CheckpointAccess, RankContext
 from workers.training.checkpoint.rng_state import RandomStates
-from workers.training.strategies import Strategy
+from workers.training.strategies import PlacedModel
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -56,7 +56,7 @@ class TrainingRun:
 
     program: RecipeProgram
     context: RankContext
-    strategy: Strategy
+    strategy: PlacedModel
     loader: DataLoader[Any]
     loss: Loss | None = None
     optimizer: Optimizer | None = None

@@ -20,7 +20,7 @@ from workers.runtime import process_groups
 from workers.runtime.context import RankContext, RejectedByWorker
 from workers.training import placement
 from workers.training.data_parallel import TracedDataParallel
-from workers.training.straggler import Straggler, find_straggler
+from workers.training.straggler import SlowDevice, find_straggler
 
 FSDP_UNMEASURED = (
     "under fsdp ranks exchange parameters and gradients while they compute; torch does not time them apart"
@@ -42,7 +42,7 @@ def _keep_local(values: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
+class PlacedModel:
     """A model on its devices.
 
     `model` is what the loop calls; `device` is where batches go; `total` adds a tensor up over all
@@ -64,12 +64,14 @@ class Strategy:
     bare: Callable[[], AbstractContextManager[nn.Module]]
     alone: Callable[[], AbstractContextManager[object]] = nullcontext
     begin_total: Callable[[torch.Tensor], Callable[[], object]] = lambda values: lambda: values
-    straggler: Straggler | None = None
+    straggler: SlowDevice | None = None
     holds: Literal["whole", "replica", "shard"] = "whole"
     buckets: Callable[[], Buckets | None] = lambda: None
 
 
-def build_strategy(spec: JobSpec, context: RankContext, model: nn.Module, buckets: Buckets | None = None) -> Strategy:
+def build_strategy(
+    spec: JobSpec, context: RankContext, model: nn.Module, buckets: Buckets | None = None
+) -> PlacedModel:
     """Put `model` on the devices of this rank. `buckets` are those of the run that this one goes on from.
 
     Raises:
@@ -79,7 +81,7 @@ def build_strategy(spec: JobSpec, context: RankContext, model: nn.Module, bucket
         return STRATEGIES[spec.parallelism.strategy](spec, context, model)
 
 
-def build_single(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
+def build_single(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedModel:
     """One device, or the parts of the model on several (model parallelism)."""
     try:
         parts = placement.complete_placement(model, spec.parallelism.placement)
@@ -98,10 +100,10 @@ def build_single(spec: JobSpec, context: RankContext, model: nn.Module) -> Strat
     if len(context.devices) > 1:
         recorder.note("per_device.backward_ms", "a placed model has one backward through all devices")
         recorder.note("per_device.rows", "with a placement every device that holds a part works on every row")
-    return Strategy(model, devices[0], recorder, _keep_local, lambda: nullcontext(model), lambda: nullcontext(model))
+    return PlacedModel(model, devices[0], recorder, _keep_local, lambda: nullcontext(model), lambda: nullcontext(model))
 
 
-def build_dp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
+def build_dp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedModel:
     """nn.DataParallel over the lease: over the whole model, or over one sub-module of it."""
     how, virtual = spec.parallelism, context.device_kind == "cpu"
     device = _torch_device(context, 0)
@@ -133,10 +135,10 @@ def build_dp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
         recorder.note("primitives", "nn.DataParallel on one device calls the module directly; here the primitives run")
     placed = _put_back(model, how.module, wrapped)
     bare = lambda: _without_wrapper(model, how.module, inner, wrapped)  # noqa: E731
-    return Strategy(placed, device, recorder, _keep_local, lambda: nullcontext(placed), bare)
+    return PlacedModel(placed, device, recorder, _keep_local, lambda: nullcontext(placed), bare)
 
 
-def build_ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
+def build_ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedModel:
     """DistributedDataParallel over the whole model, or over one sub-module of it."""
     how, path = spec.parallelism, spec.parallelism.module
     device = _torch_device(context, context.devices[0].logical)
@@ -160,7 +162,7 @@ def build_ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy
     if path is not None:
         recorder.note("parallelism.module", f"only {path} is synchronised between ranks; other parameters drift apart")
     placed = _put_back(model, path, wrapped)
-    return Strategy(
+    return PlacedModel(
         placed,
         device,
         recorder,
@@ -175,7 +177,7 @@ def build_ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy
     )
 
 
-def build_fsdp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strategy:
+def build_fsdp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedModel:
     """fully_shard: each rank keeps a part of every parameter, and gathers the rest of a layer when it is its turn."""
     device = _torch_device(context, context.devices[0].logical)
     if device.type == "cuda":
@@ -189,7 +191,7 @@ def build_fsdp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strateg
     for field in ("backward_ms", "comm_ms"):
         recorder.note(f"per_device.{field}", FSDP_UNMEASURED)
     recorder.note("per_device.forward_ms", "includes gathering parameters, and waiting for the ranks that hold them")
-    return Strategy(
+    return PlacedModel(
         model,
         device,
         recorder,
@@ -202,7 +204,7 @@ def build_fsdp(spec: JobSpec, context: RankContext, model: nn.Module) -> Strateg
     )
 
 
-STRATEGIES: dict[str, Callable[[JobSpec, RankContext, nn.Module], Strategy]] = {
+STRATEGIES: dict[str, Callable[[JobSpec, RankContext, nn.Module], PlacedModel]] = {
     "single": build_single,
     "dp": build_dp,
     "ddp": build_ddp,
@@ -220,7 +222,7 @@ def _torch_device(context: RankContext, logical: int) -> torch.device:
     return torch.device("cuda", logical) if context.device_kind == "cuda" else torch.device("cpu")
 
 
-def _find_straggler(spec: JobSpec, context: RankContext) -> Straggler | None:
+def _find_straggler(spec: JobSpec, context: RankContext) -> SlowDevice | None:
     """The straggler of the spec, where it can be had.
 
     Raises:

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from api.app import create_app
 from jobs import store
 from jobs.model.settings import Settings
-from jobs.model.state import Reason
+from jobs.model.state import StateReason
 from jobs.store import tokens
 from jobs.store.client import RedisStore
 from jobs.store.tokens import Scope
@@ -80,7 +80,7 @@ class Api:
         name = store.AttemptId("default", job, attempt)
         assert self.control.run(store.claim(name, "c", "host-a")).granted
         assert self.control.run(store.record_milestone(name, "c", "running"))
-        assert self.control.run(store.finish(name, "c", Reason.COMPLETED, "", result={"loss": 0.5, "metrics": {}}))
+        assert self.control.run(store.finish(name, "c", StateReason.COMPLETED, "", result={"loss": 0.5, "metrics": {}}))
         assert self.control.run(store.release("host-a", name, {})) > 0
 
 

@@ -13,9 +13,9 @@ import msgspec
 
 from jobs import store
 from jobs.files import paths
-from jobs.model.state import Reason
+from jobs.model.state import StateReason
 from jobs.protocol import names
-from jobs.protocol.records import Metric
+from jobs.protocol.records import MetricSample
 from jobs.store.client import RedisStore
 from tests.integration.api.conftest import ADMIN
 from workers.supervisor.telemetry.log_relay import LogRelay
@@ -187,7 +187,7 @@ class Attempt:
 
     def points(self, *values: float, name: str = "loss", step: int = 0) -> None:
         for place, value in enumerate(values):
-            self.relay.add_metric(Metric(-1, name, step + place, value, time.time()))
+            self.relay.add_metric(MetricSample(-1, name, step + place, value, time.time()))
         self.relay.flush_due(time.time() + 10)
 
     def progress(self, **fields: Any) -> None:
@@ -202,14 +202,14 @@ class Attempt:
         else:
             self.shipper.put_blob(names.report_key("default", self.job, self.id.number), body, 3600)
 
-    def end(self, reason: Reason = Reason.COMPLETED) -> None:
+    def end(self, reason: StateReason = StateReason.COMPLETED) -> None:
         self.relay.close()
         self.shipper.close(60)
         self.finish(reason)
 
-    def finish(self, reason: Reason = Reason.COMPLETED) -> None:
+    def finish(self, reason: StateReason = StateReason.COMPLETED) -> None:
         """Tell the end, once the files are whole."""
-        result: Any = {"loss": 0.5, "metrics": {}} if reason is Reason.COMPLETED else None
+        result: Any = {"loss": 0.5, "metrics": {}} if reason is StateReason.COMPLETED else None
         assert self._control.run(store.finish(self.id, "c", reason, "", result=result))
         self._control.run(store.release("host-a", self.id, {}))
 

@@ -9,7 +9,7 @@ from api.background import bundle_gc, retention
 from jobs.files import paths
 from jobs.files.log_file import LineRun, LogWriter
 from jobs.files.metric_file import MetricWriter
-from jobs.protocol.records import Metric
+from jobs.protocol.records import MetricSample
 from jobs.store.tokens import Scope
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_bundles import kept, script, upload
@@ -40,7 +40,7 @@ async def a_finished_job(api: Api, **request: Any) -> str:
     log.append([LineRun("stdout", 0, 1, 1000.0, 0, [b"hello"])])
     log.seal()
     metrics = MetricWriter(paths.metrics_file(directory))
-    metrics.append([Metric(0, "loss", 1, 0.5, 1000.0)])
+    metrics.append([MetricSample(0, "loss", 1, 0.5, 1000.0)])
     paths.report_file(directory).write_bytes(REPORT.read_bytes())
     api.run_to_end(job)
     return job

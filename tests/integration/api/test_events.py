@@ -15,7 +15,7 @@ import pytest
 
 from api.__main__ import WANTED_DESCRIPTORS
 from jobs import store
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from jobs.store import JobFilter, tokens
 from jobs.store.client import RedisStore
 from jobs.store.tokens import Scope
@@ -378,7 +378,7 @@ def test_lines_of_another_attempt_come_after_the_last_of_the_one_before(place: P
         reader.until(lambda r: r.lines() == ["a", "b"])
         cut = reader.events[-1].id
         first.print("c")
-        first.end(Reason.RANK_FAILED)
+        first.end(StateReason.RANK_FAILED)
         second = place.attempt(job, 2)
         second.up()
         second.print("d")
@@ -602,7 +602,7 @@ def test_a_hundred_readers_of_a_thousand_jobs_cost_no_more_than_one(place: Place
         place.client.post(f"/v1/jobs/{job}/cancel")
         for reader in readers:
             assert reader.until(lambda r: r.named("job"))[0]["id"] == job
-    place.control.run(store.cancel_many("default", JobFilter(State.QUEUED), after="02"))
+    place.control.run(store.cancel_many("default", JobFilter(JobState.QUEUED), after="02"))
 
 
 def test_a_process_takes_more_descriptors_where_it_began_with_few(place: Place, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from api.system.service import READY_SECONDS
 from jobs import store
 from jobs.files import paths
 from jobs.model.settings import Settings
-from jobs.model.state import Reason
+from jobs.model.state import StateReason
 from jobs.store.client import RedisStore
 from shardyard.contract.report import Report, encode_report
 from tests.integration.api.conftest import ADMIN, bearer
@@ -97,7 +97,9 @@ class Target:
 
     def _run_to_end(self, attempt: store.AttemptId) -> None:
         if self._control.run(store.claim(attempt, "c", "host-a")).granted:
-            self._control.run(store.finish(attempt, "c", Reason.COMPLETED, "", result={"loss": 0.5, "metrics": {}}))
+            self._control.run(
+                store.finish(attempt, "c", StateReason.COMPLETED, "", result={"loss": 0.5, "metrics": {}})
+            )
             self._control.run(store.release("host-a", attempt, {}))
 
     def take_work(self) -> None:

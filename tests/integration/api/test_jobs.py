@@ -9,7 +9,7 @@ from jobs.files import paths
 from jobs.files.log_file import LineRun, LogWriter
 from jobs.files.metric_file import MetricWriter
 from jobs.protocol import names
-from jobs.protocol.records import Metric
+from jobs.protocol.records import MetricSample
 from jobs.store.tokens import Scope
 from tests.integration.api.conftest import Api
 from tests.support.job_records import JOB, a_spec_body
@@ -263,7 +263,9 @@ async def test_metrics_come_as_series(api: Api) -> None:
     await until_state(api, job, "starting")
     directory = paths.attempt_dir(api.storage, "default", job, 1)
     directory.mkdir(parents=True)
-    MetricWriter(paths.metrics_file(directory)).append([Metric(-1, "loss", s, 1.0 / (s + 1), 5.0) for s in range(8)])
+    MetricWriter(paths.metrics_file(directory)).append(
+        [MetricSample(-1, "loss", s, 1.0 / (s + 1), 5.0) for s in range(8)]
+    )
     (series,) = (await api.get(f"/v1/jobs/{job}/metrics?name=loss&after=6"))["series"]
     assert [point["number"] for point in series["points"]] == [7, 8]
     (sampled,) = (await api.get(f"/v1/jobs/{job}/metrics?points=2"))["series"]

@@ -10,7 +10,7 @@ from api.results.service import _shown_spec
 from jobs.files import paths
 from jobs.files.metric_file import MetricWriter
 from jobs.protocol import names
-from jobs.protocol.records import Metric
+from jobs.protocol.records import MetricSample
 from shardyard.contract.report import encode_report
 from tests.integration.api.conftest import Api
 from tests.integration.api.test_archived import a_finished_job, archive
@@ -123,7 +123,7 @@ async def test_the_page_has_the_curves_and_the_spec(api: Api) -> None:
     job = await a_finished_job(api)
     directory = paths.attempt_dir(api.storage, "default", job, 1)
     metrics = MetricWriter(paths.metrics_file(directory))
-    metrics.append([Metric(0, "accuracy", step, step / 1000, 1000.0 + step) for step in range(1000)])
+    metrics.append([MetricSample(0, "accuracy", step, step / 1000, 1000.0 + step) for step in range(1000)])
     page = (await ask(api, f"/v1/jobs/{job}/splits", "text/html")).text
     assert ">accuracy<" in page.replace("\u2068", "").replace("\u2069", "")
     assert "step 7" in page

@@ -9,7 +9,7 @@ from typing import Any
 import redis
 
 from jobs.model.records import Quarantine
-from jobs.model.state import TERMINAL, State
+from jobs.model.state import TERMINAL, JobState
 
 LIVE = (b"leased", b"claimed")
 
@@ -95,7 +95,7 @@ def _indexes(keys: Keys) -> Iterator[str]:
             yield f"job {ref} is not in its tenant's list"
     if set(indexed) != set(jobs):
         yield f"indexed, but no job: {set(indexed) - set(jobs)}"
-    ended = {ref for ref, job in jobs.items() if State(job[b"state"].decode()) in TERMINAL}
+    ended = {ref for ref, job in jobs.items() if JobState(job[b"state"].decode()) in TERMINAL}
     if {ref.decode() for ref in keys.zsets.get("sy:finished", {})} != ended:
         yield f"these have ended: {ended}, but to be archived are {keys.zsets.get('sy:finished')}"
 
@@ -128,7 +128,7 @@ def _queues(keys: Keys) -> Iterator[str]:
     for ref, job in jobs.items():
         queue = f"sy:queue:{job[b'pool'].decode()}:{job[b'devices'].decode()}"
         places = waiting.pop(ref, [])
-        if job[b"state"] == State.QUEUED.encode():
+        if job[b"state"] == JobState.QUEUED.encode():
             if places not in ([queue], ["sy:backoff"]):
                 yield f"queued job {ref} waits in {places}"
             if (places == ["sy:backoff"]) != (job[b"reason"] == b"backing_off"):

@@ -8,7 +8,7 @@ import pytest
 
 from api.background import retention
 from jobs import store
-from jobs.model.state import Reason
+from jobs.model.state import StateReason
 from tests.integration.store.world import TENANT, World, script
 
 pytestmark = pytest.mark.integration
@@ -27,12 +27,12 @@ def succeeds(world: World) -> str:
 
 def fails_after_a_retry(world: World) -> str:
     attempt = world.claimed(2, retries=1)
-    world.finish(attempt, Reason.RANK_FAILED)
+    world.finish(attempt, StateReason.RANK_FAILED)
     world.release(attempt)
     world.redis.zadd("sy:backoff", {attempt.job_ref: 0})  # the wait is over
     world.dispatch()
     again = world.claim(attempt.job)
-    world.finish(again, Reason.RANK_FAILED)
+    world.finish(again, StateReason.RANK_FAILED)
     world.release(again)
     return attempt.job
 
@@ -46,7 +46,7 @@ def is_cancelled_while_it_waits(world: World) -> str:
 def is_cancelled_while_it_runs(world: World) -> str:
     attempt = world.running()
     world.run(store.cancel(TENANT, attempt.job))
-    world.finish(attempt, Reason.CANCELLED_BY_USER)
+    world.finish(attempt, StateReason.CANCELLED_BY_USER)
     world.release(attempt)
     return attempt.job
 
@@ -54,7 +54,7 @@ def is_cancelled_while_it_runs(world: World) -> str:
 def saves_and_is_lost(world: World) -> str:
     attempt = world.running()
     world.run(store.commit_checkpoint(attempt, "c", step=10, epoch=0, sha256="0" * 64))
-    world.reap(attempt, beat=None, reason=Reason.SUPERVISOR_LOST)
+    world.reap(attempt, beat=None, reason=StateReason.SUPERVISOR_LOST)
     world.release(attempt)
     world.run(store.cancel(TENANT, attempt.job))
     return attempt.job

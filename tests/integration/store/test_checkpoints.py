@@ -3,7 +3,7 @@
 import pytest
 
 from jobs import store
-from jobs.model.state import Reason
+from jobs.model.state import StateReason
 from jobs.store import AttemptId
 from tests.integration.store.world import World
 
@@ -58,7 +58,7 @@ def test_the_pointer_only_goes_up(world: World, attempt: AttemptId) -> None:
 def test_only_the_claimant_of_the_newest_attempt_moves_it(world: World, attempt: AttemptId) -> None:
     assert commit(world, attempt, 10, by="another") == "lost"
     assert commit(world, attempt, 10) == "ok"
-    second = world.again(attempt, Reason.SERVICE_STOPPED)
+    second = world.again(attempt, StateReason.SERVICE_STOPPED)
     assert commit(world, attempt, 20) == "lost"  # a supervisor that was frozen, and comes back
     assert not world.run(store.record_resume(attempt, "c", step=None))
     assert pointed(world, second) == (10, 1, A)
@@ -70,7 +70,7 @@ def test_only_the_claimant_of_the_newest_attempt_moves_it(world: World, attempt:
 
 def test_an_attempt_says_what_it_goes_on_from(world: World, attempt: AttemptId) -> None:
     assert commit(world, attempt, 10) == "ok"
-    second = world.again(attempt, Reason.SERVICE_STOPPED)
+    second = world.again(attempt, StateReason.SERVICE_STOPPED)
     before = world.job(attempt.job).checkpoint
     assert world.run(store.record_resume(second, "c", step=10, epoch=1, saved_by=1, sha256=A))
     assert [one.resumed for one in world.history(attempt.job)] == [None, {"step": 10, "attempt": 1}]
@@ -80,7 +80,7 @@ def test_an_attempt_says_what_it_goes_on_from(world: World, attempt: AttemptId) 
 def test_the_pointer_goes_back_to_the_checkpoint_that_could_be_used(world: World, attempt: AttemptId) -> None:
     assert commit(world, attempt, 10, A) == "ok"
     assert commit(world, attempt, 20, B) == "ok"
-    second = world.again(attempt, Reason.SERVICE_STOPPED)
+    second = world.again(attempt, StateReason.SERVICE_STOPPED)
     assert world.run(store.record_resume(second, "c", step=10, epoch=1, saved_by=1, sha256=A))  # 20 is damaged
     assert pointed(world, second) == (10, 1, A)
     assert commit(world, second, 20, A) == "ok"  # so that the same step counts again
@@ -88,7 +88,7 @@ def test_the_pointer_goes_back_to_the_checkpoint_that_could_be_used(world: World
 
 def test_the_pointer_goes_when_nothing_could_be_used(world: World, attempt: AttemptId) -> None:
     assert commit(world, attempt, 10) == "ok"
-    second = world.again(attempt, Reason.SERVICE_STOPPED)
+    second = world.again(attempt, StateReason.SERVICE_STOPPED)
     assert world.run(store.record_resume(second, "c", step=None))
     assert world.job(attempt.job).checkpoint is None
     assert world.history(attempt.job)[-1].resumed is None

@@ -10,7 +10,7 @@ import pytest
 
 from jobs import store
 from jobs.model.records import QueueView
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from jobs.store import AttemptId
 from jobs.store.client import RedisStore
 from tests.integration.store.invariants import violations
@@ -66,17 +66,17 @@ def test_order_of_arrival_holds_across_classes_and_tenants(world: World) -> None
     world.run(store.submit("other", "x", a_spec(2)))
     small = world.submit(1)
     assert world.run(store.dispatch(NEVER)).created == (AttemptId(TENANT, big, 1), AttemptId(TENANT, small, 1))
-    assert world.run(store.read_job("other", "x")).record.state is State.QUEUED
+    assert world.run(store.read_job("other", "x")).record.state is JobState.QUEUED
 
 
 def test_a_retried_job_keeps_its_place_in_the_queue(world: World) -> None:
     world.node(devices=1)
     first = world.running(retries=1)
     later = world.submit()
-    world.finish(first, Reason.RANK_FAILED)
+    world.finish(first, StateReason.RANK_FAILED)
     world.release(first)
     assert world.dispatch() == [first.job]
-    assert world.state(later) is State.QUEUED
+    assert world.state(later) is JobState.QUEUED
 
 
 def test_a_job_runs_on_one_node_and_on_the_one_it_fits_most_tightly(world: World) -> None:
@@ -103,7 +103,7 @@ def test_pools_do_not_share_devices(world: World) -> None:
     world.node("n2", devices=1, pool="b")
     in_a, also_a, in_b = world.submit(pool="a"), world.submit(pool="a"), world.submit(pool="b")
     assert sorted(world.dispatch()) == [in_a, in_b]
-    assert world.state(also_a) is State.QUEUED
+    assert world.state(also_a) is JobState.QUEUED
     assert world.run(store.read_fleet()).queued == {"a": 1, "b": 0}
 
 
@@ -138,7 +138,7 @@ def test_small_jobs_pass_a_big_one_that_has_not_waited_long(world: World) -> Non
     world.running(1)
     big, small = world.submit(4), world.submit(1)
     assert world.dispatch(hold=NEVER) == [small]
-    assert world.state(big) is State.QUEUED
+    assert world.state(big) is JobState.QUEUED
 
 
 def test_a_node_is_kept_for_a_big_job_that_has_waited(world: World) -> None:
@@ -182,7 +182,7 @@ def test_another_node_is_kept_when_the_first_goes_down(world: World) -> None:
     small = world.submit(1)
     assert world.dispatch(hold=0) == [big]
     assert world.job(big).node == "n2"
-    assert world.state(small) is State.QUEUED
+    assert world.state(small) is JobState.QUEUED
     world.node("n1", devices=4, instance="i2")
     assert world.dispatch(hold=0) == [small]
 
@@ -196,7 +196,7 @@ def test_a_node_that_comes_back_smaller_is_not_kept_for_what_no_longer_fits(worl
     assert world.dispatch(hold=0) == [small]
     world.finish_and_release(blocker)
     assert world.dispatch(hold=0) == []
-    assert world.state(big) is State.QUEUED
+    assert world.state(big) is JobState.QUEUED
 
 
 def test_a_node_with_too_many_devices_in_quarantine_is_not_kept(world: World) -> None:
@@ -231,7 +231,7 @@ def test_a_more_urgent_small_job_may_use_the_kept_node(world: World) -> None:
     assert world.dispatch(hold=0) == []
     urgent, patient = world.submit(1, priority=10), world.submit(1)
     assert world.dispatch(hold=0) == [urgent]
-    assert world.state(patient) is State.QUEUED
+    assert world.state(patient) is JobState.QUEUED
 
 
 def test_a_clock_that_is_set_back_does_not_keep_a_big_job_from_holding(world: World) -> None:
@@ -284,7 +284,7 @@ def dispatch_and_run(url: str, barrier: threading.Barrier, ledger: Ledger, jobs:
             continue
         attempt, node, slots = mine.pop(dice.randrange(len(mine)))
         assert control.run(store.claim(attempt, name, node)).granted
-        assert control.run(store.finish(attempt, name, Reason.COMPLETED, ""))
+        assert control.run(store.finish(attempt, name, StateReason.COMPLETED, ""))
         ledger.give_back(attempt, slots)
         assert control.run(store.release(node, attempt, {})) == len(slots)
     control.close()

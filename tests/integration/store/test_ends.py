@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from jobs import store
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from tests.integration.store.world import World
 
 pytestmark = pytest.mark.integration
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 def finish(
     world: World, attempt: store.AttemptId, claimant: str = "c", quarantine: dict[int, str] | None = None
 ) -> bool:
-    return world.run(store.finish(attempt, claimant, Reason.COMPLETED, "", node="n1", quarantine=quarantine))
+    return world.run(store.finish(attempt, claimant, StateReason.COMPLETED, "", node="n1", quarantine=quarantine))
 
 
 def held(world: World) -> dict[Any, Any]:
@@ -25,7 +25,7 @@ def test_devices_are_free_as_soon_as_the_job_has_ended(world: World) -> None:
     world.node(devices=2)
     attempt, waiting = world.running(2), world.submit(2)
     assert finish(world, attempt)
-    assert world.state(attempt.job) is State.SUCCEEDED
+    assert world.state(attempt.job) is JobState.SUCCEEDED
     assert held(world) == {}
     assert world.dispatch() == [waiting]
 
@@ -44,7 +44,7 @@ def test_who_has_lost_the_lease_gives_nothing_back(world: World) -> None:
     attempt = world.running()
     assert not finish(world, attempt, "a stranger")
     assert set(held(world)) == {b"0"}
-    assert world.state(attempt.job) is State.RUNNING
+    assert world.state(attempt.job) is JobState.RUNNING
 
 
 def test_an_end_that_is_told_twice_takes_no_device_from_the_next_attempt(world: World) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from jobs import store
 from jobs.model.records import NodeRecord
-from jobs.model.state import AttemptState, Reason, State, SupervisorCommand
+from jobs.model.state import AttemptState, JobState, StateReason, SupervisorCommand
 from jobs.store import AttemptId, NodeStanding
 from shardyard.contract.errors import NotFound
 from tests.integration.store.world import TENANT, World, node_info
@@ -102,7 +102,7 @@ def test_a_device_in_quarantine_is_never_leased_again_not_even_after_a_restart(w
     world.node(devices=2, instance="i2")
     pair, one = world.submit(2), world.submit(1)
     assert world.dispatch() == [one]
-    assert (world.job(one).leased, world.state(pair)) == ((0,), State.QUEUED)
+    assert (world.job(one).leased, world.state(pair)) == ((0,), JobState.QUEUED)
 
 
 def test_quarantine_takes_only_devices_that_the_attempt_held(world: World) -> None:
@@ -122,10 +122,10 @@ def test_stopping_a_node_tells_supervisors_and_takes_back_what_nobody_claimed(wo
     lost = world.attempt(unclaimed)
     assert [world.run(store.stop_node("n1")), world.run(store.stop_node("n1"))] == [1, 1]
     record = world.job(unclaimed)
-    assert (record.state, record.reason, record.retries) == (State.QUEUED, Reason.SERVICE_STOPPED, 0)
+    assert (record.state, record.reason, record.retries) == (JobState.QUEUED, StateReason.SERVICE_STOPPED, 0)
     assert "ended" in world.run(store.claim(lost, "late", "n1")).refused
     assert world.run(store.read_command(attempt, "c")) is SupervisorCommand.STOP
-    assert world.finish(attempt, Reason.SERVICE_STOPPED)
+    assert world.finish(attempt, StateReason.SERVICE_STOPPED)
     world.release(attempt)
     assert world.run(store.stop_node("n1")) == 0
     assert world.dispatch() == []
@@ -136,7 +136,7 @@ def test_stopping_a_node_tells_supervisors_and_takes_back_what_nobody_claimed(wo
 # -- draining --------------------------------------------------------------------------------------
 
 
-def beat(world: World, deadline: store.DrainDeadline | None = None, instance: str = "i1") -> store.NodeHeartbeat:
+def beat(world: World, deadline: store.DrainDeadline | None = None, instance: str = "i1") -> store.HeartbeatReply:
     return world.run(store.renew_node("n1", instance, deadline))
 
 
@@ -166,8 +166,8 @@ def test_what_nobody_has_claimed_leaves_a_node_that_drains_at_once_and_at_nobody
     lost = world.attempt(job)
     world.run(store.drain_node("n1", deadline_seconds=600))
     found = world.job(job)
-    assert (found.state, found.reason, found.losses, found.retries) == (State.QUEUED, Reason.DRAINED, 0, 0)
-    assert world.history(job)[0].reason is Reason.DRAINED
+    assert (found.state, found.reason, found.losses, found.retries) == (JobState.QUEUED, StateReason.DRAINED, 0, 0)
+    assert world.history(job)[0].reason is StateReason.DRAINED
     assert "ended" in world.run(store.claim(lost, "late", "n1")).refused
     assert (world.dispatch(), record(world).held) == ([], {})
 
@@ -206,11 +206,11 @@ def test_after_the_deadline_what_runs_there_is_told_to_stop_and_goes_to_other_no
     assert [world.run(store.evict_node("n1", told.drain)) for _ in range(2)] == [True, True]
     assert world.run(store.read_command(attempt, "c")) is SupervisorCommand.STOP
     assert beat(world).deadline is None
-    end = store.finish(attempt, "c", Reason.SERVICE_STOPPED, "the service was stopped")
+    end = store.finish(attempt, "c", StateReason.SERVICE_STOPPED, "the service was stopped")
     assert [world.run(end), world.run(end)] == [True, True]
     found, (ended,) = world.job(attempt.job), world.history(attempt.job)
-    assert (found.state, found.reason, found.losses, found.retries) == (State.QUEUED, Reason.DRAINED, 0, 0)
-    assert (ended.reason, ended.message) == (Reason.DRAINED, "node n1 is being drained, and its deadline was over")
+    assert (found.state, found.reason, found.losses, found.retries) == (JobState.QUEUED, StateReason.DRAINED, 0, 0)
+    assert (ended.reason, ended.message) == (StateReason.DRAINED, "node n1 is being drained, and its deadline was over")
     world.release(attempt)
     assert world.dispatch() == []
     world.node("n2")
@@ -236,8 +236,8 @@ def test_who_was_told_to_move_and_ends_when_the_drain_is_taken_back_was_drained(
     world.run(store.drain_node("n1", deadline_seconds=0))
     assert world.run(store.read_command(attempt, "c")) is SupervisorCommand.STOP
     world.run(store.undrain_node("n1"))
-    assert world.finish(attempt, Reason.SERVICE_STOPPED)
-    assert (world.job(attempt.job).reason, record(world).moving) == (Reason.DRAINED, False)
+    assert world.finish(attempt, StateReason.SERVICE_STOPPED)
+    assert (world.job(attempt.job).reason, record(world).moving) == (StateReason.DRAINED, False)
 
 
 def test_a_stop_of_the_service_is_called_so_on_a_node_that_drains_too(world: World) -> None:
@@ -245,8 +245,8 @@ def test_a_stop_of_the_service_is_called_so_on_a_node_that_drains_too(world: Wor
     attempt = world.running()
     world.run(store.drain_node("n1", deadline_seconds=0))
     world.run(store.stop_node("n1"))
-    assert world.finish(attempt, Reason.SERVICE_STOPPED)
-    assert world.job(attempt.job).reason is Reason.SERVICE_STOPPED
+    assert world.finish(attempt, StateReason.SERVICE_STOPPED)
+    assert world.job(attempt.job).reason is StateReason.SERVICE_STOPPED
 
 
 def test_a_worker_that_leaves_takes_no_new_work_until_another_one_registers(world: World) -> None:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from jobs import store
-from jobs.model.state import State
+from jobs.model.state import JobState
 from jobs.store import JobFilter
 from jobs.store.packed_jobs import PackedJobConverter
 from shardyard.contract.errors import JobFinished
@@ -67,7 +67,7 @@ def test_lists_and_filters_find_the_jobs(left: World) -> None:
         return [job.id for job in left.run(store.list_jobs(TENANT, JobFilter(**chosen))).jobs]
 
     assert found() == [KEYED, WAITING, NOT_PACKED, CANCELLED, FAILED, TWICE]
-    assert found(state=State.FAILED) == [FAILED]
+    assert found(state=JobState.FAILED) == [FAILED]
     assert found(label=("team", "vision")) == [TWICE]
     assert found(name="keyed") == [KEYED]
 
@@ -75,7 +75,7 @@ def test_lists_and_filters_find_the_jobs(left: World) -> None:
 def test_the_jobs_end_as_all_others_do(left: World) -> None:
     PackedJobConverter(left.store).convert()
     again = store.submit(TENANT, "000000901", a_spec(), idempotency_key="key", digest="digest")
-    assert left.run(again) == store.SubmittedJob(KEYED, created=False)
+    assert left.run(again) == store.SubmitReply(KEYED, created=False)
     assert left.jobs_that_need(1) == 1
     left.run(store.delete_job(TENANT, KEYED))
     assert left.jobs_that_need(1) == 0

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from jobs import store
-from jobs.model.state import State
+from jobs.model.state import JobState
 from jobs.store import JobFilter
 from tests.integration.store.world import TENANT, World, a_spec
 
@@ -50,12 +50,12 @@ def test_pages_show_every_job_once_newest_first_under_any_filter(world: World) -
     ids = fill(world)
     number = {job: int(job) for job in ids}
     assert read_all(world, JobFilter(), 199) == read_all(world, JobFilter(), 200) == ids
-    assert read_all(world, JobFilter(state=State.CANCELLED), 50) == [job for job in ids if number[job] % 7 == 0]
-    assert read_all(world, JobFilter(state=State.RUNNING), 50) == []
+    assert read_all(world, JobFilter(state=JobState.CANCELLED), 50) == [job for job in ids if number[job] % 7 == 0]
+    assert read_all(world, JobFilter(state=JobState.RUNNING), 50) == []
     assert read_all(world, JobFilter(pool="a"), 1000) == [job for job in ids if number[job] % 2 == 0]
     assert read_all(world, JobFilter(label=("team", "1")), 333) == [job for job in ids if number[job] % 3 == 1]
     assert read_all(world, JobFilter(name="job-2"), 77) == [job for job in ids if number[job] % 3 == 2]
-    both = JobFilter(state=State.QUEUED, pool="b", label=("team", "0"), name="job-0")
+    both = JobFilter(state=JobState.QUEUED, pool="b", label=("team", "0"), name="job-0")
     assert read_all(world, both, 10) == [job for job in ids if number[job] % 6 == 3 and number[job] % 7]
     for nothing in (JobFilter(label=("team", "9")), JobFilter(label=("other", "1")), JobFilter(pool="c")):
         assert read_all(world, nothing, 10) == []
@@ -86,7 +86,7 @@ def test_jobs_of_a_rare_name_are_found_at_once_by_their_index(world: World, monk
     rest = world.run(store.list_jobs(TENANT, rare, after=first.next_id or "", limit=2))
     assert [job.id for job in rest.jobs] == ["000000-rare"]
     assert rest.next_id is None
-    waiting = world.run(store.list_jobs(TENANT, JobFilter(state=State.QUEUED, name=rare.name)))
+    waiting = world.run(store.list_jobs(TENANT, JobFilter(state=JobState.QUEUED, name=rare.name)))
     assert [job.id for job in waiting.jobs] == ["002000-rare", "000000-rare"]
     assert world.run(store.list_jobs("other", rare)).jobs == ()
 

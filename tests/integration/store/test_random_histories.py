@@ -17,7 +17,16 @@ from hypothesis.stateful import (
 
 from jobs import store
 from jobs.model.records import AttemptRecord, JobRecord
-from jobs.model.state import CAUSE_OF, STATE_OF, TERMINAL, TRANSITIONS, AttemptState, Reason, State, SupervisorCommand
+from jobs.model.state import (
+    CAUSE_OF,
+    STATE_OF,
+    TERMINAL,
+    TRANSITIONS,
+    AttemptState,
+    JobState,
+    StateReason,
+    SupervisorCommand,
+)
 from jobs.store import ArchiveOutcome, AttemptId, NodeStanding
 from shardyard.contract.errors import JobFinished, JobNotFinished, NotFound, TooLargeForPool, UnknownBundle
 from tests.integration.store.invariants import violations
@@ -146,10 +155,10 @@ class History(RuleBasedStateMachine):
 
     @precondition(lambda self: self.attempts())
     @rule(data=st.data(), claimant=st.sampled_from("xxy"), reason=st.sampled_from(ENDS), times=st.integers(1, 2))
-    def finish(self, data: st.DataObject, claimant: str, reason: Reason, times: int) -> None:
+    def finish(self, data: st.DataObject, claimant: str, reason: StateReason, times: int) -> None:
         attempt = data.draw(st.sampled_from(self.attempts()))
         record = self.world.history(attempt.job)[attempt.number - 1]
-        ended = {reason, Reason.DRAINED} if reason is Reason.SERVICE_STOPPED else {reason}
+        ended = {reason, StateReason.DRAINED} if reason is StateReason.SERVICE_STOPPED else {reason}
         again = record.claimant == claimant and record.reason in ended
         for _ in range(times):
             assert self.world.finish(attempt, reason, by=claimant) == (self.holds(record, claimant) or again)
@@ -175,8 +184,8 @@ class History(RuleBasedStateMachine):
             assert (changed == -1) == (state in LIVE)
 
     @precondition(lambda self: self.attempts())
-    @rule(data=st.data(), reason=st.sampled_from((Reason.REJECTED_BY_WORKER, Reason.START_FAILED)))
-    def refuse(self, data: st.DataObject, reason: Reason) -> None:
+    @rule(data=st.data(), reason=st.sampled_from((StateReason.REJECTED_BY_WORKER, StateReason.START_FAILED)))
+    def refuse(self, data: st.DataObject, reason: StateReason) -> None:
         attempt = data.draw(st.sampled_from(self.attempts()))
         record = self.world.history(attempt.job)[attempt.number - 1]
         accepted = self.world.run(store.refuse(attempt, record.node, reason, "no"))
@@ -219,10 +228,10 @@ class History(RuleBasedStateMachine):
             if before.state in TERMINAL:
                 assert now == before
             elif now.state is not before.state:
-                through_running = (before.state, now.state) == (State.STARTING, State.SUCCEEDED) and now.started
+                through_running = (before.state, now.state) == (JobState.STARTING, JobState.SUCCEEDED) and now.started
                 assert now.state in TRANSITIONS[before.state] or through_running
             if job in self.cancelled:
-                assert now.state is not State.QUEUED
+                assert now.state is not JobState.QUEUED
             self.seen[job] = now
 
     # -- helpers -----------------------------------------------------------------------------------

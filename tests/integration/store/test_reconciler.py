@@ -8,9 +8,9 @@ import pytest
 
 from jobs import store
 from jobs.model.settings import Settings
-from jobs.model.state import State, SupervisorCommand
+from jobs.model.state import JobState, SupervisorCommand
 from jobs.scheduling.hints import HintSender, MemoryHintSender
-from jobs.scheduling.scheduler import Scheduler
+from jobs.scheduling.scheduler import JobScheduler
 from jobs.store import Hint
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
@@ -43,8 +43,8 @@ class QueueHintSender:
             pass
 
 
-def scheduler(world: World, courier: HintSender) -> Scheduler:
-    return Scheduler(world.store, courier, QUICK, listen=False)
+def scheduler(world: World, courier: HintSender) -> JobScheduler:
+    return JobScheduler(world.store, courier, QUICK, listen=False)
 
 
 def test_a_tick_starts_what_fits_and_sends_each_hint_once(world: World) -> None:
@@ -61,7 +61,7 @@ def test_a_courier_that_fails_stops_nothing_and_its_hint_stays_due(world: World)
     world.node()
     job = world.submit()
     scheduler(world, BrokenHintSender()).tick()
-    assert world.state(job) is State.STARTING
+    assert world.state(job) is JobState.STARTING
     (hint,) = world.run(store.dispatch(NEVER, 0.000_001)).hints
     assert hint.attempt.job == job
 
@@ -74,10 +74,10 @@ def test_an_attempt_that_does_not_beat_is_reaped_and_one_that_beats_is_not(world
         assert world.run(store.renew_lease(alive, "c")) is SupervisorCommand.GO
         world.run(store.renew_node("n1", "i1"))
         reconciler.tick()
-        if world.state(silent.job) is not State.RUNNING:
+        if world.state(silent.job) is not JobState.RUNNING:
             break
-    assert world.state(silent.job) is State.QUEUED
-    assert world.state(alive.job) is State.RUNNING
+    assert world.state(silent.job) is JobState.QUEUED
+    assert world.state(alive.job) is JobState.RUNNING
 
 
 def test_a_node_that_does_not_beat_takes_no_more_work(world: World) -> None:
@@ -97,7 +97,7 @@ def test_who_does_not_lead_reaps_nothing(world: World) -> None:
     reconciler = scheduler(world, MemoryHintSender())
     for _ in range(300):
         reconciler.tick()
-    assert world.state(attempt.job) is State.RUNNING
+    assert world.state(attempt.job) is JobState.RUNNING
 
 
 def test_a_node_that_does_not_lead_asks_once_and_comes_back_when_the_lead_may_be_free(world: World) -> None:
@@ -107,14 +107,14 @@ def test_a_node_that_does_not_lead_asks_once_and_comes_back_when_the_lead_may_be
     world.redis.config_resetstat()
     assert 590 < scheduler(world, MemoryHintSender()).tick() <= 600
     assert world.redis.info("commandstats")["cmdstat_fcall"]["calls"] == 1
-    assert world.state(job) is State.QUEUED
+    assert world.state(job) is JobState.QUEUED
 
 
 def test_a_scheduler_that_listens_starts_jobs_also_while_another_one_leads(world: World) -> None:
     world.node()
     assert world.run(store.acquire_lead("somebody else", 600)) == 0
     courier = QueueHintSender()
-    reconciler = Scheduler(world.store, courier, CALM, listen=True)
+    reconciler = JobScheduler(world.store, courier, CALM, listen=True)
     reconciler.start()
     try:
         courier.wait_for(world.submit())
@@ -126,7 +126,7 @@ def test_a_scheduler_that_listens_starts_jobs_also_while_another_one_leads(world
 def test_the_thread_starts_a_job_soon_after_it_was_queued_and_ends_when_told(world: World, listen: bool) -> None:
     world.node()
     courier = QueueHintSender()
-    reconciler = Scheduler(world.store, courier, CALM, listen=listen)
+    reconciler = JobScheduler(world.store, courier, CALM, listen=listen)
     reconciler.start()
     try:
         courier.wait_for(world.submit())
@@ -138,7 +138,7 @@ def test_the_thread_starts_a_job_soon_after_it_was_queued_and_ends_when_told(wor
 
 def test_a_thread_that_listens_ends_at_once_though_nothing_is_due(world: World) -> None:
     world.node()
-    reconciler = Scheduler(world.store, MemoryHintSender(), Settings(reconcile_seconds=600), listen=True)
+    reconciler = JobScheduler(world.store, MemoryHintSender(), Settings(reconcile_seconds=600), listen=True)
     reconciler.start()
     deadline = monotonic() + 60
     while not any(int(each["idle"]) for each in world.store.client.client_list(_type="pubsub")):
@@ -151,7 +151,7 @@ def test_the_thread_outlives_a_server_that_is_killed(tmp_path: Path) -> None:
     with redis_server(tmp_path, appendonly="yes", appendfsync="always") as server:
         world, courier = World(server.url), QueueHintSender()
         world.node()
-        reconciler = Scheduler(RedisStore.from_url(server.url), courier, CALM, listen=True)
+        reconciler = JobScheduler(RedisStore.from_url(server.url), courier, CALM, listen=True)
         reconciler.start()
         try:
             courier.wait_for(world.submit())

@@ -15,7 +15,7 @@ from api.background import retention
 from api.data import archive
 from jobs import store
 from jobs.files import paths
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from jobs.store import ArchiveOutcome, JobFilter
 from jobs.store.call import Call, T
 from jobs.store.client import RedisStore
@@ -87,9 +87,9 @@ def test_jobs_wait_for_their_time_and_jobs_that_have_not_ended_stay(world: World
     world.node()
     young, running, queued = finished(world), world.running(), world.submit(4)
     sweep(world, tmp_path, NEVER)
-    assert world.state(young) is State.SUCCEEDED
+    assert world.state(young) is JobState.SUCCEEDED
     sweep(world, tmp_path)
-    assert (world.state(queued), world.state(running.job)) == (State.QUEUED, State.RUNNING)
+    assert (world.state(queued), world.state(running.job)) == (JobState.QUEUED, JobState.RUNNING)
     assert listed(tmp_path) == [young]
 
 
@@ -97,11 +97,13 @@ def test_without_a_policy_nothing_is_archived(world: World, tmp_path: Path) -> N
     world.node()
     job = finished(world)
     sweep(world, tmp_path, 0)
-    assert world.state(job) is State.SUCCEEDED
+    assert world.state(job) is JobState.SUCCEEDED
 
 
-@pytest.mark.parametrize("reason", [Reason.COMPLETED, Reason.CODE_ERROR, Reason.WALL_LIMIT, Reason.CANCELLED_BY_USER])
-def test_however_a_job_ended_it_is_archived(world: World, tmp_path: Path, reason: Reason) -> None:
+@pytest.mark.parametrize(
+    "reason", [StateReason.COMPLETED, StateReason.CODE_ERROR, StateReason.WALL_LIMIT, StateReason.CANCELLED_BY_USER]
+)
+def test_however_a_job_ended_it_is_archived(world: World, tmp_path: Path, reason: StateReason) -> None:
     world.node()
     attempt = world.running()
     assert world.finish(attempt, reason)
@@ -112,14 +114,14 @@ def test_however_a_job_ended_it_is_archived(world: World, tmp_path: Path, reason
 
 def test_every_attempt_is_archived_with_its_reason(world: World, tmp_path: Path) -> None:
     world.node()
-    second = world.again(world.running(retries=1), Reason.RANK_FAILED)
-    assert world.finish(second, Reason.CODE_ERROR)
+    second = world.again(world.running(retries=1), StateReason.RANK_FAILED)
+    assert world.finish(second, StateReason.CODE_ERROR)
     assert world.release(second) > 0
     sweep(world, tmp_path)
     attempts = read(tmp_path, second.job).attempts
     assert [(attempt.number, attempt.reason) for attempt in attempts] == [
-        (1, Reason.RANK_FAILED),
-        (2, Reason.CODE_ERROR),
+        (1, StateReason.RANK_FAILED),
+        (2, StateReason.CODE_ERROR),
     ]
 
 
@@ -161,7 +163,7 @@ def test_redis_forgets_only_what_was_written(world: World, tmp_path: Path) -> No
     found = world.run(store.snapshot(TENANT, job))
     assert found is not None
     assert world.run(store.archive_job(TENANT, job, found.version - 1)) is ArchiveOutcome.CHANGED
-    assert world.state(job) is State.SUCCEEDED
+    assert world.state(job) is JobState.SUCCEEDED
     assert world.run(store.archive_job(TENANT, "no such job", 1)) is ArchiveOutcome.MISSING
     running = world.running()
     assert world.run(store.snapshot(TENANT, running.job)) is None
@@ -204,10 +206,10 @@ def test_a_process_killed_in_between_loses_nothing_and_the_next_finishes_its_wor
     environment = os.environ | {failpoints.VARIABLE: f"{place}:kill"}
     killed = subprocess.run([sys.executable, "-c", CUT_OFF, server_url, str(tmp_path)], env=environment, check=False)
     assert killed.returncode == -signal.SIGKILL
-    assert world.state(job) is State.SUCCEEDED
+    assert world.state(job) is JobState.SUCCEEDED
     sweep(world, tmp_path)
     assert listed(tmp_path) == [job]
-    assert read(tmp_path, job).record.state is State.SUCCEEDED
+    assert read(tmp_path, job).record.state is JobState.SUCCEEDED
 
 
 def test_a_disk_that_refuses_leaves_the_job_in_redis(world: World, tmp_path: Path) -> None:
@@ -218,7 +220,7 @@ def test_a_disk_that_refuses_leaves_the_job_in_redis(world: World, tmp_path: Pat
     directory.write_text("in the way")
     with pytest.raises(OSError):
         sweep(world, tmp_path)
-    assert world.state(job) is State.SUCCEEDED
+    assert world.state(job) is JobState.SUCCEEDED
 
 
 def test_one_process_archives_at_a_time(world: World, tmp_path: Path) -> None:
@@ -228,7 +230,7 @@ def test_one_process_archives_at_a_time(world: World, tmp_path: Path) -> None:
     with (paths.archive_dir(tmp_path) / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert not sweep(world, tmp_path)
-        assert world.state(job) is State.SUCCEEDED
+        assert world.state(job) is JobState.SUCCEEDED
     sweep(world, tmp_path)
     assert listed(tmp_path) == [job]
 
@@ -258,8 +260,8 @@ def test_lists_of_the_archive_have_every_job_once_newest_first(world: World, tmp
     assert [listed(tmp_path, limit=limit) for limit in (1, 2, 9, 50)] == [newest] * 4
     assert listed(tmp_path, JobFilter(name="job-1"), limit=1) == newest[1::3]
     assert listed(tmp_path, JobFilter(label=("team", "0")), limit=2) == newest[::2]
-    assert listed(tmp_path, JobFilter(state=State.SUCCEEDED)) == []
-    assert listed(tmp_path, JobFilter(state=State.CANCELLED, pool="default"), limit=4) == newest
+    assert listed(tmp_path, JobFilter(state=JobState.SUCCEEDED)) == []
+    assert listed(tmp_path, JobFilter(state=JobState.CANCELLED, pool="default"), limit=4) == newest
     assert archive.read_page(tmp_path, "other", JobFilter()).jobs == ()
 
 

@@ -8,7 +8,7 @@ import redis
 import zstandard
 
 from jobs import store
-from jobs.model.state import AttemptState, Reason, State, SupervisorCommand
+from jobs.model.state import AttemptState, JobState, StateReason, SupervisorCommand
 from jobs.store import MAX_LOSSES, AttemptId, Hint, NodeStanding
 from shardyard.contract.errors import (
     IdempotencyConflict,
@@ -33,7 +33,7 @@ def test_a_submitted_job_is_queued_with_its_spec_and_its_place_in_the_queue(worl
     world.node(devices=2)
     first, second = world.submit(2), world.submit(1, labels={"team": "vision"})
     view = world.run(store.read_job(TENANT, second))
-    assert (view.record.state, view.record.reason) == (State.QUEUED, Reason.WAITING_FOR_DEVICES)
+    assert (view.record.state, view.record.reason) == (JobState.QUEUED, StateReason.WAITING_FOR_DEVICES)
     assert view.record.labels == {"team": "vision"}
     assert view.spec == a_spec(1, labels={"team": "vision"}, limits={"max_retries": 0})
     assert view.queue is not None
@@ -78,7 +78,7 @@ def test_a_job_that_is_known_is_read_again_only_when_something_of_it_has_changed
     assert (seen.queue and seen.queue.ahead, ahead.queue and ahead.queue.ahead) == (1, 0)
     world.run(store.cancel(TENANT, second))
     ended = world.run(store.read_job(TENANT, second, ahead))
-    assert (ended.record.state, ended.queue) == (State.CANCELLED, None)
+    assert (ended.record.state, ended.queue) == (JobState.CANCELLED, None)
     assert world.run(store.read_job(TENANT, second, ended)) is ended
     world.run(store.delete_job(TENANT, second))
     with pytest.raises(NotFound):
@@ -97,7 +97,7 @@ def test_the_key_of_a_deleted_job_may_be_used_again(world: World) -> None:
     world.run(store.cancel(TENANT, "a"))
     world.run(store.delete_job(TENANT, "a"))
     assert world.run(store.submit(TENANT, "b", a_spec(), idempotency_key="k", digest="d")).created
-    assert world.state("b") is State.QUEUED
+    assert world.state("b") is JobState.QUEUED
 
 
 def test_what_could_never_run_is_refused_at_submit(world: World) -> None:
@@ -155,7 +155,7 @@ def test_dispatch_leases_named_devices_and_hints_the_node(world: World) -> None:
     dispatched = world.run(store.dispatch(NEVER))
     assert dispatched.created == (AttemptId(TENANT, job, 1),)
     record = world.job(job)
-    assert (record.state, record.attempt, record.node, record.leased) == (State.STARTING, 1, "n1", (0, 1, 2))
+    assert (record.state, record.attempt, record.node, record.leased) == (JobState.STARTING, 1, "n1", (0, 1, 2))
     (hint,) = dispatched.hints
     assert (hint.node, hint.attempt) == ("n1", AttemptId(TENANT, job, 1))
     assert world.dispatch() == []
@@ -199,7 +199,7 @@ def test_marks_set_each_time_once(world: World) -> None:
     attempt = world.claimed()
     assert world.mark(attempt)
     first = world.job(attempt.job)
-    assert (first.state, first.reason, first.first_step) == (State.RUNNING, Reason.RUNNING, None)
+    assert (first.state, first.reason, first.first_step) == (JobState.RUNNING, StateReason.RUNNING, None)
     assert first.started is not None
     assert world.mark(attempt, "first_step")
     marked = world.job(attempt.job)
@@ -218,7 +218,7 @@ def test_only_the_claimant_beats_marks_and_finishes(world: World) -> None:
         assert not world.finish(attempt, by=stranger)
         assert world.run(store.read_command(attempt, stranger)) is SupervisorCommand.LOST
     assert world.run(store.read_command(attempt, "c")) is SupervisorCommand.GO
-    assert world.state(attempt.job) is State.STARTING
+    assert world.state(attempt.job) is JobState.STARTING
 
 
 def test_an_attempt_that_nobody_claimed_takes_no_finish(world: World) -> None:
@@ -227,7 +227,7 @@ def test_an_attempt_that_nobody_claimed_takes_no_finish(world: World) -> None:
     world.dispatch()
     for claimant in ("", "c"):
         assert not world.finish(world.attempt(job), by=claimant)
-    assert world.state(job) is State.STARTING
+    assert world.state(job) is JobState.STARTING
 
 
 # -- d, e: ends ------------------------------------------------------------------------------------
@@ -237,10 +237,10 @@ def test_a_completed_job_keeps_its_result_and_its_devices_until_they_are_release
     world.node(devices=1)
     attempt = world.running()
     waiting = world.submit()
-    end = store.finish(attempt, "c", Reason.COMPLETED, "done", result={"loss": 0.5})
+    end = store.finish(attempt, "c", StateReason.COMPLETED, "done", result={"loss": 0.5})
     assert [world.run(end), world.run(end)] == [True, True]
     record = world.job(attempt.job)
-    assert (record.state, record.reason, record.result) == (State.SUCCEEDED, Reason.COMPLETED, {"loss": 0.5})
+    assert (record.state, record.reason, record.result) == (JobState.SUCCEEDED, StateReason.COMPLETED, {"loss": 0.5})
     assert record.finished is not None
     assert world.dispatch() == []
     assert [world.release(attempt), world.release(attempt)] == [1, 0]
@@ -252,7 +252,7 @@ def test_another_end_after_the_end_is_refused(world: World) -> None:
     attempt = world.running()
     assert world.finish(attempt)
     before = world.job(attempt.job)
-    assert not world.finish(attempt, Reason.RANK_FAILED)
+    assert not world.finish(attempt, StateReason.RANK_FAILED)
     assert not world.reap(attempt, beat=None)
     assert not world.mark(attempt)
     assert world.run(store.renew_lease(attempt, "c")) is SupervisorCommand.LOST
@@ -266,26 +266,28 @@ def test_a_job_whose_running_mark_was_lost_still_passes_through_running(world: W
     version = world.job(attempt.job).version
     assert world.finish(attempt)
     record = world.job(attempt.job)
-    assert (record.state, record.version) == (State.SUCCEEDED, version + 2)
+    assert (record.state, record.version) == (JobState.SUCCEEDED, version + 2)
     assert record.started is not None
 
 
-@pytest.mark.parametrize("reason", [Reason.WALL_LIMIT, Reason.REJECTED_BY_WORKER])
-def test_a_final_failure_is_not_tried_again(world: World, reason: Reason) -> None:
+@pytest.mark.parametrize("reason", [StateReason.WALL_LIMIT, StateReason.REJECTED_BY_WORKER])
+def test_a_final_failure_is_not_tried_again(world: World, reason: StateReason) -> None:
     world.node()
     attempt = world.running(retries=3)
     assert world.finish(attempt, reason)
-    assert (world.state(attempt.job), world.job(attempt.job).reason) == (State.FAILED, reason)
+    assert (world.state(attempt.job), world.job(attempt.job).reason) == (JobState.FAILED, reason)
 
 
 def test_a_failure_keeps_its_error(world: World) -> None:
     world.node()
     attempt = world.running()
-    world.run(store.finish(attempt, "c", Reason.RANK_FAILED, "rank 1: exit code 3", error={"rank": 1, "exit_code": 3}))
+    world.run(
+        store.finish(attempt, "c", StateReason.RANK_FAILED, "rank 1: exit code 3", error={"rank": 1, "exit_code": 3})
+    )
     record, (ended,) = world.job(attempt.job), world.history(attempt.job)
-    assert (record.state, record.message) == (State.FAILED, "rank 1: exit code 3")
+    assert (record.state, record.message) == (JobState.FAILED, "rank 1: exit code 3")
     assert record.error == ended.error == {"rank": 1, "exit_code": 3}
-    assert (ended.state, ended.reason) == (AttemptState.ENDED, Reason.RANK_FAILED)
+    assert (ended.state, ended.reason) == (AttemptState.ENDED, StateReason.RANK_FAILED)
 
 
 def test_a_node_may_refuse_what_it_cannot_start_but_not_what_is_claimed(world: World) -> None:
@@ -293,12 +295,12 @@ def test_a_node_may_refuse_what_it_cannot_start_but_not_what_is_claimed(world: W
     job = world.submit()
     world.dispatch()
     attempt = world.attempt(job)
-    refusal = store.refuse(attempt, "n1", Reason.REJECTED_BY_WORKER, "no such module")
-    assert not world.run(store.refuse(attempt, "n2", Reason.REJECTED_BY_WORKER, "not mine"))
+    refusal = store.refuse(attempt, "n1", StateReason.REJECTED_BY_WORKER, "no such module")
+    assert not world.run(store.refuse(attempt, "n2", StateReason.REJECTED_BY_WORKER, "not mine"))
     assert [world.run(refusal), world.run(refusal)] == [True, False]
-    assert world.state(job) is State.FAILED
+    assert world.state(job) is JobState.FAILED
     other = world.claimed()
-    assert not world.run(store.refuse(other, "n1", Reason.REJECTED_BY_WORKER, "too late"))
+    assert not world.run(store.refuse(other, "n1", StateReason.REJECTED_BY_WORKER, "too late"))
 
 
 # -- f: cancel -------------------------------------------------------------------------------------
@@ -309,7 +311,7 @@ def test_a_queued_job_is_cancelled_at_once(world: World) -> None:
     job = world.submit()
     assert world.run(store.cancel(TENANT, job)) == "cancelled"
     assert world.dispatch() == []
-    assert (world.state(job), world.job(job).reason) == (State.CANCELLED, Reason.CANCELLED_BY_USER)
+    assert (world.state(job), world.job(job).reason) == (JobState.CANCELLED, StateReason.CANCELLED_BY_USER)
 
 
 def test_a_cancel_whose_answer_was_lost_is_answered_the_same_again(world: World) -> None:
@@ -317,7 +319,7 @@ def test_a_cancel_whose_answer_was_lost_is_answered_the_same_again(world: World)
     queued, attempt = world.submit(), world.running()
     assert [world.run(store.cancel(TENANT, queued)) for _ in range(2)] == ["cancelled", "cancelled"]
     assert world.run(store.cancel(TENANT, attempt.job)) == "cancelling"
-    assert world.finish(attempt, Reason.CANCELLED_BY_USER)
+    assert world.finish(attempt, StateReason.CANCELLED_BY_USER)
     before = world.job(attempt.job)
     assert world.run(store.cancel(TENANT, attempt.job)) == "cancelled"
     assert world.job(attempt.job) == before
@@ -326,8 +328,8 @@ def test_a_cancel_whose_answer_was_lost_is_answered_the_same_again(world: World)
 def test_a_job_that_backs_off_is_cancelled_at_once_and_stays_so(world: World) -> None:
     world.node()
     attempt = world.running(retries=1)
-    world.finish(attempt, Reason.RANK_FAILED)
-    assert world.job(attempt.job).reason is Reason.BACKING_OFF
+    world.finish(attempt, StateReason.RANK_FAILED)
+    assert world.job(attempt.job).reason is StateReason.BACKING_OFF
     assert world.run(store.cancel(TENANT, attempt.job)) == "cancelled"
     assert world.job(attempt.job).retry_at is None
     world.release(attempt)
@@ -358,22 +360,23 @@ def test_cancelling_a_claimed_job_tells_its_supervisor(world: World, marked: boo
     assert world.job(attempt.job) == told
     assert world.run(store.read_command(attempt, "c")) is SupervisorCommand.CANCEL
     assert world.mark(attempt)
-    assert world.job(attempt.job).reason is Reason.CANCELLING
-    assert world.finish(attempt, Reason.CANCELLED_BY_USER)
-    assert world.state(attempt.job) is State.CANCELLED
+    assert world.job(attempt.job).reason is StateReason.CANCELLING
+    assert world.finish(attempt, StateReason.CANCELLED_BY_USER)
+    assert world.state(attempt.job) is JobState.CANCELLED
 
 
 @pytest.mark.parametrize(
-    "reason", [Reason.RANK_FAILED, Reason.SUPERVISOR_LOST, Reason.SERVICE_STOPPED, Reason.WALL_LIMIT]
+    "reason",
+    [StateReason.RANK_FAILED, StateReason.SUPERVISOR_LOST, StateReason.SERVICE_STOPPED, StateReason.WALL_LIMIT],
 )
-def test_whatever_ends_a_job_that_is_being_cancelled_it_does_not_start_again(world: World, reason: Reason) -> None:
+def test_whatever_ends_a_job_that_is_being_cancelled_it_does_not_start_again(world: World, reason: StateReason) -> None:
     world.node()
     attempt = world.running(retries=5)
     world.run(store.cancel(TENANT, attempt.job))
     assert world.finish(attempt, reason)
     world.release(attempt)
     assert world.dispatch() == []
-    assert world.state(attempt.job) is State.CANCELLED
+    assert world.state(attempt.job) is JobState.CANCELLED
 
 
 def test_a_lease_that_expires_under_a_cancel_ends_cancelled(world: World) -> None:
@@ -381,7 +384,7 @@ def test_a_lease_that_expires_under_a_cancel_ends_cancelled(world: World) -> Non
     attempt = world.running(retries=5)
     world.run(store.cancel(TENANT, attempt.job))
     assert world.reap(attempt, beat=1)
-    assert world.state(attempt.job) is State.CANCELLED
+    assert world.state(attempt.job) is JobState.CANCELLED
 
 
 def test_a_job_that_completes_before_it_sees_the_cancel_has_succeeded(world: World) -> None:
@@ -389,11 +392,11 @@ def test_a_job_that_completes_before_it_sees_the_cancel_has_succeeded(world: Wor
     attempt = world.running()
     world.run(store.cancel(TENANT, attempt.job))
     assert world.finish(attempt)
-    assert world.state(attempt.job) is State.SUCCEEDED
+    assert world.state(attempt.job) is JobState.SUCCEEDED
 
 
-@pytest.mark.parametrize("reason", [Reason.COMPLETED, Reason.WALL_LIMIT])
-def test_a_finished_job_cannot_be_cancelled(world: World, reason: Reason) -> None:
+@pytest.mark.parametrize("reason", [StateReason.COMPLETED, StateReason.WALL_LIMIT])
+def test_a_finished_job_cannot_be_cancelled(world: World, reason: StateReason) -> None:
     world.node()
     attempt = world.running()
     world.finish(attempt, reason)
@@ -410,10 +413,10 @@ def test_failures_of_the_program_are_retried_as_often_as_the_job_allows(world: W
     world.node()
     attempt = world.running(retries=2)
     for retry in (1, 2):
-        attempt = world.again(attempt, Reason.RANK_FAILED)
+        attempt = world.again(attempt, StateReason.RANK_FAILED)
         assert (world.job(attempt.job).retries, attempt.number) == (retry, retry + 1)
-    assert world.finish(attempt, Reason.OUT_OF_MEMORY)
-    assert (world.state(attempt.job), world.job(attempt.job).reason) == (State.FAILED, Reason.OUT_OF_MEMORY)
+    assert world.finish(attempt, StateReason.OUT_OF_MEMORY)
+    assert (world.state(attempt.job), world.job(attempt.job).reason) == (JobState.FAILED, StateReason.OUT_OF_MEMORY)
     assert [ended.number for ended in world.history(attempt.job)] == [1, 2, 3]
 
 
@@ -421,18 +424,18 @@ def test_losses_of_the_service_have_a_budget_of_their_own_and_then_the_job_is_pa
     world.node()
     attempt = world.running(retries=1)
     for loss in range(1, MAX_LOSSES + 1):
-        attempt = world.again(attempt, Reason.SUPERVISOR_LOST)
+        attempt = world.again(attempt, StateReason.SUPERVISOR_LOST)
         assert world.job(attempt.job).losses == loss
     assert world.job(attempt.job).retries == 0
-    assert world.finish(attempt, Reason.START_FAILED)
+    assert world.finish(attempt, StateReason.START_FAILED)
     record = world.job(attempt.job)
-    assert (record.state, record.reason) == (State.FAILED, Reason.START_FAILED)
+    assert (record.state, record.reason) == (JobState.FAILED, StateReason.START_FAILED)
     assert record.message == (
         "parked after 6 attempts were lost without progress; last: start_failed (start_failed); "
         "resubmit when the cause is mended"
     )
     reasons = [ended.reason for ended in world.history(attempt.job)]
-    assert reasons == [Reason.SUPERVISOR_LOST] * MAX_LOSSES + [Reason.START_FAILED]
+    assert reasons == [StateReason.SUPERVISOR_LOST] * MAX_LOSSES + [StateReason.START_FAILED]
 
 
 def checkpoint(world: World, attempt: AttemptId, step: int) -> None:
@@ -445,21 +448,21 @@ def test_the_budget_for_losses_begins_anew_when_an_attempt_has_saved_a_checkpoin
     world.node()
     attempt = world.running()
     for loss in range(1, MAX_LOSSES + 1):
-        attempt = world.again(attempt, Reason.NODE_LOST)
+        attempt = world.again(attempt, StateReason.NODE_LOST)
         assert world.job(attempt.job).losses == loss
     checkpoint(world, attempt, 10)
     for loss in range(1, MAX_LOSSES + 1):  # the checkpoint counts for the attempt that saved it only
-        attempt = world.again(attempt, Reason.NODE_LOST)
+        attempt = world.again(attempt, StateReason.NODE_LOST)
         assert world.job(attempt.job).losses == loss
-    assert world.finish(attempt, Reason.NODE_LOST)
-    assert world.state(attempt.job) is State.FAILED
+    assert world.finish(attempt, StateReason.NODE_LOST)
+    assert world.state(attempt.job) is JobState.FAILED
 
 
 def test_a_script_that_goes_on_from_what_it_saved_has_lost_only_what_came_after(world: World) -> None:
     world.node()
     attempt = world.running()
     for _ in range(3):
-        attempt = world.again(attempt, Reason.SUPERVISOR_LOST)
+        attempt = world.again(attempt, StateReason.SUPERVISOR_LOST)
     assert attempt.number == 4
     assert not world.run(store.record_script_resume(attempt, "thief", saved_by=3))
     for saved_by, losses in ((1, 3), (2, 2), (2, 2), (3, 1)):
@@ -471,30 +474,35 @@ def test_progress_does_not_bring_back_the_users_own_retries(world: World) -> Non
     world.node()
     attempt = world.running(retries=1)
     checkpoint(world, attempt, 10)
-    attempt = world.again(attempt, Reason.OUT_OF_MEMORY)
+    attempt = world.again(attempt, StateReason.OUT_OF_MEMORY)
     checkpoint(world, attempt, 20)
-    assert world.finish(attempt, Reason.OUT_OF_MEMORY)
+    assert world.finish(attempt, StateReason.OUT_OF_MEMORY)
     record = world.job(attempt.job)
-    assert (record.state, record.reason, record.retries, record.losses) == (State.FAILED, Reason.OUT_OF_MEMORY, 1, 0)
+    assert (record.state, record.reason, record.retries, record.losses) == (
+        JobState.FAILED,
+        StateReason.OUT_OF_MEMORY,
+        1,
+        0,
+    )
 
 
 def test_every_attempt_keeps_its_reason_its_message_and_its_error(world: World) -> None:
     world.node()
     attempt = world.running(retries=1)
     told = {"rank": 1, "exit_code": 3, "signal": None, "message": "boom", "traceback": None}
-    world.run(store.finish(attempt, "c", Reason.RANK_FAILED, "rank 1: boom", error=told))
+    world.run(store.finish(attempt, "c", StateReason.RANK_FAILED, "rank 1: boom", error=told))
     world.release(attempt)
     world.dispatch()
     attempt = world.claim(attempt.job)
-    assert world.reap(attempt, beat=None, reason=Reason.SUPERVISOR_LOST)
+    assert world.reap(attempt, beat=None, reason=StateReason.SUPERVISOR_LOST)
     world.release(attempt)
     world.redis.zadd("sy:backoff", {attempt.job_ref: 0})
     world.dispatch()
     world.finish_and_release(world.claim(attempt.job))
     assert [(ended.reason, ended.message, ended.error) for ended in world.history(attempt.job)] == [
-        (Reason.RANK_FAILED, "rank 1: boom", told),
-        (Reason.SUPERVISOR_LOST, "gone", None),
-        (Reason.COMPLETED, "completed", None),
+        (StateReason.RANK_FAILED, "rank 1: boom", told),
+        (StateReason.SUPERVISOR_LOST, "gone", None),
+        (StateReason.COMPLETED, "completed", None),
     ]
 
 
@@ -502,17 +510,17 @@ def test_a_stop_of_the_service_is_never_counted(world: World) -> None:
     world.node()
     attempt = world.running(retries=0)
     for _ in range(MAX_LOSSES + 2):
-        attempt = world.again(attempt, Reason.SERVICE_STOPPED)
+        attempt = world.again(attempt, StateReason.SERVICE_STOPPED)
     record = world.job(attempt.job)
-    assert (record.retries, record.attempt, record.state) == (0, MAX_LOSSES + 3, State.STARTING)
+    assert (record.retries, record.attempt, record.state) == (0, MAX_LOSSES + 3, JobState.STARTING)
 
 
 def test_a_retry_waits_for_its_backoff_and_then_says_that_it_waits_for_devices(world: World) -> None:
     world.node(devices=1)
     attempt = world.running(retries=1)
-    world.run(store.finish(attempt, "c", Reason.RANK_FAILED, "exit 1", backoff_seconds=300))
+    world.run(store.finish(attempt, "c", StateReason.RANK_FAILED, "exit 1", backoff_seconds=300))
     record = world.job(attempt.job)
-    assert (record.state, record.reason) == (State.QUEUED, Reason.BACKING_OFF)
+    assert (record.state, record.reason) == (JobState.QUEUED, StateReason.BACKING_OFF)
     assert "rank_failed (exit 1); retry 1 of 1" in record.message
     assert record.retry_at == int(world.redis.zscore("sy:backoff", attempt.job_ref) or 0)
     assert (record.node, record.leased, record.started) == (None, (), None)
@@ -522,13 +530,13 @@ def test_a_retry_waits_for_its_backoff_and_then_says_that_it_waits_for_devices(w
     blocker = world.submit(priority=1)
     assert world.dispatch() == [blocker]
     record = world.job(attempt.job)
-    assert (record.reason, record.retry_at) == (Reason.WAITING_FOR_DEVICES, None)
+    assert (record.reason, record.retry_at) == (StateReason.WAITING_FOR_DEVICES, None)
 
 
 def test_a_clock_that_is_set_back_does_not_keep_a_job_in_backoff(world: World) -> None:
     world.node()
     attempt = world.running(retries=1)
-    world.run(store.finish(attempt, "c", Reason.RANK_FAILED, "exit 1", backoff_seconds=1))
+    world.run(store.finish(attempt, "c", StateReason.RANK_FAILED, "exit 1", backoff_seconds=1))
     world.redis.zincrby("sy:backoff", 86_400e6, attempt.job_ref)
     assert world.dispatch() == [attempt.job]
 
@@ -539,9 +547,9 @@ def test_only_a_beat_that_stands_still_is_reaped(world: World) -> None:
     beat = world.run(store.read_heartbeats()).leases[attempt]
     assert world.run(store.renew_lease(attempt, "c")) is not SupervisorCommand.LOST
     assert not world.reap(attempt, beat=beat)
-    assert world.state(attempt.job) is State.RUNNING
+    assert world.state(attempt.job) is JobState.RUNNING
     assert [world.reap(attempt, beat=beat + 1), world.reap(attempt, beat=beat + 1)] == [True, False]
-    assert (world.state(attempt.job), world.job(attempt.job).reason) == (State.QUEUED, Reason.BACKING_OFF)
+    assert (world.state(attempt.job), world.job(attempt.job).reason) == (JobState.QUEUED, StateReason.BACKING_OFF)
     assert world.run(store.renew_lease(attempt, "c")) is SupervisorCommand.LOST
     assert not world.finish(attempt)
 
@@ -563,7 +571,7 @@ def test_a_claim_that_comes_first_saves_an_attempt_from_the_reaper(world: World)
     world.dispatch()
     attempt = world.claim(job)
     assert not world.reap(attempt, beat=0)
-    assert world.state(job) is State.STARTING
+    assert world.state(job) is JobState.STARTING
 
 
 def test_an_unclaimed_attempt_that_is_reaped_gives_its_devices_back_at_once(world: World) -> None:
@@ -580,7 +588,7 @@ def test_an_unclaimed_attempt_that_is_reaped_gives_its_devices_back_at_once(worl
 def test_the_end_of_an_older_attempt_does_not_touch_the_newer_one(world: World) -> None:
     world.node()
     old = world.running()
-    assert world.reap(old, beat=None, reason=Reason.SUPERVISOR_LOST)
+    assert world.reap(old, beat=None, reason=StateReason.SUPERVISOR_LOST)
     assert world.dispatch() == [old.job]
     new = world.claim(old.job, "c2")
     assert not world.finish(old)
@@ -588,7 +596,7 @@ def test_the_end_of_an_older_attempt_does_not_touch_the_newer_one(world: World) 
     assert world.run(store.read_command(old, "c")) is SupervisorCommand.LOST
     assert world.release(old) == 1
     assert world.mark(new, by="c2")
-    assert world.state(old.job) is State.RUNNING
+    assert world.state(old.job) is JobState.RUNNING
 
 
 # -- delete ----------------------------------------------------------------------------------------
@@ -681,7 +689,7 @@ def test_a_node_is_forgotten_only_when_it_is_down_and_its_leases_have_ended(worl
     world.run(store.take_down_node("n1", None))
     with pytest.raises(NodeInUse, match="lease"):
         world.run(store.forget_node("n1"))
-    world.run(store.reap(attempt, Reason.LEASE_EXPIRED, "gone", beat=None, backoff_seconds=0))
+    world.run(store.reap(attempt, StateReason.LEASE_EXPIRED, "gone", beat=None, backoff_seconds=0))
 
     world.run(store.forget_node("n1"))
 
@@ -691,7 +699,7 @@ def test_a_node_is_forgotten_only_when_it_is_down_and_its_leases_have_ended(worl
         world.submit(1)
 
 
-def waits_of(world: World, times: int, reason: Reason, *, retries: int = 0) -> list[int]:
+def waits_of(world: World, times: int, reason: StateReason, *, retries: int = 0) -> list[int]:
     """How many seconds a job waits each time that it is refused, for a back-off of ten seconds."""
     job, waits = world.submit(1, retries=retries), []
     for number in range(1, times + 1):
@@ -707,12 +715,12 @@ def waits_of(world: World, times: int, reason: Reason, *, retries: int = 0) -> l
 
 def test_each_loss_makes_the_next_wait_longer(world: World) -> None:
     world.node()
-    assert waits_of(world, 5, Reason.START_FAILED) == [10, 30, 90, 270, 600]
+    assert waits_of(world, 5, StateReason.START_FAILED) == [10, 30, 90, 270, 600]
 
 
 def test_each_retry_doubles_the_wait_up_to_ten_minutes(world: World) -> None:
     world.node()
-    assert waits_of(world, 8, Reason.OUT_OF_MEMORY, retries=9) == [10, 20, 40, 80, 160, 320, 600, 600]
+    assert waits_of(world, 8, StateReason.OUT_OF_MEMORY, retries=9) == [10, 20, 40, 80, 160, 320, 600, 600]
 
 
 def test_an_attempt_that_no_supervisor_takes_costs_nothing_and_waits_longer_each_time(world: World) -> None:
@@ -722,17 +730,17 @@ def test_an_attempt_that_no_supervisor_takes_costs_nothing_and_waits_longer_each
         world.redis.zadd("sy:backoff", {f"{TENANT}/{job}": 0}, xx=True)
         world.dispatch()
         attempt = AttemptId(TENANT, job, number)
-        assert world.run(store.reap(attempt, Reason.LEASE_EXPIRED, "gone", beat=0, backoff_seconds=10))
+        assert world.run(store.reap(attempt, StateReason.LEASE_EXPIRED, "gone", beat=0, backoff_seconds=10))
         record, (seconds, _) = world.job(job), world.redis.time()
         assert record.retry_at is not None
         waits.append(round(record.retry_at / 1e6 - seconds, -1))
-    assert (record.state, record.losses, record.retries) == (State.QUEUED, 0, 0)
+    assert (record.state, record.losses, record.retries) == (JobState.QUEUED, 0, 0)
     assert waits == [10, 20, 40, 80, 160, 320, 600, 600, 600, 600]
     assert "no supervisor took it on node n1 in time" in record.message
     world.redis.zadd("sy:backoff", {f"{TENANT}/{job}": 0})
     world.dispatch()
     attempt = world.claim(job)
-    assert world.finish(attempt, Reason.SUPERVISOR_LOST)
+    assert world.finish(attempt, StateReason.SUPERVISOR_LOST)
     assert world.job(job).losses == 1
 
 
@@ -760,17 +768,17 @@ def test_a_lease_that_expires_on_a_node_that_is_silent_too_says_that_the_node_is
     beats = world.run(store.read_heartbeats())
     lost = store.reap(
         attempt,
-        Reason.LEASE_EXPIRED,
+        StateReason.LEASE_EXPIRED,
         "no beat",
         beat=beats.leases[attempt],
         backoff_seconds=0,
         node_beat=beats.nodes["n1"],
         node_message="node n1 is lost",
     )
-    assert world.run(lost) is Reason.NODE_LOST
+    assert world.run(lost) is StateReason.NODE_LOST
     (ended,), record = world.history(attempt.job), world.job(attempt.job)
-    assert (ended.reason, ended.message) == (Reason.NODE_LOST, "node n1 is lost")
-    assert (record.state, record.losses) == (State.QUEUED, 1)
+    assert (ended.reason, ended.message) == (StateReason.NODE_LOST, "node n1 is lost")
+    assert (record.state, record.losses) == (JobState.QUEUED, 1)
     assert world.dispatch() == [], "nothing more goes there until it beats again"
     world.run(store.renew_node("n1", "i1"))
     assert world.dispatch() == [attempt.job]
@@ -783,9 +791,14 @@ def test_a_lease_that_expires_on_a_node_that_beat_since_or_is_alive_is_only_a_le
     world.run(store.renew_node("n1", "i1"))
     for attempt, node_beat in ((beat_since, beats.nodes["n1"]), (alive, None)):
         call = store.reap(
-            attempt, Reason.LEASE_EXPIRED, "no beat", beat=beats.leases[attempt], backoff_seconds=0, node_beat=node_beat
+            attempt,
+            StateReason.LEASE_EXPIRED,
+            "no beat",
+            beat=beats.leases[attempt],
+            backoff_seconds=0,
+            node_beat=node_beat,
         )
-        assert world.run(call) is Reason.LEASE_EXPIRED
+        assert world.run(call) is StateReason.LEASE_EXPIRED
         assert world.history(attempt.job)[0].message == "no beat"
 
 
@@ -800,16 +813,16 @@ def test_a_lease_that_expires_on_a_node_that_is_down_or_not_known_says_that_the_
         world.run(store.take_down_node("n1", None))
     else:
         world.redis.delete("sy:node:n1")
-    call = store.reap(attempt, Reason.LEASE_EXPIRED, "-", beat=beat, backoff_seconds=0, node_message="n1 is lost")
-    assert world.run(call) is Reason.NODE_LOST
+    call = store.reap(attempt, StateReason.LEASE_EXPIRED, "-", beat=beat, backoff_seconds=0, node_message="n1 is lost")
+    assert world.run(call) is StateReason.NODE_LOST
 
 
 def test_proof_of_a_supervisors_death_says_so_also_on_a_node_that_is_down(world: World) -> None:
     world.node()
     attempt = world.running()
     world.run(store.take_down_node("n1", None))
-    assert world.reap(attempt, beat=None, reason=Reason.SUPERVISOR_LOST)
-    assert world.history(attempt.job)[0].reason is Reason.SUPERVISOR_LOST
+    assert world.reap(attempt, beat=None, reason=StateReason.SUPERVISOR_LOST)
+    assert world.history(attempt.job)[0].reason is StateReason.SUPERVISOR_LOST
 
 
 def test_a_spec_that_another_version_wrote_is_an_error_of_its_own(world: World) -> None:

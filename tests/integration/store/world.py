@@ -10,7 +10,7 @@ from jobs import store
 from jobs.model import spec
 from jobs.model.records import AttemptRecord, DeviceRecord, JobRecord, NodeInfo
 from jobs.model.spec import JobSpec
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from jobs.store import AttemptId, BundleUpload
 from jobs.store.client import RedisStore
 
@@ -78,7 +78,7 @@ class World:
     def job(self, job: str) -> JobRecord:
         return self.run(store.read_job(TENANT, job)).record
 
-    def state(self, job: str) -> State:
+    def state(self, job: str) -> JobState:
         return self.job(job).state
 
     def attempt(self, job: str) -> AttemptId:
@@ -108,10 +108,10 @@ class World:
     def mark(self, attempt: AttemptId, what: Literal["running", "first_step"] = "running", *, by: str = "c") -> bool:
         return self.run(store.record_milestone(attempt, by, what))
 
-    def finish(self, attempt: AttemptId, reason: Reason = Reason.COMPLETED, *, by: str = "c") -> bool:
+    def finish(self, attempt: AttemptId, reason: StateReason = StateReason.COMPLETED, *, by: str = "c") -> bool:
         return self.run(store.finish(attempt, by, reason, reason.value))
 
-    def reap(self, attempt: AttemptId, *, beat: int | None, reason: Reason = Reason.LEASE_EXPIRED) -> bool:
+    def reap(self, attempt: AttemptId, *, beat: int | None, reason: StateReason = StateReason.LEASE_EXPIRED) -> bool:
         return self.run(store.reap(attempt, reason, "gone", beat=beat, backoff_seconds=0)) is not None
 
     def release(self, attempt: AttemptId, quarantine: dict[int, str] | None = None, *, node: str = "n1") -> int:
@@ -123,7 +123,7 @@ class World:
         assert self.finish(attempt)
         assert self.release(attempt, node=node) > 0
 
-    def again(self, attempt: AttemptId, reason: Reason) -> AttemptId:
+    def again(self, attempt: AttemptId, reason: StateReason) -> AttemptId:
         """Ends a claimed attempt, gives its devices back, starts and claims the next one."""
         assert self.finish(attempt, reason)
         assert self.release(attempt) > 0

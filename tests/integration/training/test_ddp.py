@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jobs.protocol.records import Metric, Outcome, Result, Split, Step
+from jobs.protocol.records import BatchSplit, MetricSample, Outcome, Result, Step
 from tests.integration.training.ranks import RankRun, run_ranks
 from tests.support.training_runs import DIGITS, VECTORS, run_here, spec_of
 
@@ -21,7 +21,7 @@ def run_ddp(program: dict[str, Any], ranks: int, **parallelism: Any) -> list[Ran
 
 
 def rows_of(run: RankRun, phase: str) -> list[int | None]:
-    rows = {split.id: split.rows for split in run.of(Split)}
+    rows = {split.id: split.rows for split in run.of(BatchSplit)}
     return [sum(row or 0 for row in rows[step.splits[0]]) for step in run.of(Step) if step.phase == phase]
 
 
@@ -39,7 +39,7 @@ def test_ranks_get_the_rows_of_the_sampler_padding_included() -> None:
     program = {**VECTORS, "data": {"ref": "random_vectors", "args": {"rows": 90, "features": 5}, "batch_size": 30}}
     runs = run_ddp(program, 4)
     assert [rows_of(run, "train") for run in runs] == [[23], [23], [23], [23]]
-    assert [run.of(Split)[0].devices for run in runs] == [(0,), (1,), (2,), (3,)]
+    assert [run.of(BatchSplit)[0].devices for run in runs] == [(0,), (1,), (2,), (3,)]
 
 
 def test_computing_and_communicating_are_told_apart_in_the_first_steps_and_every_tenth() -> None:
@@ -61,18 +61,18 @@ def test_a_rank_that_is_slow_in_backward_is_found_by_its_own_numbers() -> None:
 def test_the_mean_loss_is_that_of_one_device_with_all_the_rows() -> None:
     program = {**VECTORS, "data": {"ref": "random_vectors", "args": {"rows": 80, "features": 5}, "batch_size": 20}}
     whole = {**program, "data": {**program["data"], "batch_size": 40}}
-    spread, single = run_ddp(program, 2)[0].of(Metric), run_here(whole)[1].of(Metric)
+    spread, single = run_ddp(program, 2)[0].of(MetricSample), run_here(whole)[1].of(MetricSample)
     assert _loss_of_the_job(spread) == pytest.approx(_loss_of_the_job(single), rel=1e-5)
 
 
-def _loss_of_the_job(metrics: list[Metric]) -> list[float]:
+def _loss_of_the_job(metrics: list[MetricSample]) -> list[float]:
     return [metric.value for metric in metrics if metric.name == "loss" and metric.device == -1]
 
 
 def test_the_same_seed_gives_the_same_losses_bit_for_bit() -> None:
     program = {**DIGITS, "epochs": 1, "evaluate": None}
     first, second = (
-        [(metric.device, metric.step, metric.value) for run in run_ddp(program, 2) for metric in run.of(Metric)]
+        [(metric.device, metric.step, metric.value) for run in run_ddp(program, 2) for metric in run.of(MetricSample)]
         for _ in range(2)
     )
     assert first == second
@@ -82,8 +82,8 @@ def test_a_submodule_alone_is_wrapped_and_evaluated_without_collectives() -> Non
     data = {"ref": "digits", "batch_size": 32}
     program = {**DIGITS, "model": {"ref": "digits_cnn"}, "data": data, "epochs": 1, "max_steps": 3}
     runs = run_ddp({**program, "evaluate": {"data": data}}, 2, module="head")
-    assert {split.module for run in runs for split in run.of(Split)} == {"head"}
-    assert all(run.of(Split)[0].input_shapes == ((32, 512),) for run in runs)
+    assert {split.module for run in runs for split in run.of(BatchSplit)} == {"head"}
+    assert all(run.of(BatchSplit)[0].input_shapes == ((32, 512),) for run in runs)
     (result,) = runs[0].of(Result)
     assert set(result.metrics) == {"eval_loss", "accuracy"}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jobs.protocol.records import Metric, Outcome, Result, Step
+from jobs.protocol.records import MetricSample, Outcome, Result, Step
 from tests.integration.training.ranks import RankRun, report_of, run_ranks
 from tests.support.training_runs import DIGITS, VECTORS, run_here, spec_of
 
@@ -27,7 +27,7 @@ def run(program: dict[str, Any], ranks: int, strategy: str) -> list[RankRun]:
 
 
 def losses(runs: list[RankRun]) -> list[float]:
-    return [metric.value for metric in runs[0].of(Metric) if metric.name == "loss" and metric.device == -1]
+    return [metric.value for metric in runs[0].of(MetricSample) if metric.name == "loss" and metric.device == -1]
 
 
 # -- accumulation ----------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def test_the_report_of_fsdp_has_every_split_and_says_what_it_cannot_know() -> No
 
 def test_fsdp_in_bfloat16_stays_near_one_device_in_float32() -> None:
     sharded = run(vectors(80, 20, precision="bfloat16"), 2, "fsdp")
-    whole = [m.value for m in run_here(vectors(80, 40))[1].of(Metric) if m.name == "loss" and m.device == -1]
+    whole = [m.value for m in run_here(vectors(80, 40))[1].of(MetricSample) if m.name == "loss" and m.device == -1]
     assert losses(sharded) == pytest.approx(whole, rel=0.05)
 
 

@@ -25,10 +25,10 @@ from jobs.files.log_file import LogRow, read_page
 from jobs.model import spec
 from jobs.model.records import AttemptRecord, JobRecord, NodeRecord
 from jobs.model.settings import Settings
-from jobs.model.state import TERMINAL, State
+from jobs.model.state import TERMINAL, JobState
 from jobs.scheduling.celery_config import celery_config
 from jobs.scheduling.hints import celery_message
-from jobs.scheduling.scheduler import Scheduler
+from jobs.scheduling.scheduler import JobScheduler
 from jobs.store import AttemptId, Hint
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import JobFinished
@@ -109,7 +109,7 @@ class Service:
         app = Celery("driver", set_as_current=False)
         app.conf.update(celery_config(self.settings))
         self._courier = _HintSender(app)
-        self._scheduler = Scheduler(self.store, self._courier, self.settings, listen=False)
+        self._scheduler = JobScheduler(self.store, self._courier, self.settings, listen=False)
         self.notes = directory / "notes"
         self.notes.mkdir()
         self.worker: subprocess.Popen[bytes] | None = None
@@ -305,7 +305,7 @@ class Service:
         eventually(lambda: not self.held_by(job), f"the devices of {job}", seconds)
         return record
 
-    def reaches(self, job: str, state: State, attempt: int = 1, seconds: float = PATIENCE_SECONDS) -> JobRecord:
+    def reaches(self, job: str, state: JobState, attempt: int = 1, seconds: float = PATIENCE_SECONDS) -> JobRecord:
         what = f"{job} is {state} in attempt {attempt}"
         return eventually(
             lambda: self._if(job, lambda found: (found.state, found.attempt) == (state, attempt)), what, seconds

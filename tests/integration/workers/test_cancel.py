@@ -5,7 +5,7 @@ import time
 import pytest
 
 from jobs import store
-from jobs.model.state import AttemptState, Reason, State
+from jobs.model.state import AttemptState, JobState, StateReason
 from tests.integration.workers.service import TENANT, Service, eventually
 from tests.support.timing import once_below
 
@@ -38,7 +38,7 @@ def test_a_running_job_is_cancelled_in_seconds_with_all_its_processes(
     record = service.ended(job)
     assert time.monotonic() - began < service.settings.grace_seconds + CANCEL_SECONDS
     assert service.living() == []
-    assert (record.state, record.reason) == (State.CANCELLED, Reason.CANCELLED_BY_USER)
+    assert (record.state, record.reason) == (JobState.CANCELLED, StateReason.CANCELLED_BY_USER)
 
 
 def test_ranks_that_heed_sigterm_do_not_wait_for_the_grace_to_pass(service: Service) -> None:
@@ -66,7 +66,7 @@ def test_a_starting_job_is_cancelled_wherever_it_is(service: Service, turn: int)
     ]
     eventually(moments[turn], "the moment to cancel")
     service.cancel(job)
-    assert service.ended(job).state is State.CANCELLED
+    assert service.ended(job).state is JobState.CANCELLED
 
 
 def test_nothing_starts_again_after_a_cancel(service: Service) -> None:
@@ -74,7 +74,7 @@ def test_nothing_starts_again_after_a_cancel(service: Service) -> None:
     service.cancel(job)
     service.ended(job)
     service.dispatch_jobs()
-    assert service.job(job).state is State.CANCELLED
+    assert service.job(job).state is JobState.CANCELLED
     assert len(service.attempts(job)) == 1
 
 
@@ -83,7 +83,7 @@ def test_a_hint_that_comes_a_hundred_times_starts_one_attempt(service: Service) 
     hint = store.Hint(service.settings.node, service.attempt(job))
     for _ in range(99):
         service.send(hint)
-    assert service.ended(job).state is State.SUCCEEDED
+    assert service.ended(job).state is JobState.SUCCEEDED
     assert len(service.attempts(job)) == 1
     assert len(service.noted()) == 1
 
@@ -92,8 +92,8 @@ def test_a_hint_that_was_lost_is_sent_again_by_the_reconciler(service: Service) 
     job = service.enqueue("single")
     dispatched = service.run(store.dispatch(service.settings.hold_seconds, 2.0))
     assert len(dispatched.hints) == 1  # taken, and never sent
-    assert service.job(job).state is State.STARTING
-    assert service.ended(job).state is State.SUCCEEDED
+    assert service.job(job).state is JobState.STARTING
+    assert service.ended(job).state is JobState.SUCCEEDED
     assert len(service.attempts(job)) == 1
 
 

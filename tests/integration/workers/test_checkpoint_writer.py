@@ -12,7 +12,7 @@ import pytest
 
 from jobs.files import checkpoints, paths
 from jobs.files.checkpoints import CheckpointPointer, VerifiedCheckpoint
-from jobs.model.state import Reason
+from jobs.model.state import StateReason
 from jobs.protocol.records import Saved, SavedFile
 from jobs.store.client import RedisStore
 from jobs.support import failpoints
@@ -75,7 +75,7 @@ class Attempt:
     def next(self) -> None:
         """The same job in a new attempt, whatever its supervisor thinks."""
         attempt = self.launch.attempt
-        assert self.world.finish(attempt, Reason.SERVICE_STOPPED, by=self.lease._claimant)
+        assert self.world.finish(attempt, StateReason.SERVICE_STOPPED, by=self.lease._claimant)
         assert self.world.release(attempt) > 0
         assert self.world.dispatch() == [attempt.job]
         self._launch(attempt.job)

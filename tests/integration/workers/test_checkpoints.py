@@ -20,7 +20,7 @@ from jobs import store
 from jobs.files import checkpoints, metric_file, paths
 from jobs.model import spec
 from jobs.model.records import JobRecord
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from jobs.protocol import names
 from tests.integration.workers.service import MODULE, NODE, TENANT, Service, eventually, running_service
 from workers.runtime.launch import AttemptDirectory
@@ -138,7 +138,7 @@ def undisturbed(shared: Service) -> Callable[[str, int], str]:
     def of(strategy: str, devices: int) -> str:
         if (strategy, devices) not in runs:
             job = runs[strategy, devices] = submit(shared, strategy, devices)
-            assert shared.ended(job, 60).state is State.SUCCEEDED
+            assert shared.ended(job, 60).state is JobState.SUCCEEDED
         return runs[strategy, devices]
 
     return of
@@ -191,9 +191,9 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     service.held(job)
     kill(service, job)
     record = service.ended(job, 60)
-    assert (record.state, record.attempt, record.retries) == (State.SUCCEEDED, 2, 0), record
+    assert (record.state, record.attempt, record.retries) == (JobState.SUCCEEDED, 2, 0), record
     first, second = service.attempts(job)
-    assert first.reason is Reason.SUPERVISOR_LOST
+    assert first.reason is StateReason.SUPERVISOR_LOST
     assert second.resumed == {"step": EVERY, "attempt": 1}
     assert f"resumed at step {EVERY} of attempt 1" in said(service, job, 2)
     assert_as_if_undisturbed(service, job, 2, undisturbed(strategy, devices))
@@ -220,8 +220,8 @@ def drain_and_undrain(service: Service) -> None:
 @pytest.mark.parametrize(
     ("strategy", "devices", "interrupt", "reason"),
     [
-        ("ddp", 2, drain_and_undrain, Reason.DRAINED),
-        pytest.param("single", 1, stop_and_start, Reason.SERVICE_STOPPED, marks=pytest.mark.slow),
+        ("ddp", 2, drain_and_undrain, StateReason.DRAINED),
+        pytest.param("single", 1, stop_and_start, StateReason.SERVICE_STOPPED, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_is_stopped_twice_loses_no_step(
@@ -230,7 +230,7 @@ def test_a_run_that_is_stopped_twice_loses_no_step(
     strategy: str,
     devices: int,
     interrupt: Callable[[Service], None],
-    reason: Reason,
+    reason: StateReason,
 ) -> None:
     job = submit(service, strategy, devices, seconds=0.1, checkpoint={"every_steps": 1000, "keep": 1})
     saved = []
@@ -240,7 +240,7 @@ def test_a_run_that_is_stopped_twice_loses_no_step(
         assert f"checkpoint of step {pointed(service.job(job))} saved" in said(service, job, attempt)
         saved.append(pointed(service.job(job)))
     record = service.ended(job, 60)
-    assert (record.state, record.attempt, record.retries, record.losses) == (State.SUCCEEDED, 3, 0, 0), record
+    assert (record.state, record.attempt, record.retries, record.losses) == (JobState.SUCCEEDED, 3, 0, 0), record
     assert [one.reason for one in service.attempts(job)[:2]] == [reason] * 2
     assert [one.resumed for one in service.attempts(job)] == [
         None,
@@ -268,7 +268,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_passed_over_for_the_one_before(
     flip(directory(service, job) / "000000000040-1" / "rank-0.pt")
     kill(service, job)
     record = service.ended(job, 60)
-    assert (record.state, record.attempt) == (State.SUCCEEDED, 2), record
+    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2), record
     assert service.attempts(job)[-1].resumed == {"step": 20, "attempt": 1}
     lines = said(service, job, 2)
     assert "the checkpoint of step 40 of attempt 1 is damaged: rank-0.pt is not what was saved" in lines
@@ -283,7 +283,7 @@ def test_a_checkpoint_that_was_taken_away_is_missed_in_words(service: Service) -
     commits(service, job, 2 * EVERY)
     shutil.rmtree(directory(service, job) / "000000000040-1")
     kill(service, job)
-    assert service.ended(job, 60).state is State.SUCCEEDED
+    assert service.ended(job, 60).state is JobState.SUCCEEDED
     lines = said(service, job, 2)
     assert "the checkpoint of step 40 of attempt 1 is not there any more" in lines
     assert "resumed at step 20 of attempt 1" in lines
@@ -298,7 +298,7 @@ def test_a_run_none_of_whose_checkpoints_can_be_used_begins_anew_and_says_so(
     (directory(service, job) / "000000000020-1" / checkpoints.MANIFEST).write_bytes(b"{")
     kill(service, job)
     record = service.ended(job, 60)
-    assert (record.state, record.attempt) == (State.SUCCEEDED, 2), record
+    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2), record
     assert service.attempts(job)[-1].resumed is None
     assert "no checkpoint could be used; the run begins at its first step" in said(service, job, 2)
     assert_as_if_undisturbed(service, job, 2, undisturbed("single", 1))
@@ -309,7 +309,7 @@ def test_a_cancel_is_heeded_at_once_by_a_run_that_saves(service: Service) -> Non
     commits(service, job, 2)
     service.cancel(job)
     record = service.ended(job)
-    assert record.state is State.CANCELLED
+    assert record.state is JobState.CANCELLED
     assert record.checkpoint is not None  # what was committed stays, for whoever wants its weights
     assert len(kept(service, job)) <= 2
 
@@ -341,7 +341,7 @@ def test_a_run_that_waits_for_a_slow_disk_is_not_taken_for_stalled(service: Serv
         wanted = {"every_steps": 5, "keep": 4}
         job = submit(service, pool="odd", max_steps=20, limits={"stall_seconds": 1}, checkpoint=wanted)
         record = service.finished(job, 60)
-    assert record.state is State.SUCCEEDED, record
+    assert record.state is JobState.SUCCEEDED, record
     assert [step for step, _ in kept(service, job)] == [20, 15, 10, 5]
 
 
@@ -352,7 +352,7 @@ def test_a_run_that_was_killed_with_all_its_work_done_and_saved_ends_as_if_it_ha
     with odd_worker(service, SHARDYARD_FAILPOINT="checkpoint.committed:kill@3"):
         job = submit(service, pool="odd")
         record = service.finished(job, 60)
-    assert (record.state, record.attempt) == (State.SUCCEEDED, 2), record
+    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2), record
     assert service.attempts(job)[-1].resumed == {"step": STEPS, "attempt": 1}
     assert_as_if_undisturbed(service, job, 2, undisturbed("single", 1))
     weights = paths.artifacts_dir(service.files(job, 2)) / checkpoints.WEIGHTS
@@ -374,7 +374,7 @@ def test_a_stop_does_not_wait_for_a_rank_that_cannot_save(service: Service) -> N
         worker.wait(30)
         assert 2 < time.monotonic() - began < 25
     record = service.job(job)
-    assert (record.state, record.reason) == (State.QUEUED, Reason.SERVICE_STOPPED)
+    assert (record.state, record.reason) == (JobState.QUEUED, StateReason.SERVICE_STOPPED)
     assert pointed(record) == EVERY
     assert "the ranks could not save within 2 s; they are ended" in said(service, job, 1)
     service.cancel(job)

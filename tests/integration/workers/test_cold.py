@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from tests.integration.workers.service import Service, running_service
 from tests.integration.workers.test_script_children import FORK, NESTED, TRAIN
 from tests.integration.workers.test_scripts import LOOK, run_plain
@@ -52,7 +52,7 @@ def test_a_script_in_another_environment_sees_what_its_python_shows(cold: Servic
     plain = run_plain(tmp_path, files, "train.py", "--x", python=lean)
     job = cold.run_script(files, "--x", python="lean")
     record = cold.ended(job, 60)
-    assert record.state is State.SUCCEEDED, (record, cold.text(job, stream="stderr"))
+    assert record.state is JobState.SUCCEEDED, (record, cold.text(job, stream="stderr"))
     ours, theirs = json.loads(cold.text(job)), json.loads(plain.stdout)
     ours["threads"].remove("telemetry")
     for facts in (ours, theirs):
@@ -63,7 +63,7 @@ def test_a_script_in_another_environment_sees_what_its_python_shows(cold: Servic
 def test_variables_that_are_read_at_import_work(cold: Service) -> None:
     program = "import torch\nprint(torch.get_num_threads())"
     job = cold.run_script({"train.py": program}, env={"OMP_NUM_THREADS": "2"})  # a rank of one device gets 1
-    assert cold.ended(job, 60).state is State.SUCCEEDED, cold.text(job, stream="stderr")
+    assert cold.ended(job, 60).state is JobState.SUCCEEDED, cold.text(job, stream="stderr")
     assert cold.text(job) == "2"
 
 
@@ -93,13 +93,13 @@ print(int(total))
 dist.destroy_process_group()
 """
     job = cold.run_script({"train.py": program}, strategy="ddp", devices=2, python="lean")
-    assert cold.ended(job, 90).state is State.SUCCEEDED, cold.text(job, stream="stderr")
+    assert cold.ended(job, 90).state is JobState.SUCCEEDED, cold.text(job, stream="stderr")
     assert [cold.text(job, rank) for rank in range(2)] == ["2", "2"]
 
 
 def test_an_environment_that_the_node_lacks_is_named_with_those_it_has(cold: Service) -> None:
     record = cold.ended(cold.run_script({"train.py": ""}, python="fat"))
-    assert record.reason is Reason.REJECTED_BY_WORKER
+    assert record.reason is StateReason.REJECTED_BY_WORKER
     assert "no environment 'fat' (it has: lean)" in record.message
     assert "--env fat=/path/to/python" in record.message
 
@@ -112,6 +112,6 @@ def test_the_node_tells_which_environments_it_has(cold: Service) -> None:
 def test_processes_that_a_cold_rank_starts_are_followed_into_its_environment(cold: Service) -> None:
     files = {"main.py": NESTED, "fork.py": FORK, "train.py": TRAIN}
     job = cold.run_script(files, entrypoint="main.py", devices=2, python="lean")
-    assert cold.ended(job, 100).state is State.SUCCEEDED, cold.text(job, stream="stderr")
+    assert cold.ended(job, 100).state is JobState.SUCCEEDED, cold.text(job, stream="stderr")
     patterns = {(tuple(pattern["rows"]), pattern["steps"]) for pattern in cold.report(job)["patterns"]}
     assert patterns == {((10, 10), 4), ((5, 5), 2)}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from jobs.files import checkpoints, identity, paths
-from jobs.model.state import State
+from jobs.model.state import JobState
 from tests.integration.workers import reachable, test_checkpoints
 from tests.integration.workers.service import MODULE, NODE, Service, eventually, is_dead, running_service
 from tests.integration.workers.test_script_children import FORK, TRAIN
@@ -115,9 +115,9 @@ def attack(service: Service) -> list[str]:
     files = {"train.py": (SCRIPTS / "hostile.txt").read_text()}
     hostile = service.run_script(files, json.dumps(there, default=str))
     record = service.ended(hostile)
-    assert record.state is State.SUCCEEDED, record
+    assert record.state is JobState.SUCCEEDED, record
     (artifacts / "end").touch()
-    assert service.ended(victim).state is State.SUCCEEDED
+    assert service.ended(victim).state is JobState.SUCCEEDED
     got: list[str] = json.loads(service.text(hostile).splitlines()[-1])
     return got
 
@@ -158,7 +158,7 @@ while not os.path.getsize(out := os.path.join(os.environ["SHARDYARD_OUTPUT_DIR"]
     time.sleep(0.01)
 '''
     job = confined.run_script({"train.py": hide})
-    assert confined.ended(job).state is State.SUCCEEDED
+    assert confined.ended(job).state is JobState.SUCCEEDED
     hidden = int((paths.artifacts_dir(confined.files(job)) / "hidden").read_text())
     assert is_dead(hidden)
 
@@ -170,7 +170,7 @@ def test_ranks_die_with_their_supervisor(confined: Service) -> None:
     assert Path(f"/proc/{rank}").stat().st_uid == FIRST
     os.kill(confined.supervisor(confined.attempt(job)), signal.SIGKILL)
     eventually(lambda: is_dead(rank), "the rank is dead")
-    confined.reaches(job, State.RUNNING, attempt=2)
+    confined.reaches(job, JobState.RUNNING, attempt=2)
     eventually(lambda: not stat.S_IMODE(confined.files(job).stat().st_mode) & 0o077, "its files are closed")
     confined.cancel(job)
     confined.ended(job)
@@ -215,7 +215,7 @@ if __name__ == "__main__":
 def test_a_script_runs_as_it_does_elsewhere(confined: Service) -> None:
     job = confined.run_script({"train.py": ORDINARY})
     record = confined.ended(job)
-    assert record.state is State.SUCCEEDED, (record, confined.text(job, stream="stderr"))
+    assert record.state is JobState.SUCCEEDED, (record, confined.text(job, stream="stderr"))
     *_, named, last = confined.text(job).splitlines()
     facts: dict[str, Any] = json.loads(last)
     temporary = Path(facts.pop("temporary"))
@@ -273,7 +273,7 @@ print((place / "state.txt").read_text(), got)
 def test_a_script_that_is_started_again_can_read_its_checkpoint_and_no_more(confined: Service) -> None:
     job = confined.run_script({"train.py": RESUMES}, limits={"max_retries": 1})
     record = confined.ended(job)
-    assert record.state is State.SUCCEEDED, (record, confined.text(job, stream="stderr", number=2))
+    assert record.state is JobState.SUCCEEDED, (record, confined.text(job, stream="stderr", number=2))
     assert confined.text(job, number=2) == "as saved []"
 
 
@@ -281,7 +281,7 @@ def test_a_script_that_is_started_again_can_read_its_checkpoint_and_no_more(conf
 def test_recipes_run_under_it_too(confined: Service, strategy: str, devices: int) -> None:
     job = confined.submit(strategy, devices)
     record = confined.ended(job)
-    assert record.state is State.SUCCEEDED, (record, confined.text(job, stream="stderr"))
+    assert record.state is JobState.SUCCEEDED, (record, confined.text(job, stream="stderr"))
     assert confined.report(job)["prediction"]["matches"]
 
 
@@ -294,7 +294,7 @@ def test_a_recipe_goes_on_under_another_account_from_what_it_has_saved(confined:
     confined.ended(blocker)
     os.kill(confined.supervisor(confined.attempt(job)), signal.SIGKILL)
     record = confined.ended(job, 60)
-    assert record.state is State.SUCCEEDED, (record, confined.text(job, stream="stderr", number=2))
+    assert record.state is JobState.SUCCEEDED, (record, confined.text(job, stream="stderr", number=2))
     first, second = confined.attempts(job)
     assert (min(first.leased), min(second.leased)) == (1, 0)  # each device has an account of its own
     assert second.resumed is not None
@@ -312,7 +312,7 @@ def test_a_recipe_goes_on_under_another_account_from_what_it_has_saved(confined:
 def test_processes_that_a_script_starts_are_seen(confined: Service) -> None:
     job = confined.run_script({"train.py": TRAIN, "start.py": FORK}, entrypoint="start.py", devices=2)
     record = confined.ended(job, 60)
-    assert record.state is State.SUCCEEDED, (record, confined.text(job, stream="stderr"))
+    assert record.state is JobState.SUCCEEDED, (record, confined.text(job, stream="stderr"))
     assert [device["rows"] for device in confined.report(job)["per_device"]] == [50, 50]
 
 
@@ -320,7 +320,7 @@ def test_a_cold_start_keeps_the_account(confined: Service) -> None:
     files = {"train.py": "import os, torch; print(os.getuid(), torch.get_num_threads())"}
     job = confined.run_script(files, env={"OMP_NUM_THREADS": "1"})
     record = confined.ended(job, 60)
-    assert record.state is State.SUCCEEDED, (record, confined.text(job, stream="stderr"))
+    assert record.state is JobState.SUCCEEDED, (record, confined.text(job, stream="stderr"))
     assert confined.text(job).split() == [str(FIRST), "1"]
 
 

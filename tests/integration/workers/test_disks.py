@@ -6,7 +6,7 @@ import pytest
 
 from jobs.files import paths
 from jobs.files.identity import NONCE_FILE
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from jobs.store import AttemptId
 from tests.integration.workers.service import TENANT, Service, eventually, running_service
 
@@ -18,7 +18,7 @@ def test_a_supervisor_whose_log_cannot_be_written_does_its_work_all_the_same(ser
     marks.create()
     marks.log.symlink_to("/dev/full")
     job = service.submit("ddp", 2, name="no-log", fault="fork_daemon")
-    assert service.ended(job).state is State.SUCCEEDED
+    assert service.ended(job).state is JobState.SUCCEEDED
     assert service.report(job)["final"]
 
 
@@ -27,7 +27,7 @@ def test_a_log_of_record_that_cannot_be_written_does_not_stop_the_run(service: S
     logs.mkdir(parents=True)
     (logs / "device-0.log").symlink_to("/dev/full")
     job = service.submit("single", name="no-room", talks=True)
-    assert service.ended(job).state is State.SUCCEEDED
+    assert service.ended(job).state is JobState.SUCCEEDED
     assert service.report(job)["final"]
 
 
@@ -38,9 +38,9 @@ def test_storage_that_cannot_be_written_is_named_and_the_job_runs_when_it_can(se
     job = service.submit("ddp", 2, name="blocked")
     first = eventually(lambda: next((it for it in service.attempts(job) if it.reason), None), "its first attempt ends")
     blocked.unlink()
-    assert first.reason is Reason.START_FAILED
+    assert first.reason is StateReason.START_FAILED
     assert str(blocked) in first.message
-    assert service.ended(job).state is State.SUCCEEDED
+    assert service.ended(job).state is JobState.SUCCEEDED
 
 
 def test_a_node_whose_storage_is_no_longer_mounted_takes_no_work_until_it_is(tmp_path: Path) -> None:
@@ -54,5 +54,5 @@ def test_a_node_whose_storage_is_no_longer_mounted_takes_no_work_until_it_is(tmp
         job = service.submit("single")
         mark.with_name("elsewhere").rename(mark)
         service.start_worker()
-        assert service.ended(job).state is State.SUCCEEDED
+        assert service.ended(job).state is JobState.SUCCEEDED
         assert len(service.attempts(job)) == 1

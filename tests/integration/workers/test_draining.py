@@ -12,7 +12,7 @@ import pytest
 from jobs import store
 from jobs.model import spec
 from jobs.model.records import NodeRecord
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from tests.integration.workers.service import MODULE, NODE, TENANT, Service, eventually
 
 pytestmark = pytest.mark.integration
@@ -28,7 +28,7 @@ def is_sent_back(service: Service, job: str) -> bool:
     """Whether a job waits again, because its node drained, and it cost nothing."""
     record = service.job(job)
     assert (record.losses, record.retries) == (0, 0)
-    return (record.state, record.reason) == (State.QUEUED, Reason.DRAINED)
+    return (record.state, record.reason) == (JobState.QUEUED, StateReason.DRAINED)
 
 
 def test_at_the_deadline_of_a_drain_what_still_runs_goes_to_another_node(service: Service) -> None:
@@ -40,10 +40,10 @@ def test_at_the_deadline_of_a_drain_what_still_runs_goes_to_another_node(service
         began = time.monotonic()
         waiting = service.submit("single")
         assert service.finished(short).attempt == 1, "what ends before the deadline is left alone"
-        moved = service.reaches(job, State.RUNNING, attempt=2)
+        moved = service.reaches(job, JobState.RUNNING, attempt=2)
         assert time.monotonic() - began > 4
         first, second = service.attempts(job)
-        assert (first.node, first.reason, second.node) == (NODE, Reason.DRAINED, "n2")
+        assert (first.node, first.reason, second.node) == (NODE, StateReason.DRAINED, "n2")
         assert (moved.losses, moved.retries) == (0, 0)
         assert service.finished(waiting).node == "n2"
         assert nodes(service)[NODE].moving
@@ -69,11 +69,11 @@ def test_a_job_that_is_moved_saves_a_checkpoint_first_and_goes_on_from_there(ser
     assert saved is not None
     assert saved["step"] > 0
     service.dispatch_jobs()
-    assert service.job(job).state is State.QUEUED, "not to the same node while it drains"
+    assert service.job(job).state is JobState.QUEUED, "not to the same node while it drains"
     service.run(store.undrain_node(NODE))
     eventually(lambda: not service.held_by(job), "its devices are free")
     service.dispatch_jobs()
-    service.reaches(job, State.RUNNING, attempt=2)
+    service.reaches(job, JobState.RUNNING, attempt=2)
     assert service.attempts(job)[1].resumed == {"step": saved["step"], "attempt": 1}
     service.cancel(job)
     service.ended(job)
@@ -90,7 +90,7 @@ def test_a_worker_that_comes_back_goes_on_with_what_was_left_of_the_deadline(ser
     eventually(lambda: is_sent_back(service, job), "the job is sent back")
     service.run(store.undrain_node(NODE))
     service.dispatch_jobs()
-    service.reaches(job, State.RUNNING, attempt=2)
+    service.reaches(job, JobState.RUNNING, attempt=2)
     service.cancel(job)
     service.ended(job)
 
@@ -106,10 +106,10 @@ def test_a_worker_that_drains_waits_for_its_attempts_takes_none_and_ends_well(se
     assert service.finished(job).attempt == 1
     assert service.worker.wait(30) == 0
     assert service.held_by(job) == []
-    assert (service.job(waiting).state, service.node().alive) == (State.QUEUED, False)
+    assert (service.job(waiting).state, service.node().alive) == (JobState.QUEUED, False)
     service.start_worker()
     service.dispatch_jobs()
-    assert service.ended(waiting).state is State.SUCCEEDED
+    assert service.ended(waiting).state is JobState.SUCCEEDED
 
 
 def test_a_worker_that_drains_until_a_deadline_sends_back_what_still_runs(service: Service) -> None:
@@ -121,7 +121,7 @@ def test_a_worker_that_drains_until_a_deadline_sends_back_what_still_runs(servic
     assert service.living() == []
     service.start_worker()
     service.dispatch_jobs()
-    service.reaches(job, State.RUNNING, attempt=2)
+    service.reaches(job, JobState.RUNNING, attempt=2)
     service.cancel(job)
     service.ended(job)
 
@@ -142,6 +142,6 @@ def test_a_second_sigterm_ends_a_drain_and_the_next_worker_adopts_what_goes_on(s
     assert service.node().takes_work
     supervisor = service.supervisor(service.attempt(job))
     os.kill(supervisor, signal.SIGKILL)
-    service.reaches(job, State.RUNNING, attempt=2)  # the new worker looks after it
+    service.reaches(job, JobState.RUNNING, attempt=2)  # the new worker looks after it
     service.cancel(job)
     service.ended(job)

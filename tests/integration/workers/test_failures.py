@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from tests.integration.workers.service import Service, eventually
 from tests.support.timing import once_below
 
@@ -18,24 +18,28 @@ pytestmark = pytest.mark.integration
 @pytest.mark.parametrize(
     ("fault", "reason", "expected"),
     [
-        ("raise_error", Reason.CODE_ERROR, {"exit_code": 1, "message": "LookupError: this model fails on purpose"}),
-        ("exit_with_7", Reason.CODE_ERROR, {"exit_code": 7, "message": "sys.exit(7)"}),
-        ("exit_with_message", Reason.CODE_ERROR, {"exit_code": 1, "message": "cannot go on: on purpose"}),
-        ("raise_at_exit", Reason.CODE_ERROR, {"message": "LookupError: this exit handler fails on purpose"}),
-        ("leave_with_3", Reason.RANK_FAILED, {"exit_code": 3, "signal": None}),
-        ("leave_with_3_at_exit", Reason.RANK_FAILED, {"exit_code": 3, "signal": None}),
-        ("kill_itself", Reason.RANK_FAILED, {"exit_code": None, "signal": "SIGKILL"}),
-        ("segfault", Reason.RANK_FAILED, {"exit_code": None, "signal": "SIGSEGV"}),
-        ("fill_memory", Reason.OUT_OF_MEMORY, {"exit_code": 1, "message": "MemoryError"}),
-        ("fill_memory_with_a_tensor", Reason.OUT_OF_MEMORY, {"exit_code": 1}),
-        ("run_a_thread_that_reports_badly", Reason.RANK_FAILED, {"exit_code": 97}),
+        (
+            "raise_error",
+            StateReason.CODE_ERROR,
+            {"exit_code": 1, "message": "LookupError: this model fails on purpose"},
+        ),
+        ("exit_with_7", StateReason.CODE_ERROR, {"exit_code": 7, "message": "sys.exit(7)"}),
+        ("exit_with_message", StateReason.CODE_ERROR, {"exit_code": 1, "message": "cannot go on: on purpose"}),
+        ("raise_at_exit", StateReason.CODE_ERROR, {"message": "LookupError: this exit handler fails on purpose"}),
+        ("leave_with_3", StateReason.RANK_FAILED, {"exit_code": 3, "signal": None}),
+        ("leave_with_3_at_exit", StateReason.RANK_FAILED, {"exit_code": 3, "signal": None}),
+        ("kill_itself", StateReason.RANK_FAILED, {"exit_code": None, "signal": "SIGKILL"}),
+        ("segfault", StateReason.RANK_FAILED, {"exit_code": None, "signal": "SIGSEGV"}),
+        ("fill_memory", StateReason.OUT_OF_MEMORY, {"exit_code": 1, "message": "MemoryError"}),
+        ("fill_memory_with_a_tensor", StateReason.OUT_OF_MEMORY, {"exit_code": 1}),
+        ("run_a_thread_that_reports_badly", StateReason.RANK_FAILED, {"exit_code": 97}),
     ],
 )
 def test_a_failing_program_fails_its_job_and_says_how(
-    service: Service, fault: str, reason: Reason, expected: dict[str, Any]
+    service: Service, fault: str, reason: StateReason, expected: dict[str, Any]
 ) -> None:
     record = service.ended(service.submit("single", fault=fault))
-    assert (record.state, record.reason) == (State.FAILED, reason), record
+    assert (record.state, record.reason) == (JobState.FAILED, reason), record
     assert record.error is not None
     assert expected.items() <= record.error.items(), record.error
     assert record.error["rank"] == 0
@@ -54,13 +58,13 @@ def test_what_a_failing_program_said_last_is_in_its_log(service: Service) -> Non
 
 
 def test_a_program_that_exits_with_0_has_succeeded(service: Service) -> None:
-    assert service.ended(service.submit("single", fault="exit_with_0")).state is State.SUCCEEDED
+    assert service.ended(service.submit("single", fault="exit_with_0")).state is JobState.SUCCEEDED
 
 
 def test_an_error_in_the_last_step_fails_the_job_with_the_traceback_of_its_rank(service: Service) -> None:
     def failed() -> float:
         record = service.ended(service.submit("ddp", 4, fault="raise_error", rank=2, at_step=3))
-        assert (record.state, record.reason) == (State.FAILED, Reason.CODE_ERROR)
+        assert (record.state, record.reason) == (JobState.FAILED, StateReason.CODE_ERROR)
         assert record.error is not None
         assert record.error["rank"] == 2
         assert re.search(
@@ -80,7 +84,7 @@ def test_a_killed_rank_is_named_and_not_the_peers_that_lost_it(service: Service,
 
     def killed() -> float:
         record = service.ended(service.submit("ddp", devices, fault="kill_itself", rank=turn % devices))
-        assert (record.state, record.reason) == (State.FAILED, Reason.RANK_FAILED), record
+        assert (record.state, record.reason) == (JobState.FAILED, StateReason.RANK_FAILED), record
         assert record.error is not None
         assert (record.error["rank"], record.error["signal"]) == (turn % devices, "SIGKILL"), record.error
         return _seconds_to_end(record)
@@ -95,33 +99,33 @@ def _seconds_to_end(record: Any) -> float:
 
 def test_a_failed_program_is_tried_again_as_often_as_its_limits_say(service: Service) -> None:
     record = service.ended(service.submit("single", fault="raise_error", limits={"max_retries": 1}))
-    assert (record.state, record.attempt, record.retries) == (State.FAILED, 2, 1)
-    assert [attempt.reason for attempt in service.attempts(record.id)] == [Reason.CODE_ERROR] * 2
+    assert (record.state, record.attempt, record.retries) == (JobState.FAILED, 2, 1)
+    assert [attempt.reason for attempt in service.attempts(record.id)] == [StateReason.CODE_ERROR] * 2
 
 
 def test_the_wall_limit_ends_a_run(service: Service) -> None:
     record = service.ended(service.submit("ddp", 2, fault="sleep_forever", rank=1, limits={"wall_seconds": 1.0}))
-    assert (record.state, record.reason) == (State.FAILED, Reason.WALL_LIMIT)
+    assert (record.state, record.reason) == (JobState.FAILED, StateReason.WALL_LIMIT)
     assert record.message == "ran longer than limits.wall_seconds (1 s)"
 
 
 def test_a_grandchild_that_keeps_stdout_open_does_not_keep_the_job(service: Service) -> None:
-    assert service.ended(service.submit("ddp", 2, fault="fork_daemon", rank=-1)).state is State.SUCCEEDED
+    assert service.ended(service.submit("ddp", 2, fault="fork_daemon", rank=-1)).state is JobState.SUCCEEDED
 
 
 def test_a_grandchild_that_floods_stdout_does_not_keep_the_job(service: Service) -> None:
     job = service.submit("single", fault="fork_daemon_that_floods")
-    assert service.ended(job).state is State.SUCCEEDED
+    assert service.ended(job).state is JobState.SUCCEEDED
     assert "another line of this flood" in service.text(job)
 
 
 def test_a_program_that_was_started_and_forgotten_is_ended_with_its_job(service: Service) -> None:
-    assert service.ended(service.submit("single", fault="start_program")).state is State.SUCCEEDED
+    assert service.ended(service.submit("single", fault="start_program")).state is JobState.SUCCEEDED
 
 
 def test_200_000_lines_are_all_in_the_log(service: Service) -> None:
     job = service.submit("single", fault="print_200000_lines")
-    assert service.ended(job, 60).state is State.SUCCEEDED
+    assert service.ended(job, 60).state is JobState.SUCCEEDED
     assert service.text(job).splitlines() == [f"line {number}" for number in range(200_000)]
 
 

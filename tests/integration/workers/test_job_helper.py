@@ -3,7 +3,7 @@
 import pytest
 
 from jobs.files import metric_file, paths
-from jobs.model.state import State
+from jobs.model.state import JobState
 from tests.integration.workers.service import Service
 
 pytestmark = pytest.mark.integration
@@ -28,7 +28,7 @@ if rank == 0:
 def test_what_a_script_says_of_itself_arrives(service: Service) -> None:
     job = service.run_script({"train.py": PROGRAM}, strategy="ddp", devices=2)
 
-    assert service.ended(job).state is State.SUCCEEDED
+    assert service.ended(job).state is JobState.SUCCEEDED
 
     series = metric_file.read_series(paths.metrics_file(service.files(job)))
     found = {(one.device, one.name): [(point.step, point.value) for point in one.points] for one in series}

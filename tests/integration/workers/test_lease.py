@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from jobs import store
-from jobs.model.state import AttemptState, Reason, State
+from jobs.model.state import AttemptState, JobState, StateReason
 from tests.integration.workers.service import Service, eventually, is_dead, running_service
 from tests.support.timing import once_below
 from workers.supervisor.rank_monitor import FENCE
@@ -49,15 +49,15 @@ def test_a_frozen_supervisor_loses_its_lease_and_kills_its_ranks_when_it_wakes(s
     assert all(is_dead(pid) for pid in ranks)
     assert set(service.held_by(job)).isdisjoint(devices)
     old, new = service.attempts(job)
-    assert (old.reason, new.state) == (Reason.LEASE_EXPIRED, AttemptState.CLAIMED)
-    assert service.job(job).state is State.RUNNING
+    assert (old.reason, new.state) == (StateReason.LEASE_EXPIRED, AttemptState.CLAIMED)
+    assert service.job(job).state is JobState.RUNNING
     service.cancel(job)
     service.ended(job)
 
 
 def _watch_for_second_attempt(service: Service, job: str) -> None:
     deadline = time.monotonic() + 60
-    while service.job(job).state is not State.RUNNING or service.job(job).attempt < 2:
+    while service.job(job).state is not JobState.RUNNING or service.job(job).attempt < 2:
         live = [attempt for attempt in service.attempts(job) if attempt.state is not AttemptState.ENDED]
         assert len(live) <= 1
         assert time.monotonic() < deadline
@@ -71,9 +71,9 @@ def test_a_node_that_falls_silent_with_its_attempts_is_lost_by_name_and_another_
         eventually(lambda: len(service.run(store.read_fleet()).nodes) == 2, "the other node registers", 60)
         os.kill(supervisor, signal.SIGSTOP)  # as far as others can see, its host is gone
         service.kill_worker()
-        record = service.reaches(job, State.RUNNING, attempt=2)
+        record = service.reaches(job, JobState.RUNNING, attempt=2)
         first, second = service.attempts(job)
-        assert (first.reason, second.node) == (Reason.NODE_LOST, "n2")
+        assert (first.reason, second.node) == (StateReason.NODE_LOST, "n2")
         assert first.message.startswith("node n1 is lost: neither it nor the attempt")
         assert (record.losses, record.retries) == (1, 0)
         service.cancel(job)
@@ -91,7 +91,7 @@ def test_a_supervisor_that_never_wakes_is_killed_and_its_devices_are_free_again(
     os.kill(supervisor, signal.SIGSTOP)
     eventually(lambda: is_dead(supervisor), "the agent kills it", 8 * LEASE)
     assert all(is_dead(pid) for pid in ranks)
-    service.reaches(job, State.RUNNING, attempt=2)
+    service.reaches(job, JobState.RUNNING, attempt=2)
     eventually(lambda: len(service.held_by(job)) == 1, "one device is held")
     service.cancel(job)
     service.ended(job)
@@ -106,7 +106,7 @@ def test_a_redis_that_is_killed_and_comes_back_soon_does_not_touch_a_run(service
     service.server.start()
     service.let_go(job)
     record = service.ended(job)
-    assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
+    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 1)
     assert service.noted() == ranks
     assert service.text(job).splitlines() == [f"step {step}" for step in range(80)]
 
@@ -128,8 +128,8 @@ def _cut_off(service: Service) -> float:
         took = time.monotonic() - began
     finally:
         service.server.start()
-    service.reaches(job, State.RUNNING, attempt=2)
-    assert service.attempts(job)[0].reason is Reason.LEASE_EXPIRED
+    service.reaches(job, JobState.RUNNING, attempt=2)
+    assert service.attempts(job)[0].reason is StateReason.LEASE_EXPIRED
     service.cancel(job)
     service.ended(job)
     return took

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs import store
-from jobs.model.state import Reason, State, SupervisorCommand
+from jobs.model.state import JobState, StateReason, SupervisorCommand
 from jobs.protocol.names import commands_channel
 from jobs.store.client import RedisStore
 from shardyard.contract.errors import Unavailable
@@ -101,7 +101,7 @@ def test_an_order_is_heard_long_before_the_next_beat(
     assert line.order is SupervisorCommand.GO
     give(world, attempt)
     until(lambda: line.order is order, f"the order {order}")
-    line.finish(Reason.CANCELLED_BY_USER, "over", None, None, 0.0, keep=NOWHERE)
+    line.finish(StateReason.CANCELLED_BY_USER, "over", None, None, 0.0, keep=NOWHERE)
 
 
 def test_while_it_hears_it_asks_for_nothing_but_beats(
@@ -117,14 +117,14 @@ def test_while_it_hears_it_asks_for_nothing_but_beats(
     until(lambda: beats() >= before + 5, "five beats")
     asked_since = calls(world) - asked
     assert asked_since <= beats() - before + 2
-    assert line.finish(Reason.COMPLETED, "over", None, None, 0.0, keep=NOWHERE)
+    assert line.finish(StateReason.COMPLETED, "over", None, None, 0.0, keep=NOWHERE)
 
 
 def test_a_beat_brings_an_order_that_nobody_told(world: World, server: RedisServer) -> None:
     line, attempt = claimed(world, server, beat_seconds=0.2)
     world.redis.hset(f"sy:job:{attempt.job_ref}", "cancel", "1")
     until(lambda: line.order is SupervisorCommand.CANCEL, "the order that came with a beat")
-    line.finish(Reason.CANCELLED_BY_USER, "over", None, None, 0.0, keep=NOWHERE)
+    line.finish(StateReason.CANCELLED_BY_USER, "over", None, None, 0.0, keep=NOWHERE)
 
 
 def test_an_order_that_was_given_while_redis_restarted_is_found(world: World, server: RedisServer) -> None:
@@ -134,7 +134,7 @@ def test_an_order_that_was_given_while_redis_restarted_is_found(world: World, se
     world.run(store.cancel(attempt.tenant, attempt.job))
     until(lambda: line.order is SupervisorCommand.CANCEL, "the order")
     until(lambda: listeners(world), "it hears again")
-    line.finish(Reason.CANCELLED_BY_USER, "over", None, None, 0.0, keep=NOWHERE)
+    line.finish(StateReason.CANCELLED_BY_USER, "over", None, None, 0.0, keep=NOWHERE)
 
 
 @pytest.fixture
@@ -151,13 +151,13 @@ def test_an_end_that_nobody_takes_is_kept_and_told_by_another_when_redis_is_back
     kept = tmp_path / "untold.json"
     error, result = {"kind": "none"}, {"loss": 0.25}
     with pytest.raises(Unavailable):
-        line.finish(Reason.COMPLETED, "all went well", error, result, 0.0, keep=kept)
+        line.finish(StateReason.COMPLETED, "all went well", error, result, 0.0, keep=kept)
     with pytest.raises(Unavailable):
         pending_end.report_pending_end(world.store, attempt, kept)
     server.start()
     pending_end.report_pending_end(world.store, attempt, kept)
     record = world.job(attempt.job)
-    assert (record.state, record.message) == (State.SUCCEEDED, "all went well")
+    assert (record.state, record.message) == (JobState.SUCCEEDED, "all went well")
     assert (record.error, record.result) == (error, result)
     assert not kept.exists()
     assert world.redis.hlen("sy:held:n1") == 1, "who tells it has not proved that all processes are dead"
@@ -171,7 +171,7 @@ def test_an_end_is_kept_while_it_is_tried_and_not_longer(
     server.kill()
     kept, told = tmp_path / "untold.json", []
     finish = threading.Thread(
-        target=lambda: told.append(line.finish(Reason.COMPLETED, "over", None, None, 0.0, keep=kept)), daemon=True
+        target=lambda: told.append(line.finish(StateReason.COMPLETED, "over", None, None, 0.0, keep=kept)), daemon=True
     )
     finish.start()
     until(kept.exists, "it is kept")
@@ -179,12 +179,12 @@ def test_an_end_is_kept_while_it_is_tried_and_not_longer(
     finish.join(DEADLINE_SECONDS)
     assert told == [True]
     assert not kept.exists()
-    assert world.job(attempt.job).state is State.SUCCEEDED
+    assert world.job(attempt.job).state is JobState.SUCCEEDED
 
 
 def test_an_untold_end_of_an_attempt_that_was_reaped_meanwhile_changes_nothing(world: World, tmp_path: Path) -> None:
     attempt, kept = world.claimed(), tmp_path / "untold.json"
-    pending_end.save_pending_end(kept, PendingEnd("c", Reason.COMPLETED, "too late"))
+    pending_end.save_pending_end(kept, PendingEnd("c", StateReason.COMPLETED, "too late"))
     world.reap(attempt, beat=None)
     before = world.job(attempt.job)
     pending_end.report_pending_end(world.store, attempt, kept)
@@ -207,7 +207,7 @@ def test_tries_become_rarer_while_redis_is_away(world: World, server: RedisServe
     assert max(islice(LeaseHolder(world.store, line._attempt, "n1", 1.0)._retry_delays(), 5)) == 1.0, (
         "a beat must not wait longer"
     )
-    line.finish(Reason.COMPLETED, "over", None, None, 0.0, keep=NOWHERE)
+    line.finish(StateReason.COMPLETED, "over", None, None, 0.0, keep=NOWHERE)
 
 
 def test_an_untold_end_of_an_attempt_that_holds_nothing_is_told_in_the_rounds_and_only_then_cleared_away(
@@ -217,7 +217,7 @@ def test_an_untold_end_of_an_attempt_that_holds_nothing_is_told_in_the_rounds_an
     marks = AttemptDirectory.of(tmp_path / "state", attempt)
     marks.create()
     marks.supervisor_lock.touch()
-    pending_end.save_pending_end(marks.untold, PendingEnd("c", Reason.COMPLETED, "all went well"))
+    pending_end.save_pending_end(marks.untold, PendingEnd("c", StateReason.COMPLETED, "all went well"))
     rounds = Janitor("n1", (), tmp_path / "state", tmp_path / "storage", world.store, tuple)
     rounds.clear_orphans()
     server.kill()

@@ -9,7 +9,7 @@ import pytest
 
 from jobs import store
 from jobs.model.records import Quarantine
-from jobs.model.state import State
+from jobs.model.state import JobState
 from jobs.store import AttemptId
 from tests.integration.workers.service import NODE, TENANT, Service, eventually, running_service
 
@@ -53,7 +53,7 @@ def test_a_device_comes_back_when_what_would_not_die_is_gone_and_it_can_compute(
         keeps.bind(path)
         keeps.listen()
         job = service.run_script({"train.py": LEAVE_A_LOCK}, path)
-        assert service.finished(job).state is State.SUCCEEDED, service.text(job, stream="stderr")
+        assert service.finished(job).state is JobState.SUCCEEDED, service.text(job, stream="stderr")
         apart = eventually(lambda: why(service, 0), "its device is set apart")
         assert apart.attempt == str(service.attempt(job))
         assert "holds the attempt's lock" in apart.reason
@@ -82,6 +82,6 @@ def test_what_a_supervisor_left_that_was_killed_at_its_very_end_is_cleared_away_
     (marks.directory / "work").mkdir()
     eventually(lambda: not marks.directory.exists(), "it is cleared away")
     assert service.marks(service.attempt(job)).directory.exists()
-    assert service.job(job).state is State.RUNNING
+    assert service.job(job).state is JobState.RUNNING
     service.cancel(job)
     service.ended(job)

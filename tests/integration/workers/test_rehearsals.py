@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jobs.model.state import State
+from jobs.model.state import JobState
 from tests.integration.training.rehearsed import SCRIPTS
 from tests.integration.training.test_rehearsal_scripts import HUNDRED_BY_THIRTY
 from tests.integration.workers.service import Service
@@ -43,7 +43,7 @@ def rehearsed(service: Service, script: str, strategy: str, devices: int, *args:
         source, *args, strategy=strategy, devices=devices, entrypoint=f"{script}.py", rehearse=True
     )
     end = service.ended(job, 60)
-    assert end.state == State.SUCCEEDED, end.error
+    assert end.state == JobState.SUCCEEDED, end.error
     report = service.report(job)
     assert report["rehearsal"]
     return report
@@ -66,7 +66,7 @@ def expected(devices: int) -> dict[Step, int]:
 def test_a_rehearsed_script_has_the_report_and_the_logs_of_three_gpus(service: Service) -> None:
     source = {"tour.py": (SCRIPTS / "data_parallel_tour.py").read_text()}
     job = service.run_script(source, strategy="dp", devices=3, entrypoint="tour.py", rehearse=True)
-    assert service.ended(job, 60).state == State.SUCCEEDED
+    assert service.ended(job, 60).state == JobState.SUCCEEDED
     report = service.report(job)
     assert report["rehearsal"]
     assert steps(report, "forward") == expected(3)
@@ -120,7 +120,7 @@ def test_a_cold_start_rehearses_beside_modules_that_are_called_like_ours(service
         files, strategy="dp", devices=3, entrypoint="tour.py", rehearse=True, env={"OMP_NUM_THREADS": "1"}
     )
     end = service.ended(job, 60)
-    assert end.state == State.SUCCEEDED, end.error
+    assert end.state == JobState.SUCCEEDED, end.error
     assert steps(service.report(job), "forward") == expected(3)
 
 
@@ -128,14 +128,14 @@ def test_a_cold_start_rehearses_beside_modules_that_are_called_like_ours(service
 def test_processes_that_a_script_spawns_rehearse_too(service: Service) -> None:
     job = service.run_script({"train.py": SPAWNING}, devices=2, rehearse=True)
     end = service.ended(job, 120)
-    assert end.state == State.SUCCEEDED, end.error
+    assert end.state == JobState.SUCCEEDED, end.error
     assert steps(service.report(job), "train") == {(5, 5): 1}
 
 
 def test_what_cannot_be_rehearsed_ends_the_job_with_the_line_and_the_reason(service: Service) -> None:
     job = service.run_script({"train.py": "import torch\ntorch.cuda.Stream()\n"}, rehearse=True)
     end = service.ended(job, 60)
-    assert end.state == State.FAILED
+    assert end.state == JobState.FAILED
     assert end.error is not None
     assert 'train.py", line 2, in <module>' in end.error["traceback"]
     assert "Work on several CUDA streams cannot be rehearsed" in str(end.error)

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from jobs.store import AttemptId
 from tests.integration.workers.service import MODULE, NODE, TENANT, Service, children_named, eventually, is_dead
 
@@ -35,10 +35,10 @@ def test_a_killed_supervisor_takes_its_ranks_along_and_the_job_starts_again(serv
     eventually(lambda: len(service.living()) == 4, "two ranks and their daemons")
     processes = service.living()
     os.kill(supervisor, signal.SIGKILL)
-    record = service.reaches(job, State.RUNNING, attempt=2)
+    record = service.reaches(job, JobState.RUNNING, attempt=2)
     assert all(is_dead(pid) for pid in processes)
     first, _ = service.attempts(job)
-    assert (first.reason, first.message) == (Reason.SUPERVISOR_LOST, "its supervisor died")
+    assert (first.reason, first.message) == (StateReason.SUPERVISOR_LOST, "its supervisor died")
     assert record.retries == 0
     assert len(service.held_by(job)) == 2
     service.cancel(job)
@@ -50,13 +50,13 @@ def test_a_killed_forkserver_is_warm_again_before_a_job_needs_it(service: Servic
     warmed = len(service.events("forkserver_warm"))
     os.kill(_forkserver(service), signal.SIGKILL)
     eventually(lambda: len(service.events("forkserver_warm")) > warmed, "the forkserver is warm again")
-    assert service.ended(service.submit("ddp", 2)).state is State.SUCCEEDED
+    assert service.ended(service.submit("ddp", 2)).state is JobState.SUCCEEDED
 
 
 def test_a_job_that_comes_right_after_the_forkserver_was_killed_runs_in_its_first_attempt(service: Service) -> None:
     os.kill(_forkserver(service), signal.SIGKILL)
     record = service.ended(service.submit("single"), 60)
-    assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
+    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 1)
 
 
 def test_a_job_whose_supervisor_was_killed_as_it_was_handed_over_starts_with_the_next_hint(service: Service) -> None:
@@ -66,7 +66,7 @@ def test_a_job_whose_supervisor_was_killed_as_it_was_handed_over_starts_with_the
     eventually(lambda: _started(service, job) == [spare], "the process that was forked ahead is its supervisor")
     os.kill(spare, signal.SIGKILL)
     record = service.ended(job)
-    assert (record.state, record.attempt, record.losses) == (State.SUCCEEDED, 1, 0)
+    assert (record.state, record.attempt, record.losses) == (JobState.SUCCEEDED, 1, 0)
     assert len(_started(service, job)) > 1
 
 
@@ -75,7 +75,7 @@ def test_a_supervisor_that_slept_when_it_was_handed_a_job_finds_it_taken_and_lea
     os.kill(spare, signal.SIGSTOP)
     try:
         job = service.submit("ddp", 2, fault="wait_for_the_test")
-        service.reaches(job, State.RUNNING)
+        service.reaches(job, JobState.RUNNING)
         running = service.supervisor(service.attempt(job))
         assert running != spare
     finally:
@@ -84,7 +84,7 @@ def test_a_supervisor_that_slept_when_it_was_handed_a_job_finds_it_taken_and_lea
     assert not is_dead(running)
     service.let_go(job)
     record = service.ended(job)
-    assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
+    assert (record.state, record.attempt) == (JobState.SUCCEEDED, 1)
 
 
 @pytest.mark.slow
@@ -156,17 +156,17 @@ def test_training_goes_on_while_the_worker_is_dead_and_the_next_one_finds_the_li
     service.kill_worker()
     steps = service.steps_done(living)
     eventually(lambda: service.steps_done(living) > steps + 10, "more steps")
-    assert service.ended(short).state is State.SUCCEEDED  # without any worker
+    assert service.ended(short).state is JobState.SUCCEEDED  # without any worker
     os.kill(service.supervisor(service.attempt(dead)), signal.SIGKILL)
     # Its supervisor gave the devices back, and was killed before it could clear away; `leaves_nothing` looks for it.
     service.marks(AttemptId(TENANT, "long-gone", 1)).create()
 
     service.start_worker()
-    service.reaches(dead, State.RUNNING, attempt=2)  # long before a lease is over
+    service.reaches(dead, JobState.RUNNING, attempt=2)  # long before a lease is over
     assert service.job(living).attempt == 1
     assert service.ranks(service.attempt(living)) == ranks
     os.kill(service.supervisor(service.attempt(living)), signal.SIGKILL)
-    service.reaches(living, State.RUNNING, attempt=2)
+    service.reaches(living, JobState.RUNNING, attempt=2)
     for job in (living, dead):
         service.cancel(job)
         service.ended(job)
@@ -195,13 +195,13 @@ def test_a_worker_that_stops_its_attempts_gives_the_jobs_back_and_celery_itself_
     job = service.long("ddp", 2)
     service.stop_worker()
     record = service.job(job)
-    assert (record.state, record.reason, record.retries) == (State.QUEUED, Reason.SERVICE_STOPPED, 0)
+    assert (record.state, record.reason, record.retries) == (JobState.QUEUED, StateReason.SERVICE_STOPPED, 0)
     assert service.held_by(job) == []
     assert service.living() == []
 
     service.start_worker(CELERY)
     assert service.worker is not None
-    service.reaches(job, State.RUNNING, attempt=2)
+    service.reaches(job, JobState.RUNNING, attempt=2)
     # The forkserver alone: no pool of processes.
     assert len(psutil.Process(service.worker.pid).children()) == 1
     service.cancel(job)
@@ -212,7 +212,7 @@ def test_a_second_worker_for_the_node_is_refused(service: Service) -> None:
     with service.another_worker() as second:
         assert second.wait(60) != 0
     assert f"another worker on this host already serves node '{NODE}'" in service.worker_log()
-    assert service.ended(service.submit("single")).state is State.SUCCEEDED
+    assert service.ended(service.submit("single")).state is JobState.SUCCEEDED
 
 
 def test_a_worker_that_cannot_have_its_devices_ends_and_says_why(service: Service) -> None:
@@ -225,7 +225,7 @@ def test_a_job_starts_though_no_hint_reaches_its_node(service: Service) -> None:
     assert service.stop_worker() == 0
     service.start_worker(DEAF)
     job = service.submit("single", 1, steps=2)
-    assert service.ended(job).state is State.SUCCEEDED
+    assert service.ended(job).state is JobState.SUCCEEDED
     (unheard,) = service.events("hints_not_heard")
     assert len(unheard["attempts"]) == 1
     assert service.stop_worker() == 0

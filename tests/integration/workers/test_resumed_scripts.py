@@ -12,7 +12,7 @@ from jobs import store
 from jobs.files import paths
 from jobs.files.log_file import read_page
 from jobs.model.records import JobRecord
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from tests.integration.training.rehearsed import SCRIPTS
 from tests.integration.workers.service import NODE, Service, eventually, running_service
 
@@ -63,7 +63,7 @@ def interrupted(
     """A job of the example that kills somebody, when it has ended."""
     job = service.run_script(SOURCES, kills, who, limits={"max_retries": max_retries}, **program)
     record = service.ended(job, 60)
-    assert record.state is State.SUCCEEDED, record.error
+    assert record.state is JobState.SUCCEEDED, record.error
     return job, record
 
 
@@ -92,7 +92,7 @@ def test_a_script_whose_rank_is_killed_goes_on_and_ends_with_the_numbers_of_a_ru
 def test_a_script_whose_supervisor_is_killed_goes_on_too(service: Service, undisturbed: list[str]) -> None:
     job, record = interrupted(service, "1:1,2:1", "supervisor")
 
-    assert [attempt.reason for attempt in service.attempts(job)[:2]] == [Reason.SUPERVISOR_LOST] * 2
+    assert [attempt.reason for attempt in service.attempts(job)[:2]] == [StateReason.SUPERVISOR_LOST] * 2
     assert (record.attempt, record.losses) == (3, 1), "the second loss alone is left to count: more was saved before it"
     assert service.text(job, number=3).splitlines() == ["resumes True", *undisturbed[20:]]
 
@@ -151,7 +151,7 @@ def test_a_checkpoint_that_was_changed_afterwards_gives_way_to_an_older_one_and_
 ) -> None:
     job = service.run_script({"train.py": TORN}, limits={"max_retries": 1})
 
-    assert service.ended(job).state is State.SUCCEEDED
+    assert service.ended(job).state is JobState.SUCCEEDED
     assert service.text(job, number=2) == "['first.txt'] first"
     assert said(service, job, 2) == [
         "a checkpoint of attempt 1 is not what was saved: a file has 7 bytes instead of 6",
@@ -180,7 +180,7 @@ print((place / "state" / f"rank-{rank}").read_text())
 def test_all_ranks_find_the_directory_that_one_of_them_has_saved(service: Service) -> None:
     job = service.run_script({"train.py": DDP}, strategy="ddp", devices=2, limits={"max_retries": 1})
 
-    assert service.ended(job, 60).state is State.SUCCEEDED
+    assert service.ended(job, 60).state is JobState.SUCCEEDED
     assert [service.text(job, device, number=2) for device in (0, 1)] == ["of rank 0", "of rank 1"]
 
 
@@ -227,9 +227,9 @@ def test_a_script_that_is_told_to_stop_has_the_time_to_save_which_a_cancel_does_
 
     job = starts_working(hasty, SLOW_TO_SAVE)
     hasty.run(store.stop_node(NODE))
-    assert hasty.reaches(job, State.QUEUED).reason is Reason.SERVICE_STOPPED
+    assert hasty.reaches(job, JobState.QUEUED).reason is StateReason.SERVICE_STOPPED
     hasty.stop_worker()
     hasty.start_worker()
 
-    assert hasty.ended(job).state is State.SUCCEEDED
+    assert hasty.ended(job).state is JobState.SUCCEEDED
     assert hasty.text(job, number=2) == "saved when it was told to stop"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from jobs.files import metric_file, paths
-from jobs.model.state import State
+from jobs.model.state import JobState
 from tests.integration.workers.service import Service
 
 pytestmark = pytest.mark.integration
@@ -100,7 +100,7 @@ def ended(service: Service, main: str, **files: str) -> dict[str, Any]:
     sources = {"main.py": main, "train.py": TRAIN} | {f"{name}.py": text for name, text in files.items()}
     job = service.run_script(sources, entrypoint="main.py", devices=2)
     record = service.ended(job, seconds=60)
-    assert record.state is State.SUCCEEDED, service.text(job, stream="stderr")
+    assert record.state is JobState.SUCCEEDED, service.text(job, stream="stderr")
     return service.report(job)
 
 
@@ -194,7 +194,7 @@ def test_what_forked_processes_log_belongs_to_their_devices(service: Service) ->
         "import os, socket", "import os, socket\nfrom shardyard import job"
     )
     job = service.run_script({"train.py": logs, "main.py": FORK}, entrypoint="main.py", devices=2)
-    assert service.ended(job, seconds=60).state is State.SUCCEEDED
+    assert service.ended(job, seconds=60).state is JobState.SUCCEEDED
     series = metric_file.read_series(paths.metrics_file(service.files(job)))
     done = {(one.device, point.value) for one in series if one.name == "done" for point in one.points}
     assert done == {(-1, 0.0), (1, 1.0)}
@@ -258,9 +258,9 @@ print("done")
 """
     job = service.run_script({"main.py": main}, entrypoint="main.py", devices=2)
     record = service.ended(job, seconds=60)
-    assert record.state is State.SUCCEEDED, service.text(job, stream="stderr")
+    assert record.state is JobState.SUCCEEDED, service.text(job, stream="stderr")
     assert service.text(job) == "done"
     assert paths.report_file(service.files(job)).stat().st_size < 1_000_000
     assert len(service.report(job)["per_device"]) == 2
     after = service.run_script({"main.py": "print('next')"}, entrypoint="main.py")
-    assert service.ended(after).state is State.SUCCEEDED
+    assert service.ended(after).state is JobState.SUCCEEDED

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from jobs.protocol import names
 from tests.integration.workers.service import TENANT, Service, eventually
 
@@ -46,7 +46,7 @@ if "group" not in without:
 def trained(service: Service, *without: str) -> dict[str, Any]:
     """The report of two ranks."""
     job = service.run_script({"train.py": TRAIN}, *without, strategy="ddp", devices=2)
-    assert service.ended(job).state is State.SUCCEEDED
+    assert service.ended(job).state is JobState.SUCCEEDED
     return service.report(job)
 
 
@@ -86,7 +86,7 @@ def test_a_model_that_was_not_wrapped_drifts_apart(service: Service) -> None:
 
 def test_a_rank_that_leaves_the_others_waiting_is_named(service: Service) -> None:
     job = service.run_script({"train.py": TRAIN}, "second", strategy="ddp", devices=2, limits={"wall_seconds": 4.0})
-    assert service.ended(job).reason is Reason.WALL_LIMIT
+    assert service.ended(job).reason is StateReason.WALL_LIMIT
     report = service.report(job)
 
     assert found(report)["fewer-processes"].endswith("rank 1 ran no forward and no step")
@@ -95,7 +95,7 @@ def test_a_rank_that_leaves_the_others_waiting_is_named(service: Service) -> Non
 
 def test_a_success_that_did_nothing_says_what_it_printed_last(service: Service) -> None:
     job = service.run_script({"train.py": "print('no GPU here, bye')"})
-    assert service.ended(job).state is State.SUCCEEDED
+    assert service.ended(job).state is JobState.SUCCEEDED
 
     assert 'the last line it printed: "no GPU here, bye"' in found(service.report(job))["no-work-done"]
 

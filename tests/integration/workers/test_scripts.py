@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from tests.integration.workers.service import Service, eventually, is_dead
 from workers.rank.process import INHERITED_VARIABLES
 
@@ -58,7 +58,7 @@ def test_a_script_sees_what_it_sees_under_python(
 ) -> None:
     plain = run_plain(tmp_path, LOOKS, *command, "--x", "1 2")
     job = service.run_script(LOOKS, "--x", "1 2", entrypoint=entrypoint)
-    assert service.ended(job).state is State.SUCCEEDED
+    assert service.ended(job).state is JobState.SUCCEEDED
     _same(json.loads(service.text(job)), json.loads(plain.stdout))
 
 
@@ -69,7 +69,7 @@ def test_a_script_starts_in_the_directory_that_is_asked_for(service: Service) ->
         "data/rows.txt": "some rows",
     }
     job = service.run_script(files, entrypoint="main.py", workdir="mnist")
-    assert service.ended(job).state is State.SUCCEEDED
+    assert service.ended(job).state is JobState.SUCCEEDED
     assert service.text(job) == "some rows mnist"
 
 
@@ -77,7 +77,7 @@ def test_what_a_script_does_with_its_process_comes_out_as_under_python(service: 
     files = {"train.py": (Path(__file__).parent / "scripts" / "do.txt").read_text()}
     plain = run_plain(tmp_path, files, "train.py", "--epochs", "3")
     job = service.run_script(files, "--epochs", "3")
-    assert service.ended(job).state is State.SUCCEEDED
+    assert service.ended(job).state is JobState.SUCCEEDED
     assert service.text(job).splitlines() == plain.stdout.splitlines()
 
 
@@ -134,7 +134,7 @@ print(tempfile.gettempdir())
         devices=2,
         env={"WHERE": "here {local_rank}"},
     )
-    assert service.ended(job).state is State.SUCCEEDED
+    assert service.ended(job).state is JobState.SUCCEEDED
     for rank in range(2):
         printed, temporary = service.text(job, rank).splitlines()
         assert printed == f"['--local_rank={rank}'] here {{local_rank}}"
@@ -156,7 +156,7 @@ for name in {names}:
 import workers.inner
 """
     job = service.run_script(files | {"train.py": program})
-    assert service.ended(job).state is State.SUCCEEDED, service.text(job, stream="stderr")
+    assert service.ended(job).state is JobState.SUCCEEDED, service.text(job, stream="stderr")
 
 
 def test_a_recipe_takes_its_parts_from_a_bundle(service: Service) -> None:
@@ -165,7 +165,7 @@ def test_a_recipe_takes_its_parts_from_a_bundle(service: Service) -> None:
     bundle = service.bundle({"jobs/net.py": model, "jobs/width.py": "width = 5"})
     job = service.run_recipe(bundle, {"ref": "jobs.net:Net"}, devices=2, strategy="ddp")
     record = service.ended(job)
-    assert record.state is State.SUCCEEDED, record
+    assert record.state is JobState.SUCCEEDED, record
 
 
 # -- processes -------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ if __name__ == "__main__":
 def test_every_way_to_start_processes_works(service: Service, program: str, printed: list[str]) -> None:
     job = service.run_script({"train.py": DEFINITIONS + program})
     record = service.ended(job, 90)
-    assert record.state is State.SUCCEEDED, service.text(job, stream="stderr")
+    assert record.state is JobState.SUCCEEDED, service.text(job, stream="stderr")
     assert sorted(service.text(job).splitlines()) == printed
 
 
@@ -262,7 +262,7 @@ def test_a_script_ends_as_it_does_under_python(service: Service, tmp_path: Path,
     plain = run_plain(tmp_path, {"train.py": guard + program}, "train.py")
     assert plain.returncode == expected
     record = service.ended(service.run_script({"train.py": program}))
-    assert (record.state is State.SUCCEEDED) is (expected == 0), record
+    assert (record.state is JobState.SUCCEEDED) is (expected == 0), record
     if expected:
         assert record.error is not None
         ours = record.error["exit_code"] if expected > 0 else record.error["signal"]
@@ -283,7 +283,7 @@ def test_a_traceback_is_pythons_own(service: Service, tmp_path: Path) -> None:
     assert printed.splitlines() == plain.stderr.splitlines()
     assert record.error is not None
     assert record.error["traceback"].replace(root, str(tmp_path)) == plain.stderr
-    assert (record.reason, record.error["message"]) == (Reason.CODE_ERROR, "LookupError: on purpose")
+    assert (record.reason, record.error["message"]) == (StateReason.CODE_ERROR, "LookupError: on purpose")
 
 
 CHILD_FAILS = """
@@ -367,11 +367,11 @@ print("saved")
     stays = "import time; print('at work', flush=True); time.sleep(3600)"
     for program, last in ((asks, "saved"), (stays, "at work")):
         job = service.run_script({"train.py": program})
-        eventually(lambda job=job: service.job(job).state is State.RUNNING, "it runs")  # type: ignore[misc]
+        eventually(lambda job=job: service.job(job).state is JobState.RUNNING, "it runs")  # type: ignore[misc]
         log = service.files(job) / "logs" / "device-0.log"
         eventually(lambda log=log: log.exists() and log.stat().st_size > 0, "it prints")  # type: ignore[misc]
         service.cancel(job)
-        assert service.ended(job).state is State.CANCELLED
+        assert service.ended(job).state is JobState.CANCELLED
         assert service.text(job).splitlines()[-1] == last
 
 
@@ -408,7 +408,7 @@ print("the script is done")
 threading.Thread(target=lambda: (time.sleep(0.5), print("the thread is done"))).start()
 """
     job = service.run_script({"train.py": program})
-    assert service.ended(job).state is State.SUCCEEDED
+    assert service.ended(job).state is JobState.SUCCEEDED
     assert service.text(job).splitlines() == ["the script is done", "the thread is done"]
 
 
@@ -450,7 +450,7 @@ def test_the_ends_of_distributed_scripts_do_not_hang(service: Service, jobs: int
         ]
         for job in running:
             record = service.ended(job, 60)
-            assert record.state is State.SUCCEEDED, (record, service.text(job, stream="stderr"))
+            assert record.state is JobState.SUCCEEDED, (record, service.text(job, stream="stderr"))
             said = [line.text for line in service.lines(job) if line.stream == "service"]
             assert not any(b"did not end" in text for text in said)
 
@@ -458,7 +458,7 @@ def test_the_ends_of_distributed_scripts_do_not_hang(service: Service, jobs: int
 def test_what_a_killed_supervisor_leaves_is_cleared_away(service: Service) -> None:
     program = "import tempfile, time\nprint(tempfile.gettempdir(), flush=True)\ntime.sleep(3600)"
     job = service.run_script({"train.py": program})
-    service.reaches(job, State.RUNNING)
+    service.reaches(job, JobState.RUNNING)
     attempt = service.attempt(job)
     marks = service.marks(attempt)
     temporary = Path(marks.temporary.read_text())
@@ -476,5 +476,5 @@ def test_a_bundle_that_is_gone_or_broken_rejects_the_job(service: Service) -> No
         (path,) = (service.settings.storage / "bundles" / "default").glob(f"{bundle.removeprefix('sha256:')}.*")
         damage(path)
         record = service.ended(service.run_script({"train.py": program}))
-        assert record.reason is Reason.REJECTED_BY_WORKER
+        assert record.reason is StateReason.REJECTED_BY_WORKER
         assert record.message.startswith("program.bundle: ")

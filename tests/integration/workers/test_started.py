@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.protocol.records import Hello, Metric
+from jobs.protocol.records import Hello, MetricSample
 from tests.support.probe_socket import Listening
 from workers.probe.descendants import BOOT, FAMILY, SOCKET, Family, environment
 from workers.runtime.context import RankDevice
@@ -86,8 +86,8 @@ assert not [name for name in sys.modules if name.startswith(("jobs.", "workers."
         done = run(tmp_path, {"main.py": main, "jobs.py": "MINE = 1", "workers.py": "MINE = 1"}, listening)
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
-        (metric,) = listening.of(Metric)
-        assert isinstance(metric, Metric)
+        (metric,) = listening.of(MetricSample)
+        assert isinstance(metric, MetricSample)
         assert (metric.device, metric.name, metric.value) == (-1, "loss", 1.5)
 
 
@@ -110,7 +110,7 @@ if __name__ == "__main__":
     with Listening() as listening:
         done = run(tmp_path, {"main.py": main}, listening)
         assert done.returncode == 0, done.stderr
-        points = [(one.step, one.value) for one in listening.of(Metric) if isinstance(one, Metric)]
+        points = [(one.step, one.value) for one in listening.of(MetricSample) if isinstance(one, MetricSample)]
         assert points == [(0, 0.0), (1, 1.0), (2, 2.0)]
 
 

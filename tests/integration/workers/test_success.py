@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from jobs.protocol import names
 from tests.integration.workers.service import TENANT, Service, eventually
 from tests.support.timing import once_below
@@ -35,7 +35,7 @@ def test_a_job_succeeds_and_its_report_is_there_when_its_end_shows(
     report = service.report(job)
     logs = [service.lines(job, device) for device in range(devices)]
     telemetry = service.store.client
-    assert (record.state, record.reason) == (State.SUCCEEDED, Reason.COMPLETED), record
+    assert (record.state, record.reason) == (JobState.SUCCEEDED, StateReason.COMPLETED), record
     assert record.result is not None
     assert record.result["loss"] > 0
     assert report["final"]
@@ -49,12 +49,12 @@ def test_a_job_succeeds_and_its_report_is_there_when_its_end_shows(
 
 def test_two_jobs_run_side_by_side_on_devices_of_their_own(service: Service) -> None:
     first, second = service.long("ddp", 2), service.long("dp", 3)
-    assert {service.job(job).state for job in (first, second)} == {State.RUNNING}
+    assert {service.job(job).state for job in (first, second)} == {JobState.RUNNING}
     devices = service.held_by(first) + service.held_by(second)
     assert len(set(devices)) == len(devices) == 5
     for job in (first, second):
         service.cancel(job)
-        assert service.ended(job).state is State.CANCELLED
+        assert service.ended(job).state is JobState.CANCELLED
 
 
 def test_two_ddp_jobs_run_while_the_usual_port_is_taken(service: Service) -> None:
@@ -63,7 +63,7 @@ def test_two_ddp_jobs_run_while_the_usual_port_is_taken(service: Service) -> Non
             taken.bind(("127.0.0.1", 29500))
             taken.listen()
         jobs = [service.submit("ddp", 2) for _ in range(2)]
-        assert [service.ended(job).state for job in jobs] == [State.SUCCEEDED] * 2
+        assert [service.ended(job).state for job in jobs] == [JobState.SUCCEEDED] * 2
 
 
 def test_the_rendezvous_listens_on_the_nodes_address_alone(service: Service) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from tests.integration.workers.service import MODULE, Service, eventually, running_service
 
 pytestmark = pytest.mark.integration
@@ -32,7 +32,7 @@ waits_for_ever()
 def test_a_run_without_steps_shows_its_stacks_and_ends(service: Service) -> None:
     job = service.run_script({"train.py": STANDS_STILL}, limits={"stall_seconds": 2.5})
     record = service.ended(job)
-    assert (record.state, record.reason) == (State.FAILED, Reason.STALLED)
+    assert (record.state, record.reason) == (JobState.FAILED, StateReason.STALLED)
     assert "limits.stall_seconds" in record.message
     assert "in waits_for_ever" in service.text(job, stream="stderr")
 
@@ -42,7 +42,7 @@ def test_ranks_that_wait_for_a_frozen_one_show_where(service: Service) -> None:
     frozen = service.ranks(service.attempt(job))[0]
     os.kill(frozen, signal.SIGSTOP)
     record = service.ended(job)
-    assert (record.state, record.reason) == (State.FAILED, Reason.STALLED)
+    assert (record.state, record.reason) == (JobState.FAILED, StateReason.STALLED)
     said = [service.text(job, device, stream) for device in (0, 1) for stream in ("stderr", "service")]
     assert any("most recent call first" in text for text in said)
     assert any("is stopped (SIGSTOP)" in text for text in said)
@@ -50,7 +50,7 @@ def test_ranks_that_wait_for_a_frozen_one_show_where(service: Service) -> None:
 
 def test_slow_steps_are_no_stall(service: Service) -> None:
     job = service.submit(steps=8, seconds=0.5, limits={"stall_seconds": 3.5})  # less than all of them take
-    assert service.ended(job).state is State.SUCCEEDED
+    assert service.ended(job).state is JobState.SUCCEEDED
 
 
 # -- memory ----------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_a_rank_that_the_kernel_kills_for_memory_ran_out_of_it(tmp_path: Path) -
         enter = ["/bin/sh", "-c", f'echo $$ > {place}/cgroup.procs && exec "$@"', "sh", *MODULE]
         with running_service(tmp_path / "service", enter) as service:
             record = service.ended(service.run_script({"train.py": EATS}), 60)
-            assert (record.state, record.reason) == (State.FAILED, Reason.OUT_OF_MEMORY)
+            assert (record.state, record.reason) == (JobState.FAILED, StateReason.OUT_OF_MEMORY)
             assert "the kernel" in record.message
             service.stop_worker()
         # Its forkserver ends with the worker; until then the cgroup is in use.

@@ -20,7 +20,7 @@ import structlog
 
 from jobs.files import checkpoints
 from jobs.files.checkpoints import VerifiedCheckpoint
-from jobs.model.spec import Checkpoint, JobSpec, RecipeProgram
+from jobs.model.spec import CheckpointPolicy, JobSpec, RecipeProgram
 from jobs.protocol.records import Saved
 from workers.runtime.launch import AttemptConfig
 from workers.supervisor.checkpoints.assembly import BarrierState, assemble_checkpoint, part_directory
@@ -53,7 +53,7 @@ class SkippedStep:
 class AttemptCheckpoints:
     """The checkpoints of an attempt. `resume_directory` is where its ranks read the one that it resumes from."""
 
-    settings: Checkpoint
+    settings: CheckpointPolicy
     directories: CheckpointDirectories
     writer: "CheckpointWriter"
     resumed: VerifiedCheckpoint | None
@@ -69,7 +69,7 @@ class AttemptCheckpoints:
         report_messages(self.writer.take_messages(), sink)
 
 
-def checkpoint_settings(spec: JobSpec) -> Checkpoint | None:
+def checkpoint_settings(spec: JobSpec) -> CheckpointPolicy | None:
     """What a spec says of checkpoints, where its program has any."""
     program = spec.program
     return program.checkpoint if isinstance(program, RecipeProgram) and program.mode == "train" else None

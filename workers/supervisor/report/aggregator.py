@@ -12,7 +12,7 @@ from itertools import groupby
 import msgspec
 
 from jobs.model.spec import JobSpec
-from jobs.protocol.records import AnyRecord, DeviceInfo, Note, Outcome, Outline, Returned, Split, Step
+from jobs.protocol.records import AnyRecord, BatchSplit, DeviceInfo, Note, Outcome, Outline, Returned, Step
 from jobs.splits.plan import Prediction, predict_splits
 from jobs.splits.plan_check import check_prediction
 from shardyard.contract.report import Finding, Pattern, PredictionCheck, Report, ReportDevice, Resumed
@@ -150,7 +150,7 @@ class Aggregator(ABC):
 
     def _add(self, process: ProcessState, record: AnyRecord) -> None:
         match record:
-            case Split():
+            case BatchSplit():
                 self._add_split(process, record)
             case DeviceInfo():
                 self._found.setdefault(record.device, record)
@@ -168,7 +168,7 @@ class Aggregator(ABC):
         if self._prediction.train_rows is None and outline.dataset_rows is not None:
             self._prediction = predict_splits(self._subject.spec, outline.dataset_rows, self._prediction.eval_rows)
 
-    def _add_split(self, process: ProcessState, split: Split) -> bool:
+    def _add_split(self, process: ProcessState, split: BatchSplit) -> bool:
         """Keep a split; False where its fields do not fit together."""
         sizes = {len(split.devices), len(split.rows), len(split.input_shapes), len(split.output_shapes)}
         devices = len(self._subject.lease)
@@ -292,5 +292,5 @@ class Aggregator(ABC):
         )
 
 
-def _work_of(process: ProcessState, ids: tuple[int, ...], splits: Sequence[Split]) -> StepWork:
+def _work_of(process: ProcessState, ids: tuple[int, ...], splits: Sequence[BatchSplit]) -> StepWork:
     return process.works.get(ids) or process.works.put(ids, sum_forwards(splits))

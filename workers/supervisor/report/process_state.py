@@ -9,7 +9,18 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jobs.protocol.records import MAX_INTERNED, Activity, Began, Group, Loaded, Outcome, Shape, Split, Step, Wrapped
+from jobs.protocol.records import (
+    MAX_INTERNED,
+    Activity,
+    BatchSplit,
+    Began,
+    Group,
+    Loaded,
+    Outcome,
+    Shape,
+    Step,
+    Wrapped,
+)
 from workers.supervisor.report.lru_cache import MAX_CACHED, LruCache
 
 #: Splits from `MAX_INTERNED` on are sent anew for every step, so only the latest are kept.
@@ -31,13 +42,13 @@ class SplitTable:
     """The splits of one process, by id."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, Split] = {}
-        self._passing: LruCache[int, Split] = LruCache(MAX_PASSING_SPLITS)
+        self._kept: dict[int, BatchSplit] = {}
+        self._passing: LruCache[int, BatchSplit] = LruCache(MAX_PASSING_SPLITS)
 
-    def get(self, number: int) -> Split | None:
+    def get(self, number: int) -> BatchSplit | None:
         return self._kept.get(number) or self._passing.get(number)
 
-    def put(self, split: Split) -> None:
+    def put(self, split: BatchSplit) -> None:
         if len(self._kept) < MAX_INTERNED:
             self._kept[split.id] = split
         else:
@@ -72,16 +83,16 @@ def work_of_unknown_splits(devices: tuple[int, ...]) -> StepWork:
     return StepWork((ProcessBatch("", None, devices, unknown, unknown, unknown),), devices, known=False)
 
 
-def sum_forwards(splits: Sequence[Split]) -> StepWork:
+def sum_forwards(splits: Sequence[BatchSplit]) -> StepWork:
     """The forwards of one step, those of each module as one batch; shapes are those of its first forward."""
-    by_module: dict[str, list[Split]] = {}
+    by_module: dict[str, list[BatchSplit]] = {}
     for split in splits:
         by_module.setdefault(split.module, []).append(split)
     devices = dict.fromkeys(device for split in splits for device in split.devices)
     return StepWork(tuple(_sum_module(module, forwards) for module, forwards in by_module.items()), tuple(devices))
 
 
-def _sum_module(module: str, splits: Sequence[Split]) -> ProcessBatch:
+def _sum_module(module: str, splits: Sequence[BatchSplit]) -> ProcessBatch:
     first = splits[0]
     rows: dict[int, list[int | None]] = {device: [] for device in first.devices}
     for split in splits:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from jobs.model.spec import JobSpec
-from jobs.protocol.records import Activity, AnyRecord, Began, Group, Loaded, Split, Step, Wrapped
+from jobs.protocol.records import Activity, AnyRecord, BatchSplit, Began, Group, Loaded, Step, Wrapped
 from jobs.splits.plan import Prediction
 from shardyard.contract.report import Finding, Pattern
 from workers.supervisor.report.aggregator import MAX_RANKS, Aggregator, LeasedDevice, ReportSubject
@@ -33,7 +33,7 @@ class _SeenForwards:
     divisions: dict[tuple[str, str], set[tuple[int, ...]]] = field(default_factory=dict)  # by phase and module: rows
     kept: int = 0
 
-    def add(self, rank: int, split: Split) -> None:
+    def add(self, rank: int, split: BatchSplit) -> None:
         for device in split.devices:
             self.rank_of_device.setdefault(device, rank)
         rows = tuple(count for count in split.rows if count is not None)
@@ -97,7 +97,7 @@ class ScriptAggregator(Aggregator):
                 self._joiner.expect_rank(rank)
             self._processes.expected |= members
 
-    def _add_split(self, process: ProcessState, split: Split) -> bool:
+    def _add_split(self, process: ProcessState, split: BatchSplit) -> bool:
         well_formed = super()._add_split(process, split)
         if well_formed:
             self._seen.add(process.rank, split)

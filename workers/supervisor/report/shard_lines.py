@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.protocol.records import Shape, Split, Step
+from jobs.protocol.records import BatchSplit, Shape, Step
 
 #: Under `observe: auto`, steps of a phase that are all printed; later ones only when the split changes.
 ALWAYS_PRINTED = 1000
@@ -35,7 +35,7 @@ class ShardLinePrinter:
         self._dim = dim
         self._last: dict[tuple[int, str], list[_SplitKey]] = {}
 
-    def lines(self, rank: int, steps: Sequence[Step], splits: Sequence[Split]) -> list[ShardLine]:
+    def lines(self, rank: int, steps: Sequence[Step], splits: Sequence[BatchSplit]) -> list[ShardLine]:
         """The lines of one rank's steps, one or several of one phase that were divided alike; `splits` has one entry
         for each forward in such a step."""
         due = (
@@ -50,7 +50,7 @@ class ShardLinePrinter:
         texts = [line for split in splits for line in lines_of_split(split, self._dim)]
         return [ShardLine(device, step.step, step.phase, text) for step in due for device, text in texts]
 
-    def _steps_to_print(self, rank: int, steps: Sequence[Step], splits: Sequence[Split]) -> Sequence[Step]:
+    def _steps_to_print(self, rank: int, steps: Sequence[Step], splits: Sequence[BatchSplit]) -> Sequence[Step]:
         if self._observe != "auto":
             return steps if self._observe == "every" else ()
         first = steps[0]
@@ -60,7 +60,7 @@ class ShardLinePrinter:
         return [step for step in steps if step.step < ALWAYS_PRINTED or (changed and step is first)]
 
 
-def lines_of_split(split: Split, dim: int) -> DeviceTexts:
+def lines_of_split(split: BatchSplit, dim: int) -> DeviceTexts:
     """One line for each device that got something, then one for the whole batch on the first of these.
 
     The whole batch is the shards put together along `dim`.

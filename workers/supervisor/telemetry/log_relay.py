@@ -20,7 +20,7 @@ import structlog
 from jobs.files import paths
 from jobs.files.log_file import MAX_LINE_BYTES, LineRun, LogWriter, StreamName
 from jobs.files.metric_file import MetricWriter
-from jobs.protocol.records import Metric
+from jobs.protocol.records import MetricSample
 from workers.supervisor.report.shard_lines import ShardLine
 from workers.supervisor.telemetry.line_splitter import LineSplitter, SplitLines
 from workers.supervisor.telemetry.shipper import StreamShipper
@@ -83,7 +83,7 @@ class LogRelay:
         paths.logs_dir(attempt).mkdir(parents=True, exist_ok=True)
         self._devices = [_DeviceLog(LogWriter(paths.log_file(attempt, device))) for device in range(devices)]
         self._metric_writer = MetricWriter(paths.metrics_file(attempt))
-        self._points: list[Metric] = []
+        self._points: list[MetricSample] = []
         self._tried_at = 0.0
         self._earlier: Path | None = None  # whose points come first, once there is room for them
         self._metrics_failing = False
@@ -129,7 +129,7 @@ class LogRelay:
         for device in {line.device for line in lines}:
             self._write_chunk(device)
 
-    def add_metric(self, record: Metric) -> None:
+    def add_metric(self, record: MetricSample) -> None:
         """Take one point of a series. An impossible time (a program may claim any) becomes the time of arrival."""
         now = self._clock()
         if not 0 <= record.at <= now + A_DAY:

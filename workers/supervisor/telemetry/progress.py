@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.protocol.records import MAX_INTERNED, AnyRecord, Metric, Outline, Split, Step
+from jobs.protocol.records import MAX_INTERNED, AnyRecord, BatchSplit, MetricSample, Outline, Step
 
 #: Speed is that of the last few seconds, so that a slow start does not spoil the estimate.
 WINDOW_SECONDS = 10.0
@@ -43,7 +43,7 @@ class RowCounter:
         self._kept: dict[int, int] = {}  # split id -> rows
         self._passing: dict[int, int] = {}  # the same, until the next step
 
-    def add_split(self, split: Split) -> None:
+    def add_split(self, split: BatchSplit) -> None:
         kept = self._kept if len(self._kept) < MAX_INTERNED else self._passing
         kept[split.id] = sum(rows or 0 for rows in split.rows)
 
@@ -75,9 +75,9 @@ class RecipeProgress:
         match record:
             case Outline() if rank == 0:
                 self._outline = record
-            case Split():
+            case BatchSplit():
                 self._counts[rank].add_split(record)
-            case Metric(name="loss", device=-1):
+            case MetricSample(name="loss", device=-1):
                 self._loss = record.value
             case Step():
                 return self.add_steps(rank, (record,))

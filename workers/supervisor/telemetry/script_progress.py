@@ -10,7 +10,7 @@ from itertools import groupby
 from time import monotonic
 from typing import Any
 
-from jobs.protocol.records import AnyRecord, Group, Loaded, Metric, ProgramProgress, Split, Step
+from jobs.protocol.records import AnyRecord, BatchSplit, Group, Loaded, MetricSample, ProgramProgress, Step
 from workers.supervisor.telemetry.progress import RowCounter, SpeedMeter
 from workers.supervisor.telemetry.tqdm_parser import TqdmBar
 
@@ -63,14 +63,14 @@ class ScriptProgress:
         if process not in self._counts and len(self._counts) >= MAX_PROCESSES:
             return False
         match record:
-            case Split():
+            case BatchSplit():
                 self._counts.setdefault(process, RowCounter()).add_split(record)
             case Step():
                 return self.add_steps(rank, (record,), source)
             case Group():
                 self._ranks[process] = record.rank if record.world_size > 1 else rank
                 return False
-            case Metric(name="loss", device=-1):
+            case MetricSample(name="loss", device=-1):
                 self._loss = record.value
             case ProgramProgress(source="job" | "tqdm"):
                 position = _ReportedPosition(record.step, record.steps, record.unit)

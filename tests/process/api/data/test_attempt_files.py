@@ -8,7 +8,7 @@ from api.data.attempt_files import LogQuery
 from jobs.files import paths
 from jobs.files.log_file import CONTINUED, LineRun, LogWriter
 from jobs.files.metric_file import MetricWriter
-from jobs.protocol.records import Metric
+from jobs.protocol.records import MetricSample
 from shardyard.contract.errors import NotFound
 
 
@@ -80,7 +80,7 @@ def test_an_attempt_that_has_written_nothing_has_an_empty_log_and_no_series(tmp_
 
 
 def test_a_value_that_is_no_number_is_null_in_a_series(tmp_path: Path) -> None:
-    MetricWriter(paths.metrics_file(tmp_path)).append([Metric(-1, "loss", 0, float("nan"), 1.0)])
+    MetricWriter(paths.metrics_file(tmp_path)).append([MetricSample(-1, "loss", 0, float("nan"), 1.0)])
     (series,) = attempt_files.read_metrics(tmp_path, -1, "loss", 0, None)
     assert series.points[0].value is None
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.bundles import bundle, strict_zip
-from jobs.bundles.bundle import BundleFile, BundleListing
+from jobs.bundles.bundle import BundleListing, UnpackedFile
 from shardyard.contract import bundle_rules
 from shardyard.contract.bundle_rules import BundleLimits
 from shardyard.contract.errors import BadBundle
@@ -445,7 +445,7 @@ def test_a_damaged_zip_is_refused_or_means_what_other_readers_say(
 
 
 def holds(*paths: str) -> BundleListing:
-    return BundleListing(tuple(BundleFile(path, 1) for path in sorted(paths)), len(paths))
+    return BundleListing(tuple(UnpackedFile(path, 1) for path in sorted(paths)), len(paths))
 
 
 FILES = holds("src/train.py", "train.pyc", "package/__init__.py", "package/main.py", "tool/__main__.py", "READ.md")

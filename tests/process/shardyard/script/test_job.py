@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from jobs.protocol.records import AnyRecord, Metric, ProgramProgress
+from jobs.protocol.records import AnyRecord, MetricSample, ProgramProgress
 from shardyard.script import job
 
 
@@ -31,10 +31,10 @@ class Connected:
         self.records: list[AnyRecord] = []
         self.stops = False
         self.output = output
-        job.connect(self.records.append, lambda: self.stops, output, metric=Metric, progress=ProgramProgress)
+        job.connect(self.records.append, lambda: self.stops, output, metric=MetricSample, progress=ProgramProgress)
 
     def points(self) -> list[tuple[str, int, float]]:
-        return [(record.name, record.step, record.value) for record in self.records if isinstance(record, Metric)]
+        return [(record.name, record.step, record.value) for record in self.records if isinstance(record, MetricSample)]
 
 
 @pytest.fixture
@@ -49,14 +49,14 @@ def test_a_logged_number_is_a_point_of_the_jobs_own_series(connected: Connected)
     job.log("loss", 0.5, 7)
 
     (record,) = connected.records
-    assert isinstance(record, Metric)
+    assert isinstance(record, MetricSample)
     assert (record.device, record.name, record.step, record.value) == (-1, "loss", 7, 0.5)
     assert record.at > 1e9
 
 
 def test_other_ranks_log_to_their_device() -> None:
     records: list[Any] = []
-    job.connect(records.append, lambda: False, Path("out"), device=2, metric=Metric, progress=ProgramProgress)
+    job.connect(records.append, lambda: False, Path("out"), device=2, metric=MetricSample, progress=ProgramProgress)
 
     job.log("loss", 1.0)
 

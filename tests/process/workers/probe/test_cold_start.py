@@ -36,7 +36,7 @@ probe.finish()
 import inspect
 print(json.dumps({
     "early": early,
-    "rows": [record.rows for record in records if type(record).__name__ == "Split"],
+    "rows": [record.rows for record in records if type(record).__name__ == "BatchSplit"],
     "steps": sum(type(record).__name__ == "Step" for record in records),
     "loader": type(torch.__spec__.loader).__name__,
     "source": inspect.getsourcefile(torch.nn.Linear).endswith("linear.py"),

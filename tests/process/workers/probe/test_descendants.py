@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jobs.protocol.records import Activity, AnyRecord, Began, Group, Hello, Metric, Note, PacketDecoder, Step
+from jobs.protocol.records import Activity, AnyRecord, Began, Group, Hello, MetricSample, Note, PacketDecoder, Step
 from tests.support.probe_socket import Listening
 from workers.probe import descendants
 from workers.probe.descendants import ChildSink, Family, FamilySink
@@ -280,7 +280,7 @@ def test_a_child_that_was_cut_off_goes_on() -> None:
 
         def act() -> None:
             sink = a_sink(str(listening.path))
-            sink.emit(Metric(0, "loss", 1, 1.0, 1.0))
+            sink.emit(MetricSample(0, "loss", 1, 1.0, 1.0))
             while sink._channel is None or not sink._channel._off:
                 sink.emit(STEP)
                 time.sleep(0.001)

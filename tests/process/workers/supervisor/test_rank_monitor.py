@@ -17,7 +17,7 @@ import pytest
 
 from jobs.files.log_file import StreamName
 from jobs.model import spec
-from jobs.model.state import Reason, SupervisorCommand
+from jobs.model.state import StateReason, SupervisorCommand
 from jobs.protocol.records import (
     AnyRecord,
     Began,
@@ -232,7 +232,7 @@ EXIT_OF_ONE_THREAD = {"x86_64": 60}.get(platform.machine(), 93)
 
 def test_an_attempt_is_completed_when_every_rank_has_reported_success() -> None:
     lease = FakeLease()
-    assert watch(succeeds, succeeds, lease=lease) == AttemptOutcome(Reason.COMPLETED)
+    assert watch(succeeds, succeeds, lease=lease) == AttemptOutcome(StateReason.COMPLETED)
     assert lease.marked == ["running"]
 
 
@@ -246,7 +246,7 @@ def test_the_result_of_rank_0_becomes_the_attempts() -> None:
 
 def test_a_rank_that_reports_an_error_ends_the_others_and_is_named() -> None:
     ending = watch(works, fails("ValueError: no", code=3))
-    assert (ending.reason, ending.message) == (Reason.CODE_ERROR, "rank 1: ValueError: no")
+    assert (ending.reason, ending.message) == (StateReason.CODE_ERROR, "rank 1: ValueError: no")
     assert ending.error == {
         "rank": 1, "exit_code": 3, "signal": None, "message": "ValueError: no", "traceback": "Traceback ..."
     }  # fmt: skip
@@ -255,12 +255,12 @@ def test_a_rank_that_reports_an_error_ends_the_others_and_is_named() -> None:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("out_of_memory", Reason.OUT_OF_MEMORY),
-        ("rejected_by_worker", Reason.REJECTED_BY_WORKER),
-        ("a kind of a later version", Reason.RANK_FAILED),
+        ("out_of_memory", StateReason.OUT_OF_MEMORY),
+        ("rejected_by_worker", StateReason.REJECTED_BY_WORKER),
+        ("a kind of a later version", StateReason.RANK_FAILED),
     ],
 )
-def test_the_kind_of_an_error_gives_the_reason(kind: str, reason: Reason) -> None:
+def test_the_kind_of_an_error_gives_the_reason(kind: str, reason: StateReason) -> None:
     assert watch(fails("no", kind=kind)).reason is reason
 
 
@@ -356,13 +356,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rank_that_hangs_in_its_exit_handlers_has_succeeded_all_the_same() -> None:
     published = Published()
     ending = watch(returns(0, "handlers", hangs), succeeds, published=published)
-    assert ending == AttemptOutcome(Reason.COMPLETED)
+    assert ending == AttemptOutcome(StateReason.COMPLETED)
     assert published.said == ["rank 0 had finished its work and did not end; it was killed"]
 
 
 @pytest.mark.usefixtures("impatient")
 def test_threads_that_go_on_for_ever_are_ended_when_all_other_ranks_are_done() -> None:
-    assert watch(returns(0, "threads", hangs), succeeds) == AttemptOutcome(Reason.COMPLETED)
+    assert watch(returns(0, "threads", hangs), succeeds) == AttemptOutcome(StateReason.COMPLETED)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -373,10 +373,10 @@ def test_threads_of_a_rank_alone_and_of_ranks_among_others_at_work_are_waited_fo
         succeeds(pipes)
 
     published = Published()
-    assert watch(returns(0, "threads", works_a_little), published=published) == AttemptOutcome(Reason.COMPLETED)
+    assert watch(returns(0, "threads", works_a_little), published=published) == AttemptOutcome(StateReason.COMPLETED)
     gate.wait()
     among_others = watch(returns(0, "threads", works_a_little), behind(gate, succeeds), published=published)
-    assert among_others == AttemptOutcome(Reason.COMPLETED)
+    assert among_others == AttemptOutcome(StateReason.COMPLETED)
     assert published.said == []
 
 
@@ -384,14 +384,14 @@ def test_processes_that_a_finished_rank_waits_for_are_work(monkeypatch: pytest.M
     monkeypatch.setattr("workers.supervisor.teardown.TEARDOWN_SECONDS", 0.9)
     published = Published()
     ending = watch(has_a_child_at_work, published=published)
-    assert (ending, published.said) == (AttemptOutcome(Reason.COMPLETED), [])
+    assert (ending, published.said) == (AttemptOutcome(StateReason.COMPLETED), [])
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("stage", ["threads", "handlers"])
 def test_a_rank_that_has_failed_and_hangs_fails_the_attempt(stage: str) -> None:
     ending = watch(returns(1, stage, hangs), works)
-    assert (ending.reason, ending.message) == (Reason.CODE_ERROR, "rank 0: ValueError: no")
+    assert (ending.reason, ending.message) == (StateReason.CODE_ERROR, "rank 0: ValueError: no")
 
 
 def test_the_first_program_that_failed_is_named_though_another_rank_ends_first(gate: Gate) -> None:
@@ -406,7 +406,7 @@ def test_the_first_program_that_failed_is_named_though_another_rank_ends_first(g
 
 
 def test_a_script_that_leaves_without_a_word_ends_as_its_exit_code_says() -> None:
-    assert watch(leaves(0), program=SCRIPT) == AttemptOutcome(Reason.COMPLETED)
+    assert watch(leaves(0), program=SCRIPT) == AttemptOutcome(StateReason.COMPLETED)
     assert watch(leaves(4), program=SCRIPT).message == "rank 0 left with exit code 4 before it reported its outcome"
 
 
@@ -450,12 +450,12 @@ def test_ranks_that_have_reported_leave_at_once_when_the_attempt_fails(gate: Gat
 @pytest.mark.parametrize(
     ("order", "reason"),
     [
-        (SupervisorCommand.CANCEL, Reason.CANCELLED_BY_USER),
-        (SupervisorCommand.STOP, Reason.SERVICE_STOPPED),
-        (SupervisorCommand.LOST, Reason.LEASE_EXPIRED),
+        (SupervisorCommand.CANCEL, StateReason.CANCELLED_BY_USER),
+        (SupervisorCommand.STOP, StateReason.SERVICE_STOPPED),
+        (SupervisorCommand.LOST, StateReason.LEASE_EXPIRED),
     ],
 )
-def test_an_order_ends_the_ranks(order: SupervisorCommand, reason: Reason) -> None:
+def test_an_order_ends_the_ranks(order: SupervisorCommand, reason: StateReason) -> None:
     lease = FakeLease()
     lease.order = order
     assert watch(works, works, lease=lease).reason is reason
@@ -484,21 +484,21 @@ def test_a_stop_that_is_taken_back_when_ranks_have_heard_of_it_keeps_its_deadlin
 
     published = Published(stop_until_it_is_heard)
     nowhere = CheckpointDirectories(Path("drafts"), Path("kept"), Path("attempt"))
-    saving = AttemptCheckpoints(spec.Checkpoint(every_steps=10), nowhere, IdleWriter(), None, None)  # type: ignore[arg-type]
+    saving = AttemptCheckpoints(spec.CheckpointPolicy(every_steps=10), nowhere, IdleWriter(), None, None)  # type: ignore[arg-type]
     limits = spec.Limits(wall_seconds=20)
     ending = watch(hears_and_hangs, lease=lease, published=published, limits=limits, saving=saving)
-    assert ending.reason is Reason.SERVICE_STOPPED
+    assert ending.reason is StateReason.SERVICE_STOPPED
     assert published.said == ["the ranks could not save within 0.5 s; they are ended"]
 
 
 def test_three_quarters_of_a_lease_without_a_beat_end_the_ranks() -> None:
     lease = FakeLease()
     lease.seconds_since_renewal = 0.76 * a_launch().lease_seconds
-    assert watch(works, lease=lease).reason is Reason.LEASE_EXPIRED
+    assert watch(works, lease=lease).reason is StateReason.LEASE_EXPIRED
 
 
 def test_a_run_that_lasts_longer_than_its_limit_is_ended() -> None:
-    assert watch(works, limits=spec.Limits(wall_seconds=0.2)).reason is Reason.WALL_LIMIT
+    assert watch(works, limits=spec.Limits(wall_seconds=0.2)).reason is StateReason.WALL_LIMIT
 
 
 def test_bytes_that_are_no_records_fail_the_rank_and_not_the_supervisor() -> None:
@@ -507,7 +507,7 @@ def test_bytes_that_are_no_records_fail_the_rank_and_not_the_supervisor() -> Non
         time.sleep(60)
 
     ending = watch(run)
-    assert ending.reason is Reason.CODE_ERROR
+    assert ending.reason is StateReason.CODE_ERROR
     assert "the rank's channel is corrupt" in ending.message
 
 
@@ -516,7 +516,7 @@ def test_bytes_that_are_no_records_from_a_rank_that_is_dead_already_are_no_more_
         os.write(pipes.channel, b"\xff" * 100)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    assert watch(run).reason in (Reason.CODE_ERROR, Reason.RANK_FAILED)
+    assert watch(run).reason in (StateReason.CODE_ERROR, StateReason.RANK_FAILED)
 
 
 def test_the_last_words_of_a_rank_are_read_and_have_the_step_that_they_belong_to() -> None:
@@ -548,7 +548,7 @@ def test_a_grandchild_that_floods_does_not_keep_the_loop(gate: Gate) -> None:
     ending = watch(run)
     assert ending.result is not None
     os.kill(int(ending.result["loss"]), signal.SIGKILL)
-    assert ending.reason is Reason.COMPLETED
+    assert ending.reason is StateReason.COMPLETED
     assert time.monotonic() - began < 30
 
 
@@ -604,7 +604,7 @@ def test_what_the_child_of_a_rank_says_counts_for_that_rank(place: Path) -> None
         published=published,
         listener=open_listener(place),
     )
-    assert ending.reason is Reason.COMPLETED
+    assert ending.reason is StateReason.COMPLETED
     assert published.of_children == [(1, 1, StepBatch([step]))]
     assert published.sources_ended == [(1, 1)]
     assert "first_step" in lease.marked
@@ -613,7 +613,7 @@ def test_what_the_child_of_a_rank_says_counts_for_that_rank(place: Path) -> None
 def test_a_child_that_breaks_the_rules_does_not_fail_the_attempt(place: Path) -> None:
     published = Published()
     child = has_a_child(says(place, Outcome(0, 1, "code_error", "no")))
-    assert watch(child, published=published, listener=open_listener(place)).reason is Reason.COMPLETED
+    assert watch(child, published=published, listener=open_listener(place)).reason is StateReason.COMPLETED
     assert [type(record) for _, _, record in published.of_children] == [Note]
 
 

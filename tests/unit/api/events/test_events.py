@@ -12,7 +12,7 @@ from api.events.event_id import ReaderPosition
 from api.events.service import JobReader, StreamSlots, TooManyStreams
 from api.events.windows import BATCH_LINES, BatchWindow, EventBatch, batches_from_page
 from api.http import cursors
-from jobs.files.log_file import DroppedLines, LogFilePage, LogRow
+from jobs.files.log_file import DroppedRange, LogFilePage, LogRow
 from shardyard.contract.errors import Unauthenticated, Unavailable
 from shardyard.contract.stream_events import data
 
@@ -51,7 +51,7 @@ def test_data_is_one_line_for_every_reader(text: str) -> None:
 
 @given(st.integers(0, 1500), st.lists(st.integers(1, 1500), max_size=4, unique=True))
 def test_a_page_becomes_batches_that_cover_every_line_and_every_loss(last: int, lost: list[int]) -> None:
-    dropped = [DroppedLines(seq, seq, 1) for seq in sorted(lost) if seq <= last]
+    dropped = [DroppedRange(seq, seq, 1) for seq in sorted(lost) if seq <= last]
     gone = {part.first for part in dropped}
     lines = [LogRow(seq, 0.0, "stdout", 0, None, b"x") for seq in range(1, last + 1) if seq not in gone]
     batches = list(batches_from_page(LogFilePage(last, last, lines=lines, dropped=dropped), 1, 0, 0))

@@ -1,6 +1,6 @@
 from api.events.service_feed import _fleet_digest
 from jobs.model.records import NodeRecord
-from jobs.store import Fleet
+from jobs.store import FleetRecords
 
 NODE = {
     b"pool": b"default",
@@ -11,8 +11,8 @@ NODE = {
 }
 
 
-def fleet(beat: bytes, held: dict[bytes, bytes]) -> Fleet:
-    return Fleet((NodeRecord.from_fields("a", NODE | {b"beat": beat}, held, {}),), {})
+def fleet(beat: bytes, held: dict[bytes, bytes]) -> FleetRecords:
+    return FleetRecords((NodeRecord.from_fields("a", NODE | {b"beat": beat}, held, {}),), {})
 
 
 def test_a_fleet_changes_with_what_its_devices_do_and_not_with_its_beats() -> None:

@@ -5,7 +5,7 @@ from api.data.fleet_cache import labels_from_names
 from api.jobs import status_poll
 from api.jobs.status_poll import StatusCache
 from jobs.model.records import QueueView
-from jobs.model.state import Reason, State
+from jobs.model.state import JobState, StateReason
 from jobs.store import JobView
 from tests.support.job_records import a_job, a_spec
 
@@ -44,11 +44,11 @@ def test_jobs_of_two_tenants_with_one_id_are_not_mixed_up() -> None:
 def test_progress_is_final_when_a_job_has_ended_and_has_some() -> None:
     statuses = StatusCache()
     for state, progress, final in (
-        (State.RUNNING, {"step": 1}, False),
-        (State.SUCCEEDED, None, False),
-        (State.SUCCEEDED, {"step": 1}, True),
+        (JobState.RUNNING, {"step": 1}, False),
+        (JobState.SUCCEEDED, None, False),
+        (JobState.SUCCEEDED, {"step": 1}, True),
     ):
-        statuses.encode_status(a_view(state=state, reason=Reason.RUNNING, attempt=1), progress, LABELS)
+        statuses.encode_status(a_view(state=state, reason=StateReason.RUNNING, attempt=1), progress, LABELS)
         kept = statuses.last_status("default", a_job().id)
         assert kept is not None
         assert kept.is_final is final
@@ -56,7 +56,9 @@ def test_progress_is_final_when_a_job_has_ended_and_has_some() -> None:
 
 def test_few_are_kept_and_large_ones_are_not() -> None:
     statuses = StatusCache()
-    statuses.encode_status(a_view(message="x" * status_poll.MAX_CACHED_BYTES, reason=Reason.BACKING_OFF), None, LABELS)
+    statuses.encode_status(
+        a_view(message="x" * status_poll.MAX_CACHED_BYTES, reason=StateReason.BACKING_OFF), None, LABELS
+    )
     assert statuses.last_status("default", a_job().id) is None
     for number in range(status_poll.MAX_CACHED + 10):
         statuses.encode_status(a_view(id=str(number)), None, LABELS)

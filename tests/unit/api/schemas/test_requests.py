@@ -3,7 +3,7 @@ import json
 import pytest
 
 from api.schemas.requests import MAX_KEPT_BYTES, parse_cancel, parse_spec, refuse_body
-from jobs.model.state import State
+from jobs.model.state import JobState
 from jobs.store import JobFilter
 from shardyard.contract.errors import InvalidRequest, MalformedJson
 from tests.support.job_records import a_spec_body
@@ -13,7 +13,7 @@ from tests.support.job_records import a_spec_body
     ("body", "chosen"),
     [
         ({"all": True}, JobFilter()),
-        ({"state": "queued"}, JobFilter(state=State.QUEUED)),
+        ({"state": "queued"}, JobFilter(state=JobState.QUEUED)),
         ({"pool": "a100", "name": "digits"}, JobFilter(pool="a100", name="digits")),
         ({"label": "team=vision"}, JobFilter(label=("team", "vision"))),
         ({"label": "team="}, JobFilter(label=("team", ""))),

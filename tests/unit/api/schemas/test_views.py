@@ -4,8 +4,8 @@ import pytest
 
 from api.schemas import views
 from jobs.model.records import QueueView
-from jobs.model.state import Reason, State
-from jobs.store import Fleet, JobView
+from jobs.model.state import JobState, StateReason
+from jobs.store import FleetRecords, JobView
 from tests.support.job_records import JOB, a_job, a_node, a_spec
 from tests.support.script_streams import script_spec
 
@@ -49,27 +49,27 @@ def test_a_queued_job_says_in_numbers_what_it_waits_for(behind: QueueView, code:
 
 
 def test_a_job_that_backs_off_says_why_and_nothing_of_a_queue_that_it_is_not_in() -> None:
-    job = a_job(reason=Reason.BACKING_OFF, message="attempt 1 ended: stalled; retry 1 of 3")
+    job = a_job(reason=StateReason.BACKING_OFF, message="attempt 1 ended: stalled; retry 1 of 3")
     reason = views.reason_view(job, queue(0, 8, 8))
     assert (reason.code, reason.message) == ("backing_off", "attempt 1 ended: stalled; retry 1 of 3")
     assert views.job_status(JobView(job, a_spec(), queue(0, 8, 8)), None, labels).queue_position is None
 
 
 def test_a_job_of_a_stopped_service_is_in_the_queue_again() -> None:
-    job = a_job(reason=Reason.SERVICE_STOPPED, message="the service was stopped")
+    job = a_job(reason=StateReason.SERVICE_STOPPED, message="the service was stopped")
     reason = views.reason_view(job, queue(0, 2, 2))
     assert reason.message == "the service was stopped; needs 4 in pool a100: 2 of 8 free, 0 jobs ahead"
 
 
 def test_an_ended_job_keeps_the_words_of_its_end() -> None:
-    job = a_job(state=State.FAILED, reason=Reason.OUT_OF_MEMORY, message="rank 1 was killed by SIGKILL")
+    job = a_job(state=JobState.FAILED, reason=StateReason.OUT_OF_MEMORY, message="rank 1 was killed by SIGKILL")
     assert views.reason_view(job, None).message == "rank 1 was killed by SIGKILL"
 
 
 def test_a_status_shows_the_position_in_the_queue_counted_from_one() -> None:
     status = views.job_status(JobView(a_job(), a_spec(), queue(ahead=2)), None, labels)
     assert status.queue_position == 3
-    assert views.job_status(JobView(a_job(state=State.RUNNING), a_spec(), None), None, labels).queue_position is None
+    assert views.job_status(JobView(a_job(state=JobState.RUNNING), a_spec(), None), None, labels).queue_position is None
 
 
 def test_times_are_utc_with_microseconds() -> None:
@@ -93,14 +93,14 @@ def test_a_status_says_how_a_script_starts_and_whether_its_gpus_are_acted() -> N
 
 
 def test_placement_names_devices_for_people() -> None:
-    job = a_job(state=State.RUNNING, reason=Reason.RUNNING, node="host-a", leased=(1, 3))
+    job = a_job(state=JobState.RUNNING, reason=StateReason.RUNNING, node="host-a", leased=(1, 3))
     (place,) = views.job_summary(job, labels).placement
     assert (place.node, place.devices) == ("host-a", ["cuda:1", "cuda:3"])
 
 
 def test_only_a_job_that_has_not_ended_links_to_its_cancel() -> None:
-    assert views.job_links(JOB, State.RUNNING)["cancel"] == f"/v1/jobs/{JOB}/cancel"
-    assert "cancel" not in views.job_links(JOB, State.SUCCEEDED)
+    assert views.job_links(JOB, JobState.RUNNING)["cancel"] == f"/v1/jobs/{JOB}/cancel"
+    assert "cancel" not in views.job_links(JOB, JobState.SUCCEEDED)
 
 
 def test_a_device_says_which_job_holds_it_only_to_that_jobs_tenant() -> None:
@@ -113,6 +113,6 @@ def test_a_device_says_which_job_holds_it_only_to_that_jobs_tenant() -> None:
 
 def test_a_pool_adds_up_its_nodes_and_counts_no_free_device_of_a_node_that_is_down() -> None:
     down = a_node(4, alive="")
-    (pool,) = views.pool_views(Fleet((a_node(2, held={0: f"default/{JOB}/1"}), down), {"a100": 5}))
+    (pool,) = views.pool_views(FleetRecords((a_node(2, held={0: f"default/{JOB}/1"}), down), {"a100": 5}))
     assert (pool.devices, pool.free, pool.leased, pool.queued) == (6, 1, 1, 5)
     assert (pool.nodes, pool.live_nodes, pool.largest_node) == (2, 1, 4)

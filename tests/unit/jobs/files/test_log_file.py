@@ -9,7 +9,7 @@ import pytest
 from jobs.files.frame_file import CorruptFrame, FrameReader
 from jobs.files.log_file import (
     CONTINUED,
-    DroppedLines,
+    DroppedRange,
     LineRun,
     LogFilePage,
     LogRow,
@@ -231,9 +231,9 @@ def test_lines_that_the_disk_refuses_keep_their_numbers_in_one_dropped_record(tm
     writer.append([run(b"back")])
     writer.seal()
     page = read_page(path)
-    assert page.dropped == [DroppedLines(4, 13, 60)]
+    assert page.dropped == [DroppedRange(4, 13, 60)]
     assert [(line.seq, line.text) for line in page.lines[3:]] == [(14, b"back")]
-    assert read_page(path, after=6).dropped == [DroppedLines(7, 13, 60)]
+    assert read_page(path, after=6).dropped == [DroppedRange(7, 13, 60)]
     assert read_page(path, tail=1).lines[0].seq == 14
 
 
@@ -246,7 +246,7 @@ def test_lines_lost_until_the_end_are_in_the_log_before_the_seal(tmp_path: Path)
     assert not read_page(tmp_path / "log").sealed
     writer.seal()
     page = read_page(tmp_path / "log")
-    assert (page.dropped, page.sealed, page.next) == ([DroppedLines(4, 4, 4)], True, 4)
+    assert (page.dropped, page.sealed, page.next) == ([DroppedRange(4, 4, 4)], True, 4)
 
 
 def test_a_file_that_cannot_even_be_made_counts_its_lines_until_it_can(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_file_that_cannot_even_be_made_counts_its_lines_until_it_can(tmp_path:
     writer.append([run(b"kept")])
     writer.close()
     page = read_page(tmp_path / "later" / "log")
-    assert (page.dropped, numbers(page)) == ([DroppedLines(1, 1, 4)], [2])
+    assert (page.dropped, numbers(page)) == ([DroppedRange(1, 1, 4)], [2])
 
 
 def test_a_chunk_can_be_read_by_itself_from_a_cursor(tmp_path: Path) -> None:

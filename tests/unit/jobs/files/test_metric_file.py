@@ -19,11 +19,11 @@ from jobs.files.metric_file import (
     read_frame,
     read_series,
 )
-from jobs.protocol.records import Metric
+from jobs.protocol.records import MetricSample
 
 
-def metric(value: float, step: int = 0, device: int = -1, name: str = "loss") -> Metric:
-    return Metric(device, name, step, value, 1.5)
+def metric(value: float, step: int = 0, device: int = -1, name: str = "loss") -> MetricSample:
+    return MetricSample(device, name, step, value, 1.5)
 
 
 def write(path: Path, count: int, chunk: int = 10) -> None:

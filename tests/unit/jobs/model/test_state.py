@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import jobs
-from jobs.model.state import CAUSE_OF, STATE_OF, TERMINAL, TRANSITIONS, Cause, Reason, State
+from jobs.model.state import CAUSE_OF, STATE_OF, TERMINAL, TRANSITIONS, Cause, JobState, StateReason
 
 LUA = Path(jobs.__file__).parent / "store" / "lua"
 TRANSITIONS_LUA = (LUA / "transitions.lua").read_text()
@@ -23,23 +23,23 @@ def rows_of(table: str) -> dict[str, str]:
 
 
 def test_every_reason_belongs_to_one_state() -> None:
-    assert set(STATE_OF) == set(Reason)
-    assert set(STATE_OF.values()) == set(State)
+    assert set(STATE_OF) == set(StateReason)
+    assert set(STATE_OF.values()) == set(JobState)
 
 
 def test_every_reason_that_ends_an_attempt_has_a_cause_and_no_other_has() -> None:
-    ends = {reason for reason in Reason if STATE_OF[reason] in TERMINAL}
-    assert set(CAUSE_OF) == ends | {Reason.SERVICE_STOPPED, Reason.DRAINED}
+    ends = {reason for reason in StateReason if STATE_OF[reason] in TERMINAL}
+    assert set(CAUSE_OF) == ends | {StateReason.SERVICE_STOPPED, StateReason.DRAINED}
     assert set(CAUSE_OF.values()) == set(Cause) - {Cause.UNCLAIMED}
 
 
 def test_only_a_failure_is_taken_from_a_budget() -> None:
     for reason, cause in CAUSE_OF.items():
         if cause in (Cause.USER, Cause.SERVICE):
-            assert STATE_OF[reason] is State.FAILED
+            assert STATE_OF[reason] is JobState.FAILED
     stops = {reason for reason, cause in CAUSE_OF.items() if cause is Cause.STOP}
-    assert stops == {Reason.SERVICE_STOPPED, Reason.DRAINED}
-    assert {STATE_OF[reason] for reason in stops} == {State.QUEUED}
+    assert stops == {StateReason.SERVICE_STOPPED, StateReason.DRAINED}
+    assert {STATE_OF[reason] for reason in stops} == {JobState.QUEUED}
 
 
 def test_the_scripts_have_the_same_transitions() -> None:
@@ -59,18 +59,18 @@ def test_the_scripts_give_a_state_no_reason_that_belongs_to_another() -> None:
     given = re.findall(r"\bmove\(\w+, '(\w+)', '(\w+)'", code)
     assert len(given) > 5
     for after, reason in given:
-        assert STATE_OF[Reason(reason)] is State(after)
+        assert STATE_OF[StateReason(reason)] is JobState(after)
 
 
 def test_no_arrow_leaves_a_terminal_state_and_every_other_state_can_reach_one() -> None:
-    assert set(TRANSITIONS) == {None, *State}
-    assert {State.SUCCEEDED, State.FAILED, State.CANCELLED} == TERMINAL
-    assert all(TRANSITIONS[state].keys() & TERMINAL for state in set(State) - TERMINAL)
+    assert set(TRANSITIONS) == {None, *JobState}
+    assert {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED} == TERMINAL
+    assert all(TRANSITIONS[state].keys() & TERMINAL for state in set(JobState) - TERMINAL)
 
 
 def test_a_reason_of_a_later_version_is_kept_as_it_is() -> None:
-    later = Reason("struck_by_lightning")
+    later = StateReason("struck_by_lightning")
     assert (str(later), later, later.value) == ("struck_by_lightning", "struck_by_lightning", "struck_by_lightning")
-    assert later not in set(Reason)
-    with pytest.raises(ValueError, match="is not a valid Reason"):
-        Reason("no reason at all")
+    assert later not in set(StateReason)
+    with pytest.raises(ValueError, match="is not a valid StateReason"):
+        StateReason("no reason at all")

@@ -6,7 +6,7 @@ import pytest
 
 from jobs.protocol.records import (
     AnyRecord,
-    Metric,
+    MetricSample,
     Note,
     Outcome,
     PacketDecoder,
@@ -17,7 +17,7 @@ from jobs.protocol.records import (
 )
 
 STEPS = [Step(number, 0, "train", (0,), 0.0, 1.0) for number in range(3)]
-LOSS = Metric(-1, "loss", 0, 0.5, 0.0)
+LOSS = MetricSample(-1, "loss", 0, 0.5, 0.0)
 NOTE = Note("field", "reason")
 
 

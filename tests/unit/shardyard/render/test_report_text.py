@@ -3,7 +3,7 @@ import re
 import msgspec
 import pytest
 
-from jobs.protocol.records import Note, Split
+from jobs.protocol.records import BatchSplit, Note
 from shardyard.contract.report import Report, Resumed
 from shardyard.render.report_text import render_report
 from tests.support import script_streams
@@ -152,7 +152,7 @@ def test_wrapped_modules_have_a_column_of_their_own() -> None:
 
 def test_rows_that_could_not_be_counted_are_a_dash_that_is_explained() -> None:
     script = script_streams.told()
-    script.add_record(0, Split(0, "train", "", None, (0,), (None,), ((35, 20),), ((35, 20),)))
+    script.add_record(0, BatchSplit(0, "train", "", None, (0,), (None,), ((35, 20),), ((35, 20),)))
     script.add_record(0, step(0, [0], [0]))
     text = render_report(script.make_report(final=False))
 

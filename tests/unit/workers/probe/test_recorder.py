@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.protocol.records import Note, Split, Step
+from jobs.protocol.records import BatchSplit, Note, Step
 from tests.support.training_runs import Kept, context_of
 from workers.probe import step_records as module
 from workers.probe.clock import CLOCKS, DeviceClock
@@ -83,7 +83,7 @@ def test_splits_beyond_the_bound_are_sent_each_time(monkeypatch: pytest.MonkeyPa
     recorder = Recorder(context_of(1, sink))
     for rows in (1, 2, 3, 3, 1):
         one_step(recorder, rows)
-    assert [(split.id, split.rows) for split in sink.of(Split)] == [(0, (1,)), (1, (2,)), (2, (3,)), (3, (3,))]
+    assert [(split.id, split.rows) for split in sink.of(BatchSplit)] == [(0, (1,)), (1, (2,)), (2, (3,)), (3, (3,))]
     assert [step.splits for step in sink.of(Step)] == [(0,), (1,), (2,), (3,), (0,)]
 
 
@@ -107,7 +107,7 @@ def test_rows_that_cannot_be_counted_are_null() -> None:
     with recorder.step("forward", 0, None):
         shard("no tensor")
         recorder.end_forward(None)
-    (split,) = sink.of(Split)
+    (split,) = sink.of(BatchSplit)
     assert (split.rows, split.input_shapes, split.batch_rows) == ((None,), (None,), None)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.protocol.records import MAX_INTERNED, Split, Step
+from jobs.protocol.records import MAX_INTERNED, BatchSplit, Step
 from tests.support.training_runs import Kept, context_of
 from workers.probe import step_records as module
 from workers.probe.recorder import DdpTimes, Recorder
@@ -35,7 +35,7 @@ def train(kind: type[Recorder], batches: list[int]) -> Kept:
 
 def test_it_tells_the_same_as_the_recorder_of_many_devices() -> None:
     one, many = train(SingleDeviceRecorder, [4, 4, 2, 4, 4]), train(Recorder, [4, 4, 2, 4, 4])
-    assert one.of(Split) == many.of(Split)
+    assert one.of(BatchSplit) == many.of(BatchSplit)
     same = [
         [(s.step, s.phase, s.splits, s.data_wait_ms, s.comm_ms, [ms is None for ms in s.backward_ms]) for s in steps]
         for steps in (one.of(Step), many.of(Step))
@@ -47,7 +47,7 @@ def test_it_tells_the_same_as_the_recorder_of_many_devices() -> None:
 
 
 def test_shapes_of_every_forward_are_read_whatever_the_one_before_had() -> None:
-    splits = train(SingleDeviceRecorder, [4, 2, 4]).of(Split)
+    splits = train(SingleDeviceRecorder, [4, 2, 4]).of(BatchSplit)
     assert [(split.phase, split.rows, split.input_shapes) for split in splits] == [
         ("train", (4,), ((4, 3),)),
         ("train", (2,), ((2, 3),)),
@@ -76,7 +76,7 @@ def test_splits_beyond_the_bound_are_sent_for_every_step_that_names_them(monkeyp
     for rows in (1, 2, 2, 2):
         with recorder.step("train", 0, None):
             model(torch.zeros(rows, 3))
-    assert [split.id for split in sink.of(Split)] == [0, 1, 2, 3]
+    assert [split.id for split in sink.of(BatchSplit)] == [0, 1, 2, 3]
     assert [step.splits for step in sink.of(Step)] == [(0,), (1,), (2,), (3,)]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.protocol.records import DeviceInfo, Metric, Step
+from jobs.protocol.records import DeviceInfo, MetricSample, Step
 from tests.support.training_runs import Kept
 from tests.unit.workers.probe.test_recorder import LateDevice
 from workers.probe.clock import CLOCKS
@@ -89,5 +89,5 @@ def test_the_learning_rate_is_a_series(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = torch.optim.SGD(net.parameters(), 0.25)
     for _ in range(12):
         one_step(tracker, net, optimizer)
-    rates = [metric for metric in sink.of(Metric) if metric.name == "learning_rate"]
+    rates = [metric for metric in sink.of(MetricSample) if metric.name == "learning_rate"]
     assert [(metric.step, metric.value) for metric in rates] == [(step, 0.25) for step in [*range(10), 10]]

@@ -1,19 +1,21 @@
 """The phases of an attempt's end, without processes: time is given."""
 
-from jobs.model.state import Reason
+from jobs.model.state import StateReason
 from jobs.protocol.records import Result
 from workers.supervisor.attempt_end import KILL_SECONDS, LEAVE_SECONDS, START_SECONDS, AttemptEnd, EndPhase
 from workers.supervisor.outcome import LEASE_LOST, AttemptOutcome
 
-FAILED = AttemptOutcome(Reason.CODE_ERROR, "rank 0: no")
-CANCELLED = AttemptOutcome(Reason.CANCELLED_BY_USER, "cancelled")
+FAILED = AttemptOutcome(StateReason.CODE_ERROR, "rank 0: no")
+CANCELLED = AttemptOutcome(StateReason.CANCELLED_BY_USER, "cancelled")
 
 
 def test_an_attempt_that_completes_has_the_result_of_its_ranks() -> None:
     end = AttemptEnd(0.0)
     end.result = Result(0.5, {"accuracy": 0.9})
     assert end.begin_leaving(1.0)
-    assert end.final_outcome() == AttemptOutcome(Reason.COMPLETED, result={"loss": 0.5, "metrics": {"accuracy": 0.9}})
+    assert end.final_outcome() == AttemptOutcome(
+        StateReason.COMPLETED, result={"loss": 0.5, "metrics": {"accuracy": 0.9}}
+    )
     assert not end.is_overdue(1.0 + LEAVE_SECONDS)
     assert end.is_overdue(1.1 + LEAVE_SECONDS)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from jobs.protocol.records import DeviceInfo, Metric, Note, Outline, Split, Step
+from jobs.protocol.records import BatchSplit, DeviceInfo, MetricSample, Note, Outline, Step
 from tests.support.training_runs import DIGITS, FORWARD, VECTORS, Kept, context_of, run_here, spec_of
 from workers.runtime.context import RejectedByWorker, StopTraining
 from workers.training import entry
@@ -23,7 +23,7 @@ def changed(program: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def losses(sink: Kept) -> list[float]:
-    return [metric.value for metric in sink.of(Metric) if metric.name == "loss" and metric.device == -1]
+    return [metric.value for metric in sink.of(MetricSample) if metric.name == "loss" and metric.device == -1]
 
 
 # -- the split -------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def test_the_rows_that_each_device_got_are_those_of_nn_dataparallel(
     data = {"args": {"rows": rows, "features": 5}, "batch_size": batch}
     program = changed(VECTORS if mode == "train" else FORWARD, data=data)
     _, sink = run_here(program, devices=devices, strategy="dp")
-    splits = {split.id: split for split in sink.of(Split)}
+    splits = {split.id: split for split in sink.of(BatchSplit)}
     seen = [splits[step.splits[0]] for step in sink.of(Step)]
     assert [list(split.rows) for split in seen] == steps
     assert {split.phase for split in seen} == {mode}
@@ -60,7 +60,7 @@ def test_the_rows_that_each_device_got_are_those_of_nn_dataparallel(
 def test_equal_splits_are_sent_once() -> None:
     _, sink = run_here(changed(VECTORS, epochs=3), devices=3, strategy="dp")
     assert [step.splits for step in sink.of(Step)] == [(0,), (0,), (0,), (1,)] * 3
-    assert len(sink.of(Split)) == 2
+    assert len(sink.of(BatchSplit)) == 2
 
 
 def test_a_wrapped_submodule_is_named_and_split_on_its_own() -> None:
@@ -68,15 +68,15 @@ def test_a_wrapped_submodule_is_named_and_split_on_its_own() -> None:
         FORWARD, model={"ref": "two_block", "args": {}}, data={"args": {"rows": 30, "features": 10}, "batch_size": 30}
     )
     _, sink = run_here(program, devices=2, strategy="dp", module="block2")
-    (split,) = sink.of(Split)
+    (split,) = sink.of(BatchSplit)
     assert (split.module, split.rows, split.input_shapes) == ("block2", (15, 15), ((15, 20), (15, 20)))
 
 
 def test_splitting_another_dimension_counts_along_it() -> None:
     program = changed(FORWARD, model={"ref": "test_entry_parts:Transposed", "args": {}})
     _, sink = run_with_parts(program, devices=2, strategy="dp", dim=1)
-    assert sink.of(Split)[0].rows == (3, 2)
-    assert sink.of(Split)[0].batch_rows == 5
+    assert sink.of(BatchSplit)[0].rows == (3, 2)
+    assert sink.of(BatchSplit)[0].batch_rows == 5
 
 
 def test_a_placed_model_gives_every_row_to_every_device_that_holds_a_part() -> None:
@@ -84,7 +84,7 @@ def test_a_placed_model_gives_every_row_to_every_device_that_holds_a_part() -> N
         VECTORS, model={"ref": "embedding_rnn", "args": {"out_features": 2}}, data={"args": {"rows": 8, "features": 3}}
     )
     _, sink = run_here(program, devices=2, strategy="single", placement={"embedding": "cpu", "rnn": 1})
-    (split,) = sink.of(Split)
+    (split,) = sink.of(BatchSplit)
     assert split.rows == (0, 8)
     assert split.output_shapes == (None, (8, 3, 2))
 
@@ -159,7 +159,7 @@ def test_loss_curve_of_the_plain_road_stays_what_it_was() -> None:
 def test_digits_are_learned_to_95_percent(devices: int, strategy: str) -> None:
     result, sink = run_here(DIGITS, devices=devices, strategy=strategy)
     assert result.metrics["accuracy"] >= 0.95
-    evaluated = [split for split in sink.of(Split) if split.phase == "eval"]
+    evaluated = [split for split in sink.of(BatchSplit) if split.phase == "eval"]
     assert [split.batch_rows for split in evaluated] == [128, 104]
     assert sink.records[-1] == result
 

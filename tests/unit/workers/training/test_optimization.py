@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import nn
 
-from jobs.protocol.records import Metric, Outline, Split, Step
+from jobs.protocol.records import BatchSplit, MetricSample, Outline, Step
 from tests.support.training_runs import FORWARD, VECTORS, Kept, context_of, report_here, run_here, spec_of
 from workers.runtime.context import RejectedByWorker
 from workers.training import entry, loop
 
 
 def losses(sink: Kept) -> list[float]:
-    return [metric.value for metric in sink.of(Metric) if metric.name == "loss" and metric.device == -1]
+    return [metric.value for metric in sink.of(MetricSample) if metric.name == "loss" and metric.device == -1]
 
 
 def rates(sink: Kept) -> list[float]:
-    return [metric.value for metric in sink.of(Metric) if metric.name == "learning_rate"]
+    return [metric.value for metric in sink.of(MetricSample) if metric.name == "learning_rate"]
 
 
 def vectors(rows: int, batch_size: int, **changes: Any) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def test_the_same_seed_gives_the_same_losses_bit_for_bit(strategy: str, devices:
 def test_a_step_names_the_split_of_each_of_its_batches_and_sums_their_times() -> None:
     _, sink = run_here(vectors(100, 8, accumulate_steps=4), devices=3, strategy="dp")
     assert [step.splits for step in sink.of(Step)] == [(0, 0, 0, 0)] * 3 + [(1,)]
-    assert [split.rows for split in sink.of(Split)] == [(3, 3, 2), (2, 2, 0)]
+    assert [split.rows for split in sink.of(BatchSplit)] == [(3, 3, 2), (2, 2, 0)]
     assert sink.of(Outline)[0].steps_per_epoch == 4
     assert all(None not in step.backward_ms for step in sink.of(Step)[:3])
 
@@ -108,7 +108,7 @@ def test_the_learning_rate_moves_after_every_epoch() -> None:
 def test_the_learning_rate_moves_after_every_step_when_asked_to() -> None:
     scheduler = {"ref": "linear_lr", "args": {"start_factor": 0.25, "total_iters": 3}, "every": "step"}
     _, sink = run_here(vectors(40, 10, scheduler=scheduler))
-    seen = [metric.value for metric in sink.of(Metric) if metric.name == "learning_rate"]
+    seen = [metric.value for metric in sink.of(MetricSample) if metric.name == "learning_rate"]
     assert seen[:4] == pytest.approx([0.025, 0.05, 0.075, 0.1])
 
 

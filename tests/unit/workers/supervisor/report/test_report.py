@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from jobs.protocol.records import MAX_INTERNED, DeviceInfo, Note, Outcome, Outline, Split
+from jobs.protocol.records import MAX_INTERNED, BatchSplit, DeviceInfo, Note, Outcome, Outline
 from jobs.splits.plan import predict_splits
 from shardyard.contract.report import Pattern, Report, decode_report, encode_report
 from tests.support.memory import allocated
@@ -95,7 +95,7 @@ def test_shapes_that_differ_under_one_split_are_said_to_vary_and_the_first_are_s
     told = aggregator(make_spec("dp", 2, 4), None)
     for number, length in enumerate([7, 9]):
         shapes = ((2, length), (2, length))
-        told.add_record(0, Split(number, "train", "", 4, (0, 1), (2, 2), shapes, shapes))
+        told.add_record(0, BatchSplit(number, "train", "", 4, (0, 1), (2, 2), shapes, shapes))
         told.add_record(0, step(number, [number], [2, 2]))
 
     (pattern,) = told.make_report(final=False).patterns
@@ -107,7 +107,7 @@ def test_shapes_that_differ_under_one_split_are_said_to_vary_and_the_first_are_s
 
 def test_rows_that_cannot_be_counted_are_null_with_a_reason() -> None:
     told = aggregator(make_spec("dp", 2, 4), None)
-    told.add_record(0, Split(0, "train", "", None, (0, 1), (None, None), (None, None), (None, None)))
+    told.add_record(0, BatchSplit(0, "train", "", None, (0, 1), (None, None), (None, None), (None, None)))
     told.add_record(0, step(0, [0], [0, 0]))
     report = told.make_report(final=False)
 

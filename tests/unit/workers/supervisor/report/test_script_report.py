@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from jobs.protocol.records import Note, PrimitiveTimes, Split, Wrapped
+from jobs.protocol.records import BatchSplit, Note, PrimitiveTimes, Wrapped
 from shardyard.contract.report import decode_report, encode_report
 from tests.support.memory import allocated
 from tests.support.record_streams import split, step
@@ -124,7 +124,7 @@ def test_times_belong_to_their_devices_where_modules_use_different_ones() -> Non
 
 def test_rows_that_the_probe_does_not_trust_are_null_and_its_reasons_stand_side_by_side() -> None:
     script = told()
-    feed(script, [Split(0, "train", "", None, (0,), (None,), ((35, 20),), ((35, 20),)), step(0, [0], [0])])
+    feed(script, [BatchSplit(0, "train", "", None, (0,), (None,), ((35, 20),), ((35, 20),)), step(0, [0], [0])])
     feed(script, [Note("patterns.rows", "dimension 0 is 35"), Note("patterns.rows", "the loader gave 20")])
     report = script.make_report(final=False)
 

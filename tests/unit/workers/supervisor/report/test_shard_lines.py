@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs.protocol.records import Shape, Split
+from jobs.protocol.records import BatchSplit, Shape
 from tests.support.record_streams import aggregator, run, split, step
 from tests.support.specs import make_spec
 from workers.supervisor.report.shard_lines import ALWAYS_PRINTED, ShardLine, lines_of_split
@@ -92,7 +92,7 @@ def test_by_default_the_first_thousand_steps_print_and_then_only_changes() -> No
 def outside(shapes: list[Shape | None], dim: int) -> str:
     devices = tuple(range(len(shapes)))
     (*_, (_, text)) = lines_of_split(
-        Split(0, "train", "", None, devices, (1,) * len(shapes), tuple(shapes), tuple(shapes)), dim
+        BatchSplit(0, "train", "", None, devices, (1,) * len(shapes), tuple(shapes), tuple(shapes)), dim
     )
     return text.removeprefix("Outside: input size ").partition(" output_size ")[0]
 
@@ -123,11 +123,11 @@ def test_a_split_that_gave_nothing_to_anyone_prints_nothing() -> None:
 
 
 def test_a_step_of_which_no_shape_was_seen_prints_nothing() -> None:
-    assert lines_of_split(Split(0, "train", "", None, (0,), (None,), (None,), (None,)), 0) == ()
+    assert lines_of_split(BatchSplit(0, "train", "", None, (0,), (None,), (None,), (None,)), 0) == ()
 
 
 def test_a_shard_whose_rows_nobody_can_count_is_printed_all_the_same() -> None:
-    lines = lines_of_split(Split(0, "train", "", None, (0, 1), (None, None), (None, None), ((2,), (2,))), 0)
+    lines = lines_of_split(BatchSplit(0, "train", "", None, (0, 1), (None, None), (None, None), ((2,), (2,))), 0)
 
     assert lines == (
         (0, "In Model: input size unknown output size torch.Size([2])"),

@@ -1,6 +1,6 @@
 import pytest
 
-from jobs.protocol.records import Metric, Outline, Split, Step
+from jobs.protocol.records import BatchSplit, MetricSample, Outline, Step
 from workers.supervisor.telemetry.progress import WINDOW_SECONDS, RecipeProgress
 
 
@@ -8,8 +8,8 @@ def outline(total: int | None = 10) -> Outline:
     return Outline(epochs=2, steps_per_epoch=5, total_steps=total, batch_size=4, dataset_rows=20)
 
 
-def split(rows: int = 4) -> Split:
-    return Split(0, "train", "", rows, (0,), (rows,), ((rows, 5),), ((rows, 2),))
+def split(rows: int = 4) -> BatchSplit:
+    return BatchSplit(0, "train", "", rows, (0,), (rows,), ((rows, 5),), ((rows, 2),))
 
 
 def step(number: int, at: float, phase: str = "train", epoch: int = 0) -> Step:
@@ -61,8 +61,8 @@ def test_evaluation_is_no_step_of_the_job_and_a_device_s_loss_not_the_job_s() ->
     progress.add_record(0, outline())
     assert progress.add_record(0, step(0, at=0.0))
     assert not progress.add_record(0, step(7, at=1.0, phase="eval"))
-    progress.add_record(0, Metric(-1, "loss", 0, 0.5, 0.0))
-    progress.add_record(0, Metric(0, "loss", 0, 0.9, 0.0))
+    progress.add_record(0, MetricSample(-1, "loss", 0, 0.5, 0.0))
+    progress.add_record(0, MetricSample(0, "loss", 0, 0.9, 0.0))
     snapshot = progress.make_status()
     assert snapshot is not None
     assert (snapshot["step"], snapshot["loss"]) == (1, 0.5)

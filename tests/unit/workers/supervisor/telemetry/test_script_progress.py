@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from jobs.protocol.records import AnyRecord, Group, Loaded, Metric, ProgramProgress, Split, Step
+from jobs.protocol.records import AnyRecord, BatchSplit, Group, Loaded, MetricSample, ProgramProgress, Step
 from workers.supervisor.telemetry.script_progress import ScriptProgress
 from workers.supervisor.telemetry.tqdm_parser import TqdmBar
 
 
-def split(number: int = 0, rows: int = 4) -> Split:
-    return Split(number, "train", "", rows, (0,), (rows,), ((rows, 5),), ((rows, 2),))
+def split(number: int = 0, rows: int = 4) -> BatchSplit:
+    return BatchSplit(number, "train", "", rows, (0,), (rows,), ((rows, 5),), ((rows, 2),))
 
 
 def step(number: int, at: float = 0.0, phase: str = "train", splits: tuple[int, ...] = (0,)) -> Step:
@@ -145,7 +145,9 @@ def test_a_script_that_only_evaluates_is_counted_by_that() -> None:
 
 
 def test_the_loss_of_the_job_is_shown() -> None:
-    assert shown(told(step(0), Metric(-1, "loss", 0, 0.5, 0.0), Metric(0, "loss", 0, 0.9, 0.0)))["loss"] == 0.5
+    assert (
+        shown(told(step(0), MetricSample(-1, "loss", 0, 0.5, 0.0), MetricSample(0, "loss", 0, 0.9, 0.0)))["loss"] == 0.5
+    )
 
 
 def test_ranks_that_all_speak_are_not_mixed() -> None:
