@@ -28,7 +28,7 @@ from benchmarks.programs import stream_readers, talker, xread_api
 from benchmarks.programs.stream_readers import Found, Wanted
 from benchmarks.servers import Server, redis_server
 from benchmarks.service import Service, service
-from shardyard.contract import stream_events
+from shardyard.contract import responses, stream_events
 
 TITLE = "Many clients follow one job"
 
@@ -188,11 +188,8 @@ def _write(client: "redis.Redis", seconds: float) -> None:
     """What the job of the other side prints and logs, as the events that the service makes of it."""
     number = 0
     for count, lines in enumerate(talker.paced(seconds)):
-        at = "2026-11-21T22:00:00.000000Z"
-        told = [
-            stream_events.Line(seq, at, "stdout", 0, None, line, continued=False)
-            for seq, line in enumerate(lines, number + 1)
-        ]
+        at = responses.at(1_795_298_400_000_000)
+        told = [stream_events.EventLine(seq=seq, at=at, text=line) for seq, line in enumerate(lines, number + 1)]
         number += len(lines)
         pipe = client.pipeline(transaction=False)
         pipe.xadd(xread_api.STREAM, {"event": "log", "data": stream_events.data(stream_events.Log(1, 0, told, []))})

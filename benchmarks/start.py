@@ -36,7 +36,7 @@ from benchmarks import peers
 from benchmarks.comparing import Figure, Say, Scale, at_most_times, in_turns, times_better
 from benchmarks.connection import Connection
 from benchmarks.service import Service, linear_spec, service
-from shardyard.client.models import JobStatus
+from shardyard.contract.responses import JobStatus
 
 STAGES_NOTE = (
     "from the POST to each, in the same rounds; ranks of DDP note their loss a step later, when its mean is there; "

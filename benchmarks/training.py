@@ -47,7 +47,7 @@ from benchmarks import peers
 from benchmarks.comparing import Figure, Say, Scale, in_turns, share_of
 from benchmarks.machine import family, thread_cpu_seconds
 from benchmarks.service import Service, service
-from shardyard.client.models import JobStatus
+from shardyard.contract.responses import JobStatus
 from workers.training.recipes import data as recipes
 
 TITLE = "Training throughput under full observation"

@@ -67,12 +67,10 @@ def read_logs(attempt: Path, devices: Sequence[int], seen: Mapping[int, int], qu
     before = 0 if query.from_line is None else query.from_line - 1
     seen = {device: seen.get(device, before) for device in devices}
     pages = {device: _read_device_page(attempt, device, seen[device], len(devices), query) for device in devices}
-    merged = heapq.merge(
-        *([_log_line(device, line) for line in page.lines] for device, page in pages.items()), key=lambda line: line.at
-    )
-    wanted = query.limit if query.tail is None else query.tail
-    lines = list(merged)
-    lines = lines[:wanted] if query.tail is None else lines[-wanted:]
+    rows = ([(device, row) for row in page.lines] for device, page in pages.items())
+    merged = list(heapq.merge(*rows, key=lambda found: found[1].at))
+    chosen = merged[: query.limit] if query.tail is None else merged[-query.tail :]
+    lines = [_log_line(device, row) for device, row in chosen]
     reached = {device: page.next for device, page in pages.items()}
     if query.tail is None:
         reached = {device: _position_reached(device, page, lines, seen[device]) for device, page in pages.items()}
@@ -161,7 +159,7 @@ def _series_view(series: metric_file.MetricSeries) -> SeriesView:
 
 def _point_view(point: metric_file.SeriesPoint) -> PointView:
     value = point.value if math.isfinite(point.value) else None
-    return PointView(point.number, point.step, value, at(int(point.at * 1e6)))
+    return PointView(number=point.number, step=point.step, value=value, at=at(int(point.at * 1e6)))
 
 
 def require_plain_file(path: Path) -> Path:

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from jobs.model.records import AttemptRecord
 from jobs.protocol import names
 from shardyard.contract.errors import Unavailable
+from shardyard.contract.responses import Progress
 
 log = structlog.get_logger(__name__)
 
@@ -42,26 +43,26 @@ class TelemetryReader:
         self._clock = clock
         self._silent_until = 0.0
 
-    async def read_progress(self, tenant: str, job: str, attempt: int) -> dict[str, Any] | None:
+    async def read_progress(self, tenant: str, job: str, attempt: int) -> Progress | None:
         """How far an attempt is, or `None`: it has not said so, or the telemetry Redis is away."""
         if self._clock() < self._silent_until:
             return None
         key = names.progress_key(tenant, job, attempt)
         try:
             body = await self._await_reply(PROGRESS_SECONDS, self.client.get(key))
-            return None if body is None else msgspec.json.decode(body, type=dict[str, Any])
+            return None if body is None else msgspec.json.decode(body, type=Progress)
         except (Unavailable, msgspec.MsgspecError):
             return None
 
-    async def read_many_progress(self, attempts: Sequence[tuple[str, str, int]]) -> list[dict[str, Any] | None]:
+    async def read_many_progress(self, attempts: Sequence[tuple[str, str, int]]) -> list[Progress | None]:
         """As `progress`, of several attempts, each given as (tenant, job, number), in one exchange."""
-        unknown: list[dict[str, Any] | None] = [None] * len(attempts)
+        unknown: list[Progress | None] = [None] * len(attempts)
         if not attempts or self._clock() < self._silent_until:
             return unknown
         keys = [names.progress_key(*attempt) for attempt in attempts]
         try:
             bodies = await self._await_reply(PROGRESS_SECONDS, self.client.mget(keys))
-            return [None if body is None else msgspec.json.decode(body, type=dict[str, Any]) for body in bodies]
+            return [None if body is None else msgspec.json.decode(body, type=Progress) for body in bodies]
         except (Unavailable, msgspec.MsgspecError):
             return unknown
 

@@ -249,8 +249,7 @@ class JobFeed:
 
 
 def _state_event(view: JobView) -> str:
-    record, why = view.record, views.reason_view(view.record, view.queue)
-    reason = stream_events.Why(why.code, why.message)
+    record, reason = view.record, views.reason_view(view.record, view.queue)
     return stream_events.data(stream_events.State(record.id, str(record.state), reason, record.attempt, record.version))
 
 

@@ -14,7 +14,7 @@ from jobs.files import log_file, metric_file, paths
 from jobs.files.frame_file import CorruptFrame, FrameKind, FrameReader
 from jobs.files.log_file import CONTINUED, LogFilePage
 from shardyard.contract.responses import at
-from shardyard.contract.stream_events import Line, Log, Lost, Metric, data
+from shardyard.contract.stream_events import EventLine, Log, LostLines, Metric, data
 
 #: One event of lines has at most so many, and about so much text.
 BATCH_LINES = 200
@@ -66,7 +66,7 @@ def batches_from_chunk(raw: bytes, attempt: int, device: int, after: int) -> tup
 
 def batches_from_page(page: LogFilePage, attempt: int, device: int, after: int) -> Iterator[EventBatch]:
     """The lines and losses of a page, in events of a bounded size."""
-    first, lines, size, lost = after + 1, list[Line](), 0, deque(page.dropped)
+    first, lines, size, lost = after + 1, list[EventLine](), 0, deque(page.dropped)
     for line in page.lines:
         if lines and (len(lines) >= BATCH_LINES or size + len(line.text) > BATCH_BYTES):
             yield _log_batch(attempt, device, first, lines[-1].seq, lines, lost)
@@ -79,19 +79,27 @@ def batches_from_page(page: LogFilePage, attempt: int, device: int, after: int) 
 
 
 def _log_batch(
-    attempt: int, device: int, first: int, last: int, lines: list[Line], lost: "deque[log_file.DroppedRange]"
+    attempt: int, device: int, first: int, last: int, lines: list[EventLine], lost: "deque[log_file.DroppedRange]"
 ) -> EventBatch:
     """Takes the losses up to `last` along."""
     named = []
     while lost and lost[0].first <= last:
         part = lost.popleft()
-        named.append(Lost(part.first, part.last, part.bytes))
+        named.append(LostLines(part.first, part.last, part.bytes))
     return EventBatch(first, last, data(Log(attempt, device, lines, named)))
 
 
-def _event_line(line: log_file.LogRow) -> Line:
+def _event_line(line: log_file.LogRow) -> EventLine:
     text, continued = log_file.clean_for_display(line.text), bool(line.flags & CONTINUED)
-    return Line(line.seq, at(int(line.at * 1e6)), line.stream, line.rank, line.step, text, continued)
+    return EventLine(
+        seq=line.seq,
+        at=at(int(line.at * 1e6)),
+        stream=line.stream,
+        rank=line.rank,
+        step=line.step,
+        text=text,
+        continued=continued,
+    )
 
 
 def _log_path(attempt_dir: Path, device: int) -> Path:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import structlog
 import uuid_utils
@@ -32,7 +32,7 @@ from jobs.store import JobFilter, JobRowPage
 from jobs.store.client import AsyncRedisStore
 from jobs.support import failpoints
 from shardyard.contract.errors import JobFinished, JobNotFinished, NotFound, Unavailable, UnreadableSpec
-from shardyard.contract.responses import AttemptList, CancelledJobs, JobList, JobStatus
+from shardyard.contract.responses import AttemptList, CancelledJobs, JobList, JobStatus, Progress
 
 log = structlog.get_logger(__name__)
 
@@ -144,7 +144,7 @@ class JobService:
             await self._changes.wait_for_change(who.tenant, job, record.version, min(wait, MAX_WAIT_SECONDS))
         return await self.read_tagged_status(who, job)
 
-    async def _read_progress(self, record: JobRecord) -> dict[str, Any] | None:
+    async def _read_progress(self, record: JobRecord) -> Progress | None:
         if not record.attempt or record.state is JobState.QUEUED:
             return None
         return await self._telemetry.read_progress(record.tenant, record.id, record.attempt)
@@ -182,7 +182,7 @@ class JobService:
         except (NotFound, UnreadableSpec):  # it was deleted since, or only its status can say what is wrong
             return None
 
-    async def _read_progress_by_job(self, who: Principal, jobs: Sequence[JobRow]) -> dict[str, dict[str, Any] | None]:
+    async def _read_progress_by_job(self, who: Principal, jobs: Sequence[JobRow]) -> dict[str, Progress | None]:
         running = [job for job in jobs if job.state in (JobState.STARTING, JobState.RUNNING)]
         found = await self._telemetry.read_many_progress([(who.tenant, job.id, job.attempt) for job in running])
         return {job.id: progress for job, progress in zip(running, found, strict=True)}

@@ -22,6 +22,7 @@ from api.schemas import views
 from api.schemas.views import DeviceLabels
 from jobs.model.state import TERMINAL
 from jobs.store import JobView
+from shardyard.contract.responses import Progress
 
 #: Jobs whose last answer is cached, and the largest answer that is.
 MAX_CACHED, MAX_CACHED_BYTES = 512, 8192
@@ -32,7 +33,7 @@ class CachedStatus:
     """A status and what it was made from. `labels` are the same object as long as the names of devices are the same."""
 
     view: JobView
-    progress: dict[str, Any] | None
+    progress: Progress | None
     labels: DeviceLabels
     answer: TaggedJson
 
@@ -51,7 +52,7 @@ class StatusCache:
     def last_status(self, tenant: str, job: str) -> CachedStatus | None:
         return self._cached.get((tenant, job))
 
-    def encode_status(self, view: JobView, progress: dict[str, Any] | None, labels: DeviceLabels) -> TaggedJson:
+    def encode_status(self, view: JobView, progress: Progress | None, labels: DeviceLabels) -> TaggedJson:
         """The cached answer where it was made from the same parts, else a new one."""
         key = view.record.tenant, view.record.id
         last = self._cached.get(key)

@@ -148,10 +148,10 @@ class ResultService:
         """
         chosen = await self._choose_attempt(who, job, attempt)
         if chosen is None:
-            return ArtifactList(0, [], truncated=False)
+            return ArtifactList(artifacts=[])
         directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
         found = await self._storage.run_in_thread(partial(artifacts.list_artifacts, directory))
-        return ArtifactList(chosen.number, found.artifacts, found.truncated)
+        return ArtifactList(attempt=chosen.number, artifacts=found.artifacts, truncated=found.truncated)
 
     async def open_artifact(self, who: Principal, job: str, attempt: int | None, path: str) -> OpenArtifact:
         """One of these files, open; the caller closes it.
@@ -182,7 +182,7 @@ class ResultService:
         chosen = await self._choose_attempt(who, job, number)
         if chosen is None:
             view = await self._records.read_view(who.tenant, job)
-            return LogPage(attempt=0, lines=[], dropped=[], next=None, ended=view.record.finished is not None)
+            return LogPage(attempt=0, lines=[], ended=view.record.finished is not None)
         devices = _chosen_devices(chosen, query.device)
         seen = position.seen if position is not None else {}
         directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
@@ -210,10 +210,10 @@ class ResultService:
         """Series of an attempt (the newest one)."""
         chosen = await self._choose_attempt(who, job, attempt)
         if chosen is None:
-            return MetricList(0, [])
+            return MetricList(series=[])
         directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
         read = partial(attempt_files.read_metrics, directory, device, name, after, points)
-        return MetricList(chosen.number, await self._storage.run_in_thread(read))
+        return MetricList(attempt=chosen.number, series=await self._storage.run_in_thread(read))
 
     async def _choose_attempt(self, who: Principal, job: str, number: int | None) -> AttemptRecord | None:
         """The attempt of that number, or the newest; `None` when the job has not had one.

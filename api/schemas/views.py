@@ -3,12 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from jobs.model.records import AttemptRecord, DeviceRecord, JobRecord, JobRow, NodeRecord, QueueView, TokenRecord
 from jobs.model.state import TERMINAL, JobState, StateReason
 from jobs.protocol.names import DEFAULT_TENANT
 from jobs.store import AttemptId, FleetRecords, JobView
+from shardyard.contract.report import Resumed
 from shardyard.contract.responses import (
     AttemptView,
     CheckpointView,
@@ -19,10 +18,11 @@ from shardyard.contract.responses import (
     NodeView,
     PlacementView,
     PoolView,
+    Progress,
     ReasonView,
-    ResumedView,
     TokenView,
     at,
+    json_object,
     utc,
 )
 
@@ -44,9 +44,7 @@ def job_summary(job: JobRecord, labels: DeviceLabels) -> JobSummary:
     return JobSummary(**_common_fields(job, reason_view(job, None), labels))
 
 
-def listed_job(
-    job: JobRow, queue: QueueView | None, progress: dict[str, Any] | None, labels: DeviceLabels
-) -> ListedJob:
+def listed_job(job: JobRow, queue: QueueView | None, progress: Progress | None, labels: DeviceLabels) -> ListedJob:
     return ListedJob(
         **_common_fields(job, reason_view(job, queue), labels),
         progress=progress,
@@ -58,7 +56,7 @@ def queue_position(job: JobRow, queue: QueueView | None) -> int | None:
     return None if queue is None or job.reason is StateReason.BACKING_OFF else queue.ahead + 1
 
 
-def job_status(view: JobView, progress: dict[str, Any] | None, labels: DeviceLabels) -> JobStatus:
+def job_status(view: JobView, progress: Progress | None, labels: DeviceLabels) -> JobStatus:
     job, spec = view.record, view.spec
     return JobStatus(
         **_common_fields(job, reason_view(job, view.queue), labels),
@@ -77,7 +75,7 @@ def job_status(view: JobView, progress: dict[str, Any] | None, labels: DeviceLab
         progress=progress,
         result=job.result,
         error=job.error,
-        spec=msgspec.Raw(spec.as_json),
+        spec=json_object(spec.as_json),
     )
 
 
@@ -164,7 +162,7 @@ def attempt_view(record: AttemptRecord, labels: DeviceLabels) -> AttemptView:
         ended_at=utc(record.ended),
         reason=None if record.reason is None else ReasonView(str(record.reason), record.message),
         error=record.error,
-        resumed_from=None if record.resumed is None else ResumedView(record.resumed["step"], record.resumed["attempt"]),
+        resumed_from=None if record.resumed is None else Resumed(record.resumed["step"], record.resumed["attempt"]),
     )
 
 

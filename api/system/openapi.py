@@ -274,8 +274,12 @@ def _schemas() -> dict[str, Any]:
     ]
     _, answers = msgspec.json.schema_components([*kinds, Problem], ref_template=_REFS)
     assert not schemas.keys() & answers.keys(), "two types of one name"
-    for answer in answers.values():
+    for name, answer in answers.items():
         if "description" in answer:
             answer["description"] = " ".join(answer["description"].split())
+        if hasattr(responses, name):  # its defaults are for readers: this service sends every field
+            answer["required"] = list(answer["properties"])
+            for field in answer["properties"].values():
+                field.pop("default", None)
     answers["JobStatus"]["properties"]["spec"] = _reference("JobSpec")
     return dict(sorted((schemas | answers).items()))

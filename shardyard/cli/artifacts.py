@@ -22,7 +22,7 @@ from shardyard.cli.common import (
 from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from shardyard.client.models import ArtifactList
+    from shardyard.contract.responses import ArtifactList
 
 
 def artifacts_command(

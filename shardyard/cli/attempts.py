@@ -16,7 +16,7 @@ from shardyard.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from shardyard.client.models import Attempt
+    from shardyard.contract.responses import AttemptView
 
 
 def attempts_command(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
@@ -38,7 +38,7 @@ def attempts_command(job: JobId, url: Url = None, token: Token = None, as_json: 
     return make_console().print(listing if found else "no attempts yet: it has not been given any devices")
 
 
-def _error_text(attempt: "Attempt") -> str:
+def _error_text(attempt: "AttemptView") -> str:
     """The last line of the error is in the message already; where there is only an error, that."""
     said = attempt.reason.message if attempt.reason is not None else ""
     return said or str((attempt.error or {}).get("message") or "-")

@@ -19,7 +19,7 @@ from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from shardyard.client import Client
-    from shardyard.client.models import JobSummary
+    from shardyard.contract.responses import JobSummary
 
 Url = Annotated[
     str | None,

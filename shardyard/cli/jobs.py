@@ -55,7 +55,7 @@ def list_jobs(
 ) -> None:
     """List jobs, newest first."""
     from shardyard.client import endpoints
-    from shardyard.client.models import JobSummary
+    from shardyard.contract.responses import JobSummary
 
     chosen = {"state": state, "pool": pool, "label": label, "name": name, "archived": archived or None}
     call = endpoints.list_jobs(**chosen, limit=limit, cursor=cursor)

@@ -8,7 +8,7 @@ import typer
 from shardyard.cli.common import AsJson, Commands, JobId, Token, Url, connect_client
 
 if TYPE_CHECKING:
-    from shardyard.client.models import LogPage
+    from shardyard.contract.responses import LogPage
 
 
 def logs_command(

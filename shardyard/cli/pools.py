@@ -14,7 +14,7 @@ from shardyard.contract.errors import Conflict, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from shardyard.client import Client
-    from shardyard.client.models import Node
+    from shardyard.contract.responses import NodeView
 
 NodeId = Annotated[
     str, typer.Argument(metavar="NODE", help="The node's id from `shardyard nodes`.", show_default=False)
@@ -161,7 +161,7 @@ def forget_command(
     print(f"{node} is forgotten")
 
 
-def _node_state(node: "Node") -> Text:
+def _node_state(node: "NodeView") -> Text:
     if not node.alive:
         return Text("down", "red")
     if not node.stopping and not node.draining:
@@ -169,7 +169,7 @@ def _node_state(node: "Node") -> Text:
     return Text(f"{'stopping' if node.stopping else 'draining'}{_remaining_work(node)}", "yellow")
 
 
-def _quarantine_lines(nodes: Iterable["Node"]) -> Iterator[str]:
+def _quarantine_lines(nodes: Iterable["NodeView"]) -> Iterator[str]:
     """Why devices are in quarantine, a line for each."""
     for node in nodes:
         for device in node.devices:
@@ -178,7 +178,7 @@ def _quarantine_lines(nodes: Iterable["Node"]) -> Iterator[str]:
                 yield f"{node.id} {device.label} is in quarantine{since}: {device.quarantine}"
 
 
-def _remaining_work(node: "Node") -> str:
+def _remaining_work(node: "NodeView") -> str:
     """What a node that drains still waits for."""
     if not node.attempts:
         return ", empty"
@@ -186,7 +186,7 @@ def _remaining_work(node: "Node") -> str:
     return f", {formatting.count_noun(node.attempts, 'attempt')} left{until}"
 
 
-def _drain_status(node: "Node") -> str:
+def _drain_status(node: "NodeView") -> str:
     return f"{node.id} takes no new work{_remaining_work(node)}"
 
 

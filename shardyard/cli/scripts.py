@@ -19,9 +19,9 @@ from shardyard.bundling import pack
 from shardyard.bundling.pack import FileSelection, WrittenBundle, escape_path
 from shardyard.cli.common import connect_client, follow_until_end, make_console, make_table, print_json, print_submitted
 from shardyard.client import Client, endpoints, operations
-from shardyard.client.models import JobStatus
 from shardyard.client.scripts import complete_spec
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest
+from shardyard.contract.responses import JobStatus
 
 #: From this size on, what is large is named: most of it is often data that nobody meant to send.
 LARGE_BYTES = 20 * 1024 * 1024

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from shardyard import formatting
 
 if TYPE_CHECKING:
-    from shardyard.client.models import Checkpoint, JobStatus, JobSummary, Progress
+    from shardyard.contract.responses import CheckpointView, JobStatus, JobSummary, Progress
 
 
 def status_lines(status: "JobStatus") -> list[tuple[str, str]]:
@@ -54,7 +54,7 @@ def progress_text(progress: "Progress") -> str:
     return "  ".join(parts)
 
 
-def checkpoint_text(found: "Checkpoint") -> str:
+def checkpoint_text(found: "CheckpointView") -> str:
     when = formatting.local_time(found.saved_at)
     return f"step {formatting.format_number(found.step)}, saved {when} by attempt {found.attempt}"
 

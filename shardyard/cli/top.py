@@ -31,7 +31,7 @@ from shardyard.contract.errors import NotFound, ShardyardError, Unavailable
 
 if TYPE_CHECKING:
     from shardyard.client import Client
-    from shardyard.client.models import JobSummary, Node, Pool, Progress
+    from shardyard.contract.responses import JobSummary, NodeView, PoolView, Progress
 
 ACTIVE = ("running", "starting", "queued")
 #: Jobs of each state that are fetched, and that are kept in all as they come.
@@ -98,8 +98,8 @@ class ServiceBoard:
     chosen: JobFilter = field(default_factory=JobFilter)
     jobs: dict[str, "JobSummary"] = field(default_factory=dict)
     progress: dict[str, "Progress"] = field(default_factory=dict)
-    nodes: list["Node"] = field(default_factory=list)
-    pools: list["Pool"] = field(default_factory=list)
+    nodes: list["NodeView"] = field(default_factory=list)
+    pools: list["PoolView"] = field(default_factory=list)
     remark: str = ""
     stale: bool = False  # something was missed: everything is to be fetched anew
     fleet_stale: bool = False
@@ -230,7 +230,7 @@ def _letter_style(mark: str) -> str:
     return f"bold {_COLOURS[LETTERS.find(mark) % len(_COLOURS)]}"
 
 
-def _node_words(node: "Node") -> str:
+def _node_words(node: "NodeView") -> str:
     words = [
         "" if node.alive else "down",
         "draining" if node.draining else "",

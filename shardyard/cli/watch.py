@@ -17,10 +17,10 @@ from shardyard.cli.common import STATE_STYLES, state_text
 from shardyard.cli.device_table import RowRates, device_rows, draw_devices
 from shardyard.cli.status import error_text, progress_text, result_text, state_and_reason
 from shardyard.client import Client, endpoints, events, operations
-from shardyard.client.models import JobStatus, Progress
 from shardyard.client.report import SplitReport
 from shardyard.contract.errors import NotFound, ShardyardError, Unavailable
 from shardyard.contract.report import Finding
+from shardyard.contract.responses import JobStatus, Progress
 
 PLAIN_SECONDS = 2.0
 REFRESHES_PER_SECOND = 4

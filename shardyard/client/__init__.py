@@ -9,7 +9,8 @@
         print(job.wait().report())
 
 `endpoints` has one function for each route, `operations` what takes more than one request; `transport` carries them
-out. `models` and `events` are what the service answers, `report` is the split report.
+out. `shardyard.contract.responses` and `events` are what the service answers, `report` is the split
+report.
 Errors are those of `shardyard.errors`.
 """
 

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar, Unpack
 import anyio.to_thread
 import httpx
 
-from shardyard.client import downloads, endpoints, models, operations
+from shardyard.client import downloads, endpoints, operations
 from shardyard.client.connection import find_service
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import AwaitedJobHandle
-from shardyard.client.models import JobSummary
 from shardyard.client.transport import AsyncTransport, Flow, HttpCall, Items
+from shardyard.contract import responses
 from shardyard.contract.errors import NotFound
+from shardyard.contract.responses import JobSummary
 
 if TYPE_CHECKING:
     from shardyard.client.events import Event
-    from shardyard.client.report import Plan, SplitReport
+    from shardyard.client.report import SplitReport
     from shardyard.client.scripts import ScriptOptions
 
 T = TypeVar("T")
@@ -121,7 +122,7 @@ class AsyncClient:
             spec = scripts.complete_spec(wanted, bundle=bundle.id, entrypoint=program.entrypoint)
             return AsyncJob(self, await self.run(operations.submit_bundled(spec, file, bundle)))
 
-    async def plan(self, spec: Spec) -> "Plan":
+    async def plan(self, spec: Spec) -> responses.Plan:
         """What a spec would split into, and what is wrong with that; nothing is created."""
         return await self.call(endpoints.plan_job(spec))
 
@@ -156,7 +157,7 @@ class AsyncClient:
         """
         return await self.run(operations.cancel_many(chosen))
 
-    def log_pages(self, job: str, **chosen: Any) -> AsyncGenerator[models.LogPage, None]:
+    def log_pages(self, job: str, **chosen: Any) -> AsyncGenerator[responses.LogPage, None]:
         """Lines of a job in pages, with what was dropped. `follow`, `tail`, `after`, and the filters of `Job.logs`."""
         return self.items(operations.log_pages(job, **chosen))
 
@@ -168,7 +169,7 @@ class AsyncClient:
 
     async def upload_bundle(
         self, zipped: BinaryIO, advanced: Callable[[int], None] = lambda count: None
-    ) -> models.Bundle:
+    ) -> responses.BundleView:
         """Send a zip of code; its id goes into `program.bundle`. The same bytes have the same id.
 
         `advanced` hears how many bytes went out each time, and a negative number where they are sent again.
@@ -179,7 +180,7 @@ class AsyncClient:
         """
         return await self.call(endpoints.upload_bundle(zipped, advanced))
 
-    async def bundle(self, bundle: str) -> models.BundleContents:
+    async def bundle(self, bundle: str) -> responses.BundleContents:
         """What a bundle holds. Raises NotFound."""
         return await self.call(endpoints.get_bundle(bundle))
 
@@ -198,25 +199,25 @@ class AsyncClient:
         None: it does not answer. Asked once."""
         return await self.run(operations.missing_parts())
 
-    async def pools(self) -> list[models.Pool]:
+    async def pools(self) -> list[responses.PoolView]:
         return (await self.call(endpoints.list_pools())).pools
 
-    async def nodes(self) -> list[models.Node]:
+    async def nodes(self) -> list[responses.NodeView]:
         return (await self.call(endpoints.list_nodes())).nodes
 
-    async def drain(self, node: str, *, deadline_seconds: float | None = None) -> models.Node:
+    async def drain(self, node: str, *, deadline_seconds: float | None = None) -> responses.NodeView:
         """Give a node no new work. What still runs there after the deadline moves elsewhere. For an admin token."""
         return await self.call(endpoints.drain_node(node, deadline_seconds=deadline_seconds))
 
-    async def undrain(self, node: str) -> models.Node:
+    async def undrain(self, node: str) -> responses.NodeView:
         """Give a node work again. For an admin token."""
         return await self.call(endpoints.undrain_node(node))
 
-    async def quarantine(self, node: str, device: int, reason: str) -> models.Node:
+    async def quarantine(self, node: str, device: int, reason: str) -> responses.NodeView:
         """Give a device, by its index on the node, to nobody until it is brought back. For an admin token."""
         return await self.call(endpoints.quarantine_device(node, device, reason))
 
-    async def unquarantine(self, node: str, device: int) -> models.Node:
+    async def unquarantine(self, node: str, device: int) -> responses.NodeView:
         """Bring a device back, whatever put it into quarantine. For an admin token."""
         return await self.call(endpoints.unquarantine_device(node, device))
 
@@ -228,7 +229,7 @@ class AsyncClient:
         """Built-in models, data sets, losses and optimizers, with JSON schemas of their arguments."""
         return await self.call(endpoints.list_recipes())
 
-    async def tokens(self) -> list[models.Token]:
+    async def tokens(self) -> list[responses.TokenView]:
         return (await self.call(endpoints.list_tokens())).tokens
 
     async def create_token(
@@ -238,7 +239,7 @@ class AsyncClient:
         scopes: Sequence[str] = ("read", "submit"),
         tenant: str | None = None,
         expires_in_seconds: int | None = None,
-    ) -> models.NewToken:
+    ) -> responses.NewToken:
         """A new token; its secret, `token`, is shown this once. For an admin token."""
         made = endpoints.create_token(name, scopes=scopes, tenant=tenant, expires_in_seconds=expires_in_seconds)
         return await self.call(made)
@@ -293,7 +294,7 @@ class AsyncJob(AwaitedJobHandle):
         from_step: int | None = None,
         to_step: int | None = None,
         attempt: int | None = None,
-    ) -> AsyncIterator[models.LogLine]:
+    ) -> AsyncIterator[responses.LogLine]:
         """Lines of all devices by time, or of one; with `follow`, until the job has ended."""
         chosen: dict[str, Any] = {
             "device": device,
@@ -312,7 +313,7 @@ class AsyncJob(AwaitedJobHandle):
         device: int | None = None,
         points: int | None = None,
         attempt: int | None = None,
-    ) -> list[models.Series]:
+    ) -> list[responses.SeriesView]:
         """Series of numbers, of one name or all; with `points`, put together into at most so many `buckets` each."""
         return await self._client.run(
             operations.read_metrics(self.id, name=name, device=device, points=points, attempt=attempt)
@@ -322,10 +323,10 @@ class AsyncJob(AwaitedJobHandle):
         """The split report; also while the job runs. Raises NotFound where there is none yet."""
         return await self._client.call(endpoints.get_report(self.id, attempt=attempt))
 
-    async def attempts(self) -> list[models.Attempt]:
+    async def attempts(self) -> list[responses.AttemptView]:
         return (await self._client.call(endpoints.list_attempts(self.id))).attempts
 
-    async def artifacts(self, *, attempt: int | None = None) -> list[models.Artifact]:
+    async def artifacts(self, *, attempt: int | None = None) -> list[responses.ArtifactView]:
         """Files that an attempt left, the newest one's by default."""
         return (await self._client.call(endpoints.list_artifacts(self.id, attempt=attempt))).artifacts
 

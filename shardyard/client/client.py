@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar, Unpack
 
 import httpx
 
-from shardyard.client import downloads, endpoints, models, operations
+from shardyard.client import downloads, endpoints, operations
 from shardyard.client.connection import find_service
 from shardyard.client.endpoints import Spec
 from shardyard.client.job_handle import BlockingJobHandle
-from shardyard.client.models import JobSummary
 from shardyard.client.transport import BlockingTransport, Flow, HttpCall, Items
+from shardyard.contract import responses
 from shardyard.contract.errors import NotFound
+from shardyard.contract.responses import JobSummary
 
 if TYPE_CHECKING:
     from shardyard.client.events import Event
-    from shardyard.client.report import Plan, SplitReport
+    from shardyard.client.report import SplitReport
     from shardyard.client.scripts import ScriptOptions
 
 T = TypeVar("T")
@@ -119,7 +120,7 @@ class Client:
             spec = scripts.complete_spec(wanted, bundle=bundle.id, entrypoint=program.entrypoint)
             return Job(self, self.run(operations.submit_bundled(spec, file, bundle)))
 
-    def plan(self, spec: Spec) -> "Plan":
+    def plan(self, spec: Spec) -> responses.Plan:
         """What a spec would split into, and what is wrong with that; nothing is created."""
         return self.call(endpoints.plan_job(spec))
 
@@ -154,7 +155,7 @@ class Client:
         """
         return self.run(operations.cancel_many(chosen))
 
-    def log_pages(self, job: str, **chosen: Any) -> Generator[models.LogPage, None, None]:
+    def log_pages(self, job: str, **chosen: Any) -> Generator[responses.LogPage, None, None]:
         """Lines of a job in pages, with what was dropped. `follow`, `tail`, `after`, and the filters of `Job.logs`."""
         return self.items(operations.log_pages(job, **chosen))
 
@@ -164,7 +165,9 @@ class Client:
 
     # -- bundles -----------------------------------------------------------------------------------
 
-    def upload_bundle(self, zipped: BinaryIO, advanced: Callable[[int], None] = lambda count: None) -> models.Bundle:
+    def upload_bundle(
+        self, zipped: BinaryIO, advanced: Callable[[int], None] = lambda count: None
+    ) -> responses.BundleView:
         """Send a zip of code; its id goes into `program.bundle`. The same bytes have the same id.
 
         `advanced` hears how many bytes went out each time, and a negative number where they are sent again.
@@ -175,7 +178,7 @@ class Client:
         """
         return self.call(endpoints.upload_bundle(zipped, advanced))
 
-    def bundle(self, bundle: str) -> models.BundleContents:
+    def bundle(self, bundle: str) -> responses.BundleContents:
         """What a bundle holds. Raises NotFound."""
         return self.call(endpoints.get_bundle(bundle))
 
@@ -194,25 +197,25 @@ class Client:
         None: it does not answer. Asked once."""
         return self.run(operations.missing_parts())
 
-    def pools(self) -> list[models.Pool]:
+    def pools(self) -> list[responses.PoolView]:
         return self.call(endpoints.list_pools()).pools
 
-    def nodes(self) -> list[models.Node]:
+    def nodes(self) -> list[responses.NodeView]:
         return self.call(endpoints.list_nodes()).nodes
 
-    def drain(self, node: str, *, deadline_seconds: float | None = None) -> models.Node:
+    def drain(self, node: str, *, deadline_seconds: float | None = None) -> responses.NodeView:
         """Give a node no new work. What still runs there after the deadline moves elsewhere. For an admin token."""
         return self.call(endpoints.drain_node(node, deadline_seconds=deadline_seconds))
 
-    def undrain(self, node: str) -> models.Node:
+    def undrain(self, node: str) -> responses.NodeView:
         """Give a node work again. For an admin token."""
         return self.call(endpoints.undrain_node(node))
 
-    def quarantine(self, node: str, device: int, reason: str) -> models.Node:
+    def quarantine(self, node: str, device: int, reason: str) -> responses.NodeView:
         """Give a device, by its index on the node, to nobody until it is brought back. For an admin token."""
         return self.call(endpoints.quarantine_device(node, device, reason))
 
-    def unquarantine(self, node: str, device: int) -> models.Node:
+    def unquarantine(self, node: str, device: int) -> responses.NodeView:
         """Bring a device back, whatever put it into quarantine. For an admin token."""
         return self.call(endpoints.unquarantine_device(node, device))
 
@@ -224,7 +227,7 @@ class Client:
         """Built-in models, data sets, losses and optimizers, with JSON schemas of their arguments."""
         return self.call(endpoints.list_recipes())
 
-    def tokens(self) -> list[models.Token]:
+    def tokens(self) -> list[responses.TokenView]:
         return self.call(endpoints.list_tokens()).tokens
 
     def create_token(
@@ -234,7 +237,7 @@ class Client:
         scopes: Sequence[str] = ("read", "submit"),
         tenant: str | None = None,
         expires_in_seconds: int | None = None,
-    ) -> models.NewToken:
+    ) -> responses.NewToken:
         """A new token; its secret, `token`, is shown this once. For an admin token."""
         made = endpoints.create_token(name, scopes=scopes, tenant=tenant, expires_in_seconds=expires_in_seconds)
         return self.call(made)
@@ -288,7 +291,7 @@ class Job(BlockingJobHandle):
         from_step: int | None = None,
         to_step: int | None = None,
         attempt: int | None = None,
-    ) -> Iterator[models.LogLine]:
+    ) -> Iterator[responses.LogLine]:
         """Lines of all devices by time, or of one; with `follow`, until the job has ended."""
         chosen: dict[str, Any] = {
             "device": device,
@@ -307,7 +310,7 @@ class Job(BlockingJobHandle):
         device: int | None = None,
         points: int | None = None,
         attempt: int | None = None,
-    ) -> list[models.Series]:
+    ) -> list[responses.SeriesView]:
         """Series of numbers, of one name or all; with `points`, put together into at most so many `buckets` each."""
         return self._client.run(
             operations.read_metrics(self.id, name=name, device=device, points=points, attempt=attempt)
@@ -317,10 +320,10 @@ class Job(BlockingJobHandle):
         """The split report; also while the job runs. Raises NotFound where there is none yet."""
         return self._client.call(endpoints.get_report(self.id, attempt=attempt))
 
-    def attempts(self) -> list[models.Attempt]:
+    def attempts(self) -> list[responses.AttemptView]:
         return self._client.call(endpoints.list_attempts(self.id)).attempts
 
-    def artifacts(self, *, attempt: int | None = None) -> list[models.Artifact]:
+    def artifacts(self, *, attempt: int | None = None) -> list[responses.ArtifactView]:
         """Files that an attempt left, the newest one's by default."""
         return self._client.call(endpoints.list_artifacts(self.id, attempt=attempt)).artifacts
 

@@ -10,12 +10,12 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
 
-from shardyard.client import models
 from shardyard.client.transport import READ_SECONDS, HttpCall
+from shardyard.contract import responses
 from shardyard.contract.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from shardyard.client.report import Plan, SplitReport
+    from shardyard.client.report import SplitReport
     from shardyard.contract.report_diff import ReportDiff
 
 #: A job spec: a mapping, JSON as text or bytes, or the path of a file with JSON.
@@ -56,21 +56,21 @@ def spec_body(spec: Spec) -> bytes:
 # -- jobs ------------------------------------------------------------------------------------------
 
 
-def submit_job(spec: Spec, key: str | None = None) -> HttpCall[models.JobStatus]:
+def submit_job(spec: Spec, key: str | None = None) -> HttpCall[responses.JobStatus]:
     return HttpCall(
         method="POST",
         path="/v1/jobs",
-        kind=models.JobStatus,
+        kind=responses.JobStatus,
         content=spec_body(spec),
         headers=_JSON | {"Idempotency-Key": key or str(uuid.uuid4())},
         repeat=True,
     )
 
 
-def plan_job(spec: Spec) -> "HttpCall[Plan]":
-    from shardyard.client.report import Plan
-
-    return HttpCall(method="POST", path="/v1/plan", kind=Plan, content=spec_body(spec), headers=_JSON, repeat=True)
+def plan_job(spec: Spec) -> HttpCall[responses.Plan]:
+    return HttpCall(
+        method="POST", path="/v1/plan", kind=responses.Plan, content=spec_body(spec), headers=_JSON, repeat=True
+    )
 
 
 def plan_text(spec: Spec) -> HttpCall[str]:
@@ -78,40 +78,40 @@ def plan_text(spec: Spec) -> HttpCall[str]:
     return HttpCall(method="POST", path="/v1/plan", kind=str, content=spec_body(spec), headers=headers, repeat=True)
 
 
-def list_jobs(**filters: Any) -> HttpCall[models.JobPage]:
+def list_jobs(**filters: Any) -> HttpCall[responses.JobList]:
     """One page, newest first. Filters: state, pool, label, name, archived, limit, cursor."""
-    return _get_request("/v1/jobs", models.JobPage, **filters)
+    return _get_request("/v1/jobs", responses.JobList, **filters)
 
 
-def get_job(job: str, *, wait: float | None = None, tag: str | None = None) -> HttpCall[models.JobStatus]:
+def get_job(job: str, *, wait: float | None = None, tag: str | None = None) -> HttpCall[responses.JobStatus]:
     """With `wait`, held by the service until the job is no longer as it was under the ETag `tag`."""
     headers = {} if tag is None else {"If-None-Match": tag}
-    call = _get_request(_build_path("jobs", job), models.JobStatus, wait=wait)
+    call = _get_request(_build_path("jobs", job), responses.JobStatus, wait=wait)
     return _replace_fields(call, headers=headers, read_seconds=READ_SECONDS + (wait or 0.0))
 
 
-def resubmit_job(job: str, key: str | None = None) -> HttpCall[models.JobStatus]:
+def resubmit_job(job: str, key: str | None = None) -> HttpCall[responses.JobStatus]:
     headers = {"Idempotency-Key": key or str(uuid.uuid4())}
     path = _build_path("jobs", job, "resubmit")
-    return HttpCall(method="POST", path=path, kind=models.JobStatus, headers=headers, repeat=True)
+    return HttpCall(method="POST", path=path, kind=responses.JobStatus, headers=headers, repeat=True)
 
 
-def cancel_job(job: str) -> HttpCall[models.JobStatus]:
-    return HttpCall(method="POST", path=_build_path("jobs", job, "cancel"), kind=models.JobStatus, repeat=True)
+def cancel_job(job: str) -> HttpCall[responses.JobStatus]:
+    return HttpCall(method="POST", path=_build_path("jobs", job, "cancel"), kind=responses.JobStatus, repeat=True)
 
 
-def cancel_many(**chosen: Any) -> HttpCall[models.Cancelled]:
+def cancel_many(**chosen: Any) -> HttpCall[responses.CancelledJobs]:
     """All jobs that match: state, pool, label, name; or all=True. Ask again while `complete` is false."""
     body = json.dumps(chosen).encode()
-    return HttpCall(method="POST", path="/v1/jobs/cancel", kind=models.Cancelled, content=body, headers=_JSON)
+    return HttpCall(method="POST", path="/v1/jobs/cancel", kind=responses.CancelledJobs, content=body, headers=_JSON)
 
 
 def delete_job(job: str) -> HttpCall[None]:
     return HttpCall(method="DELETE", path=_build_path("jobs", job), kind=NoneType)
 
 
-def list_attempts(job: str) -> HttpCall[models.AttemptList]:
-    return _get_request(_build_path("jobs", job, "attempts"), models.AttemptList)
+def list_attempts(job: str) -> HttpCall[responses.AttemptList]:
+    return _get_request(_build_path("jobs", job, "attempts"), responses.AttemptList)
 
 
 def get_report(job: str, *, attempt: int | None = None, device: int | None = None) -> "HttpCall[SplitReport]":
@@ -140,18 +140,18 @@ def draw_comparison(kind: str, job: str, against: str, *, attempt: int | None = 
     return _replace_fields(call, headers={"Accept": kind})
 
 
-def read_logs(job: str, **filters: Any) -> HttpCall[models.LogPage]:
+def read_logs(job: str, **filters: Any) -> HttpCall[responses.LogPage]:
     """One page of lines. Filters: device, rank, stream, after, limit, tail, from_step, to_step, attempt."""
-    return _get_request(_build_path("jobs", job, "logs"), models.LogPage, **filters)
+    return _get_request(_build_path("jobs", job, "logs"), responses.LogPage, **filters)
 
 
-def read_metrics(job: str, **filters: Any) -> HttpCall[models.MetricList]:
+def read_metrics(job: str, **filters: Any) -> HttpCall[responses.MetricList]:
     """Filters: device, name, after, points, attempt."""
-    return _get_request(_build_path("jobs", job, "metrics"), models.MetricList, **filters)
+    return _get_request(_build_path("jobs", job, "metrics"), responses.MetricList, **filters)
 
 
-def list_artifacts(job: str, *, attempt: int | None = None) -> HttpCall[models.ArtifactList]:
-    return _get_request(_build_path("jobs", job, "artifacts"), models.ArtifactList, attempt=attempt)
+def list_artifacts(job: str, *, attempt: int | None = None) -> HttpCall[responses.ArtifactList]:
+    return _get_request(_build_path("jobs", job, "artifacts"), responses.ArtifactList, attempt=attempt)
 
 
 def download_artifact(job: str, path: str, *, attempt: int | None = None) -> HttpCall[bytes]:
@@ -181,7 +181,9 @@ def _stream_events(path: str, last: str | None, **params: Any) -> HttpCall[bytes
 # -- bundles ---------------------------------------------------------------------------------------
 
 
-def upload_bundle(zipped: BinaryIO, advanced: Callable[[int], None] = lambda count: None) -> HttpCall[models.Bundle]:
+def upload_bundle(
+    zipped: BinaryIO, advanced: Callable[[int], None] = lambda count: None
+) -> HttpCall[responses.BundleView]:
     """`advanced` hears how many bytes went out each time, and a negative number where they are sent again."""
     size = zipped.seek(0, os.SEEK_END)
     sent = 0
@@ -198,7 +200,7 @@ def upload_bundle(zipped: BinaryIO, advanced: Callable[[int], None] = lambda cou
     return HttpCall(
         method="POST",
         path="/v1/bundles",
-        kind=models.Bundle,
+        kind=responses.BundleView,
         headers={"Content-Type": "application/zip", "Content-Length": str(size)},
         make=body,
         read_seconds=UPLOAD_SECONDS,
@@ -206,8 +208,8 @@ def upload_bundle(zipped: BinaryIO, advanced: Callable[[int], None] = lambda cou
     )
 
 
-def get_bundle(bundle: str) -> HttpCall[models.BundleContents]:
-    return _get_request(_build_path("bundles", bundle), models.BundleContents)
+def get_bundle(bundle: str) -> HttpCall[responses.BundleContents]:
+    return _get_request(_build_path("bundles", bundle), responses.BundleContents)
 
 
 # -- the service -----------------------------------------------------------------------------------
@@ -217,60 +219,60 @@ def list_recipes() -> HttpCall[Any]:
     return _get_request("/v1/recipes", Any)
 
 
-def list_pools() -> HttpCall[models.PoolList]:
-    return _get_request("/v1/pools", models.PoolList)
+def list_pools() -> HttpCall[responses.PoolList]:
+    return _get_request("/v1/pools", responses.PoolList)
 
 
-def list_nodes() -> HttpCall[models.NodeList]:
-    return _get_request("/v1/nodes", models.NodeList)
+def list_nodes() -> HttpCall[responses.NodeList]:
+    return _get_request("/v1/nodes", responses.NodeList)
 
 
-def drain_node(node: str, *, deadline_seconds: float | None = None) -> HttpCall[models.Node]:
+def drain_node(node: str, *, deadline_seconds: float | None = None) -> HttpCall[responses.NodeView]:
     body = b"" if deadline_seconds is None else json.dumps({"deadline_seconds": deadline_seconds}).encode()
     path = _build_path("nodes", node, "drain")
-    return HttpCall(method="POST", path=path, kind=models.Node, content=body, headers=_JSON, repeat=True)
+    return HttpCall(method="POST", path=path, kind=responses.NodeView, content=body, headers=_JSON, repeat=True)
 
 
-def undrain_node(node: str) -> HttpCall[models.Node]:
-    return HttpCall(method="DELETE", path=_build_path("nodes", node, "drain"), kind=models.Node, repeat=True)
+def undrain_node(node: str) -> HttpCall[responses.NodeView]:
+    return HttpCall(method="DELETE", path=_build_path("nodes", node, "drain"), kind=responses.NodeView, repeat=True)
 
 
-def quarantine_device(node: str, device: int, reason: str) -> HttpCall[models.Node]:
+def quarantine_device(node: str, device: int, reason: str) -> HttpCall[responses.NodeView]:
     path, body = (
         _build_path("nodes", node, "devices", str(device), "quarantine"),
         json.dumps({"reason": reason}).encode(),
     )
-    return HttpCall(method="POST", path=path, kind=models.Node, content=body, headers=_JSON, repeat=True)
+    return HttpCall(method="POST", path=path, kind=responses.NodeView, content=body, headers=_JSON, repeat=True)
 
 
-def unquarantine_device(node: str, device: int) -> HttpCall[models.Node]:
+def unquarantine_device(node: str, device: int) -> HttpCall[responses.NodeView]:
     path = _build_path("nodes", node, "devices", str(device), "quarantine")
-    return HttpCall(method="DELETE", path=path, kind=models.Node, repeat=True)
+    return HttpCall(method="DELETE", path=path, kind=responses.NodeView, repeat=True)
 
 
 def forget_node(node: str) -> HttpCall[None]:
     return HttpCall(method="DELETE", path=_build_path("nodes", node), kind=NoneType)
 
 
-def list_tokens() -> HttpCall[models.TokenList]:
-    return _get_request("/v1/tokens", models.TokenList)
+def list_tokens() -> HttpCall[responses.TokenList]:
+    return _get_request("/v1/tokens", responses.TokenList)
 
 
 def create_token(
     name: str, *, scopes: Sequence[str], tenant: str | None = None, expires_in_seconds: int | None = None
-) -> HttpCall[models.NewToken]:
+) -> HttpCall[responses.NewToken]:
     """Not repeated: that would make two."""
     fields = {"name": name, "scopes": list(scopes), "tenant": tenant, "expires_in_seconds": expires_in_seconds}
     body = json.dumps({field: value for field, value in fields.items() if value is not None}).encode()
-    return HttpCall(method="POST", path="/v1/tokens", kind=models.NewToken, content=body, headers=_JSON)
+    return HttpCall(method="POST", path="/v1/tokens", kind=responses.NewToken, content=body, headers=_JSON)
 
 
 def revoke_token(token: str) -> HttpCall[None]:
     return HttpCall(method="DELETE", path=_build_path("tokens", token), kind=NoneType)
 
 
-def check_readiness() -> HttpCall[models.Readiness]:
-    return _replace_fields(_get_request("/readyz", models.Readiness), read_seconds=3.0)
+def check_readiness() -> HttpCall[responses.Readiness]:
+    return _replace_fields(_get_request("/readyz", responses.Readiness), read_seconds=3.0)
 
 
 def _get_request(path: str, kind: Any, **params: Any) -> HttpCall[Any]:

@@ -9,15 +9,16 @@ from typing import Any
 
 import msgspec
 
-from shardyard.client.models import TERMINAL, JobSummary, Model, Progress, Reason
 from shardyard.contract.errors import ShardyardError
 from shardyard.contract.report import Finding, Pattern
+from shardyard.contract.responses import TERMINAL_STATES, Answer, JobSummary, Progress, ReasonView
+from shardyard.contract.stream_events import EventLine, LostLines
 
 #: No event of the service is larger; what is would fill the memory.
 MAX_EVENT_BYTES = 32 * 1024 * 1024
 
 
-class Event(Model, frozen=True, kw_only=True):
+class Event(Answer, frozen=True, kw_only=True):
     """Something that happened. With `event_id`, `follow(after=event_id)` goes on behind it."""
 
     event_id: str = ""
@@ -28,13 +29,13 @@ class StateChanged(Event, frozen=True, kw_only=True):
 
     job_id: str = ""
     state: str
-    reason: Reason = Reason()
+    reason: ReasonView = ReasonView()
     attempt: int = 0
     version: int = 0
 
     @property
     def ended(self) -> bool:
-        return self.state in TERMINAL
+        return self.state in TERMINAL_STATES
 
 
 class Progressed(Event, frozen=True, kw_only=True):
@@ -59,7 +60,7 @@ class ReportChanged(Event, frozen=True, kw_only=True):
     etag: str = ""
 
 
-class MetricPoint(Model, frozen=True, array_like=True, kw_only=False):
+class MetricPoint(Answer, frozen=True, array_like=True, kw_only=False):
     step: int
     value: float | None
     at: datetime | None = None
@@ -73,26 +74,6 @@ class Metrics(Event, frozen=True, kw_only=True):
     name: str
     first: int = 1
     points: tuple[MetricPoint, ...] = ()
-
-
-class EventLine(Model, frozen=True, kw_only=True):
-    """A line; `seq` counts those of one device of one attempt."""
-
-    seq: int
-    at: datetime | None = None
-    stream: str = "stdout"
-    rank: int = 0
-    step: int | None = None
-    text: str
-    continued: bool = False
-
-
-class LostLines(Model, frozen=True, kw_only=True, rename={"first": "from", "last": "to"}):
-    """Numbers of lines that could not be kept."""
-
-    first: int
-    last: int
-    bytes: int = 0
 
 
 class LogLines(Event, frozen=True, kw_only=True):

@@ -4,8 +4,8 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from shardyard.client import endpoints
-from shardyard.client.models import JobStatus, JobSummary, Reason
 from shardyard.contract.errors import ShardyardError
+from shardyard.contract.responses import JobStatus, JobSummary, ReasonView
 
 if TYPE_CHECKING:
     from shardyard.client.client import Client
@@ -36,7 +36,7 @@ class JobHandle:
         return self._known.state
 
     @property
-    def reason(self) -> Reason:
+    def reason(self) -> ReasonView:
         """Why it is in that state."""
         return self._known.reason
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 import msgspec
 
 from shardyard.client import endpoints
-from shardyard.client.models import JobStatus, JobSummary, LogPage, Series
 from shardyard.client.problems import error_of, retry_after
 from shardyard.client.transport import (
     Flow,
@@ -32,6 +31,7 @@ from shardyard.client.transport import (
     YieldStep,
 )
 from shardyard.contract.errors import BodyTooLarge, JobNotFinished, ShardyardError, Unavailable, UnknownBundle
+from shardyard.contract.responses import JobStatus, JobSummary, LogPage, SeriesView
 from shardyard.formatting import byte_count
 
 if TYPE_CHECKING:
@@ -362,10 +362,10 @@ def log_pages(
         yield PauseStep(POLL_SECONDS)
 
 
-def read_metrics(job: str, *, points: int | None = None, **filters: Any) -> Flow[list[Series]]:
+def read_metrics(job: str, *, points: int | None = None, **filters: Any) -> Flow[list[SeriesView]]:
     """Every series with all its points, or put together into at most `points` buckets each."""
     first = yield from call_endpoint(endpoints.read_metrics(job, points=points, **filters))
-    series: list[Series] = []
+    series: list[SeriesView] = []
     for part in first.series:
         whole = part
         while points is None and whole.next < whole.last:

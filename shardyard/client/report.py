@@ -1,9 +1,7 @@
-"""Split reports and plans in the hands of a program: numbers, tables, text and the picture."""
+"""Split reports in the hands of a program: numbers, tables, text and the picture."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from shardyard.contract.report import (
     Balance,
@@ -26,17 +24,6 @@ if TYPE_CHECKING:
 
 #: Width in columns of a report as text where nobody says another.
 WIDTH = 100
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job spec would split into, and what is wrong with that. `rows` of the training data; None: not known."""
-
-    rows: int | None = None
-    batch_size: int | None = None
-    global_batch_size: int | None = None
-    patterns: tuple[Pattern, ...] = ()
-    findings: list[Finding] = []
-    notes: dict[str, str] = {}
 
 
 class SplitReport:

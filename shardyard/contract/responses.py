@@ -1,104 +1,149 @@
-"""The shapes of answers. Times are UTC, ISO 8601 with microseconds; `None` where a thing has not happened."""
+"""The shapes of answers: the API fills them, the client reads them.
+
+Times are UTC, and `None` where a thing has not happened. A service sends every field. A client ignores the fields that
+it does not know, and what an older service leaves out has its default; so a new field needs one.
+"""
 
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from shardyard.contract.report import Finding, Pattern
+from shardyard.contract.report import Finding, Pattern, Resumed
 
 Json = dict[str, Any]
 
+#: States that a job does not leave again.
+TERMINAL_STATES = frozenset({"succeeded", "failed", "cancelled"})
 
-def utc(microseconds: int | None) -> str | None:
-    """A time of the store, in microseconds since the epoch, as text."""
+
+# -- what the API fills in as text, and a client reads as values ---------------------------------------
+
+
+def utc(microseconds: int | None) -> datetime | None:
+    """As `at`; None of None."""
     return None if microseconds is None else at(microseconds)
 
 
-def at(microseconds: int) -> str:
+def at(microseconds: int) -> datetime:
+    """A time of the store, in microseconds since the epoch, as the text that its JSON is: always with six decimals."""
     seconds, fraction = divmod(microseconds, 1_000_000)
-    return f"{_second(seconds)}.{fraction:06d}Z"
+    return cast(datetime, f"{_format_second(seconds)}.{fraction:06d}Z")
 
 
 @lru_cache(1024)  # those of one job are in the same few
-def _second(seconds: int) -> str:
+def _format_second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
 
 
-class ReasonView(msgspec.Struct):
-    code: str
-    message: str
+def json_object(encoded: bytes) -> Json:
+    """An object that is JSON already, to be sent as it is."""
+    return cast(Json, msgspec.Raw(encoded))
 
 
-class PlacementView(msgspec.Struct):
+# -- jobs ----------------------------------------------------------------------------------------------
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A value that the service sends."""
+
+
+class ReasonView(Answer, frozen=True):
+    """Why a job is in its state: a code that is stable, and a sentence."""
+
+    code: str = ""
+    message: str = ""
+
+
+class PlacementView(Answer, frozen=True):
     node: str
-    devices: list[str]  # names for people, in the lease's order: cuda:3
+    devices: list[str] = []  # names for people, in the lease's order: cuda:3
 
 
-class JobSummary(msgspec.Struct, kw_only=True):
-    """One line of a list."""
+class Progress(Answer, frozen=True, kw_only=True):
+    """How far a job is; what is not known is None. `unit` is what `step` counts."""
 
-    id: str
-    name: str
-    state: str
-    reason: ReasonView
-    pool: str
-    devices: int
-    strategy: str
-    priority: int
-    labels: dict[str, str]
-    attempt: int
-    cancel_requested: bool
-    created_at: str
-    started_at: str | None
-    first_step_at: str | None
-    finished_at: str | None
-    placement: list[PlacementView]
-    archived: bool  # finished long ago: it is kept on disk, and other lists than that of archived jobs leave it out
-    links: dict[str, str]
+    epoch: int | None = None
+    epochs: int | None = None
+    step: int | None = None
+    steps: int | None = None
+    fraction: float | None = None
+    rows_per_second: float | None = None
+    eta_seconds: float | None = None
+    loss: float | None = None
+    unit: str | None = None
+    source: str | None = None
+    steps_seen: int | None = None
 
 
-class ListedJob(JobSummary, kw_only=True):
-    """A job of a list. Both are `None` where they are not known; of those that wait, the first 25 have a place."""
-
-    progress: Json | None
-    queue_position: int | None
-
-
-class CheckpointView(msgspec.Struct):
+class CheckpointView(Answer, frozen=True):
     """The newest state of the run that a new attempt would go on from."""
 
     step: int  # steps that are done in it
-    epoch: int
-    attempt: int  # that saved it
-    saved_at: str
+    epoch: int = 0
+    attempt: int = 0  # that saved it
+    saved_at: datetime | None = None
 
 
-class JobStatus(JobSummary, kw_only=True):
+class JobSummary(Answer, frozen=True, kw_only=True):
+    """One line of a list."""
+
+    id: str
+    name: str = ""
+    state: str
+    reason: ReasonView = ReasonView()
+    pool: str = ""
+    devices: int = 0
+    strategy: str = ""
+    priority: int = 0
+    labels: dict[str, str] = {}
+    attempt: int = 0
+    cancel_requested: bool = False
+    created_at: datetime
+    started_at: datetime | None = None
+    first_step_at: datetime | None = None
+    finished_at: datetime | None = None
+    placement: list[PlacementView] = []
+    archived: bool = False  # finished long ago: kept on disk, and only in the list of archived jobs
+    links: dict[str, str] = {}
+
+    @property
+    def ended(self) -> bool:
+        return self.state in TERMINAL_STATES
+
+
+class ListedJob(JobSummary, frozen=True, kw_only=True):
+    """A job of a list. Both are `None` where they are not known; of those that wait, the first 25 have a place."""
+
+    progress: Progress | None = None
+    queue_position: int | None = None
+
+
+class JobStatus(JobSummary, frozen=True, kw_only=True):
     """Everything about one job. `losses` are attempts lost to failures of the service, which are not retries."""
 
-    version: int
-    queue_position: int | None
-    retries: int
-    max_retries: int
-    losses: int
-    retry_at: str | None  # while it backs off: when it may start again
-    checkpoint: CheckpointView | None
-    parent_id: str | None
-    batch_size: int | None
-    global_batch_size: int | None
-    start: str  # warm | cold
-    rehearsal: bool
-    progress: Json | None
-    result: Json | None
-    error: Json | None
-    spec: msgspec.Raw  # the job spec as JSON, defaults filled in
+    version: int = 0
+    queue_position: int | None = None
+    retries: int = 0
+    max_retries: int = 0
+    losses: int = 0
+    retry_at: datetime | None = None  # while it backs off: when it may start again
+    checkpoint: CheckpointView | None = None
+    parent_id: str | None = None
+    batch_size: int | None = None
+    global_batch_size: int | None = None
+    start: str = ""  # warm | cold
+    rehearsal: bool = False
+    progress: Progress | None = None
+    result: Json | None = None
+    error: Json | None = None
+    spec: Json = {}  # the job spec, defaults filled in
 
 
-class JobList(msgspec.Struct):
+class JobList(Answer, frozen=True):
     jobs: list[ListedJob]
-    next: str | None
+    next: str | None = None
 
 
 class CancelledJobs(msgspec.Struct, kw_only=True):
@@ -106,217 +151,239 @@ class CancelledJobs(msgspec.Struct, kw_only=True):
 
     cancelled: int
     cancelling: int  # told to end; they are cancelled when their ranks are gone
-    complete: bool
+    complete: bool = True
 
 
-class ArtifactView(msgspec.Struct):
-    """One file; `path` is what to ask for."""
-
-    path: str
-    bytes: int
-    modified_at: str
-
-
-class ArtifactList(msgspec.Struct):
-    """`truncated`: there are more files than one list shows."""
-
-    attempt: int
-    artifacts: list[ArtifactView]
-    truncated: bool
-
-
-class BundleView(msgspec.Struct, kw_only=True):
-    """An uploaded zip of code: how many files it holds, its own bytes, and what the files have together."""
-
-    id: str
-    files: int
-    bytes: int
-    unpacked_bytes: int
-
-
-class BundleFileView(msgspec.Struct):
-    path: str
-    bytes: int
-
-
-class BundleContents(msgspec.Struct, kw_only=True):
-    """A bundle with its files; `jobs` need it, also those that have ended."""
-
-    id: str
-    bytes: int
-    unpacked_bytes: int
-    created_at: str
-    jobs: int
-    files: list[BundleFileView]
-
-
-class ResumedView(msgspec.Struct):
-    """A checkpoint: how many steps were done in it, and which attempt saved it."""
-
-    step: int
-    attempt: int
-
-
-class AttemptView(msgspec.Struct, kw_only=True):
+class AttemptView(Answer, frozen=True, kw_only=True):
     attempt: int
     state: str
-    placement: list[PlacementView]
-    created_at: str
-    claimed_at: str | None
-    started_at: str | None
-    first_step_at: str | None
-    ended_at: str | None
-    reason: ReasonView | None
-    error: Json | None
-    resumed_from: ResumedView | None  # what it began with; null: at the first step
+    placement: list[PlacementView] = []
+    created_at: datetime
+    claimed_at: datetime | None = None
+    started_at: datetime | None = None
+    first_step_at: datetime | None = None
+    ended_at: datetime | None = None
+    reason: ReasonView | None = None
+    error: Json | None = None
+    resumed_from: Resumed | None = None  # what it began with; null: at the first step
 
 
-class AttemptList(msgspec.Struct):
+class AttemptList(Answer, frozen=True):
     attempts: list[AttemptView]
 
 
-class LogLine(msgspec.Struct):
-    """`text` is what a person may see; `continued` says that the next line of its source belongs to it."""
+class Plan(Answer, frozen=True, kw_only=True):
+    """The splits of one epoch before anything runs, in the report's form. `rows` of the training data; None where only
+    the worker can know, and then `notes` says so."""
 
-    seq: int
-    at: str
+    rows: int | None = None
+    batch_size: int | None = None
+    global_batch_size: int | None = None
+    patterns: tuple[Pattern, ...] = ()
+    findings: list[Finding] = []
+    notes: dict[str, str] = {}
+
+
+# -- files -------------------------------------------------------------------------------------------
+
+
+class ArtifactView(Answer, frozen=True):
+    """One file that an attempt left; `path` is what to ask for."""
+
+    path: str
+    bytes: int = 0
+    modified_at: datetime | None = None
+
+
+class ArtifactList(Answer, frozen=True, kw_only=True):
+    """`truncated`: there are more files than one list shows."""
+
+    attempt: int = 0
+    artifacts: list[ArtifactView]
+    truncated: bool = False
+
+
+class BundleView(Answer, frozen=True, kw_only=True):
+    """An uploaded zip of code: how many files it holds, its own bytes, and what the files have together."""
+
+    id: str
+    files: int = 0
+    bytes: int = 0
+    unpacked_bytes: int = 0
+
+
+class BundleFileView(Answer, frozen=True):
+    path: str
+    bytes: int = 0
+
+
+class BundleContents(Answer, frozen=True, kw_only=True):
+    """A bundle with its files; `jobs` need it, also those that have ended."""
+
+    id: str
+    bytes: int = 0
+    unpacked_bytes: int = 0
+    created_at: datetime | None = None
+    jobs: int = 0
+    files: list[BundleFileView]
+
+
+# -- logs and metrics --------------------------------------------------------------------------------
+
+
+class LogLine(Answer, frozen=True, kw_only=True):
+    """`seq` counts the lines of a device; `text` is what a person may see; `continued` says that the next line of its
+    source belongs to it."""
+
+    seq: int = 0
+    at: datetime | None = None
     device: int
-    rank: int
-    stream: str
-    step: int | None
+    rank: int = 0
+    stream: str = "stdout"
+    step: int | None = None
     text: str
-    continued: bool
+    continued: bool = False
 
 
-class DroppedLines(msgspec.Struct, rename={"first": "from", "last": "to"}):
+class DroppedLines(Answer, frozen=True, rename={"first": "from", "last": "to"}):
+    """Lines of a device that could not be kept."""
+
     device: int
     first: int
     last: int
-    bytes: int
+    bytes: int = 0
 
 
-class LogPage(msgspec.Struct, kw_only=True):
+class LogPage(Answer, frozen=True, kw_only=True):
     """Lines in order of time. `next` goes on from here; `ended` says that nothing more will come of this attempt."""
 
     attempt: int
     lines: list[LogLine]
-    dropped: list[DroppedLines]
-    next: str | None
-    ended: bool
+    dropped: list[DroppedLines] = []
+    next: str | None = None
+    ended: bool = False
 
 
-class PointView(msgspec.Struct):
-    number: int
+class PointView(Answer, frozen=True, kw_only=True):
+    number: int = 0
     step: int
     value: float | None  # None: not a finite number
-    at: str
+    at: datetime | None = None
 
 
-class BucketView(msgspec.Struct, kw_only=True):
+class BucketView(Answer, frozen=True, kw_only=True):
+    """Points that were put together."""
+
     count: int
     first: PointView
     last: PointView
-    minimum: float | None
-    maximum: float | None
-    mean: float | None
+    minimum: float | None = None
+    maximum: float | None = None
+    mean: float | None = None
 
 
-class SeriesView(msgspec.Struct, kw_only=True):
-    """`device` is -1 for the job as a whole. `next` is for `after=`, with the same device and name."""
+class SeriesView(Answer, frozen=True, kw_only=True):
+    """Points of one name; `device` is -1 for the job as a whole. `next` is for `after=`, with the same device and
+    name."""
 
     device: int
     name: str
-    points: list[PointView]
-    buckets: list[BucketView]
-    next: int
-    last: int
+    points: list[PointView] = []
+    buckets: list[BucketView] = []
+    next: int = 0
+    last: int = 0
 
 
-class MetricList(msgspec.Struct):
-    attempt: int
+class MetricList(Answer, frozen=True, kw_only=True):
+    attempt: int = 0
     series: list[SeriesView]
 
 
-class Plan(msgspec.Struct, kw_only=True):
-    """The splits of one epoch before anything runs, in the report's form. `rows` of the training data; None where only
-    the worker can know, and then `notes` says so."""
-
-    rows: int | None
-    batch_size: int | None
-    global_batch_size: int | None
-    patterns: tuple[Pattern, ...]
-    findings: list[Finding]
-    notes: dict[str, str]
+# -- the fleet ---------------------------------------------------------------------------------------
 
 
-class DeviceView(msgspec.Struct, kw_only=True):
+class DeviceView(Answer, frozen=True, kw_only=True):
+    """A device of a node."""
+
     device: int
-    label: str
-    id: str
-    name: str
-    kind: str
-    memory_total_bytes: int | None
+    label: str = ""
+    id: str = ""
+    name: str = ""
+    kind: str = ""
+    memory_total_bytes: int | None = None
     state: str  # free | leased | quarantined | offline
-    job: str | None  # the job that holds it: an id of the caller's tenant, or "another tenant"
-    attempt: int | None
-    quarantine: str | None  # why it is given to nobody; one that is still leased goes there when it is free
-    quarantined_at: str | None
+    job: str | None = None  # the job that holds it: an id of the caller's tenant, or "another tenant"
+    attempt: int | None = None
+    quarantine: str | None = None  # why it is given to nobody; one that is still leased goes there when it is free
+    quarantined_at: datetime | None = None
 
 
-class NodeView(msgspec.Struct, kw_only=True):
+class NodeView(Answer, frozen=True, kw_only=True):
     id: str
-    pool: str
-    host: str
-    address: str
-    version: str
-    cores: int
+    pool: str = ""
+    host: str = ""
+    address: str = ""
+    version: str = ""
+    cores: int = 0
     alive: bool
-    draining: bool
-    stopping: bool  # its worker is leaving
-    drain_deadline_at: str | None  # when what runs there is to move to other nodes; about, the node's own clock decides
-    attempts: int  # that hold devices there
-    registered_at: str
-    devices: list[DeviceView]
-    environments: list[str]  # Pythons that a script may name in program.python
-    queued: int  # jobs that wait in the node's pool
+    draining: bool = False
+    stopping: bool = False  # its worker is leaving
+    drain_deadline_at: datetime | None = None  # when what runs there moves to other nodes; the node's clock decides
+    attempts: int = 0  # that hold devices there
+    registered_at: datetime | None = None
+    devices: list[DeviceView] = []
+    environments: list[str] = []  # Pythons that a script may name in program.python
+    queued: int = 0  # jobs that wait in the node's pool
 
 
-class NodeList(msgspec.Struct):
+class NodeList(Answer, frozen=True):
     nodes: list[NodeView]
 
 
-class PoolView(msgspec.Struct, kw_only=True):
+class PoolView(Answer, frozen=True, kw_only=True):
     name: str
-    devices: int
-    free: int
-    leased: int
-    quarantined: int
-    largest_node: int  # most devices that one job can ask for
-    nodes: int
-    live_nodes: int
-    queued: int
+    devices: int = 0
+    free: int = 0
+    leased: int = 0
+    quarantined: int = 0
+    largest_node: int = 0  # most devices that one job can ask for
+    nodes: int = 0
+    live_nodes: int = 0
+    queued: int = 0
 
 
-class PoolList(msgspec.Struct):
+class PoolList(Answer, frozen=True):
     pools: list[PoolView]
 
 
-class TokenView(msgspec.Struct, kw_only=True):
+# -- accounts and the service ------------------------------------------------------------------------
+
+
+class TokenView(Answer, frozen=True, kw_only=True):
+    """A token without its secret."""
+
     id: str
-    name: str
-    tenant: str
-    scopes: list[str]
-    created_at: str
-    expires_at: str | None
+    name: str = ""
+    tenant: str = ""
+    scopes: list[str] = []
+    created_at: datetime | None = None
+    expires_at: datetime | None = None
 
 
-class NewToken(TokenView, kw_only=True):
-    """`token` is shown this once."""
+class NewToken(TokenView, frozen=True, kw_only=True):
+    """`token` is the secret, shown this once; not by `repr`, which ends in logs and notebooks."""
 
     token: str
 
+    def __repr__(self) -> str:
+        return f"NewToken(id={self.id!r}, name={self.name!r}, tenant={self.tenant!r}, scopes={self.scopes!r})"
 
-class Caller(msgspec.Struct, kw_only=True):
+
+class TokenList(Answer, frozen=True):
+    tokens: list[TokenView]
+
+
+class Caller(Answer, frozen=True, kw_only=True):
     """Whose token or session a request came with."""
 
     token: str  # its id
@@ -325,10 +392,6 @@ class Caller(msgspec.Struct, kw_only=True):
     operator: bool  # of the tenant that nodes belong to
 
 
-class TokenList(msgspec.Struct):
-    tokens: list[TokenView]
-
-
-class Readiness(msgspec.Struct):
-    ready: bool
-    checks: dict[str, str]  # part -> "ok", or what is wrong with it
+class Readiness(Answer, frozen=True):
+    ready: bool = False
+    checks: dict[str, str] = {}  # part -> "ok", or what is wrong with it

@@ -4,10 +4,13 @@
 `Fleet` and `Resync`. Fields are only ever added.
 """
 
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 import msgspec
+
+from shardyard.contract.responses import Answer, ReasonView
 
 
 class EventName(StrEnum):
@@ -26,17 +29,12 @@ class EventName(StrEnum):
     FLEET = "fleet"
 
 
-class Why(msgspec.Struct):
-    code: str
-    message: str
-
-
 class State(msgspec.Struct):
     """The first event of a stream, and then one for each change. Of changes in quick succession the last is told."""
 
     job_id: str
     state: str
-    reason: Why
+    reason: ReasonView
     attempt: int
     version: int
 
@@ -70,27 +68,27 @@ class Metric(msgspec.Struct):
     device: int
     name: str
     first: int
-    points: list[tuple[int, float | None, str]]
+    points: list[tuple[int, float | None, datetime]]
 
 
-class Line(msgspec.Struct):
+class EventLine(Answer, frozen=True, kw_only=True):
     """As in `GET /v1/jobs/{id}/logs`. `seq` counts the lines of one device of one attempt from 1."""
 
     seq: int
-    at: str
-    stream: str
-    rank: int
-    step: int | None
+    at: datetime | None = None
+    stream: str = "stdout"
+    rank: int = 0
+    step: int | None = None
     text: str
-    continued: bool
+    continued: bool = False
 
 
-class Lost(msgspec.Struct, rename={"first": "from", "last": "to"}):
+class LostLines(Answer, frozen=True, rename={"first": "from", "last": "to"}):
     """Numbers of lines that could not be written: the disk was full."""
 
     first: int
     last: int
-    bytes: int
+    bytes: int = 0
 
 
 class Log(msgspec.Struct):
@@ -98,8 +96,8 @@ class Log(msgspec.Struct):
 
     attempt: int
     device: int
-    lines: list[Line]
-    dropped: list[Lost]
+    lines: list[EventLine]
+    dropped: list[LostLines]
 
 
 class Notice(msgspec.Struct):

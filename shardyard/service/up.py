@@ -27,8 +27,8 @@ from jobs.model.settings import Settings
 from shardyard import formatting
 from shardyard.client import Client
 from shardyard.client.connection import SERVICE_FILE, default_data_dir, url_host
-from shardyard.client.models import Node
 from shardyard.contract.errors import ShardyardError
+from shardyard.contract.responses import NodeView
 from shardyard.service import embedded_redis
 from shardyard.service.processes import ProcessGroup, ServiceError, ServiceProcess, is_alive, sole_owner
 
@@ -194,7 +194,7 @@ class _ServiceRun:
         remark = {"started": "", "adopted": "  (still running, taken over)", "replaced": "  (in place of an older one)"}
         self._print_line(f"  {service.name:<10} pid {self._processes.pid(service.name)}{remark[how]}")
 
-    def _wait_until_ready(self, url: str, token_file: Path) -> list[Node]:
+    def _wait_until_ready(self, url: str, token_file: Path) -> list[NodeView]:
         """The nodes of our pool once they are live; empty when a signal came first.
 
         Raises:
@@ -216,7 +216,7 @@ class _ServiceRun:
                 self._processes.watch(TICK_SECONDS, restart=False)
         return []
 
-    def _live_nodes(self, url: str, token_file: Path) -> list[Node]:
+    def _live_nodes(self, url: str, token_file: Path) -> list[NodeView]:
         try:
             with Client(url, token_file.read_text().strip(), attempts=1) as client:
                 nodes = client.nodes()
@@ -226,7 +226,7 @@ class _ServiceRun:
 
     # -- output ------------------------------------------------------------------------------------
 
-    def _print_ready(self, url: str, token_file: Path, nodes: list[Node], seconds: float) -> None:
+    def _print_ready(self, url: str, token_file: Path, nodes: list[NodeView], seconds: float) -> None:
         self._print_line(f"[bold green]ready[/] in {seconds:.1f} s\n")
         self._print_line(f"  address     [bold]{url}[/]")
         self._print_line(f"  token file  {token_file}")
@@ -252,7 +252,7 @@ def _in_words(missing: Mapping[str, str]) -> str:
     return ", ".join(f"{part.replace('_', ' ')} ({state})" for part, state in missing.items())
 
 
-def _describe_devices(node: Node) -> str:
+def _describe_devices(node: NodeView) -> str:
     """A node's devices in words: `cpu:0-7 (8 virtual devices)`, `cuda:0-3 (4 x NVIDIA H100)`."""
     devices = node.devices
     names = sorted({device.name for device in devices})

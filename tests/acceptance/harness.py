@@ -11,7 +11,7 @@ from typing import Any
 
 from shardyard.client import Client
 from shardyard.client.connection import local_service
-from shardyard.client.models import JobStatus
+from shardyard.contract.responses import JobStatus
 
 READY_SECONDS = 90
 SERVICES = ("control", "telemetry", "api", "worker")

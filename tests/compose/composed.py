@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.client import Client
-from shardyard.client.models import JobStatus
+from shardyard.contract.responses import JobStatus
 
 ROOT = Path(__file__).parents[2]
 DEVICES = 3

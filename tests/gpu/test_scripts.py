@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.client.models import JobStatus
+from shardyard.contract.responses import JobStatus
 from tests.gpu.conftest import ROOT, Runner, explain, printed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.acceptance, pytest.mark.timeout(240)]

@@ -3,6 +3,7 @@ import json
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from jobs.files import paths
@@ -11,6 +12,7 @@ from jobs.files.metric_file import MetricWriter
 from jobs.protocol import names
 from jobs.protocol.records import MetricSample
 from jobs.store.tokens import Scope
+from shardyard.contract.responses import Progress
 from tests.integration.api.conftest import Api
 from tests.support.job_records import JOB, a_spec_body
 
@@ -181,9 +183,9 @@ async def test_a_status_carries_the_progress_that_the_supervisor_published(api: 
     api.node()
     job = await api.submit()
     await until_state(api, job, "starting")
-    progress = {"epoch": 2, "epochs": 10, "step": 120, "steps": 600, "fraction": 0.2, "rows_per_second": 9100.0}
-    api.control.client.set(names.progress_key("default", job, 1), json.dumps(progress))
-    assert (await api.get(f"/v1/jobs/{job}"))["progress"] == progress
+    progress = Progress(epoch=2, epochs=10, step=120, steps=600, fraction=0.2, rows_per_second=9100.0)
+    api.control.client.set(names.progress_key("default", job, 1), msgspec.json.encode(progress))
+    assert (await api.get(f"/v1/jobs/{job}"))["progress"] == msgspec.structs.asdict(progress)
     api.control.client.set(names.progress_key("default", job, 1), b"\xff")
     assert (await api.get(f"/v1/jobs/{job}"))["progress"] is None
 

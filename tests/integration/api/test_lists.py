@@ -3,12 +3,14 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from jobs import store
 from jobs.files import paths
 from jobs.files.log_file import LineRun, LogWriter
 from jobs.protocol import names
+from shardyard.contract.responses import Progress
 from tests.integration.api.conftest import Api
 
 pytestmark = [pytest.mark.integration, pytest.mark.anyio]
@@ -39,7 +41,7 @@ async def test_a_list_has_the_progress_of_those_that_run_and_the_place_of_those_
     first = await api.submit(4)
     await running(api, first)
     waiting = [await api.submit(2) for _ in range(2)]
-    progress = {"step": 3, "steps": 10, "fraction": 0.3}
+    progress = msgspec.structs.asdict(Progress(step=3, steps=10, fraction=0.3))
     api.control.client.set(names.progress_key("default", first, 1), '{"step":3,"steps":10,"fraction":0.3}')
     jobs = {job["id"]: job for job in await listed(api)}
     assert (jobs[first]["progress"], jobs[first]["queue_position"]) == (progress, None)

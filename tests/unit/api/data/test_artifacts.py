@@ -32,7 +32,7 @@ def test_the_list_has_the_report_and_the_artifacts_but_not_the_services_own_file
         ("report.json", 2),
     ]
     assert not found.truncated
-    assert all(one.modified_at.endswith("Z") for one in found.artifacts)
+    assert all(str(one.modified_at).endswith("Z") for one in found.artifacts)
 
 
 def test_an_attempt_without_a_directory_has_no_artifacts(tmp_path: Path) -> None:

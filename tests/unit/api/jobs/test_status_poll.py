@@ -7,6 +7,7 @@ from api.jobs.status_poll import StatusCache
 from jobs.model.records import QueueView
 from jobs.model.state import JobState, StateReason
 from jobs.store import JobView
+from shardyard.contract.responses import Progress
 from tests.support.job_records import a_job, a_spec
 
 LABELS = labels_from_names({})
@@ -22,8 +23,8 @@ def test_a_status_is_answered_with_the_same_bytes_until_something_of_it_changes(
     assert statuses.encode_status(view, None, LABELS) is first
     assert json.loads(first.body)["queue_position"] == 2
     assert first.tag.startswith('W/"1.')
-    stepped = statuses.encode_status(view, {"step": 3}, LABELS)
-    assert json.loads(stepped.body)["progress"] == {"step": 3}
+    stepped = statuses.encode_status(view, Progress(step=3), LABELS)
+    assert json.loads(stepped.body)["progress"]["step"] == 3
     assert stepped.tag != first.tag
     renamed = labels_from_names({"host-a": {0: "cuda:0"}})
     placed = a_view(node="host-a", leased=(0,))
@@ -44,9 +45,9 @@ def test_jobs_of_two_tenants_with_one_id_are_not_mixed_up() -> None:
 def test_progress_is_final_when_a_job_has_ended_and_has_some() -> None:
     statuses = StatusCache()
     for state, progress, final in (
-        (JobState.RUNNING, {"step": 1}, False),
+        (JobState.RUNNING, Progress(step=1), False),
         (JobState.SUCCEEDED, None, False),
-        (JobState.SUCCEEDED, {"step": 1}, True),
+        (JobState.SUCCEEDED, Progress(step=1), True),
     ):
         statuses.encode_status(a_view(state=state, reason=StateReason.RUNNING, attempt=1), progress, LABELS)
         kept = statuses.last_status("default", a_job().id)

@@ -1,11 +1,14 @@
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
 from api.schemas import views
 from jobs.model.records import QueueView
 from jobs.model.state import JobState, StateReason
 from jobs.store import FleetRecords, JobView
+from shardyard.contract.responses import JobStatus, PlacementView, Progress
 from tests.support.job_records import JOB, a_job, a_node, a_spec
 from tests.support.script_streams import script_spec
 
@@ -74,8 +77,19 @@ def test_a_status_shows_the_position_in_the_queue_counted_from_one() -> None:
 
 def test_times_are_utc_with_microseconds() -> None:
     status = views.job_status(JobView(a_job(), a_spec(), queue()), None, labels)
-    assert status.created_at == "2023-11-14T22:13:20.000001Z"
-    assert status.finished_at is None
+    sent = msgspec.json.decode(msgspec.json.encode(status))
+    assert sent["created_at"] == "2023-11-14T22:13:20.000001Z"
+    assert sent["finished_at"] is None
+
+
+def test_a_client_reads_a_status_as_values_and_a_service_sends_every_field() -> None:
+    running = a_job(state=JobState.RUNNING, reason=StateReason.RUNNING, node="host-a", leased=(1,))
+    sent = msgspec.json.encode(views.job_status(JobView(running, a_spec(), None), Progress(step=3), labels))
+    assert set(msgspec.json.decode(sent)) == set(JobStatus.__struct_fields__)
+    read = msgspec.json.decode(sent, type=JobStatus)
+    assert read.created_at == datetime(2023, 11, 14, 22, 13, 20, 1, tzinfo=UTC)
+    assert (read.progress, read.placement) == (Progress(step=3), [PlacementView("host-a", ["cuda:1"])])
+    assert read.spec["resources"]["devices"] == 1
 
 
 def test_a_status_shows_both_batch_sizes() -> None:

@@ -13,8 +13,8 @@ from shardyard.cli import device_table, top
 from shardyard.cli.device_table import DeviceRow, RowRates, device_rows, draw_devices
 from shardyard.cli.top import JobFilter, ServiceBoard, SortOrder
 from shardyard.client import events
-from shardyard.client.models import Device, JobSummary, Node, Placement, Pool, Progress, Reason
 from shardyard.client.report import SplitReport
+from shardyard.contract.responses import DeviceView, JobSummary, NodeView, PlacementView, PoolView, Progress, ReasonView
 
 EXAMPLES = Path(__file__).parents[4] / "docs" / "examples"
 NOW = datetime(2026, 1, 2, 3, 4, 10, tzinfo=UTC)
@@ -103,12 +103,12 @@ def a_job(number: int, state: str = "queued", **fields: Any) -> JobSummary:
 def a_board(devices: int = 8, jobs: int = 3, queued: int = 1) -> ServiceBoard:
     board = ServiceBoard()
     for number in range(jobs):
-        held = Placement(node="host-a", devices=[f"cuda:{number}"])
+        held = PlacementView(node="host-a", devices=[f"cuda:{number}"])
         board.take(events.JobChanged(job=a_job(number, "running", placement=[held], started_at=NOW)))
     for number in range(jobs, jobs + min(queued, 200)):
-        board.take(events.JobChanged(job=a_job(number, reason=Reason(message="needs 2: 0 of 8 free"))))
+        board.take(events.JobChanged(job=a_job(number, reason=ReasonView(message="needs 2: 0 of 8 free"))))
     leased = [
-        Device(
+        DeviceView(
             device=at,
             label=f"cuda:{at}",
             state="leased" if at < jobs else "free",
@@ -116,9 +116,11 @@ def a_board(devices: int = 8, jobs: int = 3, queued: int = 1) -> ServiceBoard:
         )
         for at in range(devices)
     ]
-    board.nodes = [Node(id="host-a", pool="default", alive=True, devices=leased)]
+    board.nodes = [NodeView(id="host-a", pool="default", alive=True, devices=leased)]
     board.pools = [
-        Pool(name="default", devices=devices, free=devices - jobs, leased=jobs, nodes=1, live_nodes=1, queued=queued)
+        PoolView(
+            name="default", devices=devices, free=devices - jobs, leased=jobs, nodes=1, live_nodes=1, queued=queued
+        )
     ]
     return board
 
@@ -204,10 +206,10 @@ def test_devices_that_are_not_to_be_had_are_marked_and_named() -> None:
     board = a_board(jobs=0)
     states = ["quarantined", "offline", "free", "leased"]
     devices = [
-        Device(device=at, label=f"cuda:{at}", state=state, job="another tenant" if state == "leased" else None)
+        DeviceView(device=at, label=f"cuda:{at}", state=state, job="another tenant" if state == "leased" else None)
         for at, state in enumerate(states)
     ]
-    board.nodes = [Node(id="host-a", alive=True, draining=True, devices=devices)]
+    board.nodes = [NodeView(id="host-a", alive=True, draining=True, devices=devices)]
     assert lines(top.draw_board(board, SortOrder.STATE, 80, 24, NOW))[1] == "host-a x-·#  draining, quarantine: cuda:0"
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from shardyard.cli.status import progress_text, status_lines
-from shardyard.client.models import JobStatus, Progress
+from shardyard.contract.responses import JobStatus, Progress
 
 
 def status(**fields: Any) -> JobStatus:
