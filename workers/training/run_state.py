@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from jobs.model.spec import RecipeProgram
 from workers.runtime.context import CheckpointAccess, RankContext
-from workers.training.checkpoint.rng_state import RandomStates
+from workers.training.rng_state import RandomStates
 from workers.training.strategies import PlacedModel
 
 Loss = Callable[[Any, Any], torch.Tensor]

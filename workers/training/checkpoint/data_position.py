@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from workers.runtime.context import StopTraining
-from workers.training.checkpoint import rng_state
+from workers.training import rng_state
 from workers.training.run_state import EpochStart, TrainingRun
 
 

@@ -23,9 +23,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from jobs.protocol.records import Saved
 from workers.runtime.context import RankContext, RejectedByWorker
-from workers.training.checkpoint import rng_state
+from workers.training import rng_state
 from workers.training.checkpoint.files import HashingFile, Unsaveable, open_draft, tensor_identity, write_tensors
-from workers.training.checkpoint.rng_state import RandomStates
+from workers.training.rng_state import RandomStates
 from workers.training.run_state import EpochStart, ResumePoint, TrainingRun
 
 FORMAT = 1
