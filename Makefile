@@ -13,6 +13,8 @@ ARGS   ?=
 # How many test files run at a time.
 WORKERS ?= 2
 QUICK  := not slow and not gpu
+# The tests start hundreds of processes, each of which would compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install web up demo test test-full faults gpu-wheels gpu-test compose-test bench bench-quick lint format clean
@@ -32,13 +34,9 @@ up: $(WEB) ## Start the whole service here (Ctrl-C stops it); ARGS="--devices cp
 demo: $(STAMP) ## Train on digits under dp and ddp, show what each device got, and stop
 	@$(BIN)/shardyard demo $(ARGS)
 
-# Two files at a time share the machine with all the processes that they start, and a deadline is missed now and
-# then: what failed runs once more, alone, and has to pass. Both runs are printed. Files run in their order, since those
-# of a directory share a service, and the short ones come last.
+# Files run in their order, since those of a directory share a service, and the short ones come last.
 test: $(WEB) ## Unit, integration and quick acceptance tests
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(QUICK)" $(ARGS) || { \
-	  test $$? -eq 1 && echo "What failed, once more and alone:" && \
-	  $(BIN)/pytest --last-failed --last-failed-no-failures none -x -m "$(QUICK)" $(ARGS); }
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(QUICK)" $(ARGS)
 
 test-full: $(WEB) ## All tests, slow ones and those on a GPU included
 	$(BIN)/pytest $(ARGS)
