@@ -71,6 +71,21 @@ OPEN_SECONDS = 3.0
 #: When Celery is imported for the first hint: not while the process is not even ready.
 PREPARE_SECONDS = 0.5
 
+ROUTERS = (
+    job_routes.router,
+    bundle_routes.router,
+    split_routes.router,
+    log_routes.router,
+    artifact_routes.router,
+    event_routes.router,
+    fleet_routes.router,
+    tokens_routes.router,
+    sessions_routes.router,
+    system_routes.router,
+    docs_routes.router,
+    dashboard_routes.router,
+)
+
 
 def create_app(settings: Settings) -> FastAPI:
     """Build the application. It connects when it is started, not before.
@@ -92,21 +107,8 @@ def create_app(settings: Settings) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.monitoring = monitoring
-    for module in (
-        job_routes,
-        bundle_routes,
-        split_routes,
-        log_routes,
-        artifact_routes,
-        event_routes,
-        fleet_routes,
-        tokens_routes,
-        sessions_routes,
-        system_routes,
-        docs_routes,
-        dashboard_routes,
-    ):
-        app.include_router(module.router)
+    for router in ROUTERS:
+        app.include_router(router)
     problems.install_handlers(app)
     within = StatusPollMiddleware(app.build_middleware_stack(), *job_routes.find_status_route())
     app.middleware_stack = RequestLimitsMiddleware(within, allowed_hosts(settings), _body_limits(settings), monitoring)

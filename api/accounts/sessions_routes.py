@@ -8,13 +8,24 @@ from api.accounts import sessions_service as service
 from api.accounts.sessions_service import SessionService
 from api.http import responses
 from api.http.deps import SESSION_COOKIE, Body, Caller, check_origin, service_of
+from api.http.operation_docs import describe, json_body
+from api.schemas import examples
 from jobs.store.sessions import SESSION_SECONDS
+from shardyard.contract import responses as answers
 
 ServiceDep = Annotated[SessionService, Depends(service_of(SessionService))]
 router = APIRouter(tags=["sessions"])
 
 
-@router.post("/v1/sign-in", status_code=204)
+@router.post(
+    "/v1/sign-in",
+    status_code=204,
+    **describe(
+        "Begin a browser's session",
+        refuses=("unauthenticated", "forbidden", "unavailable"),
+        body=json_body("SignInRequest", examples.SIGN_INS),
+    ),
+)
 async def sign_in(request: Request, sessions: ServiceDep, body: Body) -> Response:
     """Sets a cookie that stands for the token in the body, `{"token": "..."}`, for twelve hours. For browsers:
     programs send the token itself."""
@@ -34,7 +45,9 @@ async def sign_in(request: Request, sessions: ServiceDep, body: Body) -> Respons
     return answer
 
 
-@router.post("/v1/sign-out", status_code=204)
+@router.post(
+    "/v1/sign-out", status_code=204, **describe("End a browser's session", refuses=("forbidden", "unavailable"))
+)
 async def sign_out(request: Request, sessions: ServiceDep) -> Response:
     """Ends the session of the cookie, if there is one."""
     if "origin" in request.headers:
@@ -45,7 +58,7 @@ async def sign_out(request: Request, sessions: ServiceDep) -> Response:
     return answer
 
 
-@router.get("/v1/me")
+@router.get("/v1/me", **describe("Show whose token this is", answers.Caller))
 async def me(who: Caller) -> Response:
     """Whose token or session this is, and what it may do."""
     return responses.json_response(service.describe_caller(who))

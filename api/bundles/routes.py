@@ -7,12 +7,26 @@ from fastapi import APIRouter, Depends, Request, Response
 from api.bundles.service import BundleService
 from api.http import responses
 from api.http.deps import BundleId, Caller, service_of
+from api.http.operation_docs import BYTES, content_of, describe
+from shardyard.contract.responses import BundleContents, BundleView
 
 ServiceDep = Annotated[BundleService, Depends(service_of(BundleService))]
 router = APIRouter(tags=["bundles"])
 
+_ZIP = {"required": True, "content": content_of("application/zip", BYTES)}
 
-@router.post("/v1/bundles", status_code=201)
+
+@router.post(
+    "/v1/bundles",
+    status_code=201,
+    **describe(
+        "Upload a bundle of code",
+        BundleView,
+        statuses=(201, 200),
+        refuses=("bad_bundle", "bundle_quota", "too_many_uploads"),
+        body=_ZIP,
+    ),
+)
 async def upload(request: Request, who: Caller, bundles: ServiceDep) -> Response:
     """The body is a zip, as it is. The same bytes have the same id, and are kept once."""
     uploaded = await bundles.upload(who, request.stream())
@@ -20,6 +34,6 @@ async def upload(request: Request, who: Caller, bundles: ServiceDep) -> Response
     return responses.json_response(uploaded.bundle, 201 if uploaded.created else 200, location)
 
 
-@router.get("/v1/bundles/{bundle}")
+@router.get("/v1/bundles/{bundle}", **describe("Show a bundle's files", BundleContents))
 async def show(who: Caller, bundles: ServiceDep, bundle: BundleId) -> Response:
     return responses.json_response(await bundles.read_contents(who, bundle))

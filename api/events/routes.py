@@ -9,10 +9,23 @@ from fastapi.responses import StreamingResponse
 
 from api.events.service import EventService, parse_wanted
 from api.http.deps import Caller, JobId, authenticate, service_of
+from api.http.operation_docs import content_of, describe
 from api.http.protocol import watch_client
+from shardyard.contract.stream_events import EventName
 
 ServiceDep = Annotated[EventService, Depends(service_of(EventService))]
 router = APIRouter(tags=["events"])
+
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "event": {"type": "string", "enum": list(EventName)},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+        "id": {"type": "string"},
+        "retry": {"type": "integer"},
+    },
+}
+_EVENTS = content_of("text/event-stream", _EVENT)
 
 #: No proxy may cache or buffer a stream.
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -59,14 +72,20 @@ async def _service_stream(
         yield events
 
 
-@router.get("/v1/jobs/{job}/events", response_class=EventStream)
+@router.get(
+    "/v1/jobs/{job}/events",
+    response_class=EventStream,
+    **describe("Follow a job", _EVENTS, without_body=(204,), refuses=("unreadable_spec", "too_many_streams")),
+)
 async def job_events(request: Request, events: Annotated[AsyncIterator[bytes], Depends(_job_stream)]) -> EventStream:
     """What happens to a job, as it happens; docs/api.md has the events. After the last one the stream ends, and who
     comes again with its id is answered 204."""
     return _stream(request, events)
 
 
-@router.get("/v1/events", response_class=EventStream)
+@router.get(
+    "/v1/events", response_class=EventStream, **describe("Follow all jobs", _EVENTS, refuses=("too_many_streams",))
+)
 async def service_events(
     request: Request, events: Annotated[AsyncIterator[bytes], Depends(_service_stream)]
 ) -> EventStream:

@@ -8,22 +8,32 @@ from fastapi.routing import APIRoute
 
 from api.http import responses
 from api.http.deps import Body, Caller, IdempotencyKey, JobId, WantsText, service_of
+from api.http.operation_docs import TEXT, describe, json_body
 from api.jobs import plan_service
 from api.jobs.service import MAX_WAIT_SECONDS, JobService, SubmittedJob
+from api.schemas import examples
 from api.schemas.requests import parse_label
 from jobs.model.state import JobState
 from jobs.store import JobFilter
+from shardyard.contract.responses import AttemptList, CancelledJobs, JobList, JobStatus, Plan
 
 ServiceDep = Annotated[JobService, Depends(service_of(JobService))]
 router = APIRouter(tags=["jobs"])
 
+_SPEC = json_body("JobSpec", examples.SPECS)
+_NEVER_RUN = ("unknown_bundle", "unknown_pool", "too_large_for_pool", "idempotency_conflict")
 
-@router.post("/v1/jobs", status_code=201)
+
+@router.post(
+    "/v1/jobs",
+    status_code=201,
+    **describe("Submit a job", JobStatus, statuses=(201, 200), refuses=_NEVER_RUN, body=_SPEC),
+)
 async def submit(who: Caller, jobs: ServiceDep, body: Body, key: IdempotencyKey) -> Response:
     return _submitted(await jobs.submit(who, body, key))
 
 
-@router.post("/v1/plan")
+@router.post("/v1/plan", **describe("Plan the split of a job spec", Plan, also=(TEXT,), body=_SPEC))
 async def plan(body: Body, as_text: WantsText) -> Response:
     """As JSON, or as text for people. Nothing is created, and no pool is asked whether it has the devices."""
     return (
@@ -33,7 +43,7 @@ async def plan(body: Body, as_text: WantsText) -> Response:
     )
 
 
-@router.get("/v1/jobs")
+@router.get("/v1/jobs", **describe("List jobs", JobList, refuses=("malformed_cursor",)))
 async def list_jobs(
     who: Caller,
     jobs: ServiceDep,
@@ -50,13 +60,15 @@ async def list_jobs(
     return responses.json_response(await jobs.list_jobs(who, chosen, cursor, limit, archived=archived, search=search))
 
 
-@router.post("/v1/jobs/cancel")
+@router.post(
+    "/v1/jobs/cancel", **describe("Cancel many jobs", CancelledJobs, body=json_body("CancelRequest", examples.CANCELS))
+)
 async def cancel_many(who: Caller, jobs: ServiceDep, body: Body) -> Response:
     """Cancels every job that matches all fields of the body. Jobs that are submitted meanwhile are left alone."""
     return responses.json_response(await jobs.cancel_many(who, body))
 
 
-@router.get("/v1/jobs/{job}")
+@router.get("/v1/jobs/{job}", **describe("Show a job", JobStatus, without_body=(304,), refuses=("unreadable_spec",)))
 async def show(
     request: Request,
     who: Caller,
@@ -74,24 +86,37 @@ async def show(
     return Response(status_code=204) if found is None else responses.conditional_response(request, found)
 
 
-@router.post("/v1/jobs/{job}/resubmit", status_code=201)
+@router.post(
+    "/v1/jobs/{job}/resubmit",
+    status_code=201,
+    **describe(
+        "Submit a job's spec again",
+        JobStatus,
+        statuses=(201, 200),
+        refuses=("invalid_spec", "unreadable_spec", *_NEVER_RUN),
+    ),
+)
 async def resubmit(who: Caller, jobs: ServiceDep, job: JobId, body: Body, key: IdempotencyKey) -> Response:
     """A new job of the same spec, whose `parent_id` is this one. It takes no body."""
     return _submitted(await jobs.resubmit(who, job, body, key))
 
 
-@router.post("/v1/jobs/{job}/cancel", status_code=202)
+@router.post(
+    "/v1/jobs/{job}/cancel",
+    status_code=202,
+    **describe("Cancel a job", JobStatus, statuses=(202,), refuses=("job_finished", "unreadable_spec")),
+)
 async def cancel(who: Caller, jobs: ServiceDep, job: JobId) -> Response:
     return responses.json_response(await jobs.cancel(who, job), 202)
 
 
-@router.delete("/v1/jobs/{job}", status_code=204)
+@router.delete("/v1/jobs/{job}", status_code=204, **describe("Delete a finished job", refuses=("job_not_finished",)))
 async def delete(who: Caller, jobs: ServiceDep, job: JobId) -> Response:
     await jobs.delete(who, job)
     return Response(status_code=204)
 
 
-@router.get("/v1/jobs/{job}/attempts")
+@router.get("/v1/jobs/{job}/attempts", **describe("List a job's attempts", AttemptList))
 async def attempts(who: Caller, jobs: ServiceDep, job: JobId) -> Response:
     return responses.json_response(await jobs.attempts(who, job))
 

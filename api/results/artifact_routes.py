@@ -6,20 +6,32 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from api.http import responses
 from api.http.deps import Caller, JobId
+from api.http.operation_docs import BYTES, content_of, describe
 from api.results import file_response
 from api.results.deps import ServiceDep
+from shardyard.contract.responses import ArtifactList
 
 router = APIRouter(tags=["artifacts"])
 
 Attempt = Annotated[int | None, Query(ge=1, description="default: the newest")]
 
 
-@router.get("/v1/jobs/{job}/artifacts")
+@router.get("/v1/jobs/{job}/artifacts", **describe("List a job's files", ArtifactList))
 async def list_artifacts(who: Caller, results: ServiceDep, job: JobId, attempt: Attempt = None) -> Response:
     return responses.json_response(await results.list_artifacts(who, job, attempt))
 
 
-@router.get("/v1/jobs/{job}/artifacts/{path:path}")
+@router.get(
+    "/v1/jobs/{job}/artifacts/{path:path}",
+    response_class=Response,
+    **describe(
+        "Download one of a job's files",
+        content_of("application/octet-stream", BYTES),
+        statuses=(200, 206),
+        without_body=(304,),
+        refuses=("range_not_satisfiable",),
+    ),
+)
 async def download(
     request: Request,
     who: Caller,

@@ -7,10 +7,11 @@ from fastapi import APIRouter, Query, Request, Response
 from api.data.attempt_files import LogQuery
 from api.http import responses
 from api.http.deps import Caller, JobId, WantsText
+from api.http.operation_docs import TEXT, describe
 from api.results.deps import ServiceDep
 from jobs.files.log_file import StreamName
 from jobs.files.metric_file import MAX_POINTS
-from shardyard.contract.responses import LogPage
+from shardyard.contract.responses import LogPage, MetricList
 
 router = APIRouter(tags=["logs"])
 
@@ -19,7 +20,7 @@ Attempt = Annotated[int | None, Query(ge=1)]
 Step = Annotated[int | None, Query(ge=0, lt=2**63)]
 
 
-@router.get("/v1/jobs/{job}/logs")
+@router.get("/v1/jobs/{job}/logs", **describe("Read log lines", LogPage, also=(TEXT,), refuses=("malformed_cursor",)))
 async def logs(
     request: Request,
     who: Caller,
@@ -48,7 +49,7 @@ async def logs(
     return responses.text_response(_lines_as_text(page, with_device=device is None), headers)
 
 
-@router.get("/v1/jobs/{job}/metrics")
+@router.get("/v1/jobs/{job}/metrics", **describe("Read a job's metrics", MetricList))
 async def metrics(
     who: Caller,
     results: ServiceDep,

@@ -6,12 +6,14 @@ from fastapi import APIRouter, Query, Request, Response
 
 from api.http import negotiation, responses
 from api.http.deps import Caller, JobId, OtherJobId
+from api.http.operation_docs import HTML, JSON, SVG, TEXT, describe
 from api.results.deps import ServiceDep
+from shardyard.contract.report import Report
+from shardyard.contract.report_diff import ReportDiff
 from shardyard.render.svg.palette import By
 
 router = APIRouter(tags=["splits"])
 
-JSON, TEXT, HTML, SVG = "application/json", "text/plain", "text/html", "image/svg+xml"
 REPORT_MEDIA = (JSON, TEXT, HTML, SVG)
 DIFF_MEDIA = (JSON, TEXT, HTML)
 
@@ -21,7 +23,12 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox
 Attempt = Annotated[int | None, Query(ge=1)]
 
 
-@router.get("/v1/jobs/{job}/splits")
+@router.get(
+    "/v1/jobs/{job}/splits",
+    **describe(
+        "Show the split report", Report, also=REPORT_MEDIA[1:], without_body=(304,), refuses=("not_acceptable",)
+    ),
+)
 async def splits(
     request: Request,
     who: Caller,
@@ -42,7 +49,16 @@ async def splits(
     return _drawn_response(request, await results.splits_page(who, job, attempt, device, by), HTML, f"split-{job}.html")
 
 
-@router.get("/v1/jobs/{job}/splits/diff")
+@router.get(
+    "/v1/jobs/{job}/splits/diff",
+    **describe(
+        "Show two split reports side by side",
+        ReportDiff,
+        also=DIFF_MEDIA[1:],
+        without_body=(304,),
+        refuses=("not_acceptable",),
+    ),
+)
 async def splits_diff(
     request: Request,
     who: Caller,

@@ -6,22 +6,24 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from api.http import responses
 from api.http.deps import Caller, service_of
+from api.http.operation_docs import JSON, TEXT, content_of, describe
 from api.http.problems import RETRY_AFTER_SECONDS
 from api.http.prometheus import ProcessMetrics
 from api.system.openapi import document
 from api.system.service import SystemService
+from shardyard.contract.responses import Readiness
 
 ServiceDep = Annotated[SystemService, Depends(service_of(SystemService))]
 router = APIRouter(tags=["system"])
 
 
-@router.get("/healthz")
+@router.get("/healthz", **describe("Is this process up?", content_of(JSON, {"type": "object"})))
 async def healthz() -> Response:
     """This process answers. It says nothing about Redis or the workers."""
     return responses.json_response({"status": "ok"})
 
 
-@router.get("/readyz")
+@router.get("/readyz", **describe("Could a job start?", Readiness, statuses=(200, 503)))
 async def readyz(system: ServiceDep) -> Response:
     """A job that is submitted now would be stored, and could start."""
     readiness = await system.check_readiness()
@@ -30,7 +32,9 @@ async def readyz(system: ServiceDep) -> Response:
     return responses.json_response(readiness, 503, {"Retry-After": str(RETRY_AFTER_SECONDS)})
 
 
-@router.get("/metrics")
+@router.get(
+    "/metrics", response_class=Response, **describe("Metrics for Prometheus", content_of(TEXT, {"type": "string"}))
+)
 async def metrics(request: Request, who: Caller, system: ServiceDep) -> Response:
     """For Prometheus. Jobs are those of the token's tenant."""
     monitoring: ProcessMetrics = request.app.state.monitoring
@@ -38,6 +42,6 @@ async def metrics(request: Request, who: Caller, system: ServiceDep) -> Response
     return Response(body, media_type=monitoring.media_type)
 
 
-@router.get("/openapi.json")
+@router.get("/openapi.json", **describe("This document", content_of(JSON, {"type": "object"})))
 async def openapi(request: Request) -> Response:
     return responses.json_response(document(request.app))

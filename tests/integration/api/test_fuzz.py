@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import schemathesis
 import uuid_utils
+from fastapi.routing import APIRoute
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode, checks
@@ -26,8 +27,7 @@ import api.events.job_feed
 import api.events.service
 import api.events.service_feed
 import api.jobs.service as job_service
-from api.app import create_app
-from api.system.openapi import OPERATIONS
+from api.app import ROUTERS, create_app
 from api.system.service import READY_SECONDS
 from jobs import store
 from jobs.files import paths
@@ -46,6 +46,13 @@ EXAMPLES = int(os.environ.get("SHARDYARD_FUZZ_EXAMPLES", "30"))
 CODE = zipped(Part("train.py"))
 BUNDLE = f"sha256:{hashlib.sha256(CODE).hexdigest()}"
 SEED = int(os.environ.get("SHARDYARD_FUZZ_SEED", "1"))
+OPERATIONS = sorted(
+    (method.lower(), route.path.replace("{path:path}", "{path}"))
+    for router in ROUTERS
+    for route in router.routes
+    if isinstance(route, APIRoute) and route.include_in_schema
+    for method in route.methods or ()
+)
 CHECKS = [
     checks.not_a_server_error,
     conformance.status_code_conformance,
