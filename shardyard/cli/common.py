@@ -60,8 +60,6 @@ STATE_STYLES = {
 }
 #: In a pipe no line is broken at the 80 columns that rich assumes there.
 PIPE_WIDTH = 300
-#: What a shell reports for a command that Ctrl-C ended.
-INTERRUPTED = 130
 
 
 def connect_client(url: str | None, token: str | None) -> "Client":
@@ -152,21 +150,3 @@ def print_submitted(job: "JobSummary") -> None:
         make_console().print(Text.assemble((job.name, "bold"), f" is {job.state}: {job.id}"))
     else:
         print(job.id)  # what a script wants to catch
-
-
-def follow_until_end(client: "Client", job: str, as_json: bool, *, prints_lines: bool = False) -> int:
-    """Show a job until it has ended; the exit code that says how. Ctrl-C leaves it running."""
-    from shardyard.cli.watch import watch_job
-    from shardyard.client import endpoints
-
-    out = make_console()
-    try:
-        status = watch_job(client, job, out, quiet=as_json, prints_lines=prints_lines)
-    except KeyboardInterrupt:
-        out.print("\nThe job goes on.", soft_wrap=True)
-        out.print(f"  shardyard watch {job}    follows it again", soft_wrap=True)
-        out.print(f"  shardyard cancel {job}   ends it", soft_wrap=True)
-        return INTERRUPTED
-    if as_json:
-        print_json(client.json(endpoints.get_job(job)))
-    return 0 if status.state == "succeeded" else 1

@@ -15,7 +15,6 @@ from shardyard.cli.common import (
     Token,
     Url,
     connect_client,
-    follow_until_end,
     make_console,
     make_table,
     print_json,
@@ -35,6 +34,8 @@ def watch_command(
     job: JobId, no_color: NoColor = False, url: Url = None, token: Token = None, as_json: AsJson = False
 ) -> None:
     """Follow a job live, device by device, until it ends. Ctrl-C leaves the job running."""
+    from shardyard.cli.watch import follow_until_end
+
     with connect_client(url, token) as client:
         raise typer.Exit(follow_until_end(client, job, as_json))
 

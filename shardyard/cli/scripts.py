@@ -17,7 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from shardyard import formatting
 from shardyard.bundling import pack
 from shardyard.bundling.pack import FileSelection, WrittenBundle, escape_path
-from shardyard.cli.common import connect_client, follow_until_end, make_console, make_table, print_json, print_submitted
+from shardyard.cli.common import connect_client, make_console, make_table, print_json, print_submitted
 from shardyard.client import Client, endpoints, operations
 from shardyard.client.scripts import complete_spec
 from shardyard.contract.errors import BodyTooLarge, InvalidRequest
@@ -65,6 +65,8 @@ def submit_script(
         InvalidRequest: the program is not there, or the directory cannot be packed.
         Exit: the job was followed to its end.
     """
+    from shardyard.cli.watch import follow_until_end
+
     entry = entry_file(code)
     chosen = pack.select_files(code.directory, entry, code.include, code.exclude)
     _check_packed(entry, chosen, code)

@@ -13,7 +13,6 @@ from shardyard.cli.common import (
     Token,
     Url,
     connect_client,
-    follow_until_end,
     print_json,
     print_submitted,
     read_spec,
@@ -167,6 +166,7 @@ def submit_command(
     """
     if script is None and module is None:
         _refuse_options(_options_of_scripts(context))
+        from shardyard.cli.watch import follow_until_end
         from shardyard.client import endpoints
 
         call = endpoints.submit_job(_spec_file(words or []))

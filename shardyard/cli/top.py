@@ -73,7 +73,7 @@ _ORDER: dict[SortOrder, Callable[["JobSummary"], Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class JobFilter:
+class BoardFilter:
     """Which jobs are shown; what is None chooses all."""
 
     state: str | None = None
@@ -95,7 +95,7 @@ class JobFilter:
 class ServiceBoard:
     """What is known of the service now."""
 
-    chosen: JobFilter = field(default_factory=JobFilter)
+    chosen: BoardFilter = field(default_factory=BoardFilter)
     jobs: dict[str, "JobSummary"] = field(default_factory=dict)
     progress: dict[str, "Progress"] = field(default_factory=dict)
     nodes: list["NodeView"] = field(default_factory=list)
@@ -292,7 +292,7 @@ def _waiting_summary(board: ServiceBoard, jobs: Sequence["JobSummary"], room: in
     hidden = jobs[room:]
     waiting = sum(pool.queued for pool in board.pools)
     known = sum(job.state == "queued" for job in jobs[:room])
-    if board.chosen == JobFilter() and waiting > known:
+    if board.chosen == BoardFilter() and waiting > known:
         others = sum(job.state != "queued" for job in hidden)
         words = f"and {formatting.count_noun(waiting - known, 'more job')} waiting"
         return words + (f", {others} running" if others else "")
@@ -316,7 +316,7 @@ def top_command(
 
     Keys: s sorts by the next column, f shows the next state only, q leaves.
     """
-    board = ServiceBoard(JobFilter(state, pool, label, name))
+    board = ServiceBoard(BoardFilter(state, pool, label, name))
     out = make_console()
     with connect_client(url, token) as client:
         board.load(client)
@@ -356,7 +356,7 @@ def _run_live(client: "Client", board: ServiceBoard, sort: SortOrder, out: Any) 
             if key == "f":
                 states = [None, *ACTIVE]
                 place = states.index(board.chosen.state) if board.chosen.state in states else 0
-                board.chosen = JobFilter(states[(place + 1) % len(states)], *_filter_arguments(board.chosen))
+                board.chosen = BoardFilter(states[(place + 1) % len(states)], *_filter_arguments(board.chosen))
                 board.stale = True
             now = time.monotonic()
             try:
@@ -375,7 +375,7 @@ def _run_live(client: "Client", board: ServiceBoard, sort: SortOrder, out: Any) 
             live.refresh()
 
 
-def _filter_arguments(chosen: JobFilter) -> tuple[str | None, str | None, str | None]:
+def _filter_arguments(chosen: BoardFilter) -> tuple[str | None, str | None, str | None]:
     return chosen.pool, chosen.label, chosen.name
 
 

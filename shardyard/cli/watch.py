@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardyard import formatting
-from shardyard.cli.common import STATE_STYLES, state_text
+from shardyard.cli.common import STATE_STYLES, make_console, print_json, state_text
 from shardyard.cli.device_table import RowRates, device_rows, draw_devices
 from shardyard.cli.status import error_text, progress_text, result_text, state_and_reason
 from shardyard.client import Client, endpoints, events, operations
@@ -23,6 +23,8 @@ from shardyard.contract.report import Finding
 from shardyard.contract.responses import JobStatus, Progress
 
 PLAIN_SECONDS = 2.0
+#: What a shell reports for a command that Ctrl-C ended.
+INTERRUPTED = 130
 REFRESHES_PER_SECOND = 4
 BAR_WIDTH = 30
 NARROW_BAR_WIDTH = 14
@@ -229,6 +231,21 @@ def watch_job(
     if status.attempt:
         print_afterwards(client, job, console, view.said)
     return status
+
+
+def follow_until_end(client: Client, job: str, as_json: bool, *, prints_lines: bool = False) -> int:
+    """Show a job until it has ended; the exit code that says how. Ctrl-C leaves it running."""
+    out = make_console()
+    try:
+        status = watch_job(client, job, out, quiet=as_json, prints_lines=prints_lines)
+    except KeyboardInterrupt:
+        out.print("\nThe job goes on.", soft_wrap=True)
+        out.print(f"  shardyard watch {job}    follows it again", soft_wrap=True)
+        out.print(f"  shardyard cancel {job}   ends it", soft_wrap=True)
+        return INTERRUPTED
+    if as_json:
+        print_json(client.json(endpoints.get_job(job)))
+    return 0 if status.state == "succeeded" else 1
 
 
 def print_end(status: JobStatus, console: Console, *, with_traceback: bool = True) -> None:

@@ -251,6 +251,8 @@ class AsyncClient:
 class AsyncJob(AwaitedJobHandle):
     """A job of an `AsyncClient`."""
 
+    _client: AsyncClient
+
     def __init__(self, client: AsyncClient, known: JobSummary) -> None:
         super().__init__(known)
         self._client = client

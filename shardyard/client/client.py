@@ -249,6 +249,8 @@ class Client:
 class Job(BlockingJobHandle):
     """A job of a `Client`."""
 
+    _client: Client
+
     def __init__(self, client: Client, known: JobSummary) -> None:
         super().__init__(known)
         self._client = client

@@ -1,15 +1,17 @@
 """What `Job` and `AsyncJob` know of a job, and how a notebook shows it."""
 
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from shardyard.client import endpoints
+from shardyard.client.transport import HttpCall
 from shardyard.contract.errors import ShardyardError
 from shardyard.contract.responses import JobStatus, JobSummary, ReasonView
 
 if TYPE_CHECKING:
-    from shardyard.client.client import Client
     from shardyard.client.report import SplitReport
+
+T = TypeVar("T")
 
 #: Colours of states on a light and on a dark page alike; the word stands beside them.
 _COLOURS: Final = {"queued": "#b45309", "succeeded": "#15803d", "failed": "#b91c1c", "cancelled": "#7e22ce"}
@@ -63,10 +65,16 @@ class JobHandle:
         return f"<{type(self).__name__} {self.id} {self.name!r}: {self.state}>"
 
 
+class EndpointCaller(Protocol):
+    """What a handle needs of its client."""
+
+    def call(self, call: HttpCall[T], /) -> T: ...
+
+
 class BlockingJobHandle(JobHandle):
     """A job that may ask the service about itself whenever that is needed."""
 
-    _client: "Client"
+    _client: EndpointCaller
 
     @property
     def status(self) -> JobStatus:

@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 
 from shardyard.cli import device_table, top
 from shardyard.cli.device_table import DeviceRow, RowRates, device_rows, draw_devices
-from shardyard.cli.top import JobFilter, ServiceBoard, SortOrder
+from shardyard.cli.top import BoardFilter, ServiceBoard, SortOrder
 from shardyard.client import events
 from shardyard.client.report import SplitReport
 from shardyard.contract.responses import DeviceView, JobSummary, NodeView, PlacementView, PoolView, Progress, ReasonView
@@ -165,7 +165,7 @@ def test_jobs_that_end_are_deleted_or_do_not_match_leave_the_board() -> None:
     board.take(events.JobChanged(job=a_job(0, "succeeded")))
     board.take(events.JobGone(job_id=a_job(1).id))
     assert sorted(job.name for job in board.jobs.values()) == ["job-2", "job-3"]
-    board.chosen = JobFilter(label="team=vision")
+    board.chosen = BoardFilter(label="team=vision")
     board.take(events.JobChanged(job=a_job(7, labels={"team": "vision"})))
     board.take(events.JobChanged(job=a_job(2, labels={"team": "audio"})))
     assert sorted(job.name for job in board.jobs.values()) == ["job-3", "job-7"]
