@@ -225,8 +225,7 @@ class Site(Service):
         self.worker_environment, self.worker_prefix = {}, []
         if not self.api.alive:
             self.api.start()
-        if self.worker is None or self.worker.poll() is not None:
-            self.start_worker()
+        self.restore_worker()
 
     def restore(self) -> None:
         """Heal it, and end what a test has left."""

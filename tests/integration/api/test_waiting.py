@@ -46,7 +46,7 @@ async def test_an_answer_is_held_until_the_status_changes(api: Api) -> None:
 
 
 async def test_a_change_is_told_at_once_and_not_at_the_next_look(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.data.change_notifier.COMPARE_SECONDS", 4.0)
+    monkeypatch.setattr("api.data.change_notifier.COMPARE_SECONDS", 28.0)
     job = await a_waiting_job(api)
     others = [asyncio.create_task(api.client.get(f"/v1/jobs/{job}?wait=30")) for _ in range(2)]
     await until_waiting(api, 2)
@@ -56,21 +56,21 @@ async def test_a_change_is_told_at_once_and_not_at_the_next_look(api: Api, monke
     begun = time.monotonic()
     await api.client.post(f"/v1/jobs/{job}/cancel")
     answers = await asyncio.gather(held, *others)
-    assert time.monotonic() - begun < 3.5
+    assert time.monotonic() - begun < 25
     assert {answer.json()["state"] for answer in answers} == {"cancelled"}
 
 
 async def test_who_comes_while_others_wait_and_knows_an_older_version_is_answered_at_once(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.data.change_notifier.COMPARE_SECONDS", 4.0)
+    monkeypatch.setattr("api.data.change_notifier.COMPARE_SECONDS", 28.0)
     job = await a_waiting_job(api)
     held = asyncio.create_task(api.client.get(f"/v1/jobs/{job}?wait=30"))
     await until_waiting(api, 1)
     await asyncio.sleep(0.1)  # the task listens now
     begun = time.monotonic()
     await changes(api).wait_for_change("default", job, 0, 30)
-    assert time.monotonic() - begun < 3.5
+    assert time.monotonic() - begun < 25
     await api.client.post(f"/v1/jobs/{job}/cancel")
     await held
 

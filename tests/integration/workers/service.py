@@ -153,7 +153,8 @@ class Service:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """What the workers have logged under an event's name."""
-        lines = (line for line in self.worker_log().splitlines() if line.startswith("{"))
+        written = self.worker_log().rpartition("\n")[0]  # the last line may be half written
+        lines = (line for line in written.splitlines() if line.startswith("{"))
         return [entry for entry in map(json.loads, lines) if entry["event"] == name]
 
     def stop_worker(self, seconds: float = PATIENCE_SECONDS) -> int:
@@ -383,9 +384,13 @@ class Service:
 
     def restore(self) -> None:
         """Have a worker run, and end what a failed test has left."""
+        self.restore_worker()
+        self.end_all()
+
+    def restore_worker(self) -> None:
+        """Start a worker unless one runs."""
         if self.worker is None or self.worker.poll() is not None:
             self.start_worker()
-        self.end_all()
 
     def end_all(self) -> None:
         """Cancel what a failed test has left running."""

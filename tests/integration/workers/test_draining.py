@@ -36,10 +36,11 @@ def test_at_the_deadline_of_a_drain_what_still_runs_goes_to_another_node(service
     eventually(lambda: service.job(short).first_step, "the short job trains")
     with service.another_worker(SHARDYARD_NODE="n2"):
         eventually(lambda: "n2" in nodes(service), "the other node registers", 60)
-        service.run(store.drain_node(NODE, deadline_seconds=4))
-        began = time.monotonic()
+        service.run(store.drain_node(NODE, deadline_seconds=600))
         waiting = service.submit("single")
         assert service.finished(short).attempt == 1, "what ends before the deadline is left alone"
+        began = time.monotonic()
+        service.run(store.drain_node(NODE, deadline_seconds=4))
         moved = service.reaches(job, JobState.RUNNING, attempt=2)
         assert time.monotonic() - began > 4
         first, second = service.attempts(job)
