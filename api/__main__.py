@@ -104,7 +104,7 @@ def raise_descriptor_limit() -> None:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one.
+    """A listening socket; port 0 selects a free one.
 
     Raises:
         OSError: the address cannot be used.

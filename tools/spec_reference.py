@@ -38,19 +38,19 @@ GROUPS: tuple[tuple[str, str, str, Schema], ...] = (
             },
         },
     ),
-    ("resources", "Resources", "What the job needs before it starts.", {"devices": 4}),
+    ("resources", "Resources", "The devices that the job needs before it starts.", {"devices": 4}),
     (
         "parallelism",
         "Parallelism",
-        "How the model is put on the devices. A field that names strategies is refused under the others.",
+        "How the model is placed on the devices. A field that names strategies is refused under the others.",
         {"strategy": "dp", "output_device": 1, "dim": 0},
     ),
     (
         "program",
         "RecipeProgram",
         (
-            "What is trained, on what, for how long. `loss` and `optimizer` are needed to train, and refused to "
-            "`forward`. A program that is [a script](#program-a-script) has other fields."
+            "The model, the data, and how long to train. `loss` and `optimizer` are required in the mode `train`, and "
+            "refused in the mode `forward`. [A script](#program-a-script) has other fields."
         ),
         {
             "model": {"ref": "mlp", "args": {"hidden": [512, 512]}},
@@ -68,13 +68,13 @@ GROUPS: tuple[tuple[str, str, str, Schema], ...] = (
     (
         "program.*",
         "Component",
-        "`model`, `loss`, `optimizer`. What a built-in name takes is in [the catalogue](#built-in-recipes).",
+        "`model`, `loss` and `optimizer` have these fields. [The catalogue](#built-in-recipes) has the built-in names.",
         {"model": {"ref": "linear", "args": {"in_features": 5, "out_features": 2}}},
     ),
     (
         "program.data",
         "Data",
-        "What is trained on, and how it is batched.",
+        "The training data, and how it is batched.",
         {"ref": "random_vectors", "args": {"rows": 100, "features": 5}, "batch_size": 30, "shuffle": True},
     ),
     (
@@ -86,34 +86,34 @@ GROUPS: tuple[tuple[str, str, str, Schema], ...] = (
     (
         "program.evaluate",
         "Evaluation",
-        "Loss and accuracy on other data, after every so many epochs.",
+        "Computes loss and accuracy on other data, after every `every_epochs` epochs.",
         {"data": {"ref": "digits", "args": {"split": "test"}, "batch_size": 120}, "every_epochs": 2},
     ),
     (
         "program.evaluate.data",
         "EvaluationData",
-        "The other data. It is never shuffled.",
+        "The data of the evaluation. It is never shuffled.",
         {"ref": "digits", "args": {"split": "test"}, "batch_size": 120},
     ),
     (
         "program.checkpoint",
         "CheckpointPolicy",
-        "Saves the run every so many steps, at its end, and when it is stopped; a new attempt goes on from there.",
+        "Saves the run every `every_steps` steps, at its end and when it is stopped; a new attempt resumes from there.",
         {"every_steps": 200, "keep": 2},
     ),
     (
         "program.straggler",
         "Straggler",
-        "Makes one device slow on purpose, to see what the report says of it.",
+        "Makes one device slow on purpose, to see how the report shows it.",
         {"rank": 1, "where": "input", "milliseconds": 50},
     ),
     (
         "program",
         "ScriptProgram",
         (
-            "Your own program, unchanged: [scripts.md](scripts.md) says how it is run. The bundle must be there, and "
-            "hold the entry point, when the job is submitted. Of `parallelism`, only `strategy` is taken: one process "
-            "for each device under ddp and fsdp, one for all under single and dp."
+            "Your own program, unchanged: [scripts.md](scripts.md) explains how it runs. When you submit the job, the "
+            "bundle must have been uploaded, and contain the entry point. Of `parallelism`, only `strategy` may be "
+            "set: ddp and fsdp start one process for each device, single and dp one process."
         ),
         {
             "kind": "script",
@@ -123,13 +123,18 @@ GROUPS: tuple[tuple[str, str, str, Schema], ...] = (
             "env": {"TOKENIZERS_PARALLELISM": "false"},
         },
     ),
-    ("limits", "Limits", "How long, and how often.", {"wall_seconds": 3600, "max_retries": 1}),
+    (
+        "limits",
+        "Limits",
+        "How long a job may run, and how often it is retried.",
+        {"wall_seconds": 3600, "max_retries": 1},
+    ),
 )
 
 #: Descriptions of the fields that have none in the models: (model, field).
 WORDS: dict[tuple[str, str], str] = {
-    ("JobSpec", "name"): "for people; made from model and strategy when left out",
-    ("JobSpec", "pool"): "whose devices to use (`GET /v1/pools` lists them)",
+    ("JobSpec", "name"): "a name for people; by default made from model and strategy",
+    ("JobSpec", "pool"): "the pool whose devices to use (`GET /v1/pools` lists pools)",
     ("JobSpec", "labels"): "text by key, for filters",
     ("JobSpec", "resources"): "see [`resources`](#resources)",
     ("JobSpec", "parallelism"): "see [`parallelism`](#parallelism)",
@@ -141,35 +146,41 @@ WORDS: dict[tuple[str, str], str] = {
     ("JobSpec", "limits"): "see [`limits`](#limits)",
     ("Parallelism", "strategy"): "`nn.DataParallel` is dp, `DistributedDataParallel` ddp, `fully_shard` fsdp",
     ("RecipeProgram", "kind"): "may be left out",
-    ("ScriptProgram", "kind"): "says that it is a script",
+    ("ScriptProgram", "kind"): "marks the program as a script",
     (
         "ScriptProgram",
         "env",
-    ): "variables by name; those that say what a rank is given, or where its libraries come from, are refused",
+    ): "environment variables; those that describe a rank, or the source of its libraries, are refused",
     ("RecipeProgram", "model"): "the model",
     ("RecipeProgram", "data"): "the training data, see [`program.data`](#programdata)",
     ("RecipeProgram", "loss"): "called as loss(output, target)",
-    ("RecipeProgram", "optimizer"): "one that steps without a closure",
+    ("RecipeProgram", "optimizer"): "an optimizer whose step needs no closure",
     ("RecipeProgram", "epochs"): "passes over the data",
-    ("RecipeProgram", "max_steps"): "optimizer steps at most; ends the run when it comes before the last epoch does",
-    ("RecipeProgram", "seed"): "of data, model and shuffling",
+    (
+        "RecipeProgram",
+        "max_steps",
+    ): "the most optimizer steps; ends the run if it comes before the end of the last epoch",
+    ("RecipeProgram", "seed"): "seed of data, model and shuffling",
     ("RecipeProgram", "mode"): "`forward` only calls the model on every batch",
     ("RecipeProgram", "evaluate"): "see [`program.evaluate`](#programevaluate)",
-    ("Component", "args"): "by name; what it takes depends on `ref`",
-    ("Data", "args"): "by name; what it takes depends on `ref`",
+    ("Component", "args"): "arguments by name; they depend on `ref`",
+    ("Data", "args"): "arguments by name; they depend on `ref`",
     ("Data", "shuffle"): "another order in every epoch",
     (
         "Data",
         "drop_last",
     ): "leave out the last batch if it is not full; under ddp and fsdp also rows that ranks cannot share evenly",
     ("Data", "num_workers"): "processes that load data, in each rank",
-    ("EvaluationData", "args"): "by name; what it takes depends on `ref`",
+    ("EvaluationData", "args"): "arguments by name; they depend on `ref`",
     ("EvaluationData", "batch_size"): "rows that one DataLoader yields",
     ("EvaluationData", "num_workers"): "processes that load data, in each rank",
     ("Evaluation", "data"): "see [`program.evaluate.data`](#programevaluatedata)",
-    ("Evaluation", "every_epochs"): "how often; 2 is after the second epoch, the fourth, and so on",
-    ("Scheduler", "args"): "by name; what it takes depends on `ref`",
-    ("Straggler", "where"): "in what it sleeps; `input` is while it waits for data",
+    (
+        "Evaluation",
+        "every_epochs",
+    ): "epochs from one evaluation to the next; 2 evaluates after the second epoch, the fourth, and so on",
+    ("Scheduler", "args"): "arguments by name; they depend on `ref`",
+    ("Straggler", "where"): "the part of a step in which it sleeps; `input` is while it waits for data",
 }
 
 #: Keys of a JSON schema that bound a value, and how they read.
@@ -189,11 +200,11 @@ BOUNDS: tuple[tuple[str, str], ...] = (
 INTRODUCTION = """\
 # The job spec
 
-What `POST /v1/jobs`, `POST /v1/plan`, `shardyard submit` and `shardyard plan` take, field by field. This page is made
-from the models that check a spec: `python -m tools.spec_reference` writes it. [programs.md](programs.md) shows whole
-specs, and `GET /v1/recipes` has the catalogue below as JSON schemas.
+This page describes the job spec field by field, as `POST /v1/jobs`, `POST /v1/plan`, `shardyard submit` and
+`shardyard plan` accept it. `python -m tools.spec_reference` generates it from the models that check a spec.
+[programs.md](programs.md) shows whole specs, and `GET /v1/recipes` returns the catalogue below as JSON schemas.
 
-Unknown fields are refused, numbers are not read from text, and an error names the field and what would be right.
+Unknown fields are refused, numbers are not read from text, and an error names the field and how to correct it.
 Devices are logical: indexes into the lease, from 0.
 """
 
@@ -207,9 +218,9 @@ the ranks times `program.accumulate_steps`.
 
 FILES = """\
 Data from files (`cifar10`, `npz`, `safetensors`) is read below one directory, which the operator names in
-`SHARDYARD_DATA_ROOT` on every node; `path` is relative to it. What leads out of it, by `..` or by a symbolic link, is
-refused, and without that setting every such data set is. Only the worker can look: a job whose file is not there fails
-with `rejected_by_worker` when it starts, and the message names the field.
+`SHARDYARD_DATA_ROOT` on every node; `path` is relative to it. Paths that lead outside, by `..` or by a symbolic link,
+are refused; without that setting every such data set is refused. Only the worker can see the files: a job whose file
+does not exist fails with `rejected_by_worker` when it starts, and the message names the field.
 
 ```json
 {"ref": "npz", "args": {"path": "rows.npz", "input": "x", "target": "y"}, "batch_size": 64}

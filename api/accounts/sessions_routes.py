@@ -27,7 +27,7 @@ router = APIRouter(tags=["sessions"])
     ),
 )
 async def sign_in(request: Request, sessions: ServiceDep, body: Body) -> Response:
-    """Sets a cookie that stands for the token in the body, `{"token": "..."}`, for twelve hours. For browsers:
+    """Sets a cookie that replaces the token in the body, `{"token": "..."}`, for twelve hours. It is for browsers;
     programs send the token itself."""
     if "origin" in request.headers:
         check_origin(request)
@@ -60,5 +60,5 @@ async def sign_out(request: Request, sessions: ServiceDep) -> Response:
 
 @router.get("/v1/me", **describe("Show whose token this is", answers.Caller))
 async def me(who: Caller) -> Response:
-    """Whose token or session this is, and what it may do."""
+    """The owner of the token or session, and its scopes."""
     return responses.json_response(service.describe_caller(who))

@@ -28,7 +28,7 @@ class TokenService:
         wanted = parse_new_token(body)
         tenant = wanted.tenant or who.tenant
         if tenant != who.tenant and who.tenant != DEFAULT_TENANT:
-            raise Forbidden("only the operator may make tokens for another tenant")
+            raise Forbidden("only operators may create tokens for another tenant")
         now = time.time_ns() // 1000
         expires = None if wanted.expires_in_seconds is None else now + wanted.expires_in_seconds * 1_000_000
         text, record = tokens.issue_token(tenant, wanted.scopes, wanted.name, created=now, expires=expires)

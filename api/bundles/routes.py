@@ -28,7 +28,7 @@ _ZIP = {"required": True, "content": content_of("application/zip", BYTES)}
     ),
 )
 async def upload(request: Request, who: Caller, bundles: ServiceDep) -> Response:
-    """The body is a zip, as it is. The same bytes have the same id, and are kept once."""
+    """The body is the zip itself. The same bytes have the same id, and are stored once."""
     uploaded = await bundles.upload(who, request.stream())
     location = {"Location": f"/v1/bundles/{uploaded.bundle.id}"}
     return responses.json_response(uploaded.bundle, 201 if uploaded.created else 200, location)

@@ -43,7 +43,7 @@ class RangeNotSatisfiable(ShardyardError):
     code = "range_not_satisfiable"
 
     def __init__(self, size: int) -> None:
-        super().__init__(f"the file has {size} bytes; the range asks for none of them")
+        super().__init__(f"the file has {size} bytes; the requested range has none of them")
         self.size = size
 
 
@@ -214,7 +214,7 @@ def _is_text(name: str) -> bool:
 
 
 def _no_such_artifact(path: str) -> NotFound:
-    return NotFound(f"this attempt has no artifact {path[:200]!r}; its list of artifacts has the names")
+    return NotFound(f"this attempt has no artifact {path[:200]!r}; list the artifacts to see their names")
 
 
 def parse_range(header: str, size: int) -> tuple[int, int] | None:

@@ -169,7 +169,7 @@ def require_plain_file(path: Path) -> Path:
         NotFound: there is a link.
     """
     if os.path.realpath(path) != str(path):
-        raise NotFound(f"{path.name} of this attempt is not a plain file")
+        raise NotFound(f"{path.name} of this attempt is not a regular file")
     return path
 
 

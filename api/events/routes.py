@@ -32,14 +32,15 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 class EventStream(StreamingResponse):
-    """Bytes that are events already: the framework's own way encodes each event anew for every client."""
+    """A stream of events that are encoded already; the framework would encode each event again for every client."""
 
     media_type = "text/event-stream"
 
 
 LastEventId = Annotated[str, Header(alias="Last-Event-ID", max_length=8192)]
 LastEventIdInQuery = Annotated[
-    str, Query(alias="last_event_id", max_length=8192, description="as the header Last-Event-ID, which counts first")
+    str,
+    Query(alias="last_event_id", max_length=8192, description="like the header Last-Event-ID, which takes precedence"),
 ]
 
 
@@ -48,9 +49,12 @@ async def _job_stream(
     who: Caller,
     service: ServiceDep,
     job: JobId,
-    logs: Annotated[str, Query(max_length=20_000, description="whose lines: all, or devices (0,3)")] = "",
+    logs: Annotated[
+        str, Query(max_length=20_000, description="devices whose lines to send: all, or their numbers (0,3)")
+    ] = "",
     tail: Annotated[
-        int | None, Query(ge=0, le=10_000, description="so many lines of each device from before, instead of all")
+        int | None,
+        Query(ge=0, le=10_000, description="begin with this many of the newest lines of each device, instead of all"),
     ] = None,
     last_id: LastEventIdInQuery = "",
     last_id_header: LastEventId = "",
@@ -78,8 +82,8 @@ async def _service_stream(
     **describe("Follow a job", _EVENTS, without_body=(204,), refuses=("unreadable_spec", "too_many_streams")),
 )
 async def job_events(request: Request, events: Annotated[AsyncIterator[bytes], Depends(_job_stream)]) -> EventStream:
-    """What happens to a job, as it happens; docs/api.md has the events. After the last one the stream ends, and who
-    comes again with its id is answered 204."""
+    """Events of a job while they happen; docs/api.md lists them. The stream ends after the last event. A request with
+    the id of that event gets a 204."""
     return _stream(request, events)
 
 
@@ -89,11 +93,11 @@ async def job_events(request: Request, events: Annotated[AsyncIterator[bytes], D
 async def service_events(
     request: Request, events: Annotated[AsyncIterator[bytes], Depends(_service_stream)]
 ) -> EventStream:
-    """Jobs of your tenant as they change, and word that nodes did."""
+    """Changes of all jobs of your tenant, and of nodes."""
     return _stream(request, events)
 
 
 def _stream(request: Request, events: AsyncIterator[bytes]) -> EventStream:
-    """A client that vanishes is noticed."""
+    """The answer of a stream; it notices a client that disconnects silently."""
     watch_client(request.scope)
     return EventStream(events, headers=HEADERS)

@@ -80,8 +80,8 @@ def parse_wanted(text: str, tail: int | None) -> WantedLines:
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() and len(part) <= 4 for part in parts):
         raise InvalidRequest(
-            "`logs` does not say whose lines are wanted",
-            fields=(FieldError("logs", "write all, or numbers of devices: 0,3"),),
+            "`logs` is not valid",
+            fields=(FieldError("logs", "write all, or the numbers of devices, for example 0,3"),),
         )
     return WantedLines(devices=frozenset(int(part) for part in parts), tail=tail)
 
@@ -175,7 +175,7 @@ class EventService:
     def _stream_slot(self, who: Principal) -> Iterator[None]:
         with self.slots.acquire(who.token):
             if self._closed:
-                raise Unavailable("this process is about to end; try again")
+                raise Unavailable("this process is shutting down; try again")
             yield
 
 
@@ -457,10 +457,10 @@ class JobReader:
 
 
 _RESYNC_MESSAGES = {
-    "too_slow": f"more than {LAG_ITEMS} lines or points behind: what was missed is left out here",
-    "unknown_id": "the id of the last event leads nowhere; this stream begins anew",
+    "too_slow": f"more than {LAG_ITEMS} lines or points behind: the missed ones are left out",
+    "unknown_id": "the id of the last event is not known here; this stream begins again",
 }
 _NOTICE_MESSAGES = {
-    "live_data_away": "the telemetry Redis does not answer: progress and report stand still, lines come from files",
+    "live_data_away": "the telemetry Redis does not answer: progress and report do not change, lines come from files",
     "live_data_back": "the telemetry Redis answers again",
 }

@@ -43,7 +43,7 @@ KEPT_VERSIONS = 10_000
 READY_CHANGES = 200
 
 RESYNC_MESSAGES = {
-    "unknown_id": "changes since the last event are not all known any more: list the jobs anew",
+    "unknown_id": "some changes since the last event are no longer known: list the jobs again",
 }
 _ID = re.compile(r"(\d{1,15}-\d{1,15})\.([0-9a-f]{1,8})")
 

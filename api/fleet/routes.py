@@ -15,7 +15,7 @@ from shardyard.contract.responses import NodeList, NodeView, PoolList
 ServiceDep = Annotated[FleetService, Depends(service_of(FleetService))]
 router = APIRouter(tags=["fleet"])
 
-Device = Annotated[int, Path(ge=0, lt=65_536, description="its index on the node, as `GET /v1/nodes` has it")]
+Device = Annotated[int, Path(ge=0, lt=65_536, description="its index on the node, as `GET /v1/nodes` shows it")]
 
 
 @router.get("/v1/pools", **describe("List pools", PoolList))
@@ -33,8 +33,8 @@ async def nodes(who: Caller, fleet: ServiceDep) -> Response:
     **describe("Give a node no new work", NodeView, body=json_body("DrainRequest", examples.DRAINS, required=False)),
 )
 async def drain(who: Admin, fleet: ServiceDep, node: str, body: Body) -> Response:
-    """The node gets no new work, also after it has come back; what runs there goes on. With a deadline in the body,
-    what still runs there then goes to other nodes, from its last checkpoint where it has one."""
+    """The node gets no new work, also after a restart; running attempts continue. With a deadline in the body, attempts
+    that still run then move to other nodes, and resume from their newest checkpoint if they have one."""
     return responses.json_response(await fleet.drain_node(who, node, body))
 
 
@@ -49,7 +49,7 @@ async def undrain(who: Admin, fleet: ServiceDep, node: str) -> Response:
     **describe("Give a device to nobody", NodeView, body=json_body("QuarantineRequest", examples.QUARANTINES)),
 )
 async def quarantine(who: Admin, fleet: ServiceDep, node: str, device: Device, body: Body) -> Response:
-    """The device is given to nobody until it is brought back; what runs on it goes on."""
+    """The device is not leased until it is released; a job that runs on it continues."""
     return responses.json_response(await fleet.quarantine_device(who, node, device, body))
 
 
@@ -57,13 +57,13 @@ async def quarantine(who: Admin, fleet: ServiceDep, node: str, device: Device, b
     "/v1/nodes/{node}/devices/{device}/quarantine", **describe("Bring a device back from quarantine", NodeView)
 )
 async def unquarantine(who: Admin, fleet: ServiceDep, node: str, device: Device) -> Response:
-    """The device may be used again, whatever put it into quarantine."""
+    """The device may be leased again, whatever the reason of its quarantine was."""
     return responses.json_response(await fleet.unquarantine_device(who, node, device))
 
 
 @router.delete("/v1/nodes/{node}", status_code=204, **describe("Forget a node that is gone", refuses=("node_in_use",)))
 async def forget(who: Admin, fleet: ServiceDep, node: str) -> Response:
-    """For a node that is down for good: what it held is given up, and its quarantine with it."""
+    """Removes a node that is down for good, with its leases and its quarantine."""
     await fleet.forget_node(who, node)
     return Response(status_code=204)
 

@@ -98,4 +98,4 @@ def _require_operator(who: Principal) -> None:
         Forbidden: `who` is of another tenant than the operator's.
     """
     if who.tenant != DEFAULT_TENANT:
-        raise Forbidden("only the operator handles nodes")
+        raise Forbidden("only operators may change nodes")

@@ -50,7 +50,7 @@ def check_origin(request: Request) -> None:
         return
     origin = request.headers.get("origin", "")
     if origin.partition("://")[2] != request.headers.get("host", ""):
-        raise Forbidden("a session is good for the pages of this service alone; send a token instead")
+        raise Forbidden("a session is valid only for the pages of this service; send a token instead")
 
 
 # All of them are `async`, though they wait for nothing: the framework calls any other dependency in a thread.

@@ -27,7 +27,7 @@ def choose_media_type(accept: str, offers: Sequence[str]) -> str:
     ranked = [(_rank_offer(offer, ranges), -place, offer) for place, offer in enumerate(offers)]
     (quality, *_), _, best = max(ranked)
     if quality <= 0:
-        raise NotAcceptable(f"this can be had as {', '.join(offers)}; the Accept header takes none of them")
+        raise NotAcceptable(f"this is available as {', '.join(offers)}; the Accept header accepts none of them")
     return best
 
 

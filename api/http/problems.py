@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 `application/problem+json`. The one table that knows which error is which HTTP status."""
+"""Errors as RFC 9457 `application/problem+json`, and the one table from error codes to HTTP statuses."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -20,7 +20,7 @@ RETRY_AFTER_SECONDS = 2
 
 
 class BadHost(ShardyardError):
-    """The Host header names something that this service does not answer to (DNS rebinding)."""
+    """The Host header has a name that this service does not answer to (protection against DNS rebinding)."""
 
     code = "bad_host"
 
@@ -32,7 +32,7 @@ class BodyTimeout(ShardyardError):
 
 
 class StreamEnded(Exception):
-    """A stream of events is asked for after its last event."""
+    """A client requested a stream of events after its last event."""
 
 
 class HeadersTooLarge(ShardyardError):
@@ -41,7 +41,7 @@ class HeadersTooLarge(ShardyardError):
     code = "headers_too_large"
 
 
-#: Error code -> status and title. A code that is missing here is a bug of ours, and shown as `internal_error`.
+#: Error code -> status and title. A code that is missing here is a bug, and shown as `internal_error`.
 PROBLEMS: dict[str, tuple[int, str]] = {
     "invalid_request": (422, "The request is not valid"),
     "invalid_spec": (422, "The job spec is not valid"),
@@ -58,7 +58,7 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "range_not_satisfiable": (416, "The range has none of the file's bytes"),
     "body_timeout": (408, "The body did not arrive in time"),
     "too_many_uploads": (429, "Too many uploads at the moment"),
-    "too_many_streams": (429, "Too many streams of events"),
+    "too_many_streams": (429, "Too many event streams"),
     "headers_too_large": (431, "Headers too large"),
     "unauthenticated": (401, "A valid token is needed"),
     "forbidden": (403, "The token lacks the scope"),
@@ -72,13 +72,13 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "node_in_use": (409, "The node is in use"),
     "bundle_quota": (409, "No room for the bundle"),
     "unreadable_spec": (409, "The job was stored by another version"),
-    "storage_mismatch": (503, "The storage directory is another one"),
-    "format_mismatch": (503, "The control Redis is that of another version"),
+    "storage_mismatch": (503, "The storage directory does not match"),
+    "format_mismatch": (503, "The control Redis belongs to another version"),
     "unavailable": (503, "Temporarily unavailable"),
     "internal_error": (500, "Internal error"),
 }
 
-#: What the framework raises by itself: statuses that have a code of their own.
+#: Statuses that the framework raises by itself, and their codes.
 _FRAMEWORK_CODES: dict[int, str] = {
     400: "bad_request",
     401: "unauthenticated",
@@ -109,9 +109,9 @@ class Problem(msgspec.Struct, omit_defaults=True):
 
 
 def problem_response(code: str, detail: str, path: str, fields: tuple[FieldError, ...] = ()) -> Response:
-    """The answer for an error code; an unknown one is answered as an internal error that says nothing."""
+    """The answer for an error code; an unknown code becomes an internal error without details."""
     if code not in PROBLEMS:
-        code, detail, fields = "internal_error", "something went wrong here; the service's log has more", ()
+        code, detail, fields = "internal_error", "an internal error occurred; the service's log has the details", ()
     status, title = PROBLEMS[code]
     problem = Problem(f"urn:shardyard:problem:{code}", title, status, detail, code, path, list(fields))
     return Response(msgspec.json.encode(problem), status, _STATUS_HEADERS.get(status), MEDIA_TYPE)
@@ -142,7 +142,7 @@ async def _handle_service_error(request: Request, error: Exception) -> Response:
 
 
 async def _handle_validation_error(request: Request, error: Exception) -> Response:
-    """FastAPI's own complaints, which concern the query and the path."""
+    """FastAPI's validation errors, which concern the query and the path."""
     assert isinstance(error, RequestValidationError)
     fields = validation.field_errors([{**detail, "loc": detail["loc"][1:]} for detail in error.errors()])
     return problem_response("invalid_request", "the request's parameters are not valid", request.url.path, fields)
@@ -153,7 +153,7 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
     code = _FRAMEWORK_CODES.get(error.status_code, "internal_error")
     details = {
         404: f"there is nothing at {request.url.path}",
-        405: f"{request.method} is not possible at {request.url.path}",
+        405: f"{request.method} is not allowed at {request.url.path}",
     }
     response = problem_response(code, details.get(error.status_code, str(error.detail)), request.url.path)
     response.headers.update(error.headers or {})
@@ -162,7 +162,7 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
 
 async def _handle_disconnect(request: Request, _error: Exception) -> Response:
     """The client disconnected while it sent its body: it cannot read this answer, and no error is logged."""
-    return problem_response("bad_request", "the connection ended before the body did", request.url.path)
+    return problem_response("bad_request", "the connection closed before the body was complete", request.url.path)
 
 
 async def _handle_stream_end(_request: Request, _error: Exception) -> Response:
@@ -172,7 +172,9 @@ async def _handle_stream_end(_request: Request, _error: Exception) -> Response:
 
 async def _handle_bug(request: Request, error: Exception) -> Response:
     log.error("request_failed", method=request.method, path=request.url.path, exc_info=error)
-    return problem_response("internal_error", "something went wrong here; the service's log has more", request.url.path)
+    return problem_response(
+        "internal_error", "an internal error occurred; the service's log has the details", request.url.path
+    )
 
 
 _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {

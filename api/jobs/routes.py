@@ -35,7 +35,7 @@ async def submit(who: Caller, jobs: ServiceDep, body: Body, key: IdempotencyKey)
 
 @router.post("/v1/plan", **describe("Plan the split of a job spec", Plan, also=(TEXT,), body=_SPEC))
 async def plan(body: Body, as_text: WantsText) -> Response:
-    """As JSON, or as text for people. Nothing is created, and no pool is asked whether it has the devices."""
+    """The predicted split, as JSON or as text. Nothing is created, and the pool's devices are not checked."""
     return (
         responses.text_response(plan_service.plan_job_text(body))
         if as_text
@@ -51,8 +51,8 @@ async def list_jobs(
     pool: Annotated[str, Query(max_length=63)] = "",
     label: Annotated[str, Query(max_length=320, description="key=value")] = "",
     name: Annotated[str, Query(max_length=200)] = "",
-    search: Annotated[str, Query(max_length=200, description="in the id, the name or a label")] = "",
-    archived: Annotated[bool, Query(description="jobs that ended long ago, instead of the others")] = False,
+    search: Annotated[str, Query(max_length=200, description="a part of the id, the name or a label")] = "",
+    archived: Annotated[bool, Query(description="list archived jobs instead of the others")] = False,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: str = "",
 ) -> Response:
@@ -64,7 +64,7 @@ async def list_jobs(
     "/v1/jobs/cancel", **describe("Cancel many jobs", CancelledJobs, body=json_body("CancelRequest", examples.CANCELS))
 )
 async def cancel_many(who: Caller, jobs: ServiceDep, body: Body) -> Response:
-    """Cancels every job that matches all fields of the body. Jobs that are submitted meanwhile are left alone."""
+    """Cancels every job that matches all fields of the body. Jobs that are submitted meanwhile are not affected."""
     return responses.json_response(await jobs.cancel_many(who, body))
 
 
@@ -75,10 +75,16 @@ async def show(
     jobs: ServiceDep,
     job: JobId,
     wait: Annotated[
-        float, Query(ge=0, le=MAX_WAIT_SECONDS, description="hold the answer until the status changes, so many seconds")
+        float,
+        Query(
+            ge=0,
+            le=MAX_WAIT_SECONDS,
+            description="hold the answer until the status changes, for at most this many seconds",
+        ),
     ] = 0,
 ) -> Response:
-    """With `wait` and If-None-Match, the answer is held only while the job is still as the client knows it."""
+    """With `wait` and If-None-Match, the answer waits only while the job has not changed since the client's last
+    answer."""
     if not wait:
         return responses.conditional_response(request, await jobs.read_tagged_status(who, job))
     changed = jobs.wait_for_status(who, job, wait, responses.known_versions(request))
@@ -97,7 +103,7 @@ async def show(
     ),
 )
 async def resubmit(who: Caller, jobs: ServiceDep, job: JobId, body: Body, key: IdempotencyKey) -> Response:
-    """A new job of the same spec, whose `parent_id` is this one. It takes no body."""
+    """Submits a new job with the same spec, and with this job as its `parent_id`. It takes no body."""
     return _submitted(await jobs.resubmit(who, job, body, key))
 
 

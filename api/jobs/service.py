@@ -152,7 +152,7 @@ class JobService:
     async def list_jobs(
         self, who: Principal, chosen: JobFilter, cursor: str, limit: int, *, archived: bool = False, search: str = ""
     ) -> JobList:
-        """A page, newest first, of the jobs in Redis or of archived ones; `cursor` is the `next` of the page before,
+        """A page, newest first, of the jobs in Redis or of archived ones; `cursor` is the `next` of the previous page,
         or empty. `search` is for jobs that have it in their id, their name or a label.
 
         Raises:

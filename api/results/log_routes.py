@@ -30,16 +30,17 @@ async def logs(
     device: Index = None,
     rank: Index = None,
     stream: StreamName | None = None,
-    after: Annotated[str, Query(description="`next` of the page before")] = "",
+    after: Annotated[str, Query(description="`next` of the previous page")] = "",
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     tail: Annotated[int | None, Query(ge=1, le=10_000)] = None,
     from_step: Step = None,
     to_step: Step = None,
-    from_line: Annotated[int | None, Query(ge=1, lt=2**63, description="number of the first line wanted")] = None,
-    search: Annotated[str, Query(max_length=200, description="text that a line must have; case does not matter")] = "",
+    from_line: Annotated[int | None, Query(ge=1, lt=2**63, description="number of the first line")] = None,
+    search: Annotated[str, Query(max_length=200, description="text to search for, in upper or lower case")] = "",
     attempt: Attempt = None,
 ) -> Response:
-    """Lines of all devices by time, or of one. As text, `Link` has the address of what follows."""
+    """Lines of all devices in order of time, or of one device. As text, the header `Link` has the address of the next
+    page."""
     query = LogQuery(device, rank, stream, from_step, to_step, limit, tail, from_line, search)
     page = await results.read_logs(who, job, attempt, after, query)
     if not as_text:
@@ -57,7 +58,9 @@ async def metrics(
     device: Annotated[int | None, Query(ge=-1, description="-1: the job as a whole")] = None,
     name: Annotated[str | None, Query(max_length=200)] = None,
     after: Annotated[int, Query(ge=0, description="number of the last point seen")] = 0,
-    points: Annotated[int | None, Query(ge=1, le=MAX_POINTS, description="down-sample to so many buckets")] = None,
+    points: Annotated[
+        int | None, Query(ge=1, le=MAX_POINTS, description="reduce each series to this many buckets")
+    ] = None,
     attempt: Attempt = None,
 ) -> Response:
     found = await results.read_metrics(who, job, attempt, device=device, name=name, after=after, points=points)
@@ -65,7 +68,7 @@ async def metrics(
 
 
 def _lines_as_text(page: LogPage, *, with_device: bool) -> str:
-    """Lines as they were printed; with several devices, each says which one it is of."""
+    """Lines as they were printed, with the device in front of each if there are several."""
     several = with_device and len({line.device for line in page.lines}) > 1
     return "".join(
         f"{f'[{line.device}] ' if several else ''}{line.text}{'' if line.continued else chr(10)}" for line in page.lines

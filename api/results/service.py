@@ -176,7 +176,9 @@ class ResultService:
         if position is not None and attempt not in (None, position.attempt):
             raise InvalidRequest(
                 "`after` and `attempt` disagree",
-                fields=(FieldError("attempt", f"the cursor is of attempt {position.attempt}; leave one of both out"),),
+                fields=(
+                    FieldError("attempt", f"the cursor is of attempt {position.attempt}; leave out one of the two"),
+                ),
             )
         number = attempt if position is None else position.attempt
         chosen = await self._choose_attempt(who, job, number)

@@ -1,4 +1,4 @@
-"""Routes of split reports: as JSON, as text for people, as a picture, or as a page that holds everything."""
+"""Routes of split reports: as JSON, as text, as a picture, or as a complete page."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ router = APIRouter(tags=["splits"])
 REPORT_MEDIA = (JSON, TEXT, HTML, SVG)
 DIFF_MEDIA = (JSON, TEXT, HTML)
 
-#: What a browser may do with a picture or a page: show it, as if it came from nowhere.
+#: A browser may only show a picture or a page, without the rights of this service's origin.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
 
 Attempt = Annotated[int | None, Query(ge=1)]
@@ -36,7 +36,7 @@ async def splits(
     job: JobId,
     attempt: Attempt = None,
     device: Annotated[int | None, Query(ge=0)] = None,
-    by: Annotated[By, Query(description="what a picture shows: rows, or what it cost")] = "rows",
+    by: Annotated[By, Query(description="what the cells of a picture show")] = "rows",
 ) -> Response:
     media = negotiation.choose_media_type(request.headers.get("accept", ""), REPORT_MEDIA)
     if media == JSON:

@@ -60,7 +60,7 @@ TOKENS: dict[str, dict[str, Any]] = {
     "a_token_that_may_only_look": {"name": "wall screen", "scopes": ["read"]},
 }
 
-#: What stands in a path or a query.
+#: Example values of parameters in paths, queries and headers.
 PARAMETERS: dict[str, str] = {
     "job": "01980000-0000-7000-8000-000000000001",
     "against": "01980000-0000-7000-8000-000000000002",

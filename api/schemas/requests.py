@@ -1,4 +1,4 @@
-"""Request bodies, checked."""
+"""Request bodies: their models, and the functions that check them."""
 
 from functools import lru_cache
 from typing import Annotated, TypeVar
@@ -16,15 +16,14 @@ MAX_TOKEN_SECONDS = 10 * 365 * 86_400
 MAX_DRAIN_SECONDS = 30 * 86_400
 #: Far more than any spec needs, and few enough that reading a hostile one takes a few hundredths of a second.
 MAX_SPEC_VALUES = 5_000
-#: Bodies that are not read again when they come again, by a client that tries again or from a loop, and how large they
-#: may be.
+#: How many parsed bodies are cached, for clients that send the same one again, and how large a cached body may be.
 KEPT_SPECS, MAX_KEPT_BYTES = 64, 8192
 
 Tenant = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 
 
 class NewTokenRequest(BaseModel):
-    """`tenant` is the caller's when it is left out; a token without `expires_in_seconds` does not expire."""
+    """A new token. `tenant` is by default the caller's; a token without `expires_in_seconds` does not expire."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,7 +34,7 @@ class NewTokenRequest(BaseModel):
 
 
 class SignInRequest(BaseModel):
-    """`token` is the text of a bearer token."""
+    """A sign-in; `token` is the text of a bearer token."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,29 +42,33 @@ class SignInRequest(BaseModel):
 
 
 class CancelRequest(BaseModel):
-    """Which jobs to cancel: those that match every field that is given, or, with `all`, all that have not ended."""
+    """Selects the jobs to cancel: those that match all given fields, or, with `all`, all that have not ended."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    state: JobState | None = Field(None, description="queued, starting or running; any of them when left out")
+    state: JobState | None = Field(None, description="queued, starting or running; by default any of them")
     pool: str | None = Field(None, min_length=1, max_length=63)
     label: str | None = Field(None, min_length=1, max_length=320, description="key=value")
     name: str | None = Field(None, min_length=1, max_length=200)
-    all: bool = Field(False, strict=True, description="needed when no other field is given")
+    all: bool = Field(False, strict=True, description="cancel all jobs that have not ended; only without other fields")
 
 
 class DrainRequest(BaseModel):
-    """How long what runs on the node may stay. Left out: until it ends by itself."""
+    """How long running attempts may stay on the node; without a deadline, until they end."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     deadline_seconds: float | None = Field(
-        None, ge=0, le=MAX_DRAIN_SECONDS, allow_inf_nan=False, description="then it moves to other nodes; 0: at once"
+        None,
+        ge=0,
+        le=MAX_DRAIN_SECONDS,
+        allow_inf_nan=False,
+        description="after this time, what still runs moves to other nodes; 0: at once",
     )
 
 
 class QuarantineRequest(BaseModel):
-    """`reason` is shown with the node."""
+    """Why the device is in quarantine; `reason` is shown with the node."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -77,7 +80,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse_spec(body: bytes) -> JobSpec:
-    """Others may have the same one: change nothing in it. Raises MalformedJson, InvalidSpec, NotSupported."""
+    """The spec of a body. It is cached and shared, so callers must not change it. Raises MalformedJson, InvalidSpec,
+    NotSupported."""
     return _parse_cached_spec(body) if len(body) <= MAX_KEPT_BYTES else _parse_spec(body)
 
 
@@ -102,7 +106,8 @@ def parse_new_token(body: bytes) -> NewTokenRequest:
 
 
 def parse_sign_in(body: bytes) -> str:
-    """Raises MalformedJson, InvalidRequest: without repeating what was given, which is a secret."""
+    """The token of a sign-in. Raises MalformedJson, InvalidRequest; the error does not repeat the token, which is a
+    secret."""
     try:
         return _parse_body(SignInRequest, body, "the sign-in is not valid").token.strip()
     except InvalidRequest as error:
@@ -115,7 +120,9 @@ def parse_cancel(body: bytes) -> JobFilter:
     chosen = (wanted.state, wanted.pool, wanted.label, wanted.name)
     if wanted.all == any(field is not None for field in chosen):
         problem = (
-            "give either `all` or other fields" if wanted.all else 'name jobs by a field, or send {"all": true} for all'
+            "give either `all` or other fields"
+            if wanted.all
+            else 'select jobs by a field, or send {"all": true} for all'
         )
         raise InvalidRequest("the cancel request is not valid", fields=(FieldError("all", problem),))
     if wanted.state in TERMINAL:
@@ -125,7 +132,7 @@ def parse_cancel(body: bytes) -> JobFilter:
 
 
 def parse_drain(body: bytes) -> DrainRequest:
-    """No body is an empty one. Raises MalformedJson, InvalidRequest."""
+    """A drain request; no body means no deadline. Raises MalformedJson, InvalidRequest."""
     return _parse_body(DrainRequest, body.strip() or b"{}", "the drain request is not valid")
 
 
@@ -135,17 +142,17 @@ def parse_quarantine(body: bytes) -> QuarantineRequest:
 
 
 def refuse_body(body: bytes) -> None:
-    """For what takes no body: one that a client sends all the same would be ignored without its noticing.
+    """Refuse a body where none is used: ignoring it silently would mislead the client.
 
     Raises:
         InvalidRequest: there is one, and not just an empty object.
     """
     if body.strip() not in (b"", b"{}"):
-        raise InvalidRequest("this takes no body", fields=(FieldError("(body)", "leave it out"),))
+        raise InvalidRequest("this request takes no body", fields=(FieldError("(body)", "leave it out"),))
 
 
 def parse_label(text: str) -> tuple[str, str] | None:
-    """Key and value of `key=value`; None of nothing. Raises InvalidRequest."""
+    """Key and value of `key=value`; None if the text is empty. Raises InvalidRequest."""
     if not text:
         return None
     key, equals, value = text.partition("=")

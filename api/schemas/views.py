@@ -1,4 +1,4 @@
-"""From the store's records to answers: pure functions, and the words in which a job says what it waits for."""
+"""Pure functions that turn the store's records into answers, with the messages of queued jobs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,11 +32,11 @@ DeviceLabels = Callable[[str, Sequence[int]], list[str]]
 REASON_MESSAGES: dict[StateReason, str] = {
     StateReason.STARTING: "devices are leased; the node is starting it",
     StateReason.RUNNING: "running",
-    StateReason.COMPLETED: "every rank ended well",
+    StateReason.COMPLETED: "every rank succeeded",
 }
 
 
-#: What every job has, and is linked to from its status.
+#: Resources of every job that its status links to.
 _LINKED = ("attempts", "splits", "logs", "metrics", "artifacts", "resubmit")
 
 
@@ -109,7 +109,7 @@ def _common_fields(job: JobRow, why: ReasonView, labels: DeviceLabels) -> dict[s
 
 
 def reason_view(job: JobRow, queue: QueueView | None) -> ReasonView:
-    """Why the job is where it is. `queue` is what it waits behind, where that is known."""
+    """Why the job is in its state. `queue` describes the queue that it waits in, if that is known."""
     if queue is None or job.reason is StateReason.BACKING_OFF:  # it is not in the queue yet, whatever is free there
         return ReasonView(str(job.reason), job.message or REASON_MESSAGES.get(job.reason, ""))
     code = StateReason.NO_LIVE_NODE if queue.live_nodes == 0 else StateReason.WAITING_FOR_DEVICES
@@ -235,7 +235,7 @@ def _quarantine_reason(record: NodeRecord, index: int, tenant: str) -> str | Non
     why = record.quarantine.get(index)
     if why is None:
         return None
-    return why.reason if tenant == DEFAULT_TENANT else "it is set apart; ask the operator"
+    return why.reason if tenant == DEFAULT_TENANT else "it is in quarantine; ask the operator"
 
 
 def _device_state(record: NodeRecord, index: int) -> str:

@@ -36,9 +36,9 @@ _NOT_BUILT = """<!DOCTYPE html>
 <meta charset="utf-8">
 <title>Shardyard</title>
 <h1>Shardyard runs, without its dashboard</h1>
-<p>It was installed where the dashboard could not be built: that takes npm, or access to PyPI for one.
-To build it, run <code>make web</code> in the repository, or install the package again, and start the service anew.</p>
-<p>Everything else is there: the command line (<code>shardyard list</code>), and <a href="docs">the API</a>.</p>
+<p>The dashboard was not built during the installation, because there was no npm, and no access to PyPI to get it.
+To build it, run <code>make web</code> in the repository, or install the package again. Then restart the service.</p>
+<p>Everything else works: the command line (<code>shardyard list</code>), and <a href="docs">the API</a>.</p>
 </html>
 """
 

@@ -19,13 +19,13 @@ router = APIRouter(tags=["system"])
 
 @router.get("/healthz", **describe("Is this process up?", content_of(JSON, {"type": "object"})))
 async def healthz() -> Response:
-    """This process answers. It says nothing about Redis or the workers."""
+    """200 if this process answers; it does not check Redis or workers."""
     return responses.json_response({"status": "ok"})
 
 
 @router.get("/readyz", **describe("Could a job start?", Readiness, statuses=(200, 503)))
 async def readyz(system: ServiceDep) -> Response:
-    """A job that is submitted now would be stored, and could start."""
+    """200 if a job that is submitted now would be stored and could start."""
     readiness = await system.check_readiness()
     if readiness.ready:
         return responses.json_response(readiness)
@@ -36,7 +36,7 @@ async def readyz(system: ServiceDep) -> Response:
     "/metrics", response_class=Response, **describe("Metrics for Prometheus", content_of(TEXT, {"type": "string"}))
 )
 async def metrics(request: Request, who: Caller, system: ServiceDep) -> Response:
-    """For Prometheus. Jobs are those of the token's tenant."""
+    """Metrics in the format of Prometheus, with the jobs of the token's tenant."""
     monitoring: ProcessMetrics = request.app.state.monitoring
     body = monitoring.render(await system.read_gauges(who))
     return Response(body, media_type=monitoring.media_type)

@@ -119,7 +119,7 @@ def decode_manifest(body: bytes) -> CheckpointManifest:
         raise DamagedCheckpoint(f"{MANIFEST} is of step {found.step}, epoch {found.epoch} and attempt {found.attempt}")
     for name, file in found.files.items():
         if name == MANIFEST or not _PLAIN.fullmatch(name) or file.bytes < 0 or not is_sha256(file.sha256):
-            raise DamagedCheckpoint(f"{MANIFEST} names {name!r}, which no file of a checkpoint is called")
+            raise DamagedCheckpoint(f"{MANIFEST} names {name!r}, which is not the name of a checkpoint file")
     return found
 
 
@@ -190,7 +190,7 @@ def verify_checkpoint(
     how many bytes were read, as they are.
 
     Raises:
-        Damaged: a file is missing, is no plain file, has another size or SHA-256, or is one too many.
+        Damaged: a file is missing, is not a regular file, has another size or SHA-256, or is one too many.
         OSError: the disk refuses.
     """
     try:
@@ -232,7 +232,7 @@ def _check_file(top: int, name: str, file: ManifestFile, read: Progress) -> None
 def _read_contents(top: int, name: str) -> bytes:
     with _open_plain_file(top, name) as fd:
         if os.fstat(fd).st_size > MAX_MANIFEST_BYTES:
-            raise DamagedCheckpoint(f"{name} is larger than any")
+            raise DamagedCheckpoint(f"{name} is too large for a manifest")
         return b"".join(_read_chunks(fd))
 
 
@@ -249,7 +249,7 @@ def _open_plain_file(top: int, name: str) -> Iterator[int]:
         raise
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise DamagedCheckpoint(f"{name} is no plain file")
+            raise DamagedCheckpoint(f"{name} is not a regular file")
         yield fd
     finally:
         os.close(fd)

@@ -41,13 +41,13 @@ def prove_storage(control: RedisStore, storage: Path) -> None:
     if created:
         (storage / NONCE_FILE).unlink()
     raise StorageMismatch(
-        f"{storage} is not the directory that the rest of the service keeps its files in; "
-        "mount that one here, and name it in SHARDYARD_STORAGE"
+        f"{storage} is not the storage directory of this service; "
+        "mount that directory here, and name it in SHARDYARD_STORAGE"
     )
 
 
 def check_storage(storage: Path) -> None:
-    """Look again whether a directory that was proven is still there: what was mounted may be so no longer.
+    """Check again that a proven directory is still mounted.
 
     Raises:
         StorageMismatch: it has lost its mark.
@@ -56,18 +56,20 @@ def check_storage(storage: Path) -> None:
     try:
         (storage / NONCE_FILE).stat()
     except FileNotFoundError:
-        raise StorageMismatch(f"{storage} is no longer what the service keeps its files in; is it mounted?") from None
+        raise StorageMismatch(
+            f"{storage} is no longer the storage directory of this service; check that it is mounted"
+        ) from None
 
 
 def _prove_user(storage: Path) -> None:
-    """Check that who marked the directory is who we are to it: files are kept so that no other user can read them."""
-    with tempfile.TemporaryFile(dir=storage) as draft:  # on a network file system, root may be somebody else
+    """Check that this process is the user that created the marker, since no other user can read the service's files."""
+    with tempfile.TemporaryFile(dir=storage) as draft:  # a network file system may map root to another user
         ours = os.fstat(draft.fileno()).st_uid
     theirs = (storage / NONCE_FILE).stat().st_uid
     if ours != theirs:
         raise StorageMismatch(
-            f"the service keeps its files in {storage} as user {theirs}, and this process would as user {ours}; "
-            "run the API and all nodes as one user"
+            f"the files in {storage} belong to user {theirs}, and this process runs as user {ours}; "
+            "run the API and all nodes as the same user"
         )
 
 

@@ -17,31 +17,33 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SHARDYARD_", frozen=True)
 
     redis_url: SecretStr | None = Field(
-        None, description="control Redis, the truth about jobs: redis://, rediss:// or unix://"
+        None, description="control Redis, which stores the jobs: redis://, rediss:// or unix://"
     )
     telemetry_url: SecretStr | None = Field(
-        None, description="telemetry Redis, for logs, metrics and reports; the control one when left out"
+        None, description="telemetry Redis, for logs, metrics and reports; by default the control Redis"
     )
     storage: Path = Field(
         Path("~/.local/share/shardyard/storage"),
-        description="directory that the API and all nodes see: logs, reports, artifacts, bundles",
+        description="directory that the API and all nodes share: logs, reports, artifacts, bundles",
     )
 
     data_root: Path | None = Field(
-        None, description="directory below which jobs may read data files (cifar10, npz, safetensors); none otherwise"
+        None, description="directory from which jobs may read data files (cifar10, npz, safetensors); without it, none"
     )
 
     host: str = Field("127.0.0.1", description="address that the API listens on")
-    port: int = Field(8000, ge=0, le=65535, description="port that the API listens on; 0 takes a free one")
-    allowed_hosts: str = Field("", description="further Host headers that the API answers to, comma-separated")
-    admin_token: SecretStr | None = Field(None, description="admin token to accept; made and kept in a file otherwise")
-    admin_token_file: Path | None = Field(None, description="file that keeps the admin token, mode 0600")
+    port: int = Field(8000, ge=0, le=65535, description="port that the API listens on; 0 selects a free one")
+    allowed_hosts: str = Field(
+        "", description="further names in the Host header that the API answers to, comma-separated"
+    )
+    admin_token: SecretStr | None = Field(
+        None, description="admin token to accept; without it, one is created and stored in a file"
+    )
+    admin_token_file: Path | None = Field(None, description="file with the admin token, mode 0600")
     max_body_bytes: int = Field(1_048_576, ge=1024, le=1 << 30, description="largest JSON body")
 
     max_bundle_bytes: int = Field(268_435_456, ge=1024, le=1 << 31, description="largest zip of a bundle")
-    max_bundles_bytes: int = Field(
-        21_474_836_480, ge=1024, description="what all bundles of one tenant may have together"
-    )
+    max_bundles_bytes: int = Field(21_474_836_480, ge=1024, description="largest total size of all bundles of a tenant")
     bundle_hours: float = Field(
         24, gt=0, le=87_600, description="how long a bundle that no job needs is kept after it was last used"
     )
@@ -77,25 +79,29 @@ class Settings(BaseSettings):
     run_as: str = Field(
         "",
         max_length=64,
-        description="account without rights that jobs run as, where the worker is root: name, uid:gid, or "
-        "first-last:gid, which gives each device one",
+        description="account without rights that jobs run as, if the worker is root: name, uid:gid, or "
+        "first-last:gid, which gives each device its own",
     )
     rank_processes: int = Field(
         4096, ge=64, le=4_194_304, description="processes and threads that such an account may have"
     )
 
-    lease_seconds: Seconds = Field(120, description="an attempt whose beat stands still this long is lost")
-    beat_seconds: Seconds = Field(5, description="how often a supervisor and a node beat")
-    node_seconds: Seconds = Field(30, description="a node whose beat stands still this long takes no new work")
-    reconcile_seconds: Seconds = Field(2, description="how often lost hints are re-sent and the queue looked at")
-    hold_seconds: float = Field(60, ge=0, description="a job that waited this long holds devices for itself")
+    lease_seconds: Seconds = Field(120, description="an attempt that sends no heartbeat for this long is lost")
+    beat_seconds: Seconds = Field(5, description="how often supervisors and nodes send heartbeats")
+    node_seconds: Seconds = Field(30, description="a node that sends no heartbeat for this long gets no new work")
+    reconcile_seconds: Seconds = Field(2, description="how often lost hints are sent again and the queue is checked")
+    hold_seconds: float = Field(60, ge=0, description="a job that has waited this long gets a node reserved for it")
     grace_seconds: Seconds = Field(3, description="time between SIGTERM and SIGKILL for a rank")
 
     checkpoint_seconds: Seconds = Field(
-        30, description="how long a stop waits until a job has saved its checkpoint, where it has any"
+        30, description="how long a stop waits for a job to save its checkpoint, if it saves any"
     )
 
-    log_level: str = Field("INFO", pattern=r"^(DEBUG|INFO|WARNING|ERROR)$", description="of the service's own log")
+    log_level: str = Field(
+        "INFO",
+        pattern=r"^(DEBUG|INFO|WARNING|ERROR)$",
+        description="level of the service's own log: DEBUG, INFO, WARNING or ERROR",
+    )
 
     def control_url(self) -> str:
         """URL of the control Redis.

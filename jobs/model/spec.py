@@ -1,8 +1,8 @@
-"""The training job spec: what a user POSTs, with every limit and cross-field rule.
+"""The training job spec that users POST, with every limit and cross-field rule.
 
-The models below are the schema; `parse` is the one way from bytes to a checked `JobSpec`. Names of
-recipes and their arguments are checked against the catalogue (`jobs.model.catalogue`), the fit to a pool
-by the submit script, and `package.module:attribute` references on the worker.
+The models below are the schema; `parse` is the only way from bytes to a checked `JobSpec`. The catalogue
+(`jobs.model.catalogue`) checks names of recipes and their arguments, `submit.lua` whether the job fits the pool, and
+the worker `package.module:attribute` references.
 """
 
 from collections.abc import Sized
@@ -32,7 +32,8 @@ DISTRIBUTED = frozenset({"ddp", "fsdp"})
 
 
 def _finite(args: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN and no infinity, but parsers take them (1e999 too), and storing would turn them into null."""
+    """Refuse NaN and infinity: JSON has neither, but parsers accept them (1e999 too), and storing would make them
+    null."""
     todo: list[Any] = [args]
     while todo:
         value = todo.pop()
@@ -41,7 +42,7 @@ def _finite(args: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(value, list):
             todo.extend(value)
         elif isinstance(value, float) and not isfinite(value):
-            raise ValueError(f"{value} is not a finite number; JSON cannot carry it, so name a finite one")
+            raise ValueError(f"{value} is not a finite number, which JSON requires")
     return args
 
 
@@ -82,7 +83,7 @@ class Strict(BaseModel):
 
 
 class Resources(Strict):
-    devices: int = Field(1, ge=1, le=MAX_DEVICES, strict=True, description="devices of one node, leased all or none")
+    devices: int = Field(1, ge=1, le=MAX_DEVICES, strict=True, description="devices of one node, leased all or nothing")
     nodes: int = Field(1, ge=1, strict=True, description="1 in this version")
 
 
@@ -121,23 +122,26 @@ class Evaluation(Strict):
 
 
 class Scheduler(Component):
-    every: Literal["epoch", "step"] = Field("epoch", description="when the learning rate moves on")
+    every: Literal["epoch", "step"] = Field("epoch", description="how often the learning rate changes")
 
 
 class Straggler(Strict):
-    """A device that is made slow on purpose, to see what the report says of it."""
+    """Makes one device slow on purpose, to see how the report shows it."""
 
     rank: int | None = Field(None, ge=0, strict=True, description="ddp: the rank that sleeps")
     device: int | None = Field(None, ge=0, strict=True, description="dp: logical index of the device that sleeps")
     where: Literal["input", "forward", "backward"]
-    milliseconds: float = Field(gt=0, le=60_000, strict=True, description="of sleep in each batch")
+    milliseconds: float = Field(gt=0, le=60_000, strict=True, description="duration of the sleep in each batch")
 
 
 class CheckpointPolicy(Strict):
-    """When the state of a training run is saved; one more is saved at its end, and when the service stops it."""
+    """How often the state of a training run is saved; it is also saved at the end, and when the service stops the
+    run."""
 
-    every_steps: int = Field(ge=1, le=10**12, strict=True, description="optimizer steps from one to the next")
-    keep: int = Field(2, ge=1, le=100, strict=True, description="newest ones that are kept")
+    every_steps: int = Field(
+        ge=1, le=10**12, strict=True, description="optimizer steps from one checkpoint to the next"
+    )
+    keep: int = Field(2, ge=1, le=100, strict=True, description="how many of the newest checkpoints are kept")
 
 
 class RecipeProgram(Strict):
@@ -146,13 +150,13 @@ class RecipeProgram(Strict):
     data: Data
     loss: Component | None = None
     optimizer: Component | None = None
-    scheduler: Scheduler | None = Field(None, description="moves the learning rate, every epoch or every step")
-    accumulate_steps: int = Field(1, ge=1, le=65_536, strict=True, description="batches of one optimizer step")
+    scheduler: Scheduler | None = Field(None, description="changes the learning rate, every epoch or every step")
+    accumulate_steps: int = Field(1, ge=1, le=65_536, strict=True, description="batches in one optimizer step")
     clip_grad_norm: float | None = Field(
         None, gt=0, le=1e12, strict=True, description="largest norm of all gradients together"
     )
     precision: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="what forward computes in (autocast); float16 on cuda only"
+        "float32", description="number format of the forward (autocast); float16 on cuda only"
     )
     straggler: Straggler | None = Field(None, description="dp, ddp: makes one device slow, for demos")
     epochs: int = Field(1, ge=1, le=1_000_000, strict=True)
@@ -161,25 +165,27 @@ class RecipeProgram(Strict):
     mode: Literal["train", "forward"] = "train"
     evaluate: Evaluation | None = None
     checkpoint: CheckpointPolicy | None = Field(
-        None, description="saves the run, so that a new attempt goes on from there"
+        None, description="saves the run, so that a new attempt resumes from there"
     )
     bundle: BundleId | None = Field(None, description="code that `package.module:attribute` references may name")
 
 
 class ScriptProgram(Strict):
-    """The user's own program, unchanged: run as `python entrypoint args` would, once per rank."""
+    """The user's own program, which runs unchanged, as under `python entrypoint args`, once for each rank."""
 
     kind: Literal["script"]
     bundle: BundleId
     entrypoint: str = Field(
         min_length=1,
         max_length=500,
-        description='a .py file ("src/train.py") or a module ("package.train") of the bundle, seen from `workdir`',
+        description='a .py file ("src/train.py") or a module ("package.train") of the bundle, relative to `workdir`',
     )
     workdir: str = Field(
         "", max_length=500, description="directory of the bundle that it starts in, as after `cd`; empty: its root"
     )
-    args: tuple[Argument, ...] = Field((), max_length=1000, description="{local_rank} in them becomes the local rank")
+    args: tuple[Argument, ...] = Field(
+        (), max_length=1000, description="arguments of the program; {local_rank} in them becomes the local rank"
+    )
     env: dict[VariableName, Argument] = Field(default_factory=dict, max_length=256)
     rehearse: bool = Field(False, strict=True, description="run on virtual devices as if they were GPUs")
     python: EnvironmentName | None = Field(None, description="a Python environment that the operator lists")
@@ -191,7 +197,7 @@ class ScriptProgram(Strict):
 
 
 def _kind(program: Any) -> str:
-    """Which of the two programs this is: recipes may leave `kind` out."""
+    """The kind of a program; recipes may leave it out."""
     kind = program.get("kind", "recipe") if isinstance(program, dict) else getattr(program, "kind", "recipe")
     return kind if isinstance(kind, str) else ""
 
@@ -213,7 +219,7 @@ class Limits(Strict):
         gt=0,
         le=31_536_000,
         strict=True,
-        description="of each attempt, from the first rank up to the last rank out",
+        description="longest time of each attempt, from the first rank that is up to the end of the last one",
     )
     max_retries: int = Field(0, ge=0, le=100, strict=True, description="new attempts after a failure of the program")
     stall_seconds: float | None = Field(
@@ -221,7 +227,7 @@ class Limits(Strict):
         gt=0,
         le=31_536_000,
         strict=True,
-        description="longest time without a step; left out: 20 times the run's own longest pause, and half an hour",
+        description="longest time without a step; by default 20 times the run's longest pause, at least half an hour",
     )
 
 
@@ -248,13 +254,13 @@ class JobSpec(Strict):
 
     @property
     def recipe(self) -> RecipeProgram:
-        """The program, where the caller knows that it is a recipe."""
+        """The program, if the caller knows that it is a recipe."""
         assert isinstance(self.program, RecipeProgram)
         return self.program
 
     @property
     def rehearsal(self) -> bool:
-        """Whether GPUs are only acted: a script's arithmetic then happens on the CPU."""
+        """Whether a script runs on virtual devices as if they were GPUs."""
         return isinstance(self.program, ScriptProgram) and self.program.rehearse
 
     @property
@@ -266,7 +272,7 @@ class JobSpec(Strict):
 
     @property
     def batch_size(self) -> int | None:
-        """Rows that one DataLoader yields; `None` for a script, which alone knows."""
+        """Rows that one DataLoader yields; `None` for a script, where the service does not know it."""
         return self.program.data.batch_size if isinstance(self.program, RecipeProgram) else None
 
     @property
@@ -278,12 +284,12 @@ class JobSpec(Strict):
 
     @cached_property
     def as_json(self) -> bytes:
-        """All of it, defaults too; what is not set is left out, so that a worker of an earlier version reads every spec
-        but those that ask for what it has not."""
+        """The spec with its defaults. Fields that are not set are left out, so that a worker of an earlier version can
+        read every spec that does not use newer fields."""
         return self.__pydantic_serializer__.to_json(self, exclude_none=True)
 
     def named(self) -> Self:
-        """The same spec with a name: the user's, else one made from what it runs."""
+        """The same spec with a name: the user's, or else one made from its model or entry point."""
         if self.name is not None:
             return self
         what = self.program.model.ref if isinstance(self.program, RecipeProgram) else _stem(self.program.entrypoint)
@@ -295,7 +301,7 @@ def _stem(entrypoint: str) -> str:
     return entrypoint.rpartition("/")[2].removesuffix(".py")
 
 
-#: Variables that torch or a library under it reads when it is imported: too late for a rank that is forked warm.
+#: Variables that torch or its libraries read when they are imported, which has happened already in a warm rank.
 _READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "NUMEXPR_", "TORCH", "PYTORCH_", "ATEN_", "DNNL_")
 
 
@@ -303,7 +309,7 @@ def is_read_at_import(variable: str) -> bool:
     return variable.startswith(_READ_AT_IMPORT)
 
 
-#: Variables that would undo what a rank is given: its devices, its place among the ranks, its interpreter.
+#: Variables that would change what the service sets for a rank: its devices, its number, its interpreter.
 _RESERVED = ("LD_", "PYTHON", "SHARDYARD_", "TORCHELASTIC_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _RESERVED_NAMES = frozenset(
     {"MASTER_ADDR", "MASTER_PORT", "PATH", "HOME", "TMPDIR", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
@@ -344,7 +350,7 @@ def _refuse_unsupported(spec: JobSpec) -> None:
     if spec.resources.nodes > 1:
         raise NotSupported(
             "a job runs on one node in this version",
-            fields=(FieldError("resources.nodes", f"{spec.resources.nodes} asked; only 1 is supported"),),
+            fields=(FieldError("resources.nodes", f"{spec.resources.nodes} requested; only 1 is supported"),),
         )
     recipe = spec.program if isinstance(spec.program, RecipeProgram) else None
     if spec.parallelism.strategy == "fsdp" and recipe is not None and recipe.precision == "float16":
@@ -361,7 +367,7 @@ def _refuse_unsupported(spec: JobSpec) -> None:
 
 
 def _cross_field_errors(spec: JobSpec) -> list[FieldError]:
-    """Rules that join fields. Each error says which field to change, and to what."""
+    """Errors of rules about several fields. Each says which field to change, and how."""
     how, devices = spec.parallelism, spec.resources.devices
     wrong: list[FieldError] = []
     is_recipe = isinstance(spec.program, RecipeProgram)
@@ -417,19 +423,19 @@ def _recipe_errors(spec: JobSpec, program: RecipeProgram) -> list[FieldError]:
     return wrong + _straggler_errors(spec, program)
 
 
-#: What a script decides by itself, so that the spec must not.
+#: Fields that a spec of a script must not set, because the script decides them.
 _NOT_FOR_SCRIPTS = ("dim", "output_device", "module", "functional", "placement", "backend")
 
 
 def _is_inside(path: str) -> bool:
-    """Whether a path, with "/" between its parts, cannot lead out of what it is relative to."""
+    """Whether a path, with "/" between its parts, stays inside the directory that it is relative to."""
     parts = path.split("/")
     return "\\" not in path and "\0" not in path and all(parts) and not {".", ".."} & {*parts}
 
 
 def _script_errors(how: Parallelism, program: ScriptProgram) -> list[FieldError]:
     wrong = [
-        FieldError(f"parallelism.{field}", "a script says this itself, where it wraps its model; leave it out")
+        FieldError(f"parallelism.{field}", "a script decides this itself, where it wraps its model; leave it out")
         for field in _NOT_FOR_SCRIPTS
         if getattr(how, field) != Parallelism.model_fields[field].get_default(call_default_factory=True)
     ]
@@ -444,7 +450,7 @@ def _script_errors(how: Parallelism, program: ScriptProgram) -> list[FieldError]
         message = 'a .py file of the bundle ("train.py"), or a module in it ("package.train")'
         wrong.append(FieldError("program.entrypoint", message))
     for name in filter(_is_reserved, program.env):
-        message = f"{name} decides what a rank is given, so only the service sets it; leave it out"
+        message = f"{name} is reserved, because the service sets it for each rank; leave it out"
         wrong.append(FieldError(f"program.env.{name}", message))
     return wrong
 
@@ -461,10 +467,10 @@ def _straggler_errors(spec: JobSpec, program: RecipeProgram) -> list[FieldError]
         return [FieldError("program.straggler", f'only for strategies "dp" and "ddp"; leave it out under "{strategy}"')]
     field, other = _SLOW_ONE[strategy]
     if getattr(straggler, other) is not None:
-        return [FieldError(f"program.straggler.{other}", f'strategy "{strategy}" takes {field} in its place')]
+        return [FieldError(f"program.straggler.{other}", f'not used under strategy "{strategy}"; set {field} instead')]
     slow, last = getattr(straggler, field), spec.resources.devices - 1
     if slow is None or slow > last:
-        return [FieldError(f"program.straggler.{field}", f"name which one is slow: 0 to {last}")]
+        return [FieldError(f"program.straggler.{field}", f"name the one to make slow: 0 to {last}")]
     if straggler.where == "backward" and program.mode == "forward":
         return [FieldError("program.straggler.where", 'there is no backward when program.mode is "forward"')]
     return []

@@ -135,11 +135,11 @@ class JobScheduler:
             lost = store.reap(
                 attempt,
                 StateReason.LEASE_EXPIRED,
-                f"no beat for {seconds}",
+                f"no heartbeat for {seconds}",
                 beat=beat,
                 backoff_seconds=backoff_seconds(),
                 node_beat=silent.get(node),
-                node_message=f"node {node} is lost: neither it nor the attempt gave a sign of life for {seconds}",
+                node_message=f"node {node} is lost: neither it nor the attempt sent a heartbeat for {seconds}",
             )
             if reason := self._store.run(lost):
                 log.warning(str(reason), attempt=str(attempt), node=node)

@@ -29,8 +29,8 @@ Rows = tuple[int, ...]
 Run = tuple[Rows, int]
 
 _NO_SHAPES: Final = "shapes are known once the model has run"
-_SCRIPT: Final = "what a script does with its data only its run can tell"
-_UNKNOWN_ROWS: Final = "the data set's size is known only where it is loaded; this is the split of one full step"
+_SCRIPT: Final = "how a script uses its data is known only when it runs"
+_UNKNOWN_ROWS: Final = "the size of the data set is known only when it is loaded; this is the split of one full step"
 
 
 class Prediction(msgspec.Struct, frozen=True):
@@ -171,7 +171,8 @@ def predict_splits(spec: JobSpec, train_rows: int | None, eval_rows: int | None 
 def rows_unplannable(spec: JobSpec) -> str | None:
     """Why the rows of a shard cannot be worked out for this spec; `None` when they can."""
     if spec.parallelism.strategy == "dp" and spec.parallelism.dim != 0:
-        return f"the batch is split along dimension {spec.parallelism.dim}, whose size only the data itself tells"
+        dim = spec.parallelism.dim
+        return f"the batch is split along dimension {dim}, whose size is known only when the data is loaded"
     if spec.parallelism.strategy == "single" and spec.resources.devices > 1:
         return "modules are placed on several devices, and each batch passes through them whole"
     return None

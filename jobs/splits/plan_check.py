@@ -99,7 +99,7 @@ def _how_far(planned: dict[str, list[Pattern]], observed: dict[str, list[Pattern
         known = all(pattern.steps is not None for pattern in patterns)
         of = f" of {_total_steps(patterns):,}" if known else ""
         parts.append(f"{_total_steps(observed.get(phase, [])):,}{of} {phase} steps")
-    return f"the run ended early, after {' and '.join(parts)}; steps that never came are not counted as differences"
+    return f"the run ended early, after {' and '.join(parts)}; missing steps are not counted as differences"
 
 
 def _total_steps(patterns: Sequence[Pattern]) -> int:

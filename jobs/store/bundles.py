@@ -43,7 +43,7 @@ def put_bundle(
         if status == "full":
             raise BundleQuota(
                 f"your bundles have {detail[0]} bytes, and with this one of {size} they would have more than {quota}; "
-                "delete finished jobs that you do not need, and their bundles go when they have rested"
+                "delete finished jobs that you do not need, a bundle that no job needs is removed after a while"
             )
         kept = detail[0] if detail else nonce
         return BundleUpload(kept == nonce, kept)  # so the repeat of a call whose reply was lost is no other answer

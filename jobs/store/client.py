@@ -170,7 +170,7 @@ def _translate(error: RedisError | TimeoutError) -> Exception:
     """`Unavailable` for what passes by itself; anything else is a bug here and stays what it is."""
     refused = isinstance(error, _REFUSALS) or str(error).startswith(_REFUSING_WORDS)
     if refused and isinstance(error, ResponseError | BusyLoadingError):
-        return Unavailable(f"the control Redis refuses to serve for now ({error}); try again")
+        return Unavailable(f"the control Redis refuses requests for now ({error}); try again")
     if isinstance(error, RedisConnectionError | RedisTimeoutError | TimeoutError):
         return Unavailable("the control Redis does not answer; it is not known whether the call took effect, try again")
     return error

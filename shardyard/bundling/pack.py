@@ -186,7 +186,7 @@ class _DirectoryWalk:
         self._walk_directory(self._root, "", "ruled", _rules_above(self._root), (self._root,))
         if self._problems:
             raise InvalidRequest(
-                "the directory cannot be packed as it is; mend this, or leave it out with --exclude",
+                "the directory cannot be packed as it is; fix this, or leave it out with --exclude",
                 fields=tuple(self._problems[:MAX_PROBLEMS]),
             )
         _check_size(self.chosen, self._limits)
@@ -333,7 +333,7 @@ def _why_not_followed(link: str, way: tuple[str, ...]) -> str:
     """Why a link cannot be followed; empty when it can. `way[0]` is the root."""
     real = os.path.realpath(link)
     if not os.path.exists(real):
-        return "a link that leads nowhere"
+        return "a broken link"
     if os.path.commonpath((way[0], real)) != way[0]:
         return f"a link out of the directory, to {escape_path(real)}"
     if real in way:

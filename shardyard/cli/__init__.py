@@ -37,7 +37,7 @@ EXAMPLES = "\n\n".join(
         "[bold]Examples[/]",
         "shardyard up --devices cpu:4            all of it, on four virtual devices",
         "shardyard plan job.json                 the split, before anything runs",
-        "shardyard submit job.json --watch       run it, and stay until it ends",
+        "shardyard submit job.json --watch       run it, and follow it until it ends",
         "shardyard submit --script train.py -- --epochs 3    a script of your own, unchanged",
         "shardyard splits JOB --against OTHER    two reports side by side",
         "shardyard logs JOB -f --device 1        one device's lines as they come",

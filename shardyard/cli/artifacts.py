@@ -30,7 +30,9 @@ def artifacts_command(
     get: Annotated[str | None, typer.Option(metavar="PATH", help="Download this file.", show_default=False)] = None,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="FILE|-", help="Where to; its own name by default.", show_default=False),
+        typer.Option(
+            "--output", "-o", metavar="FILE|-", help="File to write; by default its own name.", show_default=False
+        ),
     ] = None,
     attempt: Annotated[int | None, typer.Option(help="Default: the newest.", show_default=False)] = None,
     url: Url = None,
@@ -59,7 +61,7 @@ def _print_artifacts(found: "ArtifactList") -> None:
         listing.add_row(path, formatting.byte_count(one.bytes), formatting.local_time(one.modified_at))
     make_console().print(listing if found.artifacts else "no files")
     if found.truncated:
-        make_console().print("there are more than one list shows")
+        make_console().print("there are more files than one list shows")
 
 
 def _save_download(parts: Iterator[bytes], output: str) -> None:

@@ -35,7 +35,7 @@ def attempts_command(job: JobId, url: Url = None, token: Token = None, as_json: 
         ended = attempt.reason.code if attempt.reason is not None else attempt.state
         begins = f"step {attempt.resumed_from.step}" if attempt.resumed_from is not None else "-"
         listing.add_row(str(attempt.attempt), where or "-", begins, started, took, ended, _error_text(attempt))
-    return make_console().print(listing if found else "no attempts yet: it has not been given any devices")
+    return make_console().print(listing if found else "no attempts yet: the job has not got any devices")
 
 
 def _error_text(attempt: "AttemptView") -> str:

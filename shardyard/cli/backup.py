@@ -14,7 +14,7 @@ RedisUrl = Annotated[
     str | None,
     typer.Option(
         envvar="SHARDYARD_REDIS_URL",
-        help="The control Redis of a service with one of its own; that of --data-dir otherwise.",
+        help="URL of the control Redis of a service with its own Redis server; without it, the one of --data-dir.",
         show_default=False,
     ),
 ]
@@ -29,7 +29,7 @@ Storage = Annotated[
 
 
 def backup_command(
-    destination: Annotated[Path, typer.Argument(metavar="DEST", help="A directory that is empty, or not there yet.")],
+    destination: Annotated[Path, typer.Argument(metavar="DEST", help="An empty directory, or a new one.")],
     data_dir: DataDir = None,
     redis_url: RedisUrl = None,
     storage: Storage = None,
@@ -51,7 +51,7 @@ def backup_command(
 
 
 def restore_command(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="What `shardyard backup` made.")],
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="A back-up that `shardyard backup` made.")],
     data_dir: DataDir = None,
     redis_url: RedisUrl = None,
     storage: Storage = None,

@@ -49,7 +49,9 @@ def list_jobs(
         bool, typer.Option("--archived", help="Jobs that ended long ago, instead of the others.")
     ] = False,
     limit: Annotated[int, typer.Option(min=1, max=200, help="How many, newest first.")] = 20,
-    cursor: Annotated[str | None, typer.Option(help="Go on where an earlier list ended.", show_default=False)] = None,
+    cursor: Annotated[
+        str | None, typer.Option(help="Continue where an earlier list ended.", show_default=False)
+    ] = None,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
@@ -162,7 +164,7 @@ def cancel_command(
         cancelled, cancelling = client.cancel_jobs(**(chosen or {"all": True}))
     if as_json:
         return print_json({"cancelled": cancelled, "cancelling": cancelling, "complete": True})
-    return print(f"{formatting.count_noun(cancelled, 'job')} cancelled, {cancelling} more told to end")
+    return print(f"{formatting.count_noun(cancelled, 'job')} cancelled, {cancelling} more are being ended")
 
 
 def delete_command(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def logs_command(
     job: JobId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until the job ends.")] = False,
     device: Annotated[int | None, typer.Option(help="Only this device of the lease.", show_default=False)] = None,
     stream: Annotated[
         str | None, typer.Option(help="Only stdout, stderr, shard or service.", show_default=False)

@@ -75,7 +75,7 @@ def drain_command(
             show_default=False,
         ),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Stay until nothing runs there any more.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until nothing runs on the node any more.")] = False,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
@@ -104,7 +104,7 @@ def drain_command(
             time.sleep(WAIT_SECONDS)
             found = next((other for other in client.nodes() if other.id == node), found)
             if not found.draining:
-                raise Conflict(f"node {node} takes work again: somebody has undrained it")
+                raise Conflict(f"node {node} takes work again: its drain was cancelled")
         if as_json:
             return print_json(
                 next(other for other in client.json(endpoints.list_nodes())["nodes"] if other["id"] == node)
@@ -126,7 +126,7 @@ def undrain_command(node: NodeId, url: Url = None, token: Token = None, as_json:
 def quarantine_command(
     node: NodeId,
     device: DeviceName,
-    reason: Annotated[str, typer.Option(help="Shown to whoever looks at the node.", show_default=False)],
+    reason: Annotated[str, typer.Option(help="The reason, shown with the node.", show_default=False)],
     url: Url = None,
     token: Token = None,
 ) -> None:
@@ -194,7 +194,7 @@ def _parse_seconds(given: str) -> float:
     """Raises InvalidRequest: it is no time."""
     match = _TIME.fullmatch(given.strip())
     if match is None:
-        raise InvalidRequest(f"--deadline {given!r} is no time; write seconds, or 90s, 10m, 2h, 1d")
+        raise InvalidRequest(f"--deadline {given!r} is not a time; write seconds, or 90s, 10m, 2h, 1d")
     return float(match[1]) * _UNITS[match[2]]
 
 

@@ -206,7 +206,7 @@ def _pack_selection(chosen: FileSelection, notes: Console) -> Iterator[tuple[Buf
                 bundle = pack.write_bundle(chosen, file, advanced)
         except OSError as error:
             where = tempfile.gettempdir()
-            raise InvalidRequest(f"no zip in {where}: {error.strerror}; TMPDIR names another place") from error
+            raise InvalidRequest(f"no zip in {where}: {error.strerror}; set TMPDIR to another directory") from error
         yield file, bundle
 
 

@@ -21,12 +21,12 @@ Devices = Annotated[
 ]
 Pool = Annotated[str, typer.Option(envvar="SHARDYARD_POOL", help="Pool that the devices belong to.")]
 Host = Annotated[str, typer.Option(envvar="SHARDYARD_HOST", help="Address that the API listens on.")]
-Port = Annotated[int, typer.Option(envvar="SHARDYARD_PORT", min=0, max=65535, help="0 takes a free one.")]
+Port = Annotated[int, typer.Option(envvar="SHARDYARD_PORT", min=0, max=65535, help="0 selects a free one.")]
 DataDir = Annotated[
     Path | None,
     typer.Option(
         envvar="SHARDYARD_DATA_DIR",
-        help="Everything that the service keeps.",
+        help="Directory for all data of the service.",
         show_default="~/.local/share/shardyard",
     ),
 ]
@@ -34,7 +34,7 @@ RedisUrl = Annotated[
     str | None,
     typer.Option(
         envvar="SHARDYARD_REDIS_URL",
-        help="A control Redis of your own, in the place of the built-in one.",
+        help="URL of your own control Redis, instead of the built-in one.",
         show_default=False,
     ),
 ]

@@ -38,7 +38,7 @@ EXAMPLES = "\n\n".join(
         "shardyard submit --script train.py --strategy ddp --devices 3    torchrun",
         "shardyard submit --script train.py --strategy dp --devices 3 --rehearse",
         "shardyard submit --script train.py --exclude '*.bin' --dry-run",
-        "All behind -- goes to the script. What .gitignore names is not sent.",
+        "Everything after -- goes to the script. Files that .gitignore names are not sent.",
     )
 )
 
@@ -98,7 +98,9 @@ Priority = Annotated[int, typer.Option(min=-100, max=100, help="Higher goes firs
 Env = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="KEY[=VALUE]", help="A variable for the script; KEY alone: its value here.", rich_help_panel=PANEL
+        metavar="KEY[=VALUE]",
+        help="An environment variable for the script; KEY alone takes its value from your shell.",
+        rich_help_panel=PANEL,
     ),
 ]
 PythonName = Annotated[
@@ -116,9 +118,13 @@ Rehearse = Annotated[
 ]
 WallSeconds = Annotated[
     float | None,
-    typer.Option(min=0.001, help="End the job after so long.", rich_help_panel=PANEL, show_default="one day"),
+    typer.Option(
+        min=0.001, help="End each attempt after this many seconds.", rich_help_panel=PANEL, show_default="one day"
+    ),
 ]
-MaxRetries = Annotated[int, typer.Option(min=0, max=100, help="More attempts after a failure.", rich_help_panel=PANEL)]
+MaxRetries = Annotated[
+    int, typer.Option(min=0, max=100, help="New attempts after a failure of the script.", rich_help_panel=PANEL)
+]
 DryRun = Annotated[
     bool,
     typer.Option("--dry-run", "-n", help="Show what would be sent, and send nothing.", rich_help_panel=PANEL),
@@ -128,7 +134,7 @@ Watch = Annotated[
     typer.Option(
         "--watch/--no-watch",
         "-w/-W",
-        help="Stay and show progress until the job ends.",
+        help="Follow the job and show its progress until it ends.",
         show_default="watch a script, do not watch a spec",
     ),
 ]
@@ -207,7 +213,7 @@ class SubmitCommand(TyperCommand):
             # By its name: typer brings a click of its own, or uses the installed one.
             is_script = any(word.startswith(("--script", "--module")) for word in typed)
             if type(error).__name__ == "NoSuchOption" and is_script:
-                error.message += "; arguments of the script go behind --, as in: -- --epochs 3"  # type: ignore[attr-defined]
+                error.message += "; arguments of the script go after --, as in: -- --epochs 3"  # type: ignore[attr-defined]
             raise
 
 

@@ -8,7 +8,7 @@ from shardyard import formatting
 from shardyard.cli.common import AsJson, Token, Url, connect_client, make_console, make_table, print_json
 from shardyard.contract.errors import Unavailable
 
-app = typer.Typer(help="Tokens that let people and programs in.", no_args_is_help=True)
+app = typer.Typer(help="Tokens for people and programs.", no_args_is_help=True)
 
 
 @app.command("create")

@@ -107,7 +107,7 @@ class AwaitedJobHandle(JobHandle):
         """
         if not isinstance(self._known, JobStatus):
             raise RuntimeError(  # noqa: TRY004  (it is not what the caller gave)
-                f"job {self.id} came from a list, which says less: await job.refresh() first"
+                f"job {self.id} came from a list, which has fewer fields: await job.refresh() first"
             )
         return self._known
 

@@ -89,7 +89,7 @@ def pack_program(
     except OSError as error:
         file.close()
         where = tempfile.gettempdir()
-        raise InvalidRequest(f"no zip in {where}: {error.strerror}; TMPDIR names another place") from error
+        raise InvalidRequest(f"no zip in {where}: {error.strerror}; set TMPDIR to another directory") from error
     except BaseException:
         file.close()
         raise

@@ -1,4 +1,4 @@
-"""The events of a stream: their names, and the shapes of their `data`. What reads streams relies on both.
+"""The events of a stream: their names, and the shapes of their `data`, on which clients rely.
 
 `GET /v1/jobs/{id}/events` has all but `Fleet` and `Gone`; `GET /v1/events` has `job` (a job as in lists), `Gone`,
 `Fleet` and `Resync`. Fields are only ever added.
@@ -30,7 +30,8 @@ class EventName(StrEnum):
 
 
 class State(msgspec.Struct):
-    """The first event of a stream, and then one for each change. Of changes in quick succession the last is told."""
+    """The first event of a stream, and then one for each change. Of changes in quick succession only the last is
+    sent."""
 
     job_id: str
     state: str
@@ -40,7 +41,7 @@ class State(msgspec.Struct):
 
 
 class ReportChanged(msgspec.Struct):
-    """The split report is another than before; `etag` stands for its content. At most one in a second."""
+    """The split report has changed; `etag` identifies its content. At most one is sent in a second."""
 
     attempt: int
     etag: str
@@ -60,9 +61,8 @@ class Finding(msgspec.Struct):
 
 
 class Metric(msgspec.Struct):
-    """Points of one series, in order: [step, value, at]; a value that is no finite number is None. `first` is the
-    number of the first of them in the series (`GET /v1/jobs/{id}/metrics` counts alike), `device` -1 for the job as a
-    whole."""
+    """Points of one series, in order: [step, value, at]; a value that is not finite is None. `first` is the number of
+    the first of them in the series, as in `GET /v1/jobs/{id}/metrics`. `device` is -1 for the job as a whole."""
 
     attempt: int
     device: int
@@ -92,7 +92,7 @@ class LostLines(Answer, frozen=True, rename={"first": "from", "last": "to"}):
 
 
 class Log(msgspec.Struct):
-    """Lines of one device, in order and without a gap to the event before, but for those that `dropped` names."""
+    """Lines of one device, in order, without a gap after the last such event except for lines that `dropped` names."""
 
     attempt: int
     device: int
@@ -101,16 +101,16 @@ class Log(msgspec.Struct):
 
 
 class Notice(msgspec.Struct):
-    """Something about the stream itself: `live_data_away` and `live_data_back` for the telemetry Redis, without which
-    progress and reports stand still, and lines come from files."""
+    """A notice about the stream itself: `live_data_away` and `live_data_back`. While the telemetry Redis is away,
+    progress and reports do not change, and lines come from files."""
 
     code: str
     message: str
 
 
 class Resync(msgspec.Struct):
-    """Events are missing here: `too_slow`, or `unknown_id` for a Last-Event-ID that leads nowhere. Fetch the state
-    anew. `logs_after` is for `GET /v1/jobs/{id}/logs?after=`, which has the lines that are missing."""
+    """Events are missing here: `too_slow`, or `unknown_id` for a Last-Event-ID that is not known. Fetch the state
+    again. `logs_after` is for `GET /v1/jobs/{id}/logs?after=`, which has the missing lines."""
 
     reason: str
     message: str
@@ -118,7 +118,7 @@ class Resync(msgspec.Struct):
 
 
 class End(msgspec.Struct):
-    """The last event: nothing more will come. `state` is `deleted` for a job that is gone."""
+    """The last event of a stream. `state` is `deleted` if the job was deleted."""
 
     job_id: str
     state: str
@@ -132,7 +132,7 @@ class Gone(msgspec.Struct):
 
 
 class Fleet(msgspec.Struct):
-    """Nodes, or who holds their devices, are other than before. The first event, and then one for each change."""
+    """Nodes, or the leases of their devices, have changed. Sent first, and then for each change."""
 
     etag: str
 
@@ -141,6 +141,6 @@ _SEPARATORS = str.maketrans({"\u2028": "\\u2028", "\u2029": "\\u2029", "\x85": "
 
 
 def data(value: Any) -> str:
-    """The `data` of an event, JSON on one line, also for readers that take more than CR and LF for a line's end."""
+    """The `data` of an event: JSON on one line, also for readers that accept other line ends than CR and LF."""
     text = msgspec.json.encode(value).decode()
     return text if text.isascii() else text.translate(_SEPARATORS)

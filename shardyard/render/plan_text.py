@@ -32,7 +32,7 @@ def render_plan(plan: Plan, job: PlannedJob, width: int = 100) -> str:
         if not plan.patterns and job.predictable:
             yield "there is no batch at all"
         elif not plan.patterns:
-            yield "not known before it runs: the report of the run will show who got what"
+            yield "not known before it runs: the report of the run will show what each device got"
 
     sections = (
         ("Splits of one epoch: rows of each device", splits),

@@ -239,7 +239,7 @@ def _copy_file(source: Path, target: Path) -> BackedUpFile:
     with open(descriptor, "rb") as reader:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise FileNotFoundError(f"{source} is no regular file")
+            raise FileNotFoundError(f"{source} is not a regular file")
         digest, left = hashlib.sha256(), status.st_size
         with open(target, "xb", opener=lambda name, flags: os.open(name, flags, status.st_mode & 0o777)) as writer:
             while left and (part := reader.read(min(left, CHUNK))):
@@ -273,14 +273,16 @@ def read_manifest(source: Path) -> BackupManifest:
     try:
         found = msgspec.json.decode((source / MANIFEST).read_bytes(), type=BackupManifest)
     except FileNotFoundError:
-        raise BackupError(f"{source} is no back-up, or one that was not finished: it has no {MANIFEST}") from None
+        raise BackupError(f"{source} is not a complete back-up: it has no {MANIFEST}") from None
     except (OSError, msgspec.MsgspecError) as error:
         raise BackupError(f"{source / MANIFEST} cannot be read: {error}") from error
     if found.format != FORMAT:
         raise BackupError(f"{source} has format {found.format}, and this version knows {FORMAT}; install a newer one")
     outside = [path for path in found.files if not _is_within(PurePosixPath(path))]
     if outside or CONTROL not in found.files:
-        raise BackupError(f"{source / MANIFEST} is none of ours" + (f": it names {outside[0]!r}" if outside else ""))
+        raise BackupError(
+            f"{source / MANIFEST} is not the manifest of a back-up" + (f": it names {outside[0]!r}" if outside else "")
+        )
     return found
 
 
@@ -336,9 +338,9 @@ def _unpack_files(source: Path, made: BackupManifest, part: Path) -> None:
         try:
             copied = _copy_file(source / name, part / name)
         except FileNotFoundError:
-            raise BackupError(f"the back-up is not whole: {name} is missing") from None
+            raise BackupError(f"the back-up is not complete: {name} is missing") from None
         if copied != file:
-            raise BackupError(f"the back-up is damaged: {name} is not what was kept (its SHA-256 is another)")
+            raise BackupError(f"the back-up is damaged: {name} is not what was saved (its SHA-256 is another)")
     (part / STORAGE).mkdir(parents=True, exist_ok=True)
     os.sync()
 
@@ -407,4 +409,4 @@ def _disk_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise BackupError(f"the disk refuses: {error}") from error
+        raise BackupError(f"cannot write to the disk: {error}") from error

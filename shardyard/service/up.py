@@ -133,7 +133,7 @@ class _ServiceRun:
             name = self._started.pop()
             self._processes.stop(name)
             self._print_line(f"  {name} ended")
-        self._print_line(f"stopped after {time.monotonic() - begun:.1f} s; `shardyard up` goes on from here")
+        self._print_line(f"stopped after {time.monotonic() - begun:.1f} s; `shardyard up` continues from here")
 
     # -- parts of a start --------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ STATUS: dict[str, Any] = {
     "error": None,
     "spec": {},
 }  # fmt: skip
-ENDED = {"state": "succeeded", "reason": {"code": "completed", "message": "every rank ended well"}}
+ENDED = {"state": "succeeded", "reason": {"code": "completed", "message": "every rank succeeded"}}
 DONE = (
     STATUS
     | ENDED

@@ -39,10 +39,10 @@ class DeviceChecker:
         it: whatever computes there has no business to."""
         before = self._stuck.get(device.index)
         if before is not None and before.poll() is None:
-            return f"process {before.pid}, which was to compute on it, does not die"
+            return f"process {before.pid}, which tests it, cannot be killed"
         self._stuck.pop(device.index, None)
         if users := processes_on_gpu(device.id) if device.kind == "cuda" else []:
-            return f"in use by process {', '.join(map(str, users[:5]))}, which no lease explains"
+            return f"in use by process {', '.join(map(str, users[:5]))}, which belongs to no lease"
         with tempfile.TemporaryFile() as said:
             process = _start_test(device, said)
             try:

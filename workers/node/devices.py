@@ -26,7 +26,7 @@ def discover_devices(wanted: str) -> tuple[DeviceRecord, ...]:
     if match := _VIRTUAL.fullmatch(wanted):
         count = int(match[1])
         if not 1 <= count <= MAX_VIRTUAL_DEVICES:
-            raise ValueError(f"{wanted!r}: between 1 and {MAX_VIRTUAL_DEVICES} virtual devices, please")
+            raise ValueError(f"{wanted!r}: between 1 and {MAX_VIRTUAL_DEVICES} virtual devices are possible")
         return _virtual_devices(count)
     if match := _GPUS.fullmatch(wanted):
         return _choose_gpus(_read_gpus(), _parse_ordinals(match[1]), wanted)

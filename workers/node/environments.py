@@ -46,7 +46,7 @@ def _find_fault(python: Path) -> str:
         answer = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHECK_SECONDS, cwd="/")
         facts = json.loads(answer.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        return f"is not a Python that runs: {error}"
+        return f"is not a working Python: {error}"
     if tuple(facts["version"]) < OLDEST:
         return (
             f"is Python {facts['version'][0]}.{facts['version'][1]}; {OLDEST[0]}.{OLDEST[1]} is the oldest that works"

@@ -220,7 +220,7 @@ def _run_trial(account: RankAccount, trial: AccountTrial, cwd: Path) -> list[str
         try:
             ready = select.select([process.stdout], [], [], SECONDS)[0]
             said = process.stdout.readline() if ready else b""
-            return [*json.loads(said or '["it did not end its trial"]'), *_out_of_reach(process)]
+            return [*json.loads(said or '["it did not finish the self-test"]'), *_out_of_reach(process)]
         finally:
             with contextlib.suppress(PermissionError):
                 process.kill()

@@ -95,7 +95,7 @@ def _check_processes(worker: int) -> Iterator[str]:
             yield f"it can read the worker's /proc/PID/{secret}"
     with suppress(OSError):
         os.listdir(f"/proc/{worker}/fd")
-        yield "it can see what the worker has open"
+        yield "it can see the worker's open files"
     with suppress(OSError):
         os.kill(worker, 0)
         yield "it can send signals to the worker"

@@ -83,7 +83,7 @@ def choose_accounts(run_as: str, devices: Sequence[DeviceRecord]) -> NodeAccount
 def warn_of_access(accounts: NodeAccounts | None, devices: int) -> None:
     """Tell the operator what users' code can reach, where that is more than it must be."""
     if accounts is None and os.geteuid() == 0:
-        log.warning("jobs_run_as_root", advice="whoever may submit jobs is root here; set SHARDYARD_RUN_AS")
+        log.warning("jobs_run_as_root", advice="everyone who may submit jobs is root here; set SHARDYARD_RUN_AS")
     elif accounts is not None and accounts.is_shared and devices > 1:
         log.warning("jobs_share_an_account", advice="set SHARDYARD_RUN_AS to first-last:gid, to keep them apart")
 

@@ -134,7 +134,7 @@ class AttemptRun:
         publisher.seal()
         if not why or not completed:
             return outcome
-        message = f"every rank ended well, but the storage directory refused the report: {why}"
+        message = f"every rank succeeded, but the storage directory refused the report: {why}"
         return AttemptOutcome(StateReason.STORAGE_FAILED, message, result=outcome.result)
 
 

@@ -202,7 +202,7 @@ class DescendantServer:
         """Raises ValueError where this record may not come now."""
         if child.rank is None:
             if not isinstance(record, Hello):
-                raise ValueError(f"its first word was {_record_name(record)}, not Hello")
+                raise ValueError(f"its first record was {_record_name(record)}, not Hello")
             child.rank = self._rank_of(child, record)
             return
         if isinstance(record, _RANK_ONLY_RECORDS):
@@ -218,7 +218,7 @@ class DescendantServer:
         log.warning("child_cut_off", pid=child.pid, why=why)
         rank = child.rank if child.rank is not None else child.found or 0
         self._record_note(
-            rank, child.source, f"the records of process {child.pid} were not taken any further: {why[:200]}"
+            rank, child.source, f"the records of process {child.pid} were not accepted any more: {why[:200]}"
         )
         self._close_connection(child)
 

@@ -99,7 +99,7 @@ def _no_nccl(_: re.Match[str], facts: FailureContext) -> str:
         return "The PyTorch of this environment was built without NCCL: the operator must install one that has it."
     return (
         'The script names the backend "nccl", which needs GPUs, and this node has none: '
-        f"{REHEARSE_OR_MOVE} (a rehearsal takes gloo instead)."
+        f"{REHEARSE_OR_MOVE} (a rehearsal uses gloo instead)."
     )
 
 
@@ -331,14 +331,14 @@ def _local_rank_wanted(found: re.Match[str], facts: FailureContext) -> str:
 
 
 REFUSED_ARGUMENTS = (
-    "The script refused its arguments: program.args (what follows -- on the command line) are handed on as they are, "
+    "The script refused its arguments: program.args (what follows -- on the command line) are passed on unchanged, "
     "one string each."
 )
 
 # -- terminals, keyboards and displays -------------------------------------------------------------
 
 NO_TERMINAL = "The script asks for the size of a terminal, and a job has none: let it fall back to a fixed width (80)."
-NO_KEYBOARD = "The script waits for somebody to type, and a job has no keyboard: pass the answer in program.args."
+NO_KEYBOARD = "The script waits for input from a keyboard, and a job has none: pass the answer in program.args."
 NO_DISPLAY = "The script opens a window, and a job has no display: for matplotlib, set MPLBACKEND=Agg in program.env."
 
 

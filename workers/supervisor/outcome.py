@@ -85,7 +85,7 @@ def outcome_of_death(rank: RankHandle, *, out_of_memory: bool) -> AttemptOutcome
     memory since the attempt began."""
     assert rank.status is not None
     if rank.status >= 0:
-        message = f"rank {rank.number} left with exit code {rank.status} before it reported its outcome"
+        message = f"rank {rank.number} exited with code {rank.status} before it reported its outcome"
         return AttemptOutcome(StateReason.RANK_FAILED, message, _error_of(rank, message) | {"exit_code": rank.status})
     name = _signal_name(-rank.status)
     reason, message = StateReason.RANK_FAILED, f"rank {rank.number} was killed by {name}"

@@ -297,7 +297,7 @@ class RankMonitor:
         if self._lease.order is SupervisorCommand.LOST:
             self._stop.kill_ranks(now, LEASE_LOST)
         elif silence > FENCE * self._config.lease_seconds:
-            self._stop.kill_ranks(now, AttemptOutcome(StateReason.LEASE_EXPIRED, f"no beat for {silence:.0f} s"))
+            self._stop.kill_ranks(now, AttemptOutcome(StateReason.LEASE_EXPIRED, f"no heartbeat for {silence:.0f} s"))
         elif self._end.is_working:
             self._check_work(now)
         elif self._end.is_overdue(now):

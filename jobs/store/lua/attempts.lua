@@ -30,7 +30,7 @@ end
 -- The message of a job that goes back to the queue at no cost.
 local REQUEUE_MESSAGES = {
   service_stopped = 'the service was stopped; the job starts again with it',
-  drained = 'its node is being drained; the job goes on on another one',
+  drained = 'its node is being drained; the job continues on another one',
 }
 
 -- Ends an attempt and decides what becomes of its job; `cause` is a key of CAUSES.
@@ -82,7 +82,7 @@ local function settle_attempt(ref, number, reason, message, cause, failed, resul
   if cause == 'service' then
     redis.call('HSET', key, 'losses', losses + 1)
     message = 'parked after ' .. (losses + 1) .. ' attempts were lost without progress; last: ' .. reason
-      .. ' (' .. message .. '); resubmit when the cause is mended'
+      .. ' (' .. message .. '); resubmit when the cause is fixed'
   end
   move(ref, 'failed', reason, message, done)
 end

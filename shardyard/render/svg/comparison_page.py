@@ -84,7 +84,7 @@ def _side_section(ids: str, report: Report, about: ReportContext) -> Markup:
         element("p", escape_text(REHEARSAL), class_="banner") if report.rehearsal else None,
         drawn,
         *said,
-        *(findings or [element("p", Markup("Nothing that should be changed was found."), class_="muted")]),
+        *(findings or [element("p", Markup("Nothing was found that should be changed."), class_="muted")]),
         *(chart_section(f"{ids}-chart{place}", chart, half=True) for place, chart in enumerate(charts)),
     )
 

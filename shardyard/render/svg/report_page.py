@@ -78,7 +78,7 @@ def html_document(title: str, body: Markup) -> str:
         element("title", escape_text(title)),
         element("style", Markup(page_sheet())),
     )
-    footer = element("footer", Markup("Made by Shardyard. Times are milliseconds where nothing else is said."))
+    footer = element("footer", Markup("Made by Shardyard. Times are in milliseconds unless stated otherwise."))
     return f"<!DOCTYPE html>\n{element('html', head, element('body', element('main', body), footer), lang='en')}\n"
 
 
@@ -114,7 +114,7 @@ def _findings_section(report: Report) -> Markup:
     said = [element("p", escape_text(words), class_=f"verdict {kind_of(words)}") for words in describe_verdicts(report)]
     found = [finding_box(finding) for finding in _by_weight(report)]
     if not found:
-        found = [element("p", Markup("Nothing that should be changed was found."), class_="muted")]
+        found = [element("p", Markup("Nothing was found that should be changed."), class_="muted")]
     more = len(found) - MAX_FINDINGS_ON_TOP
     below = element("p", escape_text(f"{more} more below the split"), class_="muted") if more > 0 else None
     return page_section("Findings", *said, *found[:MAX_FINDINGS_ON_TOP], below)

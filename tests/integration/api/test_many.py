@@ -167,7 +167,7 @@ async def test_a_plan_of_unknown_data_shows_one_batch_and_says_why_no_more(api: 
     body["program"]["data"] = {"ref": "my.data:Rows", "batch_size": 30}
     plan = (await api.client.post("/v1/plan", json=body)).json()
     assert plan["rows"] is None
-    assert "known only where it is loaded" in plan["notes"]["rows"]
+    assert "known only when it is loaded" in plan["notes"]["rows"]
     assert [(pattern["rows"], pattern["steps"]) for pattern in plan["patterns"]] == [([10, 10, 10], None)]
 
 

@@ -432,7 +432,7 @@ def test_losses_of_the_service_have_a_budget_of_their_own_and_then_the_job_is_pa
     assert (record.state, record.reason) == (JobState.FAILED, StateReason.START_FAILED)
     assert record.message == (
         "parked after 6 attempts were lost without progress; last: start_failed (start_failed); "
-        "resubmit when the cause is mended"
+        "resubmit when the cause is fixed"
     )
     reasons = [ended.reason for ended in world.history(attempt.job)]
     assert reasons == [StateReason.SUPERVISOR_LOST] * MAX_LOSSES + [StateReason.START_FAILED]

@@ -285,7 +285,7 @@ def test_a_checkpoint_that_was_taken_away_is_missed_in_words(service: Service) -
     kill(service, job)
     assert service.ended(job, 60).state is JobState.SUCCEEDED
     lines = said(service, job, 2)
-    assert "the checkpoint of step 40 of attempt 1 is not there any more" in lines
+    assert "the checkpoint of step 40 of attempt 1 does not exist any more" in lines
     assert "resumed at step 20 of attempt 1" in lines
 
 

@@ -82,7 +82,7 @@ def test_a_script_whose_rank_is_killed_goes_on_and_ends_with_the_numbers_of_a_ru
     assert said(service, job, 1) == []
     assert said(service, job, 2) == ["resumed from the checkpoint 'state.pt' of attempt 1"]
     report = service.report(job, 2)
-    assert "went on from the checkpoint 'state.pt' of attempt 1" in report["notes"]["resumed"]
+    assert "resumed from the checkpoint 'state.pt' of attempt 1" in report["notes"]["resumed"]
     assert sum(pattern["steps"] for pattern in report["patterns"]) == 40
     for number in (1, 2):  # each has its own, which people can take away
         places = paths.artifacts_dir(service.files(job, number)) / "checkpoints"

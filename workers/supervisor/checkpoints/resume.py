@@ -69,7 +69,9 @@ def choose_checkpoint(
     found, refused = None, None
     there = checkpoints.list_checkpoints(directories.kept)
     if not any((one.step, one.attempt) == (pointer.step, pointer.attempt) for one in there):
-        publisher.log_line(f"the checkpoint of step {pointer.step} of attempt {pointer.attempt} is not there any more")
+        publisher.log_line(
+            f"the checkpoint of step {pointer.step} of attempt {pointer.attempt} does not exist any more"
+        )
     for one in checkpoints.order_candidates(there, pointer):
         try:
             found = _verify_checkpoint(one, pointer, lease, publisher)
@@ -119,7 +121,7 @@ def resume_script(
     if not lease.run_as_claimant(partial(store.record_script_resume, saved_by=attempt), CLAIM_SECONDS):
         raise StartInterrupted(SupervisorCommand.LOST)
     publisher.log_line(f"resumed from the checkpoint {name!r} of attempt {attempt}")
-    begins = f"this attempt went on from the checkpoint {name!r} of attempt {attempt}, and its report begins there"
+    begins = f"this attempt resumed from the checkpoint {name!r} of attempt {attempt}, and its report begins there"
     publisher.add_record(0, Note("resumed", begins))
     return Path(os.path.realpath(search.found.directory))
 

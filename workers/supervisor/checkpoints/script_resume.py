@@ -161,7 +161,7 @@ def _check_free_space(needed: int, into: Path) -> None:
     free = shutil.disk_usage(into.parent).free
     if needed > free:
         raise OSError(
-            errno.ENOSPC, f"the checkpoint to go on from has {needed:,} bytes, and {into.parent} has {free:,} left"
+            errno.ENOSPC, f"the checkpoint to resume from has {needed:,} bytes, and {into.parent} has {free:,} left"
         )
 
 
@@ -193,7 +193,7 @@ def _decode_manifest(body: bytes) -> _ScriptManifest:
     if len(saved.files) + len(saved.directories) > checkpoint.MAX_FILES:
         raise DamagedCheckpoint(f"it has more than {checkpoint.MAX_FILES:,} files")
     if not _is_plain(saved.name) or (saved.draft and not _is_plain(saved.draft)):
-        raise DamagedCheckpoint(f"{saved.name[:100]!r} is no name of a file")
+        raise DamagedCheckpoint(f"{saved.name[:100]!r} is not the name of a file")
     known: set[str] = set()
     for path in saved.directories:
         _check_path(path, known)
@@ -202,7 +202,7 @@ def _decode_manifest(body: bytes) -> _ScriptManifest:
     for path, size, sha256 in saved.files:
         _check_path(path, directories)
         if path in known or size < 0 or not _SHA256.fullmatch(sha256):
-            raise DamagedCheckpoint(f"its manifest says of {path[:100]!r} what cannot be")
+            raise DamagedCheckpoint(f"its manifest says of {path[:100]!r} values that are not possible")
         known.add(path)
     if not saved.files and not saved.directories:
         raise DamagedCheckpoint("it is empty")
@@ -276,7 +276,7 @@ def _open_entry(directory: int | None, name: str, flags: int) -> Iterator[int]:
         raise
     try:
         if flags == _FILE and not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise DamagedCheckpoint(f"{name[:100]!r} is no plain file")
+            raise DamagedCheckpoint(f"{name[:100]!r} is not a regular file")
         yield fd
     finally:
         os.close(fd)

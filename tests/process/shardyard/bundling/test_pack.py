@@ -193,8 +193,8 @@ def test_links_that_lead_out_nowhere_or_in_circles_are_left_out_and_named(tmp_pa
     assert paths(chosen) == ["a/b.py", "train.py"]
     assert left_out(chosen) == {
         "data/": f"a link out of the directory, to {tmp_path}/secret",
-        "gone": "a link that leads nowhere",
-        "self": "a link that leads nowhere",
+        "gone": "a broken link",
+        "self": "a broken link",
         "a/up/": "a link to a directory that it is in",
     }
 

@@ -29,4 +29,4 @@ def test_a_computation_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_gpu_that_somebody_uses_is_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
     users = {GONE.id: [41, 42]}
     monkeypatch.setattr("workers.node.device_check.processes_on_gpu", lambda gpu: users[gpu])
-    assert DeviceChecker().find_fault(GONE) == "in use by process 41, 42, which no lease explains"
+    assert DeviceChecker().find_fault(GONE) == "in use by process 41, 42, which belongs to no lease"

@@ -21,8 +21,8 @@ def test_environments_are_listed_by_name() -> None:
         ("Own=/usr/bin/python3", "write name=/path/to/python"),
         ("own=bin/python", "write name=/path/to/python"),
         (f"own={sys.executable},own={sys.executable}", "listed twice"),
-        ("own=/nonexistent/python", "is not a Python that runs"),
-        ("own=/bin/true", "is not a Python that runs"),
+        ("own=/nonexistent/python", "is not a working Python"),
+        ("own=/bin/true", "is not a working Python"),
     ],
 )
 def test_a_list_that_cannot_be_used_says_which_entry_and_why(listed: str, why: str) -> None:

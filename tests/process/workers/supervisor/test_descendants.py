@@ -80,7 +80,7 @@ def test_a_killed_child_has_ended() -> None:
         (struct.pack(">I", 4) + b"\xc1\xc1\xc1\xc1", "does not decode"),
         (struct.pack(">I", 3) + b"\x93\x01\x02", "does not decode"),
         (b"GET / HTTP/1.1\r\n\r\n", "over the limit"),
-        (encode_packet([BEGAN]), "its first word was Began"),
+        (encode_packet([BEGAN]), "its first record was Began"),
         (encode_packet([Hello(1, 1, "forked"), Outcome(0, 0)]), "Outcome is a rank's own to say"),
         (encode_packet([Hello(1, 1, "forked"), RankUp(0)]), "RankUp is a rank's own to say"),
         (encode_packet([Hello(1, 1, "forked"), Result(0.0, {})]), "Result is a rank's own to say"),

@@ -309,7 +309,7 @@ def test_a_rank_that_reported_before_it_died_is_no_silent_death() -> None:
 
 def test_an_exit_without_a_report_is_a_failure_whatever_its_code() -> None:
     ending = watch(lambda _: os._exit(0))
-    assert ending.message == "rank 0 left with exit code 0 before it reported its outcome"
+    assert ending.message == "rank 0 exited with code 0 before it reported its outcome"
 
 
 def leaves(code: int) -> Program:
@@ -407,7 +407,7 @@ def test_the_first_program_that_failed_is_named_though_another_rank_ends_first(g
 
 def test_a_script_that_leaves_without_a_word_ends_as_its_exit_code_says() -> None:
     assert watch(leaves(0), program=SCRIPT) == AttemptOutcome(StateReason.COMPLETED)
-    assert watch(leaves(4), program=SCRIPT).message == "rank 0 left with exit code 4 before it reported its outcome"
+    assert watch(leaves(4), program=SCRIPT).message == "rank 0 exited with code 4 before it reported its outcome"
 
 
 def test_a_scripts_error_comes_with_advice() -> None:

@@ -81,8 +81,8 @@ def _replace_by_directory(directory: Path) -> None:
         (lambda directory: (directory / "manifest.json").unlink(), "manifest.json is missing"),
         (_tear_manifest, "manifest.json is not the one that was committed"),
         (_replace_by_link, "rank-0.pt is a link"),
-        (_replace_by_pipe, "rank-0.pt is no plain file"),
-        (_replace_by_directory, "rank-0.pt is no plain file"),
+        (_replace_by_pipe, "rank-0.pt is not a regular file"),
+        (_replace_by_directory, "rank-0.pt is not a regular file"),
     ],
 )
 def test_a_checkpoint_that_is_not_what_was_saved_says_what_is_wrong_with_it(

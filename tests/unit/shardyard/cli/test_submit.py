@@ -160,7 +160,7 @@ def test_a_dry_run_lists_files_for_people_and_sends_nothing(capsys: pytest.Captu
         (["train.py"], "train.py is a script, not a job spec: shardyard submit --script train.py"),
         (["job.json", "--devices", "2", "--rehearse"], "--devices, --rehearse: only with --script or --module"),
         (["--script", "train.py", "--module", "pkg"], "give one of them"),
-        (["--script", "train.py", "--epochs", "3"], "arguments of the script go behind --"),
+        (["--script", "train.py", "--epochs", "3"], "arguments of the script go after --"),
         (["--script", "tran.py"], "there is no file tran.py; did you mean train.py?"),
         (["--script", "eval.py"], "did you mean tools/eval.py?"),
         (["--script", "train.py", "--dir", "tools"], "train.py is not in the directory that is sent"),

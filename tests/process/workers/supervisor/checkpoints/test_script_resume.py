@@ -139,7 +139,7 @@ def _inner_directory_is_a_link(job: Job) -> None:
 
 
 def _in_place_of_an_empty_file(make: Callable[[Path], None]) -> Callable[[Job], None]:
-    """Something that is not a plain file, and has no size either."""
+    """Something that is not a regular file, and has no size either."""
 
     def do(job: Job) -> None:
         kept = job.save(2)

@@ -110,7 +110,7 @@ def test_the_split_is_seen_without_scrolling_past_many_findings_and_warnings_are
 
 
 def test_a_report_without_findings_says_so() -> None:
-    assert "Nothing that should be changed was found." in text_of(report_page(example("wrapped-block")))
+    assert "Nothing was found that should be changed." in text_of(report_page(example("wrapped-block")))
 
 
 def test_a_live_report_says_that_it_is_not_the_end() -> None:

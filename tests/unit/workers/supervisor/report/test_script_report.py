@@ -50,7 +50,7 @@ def test_there_is_no_plan_to_hold_a_script_against() -> None:
     report = script.make_report(final=True)
 
     assert report.prediction.matches is None
-    assert report.notes["prediction.matches"].startswith("nothing was planned: what a script does")
+    assert report.notes["prediction.matches"].startswith("nothing was planned: how a script uses")
 
 
 def test_a_rehearsal_says_so_and_older_reports_were_none() -> None:
