@@ -58,7 +58,7 @@ async def sign_out(request: Request, sessions: ServiceDep) -> Response:
     return answer
 
 
-@router.get("/v1/me", **describe("Show whose token this is", answers.Caller))
+@router.get("/v1/me", **describe("Show the owner of the token", answers.Caller))
 async def me(who: Caller) -> Response:
     """The owner of the token or session, and its scopes."""
     return responses.json_response(service.describe_caller(who))

@@ -30,7 +30,7 @@ async def nodes(who: Caller, fleet: ServiceDep) -> Response:
 
 @router.post(
     "/v1/nodes/{node}/drain",
-    **describe("Give a node no new work", NodeView, body=json_body("DrainRequest", examples.DRAINS, required=False)),
+    **describe("Drain a node", NodeView, body=json_body("DrainRequest", examples.DRAINS, required=False)),
 )
 async def drain(who: Admin, fleet: ServiceDep, node: str, body: Body) -> Response:
     """The node gets no new work, also after a restart; running attempts continue. With a deadline in the body, attempts
@@ -38,7 +38,7 @@ async def drain(who: Admin, fleet: ServiceDep, node: str, body: Body) -> Respons
     return responses.json_response(await fleet.drain_node(who, node, body))
 
 
-@router.delete("/v1/nodes/{node}/drain", **describe("Give a node work again", NodeView))
+@router.delete("/v1/nodes/{node}/drain", **describe("Cancel the drain of a node", NodeView))
 async def undrain(who: Admin, fleet: ServiceDep, node: str) -> Response:
     """The node gets work again."""
     return responses.json_response(await fleet.undrain_node(who, node))
@@ -46,16 +46,14 @@ async def undrain(who: Admin, fleet: ServiceDep, node: str) -> Response:
 
 @router.post(
     "/v1/nodes/{node}/devices/{device}/quarantine",
-    **describe("Give a device to nobody", NodeView, body=json_body("QuarantineRequest", examples.QUARANTINES)),
+    **describe("Quarantine a device", NodeView, body=json_body("QuarantineRequest", examples.QUARANTINES)),
 )
 async def quarantine(who: Admin, fleet: ServiceDep, node: str, device: Device, body: Body) -> Response:
     """The device is not leased until it is released; a job that runs on it continues."""
     return responses.json_response(await fleet.quarantine_device(who, node, device, body))
 
 
-@router.delete(
-    "/v1/nodes/{node}/devices/{device}/quarantine", **describe("Bring a device back from quarantine", NodeView)
-)
+@router.delete("/v1/nodes/{node}/devices/{device}/quarantine", **describe("Release a device from quarantine", NodeView))
 async def unquarantine(who: Admin, fleet: ServiceDep, node: str, device: Device) -> Response:
     """The device may be leased again, whatever the reason of its quarantine was."""
     return responses.json_response(await fleet.unquarantine_device(who, node, device))

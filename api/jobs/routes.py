@@ -33,7 +33,7 @@ async def submit(who: Caller, jobs: ServiceDep, body: Body, key: IdempotencyKey)
     return _submitted(await jobs.submit(who, body, key))
 
 
-@router.post("/v1/plan", **describe("Plan the split of a job spec", Plan, also=(TEXT,), body=_SPEC))
+@router.post("/v1/plan", **describe("Predict the split of a job spec", Plan, also=(TEXT,), body=_SPEC))
 async def plan(body: Body, as_text: WantsText) -> Response:
     """The predicted split, as JSON or as text. Nothing is created, and the pool's devices are not checked."""
     return (

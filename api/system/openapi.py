@@ -91,7 +91,7 @@ def _problems() -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Any]:
-    """Every schema by its name: of bodies as pydantic has them, of answers as msgspec has them."""
+    """Every schema by its name: pydantic's for bodies, msgspec's for answers."""
     schemas: dict[str, Any] = {}
     for model in _BODIES:
         schema = model.model_json_schema(ref_template=_REFS.replace("name", "model"))

@@ -17,13 +17,13 @@ ServiceDep = Annotated[SystemService, Depends(service_of(SystemService))]
 router = APIRouter(tags=["system"])
 
 
-@router.get("/healthz", **describe("Is this process up?", content_of(JSON, {"type": "object"})))
+@router.get("/healthz", **describe("Check that this process answers", content_of(JSON, {"type": "object"})))
 async def healthz() -> Response:
     """200 if this process answers; it does not check Redis or workers."""
     return responses.json_response({"status": "ok"})
 
 
-@router.get("/readyz", **describe("Could a job start?", Readiness, statuses=(200, 503)))
+@router.get("/readyz", **describe("Check that a job could start", Readiness, statuses=(200, 503)))
 async def readyz(system: ServiceDep) -> Response:
     """200 if a job that is submitted now would be stored and could start."""
     readiness = await system.check_readiness()

@@ -1,7 +1,7 @@
 """The shapes of answers: the API fills them, the client reads them.
 
-Times are UTC, and `None` where a thing has not happened. A service sends every field. A client ignores the fields that
-it does not know, and what an older service leaves out has its default; so a new field needs one.
+Times are UTC, and `None` until the event has happened. The service sends every field. A client ignores fields that it
+does not know, and a field that an older service leaves out has its default; so a new field needs a default.
 """
 
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ TERMINAL_STATES = frozenset({"succeeded", "failed", "cancelled"})
 
 
 def utc(microseconds: int | None) -> datetime | None:
-    """As `at`; None of None."""
+    """As `at`, but None for None."""
     return None if microseconds is None else at(microseconds)
 
 
@@ -78,16 +78,16 @@ class Progress(Answer, frozen=True, kw_only=True):
 
 
 class CheckpointView(Answer, frozen=True):
-    """The newest state of the run that a new attempt would go on from."""
+    """The newest checkpoint of a run, from which a new attempt would resume."""
 
-    step: int  # steps that are done in it
+    step: int  # steps that were done when it was saved
     epoch: int = 0
-    attempt: int = 0  # that saved it
+    attempt: int = 0  # the attempt that saved it
     saved_at: datetime | None = None
 
 
 class JobSummary(Answer, frozen=True, kw_only=True):
-    """One line of a list."""
+    """The fields of a job that lists and its status have in common."""
 
     id: str
     name: str = ""
@@ -114,21 +114,22 @@ class JobSummary(Answer, frozen=True, kw_only=True):
 
 
 class ListedJob(JobSummary, frozen=True, kw_only=True):
-    """A job of a list. Both are `None` where they are not known; of those that wait, the first 25 have a place."""
+    """A job of a list. Its two fields are `None` where they are not known; the first 25 waiting jobs of a page have a
+    `queue_position`."""
 
     progress: Progress | None = None
     queue_position: int | None = None
 
 
 class JobStatus(JobSummary, frozen=True, kw_only=True):
-    """Everything about one job. `losses` are attempts lost to failures of the service, which are not retries."""
+    """The status of one job. `losses` counts attempts lost to failures of the service, which are not retries."""
 
     version: int = 0
     queue_position: int | None = None
     retries: int = 0
     max_retries: int = 0
     losses: int = 0
-    retry_at: datetime | None = None  # while it backs off: when it may start again
+    retry_at: datetime | None = None  # while it is backing off: when it may start again
     checkpoint: CheckpointView | None = None
     parent_id: str | None = None
     batch_size: int | None = None
@@ -147,10 +148,11 @@ class JobList(Answer, frozen=True):
 
 
 class CancelledJobs(msgspec.Struct, kw_only=True):
-    """What a cancel of many did. `complete` is false when time ran out first: ask again for the rest."""
+    """The result of cancelling many jobs. `complete` is false if the time ran out first: repeat the request for the
+    rest."""
 
     cancelled: int
-    cancelling: int  # told to end; they are cancelled when their ranks are gone
+    cancelling: int  # running ones; they are cancelled when their ranks have ended
     complete: bool = True
 
 
@@ -165,7 +167,7 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     ended_at: datetime | None = None
     reason: ReasonView | None = None
     error: Json | None = None
-    resumed_from: Resumed | None = None  # what it began with; null: at the first step
+    resumed_from: Resumed | None = None  # None: it began at the first step
 
 
 class AttemptList(Answer, frozen=True):
@@ -173,8 +175,8 @@ class AttemptList(Answer, frozen=True):
 
 
 class Plan(Answer, frozen=True, kw_only=True):
-    """The splits of one epoch before anything runs, in the report's form. `rows` of the training data; None where only
-    the worker can know, and then `notes` says so."""
+    """The predicted splits of one epoch, in the form of the report. `rows` is the number of rows of the training data;
+    it is None if only the worker can know it, and then `notes` says so."""
 
     rows: int | None = None
     batch_size: int | None = None
@@ -188,7 +190,7 @@ class Plan(Answer, frozen=True, kw_only=True):
 
 
 class ArtifactView(Answer, frozen=True):
-    """One file that an attempt left; `path` is what to ask for."""
+    """One file that an attempt stored; `path` is its path for a download."""
 
     path: str
     bytes: int = 0
@@ -196,7 +198,7 @@ class ArtifactView(Answer, frozen=True):
 
 
 class ArtifactList(Answer, frozen=True, kw_only=True):
-    """`truncated`: there are more files than one list shows."""
+    """The files of an attempt. `truncated` is true if there are more files than one list shows."""
 
     attempt: int = 0
     artifacts: list[ArtifactView]
@@ -204,7 +206,7 @@ class ArtifactList(Answer, frozen=True, kw_only=True):
 
 
 class BundleView(Answer, frozen=True, kw_only=True):
-    """An uploaded zip of code: how many files it holds, its own bytes, and what the files have together."""
+    """An uploaded zip of code: the number of its files, its size, and the size of its files when unpacked."""
 
     id: str
     files: int = 0
@@ -218,7 +220,7 @@ class BundleFileView(Answer, frozen=True):
 
 
 class BundleContents(Answer, frozen=True, kw_only=True):
-    """A bundle with its files; `jobs` need it, also those that have ended."""
+    """A bundle with its files. `jobs` is the number of jobs that need it, including finished ones."""
 
     id: str
     bytes: int = 0
@@ -232,8 +234,8 @@ class BundleContents(Answer, frozen=True, kw_only=True):
 
 
 class LogLine(Answer, frozen=True, kw_only=True):
-    """`seq` counts the lines of a device; `text` is what a person may see; `continued` says that the next line of its
-    source belongs to it."""
+    """One line of a log. `seq` counts the lines of a device. `continued` is true if the next entry of its source is the
+    rest of the same line."""
 
     seq: int = 0
     at: datetime | None = None
@@ -246,7 +248,7 @@ class LogLine(Answer, frozen=True, kw_only=True):
 
 
 class DroppedLines(Answer, frozen=True, rename={"first": "from", "last": "to"}):
-    """Lines of a device that could not be kept."""
+    """Lines of a device that could not be stored."""
 
     device: int
     first: int
@@ -255,7 +257,8 @@ class DroppedLines(Answer, frozen=True, rename={"first": "from", "last": "to"}):
 
 
 class LogPage(Answer, frozen=True, kw_only=True):
-    """Lines in order of time. `next` goes on from here; `ended` says that nothing more will come of this attempt."""
+    """Log lines in order of time. `next` is the cursor of the following page; `ended` is true if the attempt will write
+    no more lines."""
 
     attempt: int
     lines: list[LogLine]
@@ -272,7 +275,7 @@ class PointView(Answer, frozen=True, kw_only=True):
 
 
 class BucketView(Answer, frozen=True, kw_only=True):
-    """Points that were put together."""
+    """Adjacent points that were combined."""
 
     count: int
     first: PointView
@@ -283,8 +286,8 @@ class BucketView(Answer, frozen=True, kw_only=True):
 
 
 class SeriesView(Answer, frozen=True, kw_only=True):
-    """Points of one name; `device` is -1 for the job as a whole. `next` is for `after=`, with the same device and
-    name."""
+    """One series of a metric. `device` is -1 for the job as a whole. `next` is the value for
+    `after=`, with the same device and name."""
 
     device: int
     name: str
@@ -314,7 +317,7 @@ class DeviceView(Answer, frozen=True, kw_only=True):
     state: str  # free | leased | quarantined | offline
     job: str | None = None  # the job that holds it: an id of the caller's tenant, or "another tenant"
     attempt: int | None = None
-    quarantine: str | None = None  # why it is given to nobody; one that is still leased goes there when it is free
+    quarantine: str | None = None  # why it is not leased again; a job that holds it may end first
     quarantined_at: datetime | None = None
 
 
@@ -384,12 +387,12 @@ class TokenList(Answer, frozen=True):
 
 
 class Caller(Answer, frozen=True, kw_only=True):
-    """Whose token or session a request came with."""
+    """The owner of the token or session of a request."""
 
     token: str  # its id
     tenant: str
     scopes: list[str]
-    operator: bool  # of the tenant that nodes belong to
+    operator: bool  # it belongs to the tenant `default`, which manages nodes
 
 
 class Readiness(Answer, frozen=True):

@@ -248,7 +248,7 @@ def test_a_data_set_of_unknown_size_gives_one_full_batch_and_says_why() -> None:
 
     (pattern,) = prediction.run
     assert (pattern.batch_rows, pattern.rows, pattern.steps) == (30, (8, 8, 8, 6), None)
-    assert "size is known only when it is loaded" in prediction.notes["rows"]
+    assert "is known only when it is loaded" in prediction.notes["rows"]
     assert prediction.notes["patterns.steps"].startswith("program.data")
 
 
