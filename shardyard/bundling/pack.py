@@ -54,7 +54,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file to pack: its path in the bundle, where it is, and its size when it was looked at."""
+    """A file to pack: its path in the bundle, its location, and its size when it was selected."""
 
     path: str
     file: str
@@ -64,7 +64,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What is not packed, and why in words. A path that ends in "/" is a whole directory."""
+    """A path that is not packed, and the reason as text. A path that ends in "/" is a whole directory."""
 
     path: str
     why: str
@@ -99,7 +99,7 @@ class _IgnoreRules:
     patterns: GitIgnoreSpec
 
     def verdict(self, path: str) -> bool | None:
-        """True: ignored; False: a pattern with "!" takes it back; None: these rules say nothing of it."""
+        """True: ignored; False: included again by a pattern with "!"; None: no rule matches."""
         return self.patterns.check_file(path[len(self.base) + 1 :]).include
 
 
@@ -110,7 +110,7 @@ def select_files(
     exclude: Iterable[str] = (),
     limits: BundleLimits = DEFAULT_LIMITS,
 ) -> FileSelection:
-    """Decide what of `root` is packed. `entry` is the entry point's path below it, or "" for a module.
+    """Select the files of `root` to pack. `entry` is the entry point's path below it, or "" for a module.
 
     Patterns are those of .gitignore, relative to `root`.
 
@@ -153,7 +153,7 @@ _Mode = Literal["ruled", "ignored", "whole", "out"]
 
 
 class _WantedFiles:
-    """What is packed whatever .gitignore says: the entry point, and what --include names."""
+    """Paths that are packed even if .gitignore names them: the entry point, and what --include names."""
 
     def __init__(self, entry: str, include: tuple[str, ...]) -> None:
         self._entry = entry
@@ -165,7 +165,7 @@ class _WantedFiles:
         return path == self._entry or self._patterns.check_file(path).include is True
 
     def may_be_below(self, path: str) -> bool:
-        """Whether it is worth looking into a directory; `path` ends in "/"."""
+        """Whether a directory may contain such paths; `path` ends in "/"."""
         return self._entry.startswith(path) or any(_may_match_below(pattern, path) for pattern in self._include)
 
 
@@ -234,7 +234,7 @@ class _DirectoryWalk:
     def _decide_mode(
         self, entry: "os.DirEntry[str]", path: str, mode: _Mode, rules: tuple[_IgnoreRules, ...]
     ) -> tuple[_Mode, str]:
-        """How an entry is packed, and in words why it is not, where it is the first to be left out on its way."""
+        """How an entry is packed; or why not, unless a directory above it was left out already."""
         if path.endswith("/") and _is_environment(entry.path):
             return "out", "a Python environment"
         if self._exclude.match_file(path):
@@ -267,7 +267,7 @@ class _DirectoryWalk:
         return None
 
     def _reserve_name(self, path: str) -> bool:
-        """Whether a bundle takes one more entry, of this name."""
+        """Check that the bundle may have one more entry with this name."""
         above = path.rpartition("/")[0]
         while above and above not in self._directories:
             self._directories.add(above)
@@ -294,7 +294,7 @@ class _DirectoryWalk:
 
 
 def escape_path(path: str) -> str:
-    """A path as a terminal may show it: what would move the cursor, or is no text at all, is escaped."""
+    """A path that is safe to print: control characters, and bytes that are not text, are escaped."""
     return path if path.isprintable() else ascii(path)[1:-1]
 
 
@@ -306,7 +306,7 @@ def _parse_patterns(option: str, lines: Iterable[str]) -> GitIgnoreSpec:
 
 
 def _may_match_below(pattern: str, directory: str) -> bool:
-    """Whether a pattern could match something in a directory, as far as the pattern's beginning tells."""
+    """Whether a pattern could match something in a directory, judged by the beginning of the pattern."""
     anchored = pattern.rstrip("/").lstrip("/")
     if not pattern.startswith("/") and "/" not in anchored:
         return True
@@ -345,7 +345,7 @@ def _why_not_followed(link: str, way: tuple[str, ...]) -> str:
 
 
 def _is_ignored(rules: tuple[_IgnoreRules, ...], path: str) -> bool:
-    """What the innermost rules say that say anything."""
+    """The decision of the innermost rules that match."""
     verdicts = (rule.verdict(path) for rule in reversed(rules))
     return next((verdict for verdict in verdicts if verdict is not None), False)
 
@@ -359,7 +359,7 @@ def _rules_above(root: str) -> tuple[_IgnoreRules, ...]:
     checkout = [root, *above][top]
     own = _rules_of(checkout, os.path.join(checkout, ".git", "info", "exclude"))
     rules = (*own, *(rule for path in reversed(above[:top]) for rule in _rules_in(path)))
-    return () if _is_ignored(rules, f"{root}/") else rules  # who packs an ignored directory means what is in it
+    return () if _is_ignored(rules, f"{root}/") else rules  # an ignored directory that is packed on purpose
 
 
 def _rules_in(directory: str) -> list[_IgnoreRules]:
@@ -368,7 +368,9 @@ def _rules_in(directory: str) -> list[_IgnoreRules]:
 
 def _rules_of(base: str, file: str) -> list[_IgnoreRules]:
     try:
-        with open(file, encoding="utf-8-sig", errors="surrogateescape") as lines:  # git passes over a mark as well
+        with open(
+            file, encoding="utf-8-sig", errors="surrogateescape"
+        ) as lines:  # git ignores a byte order mark as well
             patterns = lines.read(MAX_IGNORE_FILE_BYTES).split("\n")
     except OSError:
         return []
@@ -376,7 +378,7 @@ def _rules_of(base: str, file: str) -> list[_IgnoreRules]:
 
 
 def _is_pattern(line: str) -> bool:
-    """Git passes over lines that it cannot read as a pattern."""
+    """The patterns of a file, without lines that git would ignore as invalid."""
     try:
         GitIgnoreSpec.from_lines([line])
     except ValueError:
@@ -400,7 +402,7 @@ def _write_file(zipped: zipfile.ZipFile, source: SourceFile, advanced: Callable[
 
 
 def _zip_header(path: str, mode: int) -> zipfile.ZipInfo:
-    """A header that says nothing about when, where and by whom the zip was made."""
+    """A header without the time, the system and the user that made the zip."""
     header = zipfile.ZipInfo(path, _EPOCH)
     header.create_system = 3  # modes are those of Unix
     header.external_attr = mode << 16

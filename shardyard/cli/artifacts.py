@@ -39,7 +39,7 @@ def artifacts_command(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the files that a job left, or download one of them."""
+    """List the files that a job stored, or download one of them."""
     if get is None and output is not None:
         raise InvalidRequest("--output needs --get; name the file to download")
     from shardyard.client import endpoints, operations
@@ -56,7 +56,7 @@ def artifacts_command(
 def _print_artifacts(found: "ArtifactList") -> None:
     listing = make_table("PATH", "#SIZE", "CHANGED")
     for one in found.artifacts:
-        # A job chooses these names: nothing in them may reach the terminal as a command.
+        # Jobs choose these names, so control characters must not reach the terminal.
         path = "".join(letter if letter.isprintable() else "?" for letter in one.path)
         listing.add_row(path, formatting.byte_count(one.bytes), formatting.local_time(one.modified_at))
     make_console().print(listing if found.artifacts else "no files")
@@ -65,7 +65,7 @@ def _print_artifacts(found: "ArtifactList") -> None:
 
 
 def _save_download(parts: Iterator[bytes], output: str) -> None:
-    """Write a download to a file, which is whole or not there, or to standard output."""
+    """Write a download to standard output, or atomically to a file."""
     if output == "-":
         for part in parts:
             sys.stdout.buffer.write(part)

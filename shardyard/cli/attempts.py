@@ -39,7 +39,7 @@ def attempts_command(job: JobId, url: Url = None, token: Token = None, as_json: 
 
 
 def _error_text(attempt: "AttemptView") -> str:
-    """The last line of the error is in the message already; where there is only an error, that."""
+    """The message of an attempt's end, or, without a message, the last line of its error."""
     said = attempt.reason.message if attempt.reason is not None else ""
     return said or str((attempt.error or {}).get("message") or "-")
 

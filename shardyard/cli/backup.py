@@ -1,4 +1,4 @@
-"""Commands that keep a service: backup, restore."""
+"""The commands `backup` and `restore`."""
 
 import sys
 from pathlib import Path
@@ -34,7 +34,7 @@ def backup_command(
     redis_url: RedisUrl = None,
     storage: Storage = None,
 ) -> None:
-    """Back up the service of this machine, running or stopped, or one with a Redis of its own."""
+    """Back up the service of this machine, running or stopped, or one with its own Redis server."""
     require_server("backup")
     from shardyard.service import backup as backups
 

@@ -1,4 +1,4 @@
-"""What the commands share: their common options, and ways to print."""
+"""Options that several commands have, and functions that print."""
 
 import json
 import os
@@ -77,7 +77,7 @@ _OBEYED = {
 
 
 class _SafeConsole(Console):
-    """Prints other people's words as words, whatever they are; and tables into a pipe without cutting anything off."""
+    """A console that prints untrusted text literally, and tables in a pipe without truncating them."""
 
     def print(self, *objects: Any, **how: Any) -> None:
         if objects and isinstance(objects[0], Table) and not self.is_terminal:
@@ -94,13 +94,14 @@ class _SafeConsole(Console):
 
 
 def make_console(*, markup: bool = False) -> Console:
-    """Standard output. Without `markup`, brackets are brackets: names and messages are other people's."""
+    """A console for standard output. Without `markup`, brackets are printed literally, since names and messages are
+    untrusted."""
     width = None if sys.stdout.isatty() else PIPE_WIDTH
     return _SafeConsole(width=width, highlight=False, markup=markup, emoji=False)
 
 
 def _no_color(chosen: bool) -> bool:
-    """rich looks at the variable whenever a console is made."""
+    """Set NO_COLOR, which rich reads whenever a console is created."""
     if chosen:
         os.environ["NO_COLOR"] = "1"
     return chosen
@@ -119,7 +120,8 @@ def make_table(*columns: str) -> Table:
 
 
 def _plain_rows(listing: Table) -> str:
-    """A line for each row, with columns as wide as they need, whatever a terminal would have; no blanks follow."""
+    """A line for each row, with columns as wide as needed, whatever the terminal's width, and without trailing
+    spaces."""
     columns = [
         [formatting.single_line(str(cell).translate(_OBEYED)) for cell in (column.header, *column.cells)]
         for column in listing.columns
@@ -145,7 +147,7 @@ def read_spec(file: str) -> bytes:
 
 
 def print_submitted(job: "JobSummary") -> None:
-    """A job that was just made: for people, or its bare id for a pipe."""
+    """Print a new job: in words in a terminal, its id alone in a pipe."""
     if sys.stdout.isatty():
         make_console().print(Text.assemble((job.name, "bold"), f" is {job.state}: {job.id}"))
     else:

@@ -1,4 +1,4 @@
-"""`shardyard demo`: from nothing to two trained models and the report of who got what, in one command.
+"""`shardyard demo`: one command that starts a service, trains two models and shows what each device got.
 
 The service is the real one, `shardyard up` in a process of its own with a fresh data directory; the
 demo is nothing but a client of it.
@@ -63,7 +63,7 @@ def running_service(data_dir: Path, devices: str = "auto", *options: str) -> Ite
     output = data_dir / "up.log"
     command = [sys.executable, "-P", "-m", "shardyard", "up", "--port", "0", "--data-dir", str(data_dir)]
     with output.open("wb") as log:
-        # In a session of its own, so that a Ctrl-C here is one signal there, not two, which would mean haste.
+        # In its own session, so that Ctrl-C reaches it as one signal; a second one would mean a fast stop.
         process = subprocess.Popen(
             [*command, "--devices", devices, *options],
             stdin=subprocess.DEVNULL,

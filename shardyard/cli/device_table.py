@@ -1,4 +1,4 @@
-"""Devices of a running job as rows of a terminal: what each got last, how fast it is, what it waits."""
+"""A table of a running job's devices for the terminal: the rows of the last batch, the speed, the share of waiting."""
 
 import time
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ CELL_COLUMNS = 26
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """`rows` of its last shard, rows a second, the part of its time in which it waits, and what is remarkable."""
+    """One device: the rows of its last shard, rows a second, the share of its time in which it waits, and its marks."""
 
     label: str
     rows: int | None = None
@@ -55,12 +55,12 @@ class RowRates:
         elif seconds > 0 and any(rows.get(device, 0) > before for device, before in self._rows.items()):
             self.rates = {device: (count - self._rows.get(device, 0)) / seconds for device, count in rows.items()}
         elif seconds <= 0 or rows == self._rows:
-            return  # nothing has moved: the speed is what it was
+            return  # no progress: the speed does not change
         self._attempt, self._at, self._rows = report.attempt, now, rows
 
 
 def device_rows(labels: Sequence[str], report: "SplitReport | None", rates: dict[int, float]) -> list[DeviceRow]:
-    """One for each leased device, in the lease's order; without a report, only its name."""
+    """The measures of each leased device, in the lease's order; without a report, only its name."""
     if report is None:
         return [DeviceRow(label) for label in labels]
     from shardyard.render.svg.highlights import slow_device

@@ -90,7 +90,7 @@ def list_jobs(
 
 
 def show_command(job: JobId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
-    """Show one job: its state and why, where it runs, how far it is, and what came out."""
+    """Show one job: its state and the reason, where it runs, its progress and its result."""
     from shardyard.client import endpoints
 
     with connect_client(url, token) as client:
@@ -144,7 +144,7 @@ def cancel_command(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel a job that waits or runs, or all that match every option that is given."""
+    """Cancel a queued or running job, or all jobs that match every given option."""
     options = {"state": state, "pool": pool, "label": label, "name": name}
     chosen: dict[str, Any] = {field: value for field, value in options.items() if value is not None}
     if (job is not None) + bool(chosen) + everything != 1:

@@ -25,7 +25,7 @@ def logs_command(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what the job wrote, each line behind its device's number. With --json: one object a line."""
+    """Print the output of a job, with the device in front of each line. With --json: one object a line."""
     from shardyard.client import operations
 
     with connect_client(url, token) as client:

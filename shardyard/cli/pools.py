@@ -1,4 +1,4 @@
-"""Commands about the machines: pools, nodes, drain, forget, quarantine."""
+"""Commands about pools, nodes and devices."""
 
 import re
 import time
@@ -44,7 +44,7 @@ def pools_command(url: Url = None, token: Token = None, as_json: AsJson = False)
 
 
 def nodes_command(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
-    """List nodes, their health and who holds their devices."""
+    """List nodes, their health and the jobs on their devices."""
     from shardyard.client import endpoints
 
     with connect_client(url, token) as client:
@@ -80,7 +80,7 @@ def drain_command(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a node no new work. What runs there goes on; a restart of its worker changes nothing.
+    """Give a node no new work. Running attempts continue. The node stays drained when its worker restarts.
 
     With a deadline, what still runs then saves a checkpoint where it has any, and goes on on another node. That costs
     a job none of its retries. Asking again replaces the deadline.
@@ -113,7 +113,7 @@ def drain_command(
 
 
 def undrain_command(node: NodeId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
-    """Give a node that was drained work again."""
+    """Cancel the drain of a node: it gets work again."""
     from shardyard.client import endpoints
 
     with connect_client(url, token) as client:
@@ -130,7 +130,7 @@ def quarantine_command(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Give a device to nobody until `shardyard unquarantine`. What runs on it goes on.
+    """Lease a device to no job until `shardyard unquarantine`. A job that runs on it continues.
 
     shardyard quarantine host-a cuda:3 --reason "falls off the bus about once a week"
     """
@@ -140,7 +140,7 @@ def quarantine_command(
 
 
 def unquarantine_command(node: NodeId, device: DeviceName, url: Url = None, token: Token = None) -> None:
-    """Bring a device back, whatever put it into quarantine.
+    """Release a device from quarantine, whatever the reason was.
 
     A device whose processes would not die comes back by itself when they are gone and it can compute; this does not
     wait for that.
@@ -155,7 +155,7 @@ def forget_command(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Drop a node that is down for good, with what it held and its quarantine."""
+    """Remove a node that is down for good, with its leases and its quarantine."""
     with connect_client(url, token) as client:
         client.forget(node)
     print(f"{node} is forgotten")
@@ -179,7 +179,7 @@ def _quarantine_lines(nodes: Iterable["NodeView"]) -> Iterator[str]:
 
 
 def _remaining_work(node: "NodeView") -> str:
-    """What a node that drains still waits for."""
+    """The work that is left on a draining node."""
     if not node.attempts:
         return ", empty"
     until = f" until {formatting.local_time(node.drain_deadline_at)}" if node.drain_deadline_at else ""
@@ -191,7 +191,7 @@ def _drain_status(node: "NodeView") -> str:
 
 
 def _parse_seconds(given: str) -> float:
-    """Raises InvalidRequest: it is no time."""
+    """The seconds of a duration such as 10m. Raises InvalidRequest."""
     match = _TIME.fullmatch(given.strip())
     if match is None:
         raise InvalidRequest(f"--deadline {given!r} is not a time; write seconds, or 90s, 10m, 2h, 1d")
@@ -199,7 +199,7 @@ def _parse_seconds(given: str) -> float:
 
 
 def _device_index(client: "Client", node: str, device: str) -> int:
-    """The index of a device that is given by that, or by its name.
+    """The index of a device, from its index or its name.
 
     Raises:
         NotFound: there is no such node, or no such device of that name.

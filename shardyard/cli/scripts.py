@@ -49,7 +49,7 @@ class UserProgram:
 
 @dataclass(frozen=True, slots=True)
 class SubmitTarget:
-    """Where the job goes, and how its user wants to be answered."""
+    """The service of the job, and how to report to the user."""
 
     url: str | None
     token: str | None
@@ -94,7 +94,8 @@ def _complete_spec(spec: dict[str, Any], bundle: WrittenBundle, code: UserProgra
 
 
 def _entry_fields(entry: str, code: UserProgram) -> dict[str, str]:
-    """Where the program starts, and its name there: as by hand, where the user stands, if that is sent with it."""
+    """The directory in which the program starts, and its name there: the user's current directory, if it is part of
+    what is sent."""
     here = _relative_workdir(code.directory)
     if code.module is not None:
         is_here = here and entry.startswith(f"{here}/{code.module.replace('.', '/')}")
@@ -105,7 +106,7 @@ def _entry_fields(entry: str, code: UserProgram) -> dict[str, str]:
 
 
 def _relative_workdir(directory: Path) -> str:
-    """The current directory as a path within the one that is sent; empty where it is that one, or outside of it."""
+    """The current directory as a path within the one that is sent; empty if it is the same or outside."""
     inside = _path_below(Path.cwd(), directory)
     return "" if inside in (None, ".") else str(inside)
 
@@ -154,7 +155,7 @@ def _path_below(path: Path, directory: Path) -> str | None:
 
 
 def _similar_files_hint(given: list[Path]) -> str:
-    """A hint at files of a name like the one that is not there."""
+    """A hint at files with a name similar to the missing one."""
     there = {str(path) for one in given for path in (*one.parent.glob("*.py"), *one.parent.glob(f"*/{one.name}"))}
     near = [path for path in sorted(there) if Path(path).name == given[0].name]
     near += difflib.get_close_matches(str(given[0]), sorted(there), n=1)
@@ -178,7 +179,7 @@ def _module_file(module: str, directory: Path) -> str:
 
 
 def directory_to_send(named: str | None) -> Path:
-    """The directory that --dir names, else the current one, unless that is surely not meant. Raises InvalidRequest."""
+    """The directory that --dir names, or the current one if that is plausible. Raises InvalidRequest."""
     directory = Path(named or ".")
     if not directory.is_dir():
         raise InvalidRequest(f"--dir {directory}: there is no such directory")
@@ -199,7 +200,7 @@ def _check_packed(entry: str, chosen: FileSelection, code: UserProgram) -> None:
 
 @contextlib.contextmanager
 def _pack_selection(chosen: FileSelection, notes: Console) -> Iterator[tuple[BufferedRandom, WrittenBundle]]:
-    """The zip of a selection, in a file that is gone afterwards."""
+    """The zip of a selection, in a temporary file."""
     with tempfile.TemporaryFile() as file:
         try:
             with _progress_bar("packing", chosen.bytes, notes) as advanced:
@@ -213,7 +214,7 @@ def _pack_selection(chosen: FileSelection, notes: Console) -> Iterator[tuple[Buf
 def _submit_job(
     client: Client, spec: dict[str, Any], file: BufferedRandom, bundle: WrittenBundle, notes: Console
 ) -> JobStatus:
-    """Submit the job; the bundle is sent with it if the service does not have it from before."""
+    """Submit the job, and upload the bundle if the service does not have it."""
     with _progress_bar("uploading", bundle.bytes, notes) as advanced:
         sent = 0
 
@@ -233,7 +234,7 @@ def _submit_job(
 
 @contextlib.contextmanager
 def _progress_bar(what: str, total: int, notes: Console) -> Iterator[Any]:
-    """A bar in a terminal, nothing elsewhere; gives the function that moves it by so many bytes."""
+    """A progress bar in a terminal, nothing elsewhere; yields the function that advances it by a number of bytes."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
     with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as progress:
         task = progress.add_task(what, total=total)
@@ -244,7 +245,7 @@ def _progress_bar(what: str, total: int, notes: Console) -> Iterator[Any]:
 
 
 def _submit_notes(spec: dict[str, Any], code: UserProgram, entry: str, chosen: FileSelection) -> Iterator[str]:
-    """What the user should know before the job runs, a line each."""
+    """Warnings before the job runs, one a line."""
     size = f"{formatting.count_noun(len(chosen.files), 'file')}, {formatting.byte_count(chosen.bytes)}"
     yield f"{size}, from {code.directory.resolve()}"
     if chosen.left_out:
@@ -270,7 +271,7 @@ def _submit_notes(spec: dict[str, Any], code: UserProgram, entry: str, chosen: F
 
 
 def _missing_file_notes(status: JobStatus, chosen: FileSelection) -> Iterator[str]:
-    """What a script that failed did not find because it was not sent."""
+    """Hints at files that a failed script did not find because they were not sent."""
     words = (status.error or {}).get("message") or ""
     if "No such file or directory" not in words:
         return

@@ -1,4 +1,4 @@
-"""Checks that this installation can run a service: the client's dependencies alone are not enough for that."""
+"""Checks that this installation can run a service, for which the client's dependencies alone are not enough."""
 
 from importlib.util import find_spec
 

@@ -87,7 +87,8 @@ def up_command(
 
 
 def demo_command(devices: Devices = "auto") -> None:
-    """Start a service of its own, train on handwritten digits under dp and ddp, show who got what, and stop."""
+    """Start a separate service, train on handwritten digits under dp and ddp, show what each device got, and stop
+    it."""
     require_server("demo")
     from shardyard.cli.demo import run_demo
 
@@ -140,7 +141,7 @@ def worker_command(
 
 
 def _sigterm_options(stop_attempts: bool, drain: str | None) -> list[str]:
-    """The options that say what SIGTERM means.
+    """The worker's arguments for the options about SIGTERM.
 
     Raises:
         InvalidRequest: they contradict each other, or name no time.
@@ -159,7 +160,7 @@ def _sigterm_options(stop_attempts: bool, drain: str | None) -> list[str]:
 
 
 def _refuse_embedded(url: str) -> None:
-    """The Redis that `up` starts listens on a socket of its own host, where `up` runs a worker already."""
+    """Refuse the Redis of `up`: it listens on a local socket, and `up` runs a worker there already."""
     if url and not url.startswith("unix:"):
         return
     found = "is the built-in Redis of `shardyard up`, which no other host can reach" if url else "is not set"
@@ -187,7 +188,7 @@ def config_command(as_json: AsJson = False) -> None:
 
 
 def _exec_module(*module: str) -> NoReturn:
-    """Replace this process by one of the service's programs, so that signals and exit codes are its own."""
+    """Replace this process with one of the service's programs, which then gets its signals and gives its exit code."""
     # -P: a directory called `jobs` or `api` in the working directory must not shadow ours.
     os.execv(sys.executable, [sys.executable, "-P", "-m", *module])  # noqa: S606
 

@@ -55,7 +55,7 @@ def splits_command(
 def _check_options(
     wanted: dict[str, str], by: str | None, against: str | None, device: int | None, as_json: bool
 ) -> None:
-    """Options that say different things."""
+    """Refuse options that contradict each other."""
     if against is not None and device is not None:
         raise InvalidRequest("--against compares whole reports; leave --device out")
     if against is not None and SVG in wanted:
@@ -100,7 +100,7 @@ def _draw_picture(
 
 
 def _write_picture(drawn: bytes, file: str) -> None:
-    """To a file, or to standard output for "-". Raises InvalidRequest."""
+    """Write text to a file, or to standard output for "-". Raises InvalidRequest."""
     if file == "-":
         sys.stdout.buffer.write(drawn)
         sys.stdout.buffer.flush()

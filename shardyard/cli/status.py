@@ -1,4 +1,4 @@
-"""A job's status in words, for the terminal."""
+"""A job's status as text for the terminal."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def status_lines(status: "JobStatus") -> list[tuple[str, str]]:
-    """A job's status as (label, value) lines; what has not happened is left out."""
+    """A job's status as (label, value) lines, without values that are not known yet."""
     started = formatting.seconds_between(status.created_at, status.started_at) if status.started_at else None
     took = formatting.seconds_between(status.started_at, status.finished_at) if status.finished_at else None
     devices = formatting.count_noun(status.devices, "device")
@@ -74,6 +74,6 @@ def error_text(error: dict[str, Any]) -> str:
 
 
 def state_and_reason(status: "JobSummary") -> str:
-    """The state, and behind it why, unless that says nothing more."""
+    """The state, followed by the reason if that adds something."""
     message = status.reason.message
     return f"{status.state}: {message}" if message and message != status.state else status.state

@@ -203,7 +203,7 @@ def submit_command(
 
 
 class SubmitCommand(TyperCommand):
-    """Says where the arguments of a script go, when one is taken for an option of the command."""
+    """Explains where the arguments of a script go, if one is mistaken for an option of the command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         typed = list(args)
@@ -226,7 +226,7 @@ def _spec_file(words: list[str]) -> bytes:
 
 
 def _options_of_scripts(context: typer.Context) -> list[str]:
-    """Options that were given and say something about a script."""
+    """The given options that are only for scripts."""
     return [
         parameter.opts[0]
         for parameter in context.command.params
@@ -241,7 +241,7 @@ def _refuse_options(options: list[str]) -> None:
 
 
 def _drop_unset(**options: Any) -> Any:
-    """Without what was not said: the service has the defaults."""
+    """The spec without fields that were not given, for which the service has defaults."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -254,7 +254,7 @@ def _parse_pairs(option: str, given: list[str]) -> dict[str, str]:
 
 
 def _parse_variables(given: list[str]) -> dict[str, str]:
-    """Variables for the script; one without a value has the value that it has here."""
+    """Environment variables for the script; one without a value takes it from this environment."""
     missing = [name for name in given if "=" not in name and name not in os.environ]
     if missing:
         raise InvalidRequest(f"--env {missing[0]}: not set here; write it as {missing[0]}=VALUE")

@@ -22,7 +22,7 @@ def create_command(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token. Its secret is shown this once."""
+    """Create a token. Its secret is shown only this once."""
     from shardyard.client import endpoints
 
     call = endpoints.create_token(name, scopes=scope, tenant=tenant)
@@ -35,7 +35,7 @@ def create_command(
 
 @app.command("list")
 def list_tokens(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
-    """List tokens, never their secrets."""
+    """List tokens, without their secrets."""
     from shardyard.client import endpoints
 
     with connect_client(url, token) as client:
@@ -54,7 +54,7 @@ def revoke_command(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Revoke a token; it is refused from now on."""
+    """Revoke a token: requests with it are refused from now on."""
     with connect_client(url, token) as client:
         client.revoke_token(token_id)
     print(f"{token_id} is revoked")
@@ -62,7 +62,7 @@ def revoke_command(
 
 @app.command("show")
 def show_command() -> None:
-    """Print the path of the file that holds this machine's admin token."""
+    """Print the path of the file with this machine's admin token."""
     from shardyard.client.connection import default_data_dir, local_service
 
     local = local_service(default_data_dir())

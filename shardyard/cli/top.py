@@ -1,4 +1,4 @@
-"""The command `top`: jobs that have not ended, and who holds which device, live.
+"""The command `top`: a live view of the jobs that have not ended, and of the devices that they hold.
 
 What it asks of the service is bounded, however many jobs there are: a page of each state at the start
 and after a gap, the nodes when they have changed, and the progress of the running jobs on the screen.
@@ -93,7 +93,7 @@ class BoardFilter:
 
 @dataclass(slots=True)
 class ServiceBoard:
-    """What is known of the service now."""
+    """The current state of the service, as far as it is known here."""
 
     chosen: BoardFilter = field(default_factory=BoardFilter)
     jobs: dict[str, "JobSummary"] = field(default_factory=dict)
@@ -101,11 +101,11 @@ class ServiceBoard:
     nodes: list["NodeView"] = field(default_factory=list)
     pools: list["PoolView"] = field(default_factory=list)
     remark: str = ""
-    stale: bool = False  # something was missed: everything is to be fetched anew
+    stale: bool = False  # events were missed: everything must be fetched again
     fleet_stale: bool = False
 
     def load(self, client: "Client") -> None:
-        """Fetch everything anew: five requests."""
+        """Fetch everything again, with five requests."""
         from shardyard.client import endpoints
 
         found: dict[str, JobSummary] = {}
@@ -120,7 +120,7 @@ class ServiceBoard:
         self.nodes, self.pools, self.fleet_stale = client.nodes(), client.pools(), False
 
     def load_progress(self, client: "Client", shown: Sequence["JobSummary"]) -> None:
-        """How far the running jobs on the screen are."""
+        """Fetch the progress of the running jobs on the screen."""
         from shardyard.client import endpoints
 
         running = [job for job in shown if job.state == "running"][:WITH_PROGRESS]
@@ -133,7 +133,7 @@ class ServiceBoard:
         self.progress = found
 
     def take(self, event: Any) -> None:
-        """What has happened."""
+        """Apply an event."""
         from shardyard.client import events
 
         match event:
@@ -152,7 +152,7 @@ class ServiceBoard:
             self.jobs.pop(job.id, None)
         elif job.id in self.jobs or len(self.jobs) < KEPT:
             self.jobs[job.id] = job
-        self.fleet_stale = True  # what a pool has free, and how many wait
+        self.fleet_stale = True  # free devices and waiting jobs of the pools have changed
 
     def sorted(self, by: SortOrder) -> list["JobSummary"]:
         return sorted(self.jobs.values(), key=_ORDER[by])
@@ -162,7 +162,7 @@ class ServiceBoard:
 
 
 def draw_board(board: ServiceBoard, by: SortOrder, width: int, height: int, now: datetime | None = None) -> Group:
-    """The board on so many columns and lines."""
+    """The board, drawn in a number of columns and lines."""
     jobs = board.sorted(by)
     letters = {job.id: LETTERS[place] for place, job in enumerate(_running_jobs(jobs)[: len(LETTERS)])}
     head: list[RenderableType] = [*_pool_lines(board), *_node_lines(board, letters, width, max(2, height // 3))]
@@ -203,7 +203,7 @@ def _pool_lines(board: ServiceBoard) -> Iterator[Text]:
 
 
 def _node_lines(board: ServiceBoard, letters: dict[str, str], width: int, most: int) -> Iterator[Text]:
-    """A mark for each device: the letter of the job that holds it, or what it is instead."""
+    """A mark for each device: the letter of the job that holds it, or a sign for its state."""
     name = min(20, max((len(node.id) for node in board.nodes), default=0))
     for node in board.nodes[:most]:
         line = Text(f"{node.id:<{name}.{name}} ", "bold", no_wrap=True, overflow="ellipsis")
@@ -288,7 +288,7 @@ def _how_far(job: "JobSummary", progress: "Progress | None") -> Text:
 
 
 def _waiting_summary(board: ServiceBoard, jobs: Sequence["JobSummary"], room: int) -> str:
-    """What the list does not show; the pools know how many wait, however many there are."""
+    """A line about jobs that the list does not show; the pools have the number of all waiting jobs."""
     hidden = jobs[room:]
     waiting = sum(pool.queued for pool in board.pools)
     known = sum(job.state == "queued" for job in jobs[:room])
@@ -312,7 +312,7 @@ def top_command(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Show jobs and devices live: who holds what, how far it is, what waits. In a pipe: once.
+    """Show jobs and devices live: which job holds which devices, progress, waiting jobs. In a pipe: once.
 
     Keys: s sorts by the next column, f shows the next state only, q leaves.
     """
@@ -380,18 +380,18 @@ def _filter_arguments(chosen: BoardFilter) -> tuple[str | None, str | None, str 
 
 
 def _listen_events(client: "Client", came: "queue.Queue[Any]") -> None:
-    """Hand on events, and that the service is away. Ends with the process, or with an error that does not pass."""
+    """Queue events and outages of the service. Ends with the process, or with an error that is permanent."""
     from shardyard.client import operations
 
     try:
         for event in client.items(operations.service_events(away=came.put)):
-            came.put(event)  # who draws too slowly reads too slowly, and the service says so
+            came.put(event)  # if drawing is too slow, so is reading, and the service sends a `resync`
     except ShardyardError as error:
         came.put(error)
 
 
 def _waiting_events(came: "queue.Queue[Any]") -> Iterator[Any]:
-    """What has come, or comes within the time of one drawing."""
+    """The queued events, and those that arrive before the next drawing."""
     with contextlib.suppress(queue.Empty):
         yield came.get(timeout=DRAW_SECONDS)
         for _ in range(MAX_EVENTS):
@@ -400,7 +400,7 @@ def _waiting_events(came: "queue.Queue[Any]") -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _read_keys() -> Iterator[Callable[[], str]]:
-    """A function that says which key was pressed, without waiting; without a keyboard, none ever is."""
+    """A function that returns the key that was pressed, without waiting; without a keyboard it always returns none."""
     if not sys.stdin.isatty():
         yield lambda: ""
         return

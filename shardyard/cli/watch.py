@@ -43,7 +43,7 @@ PRINTED = ("stdout", "stderr")
 
 
 class QuietView:
-    """Shows nothing. The other views override what they show."""
+    """A view that shows nothing. The other views override what they show."""
 
     #: Every line is shown, so none may be passed over; None: lines do not matter; a number: so many from before.
     lines_from: int | None = None
@@ -51,13 +51,13 @@ class QuietView:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.said: set[str] = set()  # findings that were shown for good
+        self.said: set[str] = set()  # findings that were printed already
 
     def status(self, status: JobStatus) -> None:
         """The newest status of the job."""
 
     def progress(self, progress: Progress) -> None:
-        """How far it is."""
+        """New progress."""
 
     def report(self, report: SplitReport) -> None:
         """The newest split report."""
@@ -66,16 +66,16 @@ class QuietView:
         """A new way to divide a batch."""
 
     def finding(self, finding: Finding) -> None:
-        """Something that could be better."""
+        """A new finding."""
 
     def line(self, device: int, stream: str, line: str) -> None:
-        """A device has printed a line."""
+        """A new line of output of a device."""
 
     def remark(self, words: str) -> None:
-        """Something about the watching itself."""
+        """A message about the connection to the service."""
 
     def close(self) -> None:
-        """The watching ends."""
+        """The end of the view."""
 
 
 class PlainView(QuietView):
@@ -249,7 +249,7 @@ def follow_until_end(client: Client, job: str, as_json: bool, *, prints_lines: b
 
 
 def print_end(status: JobStatus, console: Console, *, with_traceback: bool = True) -> None:
-    """How the job ended: a line, and for one that failed the reason, the traceback, and what may be done about it."""
+    """Print how the job ended: a line, and after a failure the reason, the traceback and advice."""
     took = formatting.seconds_between(status.started_at, status.finished_at)
     line = _state_text(status)
     if took is not None:
@@ -262,7 +262,7 @@ def print_end(status: JobStatus, console: Console, *, with_traceback: bool = Tru
 
 
 def _failure_lines(status: JobStatus, *, with_traceback: bool) -> list[str]:
-    """Why a job did not succeed, where it happened, and what may be done about it, as far as that is known."""
+    """Print why a job did not succeed, where it happened, and advice if there is any."""
     if status.state == "succeeded":
         return []
     error = status.error or {}
@@ -271,7 +271,7 @@ def _failure_lines(status: JobStatus, *, with_traceback: bool) -> list[str]:
 
 
 def print_afterwards(client: Client, job: str, console: Console, said: Sequence[str] | set[str] = ()) -> None:
-    """What the split report warns of, unless that was said, and where there is more."""
+    """Print warnings of the split report that were not printed yet, and the commands that show more."""
     with contextlib.suppress(ShardyardError):  # no attempt has begun, or the report is not for this token
         for finding in client.call(endpoints.get_report(job)).findings:
             words = finding_words(finding)
@@ -289,7 +289,7 @@ def device_labels(status: JobStatus) -> list[str]:
 
 
 def _state_text(status: JobStatus) -> Text:
-    """The state; of a rehearsal, whose devices only act as GPUs, never without saying so."""
+    """The state, which always names a rehearsal, because its devices only act as GPUs."""
     state = state_text(status.state)
     return state.append(" (REHEARSAL)", style="yellow") if status.rehearsal else state
 
@@ -328,7 +328,7 @@ def _feed_view(client: Client, job: str, view: QuietView) -> JobStatus:
         stream = operations.follow_job(job, away=lambda error: view.remark(_retry_message(error)))
     for event in client.items(stream):
         match event:
-            case events.StateChanged() if not event.ended:  # the end is told when everything else was
+            case events.StateChanged() if not event.ended:  # the end is shown after everything else
                 view.status(client.call(endpoints.get_job(job)))
             case events.Progressed():
                 view.progress(event.progress)
@@ -352,7 +352,7 @@ def _feed_view(client: Client, job: str, view: QuietView) -> JobStatus:
 
 
 class _LineFilter:
-    """Shows each line of the program once, in whichever way it comes."""
+    """Shows each line of the program once, whether it comes as an event or from the log."""
 
     def __init__(self, view: QuietView) -> None:
         self._view = view
@@ -367,7 +367,8 @@ class _LineFilter:
 
 
 def _catch_up(client: Client, job: str, view: QuietView, seen: _LineFilter, event: events.Resync) -> None:
-    """Events were passed over. What is shown for good is fetched; what only shows how things are comes anew."""
+    """After missed events: fetch what must be printed completely; views of the current state update with the next
+    events."""
     view.status(client.call(endpoints.get_job(job)))
     _show_report(client, job, view)
     if view.prints_lines:
@@ -377,7 +378,7 @@ def _catch_up(client: Client, job: str, view: QuietView, seen: _LineFilter, even
 
 
 def _show_report(client: Client, job: str, view: QuietView) -> None:
-    with contextlib.suppress(NotFound, Unavailable):  # there is none yet, or the next one will come
+    with contextlib.suppress(NotFound, Unavailable):  # there is none yet, or the next event brings it
         view.report(client.call(endpoints.get_report(job)))
 
 

@@ -1,4 +1,4 @@
-"""A script's checkpoints on disk: kept whole or not at all, also when the machine stops in the middle of it.
+"""A script's checkpoints on disk: stored completely or not at all, even if the machine stops during a save.
 
     <output>/checkpoints/<name>                     a copy of the file or directory of that name, the latest one
                         /.<nonce>.part              while it is written
@@ -33,7 +33,7 @@ _CHUNK_BYTES: Final = 1024 * 1024
 
 @dataclass(slots=True)
 class _CheckpointContents:
-    """What is in a checkpoint, by its path within it, the parts of which "/" divides; "" is the checkpoint itself."""
+    """The contents of a checkpoint, by their paths within it, with "/" between parts; "" is the checkpoint itself."""
 
     files: list[tuple[str, int, str]] = field(default_factory=list)  # path, bytes, SHA-256 in hex
     directories: list[str] = field(default_factory=list)  # from the outermost on
@@ -44,7 +44,7 @@ class _CheckpointContents:
 
 
 def save_checkpoint(source: Path, output: Path) -> Path:
-    """Keep a copy of a file or directory in `output`. Returns the path of the copy.
+    """Store a copy of a file or directory in `output`. Returns the path of the copy.
 
     What lies there already is not copied, and must not be changed afterwards.
 
@@ -85,7 +85,7 @@ def _removed_unless_done(draft: Path) -> Iterator[None]:
 
 
 def _copy_source(source: Path, draft: Path | None) -> _CheckpointContents:
-    """Read what is at `source`, and have it on disk: in a copy at `draft`, or where it is."""
+    """Read `source` and sync it to disk: a copy at `draft`, or in place."""
     contents = _CheckpointContents()
     if source.is_dir():
         _take_directory(source, draft, "", contents)
@@ -128,7 +128,7 @@ def _take_file(source: Path, draft: Path | None) -> tuple[int, str]:
 
 
 def _replace_target(draft: Path, target: Path) -> None:
-    """Let a draft take the place of whatever has its name. Until it has, the manifest leads to the draft."""
+    """Rename a draft to its final name, and replace an earlier one. Until then the manifest names the draft."""
     if not (draft.is_dir() or target.is_dir()):
         draft.replace(target)
         return
@@ -155,7 +155,7 @@ def _remove_path(path: Path) -> None:
 
 
 def _record_checkpoint(output: Path, name: str, draft: str, contents: _CheckpointContents) -> None:
-    """Say that a checkpoint is on disk, and what it is. The earlier one of that name is no more."""
+    """Write the manifest of a checkpoint that is on disk. It replaces the earlier one of that name."""
     places = output / MANIFESTS
     body = json.dumps(
         {
@@ -187,7 +187,7 @@ def _record_checkpoint(output: Path, name: str, draft: str, contents: _Checkpoin
 
 
 def sync_directory(directory: Path) -> None:
-    """Have the names in a directory on disk.
+    """Sync the names in a directory to disk.
 
     Raises:
         OSError: the disk refuses.

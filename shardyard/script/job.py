@@ -1,4 +1,4 @@
-"""What a training script reports to its job and asks of it; users import it as `shardyard.job`.
+"""The functions by which a training script reports to its job; users import them as `shardyard.job`.
 
 Everything here is optional.
 
@@ -37,7 +37,8 @@ MAX_STEP: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class _JobLink:
-    """What joins this process to its job. A child that is forked later has its parent's `pid` here, and no link."""
+    """The link of this process to its job. In a child that is forked later, `pid` is its parent's, so it has no
+    link."""
 
     emit: Callable[[Any], None]
     stopping: Callable[[], bool]
@@ -74,7 +75,7 @@ def log(name: str, value: SupportsFloat, step: SupportsIndex | None = None) -> N
 
 
 def progress(step: SupportsIndex, steps: SupportsIndex | None = None) -> None:
-    """Say that `step` of `steps` are done; without `steps`, that the end is not known.
+    """Report that `step` of `steps` are done; without `steps`, the total is not known.
 
     Raises:
         TypeError, ValueError: one of them is not a whole number, or is negative.
@@ -86,7 +87,7 @@ def progress(step: SupportsIndex, steps: SupportsIndex | None = None) -> None:
 
 
 def output_dir() -> Path:
-    """The directory whose files are kept with the job, absolute; it exists. Outside a job: `./output`."""
+    """The directory whose files are stored with the job, as an absolute path; it exists. Outside a job: `./output`."""
     path = _kept_dir()
     if path is None:
         _say_outside()
@@ -96,7 +97,7 @@ def output_dir() -> Path:
 
 
 def checkpoint(path: str | os.PathLike[str]) -> Path:
-    """Keep a copy of a file or directory, under its own name in `checkpoints/` of the output directory.
+    """Store a copy of a file or directory, under its own name in `checkpoints/` of the output directory.
 
     The copy is complete and on disk, or it is not there: it is written beside its place, synced, and
     then renamed, and takes the place of an earlier one of that name. Returns the path of the copy. If
@@ -119,14 +120,14 @@ def checkpoint(path: str | os.PathLike[str]) -> Path:
 
 
 def resume_dir() -> Path | None:
-    """The directory that has the newest whole checkpoint of the job's earlier attempts, under the name that it was
-    saved by; for reading only. None at a job's first start, where no checkpoint was made, and outside a job."""
+    """The directory with the newest complete checkpoint of the job's earlier attempts, under the name of the saved file
+    or directory; for reading only. None at a job's first start, if no checkpoint was saved, and outside a job."""
     given = os.environ.get(RESUME_VARIABLE)
     return Path(given) if given else None
 
 
 def should_stop() -> bool:
-    """Whether the job was told to end (a cancel, a limit, a stop of the service): SIGTERM has come, SIGKILL will."""
+    """Whether the job must end (a cancel, a limit, a stop of the service): SIGTERM has arrived, and SIGKILL follows."""
     link = _current_link()
     return link is not None and link.stopping()
 
@@ -143,7 +144,7 @@ def connect(
     metric: Callable[[int, str, int, float, float], Any],
     progress: Callable[[int, int | None], Any],
 ) -> None:
-    """Connect this process to its job; for the service, before any of the user's code.
+    """Connect this process to its job. The service calls it before any of the user's code.
 
     `emit` sends the records that `metric` (device, name, step, value, time) and `progress` (step, steps) make, and
     `stopping` tells whether SIGTERM has come. `device` is what series belong to: -1, the job as a whole, for rank 0,
@@ -154,21 +155,21 @@ def connect(
 
 
 def carry_over(stopping: Callable[[], bool]) -> None:
-    """Join a forked child as its parent was; for the service, where the parent's `emit` serves children too."""
+    """Connect a forked child like its parent. The service calls it if the parent's `emit` also works in children."""
     global _link
     if _link is not None:
         _link = replace(_link, stopping=stopping, pid=os.getpid(), steps={})
 
 
 def belong_to(device: int) -> None:
-    """From now on the series of this process belong to `device`, as in `connect`; for the service."""
+    """Assign the series of this process to `device` from now on, as in `connect`. The service calls it."""
     global _link
     if _link is not None:
         _link = replace(_link, device=device)
 
 
 def _current_link() -> _JobLink | None:
-    """The link of this very process; without one, the reason is said once."""
+    """The link of this process; if there is none, the reason is printed once."""
     if _link is not None and _link.pid == os.getpid():
         return _link
     if _kept_dir() is None:

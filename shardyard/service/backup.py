@@ -58,7 +58,7 @@ Say = Callable[[str], None]
 
 
 class BackupError(ShardyardError):
-    """A back-up cannot be made, or is not one, or is damaged."""
+    """A back-up cannot be made, is not valid, or is damaged."""
 
     code = "backup_failed"
 
@@ -80,7 +80,7 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class BackupSource:
-    """What is backed up. `token` is the file of its admin token, where it has one that we know of."""
+    """The service to back up. `token` is the file with its admin token, if that is known."""
 
     control: RedisStore
     storage: Path
@@ -112,7 +112,7 @@ def embedded_service(data_dir: Path, say: Say) -> Iterator[BackupSource]:
 
 @contextlib.contextmanager
 def connect_control(url: str) -> Iterator[RedisStore]:
-    """A control Redis of the caller's own."""
+    """A service with its own control Redis."""
     control = RedisStore(
         redis.Redis.from_url(url, socket_timeout=REPLY_SECONDS, socket_connect_timeout=CONNECT_SECONDS)
     )
@@ -137,7 +137,7 @@ def _running_redis(server: embedded_redis.EmbeddedRedis, say: Say) -> Iterator[N
 
 
 def make_backup(service: BackupSource, destination: Path) -> BackupManifest:
-    """Back up a service into a directory that is empty or not there yet.
+    """Back up a service into an empty or new directory.
 
     Raises:
         InvalidRequest: the directory is not empty, or is part of what is backed up.
@@ -224,7 +224,7 @@ def _belongs_to_backup(path: PurePosixPath, storage: Path, attempts: Mapping[str
 
 
 def _copy_file(source: Path, target: Path) -> BackedUpFile:
-    """Copy a file as long as it is now: of one that grows, what comes later is not waited for.
+    """Copy a file up to its current length; what is appended later is not copied.
 
     Raises:
         FileNotFoundError: it is gone, or no regular file.
@@ -311,7 +311,7 @@ def restore_data_dir(source: Path, data_dir: Path, say: Say) -> BackupManifest:
 
 
 def restore_outside(source: Path, control: RedisStore, storage: Path) -> BackupManifest:
-    """The same into a Redis server of the caller's own and a storage directory, both empty.
+    """Restore into the caller's own Redis server and a storage directory, both empty.
 
     Raises:
         InvalidRequest: one of the two is not empty.
@@ -333,7 +333,7 @@ def restore_outside(source: Path, control: RedisStore, storage: Path) -> BackupM
 
 
 def _unpack_files(source: Path, made: BackupManifest, part: Path) -> None:
-    """Copy every file of a back-up, and check that it is the one that was kept."""
+    """Copy every file of a back-up, and check it against the manifest."""
     for name, file in made.files.items():
         try:
             copied = _copy_file(source / name, part / name)
@@ -395,7 +395,7 @@ def _is_within(path: PurePosixPath) -> bool:
 
 @contextlib.contextmanager
 def _removed_afterwards(directory: Path) -> Iterator[None]:
-    """A directory of our own, without what a restore that was killed has left in it."""
+    """An empty directory for the restore, without remains of one that was killed."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True, mode=0o700)
     try:

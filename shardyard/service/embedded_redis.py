@@ -1,4 +1,4 @@
-"""The two Redis servers that `shardyard up` brings along, so that one command is a whole service.
+"""The two Redis servers that `shardyard up` starts, so that one command runs a whole service.
 
     control     the truth about jobs: every write is on disk before it is answered, nothing is evicted
     telemetry   logs, metrics and reports: synced once a second, with a memory limit of its own, so
@@ -41,7 +41,7 @@ _BOTH = {
     "maxmemory-policy": "noeviction",
 }
 SETTINGS: dict[str, dict[str, str]] = {
-    # A hash with a longer value takes three times the memory: a job's labels, its result, a traceback.
+    # A hash with a longer value (a job's labels, its result, a traceback) would take three times the memory.
     "control": _BOTH | {"appendfsync": "always", "hash-max-listpack-value": "1024"},
     "telemetry": _BOTH | {"appendfsync": "everysec", "maxmemory": "512mb"},
 }
@@ -118,7 +118,7 @@ def redis_answers(server: EmbeddedRedis) -> bool:
     Raises:
         ServiceError: a server answers, but refuses our password.
     """
-    # Not by the client library, of which `up` would keep 6 MB for these two lines.
+    # Without the client library, which would cost `up` 6 MB for these two lines.
     try:
         with sockets.socket(sockets.AF_UNIX) as line:
             line.settimeout(ANSWER_SECONDS)
@@ -158,7 +158,7 @@ def _packaged_server() -> Path | None:
 
 
 def _major_version(server: str) -> int:
-    """From `Redis server v=7.0.15 sha=...`; 0 when it does not say."""
+    """The version in `Redis server v=7.0.15 sha=...`; 0 if there is none."""
     try:
         said = subprocess.run([server, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
@@ -174,7 +174,7 @@ def _read_password(path: Path) -> str:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Replace `path` in one step, readable by its owner alone from the first byte on."""
+    """Replace `path` atomically; only its owner can read it, from the first byte on."""
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -192,7 +192,7 @@ def _quote_value(value: str) -> str:
 
 
 def _socket_path(directory: Path) -> Path:
-    """Where the socket lies: in the data directory, or in a private one under /tmp when that path is too long."""
+    """The path of the socket: in the data directory, or in a private directory under /tmp if that path is too long."""
     socket = directory / "r.sock"
     if len(os.fsencode(socket)) <= MAX_SOCKET_PATH_BYTES:
         return socket

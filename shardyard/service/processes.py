@@ -1,4 +1,4 @@
-"""Processes that `shardyard up` runs: started, adopted, watched and stopped by one mechanism.
+"""The processes that `shardyard up` runs: one mechanism starts, adopts, watches and stops them.
 
 Each service has a lock file. The child inherits it, locked, so the lock is held exactly as long as
 the child lives, whatever happens to the process that started it. A start therefore meets one of
@@ -55,7 +55,7 @@ How = Literal["started", "adopted", "replaced"]
 
 
 class ServiceError(Unavailable):
-    """A process of the service does not start, does not stay up, or is in the way."""
+    """A process of the service does not start, does not stay up, or blocks another one."""
 
     code: ClassVar[str] = "service_failed"
 
@@ -77,7 +77,7 @@ class ServiceProcess:
         return inherited | dict(self.env)
 
     def fingerprint(self) -> str:
-        """Changes when the service would run differently: other code, arguments or settings."""
+        """A digest that changes if the service would run differently: other code, arguments or settings."""
         settings = {
             name: value
             for name, value in self.environment().items()
@@ -95,7 +95,7 @@ class _RunningProcess:
     child: subprocess.Popen[bytes] | None  # None: adopted, so its exit code is not ours to read
 
     def reap(self) -> "_ProcessEnd":
-        """How the process, which has ended, did so."""
+        """How the ended process ended."""
         os.close(self.pidfd)
         if self.child is None:
             return _ProcessEnd("ended", by_itself=True)
@@ -107,7 +107,7 @@ class _RunningProcess:
 @dataclass(frozen=True, slots=True)
 class _ProcessEnd:
     how: str
-    by_itself: bool  # nobody killed it from outside, as far as that can be told
+    by_itself: bool  # it was not killed from outside, as far as is known
     at: float = field(default_factory=time.monotonic)
 
 
@@ -132,7 +132,7 @@ class ProcessGroup:
     _restarts: dict[str, _PlannedRestart] = field(default_factory=dict)
 
     def start(self, service: ServiceProcess) -> How:
-        """Start `service`, or take over the one that survived an earlier `up`.
+        """Start `service`, or adopt the process that survived an earlier `up`.
 
         Raises:
             ServiceError: the program cannot be run, or its lock is held by a process out of reach.
@@ -145,7 +145,7 @@ class ProcessGroup:
                 return how
             survivor = _find_survivor(service)
             if survivor is None:
-                continue  # it ended between the two looks
+                continue  # it ended between the two checks
             if service.keep or _recorded_fingerprint(service.lock_path) == service.fingerprint():
                 self._running[service.name] = survivor
                 return "adopted"
@@ -184,7 +184,7 @@ class ProcessGroup:
         _send_signal(running, signal.SIGTERM)
         deadline = time.monotonic() + service.stop_seconds
         while not _wait_for_end([running], 0.05):
-            # Redis gets its whole time even in a hurry: what it has accepted is then on disk.
+            # Redis gets its whole time even in a fast stop, so that everything it has accepted is on disk.
             if time.monotonic() > deadline or (self.hurried() and not service.keep):
                 why = "did not end in time" if time.monotonic() > deadline else "is not waited for"
                 self.say(f"{service.name} (pid {running.pid}) {why}; killing it")
@@ -216,7 +216,7 @@ class ProcessGroup:
 
 
 def is_alive(service: ServiceProcess) -> bool:
-    """Whether somebody holds the service's lock now."""
+    """Whether a process holds the service's lock now."""
     lock = _open_lock(service.lock_path)
     if lock is None:
         return True
@@ -258,7 +258,7 @@ def tail_log(path: Path, lines: int = LOG_TAIL_LINES) -> str:
 
 
 def _open_lock(path: Path) -> int | None:
-    """A descriptor that holds the lock, or None when somebody else does."""
+    """A descriptor that holds the lock, or None if another process does."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -270,7 +270,7 @@ def _open_lock(path: Path) -> int | None:
 
 
 def _spawn_service(service: ServiceProcess, lock: int) -> _RunningProcess:
-    # Written before the child exists: a record that comes too late would make a survivor a stranger.
+    # Written before the child exists: without the record, a surviving process could not be identified.
     _write_lock(lock, json.dumps({"fingerprint": service.fingerprint(), "argv": service.argv}).encode())
     try:
         with _open_log(service.log_path) as log:
@@ -291,7 +291,8 @@ def _spawn_service(service: ServiceProcess, lock: int) -> _RunningProcess:
 
 
 def _write_lock(lock: int, body: bytes) -> None:
-    """Have a lock file hold `body`. One that does is left alone: a disk that is full would not take it back."""
+    """Write `body` to a lock file, unless it has it already: a full disk could truncate the file and then refuse the
+    write."""
     if os.pread(lock, len(body) + 1, 0) == body:
         return
     os.ftruncate(lock, 0)
@@ -335,7 +336,7 @@ def _find_survivor(service: ServiceProcess) -> _RunningProcess | None:
 
 
 def _lock_holders(path: Path) -> list[int]:
-    """Processes that have `path` open, as far as this user may look."""
+    """Processes that have `path` open, as far as this user may see them."""
     wanted = path.stat()
     found = []
     for process in Path("/proc").iterdir():

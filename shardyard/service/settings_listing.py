@@ -10,7 +10,7 @@ from shardyard.contract.errors import FieldError, InvalidRequest
 
 
 def list_settings() -> list[dict[str, Any]]:
-    """A row for each setting. `set` tells whether its variable is in the environment; secrets are masked.
+    """A row for each setting. `set` is true if its variable is in the environment; secrets are masked.
 
     Raises:
         InvalidRequest: a variable has a value that its setting does not take.

@@ -1,4 +1,4 @@
-"""`shardyard up`: the whole service on one machine, from one command, in one directory.
+"""`shardyard up`: one command that runs the whole service on one machine, in one directory.
 
     start   control and telemetry Redis -> API -> worker -> ready when the node has shown its devices
     stop    worker (its attempts go back to the queue) -> API -> Redis
@@ -102,13 +102,13 @@ class _ServiceRun:
         self._processes = ProcessGroup(say=self._print_warning, hurried=lambda: interrupts.count > 1)
 
     def start(self) -> None:
-        """Start everything, in order, and wait until jobs can be taken (or a signal comes)."""
+        """Start everything, in order, and wait until the service accepts jobs (or a signal comes)."""
         begun = time.monotonic()
         self._print_line(f"[bold]shardyard[/] on {escape(str(self._data_dir))}")
         port = self._choose_port()
         environment = self._service_environment(port) | self._start_redis()
         if environment["SHARDYARD_RUN_AS"]:
-            self._data_dir.chmod(0o711)  # jobs reach their own directories in it, and cannot look around
+            self._data_dir.chmod(0o711)  # jobs can reach their own directories in it, and list nothing
         self._start_process(_api_process(self._data_dir, environment))
         self._start_process(_worker_process(self._data_dir, environment))
         url = f"http://{url_host(self._options.host)}:{port}"
@@ -145,7 +145,7 @@ class _ServiceRun:
         """
         host, port = self._options.host, self._options.port
         if port and is_alive(_api_process(self._data_dir, {})):
-            return port  # our own API outlived an earlier `up`; it is about to be adopted or replaced
+            return port  # the API of an earlier `up` still runs; it is adopted or replaced next
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -171,7 +171,7 @@ class _ServiceRun:
         }
 
     def _start_redis(self) -> dict[str, str]:
-        """The URLs of the Redis servers, which are started unless the caller named his own."""
+        """The URLs of the Redis servers, which are started unless the caller named others."""
         if self._options.redis_url is not None:
             named = {"SHARDYARD_REDIS_URL": self._options.redis_url}
             if self._options.telemetry_url is not None:
