@@ -151,4 +151,4 @@ def print_submitted(job: "JobSummary") -> None:
     if sys.stdout.isatty():
         make_console().print(Text.assemble((job.name, "bold"), f" is {job.state}: {job.id}"))
     else:
-        print(job.id)  # what a script wants to catch
+        print(job.id)  # for scripts

@@ -82,8 +82,8 @@ def drain_command(
 ) -> None:
     """Give a node no new work. Running attempts continue. The node stays drained when its worker restarts.
 
-    With a deadline, what still runs then saves a checkpoint where it has any, and goes on on another node. That costs
-    a job none of its retries. Asking again replaces the deadline.
+    With a deadline, attempts that still run then save a checkpoint if they can, and continue on another node. That uses
+    none of the job's retries. A second drain replaces the deadline.
 
     shardyard drain host-a --wait    before a reboot, when jobs may take their time
 

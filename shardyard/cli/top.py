@@ -74,7 +74,7 @@ _ORDER: dict[SortOrder, Callable[["JobSummary"], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class BoardFilter:
-    """Which jobs are shown; what is None chooses all."""
+    """Which jobs to show; a filter that is None selects all."""
 
     state: str | None = None
     pool: str | None = None
@@ -314,7 +314,7 @@ def top_command(
 ) -> None:
     """Show jobs and devices live: which job holds which devices, progress, waiting jobs. In a pipe: once.
 
-    Keys: s sorts by the next column, f shows the next state only, q leaves.
+    Keys: s sorts by the next column, f shows only the next state, q quits.
     """
     board = ServiceBoard(BoardFilter(state, pool, label, name))
     out = make_console()

@@ -234,12 +234,12 @@ def watch_job(
 
 
 def follow_until_end(client: Client, job: str, as_json: bool, *, prints_lines: bool = False) -> int:
-    """Show a job until it has ended; the exit code that says how. Ctrl-C leaves it running."""
+    """Show a job until it has ended, and return the exit code for its end. Ctrl-C leaves it running."""
     out = make_console()
     try:
         status = watch_job(client, job, out, quiet=as_json, prints_lines=prints_lines)
     except KeyboardInterrupt:
-        out.print("\nThe job goes on.", soft_wrap=True)
+        out.print("\nThe job continues.", soft_wrap=True)
         out.print(f"  shardyard watch {job}    follows it again", soft_wrap=True)
         out.print(f"  shardyard cancel {job}   ends it", soft_wrap=True)
         return INTERRUPTED
