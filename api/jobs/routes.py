@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.routing import APIRoute
 
-from api.http import responses
+from api.http import deps, responses
 from api.http.deps import Body, Caller, IdempotencyKey, JobId, WantsText, service_of
 from api.http.operation_docs import TEXT, describe, json_body
 from api.jobs import plan_service
@@ -17,7 +17,8 @@ from jobs.model.state import JobState
 from jobs.store import JobFilter
 from shardyard.contract.responses import AttemptList, CancelledJobs, JobList, JobStatus, Plan
 
-ServiceDep = Annotated[JobService, Depends(service_of(JobService))]
+_job_service = service_of(JobService)
+ServiceDep = Annotated[JobService, Depends(_job_service)]
 router = APIRouter(tags=["jobs"])
 
 _SPEC = json_body("JobSpec", examples.SPECS)
@@ -29,7 +30,9 @@ _NEVER_RUN = ("unknown_bundle", "unknown_pool", "too_large_for_pool", "idempoten
     status_code=201,
     **describe("Submit a job", JobStatus, statuses=(201, 200), refuses=_NEVER_RUN, body=_SPEC),
 )
-async def submit(who: Caller, jobs: ServiceDep, body: Body, key: IdempotencyKey) -> Response:
+async def submit(request: Request, key: IdempotencyKey) -> Response:
+    # It calls the other dependencies itself: the framework takes as long for them as for the spec.
+    who, jobs, body = await deps.principal(request), await _job_service(request), await deps.body(request)
     return _submitted(await jobs.submit(who, body, key))
 
 
@@ -135,4 +138,4 @@ def _submitted(submitted: SubmittedJob) -> Response:
 def find_status_route() -> tuple[APIRoute, Callable[[Request], Awaitable[JobService]]]:
     """The route of a status poll and its service dependency, for `StatusPollMiddleware`."""
     route = next(route for route in router.routes if isinstance(route, APIRoute) and route.endpoint is show)
-    return route, service_of(JobService)
+    return route, _job_service
