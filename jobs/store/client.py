@@ -23,14 +23,13 @@ from redis.retry import Retry
 from jobs import store
 from jobs.store.call import Word
 from jobs.store.function_library import function_library, is_function_missing
+from jobs.store.shared_connection import SharedConnection
 from shardyard.contract.errors import Unavailable
 
 T = TypeVar("T")
 
 CONNECT_SECONDS = 2.0
 REPLY_SECONDS = 5.0
-#: A call from asyncio ends by then, however often redis-py connects anew and sends it again.
-CALL_SECONDS = 15.0
 
 #: How a server says that it cannot serve for now. redis-py has classes for some, which drop the word.
 _REFUSALS = (OutOfMemoryError, ReadOnlyError, MasterDownError, BusyLoadingError)
@@ -110,12 +109,15 @@ class RedisStore:
 
 
 class AsyncRedisStore:
-    """Runs calls from asyncio. Raises as `RedisStore` does."""
+    """Runs calls from asyncio, all of them on one connection. Raises as `RedisStore` does.
 
-    def __init__(self, client: "redis.asyncio.Redis", *, is_open: bool = True, seconds: float = CALL_SECONDS) -> None:
+    `client` is for commands that would hold up the others: it has connections of its own.
+    """
+
+    def __init__(self, client: "redis.asyncio.Redis", *, is_open: bool = True) -> None:
         """`is_open=False`: calls are refused as Unavailable until `open` is called."""
         self.client = client
-        self._seconds = seconds
+        self._connection = SharedConnection(client)
         self._opened = asyncio.Event()
         if is_open:
             self.open()
@@ -131,8 +133,7 @@ class AsyncRedisStore:
         if not self._opened.is_set():
             raise Unavailable("the control Redis is not ready yet; try again in a moment")
         with redis_errors():
-            async with asyncio.timeout(self._seconds):
-                return call.decode(await self._execute(call.command))
+            return call.decode(await self._execute(call.command))
 
     async def _execute(self, command: tuple[Word, ...]) -> Any:
         try:
@@ -151,9 +152,10 @@ class AsyncRedisStore:
                 await self._send(command)
 
     async def _send(self, command: tuple[Word, ...]) -> Any:
-        return await self.client.execute_command(*command)  # type: ignore[no-untyped-call]
+        return await self._connection.execute(*command)
 
     async def close(self) -> None:
+        await self._connection.close()
         await self.client.aclose()
 
 

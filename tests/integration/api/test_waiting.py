@@ -122,7 +122,7 @@ async def test_hundreds_wait_on_no_connection_of_their_own(api: Api) -> None:
     before = len(api.control.client.client_list())
     held = [asyncio.create_task(api.client.get(f"/v1/jobs/{job}?wait=30")) for _ in range(300)]
     await until_waiting(api, 300)
-    assert len(api.control.client.client_list()) <= before + 32  # the pool of the routes
+    assert len(api.control.client.client_list()) <= before + 2  # one waits for changes of all
     calls, began = api.control.client.info("commandstats")["cmdstat_fcall"]["calls"], time.monotonic()
     await asyncio.sleep(0.5)
     asked = api.control.client.info("commandstats")["cmdstat_fcall"]["calls"] - calls

@@ -1,4 +1,4 @@
-"""Calls over one pool of connections to the control Redis, while that is there, slow, away, or lost amid a reply."""
+"""Calls over one connection to the control Redis, while that is there, slow, away, or lost amid a reply."""
 
 import asyncio
 import random
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ResponseError
 
-from api.data.redis_pool import MAX_CONNECTIONS, connect
-from jobs.store import Call
+from api.data.redis_pool import connect
+from jobs.store import Call, shared_connection
 from jobs.store.client import AsyncRedisStore
 from shardyard.contract.errors import Unavailable
 from tests.support.redis_server import RedisServer
@@ -20,8 +20,7 @@ from tests.support.redis_server import RedisServer
 pytestmark = [pytest.mark.anyio, pytest.mark.integration]
 
 SECONDS = 30.0
-#: More tasks than there are connections.
-MANY = 3 * MAX_CONNECTIONS
+MANY = 100
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def anyio_backend() -> str:
 
 @asynccontextmanager
 async def store_at(url: str, reply_seconds: float = SECONDS) -> AsyncIterator[AsyncRedisStore]:
-    control = AsyncRedisStore(connect(url, reply_seconds), seconds=3 * reply_seconds)
+    control = AsyncRedisStore(connect(url, reply_seconds))
     try:
         yield control
     finally:
@@ -57,11 +56,11 @@ def kill_connections(server: RedisServer) -> None:
         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
 
-async def test_many_tasks_have_their_own_answers_over_a_bounded_number_of_connections(server: RedisServer) -> None:
+async def test_many_tasks_have_their_own_answers_over_one_connection(server: RedisServer) -> None:
     async with store_at(server.url) as control:
         assert await asyncio.gather(*(control.run(echo(i)) for i in range(500))) == [f"{i}" for i in range(500)]
         with server.client() as client:
-            assert len(client.client_list()) <= MAX_CONNECTIONS + 1
+            assert len(client.client_list()) == 1 + 1  # and this one
 
 
 async def test_an_error_is_raised_where_the_call_was_made_only(server: RedisServer) -> None:
@@ -72,7 +71,7 @@ async def test_an_error_is_raised_where_the_call_was_made_only(server: RedisServ
         assert found[1] == "x"
 
 
-async def test_tasks_that_are_cancelled_shift_no_replies_and_take_no_connections_along(server: RedisServer) -> None:
+async def test_tasks_that_are_cancelled_shift_no_replies(server: RedisServer) -> None:
     chance = random.Random(3)
     async with store_at(server.url) as control, asyncio.timeout(SECONDS):
         for _ in range(30):
@@ -87,7 +86,7 @@ async def test_tasks_that_are_cancelled_shift_no_replies_and_take_no_connections
                 assert await answer == word
 
 
-async def test_connections_that_are_lost_are_replaced_and_the_commands_are_sent_again(server: RedisServer) -> None:
+async def test_a_connection_that_is_lost_is_replaced_and_the_commands_are_sent_again(server: RedisServer) -> None:
     async with store_at(server.url) as control:
         await asyncio.gather(*(control.run(echo(i)) for i in range(MANY)))
         kill_connections(server)
@@ -153,13 +152,40 @@ async def test_a_connection_that_is_lost_amid_a_reply_gives_no_task_the_reply_of
 ) -> None:
     words = [f"{i}" * (1 + i % 400) for i in range(300)]
     async with (
-        cut_after(server, [bytes_of_replies + number for number in range(MAX_CONNECTIONS)]) as (url, made),
+        cut_after(server, [bytes_of_replies, bytes_of_replies]) as (url, made),
         store_at(url) as control,
         asyncio.timeout(SECONDS),
     ):
         answers = await asyncio.gather(*(control.run(echo(word)) for word in words))
         assert answers == words
-        assert len(made) > MAX_CONNECTIONS
+        assert len(made) == 3
+
+
+async def test_what_waits_when_the_store_is_closed_fails(server: RedisServer) -> None:
+    async with store_at(server.url) as control, asyncio.timeout(SECONDS):
+        await control.run(echo("x"))
+        server.signal(signal.SIGSTOP)
+        try:
+            waiting = [asyncio.create_task(control.run(echo(i))) for i in range(2)]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # a batch is on its way
+            waiting += [asyncio.create_task(control.run(echo(i))) for i in range(2)]
+            await asyncio.sleep(0)
+            await control.close()
+            failed = await asyncio.gather(*waiting, return_exceptions=True)
+        finally:
+            server.signal(signal.SIGCONT)
+        assert all(isinstance(each, Unavailable) for each in failed)
+
+
+async def test_more_calls_than_there_is_room_for_are_refused(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_connection, "MAX_WAITING", 10)
+    async with store_at(server.url) as control:
+        asked = await asyncio.gather(*(control.run(echo(i)) for i in range(11)), return_exceptions=True)
+        assert asked[:10] == [f"{i}" for i in range(10)]
+        assert isinstance(asked[10], Unavailable)
 
 
 async def test_calls_are_refused_until_the_store_is_open(server: RedisServer) -> None:
