@@ -1,4 +1,4 @@
-"""What takes more than one request, written once for both clients (`shardyard.client.transport` says how).
+"""Operations of more than one request, written once for both clients (`shardyard.client.transport` runs them).
 
 answered   a request, repeated where that is safe
 wait       a job until it ends
@@ -57,19 +57,19 @@ RELEASE_SECONDS = 10.0
 
 
 class RetryBudget:
-    """How long the service has been away, and the pauses between two attempts to reach it again."""
+    """The time for which the service has been away, and the pauses between attempts to reach it."""
 
     def __init__(self, deadline: float | None = None) -> None:
         self._deadline = deadline
         self.heard()
 
     def heard(self) -> None:
-        """The service has answered."""
+        """Reset the budget, because the service has answered."""
         self._last = time.monotonic()
         self._pause = FIRST_PAUSE_SECONDS
 
     def pause(self, error: Unavailable) -> PauseStep:
-        """What to do before the next attempt. Raises `error` when the service has been away for too long."""
+        """The pause before the next attempt. Raises `error` if the service has been away for too long."""
         now = time.monotonic()
         if now - self._last > PATIENCE_SECONDS:
             raise error
@@ -79,7 +79,7 @@ class RetryBudget:
 
 
 def jitter(seconds: float) -> float:
-    """Many clients that met the same restart must not all come back at the same moment."""
+    """A random pause, so that many clients do not return at the same moment after a restart."""
     return seconds * random.uniform(0.5, 1.5)  # noqa: S311  # spreads clients, guards nothing
 
 
@@ -87,7 +87,7 @@ def jitter(seconds: float) -> float:
 
 
 def send_repeatedly(call: HttpCall[Any], attempts: int = ATTEMPTS) -> Flow[HttpAnswer]:
-    """The answer to a call; what is safe to repeat is repeated while the service is away.
+    """The answer to a call; a call that is safe to repeat is repeated while the service is away.
 
     Raises:
         ShardyardError: what the service said, as one of its classes.
@@ -111,13 +111,13 @@ def send_repeatedly(call: HttpCall[Any], attempts: int = ATTEMPTS) -> Flow[HttpA
 
 
 def call_endpoint(call: HttpCall[T], attempts: int = ATTEMPTS) -> Flow[T]:
-    """What a call asks for."""
+    """The decoded answer of a call."""
     answer = yield from send_repeatedly(call, attempts)
     return parse_answer(call, answer)
 
 
 def call_for_json(call: HttpCall[Any], attempts: int = ATTEMPTS) -> Flow[Any]:
-    """The answer's JSON as it is, with fields that this version does not know."""
+    """The answer's JSON unchanged, including fields that this version does not know."""
     answer = yield from send_repeatedly(call, attempts)
     return _decode_json(call, answer, Any)
 
@@ -145,7 +145,7 @@ def _decode_json(call: HttpCall[Any], answer: HttpAnswer, kind: Any) -> Any:
 
 
 def missing_parts() -> Flow[dict[str, str] | None]:
-    """What the service still needs before it can run jobs, part by part; None: it does not answer. Asked once."""
+    """The parts that the service still needs before it can run jobs; None if it does not answer. One request."""
     try:
         answer: HttpAnswer = yield SendStep(endpoints.check_readiness())
         checks = parse_answer(endpoints.check_readiness(), answer).checks
@@ -194,7 +194,7 @@ def wait_for_end(job: str, timeout: float | None) -> Flow[JobStatus]:
 
 
 def delete_job(job: str) -> Flow[None]:
-    """Forget a job that has ended. Its devices are given up a moment after its end, and only then it can go.
+    """Delete a job that has ended. Its devices are released a moment after its end, and only then can it be deleted.
 
     Raises:
         JobNotFinished: it has not ended.
@@ -227,7 +227,8 @@ def list_all_jobs(limit: int | None = None, **filters: Any) -> Items[JobSummary]
 
 
 def cancel_many(chosen: dict[str, Any]) -> Flow[tuple[int, int]]:
-    """How many were cancelled at once, and how many told to end. A call that ran out of time is followed by another."""
+    """The numbers of jobs that were cancelled at once, and that are being ended. A call that ran out of time is
+    repeated."""
     cancelled = cancelling = 0
     while True:
         did = yield from call_endpoint(endpoints.cancel_many(**chosen))
@@ -240,14 +241,14 @@ def cancel_many(chosen: dict[str, Any]) -> Flow[tuple[int, int]]:
 
 
 class _EventFilter:
-    """What a reader of a job's events has to remember: whether the end came, and what was said of the state."""
+    """The state of a reader of a job's events: whether the end came, and the last state that was reported."""
 
     def __init__(self) -> None:
         self.over = False
         self._said: tuple[Any, ...] | None = None
 
     def takes(self, event: Any) -> bool:
-        """Whether an event is news. A stream begins by saying what the state is, also when it is opened again."""
+        """Whether an event is new. A stream begins with the current state, also when it is opened again."""
         kind = type(event).__name__
         self.over = self.over or kind == "Ended"
         if kind != "StateChanged":
@@ -299,7 +300,7 @@ def _read_stream(
     patience: RetryBudget,
     away: Callable[[ShardyardError], None],
 ) -> Generator[Any, Any, str | None]:
-    """The events of one connection; the id to go on from."""
+    """The events of one connection; returns the id to resume from."""
     from shardyard.client.events import EventParser, decode_event
 
     try:
@@ -363,7 +364,7 @@ def log_pages(
 
 
 def read_metrics(job: str, *, points: int | None = None, **filters: Any) -> Flow[list[SeriesView]]:
-    """Every series with all its points, or put together into at most `points` buckets each."""
+    """Every series with all its points, or reduced to at most `points` buckets each."""
     first = yield from call_endpoint(endpoints.read_metrics(job, points=points, **filters))
     series: list[SeriesView] = []
     for part in first.series:
@@ -383,7 +384,7 @@ def read_metrics(job: str, *, points: int | None = None, **filters: Any) -> Flow
 
 
 def download_artifact(job: str, path: str, attempt: int | None) -> Items[bytes]:
-    """The bytes of one file, part by part, as they come. A connection that breaks ends it: `Unavailable`."""
+    """The bytes of one file, part by part, as they arrive. Raises `Unavailable` if the connection breaks."""
     call = endpoints.download_artifact(job, path, attempt=attempt)
     answer: HttpAnswer = yield OpenStep(call)
     if answer.is_error:

@@ -100,7 +100,7 @@ def _finding_lines(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
 
 
 def _note_lines(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
-    """A note that both have once."""
+    """Notes of both reports; one that both have is listed once."""
     both = {key: note for key, note in diff.notes.this.items() if diff.notes.against.get(key) == note}
     yield from note_lines(both)
     for side, notes in (("this", diff.notes.this), ("against", diff.notes.against)):

@@ -11,7 +11,7 @@ from shardyard.render.text_tables import finding_lines, format_count, note_lines
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """What the plan is of. `predictable` is false for a script, whose splits only its run can show."""
+    """The job of a plan. `predictable` is false for a script, whose splits are known only when it runs."""
 
     name: str | None
     strategy: str

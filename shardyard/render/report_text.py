@@ -1,4 +1,4 @@
-"""The split report as plain text for a terminal (`shardyard.render.text_tables` says how it is laid out)."""
+"""The split report as plain text for a terminal (`shardyard.render.text_tables` has the layout)."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

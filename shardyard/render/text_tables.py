@@ -1,4 +1,4 @@
-"""How splits, plans and reports are drawn as plain text, readable at 80 to 120 columns, without colour.
+"""Tables of splits, plans and reports as plain text, readable at 80 to 120 columns, without colour.
 
 Steps run down and devices across, at most eight devices to a block, so that 64 stay readable. A
 device that got nothing of a batch shows "idle"; a number that was not measured shows "-", and the
@@ -123,12 +123,12 @@ def make_grid(names: Sequence[str], numbers: Sequence[str]) -> Table:
 
 
 def plain_text(words: str) -> Text:
-    """Text as it is: no markup, and nothing that a terminal would obey."""
+    """Literal text: no markup, and no control characters."""
     return Text("".join(letter if letter.isprintable() else "?" for letter in words))
 
 
 def shorten_name(name: str) -> str:
-    """A long dotted path keeps its end, which tells it apart."""
+    """A long dotted path is shortened at its beginning, since its end distinguishes it."""
     return name if len(name) <= LONGEST_NAME else "..." + name[3 - LONGEST_NAME :]
 
 
@@ -137,7 +137,7 @@ def format_count(value: int | None) -> str:
 
 
 def format_measure(value: float | None) -> str:
-    """Three digits that mean something: 12,346 or 123 or 12.3 or 1.23 or 0.012."""
+    """A number with three significant digits: 12,346 or 123 or 12.3 or 1.23 or 0.012."""
     if value is None:
         return NOT_MEASURED
     if 0 < value < 0.0005:

@@ -1,1 +1,1 @@
-"""What runs inside a rank process: the only place of this project that imports torch."""
+"""Trains recipes inside a rank process, with torch."""

@@ -1,4 +1,4 @@
-"""nn.DataParallel with its four primitives watched, on real devices and on virtual ones."""
+"""nn.DataParallel with its four primitives measured, on real and on virtual devices."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -36,12 +36,12 @@ class ParallelPrimitives:
 
 
 class TracedDataParallel(nn.DataParallel[nn.Module]):
-    """Splits every batch over `device_ids` and tells `observer` what each device got.
+    """Splits every batch over `device_ids` and reports to `observer` what each device got.
 
-    With one device the primitives run all the same, where torch would call the module directly, so
-    that the report shows them. `functional` takes the road of PyTorch's tutorial instead: replicas
-    for all devices first, then as many as there are shards are used. `on` binds the thread of a
-    shard to the log of its device. `straggler` is a device that is slow on purpose.
+    With one device the primitives run as well, although torch would call the module directly, so that the report shows
+    them. `functional` works as PyTorch's tutorial does: replicas are made for all devices, and as many as there are
+    shards are used. `on` binds the thread of a shard to the log of its device. `straggler` is a device that is slow on
+    purpose.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ def _replica_parameters(replica: nn.Module) -> list[torch.Tensor]:
 def _scatter_to_gpus(
     inputs: tuple[Any, ...], kwargs: dict[str, Any], device_ids: Sequence[int], dim: int, arriving: Arriving
 ) -> tuple[Any, Any]:
-    """torch's own, which sends to all devices at once: when a shard arrives on one is not seen."""
+    """torch's own scatter, which sends to all devices at once, so the arrival of a single shard cannot be measured."""
     return scatter_gather.scatter_kwargs(inputs, kwargs, device_ids, dim)
 
 

@@ -1,4 +1,4 @@
-"""Runs one recipe inside one rank: builds the parts that the spec names, trains, and tells the sink about it."""
+"""Runs one recipe inside one rank: builds the parts that the spec names, trains, and reports to the sink."""
 
 import copy
 import importlib
@@ -30,7 +30,8 @@ from workers.training.run_state import Loss, TrainingRun
 
 @dataclass(frozen=True, slots=True)
 class RecipeParts:
-    """What a run needs of its spec alone: no device, no other rank, no checkpoint. The model is new."""
+    """The parts of a run that depend only on the spec, not on devices, other ranks or a checkpoint. The model is
+    new."""
 
     dataset: Dataset[Any]
     model: nn.Module
@@ -44,7 +45,7 @@ def run_recipe(spec: JobSpec, context: RankContext, parts: RecipeParts | None = 
     Raises:
         RejectedByWorker: a reference cannot be imported or built, or model and data do not fit.
         StopTraining: `context.stopping()` turned true; the current step is complete.
-        Unreadable: the checkpoint that the run is to go on from is damaged, or of another run.
+        Unreadable: the checkpoint to resume from is damaged, or of another run.
         Exception: whatever the user's code or torch raises, as it is.
     """
     prepared = prepare_run(spec, context, parts)
@@ -60,7 +61,7 @@ def run_recipe(spec: JobSpec, context: RankContext, parts: RecipeParts | None = 
 
 
 def runs_only_our_code(spec: JobSpec) -> bool:
-    """Whether building the parts of a recipe runs no code but ours and torch's."""
+    """Whether building the parts of a recipe runs only our code and torch's."""
     program = spec.program
     if not isinstance(program, RecipeProgram) or program.bundle is not None:
         return False
@@ -69,7 +70,7 @@ def runs_only_our_code(spec: JobSpec) -> bool:
 
 
 def build_parts(spec: JobSpec, context: RankContext) -> RecipeParts:
-    """Data and model each begin from the seed, so one does not move the other.
+    """Build data, model and loss. Data and model each begin from the seed, so one does not influence the other.
 
     Raises:
         RejectedByWorker: a reference cannot be imported or built, or model and data do not fit.
@@ -86,7 +87,7 @@ def build_parts(spec: JobSpec, context: RankContext) -> RecipeParts:
 
 
 def prepare_run(spec: JobSpec, context: RankContext, parts: RecipeParts | None = None) -> TrainingRun:
-    """Build everything that the loop needs, but for what was built ahead."""
+    """Build everything that the loop needs, except for parts that were built ahead."""
     program, parts = spec.recipe, parts or build_parts(spec, context)
     dataset, model, loss = parts.dataset, parts.model, parts.loss
     check_precision(spec, context)
@@ -114,7 +115,7 @@ def prepare_run(spec: JobSpec, context: RankContext, parts: RecipeParts | None =
 
 
 def seed_everything(seed: int, context: RankContext) -> None:
-    # Not torch.manual_seed: for every kind of device that is not there it keeps the stack, with the lines of its files.
+    # Not torch.manual_seed: it records the stack, with source lines, for every kind of device that is missing.
     torch.default_generator.manual_seed(seed)
     if context.device_kind == "cuda":
         torch.cuda.manual_seed_all(seed)
@@ -169,7 +170,7 @@ def build_scheduler(component: Scheduler, optimizer: torch.optim.Optimizer) -> L
 
 
 def _build_component(component: Component, field: str, recipes: dict[str, Recipe], *of_files: Any) -> Any:
-    """What `component` names; `of_files` is what a recipe that reads files is given beside its arguments."""
+    """Build what `component` names; `of_files` are further arguments of recipes that read files."""
     if ":" in component.ref:
         attribute = _import_attribute(component.ref, f"{field}.ref")
         return _call_factory(field, component, lambda: attribute(**component.args))
@@ -192,7 +193,7 @@ def _built_in(component: Component, field: str, known: dict[str, Any], make: Cal
 
 
 def _call_factory(field: str, component: Component, make: Callable[[], Any]) -> Any:
-    """What `make` gives. Arguments that do not fit are the spec's fault; anything else is the code's."""
+    """The result of `make`. Arguments that do not fit are an error of the spec; all other errors are the code's."""
     try:
         return make()
     except (TypeError, ValueError) as error:
@@ -256,7 +257,7 @@ def check_precision(spec: JobSpec, context: RankContext) -> None:
 
 
 def build_loader(spec: JobSpec, context: RankContext, dataset: Dataset[Any]) -> DataLoader[Any]:
-    """One rank's loader. Under ddp a DistributedSampler decides which rows are whose."""
+    """One rank's loader. Under ddp a DistributedSampler assigns the rows to ranks."""
     data = spec.recipe.data
     sized = hasattr(dataset, "__len__")
     if data.shuffle and not sized:

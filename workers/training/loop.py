@@ -1,4 +1,4 @@
-"""The training loop. A reader should know it from any PyTorch tutorial."""
+"""The training loop, written as in any PyTorch tutorial."""
 
 import time
 from collections.abc import Iterator, Sized
@@ -26,7 +26,7 @@ RATE_SECONDS = 1.0
 def train(run: TrainingRun) -> Result:
     """Train for `epochs`, or until `max_steps`. The result's loss is the last step's, averaged over ranks.
 
-    A run that was saved begins where it was, which is right after an optimizer step.
+    A resumed run begins where it was saved, which is right after an optimizer step.
 
     Raises:
         StopTraining: the rank was told to stop.
@@ -90,7 +90,7 @@ def _add_gradients(run: TrainingRun, batch: Any, weight: float = 1.0, *, alone: 
     inputs, target = split_pair(batch)
     if target is None:
         _require_no_target(run)
-    if run.is_plain:  # all is where it belongs, and as precise as it is
+    if run.is_plain:  # nothing to move to a device, and no autocast
         loss = measure(strategy.model(inputs), target)
     else:
         with run.autocast:
@@ -104,7 +104,7 @@ def _add_gradients(run: TrainingRun, batch: Any, weight: float = 1.0, *, alone: 
 
 @torch.no_grad()
 def forward(run: TrainingRun) -> Result:
-    """Call the model on every batch and look at nothing but the split (the tutorials' loop)."""
+    """Call the model on every batch, only to observe the split (the tutorials' loop)."""
     run.strategy.model.eval()
     rate = _RateReporter(run)
     for epoch in range(run.program.epochs):
@@ -153,8 +153,8 @@ def evaluate(run: TrainingRun, epoch: int) -> None:
 
 
 def _step_batches(run: TrainingRun, epoch: int) -> Iterator[tuple[list[Any], float]]:
-    """The batches of one step after another, and the milliseconds that were spent waiting for them, until the steps
-    run out. What is left at the end of the epoch makes a step too. A rank that is slow in its input is so here."""
+    """The batches of each step, and the milliseconds spent waiting for them, until all steps are done. The remaining
+    batches of an epoch make a step too. A straggler that is slow in its input sleeps here."""
     if isinstance(run.loader.sampler, DistributedSampler):
         run.loader.sampler.set_epoch(epoch)
     batches, count, straggler = (
@@ -174,7 +174,7 @@ def _step_batches(run: TrainingRun, epoch: int) -> Iterator[tuple[list[Any], flo
 
 
 def _loss_weights(run: TrainingRun, batches: list[Any]) -> list[float]:
-    """What each batch's loss counts in that of the step: its share of the rows where losses are means, else all."""
+    """The weight of each batch's loss in that of the step: its share of the rows if losses are means, else 1."""
     if getattr(run.loss, "reduction", "mean") == "sum":
         return [1.0] * len(batches)
     rows = [_count_rows(batch) or 1 for batch in batches]
@@ -189,7 +189,7 @@ def split_pair(batch: Any) -> Batch:
 
 
 def _require_no_target(run: TrainingRun) -> None:
-    """Losses of the user's own may do without one."""
+    """Require a target for built-in losses; a user's own loss may need none."""
     loss = cast(Component, run.program.loss)
     if ":" not in loss.ref:
         raise RejectedByWorker(
@@ -209,8 +209,8 @@ def _is_over(run: TrainingRun) -> bool:
 
 
 def _report_loss(run: TrainingRun, loss: torch.Tensor) -> None:
-    """On cuda and under ddp only on the steps chosen beforehand: reading it there waits for device or ranks. The mean
-    over ranks is asked for, and told after the next step: it comes while that one runs."""
+    """Report the loss; on cuda and under ddp only on steps chosen beforehand, because reading it waits for the device
+    or for ranks. The mean over ranks is computed during the next step, and sent after it."""
     context, step = run.context, run.progress.steps_done
     if run.pending_loss is not None:
         run.send_pending_loss()
@@ -238,7 +238,7 @@ def _mean_over_ranks(run: TrainingRun, loss: torch.Tensor) -> float:
 
 
 def _move_learning_rate(run: TrainingRun, step: int) -> None:
-    """Say at what rate `step` was taken, and move on."""
+    """Report the learning rate of `step`, and advance the scheduler."""
     assert run.optimizer is not None
     if run.context.rank == 0 and (not run.moves_rate_every_step or is_sampled(step)):
         run.strategy.recorder.send_metric("learning_rate", step, float(run.optimizer.param_groups[0]["lr"]))
@@ -302,7 +302,7 @@ class _RateReporter:
 
 
 def make_outline(run: TrainingRun) -> Outline:
-    """How long the run will be, as far as the length of the data tells."""
+    """The length of the run, as far as the length of the data is known."""
     batches = _length_of(run.loader)
     per_epoch = None if batches is None else -(-batches // run.program.accumulate_steps)
     total = None if per_epoch is None else per_epoch * run.program.epochs
@@ -320,5 +320,5 @@ def make_outline(run: TrainingRun) -> Outline:
 def _length_of(value: Any) -> int | None:
     try:
         return len(cast(Sized, value))
-    except TypeError:  # a data set that only iterates
+    except TypeError:  # an iterable data set
         return None

@@ -1,4 +1,4 @@
-"""Puts parts of a model on different devices, and moves what flows between them."""
+"""Places parts of a model on different devices, and moves tensors between them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -12,8 +12,8 @@ Place = int | Literal["cpu"]
 def complete_placement(model: nn.Module, placement: Mapping[str, Place]) -> dict[str, Place]:
     """The given placement, completed so that every sub-module belongs to exactly one part.
 
-    What is not named goes to logical device 0, in parts as large as possible: without any placement
-    the whole model ("") is one part.
+    Sub-modules that are not named go to logical device 0, in parts as large as possible: without any placement the
+    whole model ("") is one part.
 
     Raises:
         KeyError: a path that the model does not have, or that lies inside another one.
@@ -40,15 +40,15 @@ def _parts_below(module: nn.Module, path: str, placement: Mapping[str, Place]) -
 
 
 def place_parts(model: nn.Module, parts: Mapping[str, Place], devices: Mapping[Place, torch.device]) -> None:
-    """Move each part to its device, and have whatever is passed to it moved there too.
+    """Move each part to its device, and install hooks that move its inputs there too.
 
-    What the modules around the parts own themselves goes to device 0.
+    Parameters and buffers of the modules around the parts go to device 0.
     """
     around = set(model.modules())
     for path, place in parts.items():
         part, device = model.get_submodule(path), devices[place]
         part.to(device)
-        if path:  # what goes into the whole model is there already
+        if path:  # the input of the whole model is there already
             part.register_forward_pre_hook(_input_mover(device), with_kwargs=True)
         around -= set(part.modules())
     for module in around:

@@ -21,7 +21,7 @@ Loss = Callable[[Any, Any], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class EpochStart:
-    """What an epoch's order of rows, and the seeds of its loader's workers, are made from."""
+    """The random states from which an epoch draws its order of rows and the seeds of its loader's workers."""
 
     draws: RandomStates
     loader: torch.Tensor  # state of the loader's generator
@@ -29,7 +29,7 @@ class EpochStart:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """The epoch that was broken off, and the random numbers that come next."""
+    """The random states of the interrupted epoch: at its start, and at the checkpoint."""
 
     epoch_start: EpochStart
     draws: RandomStates
@@ -37,22 +37,22 @@ class ResumePoint:
 
 @dataclass(slots=True)
 class RunProgress:
-    """How far a run is."""
+    """The progress of a run."""
 
     steps_done: int = 0
     epoch: int = 0
     batches_done: int = 0  # of the epoch
-    epoch_start: EpochStart | None = None  # known where the run is saved
+    epoch_start: EpochStart | None = None  # only for runs that save checkpoints
     last_loss: torch.Tensor | None = None  # of this rank, in the last step
     metrics: dict[str, float] = field(default_factory=dict)
     is_over: bool = False  # including the last evaluation
-    saved_step: int = 0  # the last step that was saved, or that saving was tried for
-    resumed: ResumePoint | None = None  # until the loader is back where it was
+    saved_step: int = 0  # the last step that was saved, or whose save was tried
+    resumed: ResumePoint | None = None  # until the loader is at the position of the checkpoint
 
 
 @dataclass(slots=True)
 class TrainingRun:
-    """Everything that the loop works with. `loss` and `optimizer` are there when the mode is train."""
+    """The parts and the progress of a run. `loss` and `optimizer` are set in the mode train."""
 
     program: RecipeProgram
     context: RankContext
@@ -62,14 +62,14 @@ class TrainingRun:
     optimizer: Optimizer | None = None
     evaluation: DataLoader[Any] | None = None
     scheduler: LRScheduler | None = None
-    scaler: GradScaler | None = None  # where gradients may be too small for their precision
+    scaler: GradScaler | None = None  # for float16, in which gradients may underflow
     progress: RunProgress = field(default_factory=RunProgress)
     pending_loss: Callable[[], None] | None = None  # waits for the loss of all ranks, and sends its mean
-    # -- what every step asks for
+    # -- what every step needs
     autocast: AbstractContextManager[object] = field(init=False)  # in the precision that the spec asks for
-    is_plain: bool = field(init=False)  # on the host and in float32: batches need not be moved, nor operators chosen
-    reads_every_loss: bool = field(init=False)  # where that waits neither for a device nor for other ranks
-    moves_rate_every_step: bool = field(init=False)  # the learning rate; else it moves every epoch
+    is_plain: bool = field(init=False)  # on the host and in float32: batches need no move, and forwards no autocast
+    reads_every_loss: bool = field(init=False)  # true if reading waits neither for a device nor for other ranks
+    moves_rate_every_step: bool = field(init=False)  # the learning rate changes every step, else every epoch
 
     def __post_init__(self) -> None:
         precision, scheduler = self.program.precision, self.program.scheduler
@@ -84,13 +84,13 @@ class TrainingRun:
         self.moves_rate_every_step = scheduler is not None and scheduler.every == "step"
 
     def send_pending_loss(self) -> None:
-        """Send the mean over ranks of the last loss that was read, where they still add it up."""
+        """Send the mean over ranks of the last loss that was read, if the ranks still compute it."""
         if self.pending_loss is not None:
             send, self.pending_loss = self.pending_loss, None
             send()
 
     @property
     def checkpoints(self) -> CheckpointAccess | None:
-        """Where to save, if this run is to be saved."""
+        """Where to save checkpoints, if this run saves any."""
         wanted = self.program.checkpoint is not None and self.program.mode == "train"
         return self.context.checkpoints if wanted else None

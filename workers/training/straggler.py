@@ -1,4 +1,4 @@
-"""Makes one device slow on purpose, so that a reader can see what the report says of it."""
+"""Makes one device slow on purpose, so that users can see how the report shows it."""
 
 import time
 from collections.abc import Callable
@@ -20,12 +20,12 @@ class SlowDevice:
     seconds: float
 
     def hold_input(self, device: int) -> None:
-        """Called when the input of `device` has come."""
+        """Sleep if the input of the slow device has arrived."""
         if self.where == "input" and device == self.device:
             time.sleep(self.seconds)
 
     def slow_down(self, device: int, module: Callable[..., Any]) -> Callable[..., Any]:
-        """`module`, slow in the part that is asked for if it runs on the slow device."""
+        """`module`, made slow in the requested part if it runs on the slow device."""
         if self.where == "input" or device != self.device:
             return module
 
@@ -35,7 +35,7 @@ class SlowDevice:
         return call
 
     def slow_outputs(self, outputs: Any) -> Any:
-        """Outputs that were late, or whose backward will be."""
+        """Delay outputs, or their backward."""
         if self.where == "forward":
             time.sleep(self.seconds)
             return outputs

@@ -1,4 +1,4 @@
-"""The four ways to put a model on devices: single, dp, ddp, fsdp. Each gives the loop the same few things."""
+"""The four strategies that place a model on devices: single, dp, ddp, fsdp. Each returns a `PlacedModel`."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -45,15 +45,15 @@ def _keep_local(values: torch.Tensor) -> torch.Tensor:
 class PlacedModel:
     """A model on its devices.
 
-    `model` is what the loop calls; `device` is where batches go; `total` adds a tensor up over all
-    ranks, and `begin_total` does so meanwhile, until what it returns is called; `evaluated` gives the
-    model that evaluation may call on each rank as often as it likes; `alone` is around a forward and
-    backward after which the ranks do not yet add up their gradients.
+    The loop calls `model` with batches on `device`. `total` sums a tensor over all ranks; `begin_total` does so in the
+    background, and returns a function that waits for the sum. `evaluated` gives a model that evaluation may call any
+    number of times on each rank. `alone` is a context for a forward and backward after which the ranks do not sum their
+    gradients yet.
 
-    `bare` gives the model without a wrapper. `holds` says what of it this rank has: all of it and nothing
-    to do with other ranks' ("whole"), the same as rank 0 but for buffers ("replica"), or a part ("shard").
-    `buckets` are those in which gradients are added up, where the order of addition depends on them; all
-    ranks must ask together, between two steps.
+    `bare` gives the model without a wrapper. `holds` says what this rank has of the model: all of it, independent of
+    other ranks ("whole"), the same as rank 0 except for buffers ("replica"), or a part ("shard"). `buckets` returns the
+    buckets in which gradients are summed, if the order of addition depends on them; all ranks must call it together,
+    between two steps.
     """
 
     model: nn.Module
@@ -72,7 +72,7 @@ class PlacedModel:
 def build_strategy(
     spec: JobSpec, context: RankContext, model: nn.Module, buckets: Buckets | None = None
 ) -> PlacedModel:
-    """Put `model` on the devices of this rank. `buckets` are those of the run that this one goes on from.
+    """Place `model` on the devices of this rank. `buckets` are those of the run that is resumed.
 
     Raises:
         RejectedByWorker: `parallelism` names a sub-module that the model does not have.
@@ -178,7 +178,7 @@ def build_ddp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedMo
 
 
 def build_fsdp(spec: JobSpec, context: RankContext, model: nn.Module) -> PlacedModel:
-    """fully_shard: each rank keeps a part of every parameter, and gathers the rest of a layer when it is its turn."""
+    """fully_shard: each rank stores a part of every parameter, and gathers the rest of a layer when the layer runs."""
     device = _torch_device(context, context.devices[0].logical)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -223,10 +223,10 @@ def _torch_device(context: RankContext, logical: int) -> torch.device:
 
 
 def _find_straggler(spec: JobSpec, context: RankContext) -> SlowDevice | None:
-    """The straggler of the spec, where it can be had.
+    """The straggler of the spec, if there is one.
 
     Raises:
-        RejectedByWorker: DataParallel sends to all GPUs at once, so none of them can be made to wait alone.
+        RejectedByWorker: DataParallel sends to all GPUs at once, so a single one cannot be delayed.
     """
     found = find_straggler(spec, context)
     if found is not None and found.where == "input" and len(context.devices) > 1 and context.device_kind == "cuda":
@@ -285,7 +285,7 @@ def _evaluate_without_wrapper(
 ) -> Iterator[nn.Module]:
     """The model without the wrapper, whose forward is a collective: ranks evaluate different numbers of batches.
 
-    Buffers are those of rank 0 on every rank, as DistributedDataParallel would have it before a forward.
+    Buffers are those of rank 0 on every rank, as under DistributedDataParallel before a forward.
     """
     for buffer in inner.buffers():
         dist.broadcast(buffer, src=0)
@@ -294,12 +294,12 @@ def _evaluate_without_wrapper(
 
 
 def _gradient_buckets(wrapped: DistributedDataParallel) -> Buckets | None:
-    """Parameters by their number, bucket by bucket, as DistributedDataParallel will add up their gradients from now on.
+    """The parameter numbers of each bucket in which DistributedDataParallel will sum gradients from now on.
 
-    It makes its buckets anew before the second forward, in the order in which gradients came in the first backward.
-    Gradients of three ranks and more are added up in an order that depends on their place in the bucket, so a run that
-    goes on must begin with these. They are made here if they have not been yet. It is private to torch; `None` where
-    it cannot be had, and then a run that goes on may differ in the last bit.
+    It rebuilds its buckets before the second forward, in the order in which gradients arrived in the first backward.
+    Gradients of three or more ranks are summed in an order that depends on their position in the bucket, so a resumed
+    run must begin with the same buckets. They are built here if necessary. This uses private functions of torch. Where
+    these are missing the result is `None`, and a resumed run may differ in the last bit.
     """
     try:
         private: Any = wrapped
@@ -314,7 +314,8 @@ def _gradient_buckets(wrapped: DistributedDataParallel) -> Buckets | None:
 
 @contextlib.contextmanager
 def _with_first_buckets(buckets: Buckets) -> Iterator[None]:
-    """DistributedDataParallel made in here has these buckets from its first step on. It turns them round."""
+    """A DistributedDataParallel that is created in this context has these buckets, reversed by itself, from its first
+    step on."""
     private: Any = dist
     usual: Any = getattr(private, "_compute_bucket_assignment_by_size", None)
 
@@ -340,7 +341,7 @@ def _shard_parts(model: nn.Module, mesh: DeviceMesh) -> list[FSDPModule]:
 
 
 def _parts_to_shard(model: nn.Module) -> Iterator[nn.Module]:
-    """The model's own parts. A list or dict of modules is never called, so its entries are taken in its place."""
+    """The model's parts. A list or dict of modules is never called, so its entries are parts instead."""
     for child in model.children():
         if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
             yield from _parts_to_shard(child)
@@ -365,7 +366,7 @@ def _with_whole_parameters(model: nn.Module, sharded: list[FSDPModule]) -> Itera
 
 @contextlib.contextmanager
 def _without_reduction(root: FSDPModule) -> Iterator[None]:
-    """Gradients stay with the rank that made them until the next backward outside."""
+    """Gradients are not summed over ranks until the next backward outside this context."""
     root.set_requires_gradient_sync(False)
     try:
         yield
@@ -374,7 +375,7 @@ def _without_reduction(root: FSDPModule) -> Iterator[None]:
 
 
 def _ddp_times_reader(wrapped: DistributedDataParallel, recorder: Recorder) -> Callable[[], DdpTimes | None]:
-    """Asks the wrapper for the times of the step that has just run.
+    """Reads the times of the last step from the wrapper.
 
     A slow rank makes all ranks wait in all-reduce, so wall clocks show the same backward on each;
     the wrapper alone can tell computing from waiting. It publishes a step's numbers when the next

@@ -58,7 +58,7 @@ def primitives_chart(report: Report) -> BarChart:
 
 
 def times_chart(report: Report, output_device: int | None = None) -> BarChart:
-    """Time of each device in a typical step, by what it went into.
+    """Time of each device in a typical step, by its parts.
 
     Totals would not do: a part that was measured in some steps only would look smaller than it is.
     """

@@ -1,4 +1,4 @@
-"""What a report says at a glance, as sentences: they stand above the pictures, and are what a screen reader reads."""
+"""Sentences that summarise a report: they are shown above the pictures, and screen readers read them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -24,7 +24,7 @@ REHEARSAL = "Rehearsal: the devices only acted as GPUs; splits are theirs, times
 
 
 def describe_verdicts(report: Report) -> list[str]:
-    """What is marked in the pictures, most important first; empty where nothing is."""
+    """Sentences about the marks in the pictures, the most important first; empty if there are none."""
     return [*_describe_idle(report), *_describe_slow(report)]
 
 

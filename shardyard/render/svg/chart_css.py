@@ -1,4 +1,4 @@
-"""The style sheet of the pictures: one set of rules in light colours, and what is different in the dark.
+"""The style sheet of the pictures: rules in light colours, and the differences of the dark theme.
 
 Rules have plain values instead of variables, which programs that draw SVG outside a browser do not know.
 """

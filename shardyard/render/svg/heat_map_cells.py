@@ -1,7 +1,7 @@
 """The cells of a heat map: devices across, patterns or measures down; `shardyard.render.svg.heat_map` draws them.
 
-Of more than 64 devices, those that are alike share a column; of very many patterns, those that took most steps are
-there. What is left out is said in words.
+With more than 64 devices, those that are alike share a column; of very many patterns, those with most steps are drawn.
+A sentence says what is left out.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -145,7 +145,7 @@ def device_tip(device: ReportDevice) -> str:
 
 
 def _short_id(name: str) -> str:
-    """What tells a device from its neighbours: `cpu:3`, or the first digits of a GPU's UUID."""
+    """A short name that distinguishes a device: `cpu:3`, or the first digits of a GPU's UUID."""
     return name[4:10] if name.startswith("GPU-") else name
 
 

@@ -1,4 +1,4 @@
-"""Which devices are marked, and why, from the numbers of a report. The dashboard follows the same rules."""
+"""The rules that mark devices as slow or idle, from the numbers of a report. The dashboard has the same rules."""
 
 from collections.abc import Iterable
 from statistics import median
@@ -37,7 +37,7 @@ def others_ms(report: Report, device: int) -> float:
 
 
 def idle_devices(devices: Iterable[DeviceMeasures]) -> list[DeviceMeasures]:
-    """Those that got nothing in some step of the main phase."""
+    """Devices that got nothing in some step of the main phase."""
     return [device for device in devices if device.idle_steps]
 
 

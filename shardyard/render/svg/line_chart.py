@@ -70,7 +70,7 @@ def draw_curves(curves: Sequence[MetricCurve], frame: PictureFrame) -> Markup:
 
 
 def _draw_keys(curves: Sequence[MetricCurve], right: float) -> Iterator[Markup]:
-    """Who is who, from the right, where there is more than one line."""
+    """A legend from the right, if there is more than one line."""
     if len(curves) < 2:
         return
     x = right

@@ -1,7 +1,7 @@
-"""Elements of XML and HTML as strings. Whatever goes in as text or as an attribute comes out escaped.
+"""Elements of XML and HTML as strings. All text and attributes are escaped.
 
-Names, labels and notes are other people's: control characters, which no XML document may have, and marks that turn the
-writing direction are taken out before. What is made here is both well-formed XML and valid HTML.
+Names, labels and notes are untrusted: control characters, which XML forbids, and marks that change the writing
+direction are removed. The result is both well-formed XML and valid HTML.
 """
 
 import unicodedata
@@ -22,7 +22,7 @@ _VOID: Final = frozenset({"meta", "input", "rect", "line", "path"})
 
 
 def clean_text(words: str) -> str:
-    """Text as it may be shown: nothing that a program would obey, and nothing that turns what stands around it."""
+    """Text without control characters and marks that change the writing direction."""
     if words.isascii() and words.isprintable():
         return words
     return "".join(letter for letter in words if _is_shown(letter))
@@ -38,7 +38,7 @@ def coordinate(value: float) -> str:
 
 
 def element(tag: str, /, *children: str | Markup | None, **attributes: str | float | bool | None) -> Markup:
-    """`children` are markup: pass other people's words through `text` first. An attribute that is None or False is left
+    """`children` are markup: pass untrusted text through `text` first. An attribute that is None or False is left
     out; `_` in its name becomes `-`, and one at its end goes (`class_`)."""
     opening = tag + "".join(_attribute_text(attributes))
     inside = "".join(child for child in children if child is not None)
@@ -73,7 +73,7 @@ def _is_shown(letter: str) -> bool:
 
 
 def text_width(words: str, size: float) -> float:
-    """About how wide text is in a sans-serif font of `size`, on the safe side: nobody here can measure it."""
+    """A generous estimate of the width of text in a sans-serif font of `size`; fonts cannot be measured here."""
     return sum(_letter_width(letter) for letter in words) * size
 
 
@@ -88,7 +88,7 @@ def _letter_width(letter: str) -> float:
 
 
 def fit_text(words: str, size: float, room: float) -> str:
-    """Text that fits into `room`; what does not ends with "…"."""
+    """Text that fits into `room`; longer text is cut and ends with "…"."""
     words = clean_text(words).replace("\n", " ").replace("\t", " ")
     if text_width(words, size) <= room:
         return words

@@ -1,4 +1,4 @@
-"""The style sheet of the page around the pictures. No `<` and no `&` is in it: HTML and XML read it alike."""
+"""The style sheet of the page around the pictures. It has no `<` and no `&`, so HTML and XML read it alike."""
 
 from shardyard.render.svg.chart_css import FONT, chart_sheet
 from shardyard.render.svg.palette import DARK, LIGHT, MEASURES, ColourTheme
@@ -23,7 +23,7 @@ def _theme_variables(theme: ColourTheme) -> str:
 
 
 def _map_switch_rules() -> list[str]:
-    """Which map is seen: the one whose radio button is on. No script is needed for that."""
+    """Rules that show the map whose radio button is on, without a script."""
     return [f"#by-{by}:checked~.maps .by-{by}{{display:block}}" for by in MEASURES]
 
 

@@ -1,7 +1,7 @@
 """Colours and words of every picture, in light and in dark. The dashboard uses the same ones.
 
 A colour is never the only mark: idle is hatched and says "idle", slow has an outline and says "slow", each part
-of a bar has its name. Text has a contrast of at least 4.5 against what it stands on, in both themes.
+of a bar has its name. Text has a contrast of at least 4.5 against its background, in both themes.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""A split report as one HTML file that needs nothing else: no request, no script. It can be sent by mail and printed.
+"""A split report as one HTML file without requests and scripts, which can be sent by mail and printed.
 
-Findings come first, in words; then the split, drawn; then what it cost.
+It shows the findings, then the split as a picture, then its cost.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,8 +34,8 @@ MAX_TABLE = 256
 
 @dataclass(frozen=True, slots=True)
 class ReportContext:
-    """What is known of the job beside its report. `spec` is JSON to be read; `output_device` is where DataParallel
-    gathers, `None` where that is not known."""
+    """Facts about the job beside its report. `spec` is JSON to show; `output_device` is where DataParallel gathers,
+    `None` if that is not known."""
 
     name: str = ""
     state: str = ""
@@ -209,7 +209,7 @@ def _bar_sections(report: Report, about: ReportContext) -> Iterator[Markup]:
 
 
 def chart_section(ids: str, chart: BarChart, *, half: bool = False) -> Markup:
-    """Its bars, or where there are none, why."""
+    """The bars of a chart, or the reason why there are none."""
     if not chart.bars:
         return page_section(chart.title, *(element("p", escape_text(words), class_="muted") for words in chart.remarks))
     return page_section(

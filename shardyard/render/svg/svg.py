@@ -1,4 +1,4 @@
-"""What every picture has: the SVG document around it, its title and description, and the hatching of what is idle."""
+"""Parts of every picture: the SVG document, its title and description, and the hatching of idle cells."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ def label_text(words: str, x: float, y: float, classes: str) -> Markup:
 
 
 def hatch_fill(frame: PictureFrame) -> str:
-    """The fill of what is idle."""
+    """The fill of idle cells."""
     return f"url(#{frame.ids}-idle)"
 
 

@@ -1,4 +1,4 @@
-"""Where a run is in its data: the batches of an epoch from the beginning, or from where the run was broken off.
+"""The position of a run in its data: the batches of an epoch from its beginning, or from a checkpoint on.
 
 A loader draws the order of its rows, and the seed of its workers, from its generator when an epoch begins. So the
 generator is saved as it was then, with the number of batches that have been trained on.
@@ -17,10 +17,10 @@ from workers.training.run_state import EpochStart, TrainingRun
 
 
 def remaining_batches(run: TrainingRun) -> Iterator[Any]:
-    """The batches of the epoch that are still to come.
+    """The remaining batches of the epoch.
 
     Raises:
-        StopTraining: the rank was told to stop while it passed over batches.
+        StopTraining: the rank was told to stop while it skipped batches.
     """
     resumed, run.progress.resumed = run.progress.resumed, None
     if resumed is None:
@@ -41,15 +41,15 @@ def remaining_batches(run: TrainingRun) -> Iterator[Any]:
 
 
 def _can_skip(run: TrainingRun) -> bool:
-    """Whether the batches to come are the same when those before them are not loaded. Rows of a data set of the user
-    may be drawn anew each time, and then workers must draw what they drew before."""
+    """Whether the remaining batches are the same if the earlier ones are not loaded. Rows of a user's data set may be
+    random, and then workers must draw the same numbers again."""
     if isinstance(run.loader.dataset, IterableDataset):
         return False
     return ":" not in run.program.data.ref or run.loader.num_workers == 0
 
 
 def _skip_loaded(run: TrainingRun, every: Iterator[Any]) -> Iterator[Any]:
-    """Load the batches that were trained on, and forget them."""
+    """Load the batches that were trained on, and discard them."""
     for _ in islice(every, run.progress.batches_done):
         if run.context.stopping():
             raise StopTraining(f"told to stop while going back to step {run.progress.steps_done}")

@@ -1,5 +1,5 @@
-"""The directory of one checkpoint while ranks write it: each file under another name at first, synced, and hashed
-on its way to the disk."""
+"""The directory of one checkpoint while ranks write it: each file is hashed while it is written, synced, and
+renamed."""
 
 import contextlib
 import hashlib
@@ -44,8 +44,8 @@ class Unsaveable(Exception):
 
 
 class HashingFile:
-    """A file that is being written. `write` never raises: torch's writer ends the process with an error in its hands.
-    Nothing more is written after the first one, which `error` keeps. Large pieces are hashed by `helper` meanwhile."""
+    """A file that is being written. `write` never raises, because an exception inside torch's writer ends the process.
+    After the first error, which `error` holds, nothing more is written. `helper` hashes large pieces meanwhile."""
 
     def __init__(self, fd: int, helper: Executor) -> None:
         self._fd = fd
@@ -94,7 +94,7 @@ class CheckpointDraft:
         self._fd = fd
 
     def write(self, name: str, fill: Callable[[HashingFile], None]) -> SavedFile:
-        """Write a file; it has its name once it is whole and on the disk.
+        """Write a file; it gets its final name once it is complete and on disk.
 
         Raises:
             OSError: it could not be written; nothing of it is left.
@@ -125,7 +125,7 @@ class CheckpointDraft:
 
 @contextlib.contextmanager
 def open_draft(drafts: Path, step: int) -> Iterator[CheckpointDraft]:
-    """The draft of one step, which is made where no other rank has made it.
+    """The draft of one step, created unless another rank has created it.
 
     Raises:
         OSError: it cannot be made, or there is something else in its place.
@@ -175,7 +175,7 @@ def write_tensors(sheet: HashingFile, tensors: Mapping[str, torch.Tensor]) -> No
 
 
 def tensor_identity(name: str, tensor: torch.Tensor) -> tuple[object, ...]:
-    """The same for two names of one tensor. Empty tensors lie nowhere."""
+    """An identity that is the same for two names of one tensor. Empty tensors have no address."""
     if tensor.numel() == 0:
         return (name,)
     return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()

@@ -1,4 +1,4 @@
-"""When a rank saves its part of a checkpoint, and what it asks the supervisor then."""
+"""Decides when a rank saves its part of a checkpoint, and waits for the supervisor's commands."""
 
 from jobs.protocol.records import Paused, Saved
 from workers.runtime.commands import CONTINUE, SAVE
@@ -26,7 +26,7 @@ def after_step(run: TrainingRun, total_steps: int | None) -> None:
 
 
 def save_at_end(run: TrainingRun) -> None:
-    """Save the run as it is in the end, unless nothing has changed.
+    """Save the run at its end, unless nothing has changed.
 
     Raises:
         StopTraining: the rank is to end.
@@ -46,7 +46,7 @@ def _save_checkpoint(run: TrainingRun, *, whole: bool) -> None:
 
 
 def _send_and_wait(run: TrainingRun, record: Paused | Saved) -> bytes:
-    """Send everything up to here, and wait for the supervisor's word.
+    """Send all records up to this one, and wait for the supervisor's command.
 
     Raises:
         StopTraining: it is to end, or the supervisor has ended.

@@ -1,12 +1,12 @@
-"""One rank's part of a checkpoint: everything that a new attempt needs to go on as if nothing had happened.
+"""One rank's part of a checkpoint: everything that a new attempt needs to resume the run exactly.
 
     model.safetensors     parameters and buffers of the model, under the names that they have without a wrapper
-    rank-1.safetensors    what rank 1 has of its own: its buffers under ddp, its shards under fsdp
-    rank-1.pt             optimizer, scheduler, scaler, place in the data, random numbers, numbers of the records
+    rank-1.safetensors    tensors of rank 1: its buffers under ddp, its shards under fsdp
+    rank-1.pt             optimizer, scheduler, scaler, position in the data, random states, numbers of the records
 
-Rank 0 writes the model, and alone the optimizer where all ranks have the same. Under fsdp each rank writes its shards,
-and rank 0 the whole model at the last step. The `.pt` files are read by `torch.load(weights_only=True)`: nothing in
-them can run, and there is no other way to read them (docs/decisions/0024-a-checkpoint-is-taken-between-steps.md).
+Rank 0 writes the model, and the optimizer if all ranks have the same. Under fsdp each rank writes its shards, and rank
+0 the whole model at the last step. The `.pt` files are read only by `torch.load(weights_only=True)`, which runs no code
+from them (docs/decisions/0024-a-checkpoint-is-taken-between-steps.md).
 """
 
 import pickle
@@ -37,7 +37,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 
 
 class Unreadable(Exception):
-    """A checkpoint is not what this run can go on from."""
+    """This run cannot resume from the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def require_states(run: TrainingRun) -> None:
 
 
 def save_checkpoint(run: TrainingRun, *, whole: bool) -> Saved:
-    """Write this rank's files of the step that the run has come to. `whole`: under fsdp, the whole model as well.
+    """Write this rank's files of the current step. `whole`: under fsdp, the whole model as well.
 
     What cannot be written (the disk is full, only pickle could write it, a part of the user's own raises) is said in
     the record, and not raised: the run is worth more than its checkpoint.
@@ -192,7 +192,8 @@ def _has_state(part: object) -> bool:
 
 
 def to_plain(value: Any, where: str) -> Any:
-    """`value` made of what `torch.load(weights_only=True)` reads: tensors, numbers, words, and containers of them.
+    """`value` converted to types that `torch.load(weights_only=True)` reads: tensors, numbers, strings, and containers
+    of them.
 
     Raises:
         Unsaveable: something else is in it.
@@ -234,7 +235,7 @@ def _local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def read_checkpoint(context: RankContext) -> CheckpointState | None:
-    """What this rank goes on from; None where it begins.
+    """The state to resume this rank from; None if the run begins.
 
     Raises:
         Unreadable: the checkpoint is damaged, or of another run.
@@ -252,7 +253,7 @@ def read_checkpoint(context: RankContext) -> CheckpointState | None:
 
 
 def restore_run(run: TrainingRun, state: CheckpointState) -> None:
-    """Put a run that has just been built where `state` was.
+    """Set a run that has just been built to `state`.
 
     Raises:
         Unreadable: the checkpoint is damaged, or does not fit the run.
@@ -296,7 +297,7 @@ def _read_state(directory: Path, rank: int) -> CheckpointState:
     name = f"rank-{rank}.pt"
     try:
         return CheckpointState(**torch.load(directory / name, map_location="cpu", weights_only=True))
-    except pickle.UnpicklingError:  # its words tell how to run what is in the file
+    except pickle.UnpicklingError:  # its message explains how to run the code in the file
         why = "it is damaged, or holds what only pickle can read"
         raise Unreadable(f"{name} of the checkpoint cannot be read: {why}") from None
     except (OSError, EOFError, RuntimeError, ValueError, TypeError, KeyError) as error:
@@ -344,7 +345,7 @@ def _restore_model(run: TrainingRun, state: CheckpointState, directory: Path) ->
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, state: Any) -> None:
-    """`load_state_dict` gives the state the type of its parameter; here it keeps its own."""
+    """Restore the types of the state, which `load_state_dict` casts to that of its parameter."""
     optimizer.load_state_dict(state)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, saved in state["state"].items():

@@ -1,9 +1,8 @@
 """CIFAR-10 as its authors distribute it, in either of its two formats.
 
-The binary format has one byte of label and 3,072 bytes of image (red, green, blue planes of 32 x 32)
-per row. The Python format pickles a dict of a uint8 array and a list of labels for each batch.
-Pickles can run any code, so these are read by an unpickler that knows nothing but the plain shell of
-an array: no class and no function of any module is ever looked up.
+The binary format has one byte of label and 3,072 bytes of image (red, green, blue planes of 32 x 32) per row. The
+Python format pickles a dict of a uint8 array and a list of labels for each batch. Pickles can run any code, so they are
+read by an unpickler that knows only the parts of an array: it never looks up a class or a function of any module.
 """
 
 import io
@@ -26,7 +25,7 @@ CLASSES = 10
 
 
 class Cifar10Images(Dataset[tuple[torch.Tensor, int]]):
-    """(3, 32, 32) float32 in -1..1, and a label in 0..9. Kept as bytes, and turned into numbers row by row."""
+    """Rows of (3, 32, 32) float32 in -1..1, and a label in 0..9. They are stored as bytes, and converted row by row."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
         self._images = torch.from_numpy(images.reshape(-1, 3, 32, 32))
@@ -115,7 +114,7 @@ class _DType:
         self.code = code.decode("latin-1") if isinstance(code, bytes) else code
 
     def __setstate__(self, state: Any) -> None:
-        """Byte order and the like, which mean nothing for single bytes."""
+        """Ignore byte order and similar state, which has no meaning for single bytes."""
 
 
 class _ArrayStandIn:

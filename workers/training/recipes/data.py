@@ -28,8 +28,8 @@ class RandomVectorsArgs(RecipeArgs):
 
 
 class TensorRows(TensorDataset):
-    """A data set that lies in whole tensors: the rows of a batch are taken from them at once, not one by one and then
-    stacked, which takes several times as long. A row without target is the input itself, not a tuple of one."""
+    """A data set in whole tensors: the rows of a batch are indexed at once, which is several times as fast as stacking
+    single rows. A row without target is the input itself, not a tuple of one."""
 
     def __getitem__(self, index: Any) -> Any:
         row = super().__getitem__(index)  # type: ignore[no-untyped-call]
@@ -41,7 +41,7 @@ class TensorRows(TensorDataset):
 
 
 class RowBatch(tuple[torch.Tensor, ...]):
-    """Rows that were taken together."""
+    """A batch of rows that were indexed at once."""
 
 
 def collate_rows(rows: Any) -> Any:
@@ -171,7 +171,7 @@ def safetensors(args: ArraysArgs, root: DataRoot, field: str) -> TensorDataset:
 
 
 def _name_of_open(file: BinaryIO) -> str:
-    """A name for the file that is open already, whatever has become of the one it was opened by."""
+    """A path of the file that is open already, even if its original name was replaced."""
     return f"/proc/self/fd/{file.fileno()}"
 
 

@@ -1,4 +1,4 @@
-"""Opens files below the operator's data directory, and nothing else.
+"""Opens files below the operator's data directory, and no others.
 
 A job names a file by its path within the directory. Symbolic links and `..` are followed as long as
 they end inside; then the file is opened by its real path, one directory at a time and without
@@ -75,7 +75,7 @@ def _open_regular(root: Path, parts: tuple[str, ...]) -> BinaryIO:
             below = os.open(directory, flags | os.O_DIRECTORY, dir_fd=at)
             os.close(at)
             at = below
-        file = os.open(name, flags | os.O_NONBLOCK, dir_fd=at)  # a named pipe must not hold the rank
+        file = os.open(name, flags | os.O_NONBLOCK, dir_fd=at)  # opening a named pipe must not block the rank
     finally:
         os.close(at)
     if not stat.S_ISREG(os.fstat(file).st_mode):

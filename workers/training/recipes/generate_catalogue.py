@@ -3,7 +3,7 @@
     python -m workers.training.recipes.generate_catalogue            write the file
     python -m workers.training.recipes.generate_catalogue --check    exit 1 when the file is stale
 
-The API has no torch, so what torch offers is written down here, where torch is.
+The API runs without torch, so this program writes a list of what torch offers to a file.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def _without_titles(schema: Any) -> Any:
 
 
 def _of_torch(cls: type) -> Schema:
-    """Schema of a constructor, from its signature. Arguments that JSON cannot say are left out."""
+    """Schema of a constructor, from its signature. Arguments that JSON cannot express are left out."""
     hints = get_type_hints(cls.__init__, localns=_FOR_CHECKERS)  # type: ignore[misc]
     properties: dict[str, Schema] = {}
     required = []
@@ -108,8 +108,8 @@ def _torch_home(cls: type) -> str:
 
 
 def _of_type(hint: Any) -> Schema | None:
-    """JSON schema of a type annotation; None where JSON has no words for it. A tensor is a list of numbers,
-    unless a plain number will do too."""
+    """JSON schema of a type annotation; None if JSON cannot express it. A tensor is a list of numbers, unless a plain
+    number is accepted too."""
     if hint in _TYPES:
         return {"type": _TYPES[hint]}
     if hint is torch.Tensor:

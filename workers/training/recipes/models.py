@@ -1,4 +1,4 @@
-"""The built-in models. Each has its arguments as a model of its own, from which the catalogue is made."""
+"""The built-in models. The arguments of each are a pydantic model, from which the catalogue is generated."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
