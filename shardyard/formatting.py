@@ -64,7 +64,7 @@ def device_names(labels: Iterable[str]) -> str:
 
 
 def single_line(words: str) -> str:
-    """Other people's words on one line: nothing in them reaches the terminal as a command."""
+    """Untrusted text on one line, without control characters that a terminal would obey."""
     return words if words.isprintable() else "".join(one if one.isprintable() else " " for one in words)
 
 

@@ -2,10 +2,10 @@
 
 job.log("loss", loss, step)             # a number of a series: a float, or a tensor of one element
 job.progress(step, steps)               # how far the script is
-path = job.output_dir() / "model.pt"    # files here are kept: `shardyard artifacts JOB`
-job.checkpoint(path)                    # keeps a copy of a file or directory under checkpoints/
-job.resume_dir()                        # the newest of them when the job was started again, else None
-if job.should_stop(): ...               # the job was told to end; save, and leave
+path = job.output_dir() / "model.pt"    # files here are stored: `shardyard artifacts JOB`
+job.checkpoint(path)                    # stores a copy of a file or directory under checkpoints/
+job.resume_dir()                        # the newest checkpoint when the job was started again, else None
+if job.should_stop(): ...               # the job must end: save, and exit
 """
 
 from shardyard.script.job import checkpoint, log, output_dir, progress, resume_dir, should_stop

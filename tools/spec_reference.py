@@ -1,8 +1,8 @@
 """`python -m tools.spec_reference`: writes `docs/spec.md`, the reference of the job spec, from the models themselves.
 
 Types, defaults and bounds come from the JSON schema of `JobSpec` and from the catalogue of recipes, and so do the
-descriptions that are there. What is added by hand is below: the words of fields that explain themselves to readers of
-the code but not to others, and one example for each group.
+descriptions that are there. Added by hand below: descriptions of fields that the models do not describe, and one
+example for each group.
 """
 
 import json

@@ -25,7 +25,7 @@ class FleetService:
         return NodeList([views.node_view(node, who.tenant, fleet.queued.get(node.pool, 0)) for node in fleet.nodes])
 
     async def drain_node(self, who: Principal, node: str, body: bytes) -> NodeView:
-        """Give a node no new work. What runs there goes on, or with a deadline moves to other nodes when that is over.
+        """Give a node no new work. Running attempts continue, or move to other nodes at the deadline.
 
         Raises:
             MalformedJson, InvalidRequest: the body is not a drain request.
@@ -46,7 +46,7 @@ class FleetService:
         return await self._read_node(who, node)
 
     async def quarantine_device(self, who: Principal, node: str, device: int, body: bytes) -> NodeView:
-        """Keep a device from all jobs until the operator brings it back; what runs on it goes on.
+        """Quarantine a device until the operator releases it; a job that runs on it continues.
 
         Raises:
             MalformedJson, InvalidRequest: the body does not say why.

@@ -1,4 +1,4 @@
-"""Checkpoints of a job on disk: what is in one, which one a new attempt goes on from, and which ones go.
+"""Checkpoints of a job on disk: their contents, the choice of the one to resume from, and which ones are deleted.
 
     <job>/checkpoints/<step>-<attempt>/manifest.json   written last; names every other file, with its SHA-256
                                       /...             the files of the ranks, by names that they gave
@@ -43,7 +43,7 @@ _PLAIN = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 _NAME = re.compile(r"(\d{12})-([1-9]\d{0,8})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Opening a pipe without O_NONBLOCK would wait for somebody to write to it.
+#: Opening a pipe without O_NONBLOCK would wait for a writer.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 

@@ -200,7 +200,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """Why a device is given to nobody. `by` is `sweep` where processes of `attempt` would not die: the device comes
+    """Why a device is not leased. `by` is `sweep` where processes of `attempt` would not die: the device comes
     back when the node has proof that they are gone. What the `operator` has put there comes back by a command only."""
 
     reason: str

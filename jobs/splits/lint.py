@@ -1,4 +1,4 @@
-"""What is wrong with a split, in words and numbers, and what to change in the spec.
+"""Findings about a split: the problem as text and numbers, and the setting that solves it.
 
 `lint` reads patterns, and does not mind whether they were planned or observed. Only the main phase
 (train, or forward in forward mode) is looked at: an evaluation has no gradient and is a small part

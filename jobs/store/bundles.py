@@ -1,4 +1,4 @@
-"""Uploaded code: what a tenant has, and what nobody needs any more."""
+"""Calls on uploaded code: a tenant's bundles, and those that are no longer needed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ class StoredBundle:
 
 
 def collect_bundles(idle_seconds: float, limit: int = 100) -> Call[tuple[StoredBundle, ...]]:
-    """Forget bundles that no job needs and nobody has used for so long; their files are the caller's."""
+    """Remove bundles that no job needs and that were not used for this long; the caller deletes their files."""
 
     def decode(reply: Sequence[Sequence[bytes]]) -> tuple[StoredBundle, ...]:
         rows = ((*ref.decode().split("/"), nonce.decode()) for ref, nonce in reply)

@@ -2,12 +2,12 @@
 
 Exit codes:
 
-    0  done; where a job is followed: it succeeded
-    1  where a job is followed: it failed or was cancelled; demo: it did not reach its goal
+    0  success; of a followed job: it succeeded
+    1  a followed job failed or was cancelled; demo: it did not reach its goal
     2  wrong usage or bad input: nothing was done
-    3  the service cannot be reached, cannot take the request now, or does not start
-    4  the service refused: not found, no permission, a conflict, or an error of its own
-  130  Ctrl-C; a job that was submitted goes on
+    3  the service cannot be reached, cannot accept the request now, or does not start
+    4  the service refused: not found, no permission, a conflict, or an internal error
+  130  Ctrl-C; a submitted job continues
 
 Modules of this package import what is slow (httpx, Redis, the service itself) inside the commands
 that need it: `shardyard --help` must feel instant.

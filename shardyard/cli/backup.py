@@ -66,7 +66,9 @@ def restore_command(
     directory = _data_directory(data_dir)
     if redis_url is None:
         made = backups.restore_data_dir(source, directory, _warn_user)
-        print(f"{directory}: {backups.describe_backup(made)}\n`shardyard up --data-dir {directory}` goes on from there")
+        print(
+            f"{directory}: {backups.describe_backup(made)}\n`shardyard up --data-dir {directory}` continues from there"
+        )
     else:
         with backups.connect_control(redis_url) as control:
             made = backups.restore_outside(source, control, storage or directory / "storage")

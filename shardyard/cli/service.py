@@ -126,8 +126,8 @@ def worker_command(
 ) -> None:
     """Join this host's devices to a service with an external Redis (SHARDYARD_REDIS_URL) and shared storage.
 
-    SIGTERM ends the worker; what runs goes on, and the next worker of this node takes it over. With --drain the worker
-    waits first, and a second SIGTERM ends it at once.
+    SIGTERM ends the worker; running attempts continue, and the next worker of this node adopts them. With --drain the
+    worker waits first, and a second SIGTERM ends it at once.
 
     shardyard worker --pool a100 --devices cuda:0-7 --drain 600
     """

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Client:
-    """Talks to a service. Several threads may use it.
+    """A client of a service. Several threads may use it.
 
     Without a URL or token it finds them as the command line does: SHARDYARD_URL and SHARDYARD_TOKEN,
     else the service that `shardyard up` runs on this machine. `attempts`: how often a request that is
@@ -71,21 +71,21 @@ class Client:
         return self.run(operations.call_endpoint(call, self._attempts))
 
     def json(self, call: HttpCall[Any]) -> Any:
-        """The same with the answer's JSON as it is, fields that this version does not know included."""
+        """The same, with the answer's JSON unchanged, including fields that this version does not know."""
         return self.run(operations.call_for_json(call, self._attempts))
 
     def run(self, flow: Flow[T]) -> T:
-        """One of the flows of `shardyard.client.operations`, which may take several requests."""
+        """The result of a flow of `shardyard.client.operations`, which may send several requests."""
         return self._wire.run(flow)
 
     def items(self, items: Items[T]) -> Generator[T, None, None]:
-        """What one of the paged or endless flows of `shardyard.client.operations` gives, one by one."""
+        """The items of a paged or endless flow of `shardyard.client.operations`, one by one."""
         return self._wire.items(items)
 
     # -- jobs --------------------------------------------------------------------------------------
 
     def submit(self, spec: Spec, *, key: str | None = None) -> "Job":
-        """Create a job from a spec: a mapping, JSON, or the path of a file. The same `key` never makes a second job.
+        """Create a job from a spec: a mapping, JSON, or the path of a file. The same `key` never creates a second job.
 
         Raises:
             InvalidSpec: the spec breaks a rule; `fields` says where.
@@ -104,9 +104,9 @@ class Client:
     ) -> "Job":
         """Run a Python file, whose directory is sent with it, or a directory in which `entrypoint` says what runs.
 
-        What .gitignore leaves out is not sent, unless `include` names it; `exclude` leaves out more. The
-        service is sent the directory only if it does not have these very files yet. Options: those of
-        `ScriptOptions`, which stand for fields of the job spec.
+        Files that .gitignore names are not sent, unless `include` names them; `exclude` leaves out more. The directory
+        is uploaded only if the service does not have exactly these files. Options: those of `ScriptOptions`, which set
+        fields of the job spec.
 
         Raises:
             InvalidRequest: the program is not there, or the directory cannot be packed.
@@ -121,7 +121,7 @@ class Client:
             return Job(self, self.run(operations.submit_bundled(spec, file, bundle)))
 
     def plan(self, spec: Spec) -> responses.Plan:
-        """What a spec would split into, and what is wrong with that; nothing is created."""
+        """The predicted splits of a spec, with findings; nothing is created."""
         return self.call(endpoints.plan_job(spec))
 
     def job(self, job: str) -> "Job":
@@ -138,7 +138,7 @@ class Client:
         archived: bool = False,
         limit: int | None = None,
     ) -> Iterator["Job"]:
-        """All your jobs, newest first, or those that match, at most `limit`; pages are fetched as they are needed."""
+        """All your jobs, or those that match, newest first, at most `limit`; pages are fetched when they are needed."""
         chosen: dict[str, Any] = {
             "state": state,
             "pool": pool,
@@ -151,16 +151,18 @@ class Client:
     def cancel_jobs(self, **chosen: Any) -> tuple[int, int]:
         """Cancel all jobs that match `state`, `pool`, `label`, `name`, or with `all=True` every one.
 
-        How many were cancelled at once, and how many, which run, were told to end.
+        Returns how many were cancelled at once, and how many running ones are being ended.
         """
         return self.run(operations.cancel_many(chosen))
 
     def log_pages(self, job: str, **chosen: Any) -> Generator[responses.LogPage, None, None]:
-        """Lines of a job in pages, with what was dropped. `follow`, `tail`, `after`, and the filters of `Job.logs`."""
+        """Lines of a job in pages, with the numbers of dropped ones. `follow`, `tail`, `after`, and the filters of
+        `Job.logs`."""
         return self.items(operations.log_pages(job, **chosen))
 
     def events(self, *, after: str | None = None) -> Generator["Event", None, None]:
-        """What happens in the service: `JobChanged`, `JobGone`, `FleetChanged`, `Resync`; it does not end by itself."""
+        """Events of the service: `JobChanged`, `JobGone`, `FleetChanged`, `Resync`; the stream does not end by
+        itself."""
         return self.items(operations.service_events(after))
 
     # -- bundles -----------------------------------------------------------------------------------
@@ -168,22 +170,23 @@ class Client:
     def upload_bundle(
         self, zipped: BinaryIO, advanced: Callable[[int], None] = lambda count: None
     ) -> responses.BundleView:
-        """Send a zip of code; its id goes into `program.bundle`. The same bytes have the same id.
+        """Upload a zip of code; its id goes into `program.bundle`. The same bytes have the same id.
 
-        `advanced` hears how many bytes went out each time, and a negative number where they are sent again.
+        `advanced` is called with the number of bytes after each part, and with a negative number if they are sent
+        again.
 
         Raises:
             BadBundle: it breaks a rule on bundles.
-            BodyTooLarge: it is larger than this service takes.
+            BodyTooLarge: it is larger than this service accepts.
         """
         return self.call(endpoints.upload_bundle(zipped, advanced))
 
     def bundle(self, bundle: str) -> responses.BundleContents:
-        """What a bundle holds. Raises NotFound."""
+        """The contents of a bundle. Raises NotFound."""
         return self.call(endpoints.get_bundle(bundle))
 
     def has_bundle(self, bundle: str) -> bool:
-        """Whether the service has a bundle of this id, for this token's owner."""
+        """Whether the service has a bundle with this id for this tenant."""
         try:
             self.bundle(bundle)
         except NotFound:
@@ -193,8 +196,8 @@ class Client:
     # -- the service -------------------------------------------------------------------------------
 
     def missing(self) -> dict[str, str] | None:
-        """What the service still needs before it can run jobs, part by part; empty when it is ready.
-        None: it does not answer. Asked once."""
+        """The parts that the service still needs before it can run jobs; empty if it is ready, None if it does not
+        answer. Sends one request."""
         return self.run(operations.missing_parts())
 
     def pools(self) -> list[responses.PoolView]:
@@ -204,23 +207,24 @@ class Client:
         return self.call(endpoints.list_nodes()).nodes
 
     def drain(self, node: str, *, deadline_seconds: float | None = None) -> responses.NodeView:
-        """Give a node no new work. What still runs there after the deadline moves elsewhere. For an admin token."""
+        """Give a node no new work. Attempts that still run at the deadline move to other nodes. Needs an admin
+        token."""
         return self.call(endpoints.drain_node(node, deadline_seconds=deadline_seconds))
 
     def undrain(self, node: str) -> responses.NodeView:
-        """Give a node work again. For an admin token."""
+        """Give a node work again. Needs an admin token."""
         return self.call(endpoints.undrain_node(node))
 
     def quarantine(self, node: str, device: int, reason: str) -> responses.NodeView:
-        """Give a device, by its index on the node, to nobody until it is brought back. For an admin token."""
+        """Quarantine a device, by its index on the node, until it is released. Needs an admin token."""
         return self.call(endpoints.quarantine_device(node, device, reason))
 
     def unquarantine(self, node: str, device: int) -> responses.NodeView:
-        """Bring a device back, whatever put it into quarantine. For an admin token."""
+        """Release a device from quarantine, whatever the reason was. Needs an admin token."""
         return self.call(endpoints.unquarantine_device(node, device))
 
     def forget(self, node: str) -> None:
-        """Drop a node that is down for good. For an admin token."""
+        """Remove a node that is down for good. Needs an admin token."""
         self.call(endpoints.forget_node(node))
 
     def recipes(self) -> Any:
@@ -238,7 +242,7 @@ class Client:
         tenant: str | None = None,
         expires_in_seconds: int | None = None,
     ) -> responses.NewToken:
-        """A new token; its secret, `token`, is shown this once. For an admin token."""
+        """Create a token; its secret, `token`, is returned only this once. Needs an admin token."""
         made = endpoints.create_token(name, scopes=scopes, tenant=tenant, expires_in_seconds=expires_in_seconds)
         return self.call(made)
 
@@ -256,15 +260,15 @@ class Job(BlockingJobHandle):
         self._client = client
 
     def refresh(self) -> Self:
-        """Look at the job again."""
+        """Fetch the job's status again."""
         self._known = self._client.call(endpoints.get_job(self.id))
         return self
 
     def wait(self, timeout: float | None = None) -> Self:
-        """Return when the job has ended, however; also over a restart of the service.
+        """Return when the job has ended, in any state; a restart of the service does not matter.
 
         Raises:
-            TimeoutError: it has not ended within `timeout` seconds. It goes on.
+            TimeoutError: it has not ended within `timeout` seconds; the job continues.
         """
         self._known = self._client.run(operations.wait_for_end(self.id, timeout))
         return self
@@ -272,15 +276,15 @@ class Job(BlockingJobHandle):
     def follow(
         self, *, logs: Sequence[int] | str | None = None, tail: int | None = None, after: str | None = None
     ) -> Generator["Event", None, None]:
-        """What happens to the job, event by event, until it has ended; also over a restart of the service.
+        """The job's events until it has ended; the stream continues after a restart of the service.
 
-        `logs="all"`, or the numbers of devices, brings their lines too: all from the start, or the last `tail` of
-        each. `after`: an `event_id` to go on from. Behind the last event, `status` is that of the end.
+        `logs="all"`, or the numbers of devices, adds their lines: all from the start, or the last `tail` of each.
+        `after`: an `event_id` to continue after. After the last event, `status` is the final one.
         """
         with closing(self._client.items(operations.follow_job(self.id, logs, after, tail))) as events:
             yield from events
         with suppress(NotFound):  # deleted meanwhile, as the last event has said
-            self.wait()  # which bears a restart at this moment, too
+            self.wait()  # which survives a restart at this moment, too
 
     def logs(
         self,
@@ -294,7 +298,7 @@ class Job(BlockingJobHandle):
         to_step: int | None = None,
         attempt: int | None = None,
     ) -> Iterator[responses.LogLine]:
-        """Lines of all devices by time, or of one; with `follow`, until the job has ended."""
+        """Lines of all devices in order of time, or of one device; with `follow`, until the job has ended."""
         chosen: dict[str, Any] = {
             "device": device,
             "stream": stream,
@@ -313,24 +317,24 @@ class Job(BlockingJobHandle):
         points: int | None = None,
         attempt: int | None = None,
     ) -> list[responses.SeriesView]:
-        """Series of numbers, of one name or all; with `points`, put together into at most so many `buckets` each."""
+        """Series of numbers, of one name or all; with `points`, each is reduced to at most that many `buckets`."""
         return self._client.run(
             operations.read_metrics(self.id, name=name, device=device, points=points, attempt=attempt)
         )
 
     def report(self, *, attempt: int | None = None) -> "SplitReport":
-        """The split report; also while the job runs. Raises NotFound where there is none yet."""
+        """The split report, also while the job runs. Raises NotFound if there is none yet."""
         return self._client.call(endpoints.get_report(self.id, attempt=attempt))
 
     def attempts(self) -> list[responses.AttemptView]:
         return self._client.call(endpoints.list_attempts(self.id)).attempts
 
     def artifacts(self, *, attempt: int | None = None) -> list[responses.ArtifactView]:
-        """Files that an attempt left, the newest one's by default."""
+        """Files that an attempt stored; by default the newest attempt's."""
         return self._client.call(endpoints.list_artifacts(self.id, attempt=attempt)).artifacts
 
     def download(self, path: str, to: str | os.PathLike[str] | None = None, *, attempt: int | None = None) -> Path:
-        """Save one of these files as `to`, or in the directory `to`; here by default. It is whole, or not there.
+        """Save one of these files, atomically, as `to`, or in the directory `to`; by default in the current directory.
 
         Raises:
             NotFound: there is no such file.
@@ -343,11 +347,11 @@ class Job(BlockingJobHandle):
         return target
 
     def read(self, path: str, *, attempt: int | None = None) -> Generator[bytes, None, None]:
-        """The bytes of one of these files, part by part, as they come."""
+        """The bytes of one of these files, part by part, as they arrive."""
         return self._client.items(operations.download_artifact(self.id, path, attempt))
 
     def cancel(self) -> Self:
-        """End the job: at once where it waits, else when its processes have ended.
+        """Cancel the job: at once if it is queued, else when its processes have ended.
 
         Raises:
             JobFinished: it has ended, and was not cancelled.

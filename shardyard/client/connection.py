@@ -1,4 +1,4 @@
-"""How the command line and the client find their service: what is given, else variables, else the one on this machine.
+"""Finds the service for the command line and the client: by arguments, else by variables, else on this machine.
 
 A running `shardyard up` keeps `service.json` in its data directory: its URL, the file of its admin
 token and its pid. That token is only ever sent to that URL.
@@ -16,7 +16,7 @@ SERVICE_FILE = "service.json"
 
 @dataclass(frozen=True, slots=True)
 class LocalService:
-    """What `service.json` says."""
+    """The contents of `service.json`."""
 
     url: str
     token_file: Path
@@ -43,7 +43,7 @@ def local_service(data_dir: Path) -> LocalService | None:
 
 @dataclass(frozen=True, slots=True)
 class ServiceAddress:
-    """Where a service is, and who asks. An empty token is none."""
+    """The address of a service, and the token. An empty token means none."""
 
     url: str
     token: str = field(repr=False)
@@ -54,7 +54,7 @@ class ServiceAddress:
 
 
 def find_service(url: str | None = None, token: str | None = None) -> ServiceAddress:
-    """The service that the caller means. An empty `token` asks without one.
+    """The service to use. With an empty `token`, requests have none.
 
     Raises:
         Unavailable: no URL is given, and none runs here.

@@ -1,4 +1,4 @@
-"""Downloads on their way to disk."""
+"""Writes downloads to disk, atomically."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from shardyard.contract.errors import InvalidRequest
 
 
 def target_path(path: str, to: str | os.PathLike[str] | None) -> Path:
-    """Where a download goes: `to`, or the artifact's own name in the directory `to`; here by default.
+    """The path of a download: `to`, or the artifact's own name in the directory `to`, by default the current one.
 
     Raises:
         InvalidRequest: the artifact's path does not end in the name of a file.
@@ -25,7 +25,7 @@ def target_path(path: str, to: str | os.PathLike[str] | None) -> Path:
 
 @contextlib.contextmanager
 def open_draft(target: Path) -> Iterator[IO[bytes]]:
-    """A file that takes its place when all of it is there, and is gone otherwise. Raises OSError."""
+    """A temporary file that replaces the target when it is complete, and is deleted otherwise. Raises OSError."""
     beside = target.with_name(f".{target.name}.{os.urandom(4).hex()}.part")
     try:
         with beside.open("wb") as file:

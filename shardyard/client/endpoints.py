@@ -184,7 +184,8 @@ def _stream_events(path: str, last: str | None, **params: Any) -> HttpCall[bytes
 def upload_bundle(
     zipped: BinaryIO, advanced: Callable[[int], None] = lambda count: None
 ) -> HttpCall[responses.BundleView]:
-    """`advanced` hears how many bytes went out each time, and a negative number where they are sent again."""
+    """`advanced` is called with the number of bytes after each part, and with a negative number if they are sent
+    again."""
     size = zipped.seek(0, os.SEEK_END)
     sent = 0
 

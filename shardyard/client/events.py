@@ -19,13 +19,13 @@ MAX_EVENT_BYTES = 32 * 1024 * 1024
 
 
 class Event(Answer, frozen=True, kw_only=True):
-    """Something that happened. With `event_id`, `follow(after=event_id)` goes on behind it."""
+    """The base of all events. `follow(after=event_id)` continues after it."""
 
     event_id: str = ""
 
 
 class StateChanged(Event, frozen=True, kw_only=True):
-    """The job's state or its reason has changed; the first event of a stream says what they are."""
+    """The job's state or its reason has changed; the first event of a stream has the current ones."""
 
     job_id: str = ""
     state: str
@@ -39,7 +39,7 @@ class StateChanged(Event, frozen=True, kw_only=True):
 
 
 class Progressed(Event, frozen=True, kw_only=True):
-    """How far the job is."""
+    """The job's progress has changed."""
 
     attempt: int = 0
     progress: Progress
@@ -77,7 +77,7 @@ class Metrics(Event, frozen=True, kw_only=True):
 
 
 class LogLines(Event, frozen=True, kw_only=True):
-    """New lines of one device, without a gap but for those that `dropped` names."""
+    """New lines of one device, without a gap except for those that `dropped` names."""
 
     attempt: int = 0
     device: int
@@ -86,21 +86,21 @@ class LogLines(Event, frozen=True, kw_only=True):
 
 
 class FindingMade(Event, frozen=True, kw_only=True):
-    """The report says something new of what could be better."""
+    """The report has a new finding."""
 
     attempt: int = 0
     finding: Finding
 
 
 class Notice(Event, frozen=True, kw_only=True):
-    """Something about the stream itself, for example that live data is away for a while."""
+    """A notice about the stream itself, for example that live data is away for a while."""
 
     code: str
     message: str = ""
 
 
 class Resync(Event, frozen=True, kw_only=True):
-    """Something was passed over, since the reader was too slow or away for too long: look at everything anew.
+    """Events were skipped, because the reader was too slow or away for too long: fetch everything again.
 
     `logs_after` goes to `client.log_pages(job, after=...)`, which has the lines that are missing.
     """
@@ -111,7 +111,7 @@ class Resync(Event, frozen=True, kw_only=True):
 
 
 class Ended(Event, frozen=True, kw_only=True):
-    """The last event of a job: nothing more will come. `state` is "deleted" for a job that is gone."""
+    """The last event of a job. `state` is "deleted" if the job was deleted."""
 
     job_id: str = ""
     state: str
@@ -119,7 +119,7 @@ class Ended(Event, frozen=True, kw_only=True):
 
 
 class JobChanged(Event, frozen=True, kw_only=True):
-    """A job of yours, as it is now."""
+    """A job of yours has changed; this is its current state."""
 
     job: JobSummary
 
@@ -131,7 +131,7 @@ class JobGone(Event, frozen=True, kw_only=True):
 
 
 class FleetChanged(Event, frozen=True, kw_only=True):
-    """Nodes, or who holds their devices, are other than before: `client.nodes()` has what they are now."""
+    """Nodes, or the leases of their devices, have changed: `client.nodes()` has the current ones."""
 
     etag: str = ""
 
@@ -157,7 +157,7 @@ _INNER: dict[type[Event], str] = {Progressed: "progress", JobChanged: "job"}
 
 @dataclass(slots=True)
 class RawEvent:
-    """One event as it came: its name, its data, and the id to go on from."""
+    """One event as received: its name, its data, and the id to continue after."""
 
     event: str
     data: str
@@ -165,7 +165,7 @@ class RawEvent:
 
 
 class EventParser:
-    """Takes the bytes of a stream as they come, and gives whole events (the format of the HTML standard)."""
+    """Parses the bytes of a stream into events (the format of the HTML standard)."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -1,4 +1,4 @@
-"""What `Job` and `AsyncJob` know of a job, and how a notebook shows it."""
+"""What `Job` and `AsyncJob` have in common: the last known status of a job, and its form in a notebook."""
 
 from html import escape
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
@@ -19,7 +19,7 @@ _RUNNING: Final = "#2f6bb3"
 
 
 class JobHandle:
-    """A job as it was when it was last looked at; `refresh()` looks again."""
+    """A job with the status that was last fetched; `refresh()` fetches it again."""
 
     def __init__(self, known: JobSummary) -> None:
         self._known = known
@@ -52,7 +52,7 @@ class JobHandle:
 
     @property
     def summary(self) -> JobSummary:
-        """What a list says of it."""
+        """The fields of the job that a list has."""
         return self._known
 
     def __eq__(self, other: object) -> bool:
@@ -78,7 +78,7 @@ class BlockingJobHandle(JobHandle):
 
     @property
     def status(self) -> JobStatus:
-        """Everything about the job as it was when it was last looked at. One that came from a list is looked at now."""
+        """The job's status that was last fetched. The status of a job from a list is fetched now."""
         if isinstance(self._known, JobStatus):
             return self._known
         self._known = status = self._client.call(endpoints.get_job(self.id))

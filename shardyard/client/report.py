@@ -1,4 +1,4 @@
-"""Split reports in the hands of a program: numbers, tables, text and the picture."""
+"""Split reports for programs: numbers, tables, text and pictures."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from shardyard.render import report_text
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
 
-#: Width in columns of a report as text where nobody says another.
+#: Width in columns of a report as text, by default.
 WIDTH = 100
 
 
@@ -39,7 +39,7 @@ class SplitReport:
 
     @classmethod
     def from_json(cls, body: bytes | str) -> "SplitReport":
-        """A report that was kept as JSON, for example from `shardyard splits --json`. Raises ValueError."""
+        """A report that was stored as JSON, for example by `shardyard splits --json`. Raises ValueError."""
         return cls(decode_report(body.encode() if isinstance(body, str) else body))
 
     def to_json(self) -> bytes:
@@ -55,7 +55,7 @@ class SplitReport:
 
     @property
     def final(self) -> bool:
-        """Whether the attempt has ended, and this is all of it."""
+        """Whether the attempt has ended and the report is complete."""
         return self.data.final
 
     @property
@@ -101,7 +101,7 @@ class SplitReport:
         return self.data.notes
 
     def diff(self, other: "SplitReport") -> ReportDiff:
-        """This report beside another one, of whatever job."""
+        """This report beside another one, of any job."""
         return compare_reports(self.data, other.data)
 
     def text(self, width: int = WIDTH) -> str:
@@ -109,7 +109,7 @@ class SplitReport:
         return report_text.render_report(self.data, width)
 
     def html(self) -> str:
-        """One page that needs nothing else, to be kept or sent."""
+        """One complete HTML page, to store or to send."""
         from shardyard.render.svg.report_page import report_page
 
         return str(report_page(self.data))

@@ -1,4 +1,4 @@
-"""A script of one's own on its way to the service: which files belong to it, and the job spec that runs it."""
+"""Prepares a user's own script for the service: the files that belong to it, and the job spec that runs it."""
 
 import re
 import tempfile
@@ -18,7 +18,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 @dataclass(frozen=True, slots=True)
 class LocatedProgram:
-    """The directory that is sent; the program's file in it; and how the service is told to start it."""
+    """The directory that is sent, the program's file in it, and the entry point for the job spec."""
 
     directory: Path
     entry: str
@@ -57,7 +57,7 @@ def locate_program(path: str | PathLike[str], entrypoint: str | None = None) -> 
 
 
 class ScriptOptions(TypedDict, total=False):
-    """How a script is run; what is left out has the service's default."""
+    """Options of a script; those that are left out have the service's defaults."""
 
     devices: int
     strategy: str  # single, dp: one process with all devices; ddp, fsdp: one process per device, as under torchrun
@@ -75,7 +75,7 @@ class ScriptOptions(TypedDict, total=False):
 def pack_program(
     program: LocatedProgram, include: Sequence[str], exclude: Sequence[str]
 ) -> tuple[BufferedRandom, WrittenBundle]:
-    """The zip of a program's directory, in a file that is gone when it is closed.
+    """The zip of a program's directory, in a temporary file that is deleted when it is closed.
 
     Raises:
         InvalidRequest: the directory cannot be packed, or the program itself would be left out.
@@ -96,7 +96,7 @@ def pack_program(
 
 
 def build_script_spec(args: Sequence[str] = (), **options: Unpack[ScriptOptions]) -> dict[str, Any]:
-    """The job spec of a script, but for its bundle and entry point. What is not said is left to the service."""
+    """The job spec of a script, without its bundle and entry point. Options that are not given are left out."""
     said: dict[str, Any] = {**options}
     say = said.get
     wanted = {
@@ -124,6 +124,6 @@ def complete_spec(wanted: Mapping[str, Any], **program: str) -> dict[str, Any]:
 
 
 def _drop_unset(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Without what was not said, at any depth: the service has the defaults."""
+    """The spec without values that were not given, at any depth: the service has the defaults."""
     known = {field: _drop_unset(value) if isinstance(value, dict) else value for field, value in wanted.items()}
     return {field: value for field, value in known.items() if value not in (None, {}, [])}

@@ -1,4 +1,4 @@
-"""Requests as values, and the two transports that carry them out: one blocks, one awaits.
+"""Requests as values, and the two transports that send them: one blocks, one awaits.
 
 What the client does is written once, as plain generators that do nothing themselves: a `Flow` yields
 a step (send this, wait so long, open a stream, read from it), is sent what came of it, and returns a
@@ -23,14 +23,15 @@ READ_SECONDS = 30.0
 
 
 class NotSent(Unavailable):
-    """There was no connection, so the service has seen nothing of the request: it is safe to repeat, whatever it is."""
+    """There was no connection, so the service has not received the request: any request is safe to repeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpCall(Generic[T_co]):
-    """One request, and what its answer is: a struct for JSON, `str` for text, `bytes`, or `NoneType` for nothing.
+    """One request, and the type of its answer: a struct for JSON, `str` for text, `bytes`, or `NoneType` for an empty
+    one.
 
-    `repeat`: sending it twice is as good as once. `make` gives a large body anew each time.
+    `repeat`: sending it twice is as good as once. `make` creates a large body for each attempt.
     """
 
     method: str
@@ -46,7 +47,7 @@ class HttpCall(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """What the service answered; `body` is empty where a stream was opened."""
+    """An answer of the service; `body` is empty if a stream was opened."""
 
     status: int
     headers: Mapping[str, str]  # names in small letters
@@ -104,7 +105,7 @@ def _advance_flow(flow: Generator[Any, Any, Any], outcome: Any) -> Any:
 
 
 class BlockingTransport:
-    """Carries out steps, and blocks meanwhile. Several threads may use it."""
+    """A transport that blocks. Several threads may use it."""
 
     def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.BaseTransport | None = None) -> None:
         self.url = url
@@ -142,7 +143,7 @@ class BlockingTransport:
             _close_streams(opened)
 
     def _carry_out(self, step: Step, opened: list[tuple[httpx.Response, Iterator[bytes]]]) -> Any:
-        """What came of a step; a failure is given back, not raised."""
+        """The result of a step; a failure is returned, not raised."""
         try:
             match step:
                 case PauseStep(seconds):
@@ -166,7 +167,7 @@ class BlockingTransport:
 
 
 class AsyncTransport:
-    """Carries out steps, and awaits meanwhile."""
+    """A transport that awaits."""
 
     def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.url = url
@@ -228,7 +229,7 @@ class AsyncTransport:
 
 
 def translate_failure(url: str, error: Exception) -> ShardyardError:
-    """A failure to talk at all as an exception of this project."""
+    """A failed connection as an exception of this project."""
     if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol):
         return InvalidRequest(f"{url!r} is not a URL: {error}")
     kind = NotSent if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) else Unavailable

@@ -141,7 +141,7 @@ class _ServiceRun:
         """The port to listen on.
 
         Raises:
-            ServiceError: somebody else listens there.
+            ServiceError: another process listens there.
         """
         host, port = self._options.host, self._options.port
         if port and is_alive(_api_process(self._data_dir, {})):
@@ -243,7 +243,7 @@ class _ServiceRun:
         self._print_safely(f"! {text}", style="yellow", markup=False)
 
     def _print_safely(self, text: str, **how: Any) -> None:
-        """What nobody can be told, since its output goes to a full disk perhaps, must not end the service."""
+        """Print a message; if that fails, for example on a full disk, the service continues."""
         with contextlib.suppress(OSError):
             self._console.print(text, highlight=False, soft_wrap=True, **how)
 
