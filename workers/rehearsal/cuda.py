@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,44 +22,22 @@ NAME = "virtual device (rehearsal)"
 CAPABILITY = (8, 0)
 NCCL_VERSION = (2, 21, 5)
 
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.uint8,
-    torch.bool,
-)
+FLOATS = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
+DTYPES = FLOATS | {torch.int64, torch.int32, torch.uint8, torch.bool}
 
-#: Functions of torch.cuda, torch.cuda.memory and others, with the value that each gives.
+#: Functions of torch.cuda, torch.cuda.memory and torch.accelerator.memory, with the value that each gives.
 CONSTANTS: dict[str, Any] = {
-    "empty_cache": None,
-    "init": None,
-    "ipc_collect": None,
-    "reset_peak_memory_stats": None,
-    "reset_accumulated_memory_stats": None,
-    "reset_max_memory_allocated": None,
-    "reset_max_memory_cached": None,
-    "reset_peak_host_memory_stats": None,
-    "reset_accumulated_host_memory_stats": None,
+    **dict.fromkeys(("empty_cache", "init", "ipc_collect", "reset_max_memory_cached", "reset_max_memory_allocated")),
+    **{f"reset_{what}_{of}": None for what in ("peak", "accumulated") for of in ("memory_stats", "host_memory_stats")},
+    **{f"{which}memory_{what}": 0 for which in ("", "max_") for what in ("allocated", "reserved", "cached")},
     "set_per_process_memory_fraction": None,
     "get_per_process_memory_fraction": 1.0,
-    "memory_allocated": 0,
-    "max_memory_allocated": 0,
-    "memory_reserved": 0,
-    "max_memory_reserved": 0,
-    "memory_cached": 0,
-    "max_memory_cached": 0,
     "memory_snapshot": [],
     "memory_summary": "virtual devices have no memory of their own",
     "list_gpu_processes": "virtual devices have no processes",
     "get_allocator_backend": "native",
-    "is_bf16_supported": True,
-    "is_tf32_supported": True,
+    **dict.fromkeys(("is_bf16_supported", "is_tf32_supported", "can_device_access_peer"), True),
     "is_current_stream_capturing": False,
-    "can_device_access_peer": True,
     "get_arch_list": [f"sm_{CAPABILITY[0]}{CAPABILITY[1]}"],
 }
 #: The same of torch.cuda.nvtx and torch.cuda.profiler: marks for a profiler that is not there.
@@ -69,21 +47,19 @@ NVTX: dict[str, Any] = {"range_push": 0, "range_pop": 0, "range_start": 0, "rang
 def replace_cuda_api(devices: VirtualDevices) -> None:
     cuda: Any = torch.cuda
     for name, value in CONSTANTS.items():
-        for owner in (cuda, cuda.memory):
+        for owner in (cuda, cuda.memory, torch.accelerator.memory):
             if hasattr(owner, name):
                 setattr(owner, name, _always(value))
+    seeding = _random_functions(devices)
     for owner, answers in (
-        (
-            cuda,
-            _device_functions(devices) | _memory_functions() | _time_functions(devices) | _random_functions(devices),
-        ),
-        (cuda.memory, _memory_functions()),
-        (cuda.random, _random_functions(devices)),
+        (cuda, _device_functions(devices) | MEMORY_FUNCTIONS | _time_functions(devices) | seeding),
+        (cuda.memory, MEMORY_FUNCTIONS),
+        (cuda.random, seeding),
         (cuda.nvtx, {name: _always(value) for name, value in NVTX.items()} | {"range": _null_context}),
         (cuda.profiler, {"start": _always(None), "stop": _always(None), "profile": _null_context}),
         (cuda.nccl, {"version": _always(NCCL_VERSION)}),
         (torch.accelerator, _accelerator_functions(devices)),
-        (torch.accelerator.memory, _accelerator_memory_functions()),
+        (torch.accelerator.memory, {"memory_stats": _empty_stats, "get_memory_info": _host_memory}),
     ):
         for name, answer in answers.items():
             setattr(owner, name, answer)
@@ -108,39 +84,27 @@ def _refuse_initialisation() -> None:
 # -- devices ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Properties:
-    name: str
-    total_memory: int
-    major: int = CAPABILITY[0]
-    minor: int = CAPABILITY[1]
-    multi_processor_count: int = 1
-    warp_size: int = 32
-    max_threads_per_multi_processor: int = 2048
-    regs_per_multiprocessor: int = 65536
-    shared_memory_per_block: int = 49152
-    shared_memory_per_block_optin: int = 166912
-    shared_memory_per_multiprocessor: int = 167936
-    L2_cache_size: int = 0
-    is_integrated: int = 0
-    is_multi_gpu_board: int = 0
-    gcnArchName: str = ""  # noqa: N815  (torch's name)
-    uuid: str = ""
+#: What torch says of a device beside its name and its memory.
+IDENTITY = {"major": CAPABILITY[0], "minor": CAPABILITY[1], "uuid": "", "gcnArchName": ""}
+KIND = {"is_integrated": 0, "is_multi_gpu_board": 0, "L2_cache_size": 0, "regs_per_multiprocessor": 65536}
+THREADS = {"multi_processor_count": 1, "warp_size": 32, "max_threads_per_multi_processor": 2048}
+SHARED_MEMORY = {"per_block": 49152, "per_block_optin": 166912, "per_multiprocessor": 167936}
+FIXED = IDENTITY | KIND | THREADS | {f"shared_memory_{part}": size for part, size in SHARED_MEMORY.items()}
 
 
-def _properties_query(devices: VirtualDevices) -> Callable[..., Properties]:
-    def get(device: Any = None) -> Properties:
+def _properties_query(devices: VirtualDevices) -> Callable[..., SimpleNamespace]:
+    def get(device: Any = None) -> SimpleNamespace:
         try:
             devices.index_of(device)
         except RuntimeError as error:
             raise AssertionError("Invalid device id") from error  # torch's words and class
-        return Properties(NAME, _host_memory()[1])
+        return SimpleNamespace(name=NAME, total_memory=_host_memory()[1], **FIXED)
 
     return get
 
 
 def _device_functions(devices: VirtualDevices) -> dict[str, Any]:
-    device = _device_class(devices)
+    device, properties = _device_class(devices), _properties_query(devices)
     return {
         "is_available": lambda: devices.count > 0,
         "device_count": lambda: devices.count,
@@ -148,9 +112,9 @@ def _device_functions(devices: VirtualDevices) -> dict[str, Any]:
         "set_device": lambda device: devices.set_current(devices.index_of(device) if _names_one(device) else -1),
         "device": device,
         "device_of": lambda tensor: device(devices.likely_device(tensor)),
-        "get_device_name": lambda device=None: _properties_query(devices)(device).name,
-        "get_device_capability": lambda device=None: CAPABILITY if _properties_query(devices)(device) else None,
-        "get_device_properties": _properties_query(devices),
+        "get_device_name": lambda device=None: properties(device).name,
+        "get_device_capability": lambda device=None: CAPABILITY if properties(device) else None,
+        "get_device_properties": properties,
     }
 
 
@@ -179,29 +143,17 @@ def _device_class(devices: VirtualDevices) -> Any:
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def _host_memory() -> tuple[int, int]:
+def _host_memory(device: Any = None) -> tuple[int, int]:
     """The host's free and whole memory, in bytes."""
     page = os.sysconf("SC_PAGE_SIZE")
     return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 
 
-def _memory_functions() -> dict[str, Any]:
-    return {
-        "mem_get_info": lambda device=None: _host_memory(),
-        "memory_stats": lambda device=None: defaultdict(int),
-        "host_memory_stats": lambda: defaultdict(int),
-    }
+def _empty_stats(device: Any = None) -> defaultdict[str, int]:
+    return defaultdict(int)
 
 
-def _accelerator_memory_functions() -> dict[str, Any]:
-    names = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-    zeros = dict.fromkeys(names, _always(0))
-    nothings = dict.fromkeys(("empty_cache", "reset_peak_memory_stats", "reset_accumulated_memory_stats"))
-    about = {
-        "memory_stats": lambda device=None: defaultdict(int),
-        "get_memory_info": lambda device=None: _host_memory(),
-    }
-    return zeros | {name: _always(None) for name in nothings} | about
+MEMORY_FUNCTIONS = {"mem_get_info": _host_memory, "memory_stats": _empty_stats, "host_memory_stats": _empty_stats}
 
 
 # -- time ------------------------------------------------------------------------------------------
@@ -339,24 +291,13 @@ def _drawn_seed() -> int:
 
 def _accelerator_functions(devices: VirtualDevices) -> dict[str, Any]:
     answers = _device_functions(devices) | _time_functions(devices)
-
-    def select(device: Any) -> None:
-        answers["set_device"](device)
-
-    def accelerator(check_available: bool = False) -> torch.device | None:
-        return torch.device("cuda") if devices.count else None
-
-    return {
-        "is_available": answers["is_available"],
-        "device_count": answers["device_count"],
-        "current_accelerator": accelerator,
+    same = ("is_available", "device_count", "current_stream", "set_stream", "synchronize")
+    return {name: answers[name] for name in same} | {
+        "current_accelerator": lambda check_available=False: torch.device("cuda") if devices.count else None,
         "current_device_index": devices.index_of,
         "current_device_idx": devices.index_of,
-        "set_device_index": select,
-        "set_device_idx": select,
+        "set_device_index": answers["set_device"],
+        "set_device_idx": answers["set_device"],
         "device_index": answers["device"],
-        "current_stream": answers["current_stream"],
-        "set_stream": answers["set_stream"],
-        "synchronize": answers["synchronize"],
-        "get_device_capability": lambda device=None: {"supported_dtypes": set(DTYPES)},
+        "get_device_capability": lambda device=None: {"supported_dtypes": DTYPES},
     }

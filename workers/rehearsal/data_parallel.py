@@ -28,21 +28,12 @@ FUNCTIONAL = "torch.nn.parallel.data_parallel"
 
 def replace_data_parallel(devices: VirtualDevices) -> None:
     virtual = VirtualPrimitives(devices)
-    functions: dict[str, Any] = {
-        "replicate": virtual.replicate,
-        "scatter": virtual.scatter,
-        "scatter_kwargs": virtual.scatter_kwargs,
-        "parallel_apply": virtual.parallel_apply,
-        "gather": virtual.gather,
-        "data_parallel": virtual.data_parallel,
-    }
-    for name, own in functions.items():
+    for name in ("replicate", "scatter", "scatter_kwargs", "parallel_apply", "gather", "data_parallel"):
         original = getattr(parallel, name, None) or getattr(parallel.scatter_gather, name)
-        replace_everywhere(PACKAGE, name, original, own)
+        replace_everywhere(PACKAGE, name, original, getattr(virtual, name))
     for name, own in _autograd_functions(virtual).items():
-        replace_everywhere(
-            PACKAGE, name, getattr(parallel._functions, name), type(name, (), {"apply": staticmethod(own)})
-        )
+        kind = type(name, (), {"apply": staticmethod(own)})
+        replace_everywhere(PACKAGE, name, getattr(parallel._functions, name), kind)
     for name, own in _comm_functions(virtual).items():
         setattr(comm, name, own)
         setattr(cuda_comm, name, own)
@@ -86,9 +77,7 @@ class VirtualPrimitives:
     ) -> tuple[Any, Any]:
         indexes = self._indexes_of(target_gpus)
         positional, named = virtual_devices.scatter(inputs, kwargs or {}, indexes, dim)
-        for index, shard in zip(indexes, positional, strict=False):
-            self._place_tensors(shard, index)
-        for index, shard in zip(indexes, named, strict=False):
+        for index, shard in (*zip(indexes, positional, strict=False), *zip(indexes, named, strict=False)):
             self._place_tensors(shard, index)
         return positional, named
 
@@ -100,11 +89,7 @@ class VirtualPrimitives:
         devices: Sequence[Any] | None = None,
     ) -> list[Any]:
         """One module alone runs in the caller's thread, as in torch; several run in the threads of their devices."""
-        if len(modules) != len(inputs):
-            raise AssertionError(
-                f"The number of modules {len(modules)} is not equal to the number of inputs {len(inputs)}"
-            )
-        for name, given in (("kwargs_tup", kwargs_tup), ("devices", devices)):
+        for name, given in (("inputs", inputs), ("kwargs_tup", kwargs_tup), ("devices", devices)):
             if given is not None and len(given) != len(modules):
                 raise AssertionError(
                     f"The number of modules {len(modules)} is not equal to the number of {name} {len(given)}"
@@ -270,9 +255,6 @@ def _comm_functions(virtual: VirtualPrimitives) -> dict[str, Function]:
             copied: torch.Tensor = out.copy_(torch.cat(list(tensors), dim))
             return copied
         return virtual.join_tensors(tensors, dim, destination)
-
-    def reduce_add_coalesced(inputs: Any, destination: Any = None, buffer_size: int = 0) -> tuple[torch.Tensor, ...]:
-        return virtual.add_tensors(inputs, destination)
 
     return {
         "broadcast": broadcast,

@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from workers.rehearsal.devices import CPU, VirtualDevices
+from workers.rehearsal.devices import CPU
 from workers.rehearsal.patching import Function, wrap_attribute
 from workers.runtime.import_callbacks import when_imported
 
@@ -23,7 +23,7 @@ FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
 NCCL_ONLY = ("device_id", "pg_options")
 
 
-def replace_distributed(devices: VirtualDevices) -> None:
+def replace_distributed() -> None:
     for name, making in FUNCTIONS.items():
         wrap_attribute(distributed_c10d, name, making)
         if hasattr(dist, name):
@@ -34,7 +34,7 @@ def replace_distributed(devices: VirtualDevices) -> None:
     wrap_attribute(
         DistributedDataParallel, "_passing_sync_batchnorm_handle", lambda original: lambda self, module: None
     )
-    wrap_attribute(DeviceMesh, "__init__", lambda original: _wrap_mesh_init(original, devices))
+    wrap_attribute(DeviceMesh, "__init__", _wrap_mesh_init)
     wrap_attribute(nn.SyncBatchNorm, "forward", _wrap_sync_batch_norm)
     when_imported({FSDP: lambda module: wrap_attribute(module.FullyShardedDataParallel, "__init__", _wrap_fsdp_init)})
 
@@ -131,7 +131,7 @@ def _wrap_fsdp_init(original: Function) -> Function:
     return init
 
 
-def _wrap_mesh_init(original: Function, devices: VirtualDevices) -> Function:
+def _wrap_mesh_init(original: Function) -> Function:
     def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         original(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 

@@ -59,9 +59,17 @@ def _with_our_imports(action: Callable[[], None]) -> Callable[[ModuleType], None
 
 
 def _replace_all(count: int, where: str) -> None:
-    from workers.rehearsal import apply
+    """All replacements in torch, in their order, once torch has been imported."""
+    from workers.rehearsal import cuda, data_parallel, distributed, precision, refusals, tensors
+    from workers.rehearsal.devices import VirtualDevices
 
-    apply.replace_all(count, where)
+    devices = VirtualDevices(count, where)
+    tensors.replace_device_arguments(devices)
+    cuda.replace_cuda_api(devices)
+    precision.replace_autocast()
+    data_parallel.replace_data_parallel(devices)
+    distributed.replace_distributed()
+    refusals.refuse_gpu_features()
 
 
 def _refuse_extensions() -> None:

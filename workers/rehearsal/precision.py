@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch.amp import autocast_mode, grad_scaler
 
-from workers.rehearsal.devices import VirtualDevices
 from workers.rehearsal.patching import Function, wrap_attribute
 
 
-def replace_autocast(devices: VirtualDevices) -> None:
+def replace_autocast() -> None:
     wrap_attribute(autocast_mode.autocast, "__init__", _wrap_autocast_init)
     wrap_attribute(autocast_mode.autocast, "__enter__", _wrap_autocast_enter)
     wrap_attribute(autocast_mode.autocast, "__exit__", _wrap_autocast_exit)

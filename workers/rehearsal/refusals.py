@@ -4,7 +4,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from workers.rehearsal.devices import VirtualDevices
 from workers.rehearsal.errors import NotRehearsable
 from workers.rehearsal.patching import Function, wrap_attribute
 
@@ -15,48 +14,27 @@ SENSORS = "Reading a GPU's sensors (NVML)"
 NCCL = "Calling NCCL itself (torch.cuda.nccl)"
 KERNELS = "A CUDA kernel of the program's own"
 
-#: Names in torch.cuda.
-REFUSED = {
-    "Stream": STREAMS,
-    "ExternalStream": STREAMS,
-    "StreamContext": STREAMS,
-    "get_stream_from_external": STREAMS,
-    "GreenContext": STREAMS,
-    "CUDAGraph": GRAPHS,
-    "graph": GRAPHS,
-    "graph_pool_handle": GRAPHS,
-    "make_graphed_callables": GRAPHS,
-    "MemPool": MEMORY,
-    "use_mem_pool": MEMORY,
-    "CUDAPluggableAllocator": MEMORY,
-    "caching_allocator_alloc": MEMORY,
-    "caching_allocator_delete": MEMORY,
-    "change_current_allocator": MEMORY,
-    "utilization": SENSORS,
-    "temperature": SENSORS,
-    "power_draw": SENSORS,
-    "clock_rate": SENSORS,
-    "memory_usage": SENSORS,
-    "device_memory_used": SENSORS,
-    "cudart": "The CUDA runtime",
-    "_sleep": "A wait on the device",
-}
-REFUSED_OF_MEMORY = ("_record_memory_history", "_dump_snapshot", "_snapshot")
-REFUSED_OF_NCCL = ("unique_id", "init_rank", "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter")
-REFUSED_OF_JITERATOR = ("_create_jit_fn", "_create_multi_output_jit_fn")
+#: What is refused, with names in torch.cuda, and in modules of it.
+REFUSED = (
+    (STREAMS, "", ("Stream", "ExternalStream", "StreamContext", "get_stream_from_external", "GreenContext")),
+    (GRAPHS, "", ("CUDAGraph", "graph", "graph_pool_handle", "make_graphed_callables")),
+    (MEMORY, "", ("MemPool", "use_mem_pool", "CUDAPluggableAllocator", "change_current_allocator")),
+    (MEMORY, "", ("caching_allocator_alloc", "caching_allocator_delete")),
+    (MEMORY, "memory", ("_record_memory_history", "_dump_snapshot", "_snapshot")),
+    (SENSORS, "", ("utilization", "temperature", "power_draw", "clock_rate", "memory_usage", "device_memory_used")),
+    ("The CUDA runtime", "", ("cudart",)),
+    ("A wait on the device", "", ("_sleep",)),
+    (NCCL, "nccl", ("unique_id", "init_rank", "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter")),
+    (KERNELS, "jiterator", ("_create_jit_fn", "_create_multi_output_jit_fn")),
+)
 #: Sources that only CUDA's compiler takes.
 SOURCES = (".cu", ".cuh")
 
 
-def refuse_gpu_features(devices: VirtualDevices) -> None:
-    cuda: Any = torch.cuda
-    for owner, names in (
-        (cuda, REFUSED),
-        (cuda.memory, dict.fromkeys(REFUSED_OF_MEMORY, MEMORY)),
-        (cuda.nccl, dict.fromkeys(REFUSED_OF_NCCL, NCCL)),
-        (cuda.jiterator, dict.fromkeys(REFUSED_OF_JITERATOR, KERNELS)),
-    ):
-        for name, what in names.items():
+def refuse_gpu_features() -> None:
+    for what, module, names in REFUSED:
+        owner: Any = getattr(torch.cuda, module) if module else torch.cuda
+        for name in names:
             if hasattr(owner, name):
                 setattr(owner, name, _refusing_class(name, what))
 

@@ -17,66 +17,16 @@ from torch.utils import _device as default_device
 from workers.rehearsal.devices import CPU, ON_CPU, VirtualDevices
 from workers.rehearsal.patching import Function, wrap_attribute
 
-FACTORIES = (
-    "arange",
-    "bartlett_window",
-    "blackman_window",
-    "empty",
-    "empty_permuted",
-    "empty_quantized",
-    "empty_strided",
-    "eye",
-    "full",
-    "hamming_window",
-    "hann_window",
-    "kaiser_window",
-    "linspace",
-    "logspace",
-    "normal",
-    "ones",
-    "rand",
-    "randint",
-    "randn",
-    "randperm",
-    "range",
-    "scalar_tensor",
-    "sparse_bsc_tensor",
-    "sparse_bsr_tensor",
-    "sparse_compressed_tensor",
-    "sparse_coo_tensor",
-    "sparse_csc_tensor",
-    "sparse_csr_tensor",
-    "tensor",
-    "tril_indices",
-    "triu_indices",
-    "zeros",
-)
+#: Without a device, what these make is where the tensor is that they are given.
 LIKE = (
     "as_tensor",
     "asarray",
-    "empty_like",
-    "full_like",
-    "ones_like",
-    "rand_like",
-    "randint_like",
-    "randn_like",
-    "zeros_like",
+    *(f"{name}_like" for name in ("empty", "full", "ones", "rand", "randint", "randn", "zeros")),
 )
 FFT_FACTORIES = ("fftfreq", "rfftfreq")
 NESTED_FACTORIES = ("as_nested_tensor", "nested_tensor")
 METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
-TYPES = (
-    "BFloat16Tensor",
-    "BoolTensor",
-    "ByteTensor",
-    "CharTensor",
-    "DoubleTensor",
-    "FloatTensor",
-    "HalfTensor",
-    "IntTensor",
-    "LongTensor",
-    "ShortTensor",
-)
+TYPES = ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
 OLD_PREFIX = "torch.cuda."
 
 
@@ -94,9 +44,10 @@ def replace_device_arguments(devices: VirtualDevices) -> None:
 
 
 def _wrap_factories(devices: VirtualDevices) -> None:
-    default_device._device_constructors()  # torch keeps this set of its own functions: it must not meet ours
+    constructors = default_device._device_constructors()  # torch keeps this set of its own: it must not meet ours
+    named = {name for made in constructors if getattr(torch, name := made.__name__, None) is made}
     for owner, names, from_nothing in (
-        (torch, FACTORIES, True),
+        (torch, {"normal", *named}.difference(LIKE), True),
         (torch, LIKE, False),
         (torch.fft, FFT_FACTORIES, False),
         (torch.nested, NESTED_FACTORIES, False),
@@ -105,7 +56,8 @@ def _wrap_factories(devices: VirtualDevices) -> None:
         landing = functools.partial(_wrap_factory, devices=devices, from_nothing=from_nothing)
         for name in names:
             wrap_attribute(owner, name, landing)
-            _register_with_compilers(getattr(owner, name, None), name, is_function=owner is torch)
+            if owner is torch and hasattr(torch, name):
+                _register_with_compilers(getattr(torch, name), name)
     wrap_attribute(torch, "from_numpy", lambda original: lambda array: devices.put_on(original(array), ON_CPU))
 
 
@@ -127,10 +79,8 @@ def _wrap_factory(original: Function, devices: VirtualDevices, *, from_nothing: 
     return make
 
 
-def _register_with_compilers(function: Any, name: str, *, is_function: bool) -> None:
+def _register_with_compilers(function: Any, name: str) -> None:
     """What knows torch's functions by identity, and may have looked at them already, must know ours."""
-    if not is_function or function is None:
-        return
     if "torch._dynamo" in sys.modules:
         torch.compiler.allow_in_graph(function)  # type: ignore[no-untyped-call]
     builtins: Any = sys.modules.get("torch.jit._builtins")
@@ -143,7 +93,7 @@ def _register_with_compilers(function: Any, name: str, *, is_function: bool) -> 
 
 def _wrap_tensor_methods(devices: VirtualDevices) -> None:
     tensor: Any = torch.Tensor
-    wrap_attribute(tensor, "to", lambda original: _wrap_tensor_to(original, devices))
+    wrap_attribute(tensor, "to", lambda original: _wrap_to(original, devices))
     wrap_attribute(tensor, "get_device", lambda original: _wrap_get_device(original, devices))
     tensor.cuda = _to_cuda(devices)
     tensor.cpu = _to_cpu(devices)
@@ -159,18 +109,20 @@ def _wrap_tensor_methods(devices: VirtualDevices) -> None:
         wrap_attribute(storage, "pin_memory", lambda original: lambda self, *args, **kwargs: self)
 
 
-def _wrap_tensor_to(original: Function, devices: VirtualDevices) -> Function:
-    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _wrap_to(original: Function, devices: VirtualDevices) -> Function:
+    """`to` of tensors and of modules."""
+
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         target = kwargs.get("device", args[0] if args else kwargs.get("other"))
         index = _target_index(target, devices)
         if index is None:
             moved = original(self, *args, **kwargs)
-            return _put_copy_on(self, moved, ON_CPU, devices) if _is_cpu(target, devices) else moved
+            return _put_moved_on(self, moved, ON_CPU, devices) if _is_cpu(target, devices) else moved
         if "device" in kwargs:
             kwargs["device"] = CPU
         elif not isinstance(target, torch.Tensor):
             args = (CPU, *args[1:])
-        return _put_copy_on(self, original(self, *args, **kwargs), index, devices)
+        return _put_moved_on(self, original(self, *args, **kwargs), index, devices)
 
     return to
 
@@ -189,8 +141,10 @@ def _is_cpu(target: Any, devices: VirtualDevices) -> bool:
     return isinstance(target, (str, torch.device)) and torch.device(target).type == "cpu"
 
 
-def _put_copy_on(before: torch.Tensor, moved: torch.Tensor, index: int, devices: VirtualDevices) -> Any:
+def _put_moved_on(before: Any, moved: Any, index: int, devices: VirtualDevices) -> Any:
     """A move to another device makes a copy: what is done to it in place must not reach the tensor it came from."""
+    if isinstance(moved, nn.Module):
+        return _put_module_on(moved, index, devices)
     if moved is before and devices.recorded_device(before) != index:
         moved = before.clone()
     return devices.put_on(moved, index)
@@ -263,26 +217,10 @@ def _called_by_torch() -> bool:
 def _wrap_module_methods(devices: VirtualDevices) -> None:
     """A module that moves keeps its parameters and buffers, with new memory behind them."""
     module: Any = nn.Module
-    wrap_attribute(module, "to", lambda original: _wrap_module_to(original, devices))
-    wrap_attribute(module, "to_empty", lambda original: _wrap_module_to(original, devices))
+    for name in ("to", "to_empty"):
+        wrap_attribute(module, name, lambda original: _wrap_to(original, devices))
     module.cuda = lambda self, device=None: _put_module_on(self, devices.index_of(device), devices)
     wrap_attribute(module, "cpu", lambda original: lambda self: _put_module_on(original(self), ON_CPU, devices))
-
-
-def _wrap_module_to(original: Function, devices: VirtualDevices) -> Function:
-    def to(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        target = kwargs.get("device", args[0] if args else None)
-        index = _target_index(target, devices)
-        if index is None:
-            moved = original(self, *args, **kwargs)
-            return _put_module_on(moved, ON_CPU, devices) if _is_cpu(target, devices) else moved
-        if "device" in kwargs:
-            kwargs["device"] = CPU
-        elif not isinstance(target, torch.Tensor):
-            args = (CPU, *args[1:])
-        return _put_module_on(original(self, *args, **kwargs), index, devices)
-
-    return to
 
 
 def _put_module_on(module: Any, index: int, devices: VirtualDevices) -> Any:
@@ -297,8 +235,8 @@ def _put_module_on(module: Any, index: int, devices: VirtualDevices) -> Any:
 
 
 def _wrap_tensor_types(devices: VirtualDevices) -> None:
-    for name in TYPES:
-        setattr(torch.cuda, name, getattr(torch, name))
+    for kind in TYPES:
+        setattr(torch.cuda, f"{kind}Tensor", getattr(torch, f"{kind}Tensor"))
     wrap_attribute(torch.Tensor, "type", lambda original: _wrap_tensor_type(original, devices))
     wrap_attribute(torch, "set_default_tensor_type", lambda original: lambda kind: original(_on_cpu(kind)))
 
@@ -307,7 +245,7 @@ def _wrap_tensor_type(original: Function, devices: VirtualDevices) -> Function:
     def type_(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(dtype, str) or not dtype.startswith(OLD_PREFIX):
             return original(self, dtype, *args, **kwargs)
-        return _put_copy_on(self, original(self, _on_cpu(dtype), *args, **kwargs), devices.index_of(), devices)
+        return _put_moved_on(self, original(self, _on_cpu(dtype), *args, **kwargs), devices.index_of(), devices)
 
     return type_
 

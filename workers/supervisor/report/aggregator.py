@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 
 import msgspec
 
@@ -25,7 +26,7 @@ from workers.supervisor.report.process_state import (
     sum_forwards,
     work_of_unknown_splits,
 )
-from workers.supervisor.report.script_lint import ScriptObservations
+from workers.supervisor.report.script_observations import ScriptObservations
 from workers.supervisor.report.shard_lines import ShardLine, ShardLinePrinter
 from workers.supervisor.report.step_counts import PHASES, StepCounts, StepPart
 from workers.supervisor.report.step_joiner import JoinedStep, StepJoiner
@@ -60,10 +61,6 @@ class ReportSubject:
         return self.lease[0].kind == "cpu"
 
 
-def _phase_and_splits(step: Step) -> tuple[str, tuple[int, ...]]:
-    return step.phase, step.splits
-
-
 class Aggregator(ABC):
     """Collects the records of one attempt's processes. One thread feeds it."""
 
@@ -85,6 +82,7 @@ class Aggregator(ABC):
         self._found: dict[int, DeviceInfo] = {}
         self._rank_notes = RankNotes()
         self._malformed = self._uncounted = 0
+        self._resumed: Resumed | None = None
 
     # -- taking records in -------------------------------------------------------------------------
 
@@ -115,7 +113,7 @@ class Aggregator(ABC):
             return []
         parts: list[tuple[Step, StepPart]] = []
         lines: list[ShardLine] = []
-        for (phase, ids), group in groupby(steps, key=_phase_and_splits):
+        for (phase, ids), group in groupby(steps, key=attrgetter("phase", "splits")):
             alike = list(group)
             if phase not in PHASES:
                 self._uncounted += len(alike)
@@ -133,17 +131,19 @@ class Aggregator(ABC):
     def rank_ended(self, rank: int) -> None:
         """Note that a rank and all that descends from it have ended, and everything they sent was added."""
         for process in self._processes.all_processes():
-            if process.origin == rank and not process.ended:
+            if process.origin == rank:
                 self._end_process(process)
 
     def source_ended(self, rank: int, source: int) -> None:
         """Note that one process has ended and everything it sent was added; another may go on in its place."""
         process = self._processes.get(rank, source)
-        if process is not None and not process.ended:
+        if process is not None:
             self._end_process(process)
 
     def _end_process(self, process: ProcessState) -> None:
         """Steps do not wait for a rank none of whose processes may still send one."""
+        if process.ended:
+            return
         process.mark_ended()
         if not self._processes.has_successor(process):
             self._count(self._joiner.end_rank(process.rank))
@@ -191,7 +191,6 @@ class Aggregator(ABC):
 
     # -- from one attempt to the next --------------------------------------------------------------
 
-    @abstractmethod
     def dump_state(self) -> bytes:
         """What the next attempt needs to go on with this report, as of a checkpoint.
 
@@ -201,14 +200,15 @@ class Aggregator(ABC):
         Raises:
             ValueError: each attempt begins this report anew; or it cannot be encoded.
         """
+        raise ValueError("a script's report is not carried over: each attempt begins its own")
 
-    @abstractmethod
     def load_state(self, data: bytes) -> None:
         """Go on where an earlier attempt of the same job was when it made `data`; before any step is added.
 
         Raises:
             ValueError: `data` cannot be read, or is of another version or another job. Nothing has changed then.
         """
+        raise ValueError("a script's report is not carried over: each attempt begins its own")
 
     # -- giving a report out -----------------------------------------------------------------------
 
@@ -221,8 +221,12 @@ class Aggregator(ABC):
             self._count(self._joiner.flush())
         subject, use, measures = self._subject, self._use, self._counts.main_measures
         patterns = self._counts.patterns.listed_patterns()
-        prediction, remark = self._check(patterns) if final else (PredictionCheck(None, []), None)
-        seen = self._observe_script(patterns, final, last_line, now)
+        overflowed = self._counts.patterns.overflowed
+        prediction, remark = PredictionCheck(None, []), None
+        if final:
+            complete = self._processes.succeeded
+            prediction, remark = check_prediction(self._prediction, patterns, complete=complete, overflowed=overflowed)
+        findings, seen = self._find_problems(patterns, final, last_line, now)
         report = Report(
             job_id=subject.job_id,
             attempt=subject.attempt,
@@ -230,66 +234,43 @@ class Aggregator(ABC):
             strategy=subject.spec.parallelism.strategy,
             device_kind=subject.lease[0].kind,
             virtual=subject.virtual,
-            devices=tuple(self._device(device) for device in subject.lease),
+            devices=tuple(map(self._describe_device, subject.lease)),
             patterns=self._counts.patterns.to_report(),
             per_device=measures.devices(),
             primitives=measures.primitives() if use.scatters else None,
             balance=measures.balance(use.gathers_on if use.scatters and not subject.virtual else None),
             prediction=prediction,
-            findings=tuple(self._findings(patterns, seen)),
+            findings=tuple(findings),
             notes={},
             rehearsal=subject.spec.rehearsal,
-            resumed=self._resumed_from(),
+            resumed=self._resumed,
         )
-        facts = self._facts(seen, remark)
-        return msgspec.structs.replace(report, notes=notes.make_notes(report, measures, facts))
+        facts = NoteFacts(
+            seen=seen,
+            prediction=self._prediction,
+            on_prediction=remark,
+            use=self._use,
+            counts=self._counts,
+            joiner=self._joiner,
+            malformed=self._malformed,
+            uncounted=self._uncounted,
+            rank_notes=self._rank_notes.by_field,
+        )
+        return msgspec.structs.replace(report, notes=notes.make_notes(report, facts))
 
     @abstractmethod
-    def _observe_script(
+    def _find_problems(
         self, patterns: Sequence[Pattern], final: bool, last_line: str, now: float | None
-    ) -> ScriptObservations | None:
-        """What was seen of a script; None of a recipe."""
-
-    @abstractmethod
-    def _findings(self, patterns: Sequence[Pattern], seen: ScriptObservations | None) -> Sequence[Finding]: ...
-
-    def _resumed_from(self) -> Resumed | None:
-        return None
+    ) -> tuple[Sequence[Finding], ScriptObservations | None]:
+        """The findings, and what was seen of a script; None of a recipe."""
 
     def _rank_of_device(self, device: int) -> int:
         return device if self._processes.ranks > 1 else 0
 
-    def _check(self, patterns: Sequence[Pattern]) -> tuple[PredictionCheck, str | None]:
-        overflowed = self._counts.patterns.overflowed
-        return check_prediction(self._prediction, patterns, complete=self._processes.succeeded, overflowed=overflowed)
-
-    def _device(self, leased: LeasedDevice) -> ReportDevice:
-        found = self._found.get(leased.logical)
-        return ReportDevice(
-            device=leased.logical,
-            id=leased.id,
-            node=leased.node,
-            name=found.name if found is not None else leased.name,
-            rank=self._rank_of_device(leased.logical),
-            memory_total_bytes=found.memory_total_bytes if found is not None else leased.memory_total_bytes,
-        )
-
-    def _facts(self, seen: ScriptObservations | None, on_prediction: str | None) -> NoteFacts:
-        return NoteFacts(
-            phase=self._counts.main_phase,
-            seen=seen,
-            prediction=self._prediction,
-            on_prediction=on_prediction,
-            use=self._use,
-            crowded=self._counts.crowded,
-            overflowed=self._counts.patterns.overflowed,
-            malformed=self._malformed,
-            uncounted=self._uncounted,
-            forced=self._joiner.forced,
-            late=self._joiner.late,
-            absent_from=self._counts.absent_from,
-            rank_notes=self._rank_notes.by_field,
-        )
+    def _describe_device(self, leased: LeasedDevice) -> ReportDevice:
+        found = self._found.get(leased.logical) or leased
+        rank = self._rank_of_device(leased.logical)
+        return ReportDevice(leased.logical, leased.id, leased.node, found.name, rank, found.memory_total_bytes)
 
 
 def _work_of(process: ProcessState, ids: tuple[int, ...], splits: Sequence[BatchSplit]) -> StepWork:

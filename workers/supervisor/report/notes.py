@@ -6,6 +6,7 @@ is `None` somewhere and has no note gets the reason that follows from how the at
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -14,13 +15,15 @@ from jobs.splits.plan import Prediction
 from jobs.splits.timings import Measures
 from shardyard.contract.report import Report
 from workers.supervisor.report.patterns import MAX_PATTERNS
-from workers.supervisor.report.script_lint import (
+from workers.supervisor.report.script_observations import (
     ScriptObservations,
     describe_run,
     find_unfinished_steps,
     name_modules,
     remarks_on_rows,
 )
+from workers.supervisor.report.step_counts import StepCounts
+from workers.supervisor.report.step_joiner import StepJoiner
 
 #: Notes that are taken from the ranks of one attempt, and the length of each.
 MAX_NOTES = 100
@@ -61,23 +64,20 @@ class RankNotes:
 class NoteFacts:
     """What is known of an attempt beside the numbers of its report."""
 
-    phase: str  # which `per_device`, `primitives` and `balance` are about
     seen: ScriptObservations | None  # of a script; None of a recipe
     prediction: Prediction
     on_prediction: str | None  # what is to be said of the prediction's check
     use: DeviceUse
-    crowded: bool  # several processes used one device at the same time
-    overflowed: bool  # there are more patterns than are kept apart
+    counts: StepCounts
+    joiner: StepJoiner[Any]
     malformed: int  # records that did not fit together
     uncounted: int  # steps of more processes than a report can hold
-    forced: int  # steps that were counted before every rank had sent them
-    late: int  # and what came after that
-    absent_from: Mapping[int, int]  # by rank: the first step of which it sent nothing
     rank_notes: Mapping[str, Sequence[str]]  # by path: what the ranks sent
 
 
-def make_notes(report: Report, measures: Measures, facts: NoteFacts) -> dict[str, str]:
+def make_notes(report: Report, facts: NoteFacts) -> dict[str, str]:
     """The notes of a report that has none yet."""
+    measures = facts.counts.main_measures
     made: dict[str, str] = {}
     for field, text in _all_remarks(report, measures, facts):
         made[field] = f"{made[field]}; {text}" if field in made else text
@@ -94,16 +94,17 @@ def _all_remarks(report: Report, measures: Measures, facts: NoteFacts) -> Iterat
     if facts.on_prediction:
         yield "prediction", facts.on_prediction
     if facts.seen is not None:
-        yield from _script_remarks(report, facts, facts.seen)
+        yield from _script_remarks(report, facts.seen)
 
 
 def _count_remarks(facts: NoteFacts) -> Iterator[tuple[str, str]]:
-    for rank, step in sorted(facts.absent_from.items()):
+    forced, late = facts.joiner.forced, facts.joiner.late
+    for rank, step in sorted(facts.counts.absent_from.items()):
         yield (
             "patterns.rows",
             f"rank {rank} sent nothing for step {step}; it counts 0 rows in steps that it did not report",
         )
-    if facts.overflowed:
+    if facts.counts.patterns.overflowed:
         yield (
             "patterns",
             f'only {MAX_PATTERNS} different splits are listed; all others count together in the phase "other"',
@@ -112,10 +113,10 @@ def _count_remarks(facts: NoteFacts) -> Iterator[tuple[str, str]]:
         yield "patterns", f"{facts.malformed} records were inconsistent, so their rows are not counted"
     if facts.uncounted:
         yield "patterns", f"{facts.uncounted} steps came from more processes than a report can hold"
-    if facts.forced or facts.late:
-        then = ", and were counted as separate steps" if facts.seen is not None and facts.late else ""
-        counted = f"{facts.forced} steps were counted before every rank had reported them"
-        yield "patterns", f"{counted}; {facts.late} records came too late{then}"
+    if forced or late:
+        then = ", and were counted as separate steps" if facts.seen is not None and late else ""
+        counted = f"{forced} steps were counted before every rank had reported them"
+        yield "patterns", f"{counted}; {late} records came too late{then}"
 
 
 def _measure_remarks(report: Report, measures: Measures, facts: NoteFacts) -> Iterator[tuple[str, str]]:
@@ -132,11 +133,11 @@ def _measure_remarks(report: Report, measures: Measures, facts: NoteFacts) -> It
         yield "per_device.data_wait_ms", "one process feeds all devices, so they all show the same wait"
 
 
-def _script_remarks(report: Report, facts: NoteFacts, seen: ScriptObservations) -> Iterator[tuple[str, str]]:
+def _script_remarks(report: Report, seen: ScriptObservations) -> Iterator[tuple[str, str]]:
     yield "strategy", f"as the job asked; {describe_run(seen.processes)}"
-    if facts.phase != "train":
-        yield "per_device", f"the numbers cover the phase {facts.phase}, because no training step was seen"
-    modules = sorted({pattern.module for pattern in report.patterns if pattern.phase == facts.phase})
+    if seen.phase != "train":
+        yield "per_device", f"the numbers cover the phase {seen.phase}, because no training step was seen"
+    modules = sorted({pattern.module for pattern in report.patterns if pattern.phase == seen.phase})
     if len(modules) > 1:
         yield "per_device.rows", f"the rows of {len(modules)} modules are added up: {name_modules(modules)}"
     for text in remarks_on_rows(seen):
@@ -160,11 +161,11 @@ def _missing_reason(field: str, report: Report, measures: Measures, facts: NoteF
     if len(report.devices) == 1 and field in _NEEDS_TWO:
         return "there is only one device"
     if measures.steps == 0:
-        return f"no {facts.phase} step has been seen"
-    if facts.crowded and field.startswith(("per_device.", "balance.")):
+        return f"no {facts.counts.main_phase} step has been seen"
+    if facts.counts.crowded and field.startswith(("per_device.", "balance.")):
         return "several processes used one device at the same time"
     if field == "per_device.ms_per_row" and any(device.rows is None for device in report.per_device):
-        return _DEFAULT_REASONS["per_device.rows"]
+        return _UNCOUNTED
     if _only_idle_lack(report, field):
         return "a device that got no rows has none"
     if field.startswith("balance.") and facts.use.placed:
@@ -186,14 +187,12 @@ _NEEDS_TWO = frozenset(
     {"balance.slowest_device", "balance.output_device_memory_skew", "per_device.comm_ms", "primitives"}
 )
 
+_UNCOUNTED = "the rows of some batch could not be counted"
+_UNMEASURED = "there was no step in which every device was measured"
 _DEFAULT_REASONS = {
-    "per_device.rows": "the rows of some batch could not be counted",
-    "per_device.share": "the rows of some batch could not be counted",
-    "balance.rows_max_over_mean": "the rows of some batch could not be counted",
-    "balance.time_max_over_mean": "there was no step in which every device was measured",
-    "balance.slowest_device": "there was no step in which every device was measured",
-    "balance.cause": "there was no step in which every device was measured",
-    "balance.wasted_device_seconds": "there was no step in which every device was measured",
+    **dict.fromkeys(("per_device.rows", "per_device.share", "balance.rows_max_over_mean"), _UNCOUNTED),
+    **dict.fromkeys(("balance.time_max_over_mean", "balance.slowest_device", "balance.cause"), _UNMEASURED),
+    "balance.wasted_device_seconds": _UNMEASURED,
     "devices.memory_total_bytes": "no rank has reported on the device yet",
 }
 

@@ -45,19 +45,15 @@ class PatternCount(msgspec.Struct, array_like=True):
         self.last_step = highest if self.last_step is None else max(self.last_step, highest)
 
 
-def _no_steps() -> PatternCount:
-    return PatternCount(None)
-
-
 @dataclass(slots=True)
 class PatternTable:
     """`kept` are counted each by itself, in the order in which they were first seen; `other` has the rest."""
 
     kept: dict[PatternKey, PatternCount] = field(default_factory=dict)
-    other: PatternCount = field(default_factory=_no_steps)
+    other: PatternCount = field(default_factory=lambda: PatternCount(None))
 
     def add(self, steps: Sequence[int], batch: WholeBatch) -> None:
-        """PatternCount steps that were divided alike in one module."""
+        """Count steps that were divided alike in one module."""
         key = batch.key
         count = self.kept.get(key)
         if count is None and len(self.kept) < MAX_PATTERNS:
@@ -88,15 +84,6 @@ class PatternTable:
 
 
 def _to_pattern(batch: WholeBatch, count: PatternCount) -> Pattern:
-    return Pattern(
-        phase=batch.phase,
-        module=batch.module,
-        batch_rows=batch.batch_rows,
-        rows=batch.rows,
-        shapes_vary=count.shapes_vary,
-        input_shapes=batch.input_shapes,
-        output_shapes=batch.output_shapes,
-        steps=count.steps,
-        first_step=count.first_step,
-        last_step=count.last_step,
-    )
+    fields = msgspec.structs.asdict(batch) | msgspec.structs.asdict(count)
+    del fields["first"]
+    return Pattern(**fields)

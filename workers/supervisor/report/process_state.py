@@ -167,9 +167,10 @@ class ProcessState:
         return self.done.get("train", 0) > 0
 
     @property
-    def synchronised(self) -> bool:
-        """Whether a wrapper keeps its model like those of other processes."""
-        return any(kind in SYNCHRONISING for kind, _ in self.wrapped)
+    def averages_gradients(self) -> bool:
+        """Whether a wrapper keeps its model like those of other processes, or the program itself adds up tensors."""
+        reduces = self.activity is not None and self.activity.reductions > 0
+        return reduces or any(kind in SYNCHRONISING for kind, _ in self.wrapped)
 
     @property
     def shares_tensors(self) -> bool:

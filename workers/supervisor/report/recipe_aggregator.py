@@ -11,7 +11,6 @@ from workers.supervisor.report.aggregator import Aggregator, LeasedDevice, Repor
 from workers.supervisor.report.aggregator_state import AggregatorState, ReportIdentity
 from workers.supervisor.report.notes import DeviceUse
 from workers.supervisor.report.patterns import PatternTable
-from workers.supervisor.report.script_lint import ScriptObservations
 from workers.supervisor.report.step_counts import StepCounts
 from workers.supervisor.report.step_joiner import StepJoiner, order_by_epoch
 
@@ -35,7 +34,6 @@ class RecipeAggregator(Aggregator):
             comparable=not use.placed and not use.sharded,
         )
         super().__init__(subject, prediction, StepJoiner(spec.world_size, order_by_epoch()), counts, use)
-        self._resumed: Resumed | None = None
 
     def dump_state(self) -> bytes:
         self._count(self._joiner.flush())
@@ -79,13 +77,7 @@ class RecipeAggregator(Aggregator):
             phase=self._counts.main_phase,
         )
 
-    def _resumed_from(self) -> Resumed | None:
-        return self._resumed
-
-    def _observe_script(
+    def _find_problems(
         self, patterns: Sequence[Pattern], final: bool, last_line: str, now: float | None
-    ) -> ScriptObservations | None:
-        return None
-
-    def _findings(self, patterns: Sequence[Pattern], seen: ScriptObservations | None) -> Sequence[Finding]:
-        return lint_splits(self._subject.spec, patterns, self._prediction.train_rows) if patterns else ()
+    ) -> tuple[Sequence[Finding], None]:
+        return lint_splits(self._subject.spec, patterns, self._prediction.train_rows) if patterns else (), None

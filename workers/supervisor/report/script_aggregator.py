@@ -17,7 +17,8 @@ from workers.supervisor.report.aggregator import MAX_RANKS, Aggregator, LeasedDe
 from workers.supervisor.report.notes import DeviceUse
 from workers.supervisor.report.patterns import MAX_PATTERNS
 from workers.supervisor.report.process_state import SHARDING, ProcessState
-from workers.supervisor.report.script_lint import ScriptObservations, find_problems
+from workers.supervisor.report.script_lint import find_problems
+from workers.supervisor.report.script_observations import ScriptObservations
 from workers.supervisor.report.step_counts import PHASES, StepCounts, StepPart
 from workers.supervisor.report.step_joiner import StepJoiner, order_by_round
 
@@ -60,12 +61,6 @@ class ScriptAggregator(Aggregator):
         self._seen = _SeenForwards()
         self._numbers: dict[tuple[int, str], int] = {}  # by rank and phase: its last step, over all its processes
 
-    def dump_state(self) -> bytes:
-        raise ValueError("a script's report is not carried over: each attempt begins its own")
-
-    def load_state(self, data: bytes) -> None:
-        raise ValueError("a script's report is not carried over: each attempt begins its own")
-
     def _add(self, process: ProcessState, record: AnyRecord) -> None:
         match record:
             case Began():
@@ -107,21 +102,21 @@ class ScriptAggregator(Aggregator):
 
     def _number_steps(self, process: ProcessState, steps: Sequence[Step]) -> Sequence[Step]:
         """A process counts its own steps; those of the next one at the same rank go on where it left off."""
-        return [self._number_step(process, step) for step in steps]
-
-    def _number_step(self, process: ProcessState, step: Step) -> Step:
-        key = process.rank, step.phase
-        number = self._numbers[key] = self._numbers.get(key, -1) + process.count_step(step)
-        return step if number == step.step else msgspec.structs.replace(step, step=number)
+        numbered = []
+        for step in steps:
+            key = process.rank, step.phase
+            number = self._numbers[key] = self._numbers.get(key, -1) + process.count_step(step)
+            numbered.append(step if number == step.step else msgspec.structs.replace(step, step=number))
+        return numbered
 
     def _rank_of_device(self, device: int) -> int:
         return self._seen.rank_of_device.get(device, super()._rank_of_device(device))
 
-    def _observe_script(
+    def _find_problems(
         self, patterns: Sequence[Pattern], final: bool, last_line: str, now: float | None
-    ) -> ScriptObservations | None:
+    ) -> tuple[Sequence[Finding], ScriptObservations]:
         main = self._counts.main_phase
-        return ScriptObservations(
+        seen = ScriptObservations(
             spec=self._subject.spec,
             virtual=self._subject.virtual,
             phase=main,
@@ -134,6 +129,4 @@ class ScriptAggregator(Aggregator):
             blind="; ".join(self._rank_notes.by_field.get("per_device", [])),
             now=now,
         )
-
-    def _findings(self, patterns: Sequence[Pattern], seen: ScriptObservations | None) -> Sequence[Finding]:
-        return find_problems(seen) if seen is not None else ()
+        return find_problems(seen), seen

@@ -5,55 +5,25 @@ never a guess: it is made only where the arithmetic of torch (`jobs.splits.plan`
 What the probe could not observe is no finding.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from jobs.model.spec import JobSpec
 from jobs.protocol.records import Loaded
 from jobs.splits.lint import data_parallel_problems, nearest_sizes, rank_problems
 from jobs.splits.plan import chunk_rows, loader_batches, sampler_rows
-from shardyard.contract.report import Finding, Pattern
+from shardyard.contract.report import Finding
 from workers.supervisor.report.process_state import ProcessState
+from workers.supervisor.report.script_observations import (
+    ScriptObservations,
+    count_of,
+    find_unfinished_steps,
+    name_ranks,
+)
 
 #: Findings that only scripts have; the others are those of `jobs.splits.lint`.
 CODES = frozenset({"no-work-done", "fewer-processes", "duplicated-work", "unsynchronised-ranks", "unfinished-step"})
-#: A step that was begun so long before the end, and not finished, is worth a warning.
-UNFINISHED_SECONDS = 10.0
 MAX_LINE = 200
-MAX_NAMES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptObservations:
-    """All that was seen of a script. `divided` has the splits of single forwards, by module, in the main phase;
-    `last_line` is what it printed last, and `blind` says where nobody could look."""
-
-    spec: JobSpec
-    virtual: bool
-    phase: str
-    patterns: Sequence[Pattern]
-    divided: Mapping[str, Set[tuple[int, ...]]]
-    processes: Sequence[ProcessState]
-    final: bool
-    succeeded: bool
-    last_line: str
-    blind: str
-    now: float | None
-
-    @property
-    def devices(self) -> int:
-        return self.spec.resources.devices
-
-    @property
-    def workers(self) -> list[ProcessState]:
-        """Processes that did anything with a model."""
-        return [process for process in self.processes if process.worked]
-
-    @property
-    def trainers(self) -> list[ProcessState]:
-        """Processes that trained: one for each rank, the latest one where they followed each other."""
-        return list({process.rank: process for process in self.processes if process.trained}.values())
 
 
 def find_problems(seen: ScriptObservations) -> list[Finding]:
@@ -62,94 +32,8 @@ def find_problems(seen: ScriptObservations) -> list[Finding]:
     return [finding for check in (_never_finished, *checks) for finding in check(seen)]
 
 
-def name_modules(modules: Sequence[str]) -> str:
-    """Modules in a sentence; the script's outermost one has no name."""
-    shown = [module or "the model" for module in modules[:MAX_NAMES]]
-    return ", ".join([*shown, "..."] if len(modules) > MAX_NAMES else shown)
-
-
-def describe_run(processes: Iterable[ProcessState]) -> str:
-    """What the script itself did about devices: "the script wrapped Net in DataParallel, ..."."""
-    listed = list(processes)
-    wrapped: dict[str, set[str]] = {}
-    for kind, inside in (one for process in listed for one in process.wrapped):
-        wrapped.setdefault(kind, set()).add(inside or "a module")
-    groups = [process.group for process in listed if process.group is not None]
-    what = " and ".join(f"wrapped {_join_names(sorted(inside))} in {kind}" for kind, inside in sorted(wrapped.items()))
-    largest = max(groups, key=lambda group: group.world_size, default=None)
-    if largest is None:
-        how = "made no process group"
-    else:
-        # One that was made without naming a backend is "undefined" to torch.
-        backend = "" if largest.backend == "undefined" else f" ({largest.backend})"
-        how = f"made a process group of {largest.world_size}{backend}"
-    children = sum(process.source != 0 and process.worked for process in listed)
-    who = f"; the work was done by {_count_of(children, 'process', 'processes')} that it started" if children else ""
-    return f"the script {what or 'wrapped no module'} and {how}, as far as the probe saw{who}"
-
-
-def remarks_on_rows(seen: ScriptObservations) -> Iterator[str]:
-    """Where a DataLoader gave more batches than the model received: forward passes are what counts."""
-    for process in seen.trainers:
-        loaded = list(process.passes.batches.values())
-        if len(loaded) == 1 and loaded[0] > process.trained_forwards:
-            yield (
-                f"{process.name} took {_count_of(loaded[0], 'batch', 'batches')} from its DataLoader, but the model "
-                f"received {process.trained_forwards:,} in training; rows are counted where the model receives them"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class UnfinishedStep:
-    """A step that some ranks had begun and not finished when they ended without a word: for how many seconds, where
-    that is known, and which ranks were behind and had not even begun it."""
-
-    step: int
-    phase: str
-    ranks: Sequence[int]
-    behind: Sequence[int]
-    seconds: float | None
-
-    @property
-    def long(self) -> bool:
-        return self.seconds is not None and self.seconds >= UNFINISHED_SECONDS
-
-    def __str__(self) -> str:
-        later = f", {self.seconds:,.0f} s later" if self.seconds is not None else ""
-        behind = f"; {name_ranks(self.behind)} had not started it" if self.behind else ""
-        ended = "it" if len(self.ranks) == 1 else "they"
-        return (
-            f"{name_ranks(self.ranks)} had started step {self.step:,} ({self.phase}) but not finished it "
-            f"when {ended} ended{later}{behind}"
-        )
-
-
-def find_unfinished_steps(seen: ScriptObservations) -> list[UnfinishedStep]:
-    """Steps that were never finished, the earliest first. A process that has reported its outcome has none."""
-    if not seen.final:
-        return []
-    told = {process.origin for process in seen.processes if process.outcome is not None}
-    silent = [process for process in seen.processes if process.origin not in told]
-    steps: dict[tuple[int, str], list[ProcessState]] = {}
-    for process in silent:
-        if process.unfinished is not None:
-            steps.setdefault((process.unfinished.step, process.unfinished.phase), []).append(process)
-    waiting = [process for process in silent if process.trained and process.unfinished is None]
-    return [
-        UnfinishedStep(
-            step,
-            phase,
-            ranks=sorted({process.rank for process in stuck}),
-            behind=sorted({other.rank for other in waiting if other.done.get(phase, 0) <= step}),
-            seconds=_longest_seconds(seen.now, stuck),
-        )
-        for (step, phase), stuck in sorted(steps.items())
-    ]
-
-
-def _longest_seconds(now: float | None, stuck: Sequence[ProcessState]) -> float | None:
-    begun = [process.began.at for process in stuck if process.began is not None]
-    return max(0.0, now - min(begun)) if now is not None and begun else None
+def _warning(code: str, message: str, suggestion: str) -> Finding:
+    return Finding(code, "warning", message, suggestion)
 
 
 # -- whether there was any work, and who did it ----------------------------------------------------
@@ -174,9 +58,8 @@ def _no_work_done(seen: ScriptObservations) -> Iterator[Finding]:
             "if it expects GPUs, there are none here: submit it with program.rehearse set to true, or to a pool that "
             "has GPUs; otherwise check its log for why it ended"
         )
-    yield Finding(
+    yield _warning(
         "no-work-done",
-        "warning",
         f"the script exited with code 0, but no forward pass and no optimizer step was observed{printed}",
         suggestion,
     )
@@ -189,18 +72,16 @@ def _fewer_processes(seen: ScriptObservations) -> Iterator[Finding]:
     over = {process.rank for process in seen.processes if seen.final or process.ended}
     missing = [rank for rank in range(asked) if rank not in working and (rank in over or seen.final)]
     if missing:
-        yield Finding(
+        yield _warning(
             "fewer-processes",
-            "warning",
             f"{asked} processes were requested and {len(working)} worked: "
             f"{name_ranks(missing)} ran no forward and no step",
             f"check rank {missing[0]}'s log for why it had nothing to do, "
-            f"or request {_count_of(len(working), 'device')}",
+            f"or request {count_of(len(working), 'device')}",
         )
     elif seen.spec.distributed and groups and max(groups) < seen.devices:
-        yield Finding(
+        yield _warning(
             "fewer-processes",
-            "warning",
             f"{seen.devices} processes were started, but the script's process group has {max(groups)}: "
             "they do not work together",
             "call init_process_group() without a rank and a world_size, so that it takes them from the environment",
@@ -213,9 +94,8 @@ def _idle_all_along(seen: ScriptObservations) -> Iterator[Finding]:
         return
     used = {place for splits in seen.divided.values() for rows in splits for place, count in enumerate(rows) if count}
     if seen.devices > 1 and used and all(len(rows) == 1 for splits in seen.divided.values() for rows in splits):
-        yield Finding(
+        yield _warning(
             "idle-devices",
-            "warning",
             f"{seen.devices} devices were leased, but every forward that was observed ran on one of them",
             _use_of_devices(seen),
         )
@@ -293,9 +173,8 @@ def _same_or_apart(seen: ScriptObservations) -> Iterator[Finding]:
         yield _duplicated_work(shared, grouped)
     elif not _kept_alike(trainers) and (not grouped or (shared is not None and shared.sharded)):
         how = "each on a part of the data of its own" if shared is not None and shared.sharded else "each by itself"
-        yield Finding(
+        yield _warning(
             "unsynchronised-ranks",
-            "warning",
             f"{len(trainers)} ranks trained, {how}, and nothing averaged their gradients: their models drift apart",
             "wrap the model in DistributedDataParallel on every rank, or average the gradients with all_reduce "
             "before each optimizer step",
@@ -305,26 +184,22 @@ def _same_or_apart(seen: ScriptObservations) -> Iterator[Finding]:
 def _kept_alike(trainers: Sequence[ProcessState]) -> bool:
     """Whether something may keep the models alike: a wrapper, or reductions of the script's own. So it is where
     nobody has counted them."""
-    return any(
-        process.synchronised or process.activity is None or process.activity.reductions > 0 for process in trainers
-    )
+    return any(process.activity is None or process.averages_gradients for process in trainers)
 
 
 def _duplicated_work(shared: _CommonPass, grouped: bool) -> Finding:
     ranks = len(shared.loads)
     rows = f"{shared.processed:,} rows were processed in one pass, {shared.distinct:,} of them distinct"
     if grouped:
-        return Finding(
+        return _warning(
             "duplicated-work",
-            "warning",
             f"{ranks} ranks went over the same rows: {rows}",
             "give the DataLoader sampler=DistributedSampler(dataset) and shuffle=False, and call the sampler's "
             "set_epoch in every epoch; ranks that share one model's tensors need the same rows, and nothing "
             "is wrong there",
         )
-    return Finding(
+    return _warning(
         "duplicated-work",
-        "warning",
         f"{ranks} processes without a process group trained side by side over the same rows: {rows}",
         "call torch.distributed.init_process_group(), wrap the model in DistributedDataParallel and give the "
         'DataLoader a DistributedSampler; or ask for 1 device under strategy "single"',
@@ -376,7 +251,7 @@ def _better_batches(code: str, full: Sequence[int], load: Loaded | None, by_load
     if fits:
         return f"{subject} {' or '.join(map(str, fits))} and pass drop_last=True"
     fewer = next((n for n in range(devices - 1, 0, -1) if _is_even(size, n, rows, drop_last=False)), None)
-    return f"ask for {_count_of(fewer, 'device')}" if fewer is not None else "use batches of at least one row a device"
+    return f"ask for {count_of(fewer, 'device')}" if fewer is not None else "use batches of at least one row a device"
 
 
 def _fitting_sizes(size: int, devices: int, rows: int | None, fits: Callable[[int], bool]) -> list[int]:
@@ -404,14 +279,10 @@ def _ddp_would_fit(full: Sequence[int]) -> Finding:
 
 def _among_ranks(seen: ScriptObservations) -> Iterator[Finding]:
     """Ranks whose gradients are averaged as equals although their row counts differ."""
-    if len(seen.trainers) < 2 or not any(process.synchronised or _has_reductions(process) for process in seen.trainers):
+    if len(seen.trainers) < 2 or not any(process.averages_gradients for process in seen.trainers):
         return
     for problem in rank_problems(seen.patterns):
         yield Finding(problem.code, problem.severity, problem.message, _equal_ranks(seen.trainers))
-
-
-def _has_reductions(process: ProcessState) -> bool:
-    return process.activity is not None and process.activity.reductions > 0
 
 
 def _equal_ranks(trainers: Sequence[ProcessState]) -> str:
@@ -425,11 +296,10 @@ def _equal_ranks(trainers: Sequence[ProcessState]) -> str:
 
 def _sampler_padding(seen: ScriptObservations) -> Iterator[Finding]:
     for load in (one for process in seen.trainers for one in reversed(process.passes.latest.values())):
-        rows, ranks, read = load.dataset_rows, load.replicas or 1, load.rows
-        if not (load.trained and load.complete and ranks > 1 and rows and read and read * ranks > rows):
-            continue
+        rows, ranks, read = load.dataset_rows or 0, load.replicas or 1, load.rows or 0
         repeated = read * ranks - rows
-        if read != sampler_rows(rows, ranks, drop_last=False):
+        is_padded = rows and ranks > 1 and repeated > 0 and read == sampler_rows(rows, ranks, drop_last=False)
+        if not (load.trained and load.complete and is_padded):
             continue
         yield Finding(
             "sampler-padding",
@@ -442,10 +312,9 @@ def _sampler_padding(seen: ScriptObservations) -> Iterator[Finding]:
 
 
 def _without_padding(rows: int, ranks: int) -> str:
+    left = count_of(rows % ranks, "row")
+    dropping = f"pass drop_last=True to the DistributedSampler, which leaves {left} out of each pass"
     fewer = next((n for n in range(ranks - 1, 1, -1) if rows % n == 0), None)
-    dropping = (
-        f"pass drop_last=True to the DistributedSampler, which leaves {_count_of(rows % ranks, 'row')} out of each pass"
-    )
     return dropping if fewer is None else f"{dropping}, or ask for {fewer} devices"
 
 
@@ -455,9 +324,8 @@ def _without_padding(rows: int, ranks: int) -> str:
 def _never_finished(seen: ScriptObservations) -> Iterator[Finding]:
     for one in find_unfinished_steps(seen):
         if one.long:
-            yield Finding(
+            yield _warning(
                 "unfinished-step",
-                "warning",
                 str(one),
                 f"check the last lines in the log of {name_ranks(one.behind or one.ranks)}: a step that does not end "
                 "often waits for a collective that another rank never calls, or for a lock",
@@ -473,16 +341,3 @@ _CHECKS: tuple[_Check, ...] = (
     _among_ranks,
     _sampler_padding,
 )
-
-
-def _count_of(number: int, noun: str, plural: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
-
-
-def _join_names(parts: Sequence[object]) -> str:
-    return ", ".join(map(str, parts[:MAX_NAMES])) + (", ..." if len(parts) > MAX_NAMES else "")
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Ranks for a sentence."""
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_join_names(ranks)}"

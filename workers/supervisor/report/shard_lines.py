@@ -38,13 +38,7 @@ class ShardLinePrinter:
     def lines(self, rank: int, steps: Sequence[Step], splits: Sequence[BatchSplit]) -> list[ShardLine]:
         """The lines of one rank's steps, one or several of one phase that were divided alike; `splits` has one entry
         for each forward in such a step."""
-        due = (
-            steps
-            if self._observe == "every"
-            else self._steps_to_print(rank, steps, splits)
-            if self._observe == "auto"
-            else ()
-        )
+        due = self._steps_to_print(rank, steps, splits)
         if not due:
             return []
         texts = [line for split in splits for line in lines_of_split(split, self._dim)]

@@ -87,7 +87,7 @@ class StepJoiner(Generic[T]):
         self._positions: dict[int, Key] = dict.fromkeys(range(ranks), _NOTHING_YET)
         self._pending: dict[Key, JoinedStep[T]] = {}
         self._order: list[Key] = []
-        self._last_released = _NOTHING_YET
+        self.last_released = _NOTHING_YET  # the last step that was let go
 
     def expect_rank(self, rank: int) -> None:
         """Wait for a rank that has been heard of and may send steps."""
@@ -100,7 +100,7 @@ class StepJoiner(Generic[T]):
         for step, part in steps:
             key = self._order_of(rank, step)
             position = max(position, key)
-            if key <= self._last_released:
+            if key <= self.last_released:
                 self.late += 1
                 if self._loose:
                     done.append(JoinedStep(step.phase, step.step, {rank: part}))
@@ -123,14 +123,9 @@ class StepJoiner(Generic[T]):
         """Everything that is still waiting: no rank will send anything more."""
         return [self._release_first() for _ in range(len(self._order))]
 
-    @property
-    def last_released(self) -> Key:
-        """The last step that was let go."""
-        return self._last_released
-
     def resume_after(self, last: Key, *, forced: int, late: int) -> None:
         """Go on where another joiner was flushed."""
-        self._last_released, self.forced, self.late = last, forced, late
+        self.last_released, self.forced, self.late = last, forced, late
 
     def _release_complete(self) -> list[JoinedStep[T]]:
         if self._loose and len(self._order) > MAX_WAITING:
@@ -150,5 +145,5 @@ class StepJoiner(Generic[T]):
 
     def _release_first(self) -> JoinedStep[T]:
         key = heapq.heappop(self._order)
-        self._last_released = max(self._last_released, key)
+        self.last_released = max(self.last_released, key)
         return self._pending.pop(key)
