@@ -23,7 +23,7 @@ from torch import nn
 from benchmarks.comparing import Figure, Say, Scale
 from jobs.protocol.records import AnyRecord, Step
 from workers.probe.recorder import Recorder
-from workers.runtime.context import ChannelSink, RankContext, RankDevice
+from workers.runtime.context import ChannelSink, NullSink, RankContext, RankDevice
 from workers.training.data_parallel import TracedDataParallel
 
 TITLE = "DataParallel: its primitives on virtual devices, against the plain module"
@@ -105,7 +105,7 @@ def network(layers: int, width: int) -> nn.Module:
 def makers() -> dict[str, Callable[[int, int], nn.Module]]:
     found: dict[str, Callable[[int, int], nn.Module]] = {
         PLAIN: network,
-        VIRTUAL: lambda layers, width: TracedDataParallel(network(layers, width), [0, 1], virtual=True),
+        VIRTUAL: lambda layers, width: unrecorded(network(layers, width)),
     }
     if ON_CUDA:
         found["plain module on cuda"] = lambda layers, width: network(layers, width).cuda()
@@ -130,6 +130,13 @@ def step_of(net: nn.Module, batch: int) -> Callable[[], None]:
             torch.cuda.synchronize()
 
     return step
+
+
+def unrecorded(net: nn.Module) -> nn.Module:
+    """Outside of a step, a recorder records nothing."""
+    return TracedDataParallel(
+        net, [0, 1], virtual=True, observer=Recorder(RankContext(0, 1, DEVICES, 2, 1, NullSink()))
+    )
 
 
 def traced_step(net: nn.Module, batch: int, tee: Tee) -> Callable[[], None]:

@@ -30,7 +30,7 @@ from jobs.protocol.records import AnyRecord, BatchSplit, Began, Group, Hello, Me
 from workers.probe import probe as script
 from workers.rehearsal import install
 from workers.runtime import import_hook, process_groups
-from workers.runtime.context import ChannelSink, NullSink, RankContext, RankDevice, RecordSink
+from workers.runtime.context import ChannelSink, NullSink, RankContext, RankDevice, RankPlace, RecordSink
 from workers.runtime.import_callbacks import when_imported
 
 SOCKET: Final = "SHARDYARD_PROBE_SOCKET"
@@ -52,15 +52,10 @@ STOPPING: Final = b"S"
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class Family(RankPlace):
     """What a rank and its descendants have in common, as it travels through the environment."""
 
     address: str  # of the attempt's socket
-    rank: int
-    world_size: int
-    devices: tuple[RankDevice, ...]
-    lease_size: int
-    threads: int
     rehearsed: bool
     output: str
 
@@ -274,16 +269,7 @@ def _nothing() -> None:
 
 def follow(context: RankContext, address: str, output: str, *, rehearsed: bool) -> RankContext:
     """The context of a rank whose descendants are followed; `attach` its probe once that is installed."""
-    family = Family(
-        address=address,
-        rank=context.rank,
-        world_size=context.world_size,
-        devices=context.devices,
-        lease_size=context.lease_size,
-        threads=context.threads,
-        rehearsed=rehearsed,
-        output=output,
-    )
+    family = Family(*context.place(), address, rehearsed, output)
     os.environ.update(environment(family))
     return replace(context, sink=FamilySink(context.sink, family))
 
@@ -333,15 +319,7 @@ def join(environ: Mapping[str, str]) -> None:
 def _install(sink: FamilySink, family: Family) -> None:
     if family.rehearsed:
         install.install(family.lease_size, family.rank, family.world_size > 1)
-    context = RankContext(
-        rank=family.rank,
-        world_size=family.world_size,
-        devices=family.devices,
-        lease_size=family.lease_size,
-        threads=family.threads,
-        sink=sink,
-        stopping=sink.told_to_stop,
-    )
+    context = RankContext(*family.place(), sink, stopping=sink.told_to_stop)
     attach(sink, script.install(context, rehearsed=family.rehearsed))
     # Groups that are freed at the end of a process may deadlock it, there as well as in a rank.
     when_imported({"torch.distributed.distributed_c10d": lambda _: process_groups.retain_groups()})

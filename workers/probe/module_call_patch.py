@@ -187,7 +187,8 @@ def _make_tracked_call(guarded: GuardedTracker, original: Any) -> Callable[[Any,
 
     def tracked_call(module: Any, args: Any, kwargs: Any) -> Any:
         current = threads.current
-        forward = None if current.depth == INSIDE else guarded.begin_forward(module, args, kwargs)
+        begin = guarded.tracker.begin_forward
+        forward = None if current.depth == INSIDE else guarded.call_guarded("a forward", begin, module, args, kwargs)
         if forward is None:
             return original(module, *args, **kwargs)
         around = current.depth, current.root, current.forward
@@ -198,7 +199,7 @@ def _make_tracked_call(guarded: GuardedTracker, original: Any) -> Callable[[Any,
             outputs = original(module, *args, **kwargs)
         finally:
             current.depth, current.root, current.forward = around
-        guarded.end_forward(forward, outputs)
+        guarded.call_guarded("a forward", guarded.tracker.end_forward, forward, outputs)
         return outputs
 
     return tracked_call

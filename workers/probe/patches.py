@@ -14,15 +14,16 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from operator import attrgetter
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
+from workers.probe.data_parallel_patches import patch_data_parallel
 from workers.probe.module_call_patch import hide_from_dynamo, patch_module_calls, reassure_dynamo, torch_state_queries
-from workers.probe.shapes import shape_of_arguments
-from workers.probe.step_records import DDP_EVERY, DdpTimes
+from workers.probe.step_records import DdpTimes
 from workers.probe.tracker import GuardedTracker, Tracker
-from workers.probe.types import BACKWARD_DONE, IN_BACKWARD, INSIDE, LOADED, OUTSIDE, READY, RETURNED, STEPPING, Forward
+from workers.probe.types import BACKWARD_DONE, IN_BACKWARD, LOADED, READY, RETURNED, STEPPING
 
 #: Reductions of fewer numbers are about a loss or a count, not about gradients or parameters.
 MIN_REDUCED = 9
@@ -63,21 +64,14 @@ def fill_torch_queries(guarded: GuardedTracker, torch: Any) -> None:
     queries.grad_enabled = torch.is_grad_enabled
     queries.ddp_times, queries.set_ddp_sampling = _read_ddp_times, _set_ddp_sampling
     queries.peak_memory = torch.cuda.max_memory_allocated
-    queries.device_properties = lambda index: _device_properties(torch, index)
+    named = attrgetter("name", "total_memory")
+    queries.device_properties = lambda index: named(torch.cuda.get_device_properties(index))
     queries.is_cuda_ready = lambda: torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing()
     queries.is_capturing = torch.cuda.is_current_stream_capturing
     dist = torch.distributed
     if dist.is_available():
-        queries.process_group = lambda: _process_group(dist)
-
-
-def _device_properties(torch: Any, index: int) -> tuple[str, int]:
-    found = torch.cuda.get_device_properties(index)
-    return found.name, found.total_memory
-
-
-def _process_group(dist: Any) -> tuple[int, int, str] | None:
-    return (dist.get_rank(), dist.get_world_size(), dist.get_backend()) if dist.is_initialized() else None
+        facts: Callable[[], Any] = lambda: (dist.get_rank(), dist.get_world_size(), dist.get_backend())  # noqa: E731
+        queries.process_group = lambda: facts() if dist.is_initialized() else None
 
 
 def _read_ddp_times(wrapper: Any, iteration: int) -> DdpTimes | None:
@@ -168,7 +162,7 @@ def patch_optimizers(guarded: GuardedTracker, home: Any) -> None:
 
     home.register_optimizer_step_pre_hook(before)
     home.register_optimizer_step_post_hook(after)
-    _after_init(guarded, home.Optimizer, lambda optimizer: guarded.tracker.models.add_optimizer(optimizer))
+    guarded.after_init(home.Optimizer, lambda optimizer: guarded.tracker.models.add_optimizer(optimizer))
 
 
 def patch_grad_scaler(guarded: GuardedTracker, home: Any) -> None:
@@ -183,19 +177,6 @@ def patch_grad_scaler(guarded: GuardedTracker, home: Any) -> None:
         return result
 
     home.GradScaler.step = step
-
-
-def _after_init(guarded: GuardedTracker, kind: Any, seen: Callable[[Any], None]) -> None:
-    """Call `seen` with every new instance of a class of torch."""
-    original = kind.__init__
-
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        original(self, *args, **kwargs)
-        if guarded.on:
-            guarded.call_guarded(kind.__name__, seen, self)
-
-    kind.__init__ = __init__
 
 
 # -- loaders ---------------------------------------------------------------------------------------
@@ -256,155 +237,6 @@ def patch_dataloaders(guarded: GuardedTracker, home: Any) -> None:
     base._watched_pass = None  # of an iterator, which cannot be copied or pickled
 
 
-# -- DataParallel and its primitives ----------------------------------------------------------------
-
-
-def patch_data_parallel(guarded: GuardedTracker, home: Any) -> None:
-    """Wrap the primitives wherever torch.nn.parallel has them under their names, also those of a rehearsal."""
-    wrap: dict[str, Callable[[GuardedTracker, Any], Any]] = {
-        "replicate": _wrap_replicate,
-        "scatter": functools.partial(_wrap_scatter, 1),
-        "scatter_kwargs": functools.partial(_wrap_scatter, 2),
-        "gather": _timed_primitive("gather"),
-        "parallel_apply": _wrap_parallel_apply,
-    }
-    wrapped: dict[Any, Any] = {}
-    names = ("", ".data_parallel", ".scatter_gather", ".replicate", ".parallel_apply")
-    for module in [sys.modules["torch.nn.parallel" + name] for name in names]:
-        for name, make in wrap.items():
-            original = module.__dict__.get(name)
-            if not callable(original) or (name == "scatter" and module.__name__.endswith("scatter_gather")):
-                continue  # that one is called by scatter_kwargs for every argument
-            if original not in wrapped and original not in wrapped.values():
-                wrapped[original] = make(guarded, original)
-            setattr(module, name, wrapped.get(original, original))
-    for kind in (home.DataParallel, home.DistributedDataParallel):
-        _patch_wrapper_class(guarded, kind)
-
-
-def _patch_wrapper_class(guarded: GuardedTracker, kind: Any) -> None:
-    def seen(wrapper: Any) -> None:
-        devices = getattr(wrapper, "device_ids", None) or ()
-        guarded.tracker.report_wrapper(kind.__name__, wrapper.module, devices)
-        if kind.__name__ == "DistributedDataParallel":
-            _set_ddp_sampling(wrapper, DDP_EVERY)
-            guarded.tracker.report_group()
-
-    _after_init(guarded, kind, seen)
-
-
-def _timed_primitive(name: str) -> Callable[[GuardedTracker, Any], Any]:
-    def make(guarded: GuardedTracker, original: Any) -> Any:
-        threads = guarded.threads
-
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            now = threads.current
-            if not guarded.on or now.in_primitive:
-                return original(*args, **kwargs)
-            begun = guarded.call_guarded(name, guarded.tracker.data_parallel.begin_primitive)
-            now.in_primitive = True
-            try:
-                result = original(*args, **kwargs)
-            finally:
-                now.in_primitive = False
-            if begun is not None:
-                guarded.call_guarded(name, guarded.tracker.data_parallel.end_primitive, name, begun)
-            return result
-
-        return call
-
-    return make
-
-
-def _wrap_scatter(position: int, guarded: GuardedTracker, original: Any) -> Any:
-    """`position` is that of the devices among the arguments; the dimension follows."""
-    timed = _timed_primitive("scatter")(guarded, original)
-
-    @functools.wraps(original)
-    def scatter(*args: Any, **kwargs: Any) -> Any:
-        shards = timed(*args, **kwargs)
-        if guarded.on:
-            given = dict(zip(("target_gpus", "dim"), args[position:], strict=False)) | kwargs
-            guarded.call_guarded(
-                "scatter",
-                guarded.tracker.data_parallel.remember_scatter,
-                given.get("target_gpus", ()),
-                given.get("dim", 0),
-            )
-        return shards
-
-    return scatter
-
-
-def _wrap_replicate(guarded: GuardedTracker, original: Any) -> Any:
-    timed = _timed_primitive("replicate")(guarded, original)
-
-    @functools.wraps(original)
-    def replicate(network: Any, *args: Any, **kwargs: Any) -> Any:
-        replicas = timed(network, *args, **kwargs)
-        if guarded.on:
-            guarded.call_guarded("replicate", guarded.tracker.data_parallel.remember_replicas, network, replicas)
-        return replicas
-
-    return replicate
-
-
-def _wrap_parallel_apply(guarded: GuardedTracker, original: Any) -> Any:
-    timed, threads = _timed_primitive("parallel_apply")(guarded, original), guarded.threads
-
-    @functools.wraps(original)
-    def parallel_apply(
-        modules: Sequence[Any], inputs: Sequence[Any], kwargs_tup: Any = None, devices: Any = None
-    ) -> list[Any]:
-        name, tracker = "parallel_apply", guarded.tracker.data_parallel
-        forward = guarded.call_guarded(name, tracker.begin_apply, modules, devices) if guarded.on else None
-        if forward is None and threads.current.depth == OUTSIDE:
-            return cast(list[Any], original(modules, inputs, kwargs_tup, devices))
-        slots = forward.call.slots if forward is not None else (0,) * len(modules)
-        shards = zip(slots, modules, strict=False)
-        replicas = [WatchedReplica(guarded, forward, slot, module) for slot, module in shards]
-        outputs = timed(replicas, inputs, kwargs_tup, devices)
-        if forward is not None:
-            guarded.call_guarded(name, tracker.end_apply, forward, modules, inputs, kwargs_tup, outputs)
-        return cast(list[Any], outputs)
-
-    return parallel_apply
-
-
-class WatchedReplica:
-    """Calls a replica: what that calls in its thread is within the forward. `forward` is None where the replica is no
-    shard that counts. All attributes are those of the replica."""
-
-    def __init__(self, guarded: GuardedTracker, forward: Forward | None, slot: int, module: Any) -> None:
-        self._guarded, self._forward, self._slot, self._module = guarded, forward, slot, module
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        guarded, now = self._guarded, self._guarded.threads.current
-        begun = None
-        if self._forward is not None and guarded.on:
-            begun = guarded.call_guarded("parallel_apply", self._begin, args, kwargs)
-        around = now.depth, now.root, now.forward
-        now.depth, now.root, now.forward = INSIDE, None, None
-        try:
-            outputs = guarded.call_replica(self._slot, self._module, args, kwargs)
-        finally:
-            now.depth, now.root, now.forward = around
-        if begun is not None:
-            guarded.call_guarded("parallel_apply", self._end, begun, outputs)
-        return outputs
-
-    def _begin(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return shape_of_arguments(args, kwargs), self._guarded.tracker.devices.mark_now(self._slot)
-
-    def _end(self, begun: tuple[Any, Any], outputs: Any) -> None:
-        if self._forward is not None:
-            self._guarded.tracker.data_parallel.end_shard(self._forward, self._slot, begun[0], outputs, begun[1])
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-
 # -- process groups ----------------------------------------------------------------------------------
 
 
@@ -412,9 +244,9 @@ def patch_process_groups(guarded: GuardedTracker, home: Any) -> None:
     """Believe the process group, not the environment. Reductions are counted as the program calls them."""
     names = ("torch.distributed", "torch.distributed.device_mesh")
     places = [home, *(sys.modules[name] for name in names if name in sys.modules)]
-    _replace_everywhere(places, "init_process_group", lambda original: _wrap_init_process_group(guarded, original))
+    _replace_everywhere(places, "init_process_group", functools.partial(_wrap_init_process_group, guarded))
     for name in REDUCTIONS:
-        _replace_everywhere(places, name, lambda original: _wrap_reduction(guarded, original))
+        _replace_everywhere(places, name, functools.partial(_wrap_reduction, guarded))
     guarded.tracker.report_group()
 
 
@@ -429,14 +261,7 @@ def _replace_everywhere(places: list[Any], name: str, make: Callable[[Any], Any]
 
 
 def _wrap_init_process_group(guarded: GuardedTracker, original: Any) -> Any:
-    @functools.wraps(original)
-    def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        if guarded.on:
-            guarded.call_guarded("init_process_group", guarded.tracker.report_group)
-        return result
-
-    return init_process_group
+    return guarded.then_call("init_process_group", original, lambda *_: guarded.tracker.report_group())
 
 
 def _wrap_reduction(guarded: GuardedTracker, original: Any) -> Any:
@@ -459,35 +284,19 @@ def _count_reduction(tracker: Tracker, tensor: Any) -> None:
 
 
 def patch_fsdp(guarded: GuardedTracker, home: Any) -> None:
-    _after_init(guarded, home.FullyShardedDataParallel, lambda wrapper: _report_fsdp(guarded, wrapper))
-    original = home.fully_shard
+    def seen(wrapper: Any) -> None:
+        guarded.tracker.report_wrapper("FullyShardedDataParallel", wrapper.module, ())
+        guarded.tracker.report_group()
 
-    @functools.wraps(original)
-    def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(module, *args, **kwargs)
-        if guarded.on:
-            guarded.call_guarded("fully_shard", guarded.tracker.report_wrapper, "fully_shard", result, ())
-        return result
-
-    for name in ("torch.distributed.fsdp", "torch.distributed._composable.fsdp"):
-        place: Any = sys.modules.get(name)
-        if getattr(place, "fully_shard", None) is original:
-            place.fully_shard = fully_shard
+    guarded.after_init(home.FullyShardedDataParallel, seen)
+    places = [sys.modules.get(name) for name in ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")]
+    _replace_everywhere([home, *places], "fully_shard", functools.partial(_wrap_sharding, guarded))
 
 
 def patch_tensor_parallel(guarded: GuardedTracker, home: Any) -> None:
-    original = home.parallelize_module  # it calls itself by another name
-
-    @functools.wraps(original)
-    def parallelize_module(module: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(module, *args, **kwargs)
-        if guarded.on:
-            guarded.call_guarded("parallelize_module", guarded.tracker.report_wrapper, "parallelize_module", result, ())
-        return result
-
-    home.parallelize_module = parallelize_module
+    home.parallelize_module = _wrap_sharding(guarded, home.parallelize_module)  # it calls itself by another name
 
 
-def _report_fsdp(guarded: GuardedTracker, wrapper: Any) -> None:
-    guarded.tracker.report_wrapper("FullyShardedDataParallel", wrapper.module, ())
-    guarded.tracker.report_group()
+def _wrap_sharding(guarded: GuardedTracker, original: Any) -> Any:
+    name = original.__name__
+    return guarded.then_call(name, original, lambda made, *_: guarded.tracker.report_wrapper(name, made, ()))

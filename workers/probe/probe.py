@@ -30,14 +30,13 @@ A wrapper that fails turns the whole probe off, and a note says so. It never rai
 
 import os
 from collections.abc import Callable
-from types import ModuleType
 
 from jobs.protocol.records import DeviceInfo, Note
 from workers.probe import patches
 from workers.probe.tracker import GuardedTracker
 from workers.runtime.context import ChannelSink, RankContext, innermost_sink
 from workers.runtime.cpu_name import read_cpu_name
-from workers.runtime.import_callbacks import CallbackFinder, when_imported
+from workers.runtime.import_callbacks import when_imported
 
 VIRTUAL_MEMORY = "virtual devices share the memory of the host"
 CUDA_MEMORY = "of the process's own tensors, read on the first ten steps and every tenth"
@@ -49,7 +48,6 @@ class Probe:
     def __init__(self, context: RankContext, *, rehearsed: bool) -> None:
         self.guarded = GuardedTracker(context, rehearsed=rehearsed)
         self.on_fork: Callable[[], None] = lambda: None  # called in a forked child, in which the probe is off
-        self.finder: CallbackFinder | None = None
         channel = innermost_sink(context.sink)
         if isinstance(channel, ChannelSink):
             channel.before_send.append(self._flush_fast_path)
@@ -82,14 +80,9 @@ def install(context: RankContext, *, rehearsed: bool) -> Probe:
     whatever else replaces functions of torch. `rehearsed`: the devices are virtual, and torch presents them as real."""
     probe = Probe(context, rehearsed=rehearsed)
     os.register_at_fork(after_in_child=probe.after_fork)
-    probe.guarded.call_guarded("torch", _patch_when_imported, probe)
+    probe.guarded.call_guarded("torch", when_imported, patches.patches_by_module(probe.guarded))
     probe.guarded.call_guarded("devices", describe_devices, context)
     return probe
-
-
-def _patch_when_imported(probe: Probe) -> None:
-    callbacks: dict[str, Callable[[ModuleType], None]] = patches.patches_by_module(probe.guarded)
-    probe.finder = when_imported(callbacks)
 
 
 def describe_devices(context: RankContext) -> None:

@@ -1,55 +1,22 @@
 """Records what each device got of every batch of a recipe, and how long it took there.
 
-`RunObserver` is the null object: it has every method, and none does anything. `Recorder` measures. It never
-waits for a device: on cuda the times of a step are read when its events have passed, some steps later.
+It never waits for a device: on cuda the times of a step are read when its events have passed, some steps later.
 """
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 
-from jobs.protocol.records import AnyRecord, MetricSample, Note, Shape
+from jobs.protocol.records import MAX_INTERNED, AnyRecord, MetricSample, Note, Shape, Step
 from workers.probe.backward_timer import time_backward
 from workers.probe.clock import CLOCKS, Mark, Span
 from workers.probe.shapes import rows_of, shape_of, shape_of_arguments
 from workers.probe.step_records import DdpTimes, PendingSteps, Shard, SplitRegistry, TimedStep, is_sampled
 from workers.runtime.context import RankContext
-
-__all__ = ["DdpTimes", "RunObserver", "Recorder", "is_sampled"]
-
-
-class RunObserver:
-    """Records nothing."""
-
-    def step(self, phase: str, epoch: int, data_wait_ms: float | None) -> AbstractContextManager[object]:
-        """Around one optimizer step, or one batch of evaluation or forward."""
-        return nullcontext()
-
-    def backward(self, backward: Callable[[], object], *, alone: bool = False) -> None:
-        """Call `backward`, which is a loss's. `alone`: in this one, no rank waits for another."""
-        backward()
-
-    def measure_primitive(self, name: str) -> AbstractContextManager[object]:
-        """Around one of DataParallel's four primitives."""
-        return nullcontext()
-
-    def measure_arrival(self, position: int) -> AbstractContextManager[object]:
-        """Around the time in which the shard of the device at `position` comes to it."""
-        return nullcontext()
-
-    def watch_call(self, position: int, module: Callable[..., Any]) -> Callable[..., Any]:
-        """`module` as a function that is measured as the shard of the device at `position`."""
-        return module
-
-    def watch_backward(self, position: int, outputs: Any, boundary: Iterable[torch.Tensor]) -> None:
-        """Called after a shard's forward with the tensors between which its backward will run."""
-
-    def end_forward(self, batch_rows: int | None) -> None:
-        """The forward whose shards have just run is complete."""
 
 
 class _EndCallback:
@@ -67,7 +34,7 @@ class _EndCallback:
         self._done(kind is not None)
 
 
-class Recorder(RunObserver):
+class Recorder:
     """Sends `BatchSplit`, `Step`, `MetricSample` and `Note` records of one rank.
 
     `module` is the dotted path of what is split ("" for the whole model), `dim` the dimension along
@@ -102,6 +69,7 @@ class Recorder(RunObserver):
     # -- around a step ---------------------------------------------------------------------------
 
     def step(self, phase: str, epoch: int, data_wait_ms: float | None) -> AbstractContextManager[object]:
+        """Around one optimizer step, or one batch of evaluation or forward."""
         number = self._next_step[phase]
         self._next_step[phase] = number + 1
         self._open_step = step = TimedStep(number, epoch, phase, data_wait_ms, len(self._devices))
@@ -109,12 +77,12 @@ class Recorder(RunObserver):
         return _EndCallback(lambda failed: self._end_step(step, failed))
 
     def backward(self, backward: Callable[[], object], *, alone: bool = False) -> None:
+        """Call `backward`, which is a loss's. `alone`: in this one, no rank waits for another."""
         if not (self._times_whole_backward or alone):
             backward()
             return
-        begin = self._clock.mark(self._devices[0])
-        backward()
-        self._time_backward(begin)
+        with self._measure(0, lambda step: step.backward):
+            backward()
 
     def finish(self) -> None:
         """Wait for the times that devices have not reached yet, and send all steps."""
@@ -144,10 +112,6 @@ class Recorder(RunObserver):
             step.memory = tuple(torch.cuda.max_memory_allocated(index) for index in self._devices)
         self._pending.add_step(step)
 
-    def _time_backward(self, begin: Mark) -> None:
-        if self._open_step is not None:
-            self._open_step.backward.append(Span(self._clock, begin, self._clock.mark(self._devices[0])))
-
     def _add_ddp_times(self, step: TimedStep) -> None:
         times = self.read_ddp_times()
         if times is not None:
@@ -159,26 +123,30 @@ class Recorder(RunObserver):
     # -- around a forward ------------------------------------------------------------------------
 
     def measure_primitive(self, name: str) -> AbstractContextManager[object]:
-        begin = self._clock.mark(self._devices[0])
-        return _EndCallback(lambda failed: self._time_primitive(name, begin))
-
-    def _time_primitive(self, name: str, begin: Mark) -> None:
-        if self._open_step is not None:
-            span = Span(self._clock, begin, self._clock.mark(self._devices[0]))
-            self._open_step.primitives.setdefault(name, []).append(span)
+        """Around one of DataParallel's four primitives."""
+        return self._measure(0, lambda step: step.primitives.setdefault(name, []))
 
     def measure_arrival(self, position: int) -> AbstractContextManager[object]:
-        begin = self._clock.mark(self._devices[position])
-        return _EndCallback(lambda failed: self._time_arrival(position, begin))
+        """Around the time in which the shard of the device at `position` comes to it."""
+        return self._measure(position, lambda step: step.arrivals[position])
 
-    def _time_arrival(self, position: int, begin: Mark) -> None:
-        if self._open_step is not None:
-            span = Span(self._clock, begin, self._clock.mark(self._devices[position]))
-            self._open_step.arrivals[position].append(span)
+    def _mark(self, position: int) -> Mark:
+        return self._clock.mark(self._devices[position])
+
+    def _measure(self, position: int, spans_of: Callable[[TimedStep], list[Span]]) -> AbstractContextManager[object]:
+        begin = self._mark(position)
+
+        def end(failed: bool) -> None:
+            if self._open_step is not None:
+                spans_of(self._open_step).append(Span(self._clock, begin, self._mark(position)))
+
+        return _EndCallback(end)
 
     def watch_call(self, position: int, module: Callable[..., Any]) -> Callable[..., Any]:
+        """`module` as a function that is measured as the shard of the device at `position`."""
+
         def call(*args: Any, **kwargs: Any) -> Any:
-            begin = self._clock.mark(self._devices[position])
+            begin = self._mark(position)
             outputs = module(*args, **kwargs)
             self._add_forward(position, shape_of_arguments(args, kwargs), outputs, begin)
             return outputs
@@ -194,7 +162,7 @@ class Recorder(RunObserver):
 
         def before(_: nn.Module, args: Any, kwargs: Any) -> None:
             nonlocal begin
-            begin = self._clock.mark(self._devices[position])
+            begin = self._mark(position)
 
         def after(_: nn.Module, args: Any, kwargs: Any, outputs: Any) -> None:
             input_shape = shape_of_arguments(args, kwargs)
@@ -214,6 +182,7 @@ class Recorder(RunObserver):
         module.register_forward_hook(after, with_kwargs=True)
 
     def watch_backward(self, position: int, outputs: Any, boundary: Iterable[torch.Tensor]) -> None:
+        """Called after a shard's forward with the tensors between which its backward will run."""
         step = self._open_step
         if step is not None and step.phase == "train" and not self._on_cuda and is_sampled(step.number):
             time_backward(outputs, boundary, step.backward_ms, position)
@@ -221,16 +190,13 @@ class Recorder(RunObserver):
     def _add_forward(self, position: int, input_shape: Shape | None, outputs: Any, begin: Mark) -> None:
         if self._open_step is None:
             return
-        span = Span(self._clock, begin, self._clock.mark(self._devices[position]))
-        output_shape = shape_of(outputs)
-        shard = self._shards[position]
-        if shard is None:
-            self._shards[position] = Shard(input_shape, output_shape, [span])
-        else:
-            shard.output_shape = output_shape
-            shard.spans.append(span)
+        span = Span(self._clock, begin, self._mark(position))
+        shard = self._shards[position] = self._shards[position] or Shard(input_shape, None, [])
+        shard.output_shape = shape_of(outputs)
+        shard.spans.append(span)
 
     def end_forward(self, batch_rows: int | None) -> None:
+        """The forward whose shards have just run is complete."""
         if self._open_step is None:
             return
         shards, self._shards = self._shards, [None] * len(self._devices)
@@ -253,3 +219,109 @@ class Recorder(RunObserver):
 
     def emit(self, record: AnyRecord) -> None:
         self._sink.emit(record)
+
+
+class SingleDeviceRecorder(Recorder):
+    """The recorder of a rank that has one device, which computes on the host: nearly every step of nearly every job.
+
+    Every call of the measured module is one forward. Times are numbers as soon as they are taken, so a step is one
+    record that is made at its end, and nothing is kept for it before but a few numbers. Shapes are read in every
+    forward, since rows are counted and never assumed. The recorder is itself the context of the step that is open.
+    """
+
+    def __init__(self, context: RankContext, *, module: str = "", times_whole_backward: bool = False) -> None:
+        super().__init__(context, module=module, times_whole_backward=times_whole_backward)
+        self._in_step = False
+        self._step_head: tuple[int, int, str, float | None] = 0, 0, "", None  # number, epoch, phase, waited for data
+        self._phase = ""
+        self._split_ids: tuple[int, ...] = ()  # of the step's splits
+        self._forward_seconds = 0.0
+        self._backward_seconds: float | None = None
+        self._input_shape: Shape | None = None  # shapes of the last forward, and the id of its split
+        self._output_shape: Shape | None = None
+        self._last_split: tuple[int, ...] = ()
+        self._began = 0.0
+
+    def step(self, phase: str, epoch: int, data_wait_ms: float | None) -> AbstractContextManager[object]:
+        number = self._next_step[phase]
+        self._next_step[phase] = number + 1
+        if phase != self._phase:
+            self._phase, self._last_split = phase, ()
+        self._step_head = number, epoch, phase, data_wait_ms
+        self._split_ids, self._forward_seconds, self._backward_seconds = (), 0.0, None
+        self._in_step = True
+        return self
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """The step is over: send it, unless it failed."""
+        step_ms = (time.perf_counter() - self._began) * 1000.0
+        self._in_step = False
+        if kind is not None:
+            return
+        number, epoch, phase, waited_ms = self._step_head
+        backward_ms = None if self._backward_seconds is None else self._backward_seconds * 1000.0
+        comm_ms = None
+        if phase == "train" and not self._times_whole_backward:
+            times = self.read_ddp_times()
+            # Without them, the backward of some batches of the step may be known, and is not that of the step.
+            backward_ms = None if times is None else (backward_ms or 0.0) + times.backward_ms
+            comm_ms = None if times is None else times.comm_ms
+        forward_ms = self._forward_seconds * 1000.0 if self._split_ids else None
+        self._sink.emit(
+            Step(
+                number,
+                epoch,
+                phase,
+                self._split_ids,
+                time.time(),
+                step_ms,
+                waited_ms,
+                (forward_ms,),
+                (backward_ms,),
+                comm_ms,
+            )
+        )
+
+    def backward(self, backward: Callable[[], object], *, alone: bool = False) -> None:
+        began = time.perf_counter()
+        backward()
+        if self._times_whole_backward or alone:
+            self._backward_seconds = (self._backward_seconds or 0.0) + time.perf_counter() - began
+
+    def watch_module(self, module: nn.Module, position: int, *, is_whole: bool = False) -> None:
+        """Measure every call of `module` as one forward. A function in place of its own costs less than hooks do."""
+        forward: Callable[..., Any] = module.forward
+        clock, plain = time.perf_counter, torch.Tensor
+
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            began = clock()
+            outputs = forward(*args, **kwargs)
+            if self._in_step:
+                self._forward_seconds += clock() - began
+                inputs = args[0].shape if args and type(args[0]) is plain else shape_of_arguments(args, kwargs)
+                outputs_shape = outputs.shape if type(outputs) is plain else shape_of(outputs)
+                if inputs == self._input_shape and outputs_shape == self._output_shape and self._last_split:
+                    self._split_ids += self._last_split
+                else:
+                    self._add_split(inputs, outputs_shape)
+            return outputs
+
+        module.forward = measured
+
+    def _add_split(self, inputs: Shape | None, outputs_shape: Shape | None) -> None:
+        """A forward with other shapes than the one before it, or in another phase. Ids beyond `MAX_INTERNED` are good
+        for one step."""
+        self._input_shape, self._output_shape = inputs, outputs_shape
+        shard = Shard(_plain_tuple(inputs), _plain_tuple(outputs_shape), [])
+        rows: Callable[[Shape | None], int | None] = lambda shape: rows_of(shape, self._dim)  # noqa: E731
+        number = self._splits.split_id(self._phase, self._module, rows(inputs), self._devices, [shard], rows)
+        self._last_split = (number,) if number < MAX_INTERNED else ()
+        self._split_ids += (number,)
+
+
+def _plain_tuple(shape: Shape | None) -> Shape | None:
+    """torch's own kind of shape is no plain tuple, and would be kept as it is."""
+    return None if shape is None else tuple(shape)

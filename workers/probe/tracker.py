@@ -2,6 +2,7 @@
 functions that are called are in `TorchQueries`, which `workers.probe.patches` fills when torch is there."""
 
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_WRAPPED = 64
-#: How many frames the caller of a module is above `Tracker.begin_forward`: `GuardedTracker.begin_forward` and the
+#: How many frames the caller of a module is above `Tracker.begin_forward`: `GuardedTracker.call_guarded` and the
 #: functions of the wrapper are between them.
 CALLER_DEPTH = 5
 TRANSFORMED = "inside torch.func transforms (vmap, grad) a module sees no batch, so its rows are not counted"
@@ -285,7 +286,7 @@ class GuardedTracker:
         self.module_calls: tuple[Any, Any] | None = None  # Module.__call__ as it was, and as it is
         self._context = context
         self._rehearsed = rehearsed
-        self._output_of = _no_output if context.streams is None else context.streams.on
+        self._output_of = contextlib.nullcontext if context.streams is None else context.streams.on
         self.restart(0)
 
     def restart(self, first_split: int) -> None:
@@ -301,26 +302,29 @@ class GuardedTracker:
     def switch_off(self) -> None:
         self.on, self.step.stage = False, OFF
 
-    def begin_forward(self, module: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward | None:
-        try:
-            return self.tracker.begin_forward(module, args, kwargs)
-        except Exception as error:  # noqa: BLE001  (whatever it is, it must not reach the program)
-            self.fail("a forward", error)
-            return None
-
-    def end_forward(self, forward: Forward, outputs: Any) -> None:
-        try:
-            self.tracker.end_forward(forward, outputs)
-        except Exception as error:  # noqa: BLE001
-            self.fail("a forward", error)
-
     def call_guarded(self, what: str, function: Callable[..., T], *args: Any) -> T | None:
         """What `function` returns; None where it fails, which turns the probe off."""
         try:
             return function(*args)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001  (whatever it is, it must not reach the program)
             self.fail(what, error)
             return None
+
+    def then_call(self, what: str, original: Any, seen: Callable[[Any, Any, Any], None]) -> Any:
+        """`original`, and after it `seen` with what it returned and was called with."""
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if self.on:
+                self.call_guarded(what, seen, result, args, kwargs)
+            return result
+
+        return call
+
+    def after_init(self, kind: Any, seen: Callable[[Any], None]) -> None:
+        """Call `seen` with every new instance of a class of torch."""
+        kind.__init__ = self.then_call(kind.__name__, kind.__init__, lambda _, args, kwargs: seen(args[0]))
 
     def fail(self, what: str, error: Exception) -> None:
         """Turn the probe off and send a note."""
@@ -336,7 +340,3 @@ class GuardedTracker:
         """Call a replica with its output going to the log of its device."""
         with self._output_of(slot):
             return module(*args, **kwargs)
-
-
-def _no_output(slot: int) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()

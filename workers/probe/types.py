@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -184,81 +184,45 @@ class StepSample(msgspec.Struct, frozen=True, eq=False, gc=False):
     ddp_times: DdpTimes | None = None  # in some steps
 
 
+@dataclass(slots=True, eq=False)
 class CurrentStep:
     """What the fast path has noted of the current step. The wrappers write to it without a call: between two
     operations of torch, a call of a function costs as much as what it does."""
 
-    __slots__ = (
-        "arrived",
-        "asked",
-        "backward_began",
-        "backward_ended",
-        "began",
-        "ended",
-        "inside",
-        "loader_pass",
-        "optimizer",
-        "output_shape",
-        "stage",
-        "template",
-        "thread",
-    )
-
-    def __init__(self) -> None:
-        self.stage = OFF
-        self.thread = 0  # whose steps are noted; 0 where those of no thread are
-        self.inside = 0  # the same, while that thread is inside the forward
-        self.template: Any = None  # a StepTemplate from CALLED on
-        self.output_shape: Shape | None = None
-        self.loader_pass: LoaderPass | None = None
-        self.optimizer: Any = None
-        self.asked = self.arrived = self.began = self.ended = self.backward_began = self.backward_ended = 0.0
+    stage: int = OFF
+    thread: int = 0  # whose steps are noted; 0 where those of no thread are
+    inside: int = 0  # the same, while that thread is inside the forward
+    template: Any = None  # a StepTemplate from CALLED on
+    output_shape: Shape | None = None
+    loader_pass: LoaderPass | None = None
+    optimizer: Any = None
+    asked: float = 0.0
+    arrived: float = 0.0
+    began: float = 0.0
+    ended: float = 0.0
+    backward_began: float = 0.0
+    backward_ended: float = 0.0
 
 
 # -- threads ---------------------------------------------------------------------------------------
 
 
-class ThreadFastPath(Protocol):
-    """The fast path as one thread sees it: its own, or the one that notes nothing."""
-
-    @property
-    def step(self) -> CurrentStep: ...
-
-    def leave(self, thread: "ThreadState") -> None:
-        """Hand what was noted of the current step to the step builder, which goes on with it."""
-
-
-class NullFastPath:
-    """The fast path of a thread whose steps are not noted."""
-
-    def __init__(self) -> None:
-        self.step = CurrentStep()
-
-    def leave(self, thread: "ThreadState") -> None:
-        pass
-
-
-NULL_FAST_PATH = NullFastPath()
-
-
+@dataclass(slots=True, eq=False)
 class ThreadState:
     """Where a thread is."""
 
-    __slots__ = ("depth", "fast_path", "forward", "in_backward", "in_primitive", "optimizers", "root")
-
-    def __init__(self) -> None:
-        self.depth = OUTSIDE
-        self.root: RootModule | None = None
-        self.forward: Forward | None = None
-        self.in_primitive = False
-        self.in_backward = False
-        self.optimizers: tuple[Any, ...] = ()
-        self.fast_path: ThreadFastPath = NULL_FAST_PATH
+    depth: int = OUTSIDE
+    root: RootModule | None = None
+    forward: Forward | None = None
+    in_primitive: bool = False
+    in_backward: bool = False
+    optimizers: tuple[Any, ...] = ()
+    fast_path: Any = None  # a FastPath where the steps of this thread are noted
 
     def leave_fast_path(self) -> None:
         """To be called when the program does something that no template foresees."""
         fast_path = self.fast_path
-        if fast_path.step.stage != OFF:
+        if fast_path is not None and fast_path.step.stage != OFF:
             fast_path.leave(self)
             if fast_path.step.inside:
                 self.depth = INSIDE

@@ -278,17 +278,25 @@ class CheckpointAccess:
 
 
 @dataclass(frozen=True, slots=True)
-class RankContext:
-    """One rank. `devices` are its own: the whole lease under single and dp, one device under ddp and fsdp.
-
-    `data_root` is the directory below which a job may read files.
-    """
+class RankPlace:
+    """Which rank of an attempt a process is. `devices` are its own: the whole lease under single and dp, one device
+    under ddp and fsdp."""
 
     rank: int
     world_size: int
     devices: tuple[RankDevice, ...]
     lease_size: int
     threads: int
+
+    def place(self) -> "tuple[int, int, tuple[RankDevice, ...], int, int]":
+        """The first arguments of anything that is a `RankPlace`, too."""
+        return self.rank, self.world_size, self.devices, self.lease_size, self.threads
+
+
+@dataclass(frozen=True, slots=True)
+class RankContext(RankPlace):
+    """What a rank is told about itself. `data_root` is the directory below which a job may read files."""
+
     sink: RecordSink
     streams: DeviceStreams | None = None
     stopping: Callable[[], bool] = _never_stopping

@@ -12,16 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from workers.runtime import commands, stacks
-from workers.runtime.context import ChannelSink, CheckpointAccess, DeviceStreams, RankContext, RankDevice
+from workers.runtime.context import ChannelSink, CheckpointAccess, DeviceStreams, RankContext, RankDevice, RankPlace
 
 
 @dataclass(frozen=True, slots=True)
-class RankEndpoints:
-    rank: int
-    world_size: int
-    devices: tuple[RankDevice, ...]  # the rank's own
-    lease_size: int
-    threads: int
+class RankEndpoints(RankPlace):
     channel: int  # records go in here
     command: int  # words of the supervisor come from here
     streams: tuple[tuple[int, int], ...]  # stdout and stderr of each device
@@ -30,27 +25,14 @@ class RankEndpoints:
     def descriptors(self) -> tuple[int, ...]:
         return (self.channel, self.command, *(fd for pair in self.streams for fd in pair))
 
-    def open(
-        self,
-        stopping: Callable[[], bool] | None = None,
-        data_root: Path | None = None,
-    ) -> "OpenedEndpoints":
+    def open(self, stopping: Callable[[], bool] | None = None, data_root: Path | None = None) -> "OpenedEndpoints":
         """Begin to send records, and take over what is printed."""
         sink = ChannelSink(self.channel)
         routed = DeviceStreams(self.streams)
         routed.install()
         stacks.show_stacks_on_signal()
-        context = RankContext(
-            rank=self.rank,
-            world_size=self.world_size,
-            devices=self.devices,
-            lease_size=self.lease_size,
-            threads=self.threads,
-            sink=sink,
-            streams=routed,
-            stopping=stopping or threading.Event().is_set,
-            data_root=data_root,
-        )
+        stopping = stopping or threading.Event().is_set
+        context = RankContext(*self.place(), sink, routed, stopping, data_root)
         return OpenedEndpoints(context, sink)
 
     def checkpoint_access(self, drafts: Path | None, resume: Path | None) -> CheckpointAccess | None:

@@ -58,12 +58,6 @@ class CallbackFinder(MetaPathFinder):
             if callback is not None:
                 callback(sys.modules[name])
 
-    def stop(self) -> None:
-        """Call nobody back any more."""
-        self._callbacks.clear()
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
 
 def _find_elsewhere(
     finder: CallbackFinder, name: str, path: Sequence[str] | None, target: ModuleType | None

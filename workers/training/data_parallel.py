@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import parallel as torch_parallel
 from torch.nn.parallel import scatter_gather
 
-from workers.probe.recorder import RunObserver
+from workers.probe.backward_timer import leaves_of
+from workers.probe.recorder import Recorder
 from workers.probe.shapes import rows_of, shape_of_arguments, tensors_in
 from workers.rehearsal.virtual_devices import (
     Arriving,
@@ -50,10 +51,10 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
         device_ids: Sequence[int],
         *,
         virtual: bool,
+        observer: Recorder,
         output_device: int = 0,
         dim: int = 0,
         functional: bool = False,
-        observer: RunObserver | None = None,
         on: Callable[[int], AbstractContextManager[None]] = lambda index: nullcontext(),
         straggler: SlowDevice | None = None,
     ) -> None:
@@ -65,7 +66,7 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
         self._primitives = VIRTUAL if virtual else CUDA
         self._virtual = virtual
         self._run = self._one_by_one if functional else self._as_torch_does
-        self._observer = observer or RunObserver()
+        self._observer = observer
         self._on = on
         self._straggler = straggler
 
@@ -113,7 +114,7 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
             outputs = self._primitives.parallel_apply(modules, inputs, kwargs, self.device_ids[: len(modules)])
         if self._virtual and torch.is_grad_enabled():
             for position, replica in enumerate(replicas):
-                boundary = [*_replica_parameters(replica), *tensors_in((inputs[position], kwargs[position]))]
+                boundary = [*leaves_of(replica), *tensors_in((inputs[position], kwargs[position]))]
                 self._observer.watch_backward(position, outputs[position], boundary)
         return outputs
 
@@ -130,11 +131,6 @@ class TracedDataParallel(nn.DataParallel[nn.Module]):
                 return watched(*args, **kwargs)
 
         return call
-
-
-def _replica_parameters(replica: nn.Module) -> list[torch.Tensor]:
-    modules: list[Any] = list(replica.modules())
-    return [tensor for module in modules for tensor in module._former_parameters.values()]
 
 
 def _scatter_to_gpus(

@@ -11,8 +11,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from jobs.model.spec import Component
 from jobs.protocol.records import Outline, Result
-from workers.probe.recorder import is_sampled
 from workers.probe.shapes import rows_of, shape_of
+from workers.probe.step_records import is_sampled
 from workers.runtime.context import RejectedByWorker, StopTraining
 from workers.training.checkpoint import data_position, protocol
 from workers.training.placement import move_tensors

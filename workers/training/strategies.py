@@ -14,8 +14,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from jobs.model.spec import JobSpec
-from workers.probe.recorder import DdpTimes, Recorder
-from workers.probe.single_device_recorder import SingleDeviceRecorder
+from workers.probe.recorder import Recorder, SingleDeviceRecorder
+from workers.probe.step_records import DdpTimes
 from workers.runtime import process_groups
 from workers.runtime.context import RankContext, RejectedByWorker
 from workers.training import placement

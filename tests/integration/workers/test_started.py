@@ -18,7 +18,7 @@ DEVICES = (RankDevice(0, "cpu", "cpu:0"), RankDevice(1, "cpu", "cpu:1"))
 
 
 def variables(address: object, output: Path) -> dict[str, str]:
-    return environment(Family(str(address), 0, 1, DEVICES, 2, 1, rehearsed=False, output=str(output)))
+    return environment(Family(0, 1, DEVICES, 2, 1, str(address), rehearsed=False, output=str(output)))
 
 
 def run(

@@ -26,7 +26,7 @@ DEVICES = (RankDevice(0, "cpu", "cpu:0"), RankDevice(1, "cpu", "cpu:1"))
 
 
 def a_family(address: str = "/nowhere", rank: int = 0, world_size: int = 1) -> Family:
-    return Family(address, rank, world_size, DEVICES, 2, 1, rehearsed=False, output="/tmp")
+    return Family(rank, world_size, DEVICES, 2, 1, address, rehearsed=False, output="/tmp")
 
 
 def in_a_child(act: Callable[[], object]) -> int:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from jobs.protocol.records import Note
 from tests.support.probe_runs import learn, watched, watched_ranks
 from tests.unit.workers.probe.test_loops import network, vectors
-from workers.probe import data_parallel_tracker, patches
+from workers.probe import data_parallel_patches, data_parallel_tracker
 from workers.probe.data_parallel_tracker import DataParallelTracker
 from workers.probe.dataloaders import LoaderTracker
 from workers.probe.measurements import ProcessDevices
@@ -60,7 +60,7 @@ OWNERS: dict[str, Any] = {
     "LoaderTracker": LoaderTracker,
     "ModuleRegistry": ModuleRegistry,
     "data_parallel_tracker": data_parallel_tracker,
-    "patches": patches,
+    "data_parallel_patches": data_parallel_patches,
 }
 FUNCTIONS = [
     ("Tracker", "begin_forward"),
@@ -89,7 +89,7 @@ FUNCTIONS = [
     ("ModuleRegistry", "add_optimizer"),
     ("data_parallel_tracker", "shape_of"),
     ("data_parallel_tracker", "time_backward"),
-    ("patches", "shape_of_arguments"),
+    ("data_parallel_patches", "shape_of_arguments"),
 ]
 
 

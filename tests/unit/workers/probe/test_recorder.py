@@ -10,7 +10,8 @@ from jobs.protocol.records import BatchSplit, Note, Step
 from tests.support.training_runs import Kept, context_of
 from workers.probe import step_records as module
 from workers.probe.clock import CLOCKS, DeviceClock
-from workers.probe.recorder import DdpTimes, Recorder
+from workers.probe.recorder import Recorder
+from workers.probe.step_records import DdpTimes
 
 
 @dataclass

@@ -7,8 +7,8 @@ from torch import nn
 from jobs.protocol.records import MAX_INTERNED, BatchSplit, Step
 from tests.support.training_runs import Kept, context_of
 from workers.probe import step_records as module
-from workers.probe.recorder import DdpTimes, Recorder
-from workers.probe.single_device_recorder import SingleDeviceRecorder
+from workers.probe.recorder import Recorder, SingleDeviceRecorder
+from workers.probe.step_records import DdpTimes
 
 
 def watching(model: nn.Module, recorder: Recorder) -> nn.Module:
@@ -68,7 +68,7 @@ def test_several_forwards_of_a_step_have_a_split_each() -> None:
 
 def test_splits_beyond_the_bound_are_sent_for_every_step_that_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_INTERNED", 1)
-    monkeypatch.setattr("workers.probe.single_device_recorder.MAX_INTERNED", 1)
+    monkeypatch.setattr("workers.probe.recorder.MAX_INTERNED", 1)
     assert MAX_INTERNED > 1
     sink = Kept()
     recorder = SingleDeviceRecorder(context_of(1, sink))

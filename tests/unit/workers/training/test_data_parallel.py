@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import scatter_gather
 
+from tests.support.training_runs import Kept, context_of
+from workers.probe.recorder import Recorder
 from workers.rehearsal import virtual_devices
 from workers.training.data_parallel import TracedDataParallel
 
 
 def parallel(module: nn.Module, devices: int, **options: Any) -> TracedDataParallel:
-    return TracedDataParallel(module, range(devices), virtual=True, **options)
+    recorder = Recorder(context_of(devices, Kept()))
+    return TracedDataParallel(module, range(devices), virtual=True, observer=recorder, **options)
 
 
 class Spy(nn.Module):

@@ -3,13 +3,15 @@
 import torch
 from torch import nn
 
+from tests.support.training_runs import Kept, context_of
+from workers.probe.recorder import Recorder
 from workers.rehearsal import virtual_devices
 from workers.training.data_parallel import VIRTUAL, TracedDataParallel
 
 
 def gradients(model: nn.Module, rows: torch.Tensor) -> list[torch.Tensor]:
     model.zero_grad()
-    wrapped = TracedDataParallel(model, [0, 1, 2], virtual=True)
+    wrapped = TracedDataParallel(model, [0, 1, 2], virtual=True, observer=Recorder(context_of(3, Kept())))
     wrapped(rows).square().sum().backward()
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
@@ -56,7 +58,7 @@ def test_a_parameter_that_only_some_replicas_use_gets_their_gradient() -> None:
 
     model = Picky()
     rows = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [1.0, 1.0]], requires_grad=True)
-    wrapped = TracedDataParallel(model, [0, 1, 2], virtual=True)
+    wrapped = TracedDataParallel(model, [0, 1, 2], virtual=True, observer=Recorder(context_of(3, Kept())))
     wrapped(rows).sum().backward()
     assert torch.equal(model.used.bias.grad, torch.full((2,), 2.0))  # type: ignore[arg-type]
     assert model.unused.weight.grad is None
