@@ -53,7 +53,7 @@ def lint_splits(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) ->
 
 
 def _find_problems(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None) -> list[SplitProblem]:
-    split = [(pattern, counts) for pattern, counts in _countable_patterns(patterns) if pattern.phase != "eval"]
+    split = _countable_patterns(patterns)
     found: list[SplitProblem] = []
     if spec.parallelism.strategy == "dp" and spec.resources.devices > 1 and split:
         split = _single_batches(spec, split, rows)
@@ -77,15 +77,17 @@ def _find_problems(spec: JobSpec, patterns: Sequence[Pattern], rows: int | None)
     return found
 
 
-def _countable_patterns(patterns: Sequence[Pattern]) -> Iterator[tuple[Pattern, tuple[int, ...]]]:
-    for pattern in patterns:
-        if pattern.rows is not None:
-            counts = tuple(count for count in pattern.rows if count is not None)
-            if len(counts) == len(pattern.rows) and any(counts):
-                yield pattern, counts
-
-
 _Split = list[tuple[Pattern, tuple[int, ...]]]
+
+
+def _countable_patterns(patterns: Sequence[Pattern]) -> _Split:
+    """The patterns of the main phase, with the rows of each device where all of these are known."""
+    known = [(pattern, tuple(count for count in pattern.rows or () if count is not None)) for pattern in patterns]
+    return [
+        (pattern, counts)
+        for pattern, counts in known
+        if pattern.phase != "eval" and any(counts) and len(counts) == len(pattern.rows or ())
+    ]
 
 
 def _single_batches(spec: JobSpec, split: _Split, rows: int | None) -> _Split:
@@ -94,7 +96,7 @@ def _single_batches(spec: JobSpec, split: _Split, rows: int | None) -> _Split:
     if spec.recipe.accumulate_steps == 1:
         return split
     alone = change_spec(spec, {"program.accumulate_steps": None, "program.max_steps": None})
-    return [one for one in _countable_patterns(predict_splits(alone, rows).epoch) if one[0].phase != "eval"] or split
+    return _countable_patterns(predict_splits(alone, rows).epoch) or split
 
 
 def data_parallel_problems(
@@ -143,8 +145,7 @@ def _idle_problem(rows: Sequence[int], which: str, severity: Severity) -> SplitP
 
 def rank_problems(patterns: Sequence[Pattern]) -> Iterator[SplitProblem]:
     """Ranks with other row counts in one step; a rank that had ended (0 rows) is not averaged."""
-    split = [(pattern, counts) for pattern, counts in _countable_patterns(patterns) if pattern.phase != "eval"]
-    unequal = [(pattern, counts) for pattern, counts in split if len(set(counts) - {0}) > 1]
+    unequal = [(pattern, counts) for pattern, counts in _countable_patterns(patterns) if len(set(counts) - {0}) > 1]
     if unequal and unequal[0][0].phase == "train":
         steps = sum(pattern.steps or 0 for pattern, _ in unequal)
         counts = unequal[0][1]

@@ -15,7 +15,7 @@ Evaluation under ddp is sharded without padding, so that no row counts twice in 
 the rows r, r + ranks, r + 2 * ranks, ... (`strided_rows`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -161,7 +161,8 @@ def predict_splits(spec: JobSpec, train_rows: int | None, eval_rows: int | None 
         one += _phase_patterns(spec, "eval", eval_runs, passes=1)
         evaluations = _count_evaluations(spec.recipe, per_epoch)
         if evaluations is None:
-            run += [_without_steps(pattern) for pattern in _phase_patterns(spec, "eval", eval_runs, passes=1)]
+            once = _phase_patterns(spec, "eval", eval_runs, passes=1)
+            run += [msgspec.structs.replace(pattern, steps=None, last_step=None) for pattern in once]
         elif evaluations:
             run += _phase_patterns(spec, "eval", eval_runs, passes=evaluations)
     notes = _prediction_notes(spec, train_rows, eval_rows)
@@ -235,10 +236,6 @@ def _make_pattern(
     )
 
 
-def _without_steps(pattern: Pattern) -> Pattern:
-    return msgspec.structs.replace(pattern, steps=None, last_step=None)
-
-
 def _merge_without_rows(patterns: list[Pattern]) -> list[Pattern]:
     """Patterns whose rows are unknown share one key, so they are one pattern."""
     if len(patterns) < 2 or patterns[0].rows is not None:
@@ -257,14 +254,11 @@ def _prediction_notes(spec: JobSpec, train_rows: int | None, eval_rows: int | No
     unplannable = rows_unplannable(spec)
     if unplannable is not None:
         notes |= {"patterns.rows": unplannable, "patterns.batch_rows": unplannable}
-    unknown = [name for name, missing in _unknown_sets(spec, train_rows, eval_rows) if missing]
+    missing = {"program.data": train_rows is None}
+    missing["program.evaluate.data"] = spec.recipe.evaluate is not None and eval_rows is None
+    unknown = [name for name, is_missing in missing.items() if is_missing]
     if unknown:
         notes["patterns.steps"] = notes["patterns.last_step"] = f"{' and '.join(unknown)}: {_UNKNOWN_ROWS}"
     if train_rows is None:
         notes["rows"] = _UNKNOWN_ROWS
     return notes
-
-
-def _unknown_sets(spec: JobSpec, train_rows: int | None, eval_rows: int | None) -> Iterable[tuple[str, bool]]:
-    yield "program.data", train_rows is None
-    yield "program.evaluate.data", spec.recipe.evaluate is not None and eval_rows is None

@@ -176,10 +176,8 @@ class Measures:
         """Sums go step by step and column by column: floats add up to the same however many steps come at once."""
         totals = self.sums.totals
         columns = [share.steps or () for share in shares]
-        times, waits = (
-            [_add_columns(*share.compute_ms()) for share in shares],
-            [_fill_missing(s.waits_ms()) for s in shares],
-        )
+        times = [list(map(add, *map(_fill_missing, share.compute_ms()))) for share in shares]
+        waits = [_fill_missing(share.waits_ms()) for share in shares]
         busy = [list(map(add, *each)) for each in zip(times, waits, strict=True)]
         elapsed = _across_devices(max, [_fill_missing([measured(step.step_ms) for step in steps]) for steps in columns])
         if self._in_turn and all(steps[0] is columns[0][0] for steps in columns):
@@ -332,10 +330,6 @@ def _known_values(column: Column) -> list[float]:
 
 def _fill_missing(column: Column) -> list[float]:
     return [value or 0.0 for value in column]
-
-
-def _add_columns(column: Column, other: Column) -> list[float]:
-    return list(map(add, _fill_missing(column), _fill_missing(other)))
 
 
 def _across_devices(take: Callable[[Iterable[float]], float], columns: Sequence[Sequence[float]]) -> list[float]:

@@ -7,9 +7,10 @@ import msgspec
 from rich.console import RenderableType
 
 from shardyard.contract.report import Timing, describe_rows
-from shardyard.contract.report_diff import PatternPair, ReportDiff, ReportSide, Value, ValuePair
+from shardyard.contract.report_diff import ReportDiff, ReportSide, Value, ValuePair
 from shardyard.render.text_tables import (
     NOT_MEASURED,
+    describe_devices,
     finding_lines,
     format_bytes,
     format_count,
@@ -37,9 +38,8 @@ def _header_lines(diff: ReportDiff) -> Iterator[str]:
 
 
 def _side_text(side: ReportSide) -> str:
-    kind = f"virtual {side.device_kind}" if side.virtual else side.device_kind
-    kind = f"REHEARSAL on {kind}" if side.rehearsal else kind
-    devices = f"{side.devices} {kind} {'device' if side.devices == 1 else 'devices'}"
+    prefix = "REHEARSAL on " if side.rehearsal else ""
+    devices = describe_devices(side.devices, side.device_kind, virtual=side.virtual, prefix=prefix)
     resumed = "" if side.resumed is None else f", resumed after {format_count(side.resumed.step)} steps"
     so_far = "" if side.final else ", so far"
     return f"job {side.job_id}, attempt {side.attempt}{resumed}{so_far}: {side.strategy} on {devices}"
@@ -50,13 +50,10 @@ def _pattern_table(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
     for pattern in diff.patterns:
         phase = shorten_name(f"{pattern.phase} {pattern.module}".rstrip())
         steps = (format_count(pattern.this_steps), format_count(pattern.against_steps))
-        table.add_row(plain_text(phase), _rows_text(pattern), format_count(pattern.batch_rows), *steps)
+        rows = NOT_MEASURED if pattern.rows is None else describe_rows(pattern.rows)
+        table.add_row(plain_text(phase), rows, format_count(pattern.batch_rows), *steps)
     if table.row_count:
         yield table
-
-
-def _rows_text(pattern: PatternPair) -> str:
-    return NOT_MEASURED if pattern.rows is None else describe_rows(pattern.rows)
 
 
 def _device_table(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
@@ -81,14 +78,6 @@ def _field_table(pairs: msgspec.Struct | None, heading: str) -> Iterator[Rendera
     yield table
 
 
-def _primitive_table(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
-    return _field_table(diff.primitives, "primitive")
-
-
-def _balance_table(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
-    return _field_table(diff.balance, "")
-
-
 def _finding_lines(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
     found = diff.findings
     for side, findings in (("this", found.this_only), ("against", found.against_only)):
@@ -110,8 +99,8 @@ def _note_lines(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
 _SECTIONS: tuple[tuple[str, Callable[[ReportDiff, int], Iterator[RenderableType]]], ...] = (
     ("Splits", _pattern_table),
     ("Devices, times in ms", _device_table),
-    ("DataParallel's primitives in ms", _primitive_table),
-    ("Balance", _balance_table),
+    ("DataParallel's primitives in ms", lambda diff, width: _field_table(diff.primitives, "primitive")),
+    ("Balance", lambda diff, width: _field_table(diff.balance, "")),
     ("Findings", _finding_lines),
     ("Notes", _note_lines),
 )

@@ -9,6 +9,7 @@ from rich.table import Table
 from shardyard.contract.report import Report, Timing
 from shardyard.render.text_tables import (
     NOT_MEASURED,
+    describe_devices,
     finding_lines,
     format_bytes,
     format_count,
@@ -26,7 +27,7 @@ from shardyard.render.text_tables import (
 def render_report(report: Report, width: int = 100) -> str:
     """The whole report as text of at most `width` columns (at least 80), which ends with a newline."""
     return render_page(
-        _header_lines(report), ((title, partial(section, report)) for title, section in _SECTIONS), width
+        _header_lines(report), [(title, partial(section, report)) for title, section in _SECTIONS], width
     )
 
 
@@ -38,10 +39,9 @@ def _header_lines(report: Report) -> Iterator[str]:
     if report.resumed is not None:
         step, attempt = report.resumed.step, report.resumed.attempt
         yield f"resumed after {format_count(step)} steps, from a checkpoint of attempt {attempt}; they count here too"
-    count = len(report.devices)
-    kind = f"virtual {report.device_kind}" if report.virtual else report.device_kind
     nodes = ", ".join(sorted({device.node for device in report.devices}))
-    yield f"strategy {report.strategy}, {count} {kind} {'device' if count == 1 else 'devices'} on {nodes}"
+    devices = describe_devices(len(report.devices), report.device_kind, virtual=report.virtual)
+    yield f"strategy {report.strategy}, {devices} on {nodes}"
 
 
 def _pattern_table(report: Report, width: int) -> Iterator[RenderableType]:
@@ -91,12 +91,7 @@ def _primitive_table(report: Report, width: int) -> Iterator[RenderableType]:
     table = make_grid(["primitive"], ["p50", "p95", "total"])
     for field in report.primitives.__struct_fields__:
         timing: Timing = getattr(report.primitives, field)
-        table.add_row(
-            field.removesuffix("_ms"),
-            format_measure(timing.p50),
-            format_measure(timing.p95),
-            format_measure(timing.total),
-        )
+        table.add_row(field.removesuffix("_ms"), *map(format_measure, (timing.p50, timing.p95, timing.total)))
     yield table
 
 
@@ -125,14 +120,6 @@ def _prediction_lines(report: Report, width: int) -> Iterator[RenderableType]:
         yield f"- {difference}"
 
 
-def _finding_lines(report: Report, width: int) -> Iterator[RenderableType]:
-    return finding_lines(report.findings)
-
-
-def _note_lines(report: Report, width: int) -> Iterator[RenderableType]:
-    return note_lines(report.notes)
-
-
 _SECTIONS: tuple[tuple[str, Callable[[Report, int], Iterator[RenderableType]]], ...] = (
     ("Splits: rows of each device", _pattern_table),
     ("Devices", _device_table),
@@ -140,6 +127,6 @@ _SECTIONS: tuple[tuple[str, Callable[[Report, int], Iterator[RenderableType]]], 
     ("DataParallel's primitives in ms", _primitive_table),
     ("Balance", _balance_table),
     ("Plan", _prediction_lines),
-    ("Findings", _finding_lines),
-    ("Notes", _note_lines),
+    ("Findings", lambda report, width: finding_lines(report.findings)),
+    ("Notes", lambda report, width: note_lines(report.notes)),
 )

@@ -132,6 +132,11 @@ def shorten_name(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else "..." + name[3 - LONGEST_NAME :]
 
 
+def describe_devices(count: int, kind: str, *, virtual: bool, prefix: str = "") -> str:
+    """ "8 virtual cpu devices"."""
+    return f"{count} {prefix}{'virtual ' if virtual else ''}{kind} {'device' if count == 1 else 'devices'}"
+
+
 def format_count(value: int | None) -> str:
     return NOT_MEASURED if value is None else f"{value:,}"
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from shardyard.contract.report import Report
 from shardyard.render.svg.highlights import idle_devices, others_ms, slow_device, typical_ms
-from shardyard.render.text_tables import format_measure
+from shardyard.render.text_tables import describe_devices, format_measure
 
 #: Sentences and groups of devices are counted up to this many; the rest is one "more".
 _MOST = 4
@@ -12,12 +12,9 @@ _MOST = 4
 
 def what_it_is(report: Report) -> str:
     """ "dp on 8 virtual cpu devices, attempt 1, final"."""
-    count = len(report.devices)
-    kind = f"virtual {report.device_kind}" if report.virtual else report.device_kind
+    devices = describe_devices(len(report.devices), report.device_kind, virtual=report.virtual)
     end = "final" if report.final else "so far: it has not ended"
-    return (
-        f"{report.strategy} on {count} {kind} {'device' if count == 1 else 'devices'}, attempt {report.attempt}, {end}"
-    )
+    return f"{report.strategy} on {devices}, attempt {report.attempt}, {end}"
 
 
 REHEARSAL = "Rehearsal: the devices only acted as GPUs; splits are theirs, times and memory are the CPU's."

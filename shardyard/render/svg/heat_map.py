@@ -12,7 +12,6 @@ from shardyard.render.svg.heat_map_cells import (
     MapColumn,
     MapGrid,
     MapLine,
-    idle_anywhere,
     make_map_grid,
 )
 from shardyard.render.svg.markup import Markup, element, escape_text, fit_text, join_markup, text_width, wrap_text
@@ -139,7 +138,8 @@ def _draw_block(
         if any(mark == OUTPUT for _, mark in column.marks):
             parts.append(element("rect", class_="output-line", x=left, y=top - 6, width=cell - GAP, height=3, rx=1.5))
         if column.slow:
-            parts.append(_draw_outline(left, top - 2, cell - GAP + 2, y - top - GAP + 4))
+            wide, high = cell - GAP + 4, y - top - GAP + 4
+            parts.append(element("rect", class_="slow-line", x=left - 2, y=top - 2, width=wide, height=high, rx=5.0))
     return join_markup(parts), y + 6
 
 
@@ -178,18 +178,10 @@ def _draw_line(
 
 def _draw_cell(cell: MapCell, frame: PictureFrame, x: float, y: float, wide: float) -> Markup:
     parts = [] if frame.narrow else [element("title", escape_text(cell.tip))]
-    if cell.kind == "idle":
-        parts.append(element("rect", x=x, y=y, width=wide, height=ROW - GAP, rx=3.0, fill=hatch_fill(frame)))
-    else:
-        parts.append(element("rect", x=x, y=y, width=wide, height=ROW - GAP, rx=3.0))
-    parts.append(
-        label_text(cell.words, x + wide / 2, y + (ROW - GAP) / 2 + 4.2, "mid strong" if cell.kind == "idle" else "mid")
-    )
-    return element("g", *parts, class_={"value": f"c{cell.level}", "idle": "idle", "unknown": "unknown"}[cell.kind])
-
-
-def _draw_outline(x: float, y: float, wide: float, high: float) -> Markup:
-    return element("rect", class_="slow-line", x=x - 2, y=y, width=wide + 2, height=high, rx=5.0)
+    fill, classes = (hatch_fill(frame), "mid strong") if cell.kind == "idle" else (None, "mid")
+    parts.append(element("rect", x=x, y=y, width=wide, height=ROW - GAP, rx=3.0, fill=fill))
+    parts.append(label_text(cell.words, x + wide / 2, y + (ROW - GAP) / 2 + 4.2, classes))
+    return element("g", *parts, class_=f"c{cell.level}" if cell.kind == "value" else cell.kind)
 
 
 # -- legend ----------------------------------------------------------------------------------------
@@ -222,7 +214,8 @@ def _legend_items(found: MapGrid, frame: PictureFrame) -> Iterator[tuple[float, 
         join_markup([label_text(low, 0, 10, "muted small"), *squares, label_text(high, after, 10, "muted small")]),
     )
     marks = {mark for column in found.columns for _, mark in column.marks}
-    if IDLE in marks or idle_anywhere(found.lines):
+    kinds = {cell.kind for line in found.lines for cell in line.cells}
+    if IDLE in marks or "idle" in kinds:
         swatch = element("rect", x=0, y=0, width=20, height=12, rx=2, fill=hatch_fill(frame))
         yield _legend_item(swatch, f"{IDLE}: got no rows")
     if SLOW in marks:
@@ -231,7 +224,7 @@ def _legend_items(found: MapGrid, frame: PictureFrame) -> Iterator[tuple[float, 
     if OUTPUT in marks:
         swatch = element("rect", class_="output-line", x=0, y=4, width=20, height=4, rx=2)
         yield _legend_item(swatch, f"{OUTPUT}: the outputs are gathered here")
-    if any(cell.kind == "unknown" for line in found.lines for cell in line.cells):
+    if "unknown" in kinds:
         swatch = element("g", element("rect", x=0.5, y=0.5, width=19, height=11, rx=2), class_="unknown")
         yield _legend_item(swatch, NOT_MEASURED)
 

@@ -4,8 +4,10 @@ With more than 64 devices, those that are alike share a column; of very many pat
 A sentence says what is left out.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import Literal
 
 from shardyard.contract.report import DeviceMeasures, Pattern, Report, ReportDevice, Shape
@@ -249,39 +251,31 @@ def _shape_text(shape: Shape) -> str:
 _Get = Callable[[DeviceMeasures], float | None]
 
 
-def _timing_getter(field: str, quantile: str) -> _Get:
-    def get(device: DeviceMeasures) -> float | None:
-        timing = getattr(device, field)
-        return None if timing is None else getattr(timing, quantile)
-
-    return get
+#: A line of a heat map of measures: name, what it is, the report's field, and how to get and to show it.
+_Measure = tuple[str, str, str, _Get, Callable[[float], str]]
 
 
-def _field_getter(field: str) -> _Get:
-    return lambda device: getattr(device, field)
+def _timed_lines(name: str, field: str) -> Iterator[_Measure]:
+    for title, quantile in ((name, "p50"), (f"{name}, p95", "p95")):
+        get = partial(_read_quantile, field, quantile)
+        yield title, f"{quantile} of a step, ms", field, get, format_measure
 
 
-#: Lines of each heat map but that of rows: name, what it is, the report's field, and how to get and to show it.
-_LINES: dict[By, tuple[tuple[str, str, str, _Get, Callable[[float], str]], ...]] = {
-    "time": (
-        ("ms per row", "forward and backward", "ms_per_row", _field_getter("ms_per_row"), format_measure),
-        ("forward", "p50 of a step, ms", "forward_ms", _timing_getter("forward_ms", "p50"), format_measure),
-        ("forward, p95", "p95 of a step, ms", "forward_ms", _timing_getter("forward_ms", "p95"), format_measure),
-        ("backward", "p50 of a step, ms", "backward_ms", _timing_getter("backward_ms", "p50"), format_measure),
-        ("backward, p95", "p95 of a step, ms", "backward_ms", _timing_getter("backward_ms", "p95"), format_measure),
-    ),
-    "wait": (
-        ("data wait", "p50 of a step, ms", "data_wait_ms", _timing_getter("data_wait_ms", "p50"), format_measure),
-        ("data wait, p95", "p95 of a step, ms", "data_wait_ms", _timing_getter("data_wait_ms", "p95"), format_measure),
-        ("communication", "p50 of a step, ms", "comm_ms", _timing_getter("comm_ms", "p50"), format_measure),
-        ("communication, p95", "p95 of a step, ms", "comm_ms", _timing_getter("comm_ms", "p95"), format_measure),
-    ),
+def _read_quantile(field: str, quantile: str, device: DeviceMeasures) -> float | None:
+    timing = getattr(device, field)
+    return None if timing is None else getattr(timing, quantile)
+
+
+_PER_ROW: _Measure = "ms per row", "forward and backward", "ms_per_row", attrgetter("ms_per_row"), format_measure
+_LINES: dict[By, tuple[_Measure, ...]] = {
+    "time": (_PER_ROW, *_timed_lines("forward", "forward_ms"), *_timed_lines("backward", "backward_ms")),
+    "wait": (*_timed_lines("data wait", "data_wait_ms"), *_timed_lines("communication", "comm_ms")),
     "memory": (
         (
             "peak memory",
             "the most held",
             "memory_peak_bytes",
-            _field_getter("memory_peak_bytes"),
+            attrgetter("memory_peak_bytes"),
             lambda v: format_bytes(round(v)),
         ),
     ),
@@ -340,7 +334,3 @@ def short_count(value: int) -> str:
             scale = 1000 if unit == "k" else limit
             return f"{format_measure(value / scale)}{unit}"
     return f"{value:,}"
-
-
-def idle_anywhere(lines: Iterable[MapLine]) -> bool:
-    return any(cell.kind == "idle" for line in lines for cell in line.cells)

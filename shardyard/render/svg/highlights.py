@@ -28,7 +28,8 @@ def slow_device(report: Report) -> int | None:
 def typical_ms(report: Report) -> dict[int, float]:
     """Milliseconds of a typical step, for each device that had enough: data wait, forward and backward by their p50."""
     busy = (one for one in report.per_device if one.steps - one.idle_steps >= SLOW_STEPS)
-    return {one.device: _typical_ms(one) for one in busy}
+    times = ((one.device, (one.data_wait_ms, one.forward_ms, one.backward_ms)) for one in busy)
+    return {device: sum(timing.p50 for timing in parts if timing is not None) for device, parts in times}
 
 
 def others_ms(report: Report, device: int) -> float:
@@ -39,8 +40,3 @@ def others_ms(report: Report, device: int) -> float:
 def idle_devices(devices: Iterable[DeviceMeasures]) -> list[DeviceMeasures]:
     """Devices that got nothing in some step of the main phase."""
     return [device for device in devices if device.idle_steps]
-
-
-def _typical_ms(device: DeviceMeasures) -> float:
-    times = (device.data_wait_ms, device.forward_ms, device.backward_ms)
-    return sum(timing.p50 for timing in times if timing is not None)
