@@ -192,8 +192,16 @@ def _write(client: "redis.Redis", seconds: float) -> None:
         told = [stream_events.EventLine(seq=seq, at=at, text=line) for seq, line in enumerate(lines, number + 1)]
         number += len(lines)
         pipe = client.pipeline(transaction=False)
-        pipe.xadd(xread_api.STREAM, {"event": "log", "data": stream_events.data(stream_events.Log(1, 0, told, []))})
-        point = stream_events.Metric(1, -1, "loss", count, [(count, 1 / (count + 1), at)])
+        pipe.xadd(
+            xread_api.STREAM,
+            {
+                "event": "log",
+                "data": stream_events.data(stream_events.LogLines(attempt=1, device=0, lines=tuple(told))),
+            },
+        )
+        point = stream_events.Metrics(
+            attempt=1, name="loss", first=count, points=(stream_events.MetricPoint(count, 1 / (count + 1), at),)
+        )
         pipe.xadd(xread_api.STREAM, {"event": "metric", "data": stream_events.data(point)})
         pipe.execute()
 

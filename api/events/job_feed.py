@@ -250,7 +250,15 @@ class JobFeed:
 
 def _state_event(view: JobView) -> str:
     record, reason = view.record, views.reason_view(view.record, view.queue)
-    return stream_events.data(stream_events.State(record.id, str(record.state), reason, record.attempt, record.version))
+    return stream_events.data(
+        stream_events.StateChanged(
+            job_id=record.id,
+            state=str(record.state),
+            reason=reason,
+            attempt=record.attempt,
+            version=record.version,
+        )
+    )
 
 
 def _progress_event(attempt: int, body: bytes) -> str | None:

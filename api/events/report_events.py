@@ -33,11 +33,12 @@ class _FindingCode(msgspec.Struct):
 def read_report_events(attempt: int, body: bytes) -> ReportEvents:
     """A damaged report has no splits and no findings; the route of the report says why."""
     etag = hashlib.blake2b(body, digest_size=9).hexdigest()
-    changed = stream_events.data(stream_events.ReportChanged(attempt, etag))
+    changed = stream_events.data(stream_events.ReportChanged(attempt=attempt, etag=etag))
     try:
         parts = msgspec.json.decode(body, type=_ReportParts)
         splits = [
-            stream_events.data(stream_events.Split(attempt, pattern, parts.devices)) for pattern in parts.patterns
+            stream_events.data({"attempt": attempt, "pattern": pattern, "devices": parts.devices})
+            for pattern in parts.patterns
         ]
         findings = list(_finding_events(attempt, parts.findings))
     except msgspec.MsgspecError:
@@ -52,4 +53,4 @@ def _finding_events(attempt: int, findings: list[msgspec.Raw]) -> Iterator[tuple
         code = msgspec.json.decode(finding, type=_FindingCode).code
         seen[code] = seen.get(code, 0) + 1
         tag = nonzero_checksum(f"{code} {seen[code]}".encode())
-        yield tag, stream_events.data(stream_events.Finding(attempt, finding))
+        yield tag, stream_events.data({"attempt": attempt, "finding": finding})

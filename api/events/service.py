@@ -322,7 +322,8 @@ class JobReader:
             self._position = here
         if self._resync:
             self._add_event(
-                EventName.RESYNC, stream_events.data(stream_events.Resync(self._resync, _RESYNC_MESSAGES[self._resync]))
+                EventName.RESYNC,
+                stream_events.data(stream_events.Resync(reason=self._resync, message=_RESYNC_MESSAGES[self._resync])),
             )
             self._resync = ""
         return here
@@ -352,7 +353,8 @@ class JobReader:
         if self._live_data != feed.has_live_data:
             self._live_data = feed.has_live_data
             code = "live_data_back" if feed.has_live_data else "live_data_away"
-            self._add_event(EventName.NOTICE, stream_events.data(stream_events.Notice(code, _NOTICE_MESSAGES[code])))
+            notice = stream_events.Notice(code=code, message=_NOTICE_MESSAGES[code])
+            self._add_event(EventName.NOTICE, stream_events.data(notice))
         if feed.progress is not None and here.progress != (tag := nonzero_checksum(feed.progress.encode())):
             here.progress = tag
             self._add_event(EventName.PROGRESS, feed.progress)
@@ -427,7 +429,7 @@ class JobReader:
             newest = await self._newest_item(here.attempt, device) if window is None else window.last
             self._advance(here, device, newest)
         self._shared = False  # a reader at this position that never had the newest lines is not too slow
-        words = stream_events.Resync("too_slow", _RESYNC_MESSAGES["too_slow"], missed)
+        words = stream_events.Resync(reason="too_slow", message=_RESYNC_MESSAGES["too_slow"], logs_after=missed)
         self._add_event(EventName.RESYNC, stream_events.data(words))
 
     def _advance(self, here: ReaderPosition, device: int, item: int) -> None:
@@ -448,7 +450,8 @@ class JobReader:
         if self._position is None:
             self._position = ReaderPosition(attempt)
         self._position.ended = True
-        self._add_event(EventName.END, stream_events.data(stream_events.End(self._feed.job, state, attempt)))
+        end = stream_events.Ended(job_id=self._feed.job, state=state, attempt=attempt)
+        self._add_event(EventName.END, stream_events.data(end))
 
     def _add_event(self, name: EventName, data: str) -> None:
         assert self._position is not None

@@ -236,7 +236,7 @@ class ServiceFeed:
 def _job_change(key: tuple[str, str], changed: ChangeId, record: JobRecord | None, labels: DeviceLabels) -> JobChange:
     tenant, job = key
     if record is None:
-        return JobChange(changed, tenant, EventName.GONE, stream_events.data(stream_events.Gone(job)))
+        return JobChange(changed, tenant, EventName.GONE, stream_events.data(stream_events.JobGone(job_id=job)))
     return JobChange(changed, tenant, EventName.JOB, stream_events.data(views.job_summary(record, labels)))
 
 
@@ -314,16 +314,13 @@ class ServiceReader:
         changes = await self._changes(self._position)
         ready = []
         if self._resync:
-            words = RESYNC_MESSAGES[self._resync]
-            ready.append(
-                self._make_event(EventName.RESYNC, stream_events.data(stream_events.Resync(self._resync, words)))
-            )
+            missed = stream_events.Resync(reason=self._resync, message=RESYNC_MESSAGES[self._resync])
+            ready.append(self._make_event(EventName.RESYNC, stream_events.data(missed)))
             self._resync = ""
         if self._feed.fleet and self._fleet != self._feed.fleet:
             self._fleet = self._feed.fleet
-            ready.append(
-                self._make_event(EventName.FLEET, stream_events.data(stream_events.Fleet(f"{self._fleet:08x}")))
-            )
+            changed = stream_events.FleetChanged(etag=f"{self._fleet:08x}")
+            ready.append(self._make_event(EventName.FLEET, stream_events.data(changed)))
         for change in changes:
             self._position = change.id
             ready.append(self._make_event(change.name, change.data))

@@ -14,7 +14,7 @@ from jobs.files import log_file, metric_file, paths
 from jobs.files.frame_file import CorruptFrame, FrameKind, FrameReader
 from jobs.files.log_file import CONTINUED, LogFilePage
 from shardyard.contract.responses import at
-from shardyard.contract.stream_events import EventLine, Log, LostLines, Metric, data
+from shardyard.contract.stream_events import EventLine, LogLines, LostLines, MetricPoint, Metrics, data
 
 #: One event of lines has at most so many, and about so much text.
 BATCH_LINES = 200
@@ -86,7 +86,8 @@ def _log_batch(
     while lost and lost[0].first <= last:
         part = lost.popleft()
         named.append(LostLines(part.first, part.last, part.bytes))
-    return EventBatch(first, last, data(Log(attempt, device, lines, named)))
+    event = LogLines(attempt=attempt, device=device, lines=tuple(lines), dropped=tuple(named))
+    return EventBatch(first, last, data(event))
 
 
 def _event_line(line: log_file.LogRow) -> EventLine:
@@ -151,12 +152,12 @@ def batches_from_frame(raw: bytes, attempt: int, after: int) -> tuple[int, list[
     return frame.first, batches
 
 
-def _metric_event(attempt: int, segment: metric_file.SeriesSegment) -> Metric:
-    points = [
-        (point.step, point.value if math.isfinite(point.value) else None, at(int(point.at * 1e6)))
+def _metric_event(attempt: int, segment: metric_file.SeriesSegment) -> Metrics:
+    points = tuple(
+        MetricPoint(point.step, point.value if math.isfinite(point.value) else None, at(int(point.at * 1e6)))
         for point in segment.points()
-    ]
-    return Metric(attempt, segment.device, segment.name, segment.first, points)
+    )
+    return Metrics(attempt=attempt, device=segment.device, name=segment.name, first=segment.first, points=points)
 
 
 # -- the newest, for all readers -------------------------------------------------------------------

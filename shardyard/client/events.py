@@ -4,137 +4,55 @@ A kind of event that this version does not know is passed over.
 """
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from shardyard.contract.errors import ShardyardError
-from shardyard.contract.report import Finding, Pattern
-from shardyard.contract.responses import TERMINAL_STATES, Answer, JobSummary, Progress, ReasonView
-from shardyard.contract.stream_events import EventLine, LostLines
+from shardyard.contract.stream_events import (
+    Ended,
+    Event,
+    EventLine,
+    FindingMade,
+    FleetChanged,
+    JobChanged,
+    JobGone,
+    LogLines,
+    LostLines,
+    MetricPoint,
+    Metrics,
+    Notice,
+    Progressed,
+    ReportChanged,
+    Resync,
+    SplitSeen,
+    StateChanged,
+)
+
+__all__ = [
+    "Ended",
+    "Event",
+    "EventLine",
+    "FindingMade",
+    "FleetChanged",
+    "JobChanged",
+    "JobGone",
+    "LogLines",
+    "LostLines",
+    "MetricPoint",
+    "Metrics",
+    "Notice",
+    "Progressed",
+    "ReportChanged",
+    "Resync",
+    "SplitSeen",
+    "StateChanged",
+    "EventParser",
+    "decode_event",
+]
 
 #: No event of the service is larger; what is would fill the memory.
 MAX_EVENT_BYTES = 32 * 1024 * 1024
-
-
-class Event(Answer, frozen=True, kw_only=True):
-    """The base of all events. `follow(after=event_id)` continues after it."""
-
-    event_id: str = ""
-
-
-class StateChanged(Event, frozen=True, kw_only=True):
-    """The job's state or its reason has changed; the first event of a stream has the current ones."""
-
-    job_id: str = ""
-    state: str
-    reason: ReasonView = ReasonView()
-    attempt: int = 0
-    version: int = 0
-
-    @property
-    def ended(self) -> bool:
-        return self.state in TERMINAL_STATES
-
-
-class Progressed(Event, frozen=True, kw_only=True):
-    """The job's progress has changed."""
-
-    attempt: int = 0
-    progress: Progress
-
-
-class SplitSeen(Event, frozen=True, kw_only=True):
-    """A batch was divided in a way that had not been seen before."""
-
-    attempt: int = 0
-    pattern: Pattern
-    devices: tuple[Any, ...] = ()
-
-
-class ReportChanged(Event, frozen=True, kw_only=True):
-    """The split report has changed: `job.report()` has the new one."""
-
-    attempt: int = 0
-    etag: str = ""
-
-
-class MetricPoint(Answer, frozen=True, array_like=True, kw_only=False):
-    step: int
-    value: float | None
-    at: datetime | None = None
-
-
-class Metrics(Event, frozen=True, kw_only=True):
-    """New points of one series, from its point number `first` on; `device` is -1 for the job as a whole."""
-
-    attempt: int = 0
-    device: int = -1
-    name: str
-    first: int = 1
-    points: tuple[MetricPoint, ...] = ()
-
-
-class LogLines(Event, frozen=True, kw_only=True):
-    """New lines of one device, without a gap except for those that `dropped` names."""
-
-    attempt: int = 0
-    device: int
-    lines: tuple[EventLine, ...] = ()
-    dropped: tuple[LostLines, ...] = ()
-
-
-class FindingMade(Event, frozen=True, kw_only=True):
-    """The report has a new finding."""
-
-    attempt: int = 0
-    finding: Finding
-
-
-class Notice(Event, frozen=True, kw_only=True):
-    """A notice about the stream itself, for example that live data is away for a while."""
-
-    code: str
-    message: str = ""
-
-
-class Resync(Event, frozen=True, kw_only=True):
-    """Events were skipped, because the reader was too slow or away for too long: fetch everything again.
-
-    `logs_after` goes to `client.log_pages(job, after=...)`, which has the lines that are missing.
-    """
-
-    reason: str = ""
-    message: str = ""
-    logs_after: str | None = None
-
-
-class Ended(Event, frozen=True, kw_only=True):
-    """The last event of a job. `state` is "deleted" if the job was deleted."""
-
-    job_id: str = ""
-    state: str
-    attempt: int = 0
-
-
-class JobChanged(Event, frozen=True, kw_only=True):
-    """A job of yours has changed; this is its current state."""
-
-    job: JobSummary
-
-
-class JobGone(Event, frozen=True, kw_only=True):
-    """A job has left the lists: it was deleted, or archived."""
-
-    job_id: str
-
-
-class FleetChanged(Event, frozen=True, kw_only=True):
-    """Nodes, or the leases of their devices, have changed: `client.nodes()` has the current ones."""
-
-    etag: str = ""
-
 
 KINDS: dict[str, type[Event]] = {
     "state": StateChanged,

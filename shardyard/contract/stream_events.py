@@ -1,16 +1,18 @@
 """The events of a stream: their names, and the shapes of their `data`, on which clients rely.
 
-`GET /v1/jobs/{id}/events` has all but `Fleet` and `Gone`; `GET /v1/events` has `job` (a job as in lists), `Gone`,
-`Fleet` and `Resync`. Fields are only ever added.
+`GET /v1/jobs/{id}/events` has all but `JobChanged`, `JobGone` and `FleetChanged`; `GET /v1/events` has those and
+`Resync`. Fields are only ever added. The data of `Progressed` and `JobChanged` is the progress,
+with `attempt`, and the job.
 """
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from shardyard.contract.responses import Answer, ReasonView
+from shardyard.contract.report import Finding, Pattern
+from shardyard.contract.responses import TERMINAL_STATES, Answer, JobSummary, Progress, ReasonView
 
 
 class EventName(StrEnum):
@@ -29,46 +31,66 @@ class EventName(StrEnum):
     FLEET = "fleet"
 
 
-class State(msgspec.Struct):
+class Event(Answer, frozen=True, kw_only=True):
+    """The base of all events. `follow(after=event_id)` continues after it."""
+
+    event_id: str = cast(str, msgspec.UNSET)  # it is not in the data: a reader has it from the stream
+
+
+class StateChanged(Event, frozen=True, kw_only=True):
     """The first event of a stream, and then one for each change. Of changes in quick succession only the last is
     sent."""
 
-    job_id: str
+    job_id: str = ""
     state: str
-    reason: ReasonView
-    attempt: int
-    version: int
+    reason: ReasonView = ReasonView()
+    attempt: int = 0
+    version: int = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.state in TERMINAL_STATES
 
 
-class ReportChanged(msgspec.Struct):
-    """The split report has changed; `etag` identifies its content. At most one is sent in a second."""
+class Progressed(Event, frozen=True, kw_only=True):
+    """The job's progress has changed."""
 
-    attempt: int
-    etag: str
+    attempt: int = 0
+    progress: Progress
 
 
-class Split(msgspec.Struct):
+class SplitSeen(Event, frozen=True, kw_only=True):
     """A way of dividing a batch that the attempt had not used before. `pattern` and `devices` are as in the report."""
 
-    attempt: int
-    pattern: msgspec.Raw
-    devices: msgspec.Raw
+    attempt: int = 0
+    pattern: Pattern
+    devices: tuple[Any, ...] = ()
 
 
-class Finding(msgspec.Struct):
-    attempt: int
-    finding: msgspec.Raw
+class ReportChanged(Event, frozen=True, kw_only=True):
+    """The split report has changed; `etag` identifies its content. At most one is sent in a second."""
+
+    attempt: int = 0
+    etag: str = ""
 
 
-class Metric(msgspec.Struct):
-    """Points of one series, in order: [step, value, at]; a value that is not finite is None. `first` is the number of
-    the first of them in the series, as in `GET /v1/jobs/{id}/metrics`. `device` is -1 for the job as a whole."""
+class MetricPoint(Answer, frozen=True, array_like=True):
+    """A value that is not finite is None."""
 
-    attempt: int
-    device: int
+    step: int
+    value: float | None
+    at: datetime | None = None
+
+
+class Metrics(Event, frozen=True, kw_only=True):
+    """Points of one series, in order. `first` is the number of the first of them in the series, as in
+    `GET /v1/jobs/{id}/metrics`. `device` is -1 for the job as a whole."""
+
+    attempt: int = 0
+    device: int = -1
     name: str
-    first: int
-    points: list[tuple[int, float | None, datetime]]
+    first: int = 1
+    points: tuple[MetricPoint, ...] = ()
 
 
 class EventLine(Answer, frozen=True, kw_only=True):
@@ -91,56 +113,69 @@ class LostLines(Answer, frozen=True, rename={"first": "from", "last": "to"}):
     bytes: int = 0
 
 
-class Log(msgspec.Struct):
+class LogLines(Event, frozen=True, kw_only=True):
     """Lines of one device, in order, without a gap after the last such event except for lines that `dropped` names."""
 
-    attempt: int
+    attempt: int = 0
     device: int
-    lines: list[EventLine]
-    dropped: list[LostLines]
+    lines: tuple[EventLine, ...] = ()
+    dropped: tuple[LostLines, ...] = ()
 
 
-class Notice(msgspec.Struct):
+class FindingMade(Event, frozen=True, kw_only=True):
+    """The report has a new finding."""
+
+    attempt: int = 0
+    finding: Finding
+
+
+class Notice(Event, frozen=True, kw_only=True):
     """A notice about the stream itself: `live_data_away` and `live_data_back`. While the telemetry Redis is away,
     progress and reports do not change, and lines come from files."""
 
     code: str
-    message: str
+    message: str = ""
 
 
-class Resync(msgspec.Struct):
+class Resync(Event, frozen=True, kw_only=True):
     """Events are missing here: `too_slow`, or `unknown_id` for a Last-Event-ID that is not known. Fetch the state
-    again. `logs_after` is for `GET /v1/jobs/{id}/logs?after=`, which has the missing lines."""
+    again. `logs_after` is for `client.log_pages(job, after=...)`, which has the missing lines."""
 
-    reason: str
-    message: str
+    reason: str = ""
+    message: str = ""
     logs_after: str | None = None
 
 
-class End(msgspec.Struct):
+class Ended(Event, frozen=True, kw_only=True):
     """The last event of a stream. `state` is `deleted` if the job was deleted."""
 
-    job_id: str
+    job_id: str = ""
     state: str
-    attempt: int
+    attempt: int = 0
 
 
-class Gone(msgspec.Struct):
+class JobChanged(Event, frozen=True, kw_only=True):
+    """A job of yours has changed; this is its current state."""
+
+    job: JobSummary
+
+
+class JobGone(Event, frozen=True, kw_only=True):
     """A job has left the lists: it was deleted, or archived."""
 
     job_id: str
 
 
-class Fleet(msgspec.Struct):
+class FleetChanged(Event, frozen=True, kw_only=True):
     """Nodes, or the leases of their devices, have changed. Sent first, and then for each change."""
 
-    etag: str
+    etag: str = ""
 
 
 _SEPARATORS = str.maketrans({"\u2028": "\\u2028", "\u2029": "\\u2029", "\x85": "\\u0085"})
 
 
 def data(value: Any) -> str:
-    """The `data` of an event: JSON on one line, also for readers that accept other line ends than CR and LF."""
+    """The `data` of an event, JSON on one line, also for readers that take more than CR and LF for a line's end."""
     text = msgspec.json.encode(value).decode()
     return text if text.isascii() else text.translate(_SEPARATORS)
