@@ -24,44 +24,44 @@ help: ## Show this list
 
 install: $(STAMP) ## Install shardyard and its tools into .venv
 
-web: $(STAMP) ## Build the dashboard anew from web/, and say so if that fails
+web: $(STAMP) ## Build the dashboard again from web/, and fail if that is not possible
 	$(PYTHON) -c 'import shutil; shutil.rmtree("api/web", ignore_errors=True)'
 	SHARDYARD_REQUIRE_WEB=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 
-up: $(WEB) ## Start the whole service here (Ctrl-C stops it); ARGS="--devices cpu:4"
+up: $(WEB) ## Start the whole service on this machine (Ctrl-C stops it); ARGS="--devices cpu:4" for virtual devices
 	@$(BIN)/shardyard up $(ARGS)
 
 demo: $(STAMP) ## Train on digits under dp and ddp, show what each device got, and stop
 	@$(BIN)/shardyard demo $(ARGS)
 
 # Files run in their order, since those of a directory share a service, and the short ones come last.
-test: $(WEB) ## Unit, integration and quick acceptance tests
+test: $(WEB) ## All tests but slow ones and those that need a GPU; ARGS="-k split" selects some
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(QUICK)" $(ARGS)
 
-test-full: $(WEB) ## All tests, slow ones and those on a GPU included
+test-full: $(WEB) ## All tests, including slow ones and those that need a GPU
 	$(BIN)/pytest $(ARGS)
 
-faults: $(STAMP) ## Every fault of tests/faults, slow ones included, and the nemesis (as root, all of them can run)
+faults: $(STAMP) ## All tests of tests/faults, including slow ones and random faults (some need root)
 	$(BIN)/pytest tests/faults $(ARGS)
 	$(BIN)/python -m tests.faults.nemesis --seconds 120
 
-gpu-wheels: $(STAMP) ## Fill .gpu-wheels with what a GPU machine without a registry lacks (then copy the checkout there)
+gpu-wheels: $(STAMP) ## Download wheels into .gpu-wheels, for a GPU machine without access to a package registry
 	@$(BIN)/python -m tools.gpu_wheels .gpu-wheels
 
-gpu-test: ## Everything that needs a CUDA device, in eight minutes at most (GPU_PYTHON=/path/to/python with CUDA's torch)
+gpu-test: ## All checks on a CUDA device, in at most eight minutes; GPU_PYTHON=/path/to/python with a CUDA build of torch
 	@$(GPU_PYTHON) -m tools.gpu_test $(ARGS)
 
-compose-test: $(STAMP) ## Build the images, run the service in containers and test it (needs Docker)
+compose-test: $(STAMP) ## Build the images, and test the service in containers (needs Docker)
 	SHARDYARD_REQUIRE_DOCKER=1 $(BIN)/pytest tests/compose $(ARGS)
 
-bench: $(STAMP) ## All side-by-side measurements, about 15 minutes (peers are installed into .venv-peers the first time)
+bench: $(STAMP) ## All measurements beside other systems, about 15 minutes (installs those into .venv-peers at first)
 	@$(BIN)/python -c "import matplotlib" 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
 	$(BIN)/python -m benchmarks $(ARGS)
 
-bench-quick: $(STAMP) ## The same, rough: few rounds, two at a time, without Ray, about 2 minutes; results are not kept
+bench-quick: $(STAMP) ## The same with few rounds and without Ray, about 2 minutes; results are not stored
 	$(BIN)/python -m benchmarks --quick --into $(VENV)/bench-quick $(ARGS)
 
-lint: $(STAMP) ## Style, types, import rules, generated files
+lint: $(STAMP) ## Check style, types, import rules and generated files
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -69,11 +69,11 @@ lint: $(STAMP) ## Style, types, import rules, generated files
 	$(BIN)/python -m workers.training.recipes.generate_catalogue --check
 	$(BIN)/python -m tools.generate_sync_client --check
 
-format: $(STAMP) ## Put the code into the project's format
+format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-clean: ## Remove .venv and everything that tools have left
+clean: ## Remove .venv and all files that tools have created
 	rm -rf $(VENV) api/web web/node_modules build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -21,7 +21,7 @@ def main() -> int:
         control.close()
     if any(node.id == settings.node and node.alive for node in nodes):
         return 0
-    print(f"the service does not know node {settings.node}, or has not heard from it")
+    print(f"the service does not know node {settings.node}, or gets no heartbeats from it")
     return 1
 
 

@@ -33,7 +33,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> ShutdownOptions:
         const=-1.0,
         metavar="SECONDS",
         help="on SIGTERM, take no new work and wait for this node's attempts; those that still run after SECONDS save "
-        "a checkpoint and move to other nodes. A second SIGTERM leaves at once, and they go on",
+        "a checkpoint and move to other nodes. A second SIGTERM ends the worker at once, and they continue",
     )
     found = parser.parse_args(arguments)
     given = found.drain is not None

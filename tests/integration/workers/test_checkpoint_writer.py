@@ -232,7 +232,7 @@ def test_a_disk_that_refuses_costs_one_checkpoint_and_says_so(
     writer.close()
     missed, saved = writer.take_messages()
     assert (missed.text, missed.failed) == (
-        "checkpoint of step 10 could not be saved: Input/output error; training goes on", True
+        "checkpoint of step 10 could not be saved: Input/output error; training continues", True
     )  # fmt: skip
     assert (saved.text.startswith("checkpoint of step 20 saved in"), saved.failed) == (True, False)
     assert attempt.pointer is not None

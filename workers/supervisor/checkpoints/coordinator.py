@@ -175,7 +175,7 @@ class CheckpointCoordinator:
             self._barrier = None
 
     def _skip_checkpoint(self, step: int, why: str) -> None:
-        self._sink.skip_checkpoint(step, why if self._stopping else f"{why}; training goes on")
+        self._sink.skip_checkpoint(step, why if self._stopping else f"{why}; training continues")
 
     def _close_barrier(self, step: int) -> None:
         self._last_step = step

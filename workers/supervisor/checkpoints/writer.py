@@ -118,7 +118,7 @@ class CheckpointWriter:
         try:
             report, metrics = self._dump_state()
         except OSError as error:
-            self.skip_checkpoint(saves[0].step, f"{error.strerror}; training goes on")
+            self.skip_checkpoint(saves[0].step, f"{error.strerror}; training continues")
             return
         self._queue_item(BarrierState(tuple(saves), report, metrics, monotonic()))
 
@@ -184,7 +184,7 @@ class CheckpointWriter:
         except (OSError, TakeoverRefused) as error:
             why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
             log.warning("checkpoint_not_saved", step=item.step, error=str(error))
-            self._messages.add_failure(item.step, why if self._closing else f"{why}; training goes on")
+            self._messages.add_failure(item.step, why if self._closing else f"{why}; training continues")
         finally:
             remove_if_there(draft)
             remove_if_there(part_directory(self._config, self._directories, item.step))

@@ -88,7 +88,7 @@ def test_ranks_wait_while_the_disk_is_busy_with_an_older_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "why"),
     [
-        ({"error": "disk\x07full"}, {}, "disk full; training goes on"),
+        ({"error": "disk\x07full"}, {}, "disk full; training continues"),
         ({}, {"step": 20}, "different steps"),
         ({}, {"epoch": 1}, "different steps"),
         ({"names": ["x.pt"]}, {"names": ["x.pt"]}, "same name"),
@@ -130,7 +130,7 @@ def test_a_rank_that_does_not_save_holds_the_others_for_a_while_only() -> None:
     world.saved(0, 10)
     assert world.passes(SAVE_SECONDS - 1) == {}
     assert world.passes(2) == {0: commands.CONTINUE}
-    assert world.writer.missed == [(10, f"rank 1 did not save within {SAVE_SECONDS:g} s; training goes on")]
+    assert world.writer.missed == [(10, f"rank 1 did not save within {SAVE_SECONDS:g} s; training continues")]
     assert not world.gathers()
     assert world.saved(1, 10) == {1: commands.CONTINUE}  # too late, and told at once
     world.saved(0, 20)
