@@ -101,7 +101,7 @@ def start_attempt(tenant: str, job: str, attempt: int) -> None:
 def _prepare_agent(**_: Any) -> None:
     """Before Celery has threads: fork the server that supervisors come from.
 
-    Celery logs what a signal handler raises and goes on, so a worker that cannot work must exit here.
+    Celery logs an exception of a signal handler and continues, so a worker that cannot work must exit here.
     """
     global agent
     os.umask(identity.UMASK)
@@ -129,10 +129,10 @@ def _start_agent(sender: Any, **_: Any) -> None:
 
 
 def _reconnect_consumer() -> None:
-    """Have the consumer begin anew, as it does when it sees that its connection is lost.
+    """Restart the consumer, as Celery does when it notices a lost connection.
 
-    After a restart of Redis it sometimes does not see it: kombu's loop then goes on without a socket, and
-    hears nothing for ever.
+    After a restart of Redis it sometimes does not notice: kombu's loop then continues without a socket, and never
+    receives a message.
     """
 
     def lose() -> None:

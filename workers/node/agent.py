@@ -180,7 +180,7 @@ class Agent:
             except Unavailable as error:
                 log.warning("control_redis_unavailable", error=str(error))
             except (NodeTaken, FormatMismatch, identity.StorageMismatch) as error:
-                # Another worker has the node, or our files would be where they are never read: this one must not go on.
+                # Another worker has the node, or the storage directory is a wrong one: this worker must end.
                 log.error("node_refused", why=str(error))
                 os._exit(2)
             except Exception:

@@ -1,5 +1,5 @@
-"""Whether a device can be given out again: nobody uses it, and a small computation on it in a process of its own ends
-well."""
+"""Checks whether a device can be leased again: no process uses it, and a small computation on it in a separate process
+ends well."""
 
 import os
 import subprocess

@@ -116,7 +116,7 @@ class ForkServer:
             os.close(reader)
 
     def close(self) -> None:
-        """End the server; supervisors go on."""
+        """End the server; supervisors continue."""
         self._kill_server()
         if self._socket is not None:
             self._socket.close()
@@ -209,7 +209,7 @@ def _receive_exactly(line: socket.socket, size: int) -> bytes:
 def serve(descriptor: int) -> NoReturn:
     """Import everything, say so, and fork a supervisor for every launch that comes, until the worker is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the worker's to obey
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps: nobody asks how a supervisor ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps: no process waits for a supervisor
     line = socket.socket(fileno=descriptor)
     try:
         import workers.node.preload  # noqa: F401
@@ -218,10 +218,10 @@ def serve(descriptor: int) -> NoReturn:
         _serve_launches(line)
     except (EOFError, ConnectionError):
         pass  # the worker is gone
-    except BaseException:  # noqa: BLE001  (the worker is told by the end of the line)
+    except BaseException:  # noqa: BLE001  (the worker notices the closed socket)
         traceback.print_exc()
     finally:
-        os._exit(0)  # what was imported has exit handlers, which nobody needs here
+        os._exit(0)  # skip the exit handlers of imported modules
 
 
 def _serve_launches(line: socket.socket) -> None:

@@ -1,6 +1,6 @@
-"""What a node looks at once a minute: remains of attempts that nobody else clears away, and devices in quarantine.
+"""Cleans up a node once a minute: remains of attempts that no other process removes, and devices in quarantine.
 
-It has a thread of its own, since a look may take a minute: the node must beat meanwhile.
+It has a separate thread, since a round may take a minute, and the node must send heartbeats meanwhile.
 """
 
 import threading
@@ -38,7 +38,8 @@ class Janitor:
         control: RedisStore,
         holding: Callable[[], Collection[AttemptId]],
     ) -> None:
-        """`state_dir` is the node's own, `holding` tells the attempts that have devices here: those are the agent's."""
+        """`state_dir` is the node's own; `holding` returns the attempts that have devices here, which the agent
+        handles."""
         self._node = node
         self._devices = {device.index: device for device in devices}
         self._state_dir = state_dir

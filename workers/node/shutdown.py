@@ -1,4 +1,5 @@
-"""What SIGTERM means to a worker: how it leaves, and how long that may take. It and its keeper are told alike."""
+"""The worker's options for SIGTERM: how it ends, and how long that may take. The worker and its monitor have the same
+options."""
 
 import argparse
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ MAX_DRAIN_SECONDS = 30 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class ShutdownOptions:
-    """By default a worker leaves at once, and its attempts go on."""
+    """By default a worker ends at once, and its attempts continue."""
 
     stop_attempts: bool = False  # they are ended first, and their jobs go back to the queue
     drain: bool = False  # they are waited for

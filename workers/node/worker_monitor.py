@@ -104,7 +104,7 @@ def _start_worker(command: Sequence[str]) -> int:
 
 
 def _wait_for_end(worker: int, policy: RestartPolicy) -> tuple[bool, int]:
-    """Wait for the worker's end, and reap whoever else dies.
+    """Wait for the worker's end, and reap other children that die.
 
     Returns:
         whether we were asked to stop, and the worker's exit code.

@@ -107,7 +107,7 @@ class SocketSink(ChannelSink):
             self._socket = _dial(self._address)
             self._write_packet(records.encode_packet([self._hello]))
             self._send_loop()
-        except Exception:  # noqa: BLE001, S110  (whatever it is, the process goes on unobserved)
+        except Exception:  # noqa: BLE001, S110  (after any error the process continues unobserved)
             pass
         finally:
             self._off = True
@@ -122,10 +122,10 @@ class SocketSink(ChannelSink):
 
 
 def _dial(address: str) -> socket.socket:
-    """A connection that the supervisor has let in: it looks at who is there while we are.
+    """A connection that the supervisor has accepted; it identifies this process while the process waits.
 
     Raises:
-        OSError: nobody listens there, or we are not wanted.
+        OSError: no process listens there, or the supervisor refused the connection.
     """
     connection = socket.socket(socket.AF_UNIX)
     try:

@@ -1,4 +1,4 @@
-"""A rank in a new Python: where the job names an environment of the operator's, or sets variables that libraries
+"""Starts a rank in a new Python, if the job names an environment of the operator's, or sets variables that libraries
 read when they are imported. A rank that was forked warm becomes one by `exec`.
 
     rank (forked)    waits for the word to go, as ever; writes down its seat and its script; `exec`

@@ -77,7 +77,7 @@ class RankHandle:
 
 
 def fork_ranks(launch: AttemptConfig, rendezvous_port: int | None) -> list[RankHandle]:
-    """Fork all ranks. They wait, and touch no device and run nobody's code, until they are told to go.
+    """Fork all ranks. They wait, and use no device and run no user's code, until the start message.
 
     Must be called from the supervisor's main thread: the parent-death signal is bound to the thread
     that forks.

@@ -47,7 +47,7 @@ def run_program(program: RankProgram, context: RankContext, sink: ChannelSink, c
     """Run a program, do what the interpreter does at its end, report, and leave when the supervisor says so.
 
     What is reported is all that happened: the word to leave, not a collective, is the ranks' closing barrier.
-    A child that the program has forked comes here too, when it ends as the program does; it has nobody to report to.
+    A child that the program has forked comes here too, if it ends as the program does; it reports to no process.
     """
     me, rank = os.getpid(), context.rank
     outcome = _run_to_outcome(program.run, rank)

@@ -100,7 +100,7 @@ def _report_hard_exits(context: RankContext, finish: Callable[[], None]) -> None
 
 
 class _StopRequest:
-    """Whether SIGTERM has come. By itself that ends a program; one that asks this is told instead."""
+    """Whether SIGTERM has arrived. SIGTERM ends a program, unless the program has called this function."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()

@@ -1,4 +1,4 @@
-"""What a rank is told about itself, and the two ways out of it: records and printed lines. No torch here."""
+"""The context of a rank, and its two outputs: records and printed lines. Does not import torch."""
 
 import contextlib
 import io
@@ -134,7 +134,7 @@ class ChannelSink:
         try:
             self._send_loop()
         except BaseException:  # noqa: BLE001  (whatever it is)
-            # Without this thread the rank could neither say how it ends nor go on for long: it must not hang instead.
+            # Without this thread the rank cannot report its end, and would soon block: it must end instead of hanging.
             sys.stderr.write("the rank's records cannot be sent\n" + traceback.format_exc())
             with contextlib.suppress(OSError):
                 sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What a supervisor is told when it is started: everything but the credentials, which come by a pipe."""
+"""The configuration that a supervisor gets at its start: everything except the credentials, which come by a pipe."""
 
 import contextlib
 import json
@@ -110,7 +110,7 @@ class AttemptDirectory:
 
     @property
     def resume(self) -> Path:
-        """A copy of the checkpoint that a script goes on from."""
+        """A copy of the checkpoint that a script resumes from."""
         return self.directory / "resume"
 
     @property
@@ -136,7 +136,7 @@ class WorkingDirectory:
     temporary: Path
     output: Path  # kept as the attempt's artifacts
     requirements: bool  # whether the bundle names packages that it needs
-    resume: Path | None = None  # a checkpoint that a script goes on from
+    resume: Path | None = None  # a checkpoint that a script resumes from
 
     def encode(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -155,7 +155,7 @@ class WorkingDirectory:
 
 @dataclass(frozen=True, slots=True)
 class StartMessage:
-    """What a rank is told when it may go."""
+    """The message that starts a rank."""
 
     place: WorkingDirectory | None  # where the job brings code of its own
     drafts: Path | None = None  # where it saves its part of checkpoints, if the job asks for them

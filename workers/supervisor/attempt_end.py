@@ -17,7 +17,7 @@ from workers.supervisor.outcome import AttemptOutcome
 
 #: A rank must be up this soon after the start.
 START_SECONDS = 120.0
-#: A rank that was told to leave and is still there after this is killed; the attempt has succeeded all the same.
+#: A rank that is still alive this long after the exit command is killed; the attempt has succeeded all the same.
 LEAVE_SECONDS = 2.0
 #: What SIGKILL has not ended after this (a process stuck in the kernel) is left to the sweep.
 KILL_SECONDS = 10.0
@@ -25,7 +25,7 @@ KILL_SECONDS = 10.0
 
 class EndPhase(Enum):
     WORKING = auto()
-    LEAVING = auto()  # every rank has reported success and was told to leave
+    LEAVING = auto()  # every rank has reported success and got the exit command
     ENDING = auto()  # SIGTERM was sent
     KILLING = auto()  # SIGKILL was sent
 

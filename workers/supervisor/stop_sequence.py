@@ -36,7 +36,7 @@ class StopSequence:
 
     @property
     def is_saving(self) -> bool:
-        """Whether the ranks were told to save and stop. They have heard of it, so it cannot be taken back."""
+        """Whether the ranks got the command to save and stop, which cannot be revoked."""
         return self._stop_outcome is not None
 
     def let_ranks_leave(self, now: float) -> None:
@@ -62,7 +62,7 @@ class StopSequence:
             self.terminate_ranks(outcome, now)
 
     def terminate_stopped(self, now: float) -> None:
-        """End all ranks, since one of them has stopped as it was told."""
+        """End all ranks, since one of them has stopped on command."""
         assert self._stop_outcome is not None
         self.terminate_ranks(self._stop_outcome, now)
 

@@ -36,7 +36,7 @@ class CheckpointSink(Protocol):
         """Whether another checkpoint can be taken now: the disk may be slow."""
 
     def write_checkpoint(self, saves: Sequence[Saved]) -> None:
-        """All ranks wait at the barrier, and go on when this returns."""
+        """All ranks wait at the barrier, and continue when this returns."""
 
     def skip_checkpoint(self, step: int, why: str) -> None:
         """There is no checkpoint of this step; what the ranks have written of it can be removed."""
@@ -122,7 +122,7 @@ class CheckpointCoordinator:
     # -- what the supervisor does --------------------------------------------------------------------
 
     def request_stop(self) -> None:
-        """The ranks were told to stop, and will pause."""
+        """The ranks got the stop command, and will pause."""
         self._stopping = True
 
     def release_all(self) -> None:
@@ -132,7 +132,7 @@ class CheckpointCoordinator:
 
     @property
     def has_released(self) -> bool:
-        """Whether all ranks were told to leave, after they have saved what they could."""
+        """Whether all ranks got the exit command, after they have saved what they could."""
         return self._released
 
     @property

@@ -113,7 +113,7 @@ class CheckpointWriter:
         return len(self._waiting) < MAX_WAITING
 
     def write_checkpoint(self, saves: Sequence[Saved]) -> None:
-        """All ranks wait at the barrier, and go on when this returns."""
+        """All ranks wait at the barrier, and continue when this returns."""
         self._last_step = saves[0].step
         try:
             report, metrics = self._dump_state()

@@ -1,4 +1,4 @@
-"""Makes the report of a recipe, which each attempt goes on with where the checkpoint before it was."""
+"""Makes the report of a recipe, which each attempt continues from its checkpoint."""
 
 from collections.abc import Sequence
 
