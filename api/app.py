@@ -120,9 +120,9 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
     """What an application has while it serves: connections, the scheduler, the sweeps."""
     control = AsyncRedisStore(connect(settings.control_url()), is_open=False)
     telemetry = TelemetryReader(connect(settings.telemetry()))
-    courier = CeleryHintSender(settings)
+    hint_sender = CeleryHintSender(settings)
     reconciled = RedisStore.from_url(settings.control_url())
-    scheduler = JobScheduler(reconciled, courier, settings, listen=True)
+    scheduler = JobScheduler(reconciled, hint_sender, settings, listen=True)
     storage = settings.storage.expanduser()
     authenticator, changes = Authenticator(control, operator), ChangeNotifier(control)
     bundles = BundleService(control, storage, settings.max_bundles_bytes)
@@ -133,7 +133,7 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
     app.state.services = {type(service): service for service in services}
     app.state.release_clients = partial(_release_clients, app.state.services[EventService], changes)
     scheduler.start()
-    prepare = threading.Timer(PREPARE_SECONDS, courier.import_celery)
+    prepare = threading.Timer(PREPARE_SECONDS, hint_sender.import_celery)
     prepare.daemon = True
     prepare.start()
     watches = (
@@ -155,7 +155,7 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
             watch.cancel()
         # The scheduler first: it may be sending. Then what it used, then what the routes used.
         await asyncio.to_thread(scheduler.stop)
-        courier.close()
+        hint_sender.close()
         reconciled.close()
         await telemetry.close()
         await control.close()

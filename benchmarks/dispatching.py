@@ -399,9 +399,9 @@ def _fleet(url: str, nodes: int) -> Iterator[Beats]:
         beats.stop()
         with ThreadPoolExecutor() as pool:
             list(pool.map(JobScheduler.stop, listening))  # each waits for what it listens to
-        with tempfile.TemporaryDirectory() as place:
+        with tempfile.TemporaryDirectory() as directory:
             for lifeline in lifelines:
-                lifeline.finish(StateReason.COMPLETED, "done", None, None, 0.0, keep=Path(place) / "untold.json")
+                lifeline.finish(StateReason.COMPLETED, "done", None, None, 0.0, pending_file=Path(directory, "end"))
         for control in (cluster.control, *stores):
             control.close()
 

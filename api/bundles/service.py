@@ -172,7 +172,7 @@ class BundleService:
                     size=size,
                     files=len(found.files),
                     unpacked=found.bytes,
-                    gone=gone,
+                    missing_nonce=gone,
                     quota=self._quota,
                 )
             )

@@ -242,7 +242,7 @@ def _job_change(key: tuple[str, str], changed: ChangeId, record: JobRecord | Non
 
 def _fleet_digest(fleet: FleetRecords) -> bytes:
     """Everything about nodes that changes when something happens to them: not their beats."""
-    nodes = sorted((replace(node, beat=0) for node in fleet.nodes), key=lambda node: node.id)
+    nodes = sorted((replace(node, heartbeat=0) for node in fleet.nodes), key=lambda node: node.id)
     return msgspec.json.encode(msgspec.to_builtins(nodes, str_keys=True), order="sorted")
 
 

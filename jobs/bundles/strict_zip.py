@@ -225,9 +225,9 @@ def _check_local_header(file: BinaryIO, header: _DirectoryHeader) -> int:
     _, _, flags, method, _, _, checksum, packed, size, name_bytes, extra_bytes = _LOCAL.unpack(raw)
     rest = file.read(name_bytes + extra_bytes)
     announced = (checksum, packed, size)
-    told = (header.checksum, header.packed, header.size)
+    expected = (header.checksum, header.packed, header.size)
     # Who writes a zip as a stream leaves at 0 what is known only at the end, and says it behind the data.
-    known = [pair for pair in zip(announced, told, strict=True) if not (flags & _DESCRIBED and pair[0] == 0)]
+    known = [pair for pair in zip(announced, expected, strict=True) if not (flags & _DESCRIBED and pair[0] == 0)]
     if (
         len(rest) != name_bytes + extra_bytes
         or any(here != there for here, there in known)
@@ -244,11 +244,11 @@ def _descriptor_bytes(file: BinaryIO, header: _DirectoryHeader, at: int) -> int:
     """Length of the descriptor behind an entry's data, which may begin with a signature."""
     file.seek(at)
     raw = file.read(4 + _DESCRIPTOR.size)
-    told = _DESCRIPTOR.pack(header.checksum, header.packed, header.size)
-    if raw == b"PK\x07\x08" + told:
+    expected = _DESCRIPTOR.pack(header.checksum, header.packed, header.size)
+    if raw == b"PK\x07\x08" + expected:
         return len(raw)
-    if raw.startswith(told):
-        return len(told)
+    if raw.startswith(expected):
+        return len(expected)
     raise BadBundle(
         f"what stands behind the data of {quote_path(header.name)} disagrees with its header; pack it again"
     )

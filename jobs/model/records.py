@@ -139,7 +139,7 @@ class AttemptRecord:
     leased: tuple[int, ...]
     state: AttemptState
     claimant: str | None
-    beat: int
+    heartbeat: int
     created: int
     claimed: int | None
     started: int | None
@@ -159,7 +159,7 @@ class AttemptRecord:
             leased=_device_indexes(fields),
             state=AttemptState(_text_field(fields, b"state")),
             claimant=_text_field(fields, b"claimant") or None,
-            beat=int(fields[b"beat"]),
+            heartbeat=int(fields[b"beat"]),
             created=int(fields[b"created"]),
             claimed=_time_field(fields, b"claimed"),
             started=_time_field(fields, b"started"),
@@ -224,7 +224,7 @@ class NodeRecord:
     alive: bool
     draining: bool
     stopping: bool
-    beat: int
+    heartbeat: int
     registered: int
     info: NodeInfo
     held: dict[int, str]  # device index -> attempt ref
@@ -253,7 +253,7 @@ class NodeRecord:
             alive=_text_field(fields, b"alive") == "1",
             draining=_text_field(fields, b"draining") == "1",
             stopping=_text_field(fields, b"stopping") == "1",
-            beat=int(fields[b"beat"]),
+            heartbeat=int(fields[b"beat"]),
             registered=int(fields[b"registered"]),
             info=msgspec.json.decode(fields[b"info"], type=NodeInfo),
             held={int(k): v.decode() for k, v in held.items()},

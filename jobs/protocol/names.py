@@ -23,7 +23,7 @@ def node_queue(node: str) -> str:
 
 
 def commands_channel(node: str) -> str:
-    """Pub/sub channel: there may be new orders for the supervisors on a node."""
+    """Pub/sub channel: there may be new commands for the supervisors on a node."""
     return f"{PREFIX}orders:{node}"
 
 

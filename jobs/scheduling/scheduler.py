@@ -128,23 +128,23 @@ class JobScheduler:
             log.warning("hint_not_sent", node=hint.node, attempt=str(hint.attempt), error=str(error))
 
     def _reap_silent(self) -> None:
-        beats = self._store.run(store.read_heartbeats())
-        silent = dict(self._silent_nodes.find_silent(beats.nodes))
-        for attempt, beat in self._leases.find_silent(beats.leases):
-            node, seconds = beats.node_of[attempt], f"{self._settings.lease_seconds:g} s"
+        heartbeats = self._store.run(store.read_heartbeats())
+        silent = dict(self._silent_nodes.find_silent(heartbeats.nodes))
+        for attempt, heartbeat in self._leases.find_silent(heartbeats.leases):
+            node, seconds = heartbeats.node_of[attempt], f"{self._settings.lease_seconds:g} s"
             lost = store.reap(
                 attempt,
                 StateReason.LEASE_EXPIRED,
                 f"no heartbeat for {seconds}",
-                beat=beat,
+                heartbeat=heartbeat,
                 backoff_seconds=backoff_seconds(),
-                node_beat=silent.get(node),
+                node_heartbeat=silent.get(node),
                 node_message=f"node {node} is lost: neither it nor the attempt sent a heartbeat for {seconds}",
             )
             if reason := self._store.run(lost):
                 log.warning(str(reason), attempt=str(attempt), node=node)
-        for node, beat in self._nodes.find_silent(beats.nodes):
-            if self._store.run(store.take_down_node(node, beat)):
+        for node, heartbeat in self._nodes.find_silent(heartbeats.nodes):
+            if self._store.run(store.take_down_node(node, heartbeat)):
                 log.warning("node_down", node=node, seconds=self._settings.node_seconds)
 
     def _reset_trackers(self) -> None:
@@ -152,20 +152,20 @@ class JobScheduler:
             counters.reset()
 
     def _run_loop(self) -> None:
-        ears = self._store.client.pubsub(ignore_subscribe_messages=True) if self._listen else None  # type: ignore[no-untyped-call]
+        pubsub = self._store.client.pubsub(ignore_subscribe_messages=True) if self._listen else None  # type: ignore[no-untyped-call]
         due = monotonic()
         while not self._stop.is_set():
             try:
                 if monotonic() >= due:
                     due = monotonic() + self.tick()
-                if ears is None:
+                if pubsub is None:
                     self._stop.wait(max(0.0, due - monotonic()))
                     continue
-                if not ears.subscribed:
-                    ears.subscribe(WAKE_CHANNEL)
+                if not pubsub.subscribed:
+                    pubsub.subscribe(WAKE_CHANNEL)
                     self.dispatch_jobs()  # what was published before we listened
-                if ears.get_message(timeout=max(0.0, due - monotonic())) is not None:
-                    while ears.get_message(timeout=0) is not None:
+                if pubsub.get_message(timeout=max(0.0, due - monotonic())) is not None:
+                    while pubsub.get_message(timeout=0) is not None:
                         pass  # one look serves a burst
                     if not self._stop.is_set():
                         self.dispatch_jobs()
@@ -177,5 +177,5 @@ class JobScheduler:
                 log.exception("scheduler_tick_failed")
                 self._reset_trackers()
                 self._stop.wait(1.0)
-        if ears is not None:
-            ears.close()
+        if pubsub is not None:
+            pubsub.close()

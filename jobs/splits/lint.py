@@ -214,13 +214,13 @@ def change_spec(spec: JobSpec, change: _Change) -> JobSpec:
     body = spec.model_dump(exclude_unset=True)
     for path, value in change.items():
         *parents, last = path.split(".")
-        place = body
+        parent_fields = body
         for parent in parents:
-            place = place.setdefault(parent, {})
+            parent_fields = parent_fields.setdefault(parent, {})
         if value is None:
-            place.pop(last, None)
+            parent_fields.pop(last, None)
         else:
-            place[last] = value
+            parent_fields[last] = value
     return JobSpec.model_validate(body)
 
 

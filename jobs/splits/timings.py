@@ -38,7 +38,7 @@ class Share:
 
     rows: int | None
     steps: Sequence[Step] | None
-    place: int = 0  # of the device within the steps' per-device fields
+    position: int = 0  # of the device within the steps' per-device fields
 
     def waits_ms(self) -> Column:
         """How long this device waited for its rows: for the batch, and then for its own shard."""
@@ -64,13 +64,13 @@ class Share:
 
     def column(self, values: Sequence[Sequence[float | None]]) -> Column:
         """This device's entries of a per-device field; `None` where it was not measured."""
-        place = self.place
-        return [measured(each[place]) if place < len(each) else None for each in values]
+        position = self.position
+        return [measured(each[position]) if position < len(each) else None for each in values]
 
     def of_steps(self, chosen: Sequence[int]) -> "Share":
         """Of some of the steps."""
         steps = self.steps
-        return self if steps is None else Share(self.rows, [steps[index] for index in chosen], self.place)
+        return self if steps is None else Share(self.rows, [steps[index] for index in chosen], self.position)
 
 
 class _DeviceSums(msgspec.Struct, array_like=True):

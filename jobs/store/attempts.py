@@ -173,13 +173,13 @@ def reap(
     reason: StateReason,
     message: str,
     *,
-    beat: int | None,
+    heartbeat: int | None,
     backoff_seconds: float,
-    node_beat: int | None = None,
+    node_heartbeat: int | None = None,
     node_message: str = "",
 ) -> Call[StateReason | None]:
-    """End an attempt whose supervisor is gone. `beat` is the value that stood still; None with proof of death.
-    `node_beat` is that of its node, where that stood still too: the attempt then ends as `node_lost`, with
+    """End an attempt whose supervisor is gone. `heartbeat` is the value that stood still; None with proof of death.
+    `node_heartbeat` is that of its node, where that stood still too: the attempt then ends as `node_lost`, with
     `node_message`; so it does on a node that is down, unless there is proof. Returns the reason that it ended with;
     None: it is alive after all, or has ended already."""
 
@@ -192,12 +192,12 @@ def reap(
         decode,
         ref=attempt.job_ref,
         number=attempt.number,
-        heartbeat="" if beat is None else beat,
+        heartbeat="" if heartbeat is None else heartbeat,
         reason=reason,
         message=message,
         backoff_us=int(backoff_seconds * 1e6),
         max_losses=MAX_LOSSES,
-        node_heartbeat="" if node_beat is None else node_beat,
+        node_heartbeat="" if node_heartbeat is None else node_heartbeat,
         node_message=node_message,
     )
 

@@ -29,10 +29,10 @@ class BundleUpload:
 
 
 def put_bundle(
-    tenant: str, bundle: str, nonce: str, *, size: int, files: int, unpacked: int, gone: str = "", quota: int
+    tenant: str, bundle: str, nonce: str, *, size: int, files: int, unpacked: int, missing_nonce: str = "", quota: int
 ) -> Call[BundleUpload]:
-    """Note an upload whose file is in place. `gone` is the nonce of a record whose file was found missing. `quota` is
-    how many bytes all bundles of the tenant may have.
+    """Record an upload whose file is in place. `missing_nonce` is that of a record without its file.
+    `quota` is how many bytes all bundles of the tenant may have.
 
     Raises (on execution):
         BundleQuota: they would have more.
@@ -45,8 +45,9 @@ def put_bundle(
                 f"your bundles have {detail[0]} bytes, and with this one of {size} they would have more than {quota}; "
                 "delete finished jobs that you do not need, a bundle that no job needs is removed after a while"
             )
-        kept = detail[0] if detail else nonce
-        return BundleUpload(kept == nonce, kept)  # so the repeat of a call whose reply was lost is no other answer
+        stored_nonce = detail[0] if detail else nonce
+        # The repeat of a call whose reply was lost is answered as that was.
+        return BundleUpload(stored_nonce == nonce, stored_nonce)
 
     return call_function(
         "put_bundle",
@@ -56,7 +57,7 @@ def put_bundle(
         bytes=size,
         files=files,
         unpacked=unpacked,
-        gone_nonce=gone,
+        gone_nonce=missing_nonce,
         quota=quota,
     )
 

@@ -98,9 +98,9 @@ def renew_node(node: str, instance: str, deadline: DrainDeadline | None = None) 
     return call_function("renew_node", decode, node=node, instance=instance, known_drain=drain, known_left=left)
 
 
-def take_down_node(node: str, beat: int | None) -> Call[bool]:
-    """Take a node out of scheduling: its beat stood still, or (`beat` None) it says so itself."""
-    return call_function("take_down_node", is_ok, node=node, heartbeat="" if beat is None else beat)
+def take_down_node(node: str, heartbeat: int | None) -> Call[bool]:
+    """Take a node out of scheduling: its beat stood still, or (`heartbeat` None) it says so itself."""
+    return call_function("take_down_node", is_ok, node=node, heartbeat="" if heartbeat is None else heartbeat)
 
 
 def stop_node(node: str) -> Call[int]:
@@ -161,8 +161,8 @@ def read_heartbeats() -> Call[Heartbeats]:
     def decode(reply: Sequence[Any]) -> Heartbeats:
         leases, nodes = reply
         return Heartbeats(
-            {AttemptId.parse(ref.decode()): int(beat) for ref, beat, _ in leases},
-            {node.decode(): int(beat) for node, beat in nodes},
+            {AttemptId.parse(ref.decode()): int(heartbeat) for ref, heartbeat, _ in leases},
+            {node.decode(): int(heartbeat) for node, heartbeat in nodes},
             {AttemptId.parse(ref.decode()): node.decode() for ref, _, node in leases},
         )
 

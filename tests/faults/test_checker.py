@@ -51,7 +51,7 @@ def test_a_job_that_still_waits_and_one_that_is_gone_are_found(world: World, tmp
 
 def test_a_loss_is_found_unless_the_test_explains_it(world: World, tmp_path: Path) -> None:
     attempt = world.running()
-    assert world.reap(attempt, beat=None, reason=StateReason.SUPERVISOR_LOST)
+    assert world.reap(attempt, heartbeat=None, reason=StateReason.SUPERVISOR_LOST)
     world.release(attempt)
     world.dispatch()
     world.claim(attempt.job)

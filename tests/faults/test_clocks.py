@@ -52,8 +52,8 @@ def is_ahead(site: Site, seconds: float) -> bool:
 
 def goes_on(site: Site, job: str) -> None:
     """Check that a job's lease beats, and that it trains."""
-    beat, steps = site.attempts(job)[0].beat, site.steps_done(job)
-    eventually(lambda: site.attempts(job)[0].beat > beat + 4, "it beats")
+    heartbeat, steps = site.attempts(job)[0].heartbeat, site.steps_done(job)
+    eventually(lambda: site.attempts(job)[0].heartbeat > heartbeat + 4, "it beats")
     assert site.steps_done(job) > steps
 
 

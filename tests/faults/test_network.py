@@ -42,10 +42,10 @@ def test_row_11_a_worker_cut_off_for_less_than_its_lease_trains_on_and_nobody_no
     ranks = processes.ranks_of(apart.supervisor(apart.attempt(job)))
     with place.cut_off():
         steps = apart.steps_done(job)
-        beat = apart.attempts(job)[0].beat
+        heartbeat = apart.attempts(job)[0].heartbeat
         eventually(lambda: apart.steps_done(job) > steps + 40, "steps while it is cut off")
-        assert apart.attempts(job)[0].beat <= beat + 1
-    eventually(lambda: apart.attempts(job)[0].beat > beat + 1, "it beats again")
+        assert apart.attempts(job)[0].heartbeat <= heartbeat + 1
+    eventually(lambda: apart.attempts(job)[0].heartbeat > heartbeat + 1, "it beats again")
     assert processes.ranks_of(apart.supervisor(apart.attempt(job))) == ranks
     apart.cancel(job)
     assert apart.finished(job).attempt == 1

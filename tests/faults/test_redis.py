@@ -70,7 +70,7 @@ def test_row_08_an_end_that_was_reached_while_redis_was_away_is_told_though_its_
     supervisor = site.supervisor(site.attempt(job))
     site.server.kill()
     site.let_go(job)
-    eventually(marks.untold.exists, "its end is kept", 60)
+    eventually(marks.pending_end.exists, "its end is kept", 60)
     processes.kill(supervisor)
     if worker_too:
         warmed = len(site.events("forkserver_warm"))
@@ -94,8 +94,8 @@ def test_row_09_a_redis_that_refuses_writes_refuses_jobs_and_lets_those_that_run
             answer = site.caller.call("POST", "/v1/jobs", key=uuid.uuid4().hex, json=site.body())
             assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
             assert int(answer.headers["retry-after"]) > 0
-            beat = site.attempts(job)[0].beat
-            eventually(lambda: site.attempts(job)[0].beat > beat, "it beats")
+            heartbeat = site.attempts(job)[0].heartbeat
+            eventually(lambda: site.attempts(job)[0].heartbeat > heartbeat, "it beats")
             site.let_go(job)
             assert site.finished(job).state is JobState.SUCCEEDED
             eventually(lambda: not site.held_by(job), "its devices are free")

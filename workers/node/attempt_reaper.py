@@ -47,10 +47,9 @@ class AttemptReaper:
     def _reap(self, attempt: AttemptId, directory: AttemptDirectory) -> None:
         survivors = sweep_attempt(directory, attempt)
         working_dir.reclaim_storage(self._config.storage, attempt)
-        pending_end.report_pending_end(self._store, attempt, directory.untold)
-        lost = store.reap(
-            attempt, StateReason.SUPERVISOR_LOST, "its supervisor died", beat=None, backoff_seconds=backoff_seconds()
-        )
+        pending_end.report_pending_end(self._store, attempt, directory.pending_end)
+        why, backoff = "its supervisor died", backoff_seconds()
+        lost = store.reap(attempt, StateReason.SUPERVISOR_LOST, why, heartbeat=None, backoff_seconds=backoff)
         if self._store.run(lost):
             log.warning("supervisor_lost", attempt=str(attempt), last_words=_read_log_tail(directory.log))
         quarantine = self._quarantine_reasons(survivors)

@@ -52,7 +52,7 @@ class ForkFailed(Exception):
 
 
 class ForkServer:
-    """One per worker. `warm` before the node registers; `launch` for every attempt."""
+    """One per worker. `warm` before the node registers; `config` for every attempt."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -87,7 +87,7 @@ class ForkServer:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
-    def start_supervisor(self, launch: AttemptConfig, control_url: str, telemetry_url: str) -> int:
+    def start_supervisor(self, config: AttemptConfig, control_url: str, telemetry_url: str) -> int:
         """Start the supervisor of an attempt.
 
         Returns:
@@ -105,13 +105,13 @@ class ForkServer:
                 if self._is_dead(0):  # the line may not tell: a supervisor that was stopped at its birth has it too
                     self._start_warm()
                 try:
-                    return self._request_supervisor(launch, reader)
+                    return self._request_supervisor(config, reader)
                 except ForkFailed:
                     if not self._is_dead(DEATH_DELAY_SECONDS):
                         raise
                     # Somebody killed it. Should a supervisor have come up all the same, its lock stops the second.
                     self._start_warm()
-                    return self._request_supervisor(launch, reader)
+                    return self._request_supervisor(config, reader)
         finally:
             os.close(reader)
 
@@ -146,11 +146,11 @@ class ForkServer:
             self._process.wait(wait)
         return self._process.returncode is not None
 
-    def _request_supervisor(self, launch: AttemptConfig, credentials: int) -> int:
+    def _request_supervisor(self, config: AttemptConfig, credentials: int) -> int:
         if self._socket is None:
             raise ForkFailed("the forkserver was never warm")
         try:
-            _send_message(self._socket, pickle.dumps(launch), [credentials])
+            _send_message(self._socket, pickle.dumps(config), [credentials])
         except OSError as error:
             raise ForkFailed(f"the forkserver died: {error!r}") from error
         return int(self._read_reply(REPLY_SECONDS))
@@ -231,9 +231,9 @@ def _serve_launches(line: socket.socket) -> None:
         if spare is None and not _is_readable(line, SPARE_DELAY_SECONDS):
             spare = _fork_spare()
             continue
-        launch, descriptors = _receive_message(line)
-        pid = _hand_over(spare, launch, descriptors) if spare is not None else 0
-        _send_reply(line, *(("ok", str(pid)) if pid else _fork_supervisor(launch, descriptors)))
+        config, descriptors = _receive_message(line)
+        pid = _hand_over(spare, config, descriptors) if spare is not None else 0
+        _send_reply(line, *(("ok", str(pid)) if pid else _fork_supervisor(config, descriptors)))
         spare = None
         for descriptor in descriptors:
             os.close(descriptor)
@@ -281,18 +281,18 @@ def _fork_spare() -> tuple[int, socket.socket] | None:
     return pid, ours
 
 
-def _hand_over(spare: tuple[int, socket.socket], launch: bytes, descriptors: list[int]) -> int:
+def _hand_over(spare: tuple[int, socket.socket], config: bytes, descriptors: list[int]) -> int:
     """Have the spare process run a launch; its process id, or 0 where it is dead."""
     pid, line = spare
     with line:
         try:
-            _send_message(line, launch, descriptors)
+            _send_message(line, config, descriptors)
         except OSError:
             return 0
     return pid
 
 
-def _fork_supervisor(launch: bytes, descriptors: list[int]) -> tuple[str, str]:
+def _fork_supervisor(config: bytes, descriptors: list[int]) -> tuple[str, str]:
     from workers.supervisor.process_setup import become_leader
 
     if why_not := _why_unsafe_to_fork():
@@ -304,17 +304,17 @@ def _fork_supervisor(launch: bytes, descriptors: list[int]) -> tuple[str, str]:
     if pid == 0:
         try:
             become_leader(descriptors[0])
-            _run_supervisor(launch, descriptors)
+            _run_supervisor(config, descriptors)
         finally:
             os._exit(1)
     return "ok", str(pid)
 
 
-def _run_supervisor(launch: bytes, descriptors: list[int]) -> None:
+def _run_supervisor(config: bytes, descriptors: list[int]) -> None:
     from workers.supervisor.main import main
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    main(pickle.loads(launch), Connection(descriptors[0], writable=False))  # noqa: S301  (the worker's own)
+    main(pickle.loads(config), Connection(descriptors[0], writable=False))  # noqa: S301  (the worker's own)
 
 
 def _why_unsafe_to_fork() -> str:

@@ -44,13 +44,13 @@ class NodeHeartbeat:
         self._sent_at = monotonic()
         identity.check_storage(self._config.storage)  # first: a node without its storage must take no work
         node = self._config.node_id
-        beat = self._store.run(store.renew_node(node, self._instance, self.drain.remaining()))
-        if beat.standing is store.NodeStanding.REPLACED:
+        reply = self._store.run(store.renew_node(node, self._instance, self.drain.remaining()))
+        if reply.standing is store.NodeStanding.REPLACED:
             raise NodeTaken(f"another worker registered as node {node!r}")
-        self._held.replace_all(beat.holding)
-        self.drain.update(beat.deadline)
+        self._held.replace_all(reply.holding)
+        self.drain.update(reply.deadline)
         self.count += 1
-        return beat.standing is store.NodeStanding.OK
+        return reply.standing is store.NodeStanding.OK
 
     def enforce_drain_deadline(self) -> None:
         """Move the attempts that still run here to other nodes once the time of a drain is over."""

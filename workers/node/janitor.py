@@ -74,7 +74,8 @@ class Janitor:
         held = set(self._holding())
         left = {attempt for attempt in orphaned_attempts(self._state_dir) if attempt not in held}
         for attempt in sorted(left & self._orphans_before, key=str)[:MAX_CLEARED]:
-            pending_end.report_pending_end(self._store, attempt, AttemptDirectory.of(self._state_dir, attempt).untold)
+            directory = AttemptDirectory.of(self._state_dir, attempt)
+            pending_end.report_pending_end(self._store, attempt, directory.pending_end)
             clear_orphan(self._state_dir, self._storage, attempt, SWEEP_SECONDS)
         self._orphans_before = left
 
@@ -116,11 +117,11 @@ def orphaned_attempts(state_dir: Path) -> Iterator[AttemptId]:
 def clear_orphan(state_dir: Path, storage: Path, attempt: AttemptId, seconds: float = 5.0) -> dict[int, str]:
     """Sweep what a dead supervisor has left. Its traces go, unless its end is still to be told, or something would not
     die within `seconds`: that is returned, as `sweep` does."""
-    marks = AttemptDirectory.of(state_dir, attempt)
-    survivors = sweep_attempt(marks, attempt, seconds)
+    directory = AttemptDirectory.of(state_dir, attempt)
+    survivors = sweep_attempt(directory, attempt, seconds)
     working_dir.reclaim_storage(storage, attempt)
-    if not survivors and not marks.untold.exists():
-        marks.remove()
+    if not survivors and not directory.pending_end.exists():
+        directory.remove()
     return survivors
 
 

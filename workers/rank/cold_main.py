@@ -18,7 +18,7 @@ def main() -> NoReturn:
     try:
         found = _read_handover(int(sys.argv[1]))
         packages: Any = _load_import_hook()
-        with packages.importable(packages.usable_packages(found["lent"])):
+        with packages.importable(packages.usable_packages(found["packages"])):
             sys.modules["workers.runtime.import_hook"] = packages
             from workers.rank import cold_start
 
@@ -29,8 +29,8 @@ def main() -> NoReturn:
     run()
 
 
-def _read_handover(paper: int) -> dict[str, Any]:
-    with open(paper, "rb") as file:
+def _read_handover(fd: int) -> dict[str, Any]:
+    with open(fd, "rb") as file:
         file.seek(0)
         found: dict[str, Any] = json.load(file)
         return found

@@ -1,7 +1,7 @@
 """Starts a rank in a new Python, if the job names an environment of the operator's, or sets variables that libraries
 read when they are imported. A rank that was forked warm becomes one by `exec`.
 
-    rank (forked)    waits for the word to go, as ever; writes down its seat and its script; `exec`
+    rank (forked)    waits for the start command as ever; writes down its endpoints and its script; `exec`
     workers/rank/cold_main.py    runs in the new Python, which may have none of our packages; imports this module
     `main`           goes on where the forked rank has left off
 
@@ -28,39 +28,39 @@ COLD_MAIN = Path(__file__).with_name("cold_main.py")
 
 @dataclass(frozen=True, slots=True)
 class ColdHandover:
-    """What a rank knows at the moment of `exec`, beside its environment; `lent` is
+    """What a rank knows at the moment of `exec`, beside its environment; `packages` is
     `workers.runtime.import_hook.describe_packages`'s."""
 
-    seat: RankEndpoints
+    endpoints: RankEndpoints
     script: ScriptSettings
-    lent: str
+    packages: str
 
     def encode(self) -> bytes:
         script = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self.script).items()}
-        return json.dumps({"seat": self.seat.encode(), "script": script, "lent": self.lent}).encode()
+        return json.dumps({"endpoints": self.endpoints.encode(), "script": script, "packages": self.packages}).encode()
 
     @classmethod
     def decode(cls, found: dict[str, Any]) -> "ColdHandover":
         script = found["script"]
         paths = {name: Path(script[name]) for name in ("root", "output")}
         return cls(
-            RankEndpoints.decode(found["seat"]),
+            RankEndpoints.decode(found["endpoints"]),
             ScriptSettings(**script | paths | {"args": tuple(script["args"])}),
-            found["lent"],
+            found["packages"],
         )
 
 
-def exec_python(python: Path, seat: RankEndpoints, script: ScriptSettings) -> NoReturn:
+def exec_python(python: Path, endpoints: RankEndpoints, script: ScriptSettings) -> NoReturn:
     """Go on in another Python. To be called while the process has one thread.
 
     Raises:
         OSError: there is no such program any more.
     """
-    paper = os.memfd_create("handover", 0)
-    os.write(paper, ColdHandover(seat, script, import_hook.describe_packages()).encode())
-    for fd in seat.descriptors:
+    handover_fd = os.memfd_create("handover", 0)
+    os.write(handover_fd, ColdHandover(endpoints, script, import_hook.describe_packages()).encode())
+    for fd in endpoints.descriptors:
         os.set_inheritable(fd, True)
-    os.execv(python, [str(python), str(COLD_MAIN), str(paper)])  # noqa: S606  (no shell; listed by the operator)
+    os.execv(python, [str(python), str(COLD_MAIN), str(handover_fd)])  # noqa: S606  (no shell; listed by the operator)
 
 
 # -- below here everything runs in the new Python ----------------------------------------------------
@@ -69,12 +69,12 @@ def exec_python(python: Path, seat: RankEndpoints, script: ScriptSettings) -> No
 def continue_rank(found: dict[str, Any]) -> Callable[[], NoReturn]:
     """Take over from the forked rank. What comes back runs the script to its end; nothing of ours is imported in it."""
     handover = ColdHandover.decode(found)
-    seat = handover.seat
-    for fd in seat.descriptors:
+    endpoints = handover.endpoints
+    for fd in endpoints.descriptors:
         if fd > 2:
             os.set_inheritable(fd, False)
-    opened = seat.open()
-    opened.sink.emit(RankUp(seat.rank))
+    opened = endpoints.open()
+    opened.sink.emit(RankUp(endpoints.rank))
     sys_path.know_plain_path(sys.path[1:])
     program = prepare_script(handover.script, opened.context)
-    return lambda: endings.run_program(program, opened.context, opened.sink, seat.command)
+    return lambda: endings.run_program(program, opened.context, opened.sink, endpoints.command)

@@ -34,7 +34,7 @@ class RankHandle:
     pid: int
     pidfd: int
     channel: int  # records come from here
-    command: int  # words go in here
+    command: int  # commands go in here
     start_message: int  # a file in memory that all ranks share, written once the attempt is claimed
     outputs: list[OutputPipe]
     decoder: PacketDecoder = field(default_factory=PacketDecoder)
@@ -49,16 +49,16 @@ class RankHandle:
     def is_alive(self) -> bool:
         return self.status is None
 
-    def start_program(self, orders: StartMessage) -> None:
+    def start_program(self, start_message: StartMessage) -> None:
         """Let the rank run its program. Never blocks: a pipe might, with long paths and a rank that does not read."""
-        os.pwrite(self.start_message, orders.encode(), 0)
+        os.pwrite(self.start_message, start_message.encode(), 0)
         self.send_command(commands.GO)
 
     def allow_exit(self) -> None:
         self.send_command(commands.LEAVE)
 
     def send_command(self, command: bytes) -> None:
-        """Never blocks: a rank that asks and asks and does not listen has a full pipe, and misses words."""
+        """Never blocks: a rank that reads nothing has a full pipe, and misses commands."""
         with contextlib.suppress(BrokenPipeError, BlockingIOError):  # it is dead, which its pidfd will tell
             os.write(self.command, command)
 
@@ -76,20 +76,20 @@ class RankHandle:
         return self.status is not None
 
 
-def fork_ranks(launch: AttemptConfig, rendezvous_port: int | None) -> list[RankHandle]:
+def fork_ranks(config: AttemptConfig, rendezvous_port: int | None) -> list[RankHandle]:
     """Fork all ranks. They wait, and use no device and run no user's code, until the start message.
 
     Must be called from the supervisor's main thread: the parent-death signal is bound to the thread
     that forks.
     """
-    marks = AttemptDirectory.of(launch.state_dir, launch.attempt)
+    attempt_directory = AttemptDirectory.of(config.state_dir, config.attempt)
     supervisor = os.getpid()
     # Inherited by the ranks and by all that they fork; this process closes it below.
-    lock = os.open(marks.ranks_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(attempt_directory.ranks_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    group = cgroup.create_cgroup(marks.cgroup, marks.directory.name)
-    orders = os.memfd_create("orders")
-    plumbing = [_open_pipes(launch, number) for number in range(launch.world_size)]
+    group = cgroup.create_cgroup(attempt_directory.cgroup, attempt_directory.directory.name)
+    start_message = os.memfd_create("start_message")
+    plumbing = [_open_pipes(config, number) for number in range(config.world_size)]
     ranks = []
     for number, pipes in enumerate(plumbing):
         pid = os.fork()
@@ -97,13 +97,14 @@ def fork_ranks(launch: AttemptConfig, rendezvous_port: int | None) -> list[RankH
             try:
                 if group is not None:
                     cgroup.enter_cgroup(group)
-                run_rank(launch, number, pipes, (lock, orders), supervisor, rendezvous_port)
+                run_rank(config, number, pipes, (lock, start_message), supervisor, rendezvous_port)
             except BaseException:  # noqa: BLE001  (nothing may escape into the supervisor's stack)
                 traceback.print_exc()
             finally:
                 os._exit(EXIT_BROKEN)
-        outputs = [OutputPipe(ends[0], device, stream) for (device, stream), ends in pipes.outputs.items()]
-        ranks.append(RankHandle(number, pid, os.pidfd_open(pid), pipes.channel[0], pipes.command[1], orders, outputs))
+        outputs = [OutputPipe(fd, device, stream) for (device, stream), (fd, _) in pipes.outputs.items()]
+        ends = pipes.channel[0], pipes.command[1]
+        ranks.append(RankHandle(number, pid, os.pidfd_open(pid), *ends, start_message, outputs))
     for pipes in plumbing:
         os.close(pipes.command[0])
         for _, write_end in (pipes.channel, *pipes.outputs.values()):
@@ -141,11 +142,11 @@ def await_death(ranks: list[RankHandle], seconds: float) -> None:
         deaths.poll(seconds * 1000)
 
 
-def _open_pipes(launch: AttemptConfig, number: int) -> RankPipes:
+def _open_pipes(config: AttemptConfig, number: int) -> RankPipes:
     return RankPipes(
         channel=os.pipe(),
         command=os.pipe(),
         outputs={
-            (device, stream): os.pipe() for device, _ in launch.devices_of(number) for stream in ("stdout", "stderr")
+            (device, stream): os.pipe() for device, _ in config.devices_of(number) for stream in ("stdout", "stderr")
         },
     )

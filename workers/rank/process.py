@@ -1,7 +1,7 @@
 """What runs in a rank: one training process, from the fork to `os._exit`.
 
-The supervisor forks it, it gives up everything that is not its own, waits for the word to go, runs
-the program, and leaves only when the supervisor says that all ranks are done. That last word, not a
+The supervisor forks it, it gives up everything that is not its own, waits for the start command, runs
+the program, and leaves only at the supervisor's exit command, when all ranks are done. That command, not a
 collective, is the closing barrier: with torch 2.13 the usual endings of a gloo group deadlock now
 and then (pytorch#190489).
 """
@@ -59,9 +59,9 @@ class RankPipes:
 
 
 def run_rank(
-    launch: AttemptConfig, number: int, pipes: RankPipes, shared: tuple[int, int], supervisor: int, port: int | None
+    config: AttemptConfig, number: int, pipes: RankPipes, shared: tuple[int, int], supervisor: int, port: int | None
 ) -> NoReturn:
-    """`shared` are the descriptors that all ranks have: the lock, which stays open, and the orders."""
+    """`shared` are the descriptors that all ranks have: the lock, which stays open, and the start message."""
     _die_with_supervisor(supervisor)
     os.setpgid(0, 0)  # a program that signals its own group does not mean the supervisor
     name_process(f"sy-rank-{number}")
@@ -69,36 +69,36 @@ def run_rank(
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(name, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as in any Python program
-    command, channel, streams = _keep_own_descriptors(launch, number, pipes, shared)
-    if launch.account is not None:
-        run_as.confine_rank(launch.account, launch.processes, [fd for pair in streams for fd in pair])
+    command, channel, streams = _keep_own_descriptors(config, number, pipes, shared)
+    if config.account is not None:
+        run_as.confine_rank(config.account, config.processes, [fd for pair in streams for fd in pair])
         _die_with_supervisor(supervisor)  # a change of account forgets it
     os.umask(DEFAULT_UMASK)
-    _set_variables(launch, number, port)
+    _set_variables(config, number, port)
     _drop_privileges()
 
-    seat = RankEndpoints(
+    endpoints = RankEndpoints(
         rank=number,
-        world_size=launch.world_size,
-        devices=tuple(RankDevice(index, device.kind, device.id) for index, device in launch.devices_of(number)),
-        lease_size=len(launch.devices),
-        threads=launch.threads,
+        world_size=config.world_size,
+        devices=tuple(RankDevice(index, device.kind, device.id) for index, device in config.devices_of(number)),
+        lease_size=len(config.devices),
+        threads=config.threads,
         channel=channel,
         command=command,
         streams=tuple(streams),
     )
-    if launch.python is not None:
-        orders = _await_start(command, shared[1])
-        _add_variables(launch, orders)
-        cold_start.exec_python(launch.python, seat, _script_settings(launch.spec, orders))
+    if config.python is not None:
+        message = _await_start(command, shared[1])
+        _add_variables(config, message)
+        cold_start.exec_python(config.python, endpoints, _script_settings(config.spec, message))
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    opened = seat.open(stopping.is_set, launch.data_root)
-    parts = _prebuild_parts(launch.spec, opened.context)
-    orders = _await_start(command, shared[1])
-    _add_variables(launch, orders)
-    context = replace(opened.context, checkpoints=seat.checkpoint_access(orders.drafts, orders.resume))
-    endings.run_program(_prepare_program(launch.spec, orders, context, parts), context, opened.sink, command)
+    opened = endpoints.open(stopping.is_set, config.data_root)
+    parts = _prebuild_parts(config.spec, opened.context)
+    message = _await_start(command, shared[1])
+    _add_variables(config, message)
+    context = replace(opened.context, checkpoints=endpoints.checkpoint_access(message.drafts, message.resume))
+    endings.run_program(_prepare_program(config.spec, message, context, parts), context, opened.sink, command)
 
 
 def _prebuild_parts(spec: JobSpec, context: RankContext) -> "RecipeParts | None":
@@ -110,21 +110,21 @@ def _prebuild_parts(spec: JobSpec, context: RankContext) -> "RecipeParts | None"
         return None
     try:
         return entry.build_parts(spec, context)
-    except Exception:  # noqa: BLE001  (it fails again after the go, where it is told)
+    except Exception:  # noqa: BLE001  (it fails again after the start command, and is reported then)
         return None
 
 
-def _script_settings(spec: JobSpec, orders: StartMessage) -> ScriptSettings:
-    program, place = spec.program, orders.place
+def _script_settings(spec: JobSpec, message: StartMessage) -> ScriptSettings:
+    program, directory = spec.program, message.working_directory
     assert isinstance(program, ScriptProgram)
-    assert place is not None
+    assert directory is not None
     strategy = spec.parallelism.strategy
-    start = place.root / program.workdir
-    return ScriptSettings(program.entrypoint, program.args, start, place.output, strategy, program.rehearse)
+    start = directory.root / program.workdir
+    return ScriptSettings(program.entrypoint, program.args, start, directory.output, strategy, program.rehearse)
 
 
 def _prepare_program(
-    spec: JobSpec, orders: StartMessage, context: RankContext, parts: "RecipeParts | None"
+    spec: JobSpec, message: StartMessage, context: RankContext, parts: "RecipeParts | None"
 ) -> endings.RankProgram:
     """What the rank is to run, with all that it needs imported."""
     import torch
@@ -135,9 +135,9 @@ def _prepare_program(
 
     if isinstance(spec.program, ScriptProgram):
         torch.set_num_threads(context.threads)
-        return script.prepare_script(_script_settings(spec, orders), context)
-    if orders.place is not None:
-        sys_path.set_path(orders.place.root)
+        return script.prepare_script(_script_settings(spec, message), context)
+    if message.working_directory is not None:
+        sys_path.set_path(message.working_directory.root)
     return endings.RankProgram(lambda: entry.run_recipe(spec, context, parts), strict=True)
 
 
@@ -160,7 +160,7 @@ def _die_with_supervisor(supervisor: int) -> None:
 
 
 def _keep_own_descriptors(
-    launch: AttemptConfig, number: int, pipes: RankPipes, shared: tuple[int, int]
+    config: AttemptConfig, number: int, pipes: RankPipes, shared: tuple[int, int]
 ) -> tuple[int, int, list[tuple[int, int]]]:
     """Keep this rank's ends and the lock, close every other descriptor, and put the first device's
     pipes on 1 and 2, where C code and child processes write.
@@ -176,7 +176,7 @@ def _keep_own_descriptors(
             with contextlib.suppress(OSError):
                 os.close(fd)
     pairs = []
-    for index, (device, _) in enumerate(launch.devices_of(number)):
+    for index, (device, _) in enumerate(config.devices_of(number)):
         out, err = (pipes.outputs[device, stream][1] for stream in _STREAMS)
         if index == 0:
             os.dup2(out, 1)
@@ -196,55 +196,56 @@ def _move_up(fd: int) -> int:
     return moved
 
 
-def _await_start(command: int, orders: int) -> StartMessage:
-    """Block until the supervisor says go. End of file means that it never will."""
+def _await_start(command: int, message_fd: int) -> StartMessage:
+    """Block until the supervisor's start command. End of file: it has died."""
     if not os.read(command, 1):
         os._exit(EXIT_ORPHANED)
-    body = os.pread(orders, os.fstat(orders).st_size, 0)
-    os.close(orders)
+    body = os.pread(message_fd, os.fstat(message_fd).st_size, 0)
+    os.close(message_fd)
     return StartMessage.decode(body)
 
 
-def _set_variables(launch: AttemptConfig, number: int, port: int | None) -> None:
+def _set_variables(config: AttemptConfig, number: int, port: int | None) -> None:
     kept = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     os.environ.clear()
     os.environ.update(kept)
-    os.environ.update(rank_variables(launch, number, port))
+    os.environ.update(rank_variables(config, number, port))
 
 
-def _add_variables(launch: AttemptConfig, orders: StartMessage) -> None:
-    if orders.place is not None:
+def _add_variables(config: AttemptConfig, message: StartMessage) -> None:
+    directory = message.working_directory
+    if directory is not None:
         os.environ.update(
-            TMPDIR=str(orders.place.temporary),
-            SHARDYARD_OUTPUT_DIR=str(orders.place.output),
-            SHARDYARD_PROBE_SOCKET=str(orders.place.socket),
+            TMPDIR=str(directory.temporary),
+            SHARDYARD_OUTPUT_DIR=str(directory.output),
+            SHARDYARD_PROBE_SOCKET=str(directory.socket),
         )
-        if orders.place.resume is not None:
-            os.environ["SHARDYARD_RESUME_DIR"] = str(orders.place.resume)
-    if launch.account is not None:
-        home = str(orders.place.temporary) if orders.place is not None else "/nonexistent"
-        os.environ.update(HOME=home, USER=launch.account.name, LOGNAME=launch.account.name)
-    if isinstance(launch.spec.program, ScriptProgram):
-        os.environ.update(launch.spec.program.env)
+        if directory.resume is not None:
+            os.environ["SHARDYARD_RESUME_DIR"] = str(directory.resume)
+    if config.account is not None:
+        home = str(directory.temporary) if directory is not None else "/nonexistent"
+        os.environ.update(HOME=home, USER=config.account.name, LOGNAME=config.account.name)
+    if isinstance(config.spec.program, ScriptProgram):
+        os.environ.update(config.spec.program.env)
 
 
-def rank_variables(launch: AttemptConfig, number: int, port: int | None) -> Mapping[str, str]:
+def rank_variables(config: AttemptConfig, number: int, port: int | None) -> Mapping[str, str]:
     """The variables of a rank: torchrun's whole set under ddp and fsdp, none of them otherwise, since
     a program that starts its own ranks would wait for a master that is not there."""
-    mark, value = attempt_variable(launch.attempt)
-    gpus = ",".join(device.id for device in launch.devices if device.kind == "cuda")
+    mark, value = attempt_variable(config.attempt)
+    gpus = ",".join(device.id for device in config.devices if device.kind == "cuda")
     variables = {
         mark: value,
         "CUDA_VISIBLE_DEVICES": gpus,
-        "OMP_NUM_THREADS": str(launch.threads),
+        "OMP_NUM_THREADS": str(config.threads),
         "PYTHONUNBUFFERED": "1",
     }
-    if not launch.is_distributed:
+    if not config.is_distributed:
         return variables
     assert port is not None
-    world = str(launch.world_size)
+    world = str(config.world_size)
     return variables | {
-        "MASTER_ADDR": launch.address,
+        "MASTER_ADDR": config.address,
         "MASTER_PORT": str(port),
         "WORLD_SIZE": world,
         "RANK": str(number),
@@ -255,9 +256,9 @@ def rank_variables(launch: AttemptConfig, number: int, port: int | None) -> Mapp
         "ROLE_NAME": "default",
         "ROLE_RANK": str(number),
         "ROLE_WORLD_SIZE": world,
-        "TORCHELASTIC_RESTART_COUNT": str(launch.attempt.number - 1),
+        "TORCHELASTIC_RESTART_COUNT": str(config.attempt.number - 1),
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": launch.attempt.job,
+        "TORCHELASTIC_RUN_ID": config.attempt.job,
         # The supervisor serves the store; without this rank 0 would try to bind its port and fail.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",

@@ -46,13 +46,13 @@ def describe_packages() -> str:
     """Where packages that ours need can be found by a Python like this one: text for `usable_packages`."""
     import msgspec
 
-    place = os.path.dirname(os.path.dirname(os.path.abspath(msgspec.__file__)))
-    return json.dumps({"python": _python_tag(), "packages": {"msgspec": place}})
+    directory = os.path.dirname(os.path.dirname(os.path.abspath(msgspec.__file__)))
+    return json.dumps({"python": _python_tag(), "packages": {"msgspec": directory}})
 
 
-def usable_packages(lent: str) -> dict[str, str]:
-    """The packages that `lend` names, each with its directory, if they can work in this Python."""
-    offer = json.loads(lent)
+def usable_packages(described: str) -> dict[str, str]:
+    """The packages that `describe_packages` names, each with its directory, if they can work in this Python."""
+    offer = json.loads(described)
     return dict(offer["packages"]) if offer["python"] == _python_tag() else {}
 
 

@@ -1,4 +1,4 @@
-"""The configuration that a supervisor gets at its start: everything except the credentials, which come by a pipe."""
+"""An attempt's configuration, its directory, and the message that starts its ranks. Credentials come by a pipe."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from jobs.support import fs
 
 @dataclass(frozen=True, slots=True)
 class RankAccount:
-    """Whom the ranks of an attempt run as. `groups` are those without which devices cannot be opened."""
+    """The account of an attempt's ranks. `groups` are those without which devices cannot be opened."""
 
     uid: int
     gid: int
@@ -41,7 +41,7 @@ class AttemptConfig:
     checkpoint_seconds: float = 30.0  # that ranks have to save before they are stopped
     data_root: Path | None = None  # jobs may read files below it
     python: Path | None = None  # ranks start cold, in this Python
-    account: RankAccount | None = None  # whom the ranks run as; None: as the worker
+    account: RankAccount | None = None  # of the ranks; None: the worker's own
     processes: int = 4096  # that the account may have
 
     @property
@@ -99,8 +99,8 @@ class AttemptDirectory:
         return self.directory / "supervisor.log"
 
     @property
-    def untold(self) -> Path:
-        """How the attempt ended, where its supervisor could not tell."""
+    def pending_end(self) -> Path:
+        """How the attempt ended, where its supervisor could not report it."""
         return self.directory / "untold.json"
 
     @property
@@ -157,21 +157,21 @@ class WorkingDirectory:
 class StartMessage:
     """The message that starts a rank."""
 
-    place: WorkingDirectory | None  # where the job brings code of its own
+    working_directory: WorkingDirectory | None  # where the job brings code of its own
     drafts: Path | None = None  # where it saves its part of checkpoints, if the job asks for them
     resume: Path | None = None  # a checkpoint to begin with
 
     def encode(self) -> bytes:
-        place = self.place.encode() if self.place is not None else None
+        directory = self.working_directory.encode() if self.working_directory is not None else None
         paths = {name: str(path) for name, path in (("drafts", self.drafts), ("resume", self.resume)) if path}
-        return json.dumps({"place": place, "paths": paths}).encode()
+        return json.dumps({"working_directory": directory, "paths": paths}).encode()
 
     @classmethod
     def decode(cls, body: bytes) -> "StartMessage":
         found = json.loads(body)
-        place = WorkingDirectory.decode(found["place"]) if found["place"] is not None else None
+        directory = found["working_directory"]
         paths = {name: Path(path) for name, path in found["paths"].items()}
-        return cls(place, **paths)
+        return cls(WorkingDirectory.decode(directory) if directory is not None else None, **paths)
 
 
 def attempt_variable(attempt: AttemptId) -> tuple[str, str]:

@@ -89,24 +89,24 @@ def _find_faults(
     environments: Mapping[str, Path],
     devices: Sequence[DeviceRecord],
 ) -> list[str]:
-    node, kept = Path(os.path.realpath(node)), Path(os.path.realpath(settings.storage.expanduser()))
+    node, storage = Path(os.path.realpath(node)), Path(os.path.realpath(settings.storage.expanduser()))
     attempts = node / "attempts"
-    for directory in (attempts, kept):
+    for directory in (attempts, storage):
         directory.mkdir(parents=True, exist_ok=True)
     shared = Path(tempfile.gettempdir())
-    with _trial_directory(attempts) as near, _trial_directory(kept) as far, _trial_directory(shared) as temporary:
+    with _trial_directory(attempts) as near, _trial_directory(storage) as far, _trial_directory(shared) as temporary:
         work, output = near / "work", layout.artifacts_dir(far)
         work.mkdir()
         output.mkdir()
         run_as.make_passable(node.parent, near)
-        run_as.make_passable(kept, far)
+        run_as.make_passable(storage, far)
         own = (work, output, temporary)
         for directory in own:
             run_as.give_tree(directory, account)
         wrong = [*_barred_directories(account, (*own, Path(sys.executable), CHECK_CHILD, *environments.values()))]
         if not wrong:
             gpus = run_as.gpu_files() if any(device.kind == "cuda" for device in devices) else []
-            closed = [*_private_paths(settings, node, kept)]
+            closed = [*_private_paths(settings, node, storage)]
             wrong = _run_trial(account, _build_trial(account, settings, own, closed, gpus, environments), cwd=work)
         if not run_as.take_back(far, output):
             wrong.append("the worker cannot take back its files (CHOWN, DAC_OVERRIDE, FOWNER)")
@@ -170,14 +170,14 @@ def _may_pass(account: RankAccount, directory: os.stat_result) -> bool:
     return bool(directory.st_mode & 0o001)
 
 
-def _private_paths(settings: Settings, node: Path, kept: Path) -> Iterator[Path]:
+def _private_paths(settings: Settings, node: Path, storage: Path) -> Iterator[Path]:
     """What the service keeps for itself, as far as it is there: of the storage, all but what a job has written."""
     state, token = node.parent, settings.admin_token_file
     yield from (state, state / "admin-token", node, node / "worker.lock", node / "home", node / "attempts")
     if token is not None:
         yield token.expanduser()
-    yield kept
-    for entry in _list_directory(kept):
+    yield storage
+    for entry in _list_directory(storage):
         yield entry
         for tenant in _list_directory(entry):
             yield from (tenant, *_list_directory(tenant))

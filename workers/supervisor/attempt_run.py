@@ -128,7 +128,7 @@ class AttemptRun:
         while (
             (why := publisher.write_final_report())
             and monotonic() < deadline
-            and self._lease.order is SupervisorCommand.GO
+            and self._lease.command is SupervisorCommand.GO
         ):
             threading.Event().wait(DISK_RETRY_SECONDS)
         publisher.seal()
@@ -174,14 +174,14 @@ def _open_checkpoints(
     settings = checkpoint_settings(config.spec)
     if settings is None:
         return None
-    place = directories.directories_of(config)
-    directories.prepare_directories(config, place)
-    found = resume.choose_checkpoint(place, lease, publisher)
+    locations = directories.directories_of(config)
+    directories.prepare_directories(config, locations)
+    found = resume.choose_checkpoint(locations, lease, publisher)
     if found is not None:
         publisher.resume_from(found)
-    writer = CheckpointWriter(config, place, settings.keep, lease, publisher.dump_state, found)
-    readable = directories.make_readable(config, place, found) if found is not None else None
-    return AttemptCheckpoints(settings, place, writer, found, readable)
+    writer = CheckpointWriter(config, locations, settings.keep, lease, publisher.dump_state, found)
+    readable = directories.make_readable(config, locations, found) if found is not None else None
+    return AttemptCheckpoints(settings, locations, writer, found, readable)
 
 
 def _publish_weights(checkpoints: AttemptCheckpoints) -> None:

@@ -251,8 +251,8 @@ def open_listener(path: Path) -> socket.socket:
     return listener
 
 
-def _send_byte(connection: socket.socket, word: bytes) -> None:
+def _send_byte(connection: socket.socket, byte: bytes) -> None:
     try:
-        connection.send(word, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        connection.send(byte, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     except OSError:
         return  # it has ended, or does not read

@@ -1,12 +1,12 @@
-"""Renews the attempt's lease and delivers stop and cancel orders: the supervisor's connection to the control Redis.
+"""Renews the attempt's lease and delivers stop and cancel commands: the supervisor's connection to the control Redis.
 
-One thread renews the lease and polls for orders, so that a slow or absent Redis never holds up the loop that reads the
-ranks. A Redis that is away raises nothing here: the thread tries again, and `seconds_since_renewal` says how old the
-last renewal is.
+One thread renews the lease and polls for commands, so that a slow or absent Redis never holds up the loop that reads
+the ranks. A Redis that is away raises nothing here: the thread tries again, and `seconds_since_renewal` says how old
+the last renewal is.
 
 It polls every `POLL_SECONDS`. When the attempt is older than `SUBSCRIBE_AFTER_SECONDS`, a second thread subscribes to
-the channel on which new orders are announced. While it is subscribed, each renewal brings the orders along, and nothing
-else is asked: polls for thousands of idle attempts would take a core of Redis otherwise.
+the channel on which new commands are announced. While it is subscribed, each renewal brings the commands along, and no
+other poll is sent: polls for thousands of idle attempts would take a core of Redis otherwise.
 """
 
 import queue
@@ -34,7 +34,7 @@ T = TypeVar("T")
 Milestone = Literal["running", "first_step"]
 _Request = Milestone | Literal["poll"] | None  # None ends the thread
 
-#: A request: there may be new orders.
+#: A request: there may be new commands.
 _POLL: Literal["poll"] = "poll"
 
 POLL_SECONDS = 0.3
@@ -51,19 +51,19 @@ RETRY_SECONDS = (0.5, 4.0)
 
 
 class LeaseHolder:
-    """Holds the lease of one attempt from `claim` to `finish`. `beat_seconds` is the time between two renewals."""
+    """Holds the lease of one attempt from `claim` to `finish`. `heartbeat_seconds` is the time between two renewals."""
 
-    def __init__(self, control: RedisStore, attempt: store.AttemptId, node: str, beat_seconds: float) -> None:
+    def __init__(self, control: RedisStore, attempt: store.AttemptId, node: str, heartbeat_seconds: float) -> None:
         self._store = control
         self._attempt = attempt
         self._node = node
-        self._beat_seconds = beat_seconds
+        self._heartbeat_seconds = heartbeat_seconds
         self._claimant = uuid.uuid4().hex
-        self._order = SupervisorCommand.GO
+        self._command = SupervisorCommand.GO
         self._renewed_at = monotonic()
         self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._renewal_thread = threading.Thread(target=self._run_renewals, name="lease", daemon=True)
-        self._pubsub_thread = threading.Thread(target=self._listen_for_orders, name="orders", daemon=True)
+        self._pubsub_thread = threading.Thread(target=self._listen_for_commands, name="commands", daemon=True)
         self._is_subscribed = False
         self._closed = threading.Event()
 
@@ -80,9 +80,9 @@ class LeaseHolder:
         return claim
 
     @property
-    def order(self) -> SupervisorCommand:
-        """The newest order. `LOST` is final: another attempt may be running by now."""
-        return self._order
+    def command(self) -> SupervisorCommand:
+        """The newest command. `LOST` is final: another attempt may be running by now."""
+        return self._command
 
     @property
     def seconds_since_renewal(self) -> float:
@@ -110,13 +110,13 @@ class LeaseHolder:
         backoff: float,
         quarantine: dict[int, str] | None = None,
         *,
-        keep: Path,
+        pending_file: Path,
     ) -> bool:
         """Write the end of the attempt, after all milestones, and give the devices back as `release_devices` does. The
         lease is renewed until then. False: it was lost before, and nothing is written.
 
         Raises:
-            Unavailable: Redis did not answer for `FINISH_SECONDS`. The end is saved in `keep`, for
+            Unavailable: Redis did not answer for `FINISH_SECONDS`. The end is saved in `pending_file`, for
             `workers.supervisor.pending_end:report_pending_end`.
         """
         end = store.finish(
@@ -134,9 +134,9 @@ class LeaseHolder:
         try:
             return self._send_after_requests(end, SAVE_END_AFTER_SECONDS)
         except Unavailable:
-            self._save_pending_end(keep, PendingEnd(self._claimant, reason, message, error, result, backoff))
+            self._save_pending_end(pending_file, PendingEnd(self._claimant, reason, message, error, result, backoff))
         written = self._send_after_requests(end, FINISH_SECONDS)
-        keep.unlink(missing_ok=True)
+        pending_file.unlink(missing_ok=True)
         return written
 
     def _send_after_requests(self, end: store.Call[bool], seconds: float) -> bool:
@@ -177,14 +177,14 @@ class LeaseHolder:
         """Delays between tries, which grow: thousands of supervisors may be trying."""
         delay, longest = RETRY_SECONDS
         while True:
-            yield min(delay, self._beat_seconds)
+            yield min(delay, self._heartbeat_seconds)
             delay = min(2 * delay, longest)
 
     def _run_renewals(self) -> None:
         began = monotonic()
         delays = self._retry_delays()
         waiting: deque[_Request] = deque()
-        while self._order is not SupervisorCommand.LOST:
+        while self._command is not SupervisorCommand.LOST:
             if self._pubsub_thread.ident is None and monotonic() - began > SUBSCRIBE_AFTER_SECONDS:
                 self._pubsub_thread.start()
             if not waiting:
@@ -214,19 +214,19 @@ class LeaseHolder:
 
     def _poll_timeout(self) -> float:
         """How long to wait for a request before the next poll."""
-        until_renewal = max(0.0, self._beat_seconds - self.seconds_since_renewal)
+        until_renewal = max(0.0, self._heartbeat_seconds - self.seconds_since_renewal)
         return until_renewal if self._is_subscribed else min(until_renewal, POLL_SECONDS)
 
     def _poll_or_renew(self) -> None:
-        if self.seconds_since_renewal < self._beat_seconds:
-            self._order = self._store.run(store.read_command(self._attempt, self._claimant))
+        if self.seconds_since_renewal < self._heartbeat_seconds:
+            self._command = self._store.run(store.read_command(self._attempt, self._claimant))
             return
         before = monotonic()  # a renewal counts from when it was sent, not from its reply
-        self._order = self._store.run(store.renew_lease(self._attempt, self._claimant))
+        self._command = self._store.run(store.renew_lease(self._attempt, self._claimant))
         self._renewed_at = before
 
-    def _listen_for_orders(self) -> None:
-        """Have the first thread poll at once when new orders are announced, and each time that this thread has
+    def _listen_for_commands(self) -> None:
+        """Have the first thread poll at once when new commands are announced, and each time that this thread has
         subscribed: what was announced before is lost."""
         pubsub = self._store.client.pubsub()  # type: ignore[no-untyped-call]
         delays = self._retry_delays()
@@ -246,4 +246,4 @@ class LeaseHolder:
 
     def _on_reply(self, is_held: bool) -> None:
         if not is_held:
-            self._order = SupervisorCommand.LOST
+            self._command = SupervisorCommand.LOST

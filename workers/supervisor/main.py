@@ -145,7 +145,7 @@ def outcome_of_failed_start(error: Exception) -> AttemptOutcome:
     if isinstance(error, BundleUnusable):
         return AttemptOutcome(StateReason.REJECTED_BY_WORKER, str(error))
     if isinstance(error, StartInterrupted):
-        return _INTERRUPTED[error.order]
+        return _INTERRUPTED[error.command]
     log.error("start_failed", exc_info=error)
     return AttemptOutcome(StateReason.START_FAILED, f"the supervisor cannot start its ranks: {error}")
 
@@ -175,7 +175,7 @@ def write_end(
     """Write how the attempt ended, and give the devices back: all its processes but `survivors` are proven dead."""
     quarantine = devices_to_quarantine(config, survivors)
     end = outcome.reason, outcome.message, outcome.error, outcome.result
-    if lease.finish(*end, backoff_seconds(), quarantine, keep=directory.untold):
+    if lease.finish(*end, backoff_seconds(), quarantine, pending_file=directory.pending_end):
         log.info("attempt_over", reason=outcome.reason, message=outcome.message)
     else:
         log.warning("lease_lost", ending=outcome.reason, message=outcome.message)

@@ -28,14 +28,14 @@ class SupervisorCredentials:
     telemetry_url: str
 
 
-def become_leader(keep: int) -> None:
-    """Do what needs no attempt: start a session, adopt orphans, close all descriptors but `keep` and 0 to 2."""
+def become_leader(kept_fd: int) -> None:
+    """Do what needs no attempt: start a session, adopt orphans, close all descriptors but `kept_fd` and 0 to 2."""
     os.setsid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # its orders come through Redis; a stray Ctrl-C ends nothing
+        signal.signal(number, signal.SIG_IGN)  # its commands come through Redis; a stray Ctrl-C ends nothing
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    _close_all_but(keep)
+    _close_all_but(kept_fd)
     configure_logging("INFO", libraries="WARNING")  # which is what ranks begin with
 
 
@@ -74,8 +74,8 @@ def read_credentials(pipe: Connection) -> SupervisorCredentials:
     return credentials
 
 
-def _close_all_but(keep: int) -> None:
+def _close_all_but(kept_fd: int) -> None:
     for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
-        if fd > 2 and fd != keep:
+        if fd > 2 and fd != kept_fd:
             with contextlib.suppress(OSError):
                 os.close(fd)

@@ -294,7 +294,7 @@ class RankMonitor:
     def _on_tick(self, now: float) -> None:
         self._check_checkpoints(now)
         silence = self._lease.seconds_since_renewal
-        if self._lease.order is SupervisorCommand.LOST:
+        if self._lease.command is SupervisorCommand.LOST:
             self._stop.kill_ranks(now, LEASE_LOST)
         elif silence > FENCE * self._config.lease_seconds:
             self._stop.kill_ranks(now, AttemptOutcome(StateReason.LEASE_EXPIRED, f"no heartbeat for {silence:.0f} s"))
@@ -312,10 +312,10 @@ class RankMonitor:
         self._checkpoints.report_to(self._publisher)
 
     def _check_work(self, now: float) -> None:
-        order = self._lease.order
-        if order is SupervisorCommand.CANCEL:
+        command = self._lease.command
+        if command is SupervisorCommand.CANCEL:
             self._stop.terminate_ranks(AttemptOutcome(StateReason.CANCELLED_BY_USER, "cancelled while running"), now)
-        elif order is SupervisorCommand.STOP or self._stop.is_saving:
+        elif command is SupervisorCommand.STOP or self._stop.is_saving:
             outcome = AttemptOutcome(StateReason.SERVICE_STOPPED, "the service was stopped")
             self._stop.save_and_stop(outcome, now, has_stepped=self._activity.has_stepped)
         elif self._end.is_overdue(now):

@@ -317,18 +317,18 @@ def _with_first_buckets(buckets: Buckets) -> Iterator[None]:
     """A DistributedDataParallel that is created in this context has these buckets, reversed by itself, from its first
     step on."""
     private: Any = dist
-    usual: Any = getattr(private, "_compute_bucket_assignment_by_size", None)
+    original: Any = getattr(private, "_compute_bucket_assignment_by_size", None)
 
     def assign(parameters: list[torch.Tensor], limits: list[int], *others: Any) -> Any:
         if sorted(number for bucket in buckets for number in bucket) != list(range(len(parameters))):
-            return usual(parameters, limits, *others)  # of another model, as reading its weights will show
+            return original(parameters, limits, *others)  # of another model, as reading its weights will show
         return buckets[::-1], [limits[-1]] * len(buckets)
 
     private._compute_bucket_assignment_by_size = assign
     try:
         yield
     finally:
-        private._compute_bucket_assignment_by_size = usual
+        private._compute_bucket_assignment_by_size = original
 
 
 def _shard_parts(model: nn.Module, mesh: DeviceMesh) -> list[FSDPModule]:

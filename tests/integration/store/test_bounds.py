@@ -54,7 +54,7 @@ def is_cancelled_while_it_runs(world: World) -> str:
 def saves_and_is_lost(world: World) -> str:
     attempt = world.running()
     world.run(store.commit_checkpoint(attempt, "c", step=10, epoch=0, sha256="0" * 64))
-    world.reap(attempt, beat=None, reason=StateReason.SUPERVISOR_LOST)
+    world.reap(attempt, heartbeat=None, reason=StateReason.SUPERVISOR_LOST)
     world.release(attempt)
     world.run(store.cancel(TENANT, attempt.job))
     return attempt.job

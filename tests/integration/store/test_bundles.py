@@ -11,8 +11,8 @@ pytestmark = pytest.mark.integration
 
 
 def collected(world: World, rested: float = 0) -> list[StoredBundle]:
-    gone = world.run(store.collect_bundles(rested))
-    return list(gone)
+    missing_nonce = world.run(store.collect_bundles(rested))
+    return list(missing_nonce)
 
 
 def end(world: World, job: str) -> None:
@@ -39,8 +39,8 @@ def test_a_record_whose_file_is_gone_takes_the_next_upload_and_keeps_its_jobs(wo
     world.node()
     world.put_bundle(1, nonce="lost")
     world.submit(program=script(1))
-    assert world.put_bundle(1, nonce="new", gone="lost").created
-    assert not world.put_bundle(1, nonce="late", gone="lost").created
+    assert world.put_bundle(1, nonce="new", missing_nonce="lost").created
+    assert not world.put_bundle(1, nonce="late", missing_nonce="lost").created
     record = world.run(store.read_bundle(TENANT, bundle_id(1)))
     assert record is not None
     assert (record.nonce, record.jobs) == ("new", 1)

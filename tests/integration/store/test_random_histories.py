@@ -128,9 +128,9 @@ class History(RuleBasedStateMachine):
     @precondition(lambda self: self.stale_beats)
     @rule(data=st.data())
     def reap_what_stood_still(self, data: st.DataObject) -> None:
-        attempt, beat = data.draw(st.sampled_from(self.stale_beats))
-        still = self.world.run(store.read_heartbeats()).leases.get(attempt) == beat
-        assert self.world.reap(attempt, beat=beat) == still
+        attempt, heartbeat = data.draw(st.sampled_from(self.stale_beats))
+        still = self.world.run(store.read_heartbeats()).leases.get(attempt) == heartbeat
+        assert self.world.reap(attempt, heartbeat=heartbeat) == still
 
     # -- supervisors -------------------------------------------------------------------------------
 
@@ -177,9 +177,9 @@ class History(RuleBasedStateMachine):
     @rule(node=st.sampled_from(NODES), spoil=st.booleans())
     def sweep(self, node: str, spoil: bool) -> None:
         """What the node's agent does after every beat; rarely a device's processes will not die."""
-        beat = self.world.run(store.renew_node(node, "i1"))
-        assert beat.standing is NodeStanding.OK
-        for attempt, state in beat.holding.items():
+        heartbeat = self.world.run(store.renew_node(node, "i1"))
+        assert heartbeat.standing is NodeStanding.OK
+        for attempt, state in heartbeat.holding.items():
             changed = self.world.release(attempt, {0: "undead", 1: "undead"} if spoil else None, node=node)
             assert (changed == -1) == (state in LIVE)
 

@@ -253,7 +253,7 @@ def test_another_end_after_the_end_is_refused(world: World) -> None:
     assert world.finish(attempt)
     before = world.job(attempt.job)
     assert not world.finish(attempt, StateReason.RANK_FAILED)
-    assert not world.reap(attempt, beat=None)
+    assert not world.reap(attempt, heartbeat=None)
     assert not world.mark(attempt)
     assert world.run(store.renew_lease(attempt, "c")) is SupervisorCommand.LOST
     assert world.run(store.read_command(attempt, "c")) is SupervisorCommand.LOST
@@ -383,7 +383,7 @@ def test_a_lease_that_expires_under_a_cancel_ends_cancelled(world: World) -> Non
     world.node()
     attempt = world.running(retries=5)
     world.run(store.cancel(TENANT, attempt.job))
-    assert world.reap(attempt, beat=1)
+    assert world.reap(attempt, heartbeat=1)
     assert world.state(attempt.job) is JobState.CANCELLED
 
 
@@ -494,7 +494,7 @@ def test_every_attempt_keeps_its_reason_its_message_and_its_error(world: World) 
     world.release(attempt)
     world.dispatch()
     attempt = world.claim(attempt.job)
-    assert world.reap(attempt, beat=None, reason=StateReason.SUPERVISOR_LOST)
+    assert world.reap(attempt, heartbeat=None, reason=StateReason.SUPERVISOR_LOST)
     world.release(attempt)
     world.redis.zadd("sy:backoff", {attempt.job_ref: 0})
     world.dispatch()
@@ -544,11 +544,11 @@ def test_a_clock_that_is_set_back_does_not_keep_a_job_in_backoff(world: World) -
 def test_only_a_beat_that_stands_still_is_reaped(world: World) -> None:
     world.node()
     attempt = world.running(retries=0)
-    beat = world.run(store.read_heartbeats()).leases[attempt]
+    heartbeat = world.run(store.read_heartbeats()).leases[attempt]
     assert world.run(store.renew_lease(attempt, "c")) is not SupervisorCommand.LOST
-    assert not world.reap(attempt, beat=beat)
+    assert not world.reap(attempt, heartbeat=heartbeat)
     assert world.state(attempt.job) is JobState.RUNNING
-    assert [world.reap(attempt, beat=beat + 1), world.reap(attempt, beat=beat + 1)] == [True, False]
+    assert [world.reap(attempt, heartbeat=heartbeat + 1), world.reap(attempt, heartbeat=heartbeat + 1)] == [True, False]
     assert (world.state(attempt.job), world.job(attempt.job).reason) == (JobState.QUEUED, StateReason.BACKING_OFF)
     assert world.run(store.renew_lease(attempt, "c")) is SupervisorCommand.LOST
     assert not world.finish(attempt)
@@ -558,7 +558,7 @@ def test_devices_of_a_reaped_attempt_stay_held_until_its_death_is_proven(world: 
     world.node(devices=1)
     attempt = world.running()
     assert world.release(attempt) == -1
-    assert world.reap(attempt, beat=1)
+    assert world.reap(attempt, heartbeat=1)
     assert world.dispatch() == []
     assert world.run(store.renew_node("n1", "i1")).holding == {attempt: AttemptState.ENDED}
     assert world.release(attempt) == 1
@@ -570,7 +570,7 @@ def test_a_claim_that_comes_first_saves_an_attempt_from_the_reaper(world: World)
     job = world.submit()
     world.dispatch()
     attempt = world.claim(job)
-    assert not world.reap(attempt, beat=0)
+    assert not world.reap(attempt, heartbeat=0)
     assert world.state(job) is JobState.STARTING
 
 
@@ -579,7 +579,7 @@ def test_an_unclaimed_attempt_that_is_reaped_gives_its_devices_back_at_once(worl
     job = world.submit()
     world.dispatch()
     attempt = world.attempt(job)
-    assert world.reap(attempt, beat=0)
+    assert world.reap(attempt, heartbeat=0)
     assert world.dispatch() == [job]
     assert "ended" in world.run(store.claim(attempt, "late", "n1")).refused
     assert world.attempt(job).number == 2
@@ -588,7 +588,7 @@ def test_an_unclaimed_attempt_that_is_reaped_gives_its_devices_back_at_once(worl
 def test_the_end_of_an_older_attempt_does_not_touch_the_newer_one(world: World) -> None:
     world.node()
     old = world.running()
-    assert world.reap(old, beat=None, reason=StateReason.SUPERVISOR_LOST)
+    assert world.reap(old, heartbeat=None, reason=StateReason.SUPERVISOR_LOST)
     assert world.dispatch() == [old.job]
     new = world.claim(old.job, "c2")
     assert not world.finish(old)
@@ -689,7 +689,7 @@ def test_a_node_is_forgotten_only_when_it_is_down_and_its_leases_have_ended(worl
     world.run(store.take_down_node("n1", None))
     with pytest.raises(NodeInUse, match="lease"):
         world.run(store.forget_node("n1"))
-    world.run(store.reap(attempt, StateReason.LEASE_EXPIRED, "gone", beat=None, backoff_seconds=0))
+    world.run(store.reap(attempt, StateReason.LEASE_EXPIRED, "gone", heartbeat=None, backoff_seconds=0))
 
     world.run(store.forget_node("n1"))
 
@@ -730,7 +730,7 @@ def test_an_attempt_that_no_supervisor_takes_costs_nothing_and_waits_longer_each
         world.redis.zadd("sy:backoff", {f"{TENANT}/{job}": 0}, xx=True)
         world.dispatch()
         attempt = AttemptId(TENANT, job, number)
-        assert world.run(store.reap(attempt, StateReason.LEASE_EXPIRED, "gone", beat=0, backoff_seconds=10))
+        assert world.run(store.reap(attempt, StateReason.LEASE_EXPIRED, "gone", heartbeat=0, backoff_seconds=10))
         record, (seconds, _) = world.job(job), world.redis.time()
         assert record.retry_at is not None
         waits.append(round(record.retry_at / 1e6 - seconds, -1))
@@ -752,7 +752,7 @@ def test_a_job_that_its_node_did_not_take_goes_to_another_one_if_there_is_one(wo
     for _ in range(2):
         world.dispatch()
         places.append(world.job(job).node)
-        assert world.reap(world.attempt(job), beat=0)
+        assert world.reap(world.attempt(job), heartbeat=0)
     assert places == ["n1", "n2"]
     world.run(store.take_down_node("n1", None))
     assert world.dispatch() == [job], "there is no other"
@@ -765,14 +765,14 @@ def test_a_job_that_its_node_did_not_take_goes_to_another_one_if_there_is_one(wo
 def test_a_lease_that_expires_on_a_node_that_is_silent_too_says_that_the_node_is_lost(world: World) -> None:
     world.node()
     attempt = world.running()
-    beats = world.run(store.read_heartbeats())
+    heartbeats = world.run(store.read_heartbeats())
     lost = store.reap(
         attempt,
         StateReason.LEASE_EXPIRED,
         "no beat",
-        beat=beats.leases[attempt],
+        heartbeat=heartbeats.leases[attempt],
         backoff_seconds=0,
-        node_beat=beats.nodes["n1"],
+        node_heartbeat=heartbeats.nodes["n1"],
         node_message="node n1 is lost",
     )
     assert world.run(lost) is StateReason.NODE_LOST
@@ -787,16 +787,16 @@ def test_a_lease_that_expires_on_a_node_that_is_silent_too_says_that_the_node_is
 def test_a_lease_that_expires_on_a_node_that_beat_since_or_is_alive_is_only_a_lease(world: World) -> None:
     world.node()
     beat_since, alive = world.running(), world.running()
-    beats = world.run(store.read_heartbeats())
+    heartbeats = world.run(store.read_heartbeats())
     world.run(store.renew_node("n1", "i1"))
-    for attempt, node_beat in ((beat_since, beats.nodes["n1"]), (alive, None)):
+    for attempt, node_heartbeat in ((beat_since, heartbeats.nodes["n1"]), (alive, None)):
         call = store.reap(
             attempt,
             StateReason.LEASE_EXPIRED,
             "no beat",
-            beat=beats.leases[attempt],
+            heartbeat=heartbeats.leases[attempt],
             backoff_seconds=0,
-            node_beat=node_beat,
+            node_heartbeat=node_heartbeat,
         )
         assert world.run(call) is StateReason.LEASE_EXPIRED
         assert world.history(attempt.job)[0].message == "no beat"
@@ -808,12 +808,14 @@ def test_a_lease_that_expires_on_a_node_that_is_down_or_not_known_says_that_the_
 ) -> None:
     world.node()
     attempt = world.running()
-    beat = world.run(store.read_heartbeats()).leases[attempt]
+    heartbeat = world.run(store.read_heartbeats()).leases[attempt]
     if how == "down":
         world.run(store.take_down_node("n1", None))
     else:
         world.redis.delete("sy:node:n1")
-    call = store.reap(attempt, StateReason.LEASE_EXPIRED, "-", beat=beat, backoff_seconds=0, node_message="n1 is lost")
+    call = store.reap(
+        attempt, StateReason.LEASE_EXPIRED, "-", heartbeat=heartbeat, backoff_seconds=0, node_message="n1 is lost"
+    )
     assert world.run(call) is StateReason.NODE_LOST
 
 
@@ -821,7 +823,7 @@ def test_proof_of_a_supervisors_death_says_so_also_on_a_node_that_is_down(world:
     world.node()
     attempt = world.running()
     world.run(store.take_down_node("n1", None))
-    assert world.reap(attempt, beat=None, reason=StateReason.SUPERVISOR_LOST)
+    assert world.reap(attempt, heartbeat=None, reason=StateReason.SUPERVISOR_LOST)
     assert world.history(attempt.job)[0].reason is StateReason.SUPERVISOR_LOST
 
 

@@ -111,8 +111,10 @@ class World:
     def finish(self, attempt: AttemptId, reason: StateReason = StateReason.COMPLETED, *, by: str = "c") -> bool:
         return self.run(store.finish(attempt, by, reason, reason.value))
 
-    def reap(self, attempt: AttemptId, *, beat: int | None, reason: StateReason = StateReason.LEASE_EXPIRED) -> bool:
-        return self.run(store.reap(attempt, reason, "gone", beat=beat, backoff_seconds=0)) is not None
+    def reap(
+        self, attempt: AttemptId, *, heartbeat: int | None, reason: StateReason = StateReason.LEASE_EXPIRED
+    ) -> bool:
+        return self.run(store.reap(attempt, reason, "gone", heartbeat=heartbeat, backoff_seconds=0)) is not None
 
     def release(self, attempt: AttemptId, quarantine: dict[int, str] | None = None, *, node: str = "n1") -> int:
         return self.run(store.release(node, attempt, quarantine or {}))

@@ -61,15 +61,15 @@ def listeners(world: World) -> int:
     return int(number)
 
 
-def claimed(world: World, server: RedisServer, beat_seconds: float = NEVER) -> tuple[LeaseHolder, store.AttemptId]:
+def claimed(world: World, server: RedisServer, heartbeat_seconds: float = NEVER) -> tuple[LeaseHolder, store.AttemptId]:
     """A lifeline that hears, and will not ask by itself before its next beat."""
     job = world.submit()
     assert job in world.dispatch()
     attempt = world.attempt(job)
-    line = LeaseHolder(RedisStore.from_url(server.url), attempt, "n1", beat_seconds)
+    line = LeaseHolder(RedisStore.from_url(server.url), attempt, "n1", heartbeat_seconds)
     assert line.claim().granted
     until(lambda: line._is_subscribed and listeners(world), "it hears")
-    if beat_seconds == NEVER:
+    if heartbeat_seconds == NEVER:
         until(lambda: rests(world), "it has looked, as it does when it begins to hear")
     return line, attempt
 
@@ -90,7 +90,7 @@ def calls(world: World) -> int:
         (lambda world, attempt: world.run(store.cancel(attempt.tenant, attempt.job)), SupervisorCommand.CANCEL),
         (lambda world, _: world.run(store.stop_node("n1")), SupervisorCommand.STOP),
         (lambda world, _: world.run(store.drain_node("n1", deadline_seconds=0)), SupervisorCommand.STOP),
-        (lambda world, attempt: world.reap(attempt, beat=None), SupervisorCommand.LOST),
+        (lambda world, attempt: world.reap(attempt, heartbeat=None), SupervisorCommand.LOST),
     ],
     ids=["cancel", "stop", "drain", "reap"],
 )
@@ -98,17 +98,17 @@ def test_an_order_is_heard_long_before_the_next_beat(
     world: World, server: RedisServer, give: Callable[[World, store.AttemptId], object], order: SupervisorCommand
 ) -> None:
     line, attempt = claimed(world, server)
-    assert line.order is SupervisorCommand.GO
+    assert line.command is SupervisorCommand.GO
     give(world, attempt)
-    until(lambda: line.order is order, f"the order {order}")
-    line.finish(StateReason.CANCELLED_BY_USER, "over", None, None, 0.0, keep=NOWHERE)
+    until(lambda: line.command is order, f"the order {order}")
+    line.finish(StateReason.CANCELLED_BY_USER, "over", None, None, 0.0, pending_file=NOWHERE)
 
 
 def test_while_it_hears_it_asks_for_nothing_but_beats(
     world: World, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "POLL_SECONDS", 0.001)
-    line, attempt = claimed(world, server, beat_seconds=0.1)
+    line, attempt = claimed(world, server, heartbeat_seconds=0.1)
 
     def beats() -> int:
         return int(world.redis.hget(f"sy:attempt:{attempt}", "beat") or 0)
@@ -117,14 +117,14 @@ def test_while_it_hears_it_asks_for_nothing_but_beats(
     until(lambda: beats() >= before + 5, "five beats")
     asked_since = calls(world) - asked
     assert asked_since <= beats() - before + 2
-    assert line.finish(StateReason.COMPLETED, "over", None, None, 0.0, keep=NOWHERE)
+    assert line.finish(StateReason.COMPLETED, "over", None, None, 0.0, pending_file=NOWHERE)
 
 
 def test_a_beat_brings_an_order_that_nobody_told(world: World, server: RedisServer) -> None:
-    line, attempt = claimed(world, server, beat_seconds=0.2)
+    line, attempt = claimed(world, server, heartbeat_seconds=0.2)
     world.redis.hset(f"sy:job:{attempt.job_ref}", "cancel", "1")
-    until(lambda: line.order is SupervisorCommand.CANCEL, "the order that came with a beat")
-    line.finish(StateReason.CANCELLED_BY_USER, "over", None, None, 0.0, keep=NOWHERE)
+    until(lambda: line.command is SupervisorCommand.CANCEL, "the order that came with a beat")
+    line.finish(StateReason.CANCELLED_BY_USER, "over", None, None, 0.0, pending_file=NOWHERE)
 
 
 def test_an_order_that_was_given_while_redis_restarted_is_found(world: World, server: RedisServer) -> None:
@@ -132,9 +132,9 @@ def test_an_order_that_was_given_while_redis_restarted_is_found(world: World, se
     server.kill()
     server.start()
     world.run(store.cancel(attempt.tenant, attempt.job))
-    until(lambda: line.order is SupervisorCommand.CANCEL, "the order")
+    until(lambda: line.command is SupervisorCommand.CANCEL, "the order")
     until(lambda: listeners(world), "it hears again")
-    line.finish(StateReason.CANCELLED_BY_USER, "over", None, None, 0.0, keep=NOWHERE)
+    line.finish(StateReason.CANCELLED_BY_USER, "over", None, None, 0.0, pending_file=NOWHERE)
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_an_end_that_nobody_takes_is_kept_and_told_by_another_when_redis_is_back
     kept = tmp_path / "untold.json"
     error, result = {"kind": "none"}, {"loss": 0.25}
     with pytest.raises(Unavailable):
-        line.finish(StateReason.COMPLETED, "all went well", error, result, 0.0, keep=kept)
+        line.finish(StateReason.COMPLETED, "all went well", error, result, 0.0, pending_file=kept)
     with pytest.raises(Unavailable):
         pending_end.report_pending_end(world.store, attempt, kept)
     server.start()
@@ -171,7 +171,8 @@ def test_an_end_is_kept_while_it_is_tried_and_not_longer(
     server.kill()
     kept, told = tmp_path / "untold.json", []
     finish = threading.Thread(
-        target=lambda: told.append(line.finish(StateReason.COMPLETED, "over", None, None, 0.0, keep=kept)), daemon=True
+        target=lambda: told.append(line.finish(StateReason.COMPLETED, "over", None, None, 0.0, pending_file=kept)),
+        daemon=True,
     )
     finish.start()
     until(kept.exists, "it is kept")
@@ -185,7 +186,7 @@ def test_an_end_is_kept_while_it_is_tried_and_not_longer(
 def test_an_untold_end_of_an_attempt_that_was_reaped_meanwhile_changes_nothing(world: World, tmp_path: Path) -> None:
     attempt, kept = world.claimed(), tmp_path / "untold.json"
     pending_end.save_pending_end(kept, PendingEnd("c", StateReason.COMPLETED, "too late"))
-    world.reap(attempt, beat=None)
+    world.reap(attempt, heartbeat=None)
     before = world.job(attempt.job)
     pending_end.report_pending_end(world.store, attempt, kept)
     assert world.job(attempt.job) == before
@@ -207,7 +208,7 @@ def test_tries_become_rarer_while_redis_is_away(world: World, server: RedisServe
     assert max(islice(LeaseHolder(world.store, line._attempt, "n1", 1.0)._retry_delays(), 5)) == 1.0, (
         "a beat must not wait longer"
     )
-    line.finish(StateReason.COMPLETED, "over", None, None, 0.0, keep=NOWHERE)
+    line.finish(StateReason.COMPLETED, "over", None, None, 0.0, pending_file=NOWHERE)
 
 
 def test_an_untold_end_of_an_attempt_that_holds_nothing_is_told_in_the_rounds_and_only_then_cleared_away(
@@ -217,14 +218,14 @@ def test_an_untold_end_of_an_attempt_that_holds_nothing_is_told_in_the_rounds_an
     marks = AttemptDirectory.of(tmp_path / "state", attempt)
     marks.create()
     marks.supervisor_lock.touch()
-    pending_end.save_pending_end(marks.untold, PendingEnd("c", StateReason.COMPLETED, "all went well"))
+    pending_end.save_pending_end(marks.pending_end, PendingEnd("c", StateReason.COMPLETED, "all went well"))
     rounds = Janitor("n1", (), tmp_path / "state", tmp_path / "storage", world.store, tuple)
     rounds.clear_orphans()
     server.kill()
     with pytest.raises(Unavailable):
         rounds.clear_orphans()
     clear_orphan(tmp_path / "state", tmp_path / "storage", attempt)  # as a worker does that has just been started
-    assert marks.untold.exists()
+    assert marks.pending_end.exists()
     server.start()
     rounds.clear_orphans()
     assert world.job(attempt.job).message == "all went well"

@@ -184,14 +184,14 @@ class CheckpointCoordinator:
         else:
             self._release_waiting(commands.CONTINUE)
 
-    def _release_waiting(self, word: bytes) -> None:
+    def _release_waiting(self, command: bytes) -> None:
         waiting = set(self._barrier.parts) if self._barrier is not None else set()
-        if word == commands.LEAVE:
+        if command == commands.LEAVE:
             waiting |= set(self._paused)
             self._paused.clear()
         self._barrier = None
         for rank in sorted(waiting):
-            self._send_command(rank, word)
+            self._send_command(rank, command)
 
     def _align_paused_ranks(self, now: float) -> None:
         """Bring the ranks that have paused to the same step, and have them save it."""

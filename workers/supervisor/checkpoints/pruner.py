@@ -17,11 +17,11 @@ class CheckpointPruner:
     then: from the first of them to the last.
     """
 
-    def __init__(self, kept: Path, attempt: int, keep: int, pointed_step: int | None) -> None:
-        """`kept` has all checkpoints of the job, of which the newest `keep` are to stay."""
+    def __init__(self, kept: Path, attempt: int, retained: int, pointed_step: int | None) -> None:
+        """`kept` has all checkpoints of the job, of which the newest `retained` are to stay."""
         self._kept = kept
         self._attempt = attempt
-        self._keep = keep
+        self._retained = retained
         self._lock = threading.Lock()
         self._known_step = pointed_step
         self._first_tried: int | None = None
@@ -49,7 +49,7 @@ class CheckpointPruner:
             tried = (self._known_step, self._first_tried, self._last_tried)
             pointed = [one for one in tried if one is not None]
             for old in checkpoints.select_obsolete(
-                checkpoints.list_checkpoints(self._kept), self._attempt, step, self._keep, pointed
+                checkpoints.list_checkpoints(self._kept), self._attempt, step, self._retained, pointed
             ):
                 if committed or old.attempt == self._attempt:
                     remove_if_there(old.directory)

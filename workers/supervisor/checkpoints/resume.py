@@ -40,11 +40,11 @@ TICK_SECONDS = 0.05
 
 
 class StartInterrupted(Exception):
-    """The attempt is to end before its ranks have started; `order` says why."""
+    """The attempt is to end before its ranks have started; `command` says why."""
 
-    def __init__(self, order: SupervisorCommand) -> None:
-        super().__init__(order)
-        self.order = order
+    def __init__(self, command: SupervisorCommand) -> None:
+        super().__init__(command)
+        self.command = command
 
 
 class StorageTimeout(Exception):
@@ -168,17 +168,17 @@ def _read_with_progress(
         DamagedCheckpoint, OSError: as `work` does.
     """
     reading = _ReadingThread(work)
-    told = monotonic()
+    logged_at = monotonic()
     while not reading.done.wait(TICK_SECONDS):
-        if lease.order is not SupervisorCommand.GO:
-            raise StartInterrupted(lease.order)
+        if lease.command is not SupervisorCommand.GO:
+            raise StartInterrupted(lease.command)
         now = monotonic()
         if now - reading.last_read_at > STORAGE_TIMEOUT_SECONDS:
             raise StorageTimeout(
                 f"the storage did not answer for {STORAGE_TIMEOUT_SECONDS:g} s while a checkpoint was read"
             )
-        if now - told > PROGRESS_LINE_SECONDS:
-            told = now
+        if now - logged_at > PROGRESS_LINE_SECONDS:
+            logged_at = now
             publisher.log_line(f"{what}: {reading.bytes_read / 1e9:.1f} GB so far")
         publisher.flush_due(time.time())
     return reading.get_result()

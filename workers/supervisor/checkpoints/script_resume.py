@@ -125,17 +125,17 @@ def _copy_checkpoint(artifacts: Path, manifest: str, into: Path, read: Progress)
     with _open_directory(artifacts) as top:
         with _open_entry(top, checkpoint.MANIFESTS, _DIRECTORY) as there, _open_entry(there, manifest, _FILE) as fd:
             saved = _decode_manifest(_read_manifest(fd))
-        with _open_entry(top, checkpoint.CHECKPOINTS, _DIRECTORY) as places:
-            place = _locate_directory(places, saved)
+        with _open_entry(top, checkpoint.CHECKPOINTS, _DIRECTORY) as parent:
+            name = _locate_directory(parent, saved)
             for path, size, _ in saved.files:
-                with _open_path(places, place, path, _FILE) as fd:
+                with _open_path(parent, name, path, _FILE) as fd:
                     _check_size(fd, size)
             _check_free_space(sum(size for _, size, _ in saved.files), into)
             into.mkdir(mode=0o700)
             for path in saved.directories:
                 (into / saved.name / path).mkdir()
             for path, size, sha256 in saved.files:
-                with _open_path(places, place, path, _FILE) as fd:
+                with _open_path(parent, name, path, _FILE) as fd:
                     _copy_file(fd, into / saved.name / path, size, sha256, read)
     for path in saved.directories:
         (into / saved.name / path).chmod(0o555)
@@ -143,10 +143,10 @@ def _copy_checkpoint(artifacts: Path, manifest: str, into: Path, read: Progress)
     return saved.name
 
 
-def _locate_directory(places: int, saved: _ScriptManifest) -> str:
+def _locate_directory(parent: int, saved: _ScriptManifest) -> str:
     """The name of its directory: that of the draft, where its attempt died before it was renamed."""
     with suppress(FileNotFoundError):
-        if saved.draft and os.stat(saved.draft, dir_fd=places, follow_symlinks=False):
+        if saved.draft and os.stat(saved.draft, dir_fd=parent, follow_symlinks=False):
             return saved.draft
     return saved.name
 
@@ -246,10 +246,10 @@ def _open_directory(directory: Path) -> Iterator[int]:
 
 
 @contextmanager
-def _open_path(places: int, place: str, path: str, flags: int) -> Iterator[int]:
-    """A file of the checkpoint in the directory `place`, opened one path component at a time."""
-    *steps, last = [place, *path.split("/")] if path else [place]
-    way = os.dup(places)
+def _open_path(parent: int, name: str, path: str, flags: int) -> Iterator[int]:
+    """A file of the checkpoint in the directory `name`, opened one path component at a time."""
+    *steps, last = [name, *path.split("/")] if path else [name]
+    way = os.dup(parent)
     try:
         for step in steps:
             with _open_entry(way, step, _DIRECTORY) as fd:

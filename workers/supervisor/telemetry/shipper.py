@@ -72,20 +72,20 @@ class _ShippedStream:
     offset: int = 0
     id: str = EMPTY
     sent: int = 0  # bytes, since the stream began
-    marks: deque[tuple[int, int]] = field(default_factory=deque)  # (bytes sent, last item) every part of the window
+    trim_marks: deque[tuple[int, int]] = field(default_factory=deque)  # (bytes sent, last item), some in each window
 
     def mark_sent(self, frame: Frame, window: int) -> None:
         """Count a frame that was sent, and forget marks that are no longer needed to trim."""
         self.sent += frame.end - frame.offset
-        if not self.marks or self.sent - self.marks[-1][0] >= window // _MARKS:
-            self.marks.append((self.sent, frame.last))
-        while len(self.marks) > 1 and self.sent - self.marks[1][0] >= window:
-            self.marks.popleft()
+        if not self.trim_marks or self.sent - self.trim_marks[-1][0] >= window // _MARKS:
+            self.trim_marks.append((self.sent, frame.last))
+        while len(self.trim_marks) > 1 and self.sent - self.trim_marks[1][0] >= window:
+            self.trim_marks.popleft()
 
     def oldest_kept_id(self, window: int) -> str:
         """The id below which entries are out of the window."""
-        if self.marks and self.sent - self.marks[0][0] >= window:
-            return f"{self.marks[0][1]}-0"
+        if self.trim_marks and self.sent - self.trim_marks[0][0] >= window:
+            return f"{self.trim_marks[0][1]}-0"
         return EMPTY
 
 
@@ -294,7 +294,7 @@ class StreamShipper:
                 channel.mark_sent(frame, self._window_bytes)
         else:
             channel.id = last_id
-            channel.marks.clear()
+            channel.trim_marks.clear()
             channel.offset = _resume_at(channel, self._window_bytes)
 
 

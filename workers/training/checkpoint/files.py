@@ -71,9 +71,9 @@ class HashingFile:
         if hashed is None:
             self._hash.update(view)
         try:
-            rest = view
-            while rest and self.error is None:
-                rest = rest[os.write(self._fd, rest) :]
+            unwritten = view
+            while unwritten and self.error is None:
+                unwritten = unwritten[os.write(self._fd, unwritten) :]
         except OSError as error:
             self.error = error
         if hashed is not None:
@@ -105,9 +105,9 @@ class CheckpointDraft:
         fd = os.open(part, _NEW_FILE, 0o600, dir_fd=self._fd)
         try:
             with ThreadPoolExecutor(1) as helper:
-                sheet = HashingFile(fd, helper)
-                fill(sheet)
-            sheet.raise_error()
+                file = HashingFile(fd, helper)
+                fill(file)
+            file.raise_error()
             os.fsync(fd)
             os.rename(part, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         except BaseException:
@@ -116,7 +116,7 @@ class CheckpointDraft:
             raise
         finally:
             os.close(fd)
-        return SavedFile(name, sheet.bytes, sheet.sha256())
+        return SavedFile(name, file.bytes, file.sha256())
 
     def sync(self) -> None:
         """The names are on the disk, too."""
@@ -143,7 +143,7 @@ def open_draft(drafts: Path, step: int) -> Iterator[CheckpointDraft]:
         os.close(fd)
 
 
-def write_tensors(sheet: HashingFile, tensors: Mapping[str, torch.Tensor]) -> None:
+def write_tensors(file: HashingFile, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write tensors in the format of safetensors.
 
     The library writes to a path, or makes the whole file in memory; here it is hashed as it goes to the disk, and
@@ -169,9 +169,9 @@ def write_tensors(sheet: HashingFile, tensors: Mapping[str, torch.Tensor]) -> No
         at = end
     text = json.dumps({"__metadata__": {"format": "pt"} | again} | header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    sheet.write(len(text).to_bytes(8, "little") + text)
+    file.write(len(text).to_bytes(8, "little") + text)
     for name in header:
-        sheet.write(_tensor_bytes(tensors[name]))
+        file.write(_tensor_bytes(tensors[name]))
 
 
 def tensor_identity(name: str, tensor: torch.Tensor) -> tuple[object, ...]:

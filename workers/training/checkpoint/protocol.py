@@ -56,10 +56,10 @@ def _send_and_wait(run: TrainingRun, record: Paused | Saved) -> bytes:
     flush = getattr(run.context.sink, "flush", None)
     if flush is not None:
         flush()
-    word = run.checkpoints.read_command()
-    if word not in (CONTINUE, SAVE):
+    command = run.checkpoints.read_command()
+    if command not in (CONTINUE, SAVE):
         raise _stop_error(run)
-    return word
+    return command
 
 
 def _stop_error(run: TrainingRun) -> StopTraining:

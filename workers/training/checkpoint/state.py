@@ -114,12 +114,12 @@ def save_checkpoint(run: TrainingRun, *, whole: bool) -> Saved:
     return Saved(rank, step, epoch, tuple(done))
 
 
-def _write_state(state: dict[str, Any], sheet: HashingFile) -> None:
+def _write_state(state: dict[str, Any], file: HashingFile) -> None:
     """As `torch.save`, without its checksums, which take as long as writing does: the file has a hash as a whole."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
-        torch.save(state, cast(Any, sheet))
+        torch.save(state, cast(Any, file))
     finally:
         torch.serialization.set_crc32_options(before)
 

@@ -55,7 +55,7 @@ class FakeLease:
     """Says what the test wants said."""
 
     def __init__(self) -> None:
-        self.order = SupervisorCommand.GO
+        self.command = SupervisorCommand.GO
         self.seconds_since_renewal = 0.0
         self.marked: list[str] = []
 
@@ -457,7 +457,7 @@ def test_ranks_that_have_reported_leave_at_once_when_the_attempt_fails(gate: Gat
 )
 def test_an_order_ends_the_ranks(order: SupervisorCommand, reason: StateReason) -> None:
     lease = FakeLease()
-    lease.order = order
+    lease.command = order
     assert watch(works, works, lease=lease).reason is reason
 
 
@@ -480,7 +480,7 @@ def test_a_stop_that_is_taken_back_when_ranks_have_heard_of_it_keeps_its_deadlin
     def stop_until_it_is_heard() -> None:
         stepped = any(isinstance(record, StepBatch) for _, record in published.records)
         heard = any(isinstance(record, Note) for _, record in published.records)
-        lease.order = SupervisorCommand.STOP if stepped and not heard else SupervisorCommand.GO
+        lease.command = SupervisorCommand.STOP if stepped and not heard else SupervisorCommand.GO
 
     published = Published(stop_until_it_is_heard)
     nowhere = CheckpointDirectories(Path("drafts"), Path("kept"), Path("attempt"))

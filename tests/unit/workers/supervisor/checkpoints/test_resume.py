@@ -60,7 +60,7 @@ def test_an_order_ends_the_reading_at_once(order: SupervisorCommand) -> None:
             World(order).read(lambda read: str(release.wait(60)))
     finally:
         release.set()
-    assert caught.value.order is order
+    assert caught.value.command is order
 
 
 def test_a_storage_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
