@@ -27,7 +27,6 @@ from jobs.store import AttemptId, Call
 from jobs.store.function_library import function_library
 from workers.supervisor.report.aggregator import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
-from workers.supervisor.telemetry.log_relay import LogRelay
 from workers.supervisor.telemetry.publisher import TelemetryPublisher
 from workers.supervisor.telemetry.shipper import StreamShipper
 
@@ -223,7 +222,7 @@ def publish(telemetry: str, storage: Path, made: Made, patterns: int = 2) -> Non
     lease = [LeasedDevice(n, f"cpu:{n}", "gpu-host-3", "cpu", "virtual") for n in range(devices)]
     aggregator = RecipeAggregator(made.job, 1, made.spec, lease, predict_splits(made.spec, *rows_of(made.spec)))
     attempt = AttemptId(TENANT, made.job, 1)
-    publisher = TelemetryPublisher(directory, attempt, LogRelay(directory, devices, ship), ship, aggregator, made.spec)
+    publisher = TelemetryPublisher(directory, attempt, devices, ship, aggregator, made.spec)
     for rank in range(made.spec.world_size):
         for record in batch_steps(list(records(made.spec, rank, patterns))):
             publisher.add_record(rank, record)

@@ -18,6 +18,7 @@ from jobs.protocol.records import MetricSample
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.timing import once_below
 from workers.supervisor.telemetry.log_relay import LogRelay
+from workers.supervisor.telemetry.metric_relay import MetricRelay
 from workers.supervisor.telemetry.shipper import SEALED_SECONDS, StreamShipper
 
 pytestmark = pytest.mark.integration
@@ -77,10 +78,12 @@ def test_what_is_on_the_disk_is_in_the_stream_and_ends_with_the_seal(tmp_path: P
     shipper = StreamShipper(server.url, "t", "j", 1)
     relay = LogRelay(tmp_path / "a", 1, shipper)
     write(relay, 1, 1234)
-    relay.add_metric(MetricSample(-1, "loss", 0, 0.5, 1.0))
+    metrics = MetricRelay(tmp_path / "a", shipper)
+    metrics.add_point(MetricSample(-1, "loss", 0, 0.5, 1.0))
     shipper.put_blob(names.report_key("t", "j", 1), b"old", 60)
     shipper.put_blob(names.report_key("t", "j", 1), b"report", 60)
     relay.close()
+    metrics.close()
     assert shipper.close(DEADLINE) == []
     assert lines_in_redis(server) == lines_on_disk(tmp_path / "a")
     found = entries(server)
@@ -205,6 +208,7 @@ def test_closing_without_redis_keeps_its_deadline_and_says_what_was_not_sent(tmp
     write(relay, 1, 10)
     shipper.put_blob("blob", b"123", 60)
     relay.close()
+    MetricRelay(tmp_path / "a", shipper).close()
     begun = time.monotonic()
     left = shipper.close(0.5)
     assert time.monotonic() - begun < 10

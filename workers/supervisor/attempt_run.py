@@ -24,7 +24,6 @@ from workers.supervisor.rank_monitor import RankMonitor
 from workers.supervisor.report.aggregator import LeasedDevice
 from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.supervisor.report.script_aggregator import ScriptAggregator
-from workers.supervisor.telemetry.log_relay import LogRelay
 from workers.supervisor.telemetry.publisher import TelemetryPublisher
 from workers.supervisor.telemetry.shipper import StreamShipper
 
@@ -142,7 +141,6 @@ def _open_publisher(config: AttemptConfig, telemetry_url: str) -> TelemetryPubli
     attempt, spec = config.attempt, config.spec
     directory = paths.attempt_dir(config.storage, attempt.tenant, attempt.job, attempt.number)
     shipper = StreamShipper(telemetry_url, attempt.tenant, attempt.job, attempt.number)
-    relay = LogRelay(directory, len(config.devices), shipper)
     prediction = predict_splits(spec, *rows_of(spec))
     lease = [
         LeasedDevice(index, device.id, config.node, device.kind, device.name, device.memory_total_bytes)
@@ -150,7 +148,7 @@ def _open_publisher(config: AttemptConfig, telemetry_url: str) -> TelemetryPubli
     ]
     kind = RecipeAggregator if isinstance(spec.program, RecipeProgram) else ScriptAggregator
     aggregator = kind(attempt.job, attempt.number, spec, lease, prediction)
-    return TelemetryPublisher(directory, attempt, relay, shipper, aggregator, spec)
+    return TelemetryPublisher(directory, attempt, len(config.devices), shipper, aggregator, spec)
 
 
 def _listen_to_descendants(workplace: WorkingDirectory, publisher: TelemetryPublisher) -> socket.socket | None:

@@ -19,6 +19,7 @@ from jobs.protocol.records import MetricSample
 from jobs.store.client import RedisStore
 from tests.integration.api.conftest import ADMIN
 from workers.supervisor.telemetry.log_relay import LogRelay
+from workers.supervisor.telemetry.metric_relay import MetricRelay
 from workers.supervisor.telemetry.report_publisher import write_atomically
 from workers.supervisor.telemetry.shipper import StreamShipper
 
@@ -165,7 +166,7 @@ def points_of(events: list[Event], name: str, device: int = -1) -> list[tuple[in
 
 
 class Attempt:
-    """A job's attempt that this test runs in the place of a worker, with the relay and the shipper of one."""
+    """A job's attempt that this test runs in the place of a worker, with the relays and the shipper of one."""
 
     def __init__(self, control: RedisStore, telemetry_url: str, storage: Path, job: str, number: int = 1) -> None:
         self.job = job
@@ -175,20 +176,21 @@ class Attempt:
         assert control.run(store.claim(self.id, "c", "host-a")).granted
         record = control.run(store.read_job("default", job)).record
         self.shipper = StreamShipper(telemetry_url, "default", job, number)
-        self.relay = LogRelay(self.directory, record.devices, self.shipper)
+        self.logs = LogRelay(self.directory, record.devices, self.shipper)
+        self.metrics = MetricRelay(self.directory, self.shipper)
 
     def up(self) -> None:
         assert self._control.run(store.record_milestone(self.id, "c", "running"))
 
     def print(self, *texts: str | bytes, device: int = 0) -> None:
         data = b"".join((text.encode() if isinstance(text, str) else text) + b"\n" for text in texts)
-        self.relay.add_output(device, "stdout", device, data, None)
-        self.relay.flush_due(time.time() + 10)
+        self.logs.add_output(device, "stdout", device, data, None)
+        self.logs.flush_due(time.time() + 10)
 
     def points(self, *values: float, name: str = "loss", step: int = 0) -> None:
         for place, value in enumerate(values):
-            self.relay.add_metric(MetricSample(-1, name, step + place, value, time.time()))
-        self.relay.flush_due(time.time() + 10)
+            self.metrics.add_point(MetricSample(-1, name, step + place, value, time.time()))
+        self.metrics.flush_due(time.time() + 10)
 
     def progress(self, **fields: Any) -> None:
         key = names.progress_key("default", self.job, self.id.number)
@@ -203,7 +205,8 @@ class Attempt:
             self.shipper.put_blob(names.report_key("default", self.job, self.id.number), body, 3600)
 
     def end(self, reason: StateReason = StateReason.COMPLETED) -> None:
-        self.relay.close()
+        self.logs.close()
+        self.metrics.close()
         self.shipper.close(60)
         self.finish(reason)
 

@@ -337,7 +337,8 @@ def test_who_is_amid_the_lines_when_an_attempt_ends_has_the_rest_though_its_wind
             reader.until(lambda r: r.lines() and points_of(r.events, "loss"))
         attempt.print(*lines[10:])
         attempt.points(0.25)
-        attempt.relay.close()
+        attempt.logs.close()
+        attempt.metrics.close()
         assert attempt.shipper.close(60) == []
         with place.telemetry.client() as telemetry:
             telemetry.flushall()  # as when their time is over

@@ -14,6 +14,7 @@ from jobs.protocol.records import SingleRecord, StepBatch
 from jobs.store import AttemptId
 from workers.supervisor.report.aggregator import Aggregator
 from workers.supervisor.telemetry.log_relay import LogRelay
+from workers.supervisor.telemetry.metric_relay import MetricRelay
 from workers.supervisor.telemetry.progress_publisher import ProgressPublisher
 from workers.supervisor.telemetry.report_publisher import ReportPublisher
 from workers.supervisor.telemetry.shipper import StreamShipper
@@ -26,31 +27,33 @@ SHIP_SECONDS = 10.0
 
 
 class TelemetryPublisher:
-    """Passes output and records to the relay, the progress and the report. Used by the supervisor's loop alone."""
+    """Passes output and records to the relays, the progress and the report. Used by the supervisor's loop alone."""
 
     def __init__(
         self,
         directory: Path,
         attempt: AttemptId,
-        relay: LogRelay,
+        devices: int,
         shipper: StreamShipper,
         aggregator: Aggregator,
         spec: JobSpec,
     ) -> None:
+        """Raises OSError: the attempt's directory cannot be made."""
         key = attempt.tenant, attempt.job, attempt.number
-        self._relay = relay
+        self._logs = LogRelay(directory, devices, shipper)
+        self._metrics = MetricRelay(directory, shipper)
         self._shipper = shipper
         self._progress = ProgressPublisher(spec, shipper, names.progress_key(*key))
         self._report = ReportPublisher(aggregator, shipper, names.report_key(*key), paths.report_file(directory))
 
     def add_output(self, device: int, stream: StreamName, rank: int, data: bytes, step: int | None) -> None:
         """Take bytes that a rank has printed."""
-        self._relay.add_output(device, stream, rank, data, step)
+        self._logs.add_output(device, stream, rank, data, step)
         self._progress.add_output(device, stream, rank, data)
 
     def log_line(self, text: str) -> None:
         """Write a line of the service's own to the first device's log."""
-        self._relay.add_line(0, "service", 0, text, None)
+        self._logs.add_line(0, "service", 0, text, None)
 
     def add_record(self, rank: int, record: StepBatch | SingleRecord, source: int = 0) -> None:
         """Take a record, or a batch of steps, of a rank's own process (`source` 0) or of one that descends from it."""
@@ -62,10 +65,10 @@ class TelemetryPublisher:
 
     def _add_batch(self, rank: int, batch: StepBatch, source: int) -> None:
         for metric in batch.metrics:
-            self._relay.add_metric(metric)
+            self._metrics.add_point(metric)
         self._progress.add_batch(rank, batch, source)
         if batch.steps:
-            self._relay.add_shard_lines(rank, self._report.add_steps(rank, batch.steps, source))
+            self._logs.add_shard_lines(rank, self._report.add_steps(rank, batch.steps, source))
 
     def rank_ended(self, rank: int) -> None:
         """Note that a rank has ended, and everything it sent was added."""
@@ -82,7 +85,7 @@ class TelemetryPublisher:
         Raises:
             OSError: the disk has no room for all metrics yet.
         """
-        return self._report.dump_state(), self._relay.flush_metrics()
+        return self._report.dump_state(), self._metrics.flush()
 
     def resume_from(self, found: VerifiedCheckpoint) -> None:
         """Go on from a checkpoint, before anything is added: with its report, its metrics and its steps."""
@@ -93,17 +96,19 @@ class TelemetryPublisher:
         except (OSError, ValueError) as error:
             self.log_line(f"the split report begins at step {step}: the earlier part cannot be read ({error})")
         try:
-            self._relay.start_metrics_from(found.directory / METRICS)
+            self._metrics.start_from(found.directory / METRICS)
         except OSError as error:
             self.log_line(f"the metrics begin at step {step}: earlier ones cannot be read ({error})")
 
     def next_deadline(self) -> float | None:
         """When `flush_due` has something to do, by the wall clock."""
-        return self._relay.next_deadline()
+        deadlines = self._logs.next_deadline(), self._metrics.next_deadline()
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def flush_due(self, now: float) -> None:
-        """Write and publish what is due; `now` is the wall clock, which decides about log chunks only."""
-        self._relay.flush_due(now)
+        """Write and publish what is due; `now` is the wall clock, which decides about logs and metrics only."""
+        self._logs.flush_due(now)
+        self._metrics.flush_due(now)
         self._progress.publish_if_due(monotonic())
         self._report.publish_if_due(monotonic())
 
@@ -117,7 +122,8 @@ class TelemetryPublisher:
     def seal(self) -> None:
         """Complete the logs and metrics, and send them to the telemetry Redis unless it is away. A full disk raises
         nothing: what could not be written is named in the supervisor's log."""
-        self._relay.close()
+        self._logs.close()
+        self._metrics.close()
         self._progress.publish()
         self._shipper.close(SEAL_SECONDS)
 

@@ -1,13 +1,12 @@
-"""The relay without a Redis: when it writes chunks, and what it does when the disk refuses."""
+"""The relay of logs without a Redis: when it writes chunks, and what it does when the disk refuses."""
 
 from pathlib import Path
 
 import pytest
 
-from jobs.files import metric_file, paths
+from jobs.files import paths
 from jobs.files.frame_file import FrameKind, FrameReader
 from jobs.files.log_file import MAX_LINE_BYTES, REDRAWN, UNENDED, LogFilePage, clean_for_display, read_page, read_seal
-from jobs.protocol.records import MetricSample
 from tests.support.disks import largest_file
 from workers.supervisor.report.shard_lines import ShardLine
 from workers.supervisor.telemetry.log_relay import (
@@ -15,7 +14,6 @@ from workers.supervisor.telemetry.log_relay import (
     CHUNK_SECONDS,
     MAX_CHUNK_LINES,
     REDRAW_SECONDS,
-    RETRY_SECONDS,
     LogRelay,
 )
 
@@ -91,15 +89,10 @@ def test_the_shard_lines_of_many_steps_stay_together(tmp_path: Path, relay: LogR
     assert chunk_sizes(tmp_path) == [2, MAX_CHUNK_LINES, MAX_CHUNK_LINES - 2]
 
 
-def test_shard_lines_and_points_of_a_packet_do_not_wait(tmp_path: Path, relay: LogRelay, clock: Clock) -> None:
+def test_shard_lines_of_a_packet_do_not_wait(tmp_path: Path, relay: LogRelay) -> None:
     relay.add_shard_lines(0, [ShardLine(0, 0, "train", "first")])
     relay.add_shard_lines(0, [ShardLine(0, 1, "train", "second")])
-    relay.add_metric(MetricSample(-1, "loss", 1, 0.5, clock.now))
     assert texts(tmp_path) == [b"first", b"second"]
-    assert relay.next_deadline() == clock.now
-    relay.flush_due(clock.now)
-    (series,) = metric_file.read_series(paths.metrics_file(tmp_path))
-    assert len(series.points) == 1
     assert relay.next_deadline() is None
 
 
@@ -170,42 +163,11 @@ def test_a_progress_bar_has_a_deadline_of_its_own(relay: LogRelay, clock: Clock)
     assert relay.next_deadline() is None
 
 
-def test_metrics_are_written_by_their_deadline_and_at_the_end(tmp_path: Path, relay: LogRelay, clock: Clock) -> None:
-    relay.add_metric(MetricSample(-1, "loss", 0, 0.5, clock.now))
-    deadline = relay.next_deadline()
-    assert deadline is not None
-    relay.flush_due(deadline)
-    relay.add_metric(MetricSample(-1, "loss", 1, 0.25, clock.now))
-    relay.close()
-    (series,) = metric_file.read_series(paths.metrics_file(tmp_path))
-    assert [point.value for point in series.points] == [0.5, 0.25]
-
-
-def test_many_points_that_came_together_are_written_together_and_do_not_wait(tmp_path: Path, relay: LogRelay) -> None:
-    for step in range(2 * CHUNK_LINES):
-        relay.add_metric(MetricSample(0, "loss", step, 1.0, 1000.0))
-    relay.flush_due(1000.0)
-    (series,) = metric_file.read_series(paths.metrics_file(tmp_path))
-    assert len(series.points) == 2 * CHUNK_LINES
-    with FrameReader(paths.metrics_file(tmp_path)) as reader:
-        assert len(list(reader.forward(reader.first()))) == 1
-
-
-@pytest.mark.parametrize("claimed", [float("nan"), float("inf"), -1.0, 1e300])
-def test_a_point_whose_time_cannot_be_gets_that_of_its_arrival(
-    tmp_path: Path, relay: LogRelay, clock: Clock, claimed: float
-) -> None:
-    relay.add_metric(MetricSample(0, "loss", 0, 0.5, claimed))
-    relay.close()
-    assert metric_file.read_series(paths.metrics_file(tmp_path))[0].points[0].at == clock.now
-
-
 def test_a_full_disk_stops_nothing_and_the_log_says_what_is_missing(tmp_path: Path, relay: LogRelay) -> None:
     relay.add_output(0, "stdout", 0, b"before\n", None)
     with largest_file(paths.log_file(tmp_path, 0).stat().st_size + 60):
         for n in range(200):
             relay.add_output(0, "stdout", 0, b"lost %03d\n" % n, None)
-        relay.add_metric(MetricSample(-1, "loss", 0, 0.5, 0.0))
         assert relay.dropped == 200
     relay.add_output(0, "stdout", 0, b"after\n", None)
     relay.close()
@@ -213,49 +175,6 @@ def test_a_full_disk_stops_nothing_and_the_log_says_what_is_missing(tmp_path: Pa
     assert [(line.seq, line.text) for line in found.lines] == [(1, b"before"), (202, b"after")]
     assert [(lost.first, lost.last, lost.bytes) for lost in found.dropped] == [(2, 201, 1600)]
     assert found.sealed
-
-
-def test_points_of_an_earlier_attempt_come_first_also_where_the_disk_has_no_room_for_them_yet(
-    tmp_path: Path, relay: LogRelay, clock: Clock
-) -> None:
-    earlier = LogRelay(tmp_path / "earlier", 1, None, clock)
-    earlier.add_metric(MetricSample(-1, "loss", 1, 0.5, 999.0))
-    earlier.flush_metrics()
-    file = paths.metrics_file(tmp_path)
-    file.symlink_to("/dev/full")
-    relay.start_metrics_from(paths.metrics_file(tmp_path / "earlier"))
-    relay.add_metric(MetricSample(-1, "loss", 2, 0.25, 1000.0))
-    file.symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left on device"):
-        relay.flush_metrics()  # a checkpoint without them would lose them
-    assert not file.is_symlink()
-    clock.now += RETRY_SECONDS
-    relay.flush_due(clock.now)
-    (series,) = metric_file.read_series(file)
-    assert ([point.step for point in series.points], relay.dropped) == ([1, 2], 0)
-
-
-def test_points_wait_for_a_disk_that_is_full_and_only_so_many(
-    tmp_path: Path, relay: LogRelay, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("workers.supervisor.telemetry.log_relay.MAX_WAITING_POINTS", 3)
-    file = paths.metrics_file(tmp_path)
-    file.symlink_to("/dev/full")
-    for step in (1, 2):
-        relay.add_metric(MetricSample(-1, "loss", step, 0.5, 1000.0))
-    clock.now += RETRY_SECONDS
-    relay.flush_due(clock.now)
-    with pytest.raises(OSError, match="No space left on device"):
-        relay.flush_metrics()
-    assert relay.next_deadline() == clock.now + RETRY_SECONDS
-    for step in (3, 4, 5):
-        relay.add_metric(MetricSample(-1, "loss", step, 0.5, 1000.0))
-    assert relay.dropped == 2
-    relay._metric_writer.close()  # its file is another one now
-    file.unlink()
-    relay.close()
-    (series,) = metric_file.read_series(file)
-    assert ([point.step for point in series.points], relay.dropped) == ([1, 2, 3], 2)
 
 
 def test_a_disk_that_is_full_until_the_end_leaves_the_log_unsealed(tmp_path: Path, relay: LogRelay) -> None:
