@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from shardyard.contract.report import DeviceMeasures, Report, Timing
 from shardyard.render.svg.chart_css import part_class
 from shardyard.render.svg.highlights import slow_device
-from shardyard.render.svg.markup import Markup, element, escape_text, join_markup, text_width, wrap_text
+from shardyard.render.svg.markup import Markup, element, join_markup, text_width, wrap_text
 from shardyard.render.svg.palette import IDLE, MEMORY, NOT_MEASURED, OUTPUT, PRIMITIVES, SLOW, TIMES, BarPart
 from shardyard.render.svg.svg import PictureFrame, label_text, svg_document
 from shardyard.render.text_tables import format_bytes, format_measure
@@ -192,7 +192,7 @@ def _draw_bar(
     after = label + room * max(bar.total, bar.whole or 0.0) / top if top else label
     words = chart.show(bar.total)
     if bar.whole is not None:
-        parts.append(element("title", escape_text(f"{bar.name}: {words} of {chart.show(bar.whole)}")))
+        parts.append(element("title", f"{bar.name}: {words} of {chart.show(bar.whole)}"))
     parts.append(label_text(words, after + 6, middle, ""))
     return element("g", *parts)
 
@@ -211,7 +211,7 @@ def _draw_segment(
     share = f"{100 * amount / bar.total:.0f}%" if bar.total else "0%"
     said = (bar.name, f"{part.name} {chart.show(amount)}", share, more)
     tip = ", ".join(words for words in said if words)
-    inside = [element("title", escape_text(tip))] if not frame.narrow else []
+    inside = [element("title", tip)] if not frame.narrow else []
     inside.append(element("rect", x=x, y=y, width=max(0.0, wide - 1), height=_BAR))
     for words in (f"{part.name} {share}", share):
         if len(bar.parts) > 1 and text_width(words, 11) + 8 <= wide:

@@ -7,7 +7,7 @@ from shardyard.contract.report_diff import ReportDiff, ValuePair, compare_report
 from shardyard.render.svg import bar_chart
 from shardyard.render.svg.captions import REHEARSAL, describe_verdicts, kind_of, what_it_is
 from shardyard.render.svg.heat_map import draw_heat_map
-from shardyard.render.svg.markup import Markup, element, escape_text, join_markup
+from shardyard.render.svg.markup import Markup, element, join_markup
 from shardyard.render.svg.report_page import (
     ReportContext,
     both_widths,
@@ -49,8 +49,8 @@ def comparison_page(this: tuple[Report, ReportContext], against: tuple[Report, R
         [
             element(
                 "header",
-                element("p", Markup("Two split reports side by side"), class_="kicker"),
-                element("h1", escape_text(names[0]), Markup(" and "), escape_text(names[1]), dir="auto"),
+                element("p", "Two split reports side by side", class_="kicker"),
+                element("h1", names[0], " and ", names[1], dir="auto"),
             ),
             element("div", _side_section("a", *this), _side_section("b", *against), class_="sides"),
             _balance_section(found, names),
@@ -66,7 +66,7 @@ def _side_name(report: Report, about: ReportContext) -> str:
 
 def _side_section(ids: str, report: Report, about: ReportContext) -> Markup:
     """The narrow pictures serve for every width: each side has half the page."""
-    said = [element("p", escape_text(words), class_=f"verdict {kind_of(words)}") for words in describe_verdicts(report)]
+    said = [element("p", words, class_=f"verdict {kind_of(words)}") for words in describe_verdicts(report)]
     findings = [finding_box(finding) for finding in report.findings]
     drawn = both_widths(
         f"{ids}-map",
@@ -78,13 +78,13 @@ def _side_section(ids: str, report: Report, about: ReportContext) -> Markup:
     charts.append(bar_chart.times_chart(report, about.output_device))
     return element(
         "section",
-        element("h2", escape_text(_side_name(report, about)), dir="auto"),
-        element("p", escape_text(what_it_is(report)), class_="muted"),
-        element("p", escape_text(f"job {report.job_id}"), class_="muted"),
-        element("p", escape_text(REHEARSAL), class_="banner") if report.rehearsal else None,
+        element("h2", _side_name(report, about), dir="auto"),
+        element("p", what_it_is(report), class_="muted"),
+        element("p", f"job {report.job_id}", class_="muted"),
+        element("p", REHEARSAL, class_="banner") if report.rehearsal else None,
         drawn,
         *said,
-        *(findings or [element("p", Markup("Nothing was found that should be changed."), class_="muted")]),
+        *(findings or [element("p", "Nothing was found that should be changed.", class_="muted")]),
         *(chart_section(f"{ids}-chart{place}", chart, half=True) for place, chart in enumerate(charts)),
     )
 
@@ -105,19 +105,16 @@ def _device_section(found: ReportDiff, names: Sequence[str]) -> Markup:
 
 
 def _pair_table(first: Sequence[str], names: Sequence[str], rows: Sequence[Markup]) -> Markup:
-    heads = [element("th", escape_text(name), scope="col") for name in first]
-    heads += [element("th", escape_text(name), class_="n", scope="col", dir="auto") for name in (*names, "ratio")]
+    heads = [element("th", name, scope="col") for name in first]
+    heads += [element("th", name, class_="n", scope="col", dir="auto") for name in (*names, "ratio")]
     table = element("table", element("thead", element("tr", *heads)), element("tbody", *rows))
     return element("div", table, class_="scroll", tabindex="0", role="group", aria_label="Numbers side by side")
 
 
 def _pair_row(first: Sequence[str], pair: ValuePair) -> Markup:
-    cells = [element("td", escape_text(words)) for words in first]
+    cells = [element("td", words) for words in first]
     ratio = "" if pair.ratio is None else format_measure(pair.ratio)
-    cells += [
-        element("td", escape_text(words), class_="n")
-        for words in (_value_text(pair.this), _value_text(pair.against), ratio)
-    ]
+    cells += [element("td", words, class_="n") for words in (_value_text(pair.this), _value_text(pair.against), ratio)]
     return element("tr", *cells)
 
 

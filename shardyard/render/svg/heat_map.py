@@ -14,7 +14,7 @@ from shardyard.render.svg.heat_map_cells import (
     MapLine,
     make_map_grid,
 )
-from shardyard.render.svg.markup import Markup, element, escape_text, fit_text, join_markup, text_width, wrap_text
+from shardyard.render.svg.markup import Markup, element, fit_text, join_markup, text_width, wrap_text
 from shardyard.render.svg.palette import IDLE, LEVELS, MEASURES, NOT_MEASURED, OUTPUT, SLOW, By
 from shardyard.render.svg.svg import ALONE, PictureFrame, hatch_fill, label_text, svg_document
 
@@ -145,7 +145,7 @@ def _draw_block(
 
 def _column_head(column: MapColumn, middle: float, y: float, below: float, room: float, *, plain: bool) -> Markup:
     middle -= GAP / 2
-    parts = [element("title", escape_text(column.tip))] if column.tip and not plain else []
+    parts = [element("title", column.tip)] if column.tip and not plain else []
     parts.append(label_text(column.title, middle, y, "mid strong" if len(column.title) < 5 else "mid strong small"))
     for words in column.lines:
         y += 13
@@ -162,9 +162,7 @@ def _draw_line(
     title = fit_text(line.title, 12.3, room)
     words = fit_text(line.words, 10.8, room)
     parts = [
-        element("title", escape_text(f"{line.title}: {line.words}"))
-        if (title, words) != (line.title, line.words)
-        else None,
+        element("title", f"{line.title}: {line.words}") if (title, words) != (line.title, line.words) else None,
         label_text(title, x, y + 14, ""),
         label_text(words, x, y + 27, "muted small"),
     ]
@@ -177,7 +175,7 @@ def _draw_line(
 
 
 def _draw_cell(cell: MapCell, frame: PictureFrame, x: float, y: float, wide: float) -> Markup:
-    parts = [] if frame.narrow else [element("title", escape_text(cell.tip))]
+    parts = [] if frame.narrow else [element("title", cell.tip)]
     fill, classes = (hatch_fill(frame), "mid strong") if cell.kind == "idle" else (None, "mid")
     parts.append(element("rect", x=x, y=y, width=wide, height=ROW - GAP, rx=3.0, fill=fill))
     parts.append(label_text(cell.words, x + wide / 2, y + (ROW - GAP) / 2 + 4.2, classes))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from shardyard.render.svg.chart_css import part_class
-from shardyard.render.svg.markup import Markup, coordinate, element, escape_text, fit_text, text_width
+from shardyard.render.svg.markup import Markup, coordinate, element, fit_text, text_width
 from shardyard.render.svg.palette import TIMES
 from shardyard.render.svg.svg import PictureFrame, label_text, svg_document
 
@@ -61,7 +61,7 @@ def draw_curves(curves: Sequence[MetricCurve], frame: PictureFrame) -> Markup:
     for place, curve in enumerate(curves):
         drawn = " ".join(_path_commands(curve, at))
         dash = "5 3" if place >= len(TIMES) else None
-        tip = element("title", escape_text(f"{curve.name}, {_curve_owner(curve)}"))
+        tip = element("title", f"{curve.name}, {_curve_owner(curve)}")
         kind = part_class(TIMES[(place + 1) % len(TIMES)])
         dot = " dot" if len(list(_known_points(curve))) == 1 else ""
         parts.append(element("path", tip, class_=f"curve {kind}{dot}", d=drawn, stroke_dasharray=dash))

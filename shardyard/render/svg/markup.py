@@ -6,10 +6,14 @@ direction are removed. The result is both well-formed XML and valid HTML.
 
 import unicodedata
 from collections.abc import Iterable
-from typing import Final, NewType
+from typing import Final
 
-#: Text that is markup already. Only this module makes it from anything else.
-Markup = NewType("Markup", str)
+
+class Markup(str):
+    """Text that is markup already. Any other text is escaped where it goes into an element."""
+
+    __slots__ = ()
+
 
 _TURNING: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _KEPT: Final = frozenset("\t\n")
@@ -38,10 +42,12 @@ def coordinate(value: float) -> str:
 
 
 def element(tag: str, /, *children: str | Markup | None, **attributes: str | float | bool | None) -> Markup:
-    """`children` are markup: pass untrusted text through `text` first. An attribute that is None or False is left
-    out; `_` in its name becomes `-`, and one at its end goes (`class_`)."""
+    """Children that are not markup are escaped; None is left out. So is an attribute that is None or False; `_` in its
+    name becomes `-`, and one at its end goes (`class_`)."""
     opening = tag + "".join(_attribute_text(attributes))
-    inside = "".join(child for child in children if child is not None)
+    inside = "".join(
+        child if isinstance(child, Markup) else escape_text(child) for child in children if child is not None
+    )
     if not inside and tag in _VOID:
         return Markup(f"<{opening}/>")
     return Markup(f"<{opening}>{inside}</{tag}>")

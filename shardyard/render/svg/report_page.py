@@ -13,7 +13,7 @@ from shardyard.render.svg.captions import REHEARSAL, describe_verdicts, kind_of,
 from shardyard.render.svg.heat_map import draw_heat_map
 from shardyard.render.svg.highlights import slow_device
 from shardyard.render.svg.line_chart import MetricCurve
-from shardyard.render.svg.markup import Markup, element, escape_text, join_markup
+from shardyard.render.svg.markup import Markup, element, join_markup
 from shardyard.render.svg.page_css import page_sheet
 from shardyard.render.svg.palette import IDLE, MEASURES, NOT_MEASURED, OUTPUT, SLOW, By
 from shardyard.render.svg.svg import PictureFrame
@@ -75,10 +75,10 @@ def html_document(title: str, body: Markup) -> str:
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
         element("meta", name="referrer", content="no-referrer"),
-        element("title", escape_text(title)),
+        element("title", title),
         element("style", Markup(page_sheet())),
     )
-    footer = element("footer", Markup("Made by Shardyard. Times are in milliseconds unless stated otherwise."))
+    footer = element("footer", "Made by Shardyard. Times are in milliseconds unless stated otherwise.")
     return f"<!DOCTYPE html>\n{element('html', head, element('body', element('main', body), footer), lang='en')}\n"
 
 
@@ -93,30 +93,30 @@ def _page_header(report: Report, about: ReportContext) -> Markup:
     facts.append(_header_fact("on", ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")))
     if report.resumed is not None:
         facts.append(_header_fact("went on from step", f"{report.resumed.step:,} of attempt {report.resumed.attempt}"))
-    labels = (element("span", escape_text(f"{key}={value}"), dir="auto") for key, value in about.labels.items())
+    labels = (element("span", f"{key}={value}", dir="auto") for key, value in about.labels.items())
     return element(
         "header",
-        element("p", Markup("Split report"), class_="kicker"),
-        element("h1", escape_text(about.name or f"Job {report.job_id}"), dir="auto"),
+        element("p", "Split report", class_="kicker"),
+        element("h1", about.name or f"Job {report.job_id}", dir="auto"),
         element("p", *facts, class_="facts"),
         element("p", *labels, class_="labels") if about.labels else None,
-        element("p", escape_text(REHEARSAL), class_="banner") if report.rehearsal else None,
-        None if report.final else element("p", escape_text(NOT_FINAL), class_="banner"),
+        element("p", REHEARSAL, class_="banner") if report.rehearsal else None,
+        None if report.final else element("p", NOT_FINAL, class_="banner"),
     )
 
 
 def _header_fact(name: str, value: str, *, strong: bool = False) -> Markup:
-    shown = element("b" if strong else "span", escape_text(value), dir="auto")
-    return element("span", escape_text(f"{name} ") if name else None, shown)
+    shown = element("b" if strong else "span", value, dir="auto")
+    return element("span", f"{name} " if name else None, shown)
 
 
 def _findings_section(report: Report) -> Markup:
-    said = [element("p", escape_text(words), class_=f"verdict {kind_of(words)}") for words in describe_verdicts(report)]
+    said = [element("p", words, class_=f"verdict {kind_of(words)}") for words in describe_verdicts(report)]
     found = [finding_box(finding) for finding in _by_weight(report)]
     if not found:
-        found = [element("p", Markup("Nothing was found that should be changed."), class_="muted")]
+        found = [element("p", "Nothing was found that should be changed.", class_="muted")]
     more = len(found) - MAX_FINDINGS_ON_TOP
-    below = element("p", escape_text(f"{more} more below the split"), class_="muted") if more > 0 else None
+    below = element("p", f"{more} more below the split", class_="muted") if more > 0 else None
     return page_section("Findings", *said, *found[:MAX_FINDINGS_ON_TOP], below)
 
 
@@ -132,13 +132,9 @@ def _by_weight(report: Report) -> list[Finding]:
 def finding_box(finding: Finding) -> Markup:
     return element(
         "div",
-        element(
-            "span", element("b", escape_text(finding.severity)), Markup(" "), escape_text(finding.code), class_="code"
-        ),
-        element("p", escape_text(finding.message), dir="auto"),
-        element(
-            "p", element("b", Markup("What to change: ")), escape_text(finding.suggestion), class_="change", dir="auto"
-        ),
+        element("span", element("b", finding.severity), " ", finding.code, class_="code"),
+        element("p", finding.message, dir="auto"),
+        element("p", element("b", "What to change: "), finding.suggestion, class_="change", dir="auto"),
         class_="finding warning" if finding.severity == "warning" else "finding",
     )
 
@@ -147,20 +143,20 @@ def _plan_section(report: Report) -> Markup | None:
     told = {True: "The splits are those that were planned.", False: "The splits are not those that were planned."}
     if report.prediction.matches is None:
         return None
-    differences = (element("li", escape_text(words), dir="auto") for words in report.prediction.differences)
+    differences = (element("li", words, dir="auto") for words in report.prediction.differences)
     listed = element("ul", *differences) if report.prediction.differences else None
-    return page_section("Plan", element("p", escape_text(told[report.prediction.matches])), listed)
+    return page_section("Plan", element("p", told[report.prediction.matches]), listed)
 
 
 def _spec_section(about: ReportContext) -> Markup | None:
-    return page_section("Job spec", element("pre", escape_text(about.spec), dir="auto")) if about.spec else None
+    return page_section("Job spec", element("pre", about.spec, dir="auto")) if about.spec else None
 
 
 def _notes_section(report: Report) -> Markup | None:
     if not report.notes:
         return None
     rows = (
-        element("tr", element("td", element("code", escape_text(name))), element("td", escape_text(note), dir="auto"))
+        element("tr", element("td", element("code", name)), element("td", note, dir="auto"))
         for name, note in sorted(report.notes.items())
     )
     return page_section("Notes", element("table", element("tbody", *rows), class_="notes"))
@@ -176,9 +172,9 @@ def _maps_section(report: Report, about: ReportContext, by: By) -> Markup:
         switch.append(
             element("input", type="radio", name="by", id=f"by-{one}", value=one, class_="by", checked=one == by)
         )
-        switch.append(element("label", escape_text(one), for_=f"by-{one}", class_="by"))
+        switch.append(element("label", one, for_=f"by-{one}", class_="by"))
         maps.append(element("div", _draw_map(report, about, one), class_=f"map by-{one}"))
-    legend = element("legend", Markup("What the cells show"))
+    legend = element("legend", "What the cells show")
     return page_section("The split", element("fieldset", legend, *switch, element("div", *maps, class_="maps")))
 
 
@@ -211,7 +207,7 @@ def _bar_sections(report: Report, about: ReportContext) -> Iterator[Markup]:
 def chart_section(ids: str, chart: BarChart, *, half: bool = False) -> Markup:
     """The bars of a chart, or the reason why there are none."""
     if not chart.bars:
-        return page_section(chart.title, *(element("p", escape_text(words), class_="muted") for words in chart.remarks))
+        return page_section(chart.title, *(element("p", words, class_="muted") for words in chart.remarks))
     return page_section(
         chart.title, both_widths(ids, chart.title, lambda frame: bar_chart.draw_bars(chart, frame), half=half)
     )
@@ -224,9 +220,7 @@ def _curves_section(about: ReportContext) -> Markup | None:
     drawn = (
         line_chart.draw_curves(same, PictureFrame(False, False, f"curve{place}")) for place, same in enumerate(shown)
     )
-    return page_section(
-        "Metrics", element("div", *drawn, class_="charts"), element("p", escape_text(left)) if left else None
-    )
+    return page_section("Metrics", element("div", *drawn, class_="charts"), element("p", left) if left else None)
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -251,10 +245,10 @@ def _seconds_text(value: float | None) -> str:
 def _balance_tile(report: Report, name: str, value: str, path: str) -> Markup:
     if value == DASH:
         note = report.notes.get(f"balance.{path}")
-        shown = element("dd", escape_text(NOT_MEASURED + (f": {note}" if note else "")), class_="none")
+        shown = element("dd", NOT_MEASURED + (f": {note}" if note else ""), class_="none")
     else:
-        shown = element("dd", escape_text(value))
-    return element("div", element("dt", escape_text(name)), shown)
+        shown = element("dd", value)
+    return element("div", element("dt", name), shown)
 
 
 def _devices_section(report: Report, about: ReportContext) -> Markup:
@@ -268,14 +262,14 @@ def _devices_section(report: Report, about: ReportContext) -> Markup:
         cells = [_body_cell(str(device.device)), element("td", *_table_marks(report, device, cost, slow, about))]
         cells += [_body_cell(str(device.rank), "n")] if ranks else []
         cells += [_body_cell(words, "n") for words in _cost_cells(cost)]
-        cells += [element("td", element("code", escape_text(device.id)), title=device.name), _body_cell(device.node)]
+        cells += [element("td", element("code", device.id), title=device.name), _body_cell(device.node)]
         rows.append(element("tr", *cells))
     table = element("table", element("thead", element("tr", *head)), element("tbody", *rows))
     more = len(report.devices) - len(rows)
     return page_section(
         "Devices",
         element("div", table, class_="scroll", tabindex="0", role="group", aria_label="Devices"),
-        element("p", escape_text(f"and {more:,} more devices"), class_="muted") if more else None,
+        element("p", f"and {more:,} more devices", class_="muted") if more else None,
     )
 
 
@@ -299,20 +293,20 @@ def _table_marks(
     report: Report, device: ReportDevice, cost: DeviceMeasures, slow: int | None, about: ReportContext
 ) -> Iterator[Markup]:
     if cost.idle_steps:
-        yield element("span", escape_text(IDLE), class_="mark idle")
+        yield element("span", IDLE, class_="mark idle")
     if device.device == slow:
-        yield element("span", escape_text(SLOW), class_="mark slow")
+        yield element("span", SLOW, class_="mark slow")
     if device.device == about.output_device and report.strategy == "dp" and len(report.devices) > 1:
-        yield element("span", escape_text(OUTPUT), class_="mark output")
+        yield element("span", OUTPUT, class_="mark output")
 
 
 def _head_cell(words: str, kind: str = "") -> Markup:
-    return element("th", escape_text(words), class_=kind or None, scope="col")
+    return element("th", words, class_=kind or None, scope="col")
 
 
 def _body_cell(words: str, kind: str = "") -> Markup:
-    return element("td", escape_text(words), class_=kind or None)
+    return element("td", words, class_=kind or None)
 
 
 def page_section(title: str, *children: Markup | None) -> Markup:
-    return element("section", element("h2", escape_text(title)), *children)
+    return element("section", element("h2", title), *children)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardyard.render.svg.chart_css import chart_sheet
-from shardyard.render.svg.markup import Markup, element, escape_text
+from shardyard.render.svg.markup import Markup, element
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ ALONE = PictureFrame()
 
 
 def label_text(words: str, x: float, y: float, classes: str) -> Markup:
-    return element("text", escape_text(words), x=x, y=y, class_=classes or None)
+    return element("text", words, x=x, y=y, class_=classes or None)
 
 
 def hatch_fill(frame: PictureFrame) -> str:
@@ -44,8 +44,8 @@ def svg_document(
     )
     return element(
         "svg",
-        element("title", escape_text(title), id=f"{frame.ids}-title"),
-        element("desc", escape_text(description), id=f"{frame.ids}-desc"),
+        element("title", title, id=f"{frame.ids}-title"),
+        element("desc", description, id=f"{frame.ids}-desc"),
         element("style", Markup(chart_sheet())) if frame.heading else None,
         element("defs", hatching),
         element("rect", class_="ground", width=wide, height=high) if frame.heading else None,
