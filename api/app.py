@@ -127,7 +127,14 @@ async def _lifespan(settings: Settings, operator: TokenRecord, app: FastAPI) -> 
     authenticator, changes = Authenticator(control, operator), ChangeNotifier(control)
     bundles = BundleService(control, storage, settings.max_bundles_bytes)
     services = _build_services(
-        control, telemetry, authenticator, changes, AttemptStorage(storage), bundles, lambda: scheduler.alive
+        control,
+        telemetry,
+        authenticator,
+        changes,
+        AttemptStorage(storage),
+        bundles,
+        settings.max_artifact_bytes,
+        lambda: scheduler.alive,
     )
     app.state.authenticator = authenticator
     app.state.services = {type(service): service for service in services}
@@ -180,12 +187,13 @@ def _build_services(
     changes: ChangeNotifier,
     storage: AttemptStorage,
     bundles: BundleService,
+    max_artifact_bytes: int,
     is_scheduler_alive: Callable[[], bool],
 ) -> tuple[object, ...]:
     fleet, records, streams = FleetCache(control), JobRepository(control, storage), StreamSlots()
     feeds = JobFeeds(FeedSources(records, telemetry, storage, changes))
     return (
-        JobService(control, records, telemetry, fleet, changes, storage, bundles),
+        JobService(control, records, telemetry, fleet, changes, storage, bundles, max_artifact_bytes),
         ResultService(records, telemetry, storage),
         EventService(records, feeds, ServiceFeed(control, fleet), streams),
         bundles,

@@ -11,19 +11,24 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
-from jobs.files import checkpoints, paths
+from jobs.files import checkpoints, paths, user_files
 from jobs.files.checkpoints import StoredCheckpoint
 from shardyard.contract.errors import NotFound, ShardyardError
-from shardyard.contract.responses import ArtifactView, at
+from shardyard.contract.responses import ArtifactView, LeftOutFiles, at
 
 #: What is offered, by its path below the attempt's directory; the rest is the service's own bookkeeping.
-OFFERED = (paths.report_file(Path()).name, paths.artifacts_dir(Path()).name)
+OFFERED = tuple(part(Path()).name for part in (paths.report_file, paths.artifacts_dir, paths.user_files_dir))
+#: Where a path is looked for that begins with none of these: the program's own name of a file is enough.
+_OWN_FILES = (paths.user_files_dir(Path()).name, paths.artifacts_dir(Path()).name)
 #: What checkpoints are listed below.
 CHECKPOINTS = paths.checkpoints_dir(Path(), "", "").name
+REPORT = paths.report_file(Path()).name
+#: Of checkpoints of both kinds: the service's, and those that a script has saved, with their manifests.
+_CHECKPOINT_PATHS = (f"{CHECKPOINTS}/", f"artifacts/{CHECKPOINTS}/", f"artifacts/.{CHECKPOINTS}/")
 MAX_LISTED = 10_000
 MAX_DEPTH = 32
 MAX_PATH = 4096
@@ -61,6 +66,7 @@ class OpenArtifact:
 class ArtifactListing:
     artifacts: list[ArtifactView]
     truncated: bool
+    left_out: list[LeftOutFiles] = field(default_factory=list)
 
 
 def list_artifacts(attempt: Path) -> ArtifactListing:
@@ -71,7 +77,9 @@ def list_artifacts(attempt: Path) -> ArtifactListing:
     found = _attempt_files(attempt)
     saved = [view for name, one in _checkpoints_by_name(attempt).items() for view in _checkpoint_files(one, name)]
     both = sorted(found.artifacts + saved, key=lambda one: one.path)
-    return ArtifactListing(both[:MAX_LISTED], found.truncated or len(both) > MAX_LISTED)
+    record = user_files.read_record(attempt)
+    left_out = record.left_out if record is not None else []
+    return ArtifactListing(both[:MAX_LISTED], found.truncated or len(both) > MAX_LISTED, left_out)
 
 
 def _checkpoints_by_name(attempt: Path) -> dict[str, StoredCheckpoint]:
@@ -122,11 +130,18 @@ def _walk_directory(directory: int, prefix: PurePosixPath, depth: int) -> Iterat
         with suppress(FileNotFoundError):  # it may be removed meanwhile
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
-                yield ArtifactView(str(prefix / name), status.st_size, at(status.st_mtime_ns // 1000))
+                path = str(prefix / name)
+                yield ArtifactView(path, status.st_size, at(status.st_mtime_ns // 1000), _kind_of(path))
             elif stat.S_ISDIR(status.st_mode) and depth == 0:
                 yield None
             elif stat.S_ISDIR(status.st_mode):
                 yield from _walk_subdirectory(directory, name, prefix / name, depth - 1)
+
+
+def _kind_of(path: str) -> Literal["file", "checkpoint", "report"]:
+    if path == REPORT:
+        return "report"
+    return "checkpoint" if path.startswith(_CHECKPOINT_PATHS) else "file"
 
 
 def _walk_subdirectory(parent: int, name: str, prefix: PurePosixPath, depth: int) -> Iterator[ArtifactView | None]:
@@ -141,12 +156,22 @@ def _walk_subdirectory(parent: int, name: str, prefix: PurePosixPath, depth: int
 
 
 def open_file(attempt: Path, path: str) -> OpenArtifact:
-    """Open one of the files that `listing` names.
+    """Open one of the files that `list_artifacts` names. A file of the program's own may go without the name of the
+    directory that it is listed in.
 
     Raises:
         NotFound: there is no such regular file, or a link or `..` is on the way to it.
         OSError: it cannot be read.
     """
+    if path.split("/")[0] in (*OFFERED, CHECKPOINTS):
+        return _open_listed(attempt, path)
+    for directory in _OWN_FILES:
+        with suppress(NotFound):
+            return _open_listed(attempt, f"{directory}/{path}")
+    raise _no_such_artifact(path)
+
+
+def _open_listed(attempt: Path, path: str) -> OpenArtifact:
     parts = path.split("/")
     if not _is_plain(path, parts):
         raise _no_such_artifact(path)

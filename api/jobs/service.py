@@ -31,7 +31,15 @@ from jobs.model.state import TERMINAL, JobState
 from jobs.store import JobFilter, JobRowPage
 from jobs.store.client import AsyncRedisStore
 from jobs.support import failpoints
-from shardyard.contract.errors import JobFinished, JobNotFinished, NotFound, Unavailable, UnreadableSpec
+from shardyard.contract.errors import (
+    FieldError,
+    InvalidSpec,
+    JobFinished,
+    JobNotFinished,
+    NotFound,
+    Unavailable,
+    UnreadableSpec,
+)
 from shardyard.contract.responses import AttemptList, CancelledJobs, JobList, JobStatus, Progress
 
 log = structlog.get_logger(__name__)
@@ -66,7 +74,9 @@ class JobService:
         changes: ChangeNotifier,
         storage: AttemptStorage,
         bundles: BundleService,
+        max_artifact_bytes: int,
     ) -> None:
+        """`max_artifact_bytes` is the most that a job may ask for in `limits.artifact_bytes`."""
         self._store = control
         self._records = records
         self._telemetry = telemetry
@@ -74,6 +84,7 @@ class JobService:
         self._changes = changes
         self._storage = storage
         self._bundles = bundles
+        self._max_artifact_bytes = max_artifact_bytes
         self._statuses = StatusCache()
 
     async def submit(self, who: Principal, body: bytes, idempotency_key: str) -> SubmittedJob:
@@ -96,6 +107,7 @@ class JobService:
     async def _store_job(
         self, who: Principal, wanted: JobSpec, digest: str, idempotency_key: str, parent: str = ""
     ) -> SubmittedJob:
+        self._check_artifact_limit(wanted)
         await self._bundles.check_entrypoint(who, wanted)
         call = store.submit(
             who.tenant,
@@ -118,6 +130,13 @@ class JobService:
             status = views.job_status(submitted.view, None, _NO_NAMES)
         failpoints.reach("submit.before_reply")
         return SubmittedJob(status, submitted.created)
+
+    def _check_artifact_limit(self, wanted: JobSpec) -> None:
+        """Raises InvalidSpec where a job asks for more room than the operator allows."""
+        asked, most = wanted.limits.artifact_bytes, self._max_artifact_bytes
+        if asked is not None and asked > most:
+            message = f"{asked:,} asked; this service keeps at most {most:,} bytes for a job"
+            raise InvalidSpec("the job wants too much kept", fields=(FieldError("limits.artifact_bytes", message),))
 
     async def read_status(self, who: Principal, job: str) -> JobStatus:
         """The status as it is. Raises NotFound, UnreadableSpec."""

@@ -151,7 +151,9 @@ class ResultService:
             return ArtifactList(artifacts=[])
         directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
         found = await self._storage.run_in_thread(partial(artifacts.list_artifacts, directory))
-        return ArtifactList(attempt=chosen.number, artifacts=found.artifacts, truncated=found.truncated)
+        return ArtifactList(
+            attempt=chosen.number, artifacts=found.artifacts, truncated=found.truncated, left_out=found.left_out
+        )
 
     async def open_artifact(self, who: Principal, job: str, attempt: int | None, path: str) -> OpenArtifact:
         """One of these files, open; the caller closes it.

@@ -3,7 +3,10 @@
     <storage>/jobs/<tenant>/<job>/<attempt>/logs/device-<n>.log
                                            /metrics.bin
                                            /report.json
-                                           /artifacts/
+                                           /artifacts/        what the program wrote there itself
+                                           /files/            what a script left in its working directory
+                                           /files.json        how much that is, and what was not kept
+                                           /files.part        a file on its way to them
                                            /drafts/<step>/    of checkpoints, while the attempt lives
                                            /resume/           what its ranks' account may read of one
     <storage>/jobs/<tenant>/<job>/checkpoints/<step>-<attempt>/
@@ -57,6 +60,18 @@ def report_file(attempt: Path) -> Path:
 
 def artifacts_dir(attempt: Path) -> Path:
     return attempt / "artifacts"
+
+
+def user_files_dir(attempt: Path) -> Path:
+    return attempt / "files"
+
+
+def user_files_record(attempt: Path) -> Path:
+    return attempt / "files.json"
+
+
+def user_file_draft(attempt: Path) -> Path:
+    return attempt / "files.part"
 
 
 def drafts_dir(attempt: Path) -> Path:

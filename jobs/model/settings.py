@@ -48,6 +48,14 @@ class Settings(BaseSettings):
         24, gt=0, le=87_600, description="how long a bundle that no job needs is kept after it was last used"
     )
 
+    max_artifact_bytes: int = Field(
+        2_147_483_648,
+        ge=0,
+        le=2**53,
+        description="what is kept at most of the files that a script leaves in its working directory; for all attempts "
+        "of a job together",
+    )
+
     retention_days: float = Field(
         30, ge=0, le=36_500, description="how long a finished job stays in Redis before it is archived; 0: for ever"
     )

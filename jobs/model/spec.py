@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic import WrapValidator as Wrap
 
-from jobs.model import validation
+from jobs.model import file_patterns, validation
 from jobs.model.validation import MAX_REPORTED_ERRORS
 from shardyard.contract.errors import FieldError, InvalidSpec, NotSupported
 
@@ -73,6 +73,7 @@ BundleId = Annotated[
     str, Field(pattern=r"^sha256:[0-9a-f]{64}$", description="id of uploaded code, as `POST /v1/bundles` answers it")
 ]
 Argument = Annotated[str, Field(max_length=8192, pattern=r"^[^\x00]*$")]
+KeepPattern = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")]
 VariableName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 EnvironmentName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$")]
 Place = Annotated[Literal["cpu"] | Annotated[int, Field(ge=0, strict=True)], Wrap(_one_message)]
@@ -189,6 +190,11 @@ class ScriptProgram(Strict):
     env: dict[VariableName, Argument] = Field(default_factory=dict, max_length=256)
     rehearse: bool = Field(False, strict=True, description="run on virtual devices as if they were GPUs")
     python: EnvironmentName | None = Field(None, description="a Python environment that the operator lists")
+    keep: Annotated[tuple[KeepPattern, ...], Field(max_length=100)] | None = Field(
+        None,
+        description="which files of the working directory are kept, as patterns of .gitignore; empty: none; "
+        "left out: all but caches and downloaded data sets",
+    )
 
     @property
     def is_file(self) -> bool:
@@ -228,6 +234,14 @@ class Limits(Strict):
         le=31_536_000,
         strict=True,
         description="longest time without a step; by default 20 times the run's longest pause, at least half an hour",
+    )
+    artifact_bytes: int | None = Field(
+        None,
+        ge=0,
+        le=2**53,
+        strict=True,
+        description="largest size of all files together that are kept of a script's working directory; left out: what "
+        "the operator allows (2 GiB unless set otherwise)",
     )
 
 
@@ -407,6 +421,9 @@ def _cross_field_errors(spec: JobSpec) -> list[FieldError]:
 
 def _recipe_errors(spec: JobSpec, program: RecipeProgram) -> list[FieldError]:
     wrong: list[FieldError] = []
+    if spec.limits.artifact_bytes is not None:
+        message = "only for scripts, whose working directory it limits; leave it out"
+        wrong.append(FieldError("limits.artifact_bytes", message))
     if program.mode == "train":
         for field, component in (("loss", program.loss), ("optimizer", program.optimizer)):
             if component is None:
@@ -449,6 +466,10 @@ def _script_errors(how: Parallelism, program: ScriptProgram) -> list[FieldError]
     elif not all(part.isidentifier() for part in program.entrypoint.split(".")):
         message = 'a .py file of the bundle ("train.py"), or a module in it ("package.train")'
         wrong.append(FieldError("program.entrypoint", message))
+    for number, pattern in enumerate(program.keep or ()):
+        if not file_patterns.is_valid(pattern):
+            message = 'no pattern of .gitignore; write for example "*.pt", "runs/", or "!data/" to leave data out'
+            wrong.append(FieldError(f"program.keep.{number}", message))
     for name in filter(_is_reserved, program.env):
         message = f"{name} is reserved, because the service sets it for each rank; leave it out"
         wrong.append(FieldError(f"program.env.{name}", message))

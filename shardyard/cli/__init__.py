@@ -56,6 +56,15 @@ MORE_EXAMPLES = {
             "shardyard watch JOB --json              wait for it, then print its status",
         )
     ),
+    "artifacts": "\n\n".join(
+        (
+            "[bold]Examples[/]",
+            "shardyard artifacts JOB                     your files, checkpoints, and the report",
+            "shardyard artifacts JOB --get model.pt      one of them, into this directory",
+            "shardyard artifacts JOB --attempt 1         what the first attempt left",
+            "shardyard artifacts JOB --get runs/1/log.csv -o - | head    to standard output",
+        )
+    ),
     "top": "\n\n".join(
         (
             "[bold]Examples[/]",

@@ -39,7 +39,10 @@ def artifacts_command(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the files that a job stored, or download one of them."""
+    """List the files that a job stored, or download one of them.
+
+    Your own files are those that the script wrote into its working directory (files/) or stored (artifacts/).
+    """
     if get is None and output is not None:
         raise InvalidRequest("--output needs --get; name the file to download")
     from shardyard.client import endpoints, operations
@@ -53,15 +56,35 @@ def artifacts_command(
         return print_json(client.json(call)) if as_json else _print_artifacts(client.call(call))
 
 
+#: Headings, by the kind of what stands below them. A kind of a later version has its own name there.
+HEADINGS = {"file": "YOUR FILES", "checkpoint": "CHECKPOINTS", "report": "REPORT"}
+
+
 def _print_artifacts(found: "ArtifactList") -> None:
-    listing = make_table("PATH", "#SIZE", "CHANGED")
-    for one in found.artifacts:
-        # Jobs choose these names, so control characters must not reach the terminal.
-        path = "".join(letter if letter.isprintable() else "?" for letter in one.path)
-        listing.add_row(path, formatting.byte_count(one.bytes), formatting.local_time(one.modified_at))
-    make_console().print(listing if found.artifacts else "no files")
+    console = make_console()
+    kinds = dict.fromkeys([*HEADINGS, *(one.kind for one in found.artifacts)])
+    groups = [[one for one in found.artifacts if one.kind == kind] for kind in kinds]
+    for number, group in enumerate(filter(None, groups)):
+        if number:
+            console.print()
+        kind = group[0].kind
+        listing = make_table(HEADINGS.get(kind, kind.upper()), "#SIZE", "CHANGED")
+        for one in group:
+            listing.add_row(
+                _printable(one.path), formatting.byte_count(one.bytes), formatting.local_time(one.modified_at)
+            )
+        console.print(listing)
+    if not found.artifacts:
+        console.print("no files")
     if found.truncated:
-        make_console().print("there are more files than one list shows")
+        console.print("there are more files than one list shows")
+    for left_out in found.left_out:
+        console.print(_printable(left_out.message), style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def _printable(text: str) -> str:
+    """Text without control characters: jobs choose the names of files, and a terminal obeys it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _save_download(parts: Iterator[bytes], output: str) -> None:

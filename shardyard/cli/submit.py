@@ -38,6 +38,7 @@ EXAMPLES = "\n\n".join(
         "shardyard submit --script train.py --strategy ddp --devices 3    torchrun",
         "shardyard submit --script train.py --strategy dp --devices 3 --rehearse",
         "shardyard submit --script train.py --exclude '*.bin' --dry-run",
+        "shardyard submit --script train.py --keep '*.pt' --keep runs/    what is kept of its files",
         "Everything after -- goes to the script. Files that .gitignore names are not sent.",
     )
 )
@@ -78,6 +79,16 @@ Exclude = Annotated[
     list[str] | None,
     typer.Option(metavar="PATTERN", help="Do not send this; as in .gitignore.", rich_help_panel=PANEL),
 ]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATTERN",
+        help="Keep these of the files that it leaves, as in .gitignore; '!data/' keeps all but those.",
+        rich_help_panel=PANEL,
+        show_default="all but caches",
+    ),
+]
+NoKeep = Annotated[bool, typer.Option("--no-keep", help="Keep none of them.", rich_help_panel=PANEL)]
 Devices = Annotated[int, typer.Option(min=1, help="How many devices.", rich_help_panel=PANEL)]
 HowToRun = Annotated[
     Strategy,
@@ -152,6 +163,8 @@ def submit_command(
     rehearse: Rehearse = False,
     include: Include = None,
     exclude: Exclude = None,
+    keep: Keep = None,
+    no_keep: NoKeep = False,
     env: Env = None,
     python: PythonName = None,
     pool: Pool = None,
@@ -194,7 +207,9 @@ def submit_command(
         labels=_parse_pairs("--label", labels or []),
         priority=priority,
         max_retries=max_retries,
-        **_drop_unset(name=name, pool=pool, python=python, wall_seconds=wall_seconds),
+        **_drop_unset(
+            name=name, pool=pool, python=python, wall_seconds=wall_seconds, keep=_choose_kept(keep or None, no_keep)
+        ),
     )
     where = scripts.directory_to_send(directory)
     code = scripts.UserProgram(script, module, where, tuple(include or ()), tuple(exclude or ()))
@@ -238,6 +253,13 @@ def _options_of_scripts(context: typer.Context) -> list[str]:
 def _refuse_options(options: list[str]) -> None:
     if options:
         raise InvalidRequest(f"{', '.join(options)}: only with --script or --module; a job spec says this itself")
+
+
+def _choose_kept(patterns: list[str] | None, none: bool) -> list[str] | None:
+    """`program.keep`: patterns, an empty list for nothing, or None for what the service does by itself."""
+    if none and patterns:
+        raise InvalidRequest("--keep and --no-keep contradict each other; give one of them")
+    return [] if none else patterns
 
 
 def _drop_unset(**options: Any) -> Any:

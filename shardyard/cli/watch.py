@@ -36,8 +36,6 @@ TAIL = 5
 MAX_FINDINGS = 4
 #: Lines of a terminal that are neither devices nor log lines.
 OTHER_LINES = 5
-#: Where a job's own files lie among its artifacts, beside what the service writes.
-KEPT = "artifacts/"
 #: What a program prints itself, as against what the service says of it.
 PRINTED = ("stdout", "stderr")
 
@@ -277,7 +275,10 @@ def print_afterwards(client: Client, job: str, console: Console, said: Sequence[
             words = finding_words(finding)
             if finding.severity != "info" and words not in said:
                 console.print(words, style="yellow", markup=False, highlight=False, soft_wrap=True)
-        kept = [one for one in client.call(endpoints.list_artifacts(job)).artifacts if one.path.startswith(KEPT)]
+        found = client.call(endpoints.list_artifacts(job))
+        for left_out in found.left_out:
+            console.print(left_out.message, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        kept = [one for one in found.artifacts if one.kind == "file"]
         if kept:
             console.print(f"{formatting.count_noun(len(kept), 'file')} kept: shardyard artifacts {job}", style="dim")
     console.print(f"what each device got: shardyard splits {job}", style="dim", soft_wrap=True)

@@ -70,6 +70,8 @@ class ScriptOptions(TypedDict, total=False):
     priority: int
     wall_seconds: float
     max_retries: int
+    keep: Sequence[str]  # which of its files are kept, as patterns of .gitignore; empty: none
+    artifact_bytes: int  # largest size of these files together
 
 
 def pack_program(
@@ -98,6 +100,8 @@ def pack_program(
 def build_script_spec(args: Sequence[str] = (), **options: Unpack[ScriptOptions]) -> dict[str, Any]:
     """The job spec of a script, without its bundle and entry point. Options that are not given are left out."""
     said: dict[str, Any] = {**options}
+    if isinstance(said.get("keep"), str):
+        raise InvalidRequest("keep takes a list of patterns, for example keep=['*.pt']")
     say = said.get
     wanted = {
         "name": say("name"),
@@ -113,9 +117,16 @@ def build_script_spec(args: Sequence[str] = (), **options: Unpack[ScriptOptions]
             "rehearse": say("rehearse") or None,
             "python": say("python"),
         },
-        "limits": {"wall_seconds": say("wall_seconds"), "max_retries": say("max_retries") or None},
+        "limits": {
+            "wall_seconds": say("wall_seconds"),
+            "max_retries": say("max_retries") or None,
+            "artifact_bytes": say("artifact_bytes"),
+        },
     }
-    return _drop_unset(wanted)
+    spec = _drop_unset(wanted)
+    if "keep" in said:  # an empty list says something: nothing is kept
+        spec["program"]["keep"] = list(said["keep"])
+    return spec
 
 
 def complete_spec(wanted: Mapping[str, Any], **program: str) -> dict[str, Any]:

@@ -190,19 +190,35 @@ class Plan(Answer, frozen=True, kw_only=True):
 
 
 class ArtifactView(Answer, frozen=True):
-    """One file that an attempt stored; `path` is its path for a download."""
+    """One file that an attempt stored; `path` is its path for a download. `kind` is `file` for the program's own, else
+    `checkpoint` or `report`."""
 
     path: str
     bytes: int = 0
     modified_at: datetime | None = None
+    kind: str = "file"
+
+
+class LeftOutFiles(Answer, frozen=True, kw_only=True):
+    """Files of a script's working directory that were not kept for one reason: how many, with how many bytes together,
+    and the newest and the largest of them. `message` says it in a sentence."""
+
+    reason: str
+    message: str = ""
+    files: int = 0
+    bytes: int = 0
+    newest: str = ""
+    largest: str = ""
 
 
 class ArtifactList(Answer, frozen=True, kw_only=True):
-    """The files of an attempt. `truncated` is true if there are more files than one list shows."""
+    """The files of an attempt. `truncated` is true if there are more files than one list shows; `left_out` has what a
+    script wrote into its working directory and what was not kept."""
 
     attempt: int = 0
     artifacts: list[ArtifactView]
     truncated: bool = False
+    left_out: list[LeftOutFiles] = []
 
 
 class BundleView(Answer, frozen=True, kw_only=True):

@@ -50,7 +50,7 @@ CHUNK = 1024 * 1024
 BATCH = 1000
 _CHECKPOINTS = paths.checkpoints_dir(Path(), "", "").name
 #: Of an attempt: what only its processes need.
-_UNFINISHED = frozenset((paths.drafts_dir(Path()).name, paths.resume_dir(Path()).name))
+_UNFINISHED = frozenset(part(Path()).name for part in (paths.drafts_dir, paths.resume_dir, paths.user_file_draft))
 #: What a restore makes first, and what it may meet in a directory that counts as empty.
 _PART, _LOCK = ".restoring", "up.lock"
 

@@ -537,8 +537,9 @@ def test_a_script_is_followed_line_by_line_to_its_end(
     )
     finding = {"code": "no-work-done", "severity": "warning", "message": "nothing ran", "suggestion": ""}
     service.on("GET", f"/v1/jobs/{JOB}/splits", (200, REPORT | {"findings": [finding]}))
-    kept = [{"path": "report.json"}, {"path": "artifacts/model.pt"}]
-    service.on("GET", f"/v1/jobs/{JOB}/artifacts", (200, {"artifacts": kept}))
+    kept = [{"path": "report.json", "kind": "report"}, {"path": "files/model.pt", "kind": "file"}]
+    left_out = [{"reason": "limit", "message": "big.bin (3.0 GiB) was not kept: ..."}]
+    service.on("GET", f"/v1/jobs/{JOB}/artifacts", (200, {"artifacts": kept, "left_out": left_out}))
 
     assert run("submit", "--script", "train.py") == 1
 
@@ -551,6 +552,7 @@ def test_a_script_is_followed_line_by_line_to_its_end(
     assert advice in lines
     assert "warning: nothing ran" in lines
     assert f"1 file kept: shardyard artifacts {JOB}" in lines
+    assert "big.bin (3.0 GiB) was not kept: ..." in lines
     assert f"digits is running: {JOB}" in captured.err
 
 

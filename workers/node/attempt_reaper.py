@@ -15,6 +15,7 @@ from workers.node.janitor import clear_orphan, describe_survivors, orphaned_atte
 from workers.runtime.launch import AttemptDirectory
 from workers.supervisor import pending_end, working_dir
 from workers.supervisor.process_sweep import is_supervisor_dead, sweep_attempt
+from workers.supervisor.user_files.collection import keep_files_of_dead_supervisor
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +48,7 @@ class AttemptReaper:
     def _reap(self, attempt: AttemptId, directory: AttemptDirectory) -> None:
         survivors = sweep_attempt(directory, attempt)
         working_dir.reclaim_storage(self._config.storage, attempt)
+        keep_files_of_dead_supervisor(directory, self._config.storage, attempt)
         pending_end.report_pending_end(self._store, attempt, directory.pending_end)
         why, backoff = "its supervisor died", backoff_seconds()
         lost = store.reap(attempt, StateReason.SUPERVISOR_LOST, why, heartbeat=None, backoff_seconds=backoff)

@@ -18,6 +18,7 @@ from workers.node.device_check import DeviceChecker
 from workers.runtime.launch import AttemptDirectory
 from workers.supervisor import pending_end, working_dir
 from workers.supervisor.process_sweep import is_supervisor_dead, sweep_attempt
+from workers.supervisor.user_files.collection import keep_files_of_dead_supervisor
 
 log = structlog.get_logger(__name__)
 
@@ -120,6 +121,7 @@ def clear_orphan(state_dir: Path, storage: Path, attempt: AttemptId, seconds: fl
     directory = AttemptDirectory.of(state_dir, attempt)
     survivors = sweep_attempt(directory, attempt, seconds)
     working_dir.reclaim_storage(storage, attempt)
+    keep_files_of_dead_supervisor(directory, storage, attempt)
     if not survivors and not directory.pending_end.exists():
         directory.remove()
     return survivors

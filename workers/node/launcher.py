@@ -129,4 +129,5 @@ class AttemptLauncher:
             python=python,
             account=accounts.for_devices(device.index for device in lease) if accounts is not None else None,
             processes=settings.rank_processes,
+            max_artifact_bytes=settings.max_artifact_bytes,
         )

@@ -43,6 +43,7 @@ class AttemptConfig:
     python: Path | None = None  # ranks start cold, in this Python
     account: RankAccount | None = None  # of the ranks; None: the worker's own
     processes: int = 4096  # that the account may have
+    max_artifact_bytes: int = 2**31  # of what the job leaves in its working directory
 
     @property
     def strategy(self) -> str:
@@ -107,6 +108,11 @@ class AttemptDirectory:
     def work(self) -> Path:
         """The working copy of the job's bundle."""
         return self.directory / "work"
+
+    @property
+    def baseline(self) -> Path:
+        """What was in the working copy before the program started."""
+        return self.directory / "baseline.json"
 
     @property
     def resume(self) -> Path:

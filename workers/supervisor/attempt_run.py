@@ -14,7 +14,7 @@ from jobs.model.state import StateReason, SupervisorCommand
 from jobs.protocol.records import Note
 from jobs.splits.plan import predict_splits
 from workers.rank.handle import RankHandle
-from workers.runtime.launch import AttemptConfig, StartMessage, WorkingDirectory
+from workers.runtime.launch import AttemptConfig, AttemptDirectory, StartMessage, WorkingDirectory
 from workers.supervisor import descendants, rendezvous, working_dir
 from workers.supervisor.checkpoints import directories, resume
 from workers.supervisor.checkpoints.writer import AttemptCheckpoints, CheckpointWriter, checkpoint_settings
@@ -26,12 +26,15 @@ from workers.supervisor.report.recipe_aggregator import RecipeAggregator
 from workers.supervisor.report.script_aggregator import ScriptAggregator
 from workers.supervisor.telemetry.publisher import TelemetryPublisher
 from workers.supervisor.telemetry.shipper import StreamShipper
+from workers.supervisor.user_files.collection import COPY_SECONDS, HURRIED_SECONDS, keep_files
 
 log = structlog.get_logger(__name__)
 
 #: How long the end of a successful attempt waits for a disk that refuses its report, and how often that is tried.
 DISK_SECONDS = 30.0
 DISK_RETRY_SECONDS = 0.5
+#: Under which name the report's notes say what was not kept of a script's files.
+FILES_NOTE = "files"
 
 
 class AttemptRun:
@@ -94,6 +97,7 @@ class AttemptRun:
             self._checkpoints.writer.close()
             self._checkpoints.report_to(self._publisher)
         working_dir.reclaim_storage(self._config.storage, self._config.attempt)  # with the drafts of the checkpoints
+        self._keep_files(self._publisher)
         if self._checkpoints is not None and outcome.reason is StateReason.COMPLETED:
             _publish_weights(self._checkpoints)
         return self._seal_telemetry(self._publisher, outcome)
@@ -118,6 +122,20 @@ class AttemptRun:
         return StartMessage(
             self._working_directory, self._checkpoints.directories.drafts, self._checkpoints.resume_directory
         )
+
+    def _keep_files(self, publisher: TelemetryPublisher) -> None:
+        """Keep what a script has left in its working directory, and say in the log and the report what was not kept."""
+        began, config = monotonic(), self._config
+
+        def is_time_up() -> bool:
+            is_hurried = self._lease.command in (SupervisorCommand.STOP, SupervisorCommand.LOST)
+            return monotonic() - began > (HURRIED_SECONDS if is_hurried else COPY_SECONDS)
+
+        directory = AttemptDirectory.of(config.state_dir, config.attempt)
+        record = keep_files(directory, config.storage, config.attempt, is_time_up)
+        for group in record.left_out if record is not None else ():
+            publisher.add_record(0, Note(FILES_NOTE, group.message))
+            publisher.log_line(group.message)
 
     def _seal_telemetry(self, publisher: TelemetryPublisher, outcome: AttemptOutcome) -> AttemptOutcome:
         """Write the final report and seal the logs. An attempt that has succeeded waits a while for a full disk, unless

@@ -19,6 +19,7 @@ from shardyard.contract.errors import BadBundle
 from workers.runtime.launch import AttemptConfig, AttemptDirectory, WorkingDirectory
 from workers.sandbox import run_as
 from workers.supervisor.checkpoints import directories
+from workers.supervisor.user_files.baseline import write_baseline
 
 #: A bundle that has one of these expects packages which the worker may not have.
 REQUIREMENTS = "requirements.txt"
@@ -45,9 +46,10 @@ def prepare_working_directory(config: AttemptConfig, spec: JobSpec) -> WorkingDi
     if packed is None:
         raise BundleUnusable(f"program.bundle: {bundle} is not in the storage any more; upload it again and resubmit")
     try:
-        bundles.extract_bundle(packed, directory.work, bundle)
+        unpacked = bundles.extract_bundle(packed, directory.work, bundle)
     except BadBundle as error:
         raise BundleUnusable(f"program.bundle: {error}") from error
+    write_baseline(directory, config, spec, [file.path for file in unpacked.files])
     temporary = Path(os.path.realpath(tempfile.mkdtemp(prefix="sy-", dir=_choose_temporary(tempfile.gettempdir()))))
     directory.temporary.write_text(str(temporary))
     storage = config.storage.absolute()

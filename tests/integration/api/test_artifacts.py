@@ -106,5 +106,10 @@ async def test_a_job_that_has_not_started_has_no_files(api: Api) -> None:
     api.node(devices=1)
     await until_state(api, await api.submit(), "starting")
     job = await api.submit()
-    assert await api.get(f"/v1/jobs/{job}/artifacts") == {"attempt": 0, "artifacts": [], "truncated": False}
+    assert await api.get(f"/v1/jobs/{job}/artifacts") == {
+        "attempt": 0,
+        "artifacts": [],
+        "truncated": False,
+        "left_out": [],
+    }
     assert (await api.client.get(f"/v1/jobs/{job}/artifacts/report.json")).status_code == 404

@@ -129,6 +129,23 @@ async def test_a_tenant_has_room_for_so_much(tight: Settings) -> None:
         assert (await upload(api, bodies[1], headers=others)).status_code == 201
 
 
+async def test_a_job_may_ask_to_keep_as_much_as_the_operator_allows(settings: Settings) -> None:
+    async with running(settings.model_copy(update={"max_artifact_bytes": 1000})) as api:
+        api.node()
+        await upload(api)
+        assert (await submit(api, script() | {"limits": {"artifact_bytes": 1000}})).status_code == 201
+        refused = await submit(api, script() | {"limits": {"artifact_bytes": 1001}})
+        assert (refused.status_code, refused.json()["errors"]) == (
+            422,
+            [
+                {
+                    "field": "limits.artifact_bytes",
+                    "message": "1,001 asked; this service keeps at most 1,000 bytes for a job",
+                }
+            ],
+        )
+
+
 async def test_two_uploads_of_the_same_bytes_leave_one_file(api: Api) -> None:
     answers = await asyncio.gather(upload(api), upload(api))
     assert sorted(answer.status_code for answer in answers) in ([200, 201], [201, 201])

@@ -197,6 +197,9 @@ if __name__ == "__main__":
     tool.write_text("#!/bin/sh")
     tool.chmod(0o4755)
     Path("made-here").touch()
+    Path("elsewhere").symlink_to("/etc/shadow")
+    Path("tool").write_text("#!/bin/sh")
+    Path("tool").chmod(0o4755)
     (Path.home() / ".cache").mkdir()
     status = Path("/proc/self/status").read_text()
     print(json.dumps({
@@ -239,6 +242,9 @@ def test_what_a_job_has_left_belongs_to_the_service(confined: Service) -> None:
     tool = paths.artifacts_dir(files) / "deep" / "tool"
     assert {path.stat().st_uid for path in (tool, *tool.parents[:3])} == {os.geteuid()}
     assert stat.S_IMODE(tool.stat().st_mode) == 0o755
+    kept = {path.name: path.lstat() for path in paths.user_files_dir(files).iterdir()}
+    assert {(one.st_uid, stat.filemode(one.st_mode)) for one in kept.values()} == {(os.geteuid(), "-rw-r-----")}
+    assert set(kept) == {"made-here", "tool"}
     assert stat.S_IMODE(files.stat().st_mode) == 0o700
 
 

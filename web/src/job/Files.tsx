@@ -7,30 +7,52 @@ interface File {
   path: string;
   bytes: number;
   modified_at: string;
+  kind: string;
+}
+
+interface Found {
+  artifacts: File[];
+  left_out: { reason: string; message: string }[];
 }
 
 const SHOWN = 200;
+const NOTHING: Found = { artifacts: [], left_out: [] };
+const HEADINGS: Record<string, string> = { file: "Your files", checkpoint: "Checkpoints", report: "Report" };
 
 export function Files(props: { id: string; state: string }) {
-  const [files, setFiles] = useState<File[] | null>(null);
+  const [found, setFound] = useState<Found | null>(null);
   useEffect(() => {
-    get<{ artifacts: File[] }>(`/v1/jobs/${props.id}/artifacts`).then((found) => setFiles(found.artifacts), () => setFiles([]));
+    get<Found>(`/v1/jobs/${props.id}/artifacts`).then(setFound, () => setFound(NOTHING));
   }, [props.id, props.state]);
+  const files = found?.artifacts ?? [];
+  const kinds = [...new Set([...Object.keys(HEADINGS), ...files.map((file) => file.kind)])];
   return (
     <>
       <h2>Files</h2>
-      {files?.length === 0 && <p class="muted">None. A script keeps files in <code>job.output_dir()</code>.</p>}
-      {files && files.length > 0 && (
-        <div class="scroll" tabIndex={0} role="group" aria-label="Files"><table><tbody>
-          {files.slice(0, SHOWN).map((file) => (
-            <tr key={file.path}>
-              <td class="name"><a href={`/v1/jobs/${props.id}/artifacts/${file.path.split("/").map(encodeURIComponent).join("/")}`} download><bdi>{file.path}</bdi></a></td>
-              <td class="n">{bytes(file.bytes)}</td><td class="muted">{clock(file.modified_at)}</td>
-            </tr>
-          ))}
-        </tbody></table></div>
+      {found && !files.some((file) => file.kind === "file") && (
+        <p class="muted">No files of your own. What a script writes into its working directory is kept when it ends.</p>
       )}
-      {files && files.length > SHOWN && <p class="muted">and {plural(files.length - SHOWN, "file")} more: <code>shardyard artifacts {props.id}</code></p>}
+      {kinds.map((kind) => <Group key={kind} id={props.id} kind={kind} files={files.filter((file) => file.kind === kind)} />)}
+      {found?.left_out?.map((group) => <p key={group.reason} class="muted left-out"><bdi>{group.message}</bdi></p>)}
+    </>
+  );
+}
+
+function Group(props: { id: string; kind: string; files: File[] }) {
+  if (props.files.length === 0) return null;
+  const heading = HEADINGS[props.kind] ?? props.kind;
+  return (
+    <>
+      <h3>{heading}</h3>
+      <div class="scroll" tabIndex={0} role="group" aria-label={heading}><table><tbody>
+        {props.files.slice(0, SHOWN).map((file) => (
+          <tr key={file.path}>
+            <td class="name"><a href={`/v1/jobs/${props.id}/artifacts/${file.path.split("/").map(encodeURIComponent).join("/")}`} download><bdi>{file.path}</bdi></a></td>
+            <td class="n">{bytes(file.bytes)}</td><td class="muted">{clock(file.modified_at)}</td>
+          </tr>
+        ))}
+      </tbody></table></div>
+      {props.files.length > SHOWN && <p class="muted">and {plural(props.files.length - SHOWN, "file")} more: <code>shardyard artifacts {props.id}</code></p>}
     </>
   );
 }

@@ -7,7 +7,10 @@ import pytest
 from api.data import artifacts
 from api.data.artifacts import RangeNotSatisfiable, parse_range
 from jobs.files import paths as layout
+from jobs.files import user_files
+from jobs.files.user_files import UserFilesRecord
 from shardyard.contract.errors import NotFound
+from shardyard.contract.responses import LeftOutFiles
 
 
 @pytest.fixture
@@ -33,6 +36,47 @@ def test_the_list_has_the_report_and_the_artifacts_but_not_the_services_own_file
     ]
     assert not found.truncated
     assert all(str(one.modified_at).endswith("Z") for one in found.artifacts)
+
+
+def test_each_file_has_a_kind_and_what_was_not_kept_is_listed_too(attempt: Path) -> None:
+    for path in (
+        "files/model.pt",
+        "files/checkpoints/1.pt",
+        "artifacts/checkpoints/state.pt",
+        "artifacts/.checkpoints/1",
+    ):
+        (attempt / path).parent.mkdir(parents=True, exist_ok=True)
+        (attempt / path).write_text(path)
+    left_out = LeftOutFiles(reason="limit", message="too large", files=1, bytes=5, newest="a", largest="a")
+    user_files.write_record(attempt, UserFilesRecord(files=2, bytes=10, left_out=[left_out]))
+    found = artifacts.list_artifacts(attempt)
+    assert {one.path: one.kind for one in found.artifacts} == {
+        "artifacts/.checkpoints/1": "checkpoint",
+        "artifacts/checkpoints/state.pt": "checkpoint",
+        "artifacts/notes.txt": "file",
+        "artifacts/weights/last.pt": "file",
+        "files/checkpoints/1.pt": "file",
+        "files/model.pt": "file",
+        "report.json": "report",
+    }
+    assert found.left_out == [left_out]
+
+
+def test_a_file_is_found_by_the_path_that_its_program_gave_it(attempt: Path) -> None:
+    (attempt / "files").mkdir()
+    (attempt / "files" / "notes.txt").write_text("of the working directory")
+    for path, size in (
+        ("notes.txt", 24),
+        ("files/notes.txt", 24),
+        ("artifacts/notes.txt", 5),
+        ("weights/last.pt", 1000),
+    ):
+        found = artifacts.open_file(attempt, path)
+        found.file.close()
+        assert found.size == size
+    for path in ("none.txt", "../secret", "logs/device-0.log", "weights/../notes.txt", "/notes.txt", ""):
+        with pytest.raises(NotFound):
+            artifacts.open_file(attempt, path)
 
 
 def test_an_attempt_without_a_directory_has_no_artifacts(tmp_path: Path) -> None:

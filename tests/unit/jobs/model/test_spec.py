@@ -61,6 +61,19 @@ def test_a_spec_comes_back_from_the_store_as_it_was() -> None:
     assert store.decode_spec(store.encode_spec(job)) == job
 
 
+def test_patterns_of_files_to_keep_are_checked_and_an_empty_list_is_no_default() -> None:
+    script = {"kind": "script", "bundle": f"sha256:{'0' * 64}", "entrypoint": "train.py"}
+    for keep in (None, [], ["*.pt", "!tmp/"]):
+        job = store.decode_spec(store.encode_spec(parse(program=script | {"keep": keep})))
+        assert isinstance(job.program, spec.ScriptProgram)
+        assert job.program.keep == (keep if keep is None else tuple(keep))
+    refused = wrong({"program": script | {"keep": ["*.pt", "!", "a\\"]}})
+    assert set(refused) == {"program.keep.1", "program.keep.2"}
+    assert 'write for example "*.pt"' in refused["program.keep.1"]
+    assert set(wrong({"program": script | {"keep": "*.pt"}})) == {"program.keep"}
+    assert set(wrong({"limits": {"artifact_bytes": 5}})) == {"limits.artifact_bytes"}  # a recipe
+
+
 # -- unknown fields --------------------------------------------------------------------------------
 
 

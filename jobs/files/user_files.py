@@ -1,0 +1,44 @@
+"""The record of the files that an attempt kept of its working directory, beside these files.
+
+It is written last, so an attempt that has one is done with keeping.
+"""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from jobs.files import paths
+from shardyard.contract.responses import LeftOutFiles
+
+MAX_RECORD_BYTES = 1024 * 1024
+
+
+class UserFilesRecord(msgspec.Struct, kw_only=True):
+    """How many files were kept, with how many bytes together, and what was not. The layout grows at the end."""
+
+    files: int
+    bytes: int
+    left_out: list[LeftOutFiles]
+
+
+def read_record(attempt: Path) -> UserFilesRecord | None:
+    """The record in the directory of an attempt; None where there is none that can be read."""
+    try:
+        with open(paths.user_files_record(attempt), "rb", opener=_open_without_waiting) as file:
+            return msgspec.json.decode(file.read(MAX_RECORD_BYTES), type=UserFilesRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file that may be a link or a pipe by now, if the job runs as the service's own account."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def write_record(attempt: Path, record: UserFilesRecord) -> None:
+    """Write the record so that a reader sees all of it or none. Raises OSError."""
+    target = paths.user_files_record(attempt)
+    draft = target.with_name(f".{target.name}")
+    draft.write_bytes(msgspec.json.encode(record))
+    draft.rename(target)

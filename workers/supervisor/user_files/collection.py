@@ -1,0 +1,151 @@
+"""Keeps what a script has left in its working directory: at the end of its attempt, however that ended.
+
+    1. `selection` finds the files that are new or changed, and chooses what fits the limit, the newest first
+    2. `file_mover` moves them to `<attempt>/files/` in the storage
+    3. files of earlier attempts are removed where the job has more than its limit now
+    4. `<attempt>/files.json` says how much was kept, and what was not and why
+
+The processes of the attempt must be dead. Nothing here ends an attempt in another way than it would have: what cannot
+be kept is counted, and errors are logged.
+"""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Final, NamedTuple
+
+import msgspec
+import structlog
+
+from jobs.files import paths, user_files
+from jobs.files.user_files import UserFilesRecord
+from jobs.store import AttemptId
+from jobs.support import fs
+from workers.runtime.launch import AttemptDirectory
+from workers.supervisor.user_files.baseline import Baseline, read_baseline
+from workers.supervisor.user_files.file_mover import FileMover, MoveRefused, TimeIsUp
+from workers.supervisor.user_files.left_out import FoundFile, LeftOutTally, Reason, replaced_files
+from workers.supervisor.user_files.selection import FileFinder, choose_files
+
+log = structlog.get_logger(__name__)
+
+#: How long the end of an attempt may wait for copies, and how long it may where the service stops.
+COPY_SECONDS: Final = 60.0
+HURRIED_SECONDS: Final = 5.0
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DISK_ERRNOS: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO))
+
+
+def keep_files(
+    directory: AttemptDirectory, storage: Path, attempt: AttemptId, is_time_up: Callable[[], bool]
+) -> UserFilesRecord | None:
+    """Keep the files of an attempt. None where it keeps none, or that was done before."""
+    target = paths.attempt_dir(storage, attempt.tenant, attempt.job, attempt.number).absolute()
+    try:
+        if paths.user_files_record(target).exists():
+            return None
+        baseline = read_baseline(directory)
+        if baseline is None:
+            return None
+        record = _keep_files(baseline, directory.work, target, attempt, is_time_up)
+        if record.files or record.left_out:
+            user_files.write_record(target, record)
+    except (OSError, msgspec.MsgspecError) as error:
+        log.error("files_not_kept", attempt=str(attempt), error=str(error))
+        return None
+    return record
+
+
+def keep_files_of_dead_supervisor(directory: AttemptDirectory, storage: Path, attempt: AttemptId) -> None:
+    """The same for an attempt whose supervisor died before it could."""
+    deadline = monotonic() + HURRIED_SECONDS
+    keep_files(directory, storage, attempt, lambda: monotonic() > deadline)
+
+
+def _keep_files(
+    baseline: Baseline, work: Path, attempt_dir: Path, attempt: AttemptId, is_time_up: Callable[[], bool]
+) -> UserFilesRecord:
+    target, left_out = paths.user_files_dir(attempt_dir), LeftOutTally()
+    source = os.open(work, _DIRECTORY)
+    try:
+        before = _measure_directory(target)  # what a supervisor that was killed has moved already
+        found = FileFinder(baseline, left_out, is_time_up).find_files(source)
+        later = _other_attempts(attempt_dir, lambda number: number > attempt.number)
+        allowance = baseline.limit - sum(record.bytes for record in later.values())
+        chosen = choose_files(found, allowance - before.bytes, left_out)
+        if chosen:
+            target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mover = FileMover(source, target, paths.user_file_draft(attempt_dir), baseline.uid, is_time_up)
+        kept = _move_files(mover, chosen, left_out)
+    finally:
+        os.close(source)
+    size = before.bytes + sum(file.bytes for file in kept)
+    _remove_replaced(attempt_dir, attempt, allowance - size)
+    return UserFilesRecord(files=before.files + len(kept), bytes=size, left_out=left_out.summarize(baseline.limit))
+
+
+class _Measured(NamedTuple):
+    files: int
+    bytes: int
+
+
+def _measure_directory(directory: Path) -> _Measured:
+    sizes = [(Path(parent) / name).lstat().st_size for parent, _, names in os.walk(directory) for name in names]
+    return _Measured(len(sizes), sum(sizes))
+
+
+def _move_files(mover: FileMover, chosen: list[FoundFile], left_out: LeftOutTally) -> list[FoundFile]:
+    """Move the files, and count those that cannot be moved. After a full disk, and where time is up, no other is
+    tried."""
+    kept: list[FoundFile] = []
+    stopped: Reason | None = None
+    for file in chosen:
+        if stopped is None:
+            try:
+                mover.move(file)
+                kept.append(file)
+                continue
+            except TimeIsUp:
+                stopped = "time"
+            except MoveRefused:
+                left_out.add("unreadable", file)
+                continue
+            except OSError as error:
+                if error.errno not in _DISK_ERRNOS:
+                    left_out.add("unreadable", file)
+                    continue
+                log.warning("file_not_kept", path=file.path, error=str(error))
+                stopped = "disk"
+        left_out.add(stopped, file)
+    return kept
+
+
+def _remove_replaced(attempt_dir: Path, attempt: AttemptId, room: int) -> None:
+    """Remove the files of earlier attempts, the oldest first, until the rest of them has `room` bytes at most."""
+    earlier = _other_attempts(attempt_dir, lambda number: number < attempt.number)
+    total = sum(record.bytes for record in earlier.values())
+    for number in sorted(earlier):
+        if total <= room:
+            return
+        record, directory = earlier[number], attempt_dir.with_name(str(number))
+        try:
+            fs.remove_tree(paths.user_files_dir(directory))
+        except OSError as error:
+            log.warning("not_removed", directory=str(paths.user_files_dir(directory)), error=str(error))
+            continue
+        removed = replaced_files(record.files, record.bytes, attempt.number)
+        replaced = UserFilesRecord(files=0, bytes=0, left_out=[*record.left_out, removed])
+        user_files.write_record(directory, replaced)
+        total -= record.bytes
+
+
+def _other_attempts(attempt_dir: Path, is_asked: Callable[[int], bool]) -> dict[int, UserFilesRecord]:
+    """Records of other attempts of the job that have kept files, by number."""
+    numbers = [int(name) for name in os.listdir(attempt_dir.parent) if name.isdigit()]
+    records = {
+        number: user_files.read_record(attempt_dir.with_name(str(number))) for number in numbers if is_asked(number)
+    }
+    return {number: record for number, record in records.items() if record is not None and record.bytes}
