@@ -94,7 +94,9 @@ class Pages:
 
 @contextmanager
 def pages_of(browser: Browser, url: str, token: str, **window: object) -> Iterator[Pages]:
-    context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **window})  # type: ignore[arg-type]
+    """Windows draw no animations, which would take a core while a run is shown."""
+    chosen = {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce", **window}
+    context = browser.new_context(**chosen)  # type: ignore[arg-type]
     pages = Pages(context.new_page(), url, token)
     yield pages
     context.close()

@@ -11,7 +11,7 @@ from tests.faults.site import Site, running_site
 LEASE = 18.0
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with running_site(tmp_path_factory.mktemp("site"), through="127.0.0.1", lease_seconds=LEASE) as site:
         yield site

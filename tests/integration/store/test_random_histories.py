@@ -40,7 +40,7 @@ NODE_CHANGES = ("restarts", "goes down", "stops", "drains", "leaves", "undrains"
 ENDS = sorted(CAUSE_OF)
 LIVE = (AttemptState.LEASED, AttemptState.CLAIMED)
 
-QUICK = settings(max_examples=200, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 class History(RuleBasedStateMachine):

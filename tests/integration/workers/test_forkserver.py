@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.workers.service import children_named, eventually
+from tests.integration.workers.service import children_named, eventually, is_dead
 from tests.support.attempts import ATTEMPT, a_launch
 from workers.node import forkserver
 from workers.node.forkserver import ForkServer, _receive_message, _send_message
@@ -162,7 +162,7 @@ def test_a_process_forked_ahead_ends_with_its_server(server: ForkServer) -> None
     (spare,) = eventually(lambda: _spares(server), "one is forked ahead")
     assert server.pid is not None
     os.kill(server.pid, signal.SIGKILL)
-    eventually(lambda: not spare.is_running() or spare.status() == psutil.STATUS_ZOMBIE, "it has ended")
+    eventually(lambda: is_dead(spare.pid), "it has ended")
 
 
 def test_a_warm_server_keeps_little_of_the_code_that_only_its_imports_ran(server: ForkServer) -> None:
