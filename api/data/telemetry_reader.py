@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from jobs.model.records import AttemptRecord
 from jobs.protocol import names
+from jobs.store.shared_connection import SharedConnection
 from shardyard.contract.errors import Unavailable
 from shardyard.contract.responses import Progress
 
@@ -40,6 +41,7 @@ class TelemetryUpdate:
 class TelemetryReader:
     def __init__(self, client: Redis, clock: Callable[[], float] = time.monotonic) -> None:
         self.client = client
+        self._shared = SharedConnection(client)  # for progress, which each poll of a job that runs asks for
         self._clock = clock
         self._silent_until = 0.0
 
@@ -49,7 +51,7 @@ class TelemetryReader:
             return None
         key = names.progress_key(tenant, job, attempt)
         try:
-            body = await self._await_reply(PROGRESS_SECONDS, self.client.get(key))
+            body = await self._await_reply(PROGRESS_SECONDS, self._shared.execute("GET", key))
             return None if body is None else msgspec.json.decode(body, type=Progress)
         except (Unavailable, msgspec.MsgspecError):
             return None
@@ -61,7 +63,7 @@ class TelemetryReader:
             return unknown
         keys = [names.progress_key(*attempt) for attempt in attempts]
         try:
-            bodies = await self._await_reply(PROGRESS_SECONDS, self.client.mget(keys))
+            bodies = await self._await_reply(PROGRESS_SECONDS, self._shared.execute("MGET", *keys))
             return [None if body is None else msgspec.json.decode(body, type=Progress) for body in bodies]
         except (Unavailable, msgspec.MsgspecError):
             return unknown
@@ -122,6 +124,7 @@ class TelemetryReader:
             await self._await_reply(REPLY_SECONDS, self.client.unlink(*keys))
 
     async def close(self) -> None:
+        await self._shared.close()
         await self.client.aclose()
 
     async def _await_reply(self, seconds: float, reply: Awaitable[T]) -> T:

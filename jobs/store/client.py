@@ -132,8 +132,10 @@ class AsyncRedisStore:
     async def run(self, call: store.Call[T]) -> T:
         if not self._opened.is_set():
             raise Unavailable("the control Redis is not ready yet; try again in a moment")
-        with redis_errors():
+        try:
             return call.decode(await self._execute(call.command))
+        except (RedisError, TimeoutError) as error:
+            raise _translate(error) from error
 
     async def _execute(self, command: tuple[Word, ...]) -> Any:
         try:
