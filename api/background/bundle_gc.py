@@ -6,7 +6,7 @@ same bytes that comes in between has a file of its own. So any number of process
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
@@ -39,8 +39,8 @@ def sweep_bundles(
         for bundle in removed:
             paths.bundle_file(storage, bundle.tenant, bundle.id, bundle.nonce).unlink(missing_ok=True)
             log.info("bundle_removed", bundle=bundle.id, tenant=bundle.tenant)
-    old = [file for file in _stored_files(storage) if _file_age(file, now()) > STRAY_SECONDS]
-    for draft in filter(_is_draft, old):
+    old = [file for file in paths.bundles_dir(storage).glob("*/*") if _file_age(file, now()) > STRAY_SECONDS]
+    for draft in (file for file in old if _DRAFT.fullmatch(file.name)):
         draft.unlink(missing_ok=True)
     stored = [bundle for bundle in map(_parse_bundle_file, old) if bundle is not None]
     for start in range(0, len(stored), CHUNK):
@@ -55,20 +55,12 @@ def _remove_strays(control: RedisStore, storage: Path, stored: Sequence[StoredBu
             log.info("stray_bundle_removed", bundle=bundle.id, tenant=bundle.tenant)
 
 
-def _stored_files(storage: Path) -> Iterator[Path]:
-    yield from paths.bundles_dir(storage).glob("*/*")
-
-
 def _file_age(file: Path, now: float) -> float:
     """Seconds since it was written; 0 for one that was removed meanwhile."""
     try:
         return now - file.stat().st_mtime
     except FileNotFoundError:
         return 0.0
-
-
-def _is_draft(file: Path) -> bool:
-    return _DRAFT.fullmatch(file.name) is not None
 
 
 def _parse_bundle_file(file: Path) -> StoredBundle | None:

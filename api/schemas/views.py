@@ -25,6 +25,7 @@ from shardyard.contract.responses import (
     json_object,
     utc,
 )
+from shardyard.formatting import count_noun
 
 #: Names of a node's devices by their indexes.
 DeviceLabels = Callable[[str, Sequence[int]], list[str]]
@@ -133,11 +134,7 @@ def _waiting_message(job: JobRow, queue: QueueView) -> str:
     words = f"needs {job.devices} in pool {job.pool}: {queue.free} of {queue.total} free"
     if queue.largest_gap < job.devices <= queue.free:
         words += f" (at most {queue.largest_gap} of them on one node)"
-    return f"{words}, {_count_noun(queue.ahead, 'job')} ahead"
-
-
-def _count_noun(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{words}, {count_noun(queue.ahead, 'job')} ahead"
 
 
 def placement_views(node: str | None, leased: Sequence[int], labels: DeviceLabels) -> list[PlacementView]:

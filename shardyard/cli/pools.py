@@ -99,7 +99,7 @@ def drain_command(
             return print_json(client.json(endpoints.drain_node(node, deadline_seconds=seconds)))
         found = client.drain(node, deadline_seconds=seconds)
         if not as_json:
-            print(_drain_status(found))
+            print(f"{found.id} takes no new work{_remaining_work(found)}")
         while wait and found.attempts:
             time.sleep(WAIT_SECONDS)
             found = next((other for other in client.nodes() if other.id == node), found)
@@ -184,10 +184,6 @@ def _remaining_work(node: "NodeView") -> str:
         return ", empty"
     until = f" until {formatting.local_time(node.drain_deadline_at)}" if node.drain_deadline_at else ""
     return f", {formatting.count_noun(node.attempts, 'attempt')} left{until}"
-
-
-def _drain_status(node: "NodeView") -> str:
-    return f"{node.id} takes no new work{_remaining_work(node)}"
 
 
 def _parse_seconds(given: str) -> float:

@@ -7,16 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from shardyard.cli.common import (
-    AsJson,
-    NoColor,
-    Token,
-    Url,
-    connect_client,
-    print_json,
-    print_submitted,
-    read_spec,
-)
+from shardyard.cli.common import AsJson, NoColor, Token, Url, connect_client, print_json, print_submitted, read_spec
 from shardyard.contract.errors import InvalidRequest
 
 
@@ -43,6 +34,12 @@ EXAMPLES = "\n\n".join(
     )
 )
 
+
+def script_option(*names: str, **how: Any) -> Any:
+    """An option that the help lists under `PANEL`."""
+    return typer.Option(*names, rich_help_panel=PANEL, **how)
+
+
 File = Annotated[
     list[str] | None,
     typer.Argument(
@@ -52,94 +49,62 @@ File = Annotated[
     ),
 ]
 Script = Annotated[
-    str | None,
-    typer.Option("--script", metavar="FILE", help="Run this Python file.", rich_help_panel=PANEL, show_default=False),
+    str | None, script_option("--script", metavar="FILE", help="Run this Python file.", show_default=False)
 ]
 Module = Annotated[
-    str | None,
-    typer.Option(
-        "--module", metavar="NAME", help="Run this module of the directory.", rich_help_panel=PANEL, show_default=False
-    ),
+    str | None, script_option("--module", metavar="NAME", help="Run this module of the directory.", show_default=False)
 ]
 Directory = Annotated[
     str | None,
-    typer.Option(
-        "--dir",
-        metavar="DIR",
-        help="Directory to send; the script runs in it.",
-        rich_help_panel=PANEL,
-        show_default="the current one",
+    script_option(
+        "--dir", metavar="DIR", help="Directory to send; the script runs in it.", show_default="the current one"
     ),
 ]
 Include = Annotated[
-    list[str] | None,
-    typer.Option(metavar="PATTERN", help="Send this although .gitignore leaves it out.", rich_help_panel=PANEL),
+    list[str] | None, script_option(metavar="PATTERN", help="Send this although .gitignore leaves it out.")
 ]
-Exclude = Annotated[
-    list[str] | None,
-    typer.Option(metavar="PATTERN", help="Do not send this; as in .gitignore.", rich_help_panel=PANEL),
-]
+Exclude = Annotated[list[str] | None, script_option(metavar="PATTERN", help="Do not send this; as in .gitignore.")]
 Keep = Annotated[
     list[str] | None,
-    typer.Option(
+    script_option(
         metavar="PATTERN",
         help="Keep these of the files that it leaves, as in .gitignore; '!data/' keeps all but those.",
-        rich_help_panel=PANEL,
         show_default="all but caches",
     ),
 ]
-NoKeep = Annotated[bool, typer.Option("--no-keep", help="Keep none of them.", rich_help_panel=PANEL)]
-Devices = Annotated[int, typer.Option(min=1, help="How many devices.", rich_help_panel=PANEL)]
+NoKeep = Annotated[bool, script_option("--no-keep", help="Keep none of them.")]
+Devices = Annotated[int, script_option(min=1, help="How many devices.")]
 HowToRun = Annotated[
     Strategy,
-    typer.Option(
-        help="ddp, fsdp: one process per device, as torchrun starts them. single, dp: one process with all devices.",
-        rich_help_panel=PANEL,
+    script_option(
+        help="ddp, fsdp: one process per device, as torchrun starts them. single, dp: one process with all devices."
     ),
 ]
-Pool = Annotated[str | None, typer.Option(help="Pool to run in.", rich_help_panel=PANEL, show_default="default")]
-Name = Annotated[
-    str | None, typer.Option(help="Name of the job.", rich_help_panel=PANEL, show_default="from the script's")
-]
-Labels = Annotated[
-    list[str] | None,
-    typer.Option("--label", metavar="KEY=VALUE", help="A label, to find the job by.", rich_help_panel=PANEL),
-]
-Priority = Annotated[int, typer.Option(min=-100, max=100, help="Higher goes first.", rich_help_panel=PANEL)]
+Pool = Annotated[str | None, script_option(help="Pool to run in.", show_default="default")]
+Name = Annotated[str | None, script_option(help="Name of the job.", show_default="from the script's")]
+Labels = Annotated[list[str] | None, script_option("--label", metavar="KEY=VALUE", help="A label, to find the job by.")]
+Priority = Annotated[int, script_option(min=-100, max=100, help="Higher goes first.")]
 Env = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="KEY[=VALUE]",
-        help="An environment variable for the script; KEY alone takes its value from your shell.",
-        rich_help_panel=PANEL,
+    script_option(
+        metavar="KEY[=VALUE]", help="An environment variable for the script; KEY alone takes its value from your shell."
     ),
 ]
 PythonName = Annotated[
     str | None,
-    typer.Option(
+    script_option(
         "--python",
         metavar="NAME",
         help="A Python environment that the operator offers.",
-        rich_help_panel=PANEL,
         show_default="the worker's own",
     ),
 ]
-Rehearse = Annotated[
-    bool, typer.Option("--rehearse", help="Run on virtual devices as if they were GPUs.", rich_help_panel=PANEL)
-]
+Rehearse = Annotated[bool, script_option("--rehearse", help="Run on virtual devices as if they were GPUs.")]
 WallSeconds = Annotated[
-    float | None,
-    typer.Option(
-        min=0.001, help="End each attempt after this many seconds.", rich_help_panel=PANEL, show_default="one day"
-    ),
+    float | None, script_option(min=0.001, help="End each attempt after this many seconds.", show_default="one day")
 ]
-MaxRetries = Annotated[
-    int, typer.Option(min=0, max=100, help="New attempts after a failure of the script.", rich_help_panel=PANEL)
-]
-DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", "-n", help="Show what would be sent, and send nothing.", rich_help_panel=PANEL),
-]
+MaxRetries = Annotated[int, script_option(min=0, max=100, help="New attempts after a failure of the script.")]
+DryRun = Annotated[bool, script_option("--dry-run", "-n", help="Show what would be sent, and send nothing.")]
 Watch = Annotated[
     bool | None,
     typer.Option(
