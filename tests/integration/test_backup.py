@@ -255,12 +255,12 @@ def leads_out(copy: Path) -> None:
     [
         (damage_a_byte, "damaged: storage/kept"),
         (cut_off, "damaged: storage/kept"),
-        (take_away, "not whole: storage/kept"),
+        (take_away, "not complete: storage/kept"),
         (damage_redis, "damaged: control"),
-        (unfinished, "not finished"),
+        (unfinished, "not a complete back-up"),
         (no_json, "cannot be read"),
         (newer, "format 2"),
-        (leads_out, "none of ours"),
+        (leads_out, "not the manifest of a back-up"),
     ],
 )
 def test_a_back_up_that_is_not_whole_is_refused_and_leaves_nothing(

@@ -55,7 +55,7 @@ def test_another_user_is_refused_who_could_not_read_what_is_kept(tmp_path: Path)
         control = RedisStore.from_url(url)
         prove_storage(control, tmp_path / "storage")
         os.chown(tmp_path / "storage" / NONCE_FILE, 20_000, 20_000)
-        with pytest.raises(StorageMismatch, match="as user 20000, and this process would as user 0"):
+        with pytest.raises(StorageMismatch, match="belong to user 20000, and this process runs as user 0"):
             prove_storage(control, tmp_path / "storage")
         control.close()
 

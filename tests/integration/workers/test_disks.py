@@ -50,7 +50,7 @@ def test_a_node_whose_storage_is_no_longer_mounted_takes_no_work_until_it_is(tmp
         mark = service.settings.storage / NONCE_FILE
         mark.rename(mark.with_name("elsewhere"))
         assert worker.wait(60) == 2
-        assert "is it mounted?" in service.events("node_refused")[0]["why"]
+        assert "check that it is mounted" in service.events("node_refused")[0]["why"]
         job = service.submit("single")
         mark.with_name("elsewhere").rename(mark)
         service.start_worker()

@@ -342,7 +342,7 @@ ELSEWHERE_BY_DESIGN = {
         "import os\nwidth = os.popen('stty size', 'r').read().split()[1]",
         "size of a terminal, and a job has none",
     ),
-    "a question": ("input('epochs? ')", "no keyboard: pass the answer in program.args"),
+    "a question": ("input('epochs? ')", "a keyboard, and a job has none: pass the answer in program.args"),
     "get_terminal_size": ("import os\nos.get_terminal_size(0)", "size of a terminal, and a job has none"),
 }
 
