@@ -13,7 +13,7 @@ from shardyard.client import Client
 from shardyard.client.connection import local_service
 from shardyard.contract.responses import JobStatus
 
-READY_SECONDS = 90
+READY_SECONDS = 180
 SERVICES = ("control", "telemetry", "api", "worker")
 
 

@@ -13,7 +13,6 @@ from tests.integration.workers.test_confinement import SCRIPTS, a_place
 
 pytestmark = [
     pytest.mark.acceptance,
-    pytest.mark.timeout(240),
     pytest.mark.skipif(bool(reachable.why_not()), reason=reachable.why_not()),
 ]
 

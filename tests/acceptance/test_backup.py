@@ -13,7 +13,7 @@ from shardyard.client import Client, endpoints
 from tests.acceptance.harness import Up, wait_for_state, wait_until
 from tests.acceptance.test_up import digits
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.acceptance
 
 
 def shardyard(*arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -25,7 +25,7 @@ from shardyard.client import endpoints, events, operations
 from tests.acceptance.harness import Up, wait_until
 from tests.acceptance.test_up import digits
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.acceptance
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "client.md"
 #: Prints numbered lines for some seconds.

@@ -10,7 +10,7 @@ import pytest
 
 from tests.acceptance.harness import Up
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.acceptance
 
 TRAIN = """
 import argparse, os, sys

@@ -16,7 +16,7 @@ from shardyard.service import embedded_redis
 from shardyard.service.processes import ProcessGroup
 from tests.acceptance.harness import SERVICES, Up, wait_for_state, wait_until
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.acceptance
 
 
 def digits(epochs: int) -> dict[str, Any]:

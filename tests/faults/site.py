@@ -22,7 +22,7 @@ from tests.integration.workers.service import MODULE, TENANT, Service, eventuall
 from tests.support.redis_server import RedisServer, redis_server
 
 TOKEN = "the-admin-token-of-these-tests"
-READY_SECONDS = 60.0
+READY_SECONDS = 180.0
 #: A checker that finds something looks again for so long: devices are given back a little after a job has ended.
 SETTLE_SECONDS = 60.0
 

@@ -22,7 +22,7 @@ from jobs.model import spec
 from jobs.model.records import JobRecord
 from jobs.model.state import JobState, StateReason
 from jobs.protocol import names
-from tests.integration.workers.service import MODULE, NODE, TENANT, Service, eventually, running_service
+from tests.integration.workers.service import MODULE, NODE, TENANT, WARM_SECONDS, Service, eventually, running_service
 from workers.runtime.launch import AttemptDirectory
 
 pytestmark = pytest.mark.integration
@@ -322,7 +322,7 @@ def odd_worker(service: Service, *options: str, **settings: str) -> Iterator[sub
     """A second node, with settings of its own, in the pool `odd`."""
     settings |= {"SHARDYARD_NODE": "n2", "SHARDYARD_POOL": "odd", "SHARDYARD_DEVICES": "cpu:2"}
     with service.another_worker([*MODULE, *options], **settings) as worker:
-        eventually(lambda: _nodes(service).get("n2"), "the node registers", 60)
+        eventually(lambda: _nodes(service).get("n2"), "the node registers", WARM_SECONDS)
         try:
             yield worker
         finally:

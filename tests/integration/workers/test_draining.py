@@ -13,7 +13,7 @@ from jobs import store
 from jobs.model import spec
 from jobs.model.records import NodeRecord
 from jobs.model.state import JobState, StateReason
-from tests.integration.workers.service import MODULE, NODE, TENANT, Service, eventually
+from tests.integration.workers.service import MODULE, NODE, PATIENCE_SECONDS, TENANT, WARM_SECONDS, Service, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -35,7 +35,7 @@ def test_at_the_deadline_of_a_drain_what_still_runs_goes_to_another_node(service
     job, short = service.long("ddp", 2), service.submit("single", steps=100, seconds=0.01)
     eventually(lambda: service.job(short).first_step, "the short job trains")
     with service.another_worker(SHARDYARD_NODE="n2"):
-        eventually(lambda: "n2" in nodes(service), "the other node registers", 60)
+        eventually(lambda: "n2" in nodes(service), "the other node registers", WARM_SECONDS)
         service.run(store.drain_node(NODE, deadline_seconds=600))
         waiting = service.submit("single")
         assert service.finished(short).attempt == 1, "what ends before the deadline is left alone"
@@ -105,7 +105,7 @@ def test_a_worker_that_drains_waits_for_its_attempts_takes_none_and_ends_well(se
     eventually(lambda: not service.node().takes_work, "it takes no more")
     waiting = service.submit("single")
     assert service.finished(job).attempt == 1
-    assert service.worker.wait(30) == 0
+    assert service.worker.wait(PATIENCE_SECONDS) == 0
     assert service.held_by(job) == []
     assert (service.job(waiting).state, service.node().alive) == (JobState.QUEUED, False)
     service.start_worker()
@@ -117,7 +117,7 @@ def test_a_worker_that_drains_until_a_deadline_sends_back_what_still_runs(servic
     service.stop_worker()
     service.start_worker([*MODULE, "--drain", "1"])
     job = service.long("ddp", 2)
-    assert service.stop_worker(40) == 0
+    assert service.stop_worker() == 0
     assert is_sent_back(service, job)
     assert service.living() == []
     service.start_worker()
@@ -136,7 +136,7 @@ def test_a_second_sigterm_ends_a_drain_and_the_next_worker_adopts_what_goes_on(s
     service.worker.terminate()
     eventually(lambda: len(service.events("worker_drains")) > before, "it drains")
     service.worker.terminate()
-    assert service.worker.wait(15) == 0
+    assert service.worker.wait(PATIENCE_SECONDS) == 0
     steps = service.steps_done(job)
     eventually(lambda: service.steps_done(job) > steps + 10, "more steps")
     service.start_worker()

@@ -10,7 +10,7 @@ import pytest
 
 from jobs import store
 from jobs.model.state import AttemptState, JobState, StateReason
-from tests.integration.workers.service import Service, eventually, is_dead, running_service
+from tests.integration.workers.service import WARM_SECONDS, Service, eventually, is_dead, running_service
 from tests.support.timing import once_below
 from workers.supervisor.rank_monitor import FENCE
 
@@ -68,7 +68,7 @@ def test_a_node_that_falls_silent_with_its_attempts_is_lost_by_name_and_another_
     job = service.long("ddp", 2)
     supervisor, ranks = service.supervisor(service.attempt(job)), service.living()
     with service.another_worker(SHARDYARD_NODE="n2"):
-        eventually(lambda: len(service.run(store.read_fleet()).nodes) == 2, "the other node registers", 60)
+        eventually(lambda: len(service.run(store.read_fleet()).nodes) == 2, "the other node registers", WARM_SECONDS)
         os.kill(supervisor, signal.SIGSTOP)  # as far as others can see, its host is gone
         service.kill_worker()
         record = service.reaches(job, JobState.RUNNING, attempt=2)

@@ -67,7 +67,7 @@ def test_a_device_comes_back_when_what_would_not_die_is_gone_and_it_can_compute(
         assert service.finished(other).leased == (1,), "nobody gets it meanwhile"
         assert why(service, 0) is not None
     eventually(lambda: why(service, 0) is None, "it comes back", 60)
-    (back,) = service.events("device_is_back")
+    (back,) = eventually(lambda: service.events("device_is_back"), "it is logged")
     assert back["device"] == 0
     assert service.ended(service.submit("single")).leased == (0,)
 

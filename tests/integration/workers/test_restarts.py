@@ -43,7 +43,7 @@ def test_a_killed_supervisor_takes_its_ranks_along_and_the_job_starts_again(serv
     assert len(service.held_by(job)) == 2
     service.cancel(job)
     service.ended(job)
-    assert len(service.events("supervisor_lost")) == lost + 1
+    eventually(lambda: len(service.events("supervisor_lost")) == lost + 1, "it is logged")
 
 
 def test_a_killed_forkserver_is_warm_again_before_a_job_needs_it(service: Service) -> None:
@@ -226,7 +226,7 @@ def test_a_job_starts_though_no_hint_reaches_its_node(service: Service) -> None:
     service.start_worker(DEAF)
     job = service.submit("single", 1, steps=2)
     assert service.ended(job).state is JobState.SUCCEEDED
-    (unheard,) = service.events("hints_not_heard")
+    (unheard,) = eventually(lambda: service.events("hints_not_heard"), "it is logged")
     assert len(unheard["attempts"]) == 1
     assert service.stop_worker() == 0
     service.start_worker()
