@@ -140,8 +140,8 @@ WORDS: dict[tuple[str, str], str] = {
     ("JobSpec", "parallelism"): "see [`parallelism`](#parallelism)",
     ("JobSpec", "program"): "a recipe, see [`program`](#program), or [a script](#program-a-script)",
     ("JobSpec", "observe"): (
-        'when the lines "In Model: input size ..." are printed into the logs: `auto` is every step up to the 1,000th '
-        "and then when the split changes; the report does not depend on it"
+        'when the lines "In Model: input size ..." are written to the stream `shard` of the logs: `auto` is every step '
+        "up to the 1,000th and then when the split changes; the report does not depend on it"
     ),
     ("JobSpec", "limits"): "see [`limits`](#limits)",
     ("Parallelism", "strategy"): "`nn.DataParallel` is dp, `DistributedDataParallel` ddp, `fully_shard` fsdp",

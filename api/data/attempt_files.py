@@ -26,16 +26,18 @@ MAX_PAGE_BYTES = 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class LogQuery:
     """Which lines. Bounds on steps are inclusive. `tail` asks for the newest lines instead of those after a cursor,
-    `from_line` for the first line of each device where there is no cursor."""
+    those before number `before_line` if given, `from_line` for the first line of each device where there is no cursor.
+    `streams` None: of all streams."""
 
     device: int | None = None
     rank: int | None = None
-    stream: StreamName | None = None
+    streams: frozenset[StreamName] | None = None
     from_step: int | None = None
     to_step: int | None = None
     limit: int = 1000
     tail: int | None = None
     from_line: int | None = None
+    before_line: int | None = None
     search: str = ""
 
 
@@ -93,12 +95,13 @@ def _read_device_page(attempt: Path, device: int, after: int, devices: int, quer
         require_plain_file(paths.log_file(attempt, device)),
         after,
         query.limit,
-        stream=query.stream,
+        streams=query.streams,
         rank=query.rank,
         from_step=query.from_step,
         to_step=query.to_step,
         search=query.search,
         tail=query.tail,
+        before=query.before_line,
         max_bytes=max(MAX_PAGE_BYTES // devices, log_file.MAX_LINE_BYTES),
     )
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from api.data.file_threads import AttemptStorage
+from api.data.log_streams import ALL_STREAMS, LogStreams
 from api.data.telemetry_reader import TelemetryUpdate
 from api.events import windows as batches_of
 from api.events.windows import BatchWindow, EventBatch, FilePart
@@ -101,12 +102,13 @@ class AttemptWindows:
             changed = self._extend_window(device, part.batches, part.next) or changed
         return changed, any(not part.at_end for part in parts.values())
 
-    async def read_file(self, attempt: int, device: int, after: int) -> FilePart:
+    async def read_file(self, attempt: int, device: int, after: int, streams: LogStreams = ALL_STREAMS) -> FilePart:
         """Part of a device's lines, or of the points, for a reader behind the window. Raises NotFound, OSError."""
         directory = self._directory(attempt)
         if device == POINTS:
             return await self._storage.run_in_thread(partial(batches_of.read_points, directory, attempt, after))
-        return await self._storage.run_in_thread(partial(batches_of.read_lines, directory, attempt, device, after))
+        read = partial(batches_of.read_lines, directory, attempt, device, after, streams)
+        return await self._storage.run_in_thread(read)
 
     async def find_end(self, attempt: int, device: int) -> int:
         """The number of the last line, or point. Raises NotFound, OSError."""
@@ -114,6 +116,11 @@ class AttemptWindows:
         if device == POINTS:
             return await self._storage.run_in_thread(partial(batches_of.newest_point, directory))
         return await self._storage.run_in_thread(partial(batches_of.newest_line, directory, device))
+
+    async def find_tail(self, attempt: int, device: int, tail: int, streams: LogStreams) -> int:
+        """The number of the line before a device's newest `tail` lines of these streams. Raises NotFound, OSError."""
+        directory = self._directory(attempt)
+        return await self._storage.run_in_thread(partial(batches_of.line_before_tail, directory, device, tail, streams))
 
     async def _read_gap(self, attempt: int, device: int, after: int) -> tuple[int, list[EventBatch]]:
         """A part of the file, and how far it goes."""

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from api.data.log_streams import LogStreams
 from api.events.event_id import StreamEvent
 
 #: Chunks of one job that are cached, by their size: a reader who is further behind builds its own.
@@ -12,11 +13,12 @@ CACHED_BYTES = 1024 * 1024
 
 
 class BroadcastKey(NamedTuple):
-    """The position of a reader: after the event with this id, of a stream with the lines of these devices."""
+    """The position of a reader: after the event with this id, of a stream with these lines of these devices."""
 
     id: str
     devices: tuple[int, ...]
     live_data: bool  # what the reader was last sent about the telemetry Redis
+    streams: LogStreams = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

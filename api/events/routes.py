@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
 from api.events.service import EventService, parse_wanted
-from api.http.deps import Caller, JobId, authenticate, service_of
+from api.http.deps import Caller, JobId, LogStreamNames, authenticate, service_of
 from api.http.operation_docs import content_of, describe
 from api.http.protocol import watch_client
 from shardyard.contract.stream_events import EventName
@@ -56,10 +56,11 @@ async def _job_stream(
         int | None,
         Query(ge=0, le=10_000, description="begin with this many of the newest lines of each device, instead of all"),
     ] = None,
+    stream: LogStreamNames = "",
     last_id: LastEventIdInQuery = "",
     last_id_header: LastEventId = "",
 ) -> AsyncIterator[AsyncIterator[bytes]]:
-    wanted = parse_wanted(logs, tail)
+    wanted = parse_wanted(logs, tail, stream)
     check = partial(authenticate, request)
     async with service.follow_job(who, job, last_id_header or last_id, wanted, check) as events:
         yield events

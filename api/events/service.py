@@ -4,16 +4,17 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from api.data.job_repository import JobRepository
+from api.data.log_streams import ALL_STREAMS, LogStreams, default_streams, parse_streams
 from api.events import event_id
 from api.events.attempt_windows import POINTS
 from api.events.broadcast_cache import BroadcastChunk, BroadcastKey, encode_events
 from api.events.event_id import ReaderPosition, StreamEvent, nonzero_checksum
 from api.events.job_feed import JobFeed, JobFeeds, JobSnapshot
 from api.events.service_feed import ServiceFeed, ServiceReader
-from api.events.windows import FilePart
+from api.events.windows import EventBatch, FilePart
 from api.http import cursors
 from api.http.auth import Principal
 from api.http.cursors import LogCursor
@@ -59,31 +60,34 @@ class TooManyStreams(ShardyardError):
 
 @dataclass(frozen=True, slots=True)
 class WantedLines:
-    """The devices whose lines a reader wants. `tail`: only so many of the earlier lines, instead of all."""
+    """The devices whose lines a reader wants, and of which streams (None: those that suit the job's program). `tail`:
+    only so many of the earlier lines, instead of all."""
 
     all_devices: bool = False
     devices: frozenset[int] = frozenset()
     tail: int | None = None
+    streams: LogStreams | None = None
 
     def select_devices(self, count: int) -> frozenset[int]:
         return frozenset(range(count)) if self.all_devices else self.devices
 
 
-def parse_wanted(text: str, tail: int | None) -> WantedLines:
-    """The value of `logs`: empty, `all`, or devices as in `0,3`.
+def parse_wanted(text: str, tail: int | None, stream: str = "") -> WantedLines:
+    """The value of `logs`: empty, `all`, or devices as in `0,3`; and of `stream` (`api.data.log_streams`).
 
     Raises:
         InvalidRequest: it is something else.
     """
+    streams = parse_streams(stream)
     if text in ("", "all"):
-        return WantedLines(all_devices=text == "all", tail=tail)
+        return WantedLines(all_devices=text == "all", tail=tail, streams=streams)
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() and len(part) <= 4 for part in parts):
         raise InvalidRequest(
             "`logs` is not valid",
             fields=(FieldError("logs", "write all, or the numbers of devices, for example 0,3"),),
         )
-    return WantedLines(devices=frozenset(int(part) for part in parts), tail=tail)
+    return WantedLines(devices=frozenset(int(part) for part in parts), tail=tail, streams=streams)
 
 
 class StreamSlots:
@@ -145,7 +149,8 @@ class EventService:
             Unavailable, TooManyStreams: no stream is free.
         """
         with self._stream_slot(who):
-            record = (await self._records.read_view(who.tenant, job)).record
+            view = await self._records.read_view(who.tenant, job)
+            record, wanted = view.record, replace(wanted, streams=wanted.streams or default_streams(view.spec))
             beyond = [device for device in wanted.devices if device >= record.devices]
             if beyond:
                 raise NotFound(f"job {job} has {record.devices} devices, numbered from 0; there is no {beyond[0]}")
@@ -156,7 +161,7 @@ class EventService:
                 self._feeds.join(who.tenant, job) as feed,
                 _registered_devices(feed, wanted.select_devices(record.devices)) as devices,
             ):
-                reader = JobReader(feed, devices, wanted.tail, position, known=not last_id or position is not None)
+                reader = JobReader(feed, devices, wanted, position, known=not last_id or position is not None)
                 yield _send_events(reader, check)
 
     @asynccontextmanager
@@ -234,12 +239,19 @@ class JobReader:
     """
 
     def __init__(
-        self, feed: JobFeed, devices: frozenset[int], tail: int | None, position: ReaderPosition | None, *, known: bool
+        self,
+        feed: JobFeed,
+        devices: frozenset[int],
+        wanted: WantedLines,
+        position: ReaderPosition | None,
+        *,
+        known: bool,
     ) -> None:
         self.over = False
         self._feed = feed
         self._devices = sorted(devices)
-        self._tail = tail
+        self._tail = wanted.tail
+        self._streams = wanted.streams or ALL_STREAMS
         self._key: BroadcastKey | None = None  # once it was sent something
         self._position = position  # None: as `_key` says, and before there is one, as the job stands
         self._resync = "" if known else "unknown_id"
@@ -286,7 +298,7 @@ class JobReader:
             await self._add_events(now)
         if not self._pending:
             return None
-        self._key = BroadcastKey(self._pending[-1].id, tuple(self._devices), self._live_data)
+        self._key = BroadcastKey(self._pending[-1].id, tuple(self._devices), self._live_data, self._streams)
         return BroadcastChunk(
             encode_events(self._pending), self._key, frozenset(self._caught_up), self.over, self._shared
         )
@@ -332,7 +344,10 @@ class JobReader:
         """The line after which a new reader begins."""
         if self._tail is None or not attempt:
             return 0
-        return max(0, await self._newest_item(attempt, device) - self._tail)
+        try:
+            return await self._feed.windows.find_tail(attempt, device, self._tail, self._streams)
+        except (NotFound, OSError):
+            return 0
 
     async def _newest_item(self, attempt: int, device: int) -> int:
         try:
@@ -388,7 +403,7 @@ class JobReader:
 
     async def _add_next_item(self, here: ReaderPosition, device: int, *, live: bool) -> bool:
         """The next batch of a device, or a part of its file; False when there is nothing new."""
-        name, at = (EventName.METRIC, here.points) if device == POINTS else (EventName.LOG, here.lines[device])
+        at = here.points if device == POINTS else here.lines[device]
         window = self._feed.windows.get_window(device) if live else None
         if window is not None and at >= window.last:
             self._caught_up.add(device)
@@ -396,26 +411,31 @@ class JobReader:
         batch = None if window is None else window.batch_after(at)
         if batch is not None:
             self._caught_up.add(device)
-            self._advance(here, device, batch.last)
-            self._add_event(name, batch.data)
+            self._add_batch(here, device, batch)
             return True
         if window is not None and device in self._caught_up and window.last - at > LAG_ITEMS:
             await self._catch_up(here)
             return True
         part = await self._read_items(here.attempt, device, at)
         for batch in part.batches:
-            self._advance(here, device, batch.last)
-            self._add_event(name, batch.data)
+            self._add_batch(here, device, batch)
         self._advance(here, device, part.next)
         if part.at_end and part.next == at and not live:
             self._drained.add(device)
         return part.next != at
 
+    def _add_batch(self, here: ReaderPosition, device: int, batch: EventBatch) -> None:
+        """Go past a batch, with an event if it has lines of the wanted streams, or points."""
+        self._advance(here, device, batch.last)
+        selected = batch.select_lines(self._streams)
+        if selected is not None:
+            self._add_event(EventName.METRIC if device == POINTS else EventName.LOG, selected)
+
     async def _read_items(self, attempt: int, device: int, after: int) -> FilePart:
         if not attempt:
             return FilePart([], after, at_end=True)
         try:
-            return await self._feed.windows.read_file(attempt, device, after)
+            return await self._feed.windows.read_file(attempt, device, after, self._streams)
         except NotFound:
             return FilePart([], after, at_end=True)  # not a plain file: the route of the logs says so
         except OSError:

@@ -9,7 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from api.data.attempt_files import require_plain_file
+from api.data.log_streams import ALL_STREAMS, LogStreams
 from jobs.files import log_file, metric_file, paths
 from jobs.files.frame_file import CorruptFrame, FrameKind, FrameReader
 from jobs.files.log_file import CONTINUED, LogFilePage
@@ -19,15 +22,32 @@ from shardyard.contract.stream_events import EventLine, LogLines, LostLines, Met
 #: One event of lines has at most so many, and about so much text.
 BATCH_LINES = 200
 BATCH_BYTES = 64 * 1024
+#: Text that is looked at to find where the newest lines of some streams begin.
+TAIL_BYTES = 4 * 1024 * 1024
+
+_log_decoder = msgspec.json.Decoder(LogLines)
 
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """One event's worth: items `first` to `last` of a log (lines) or of a metric file (points of any series)."""
+    """One event's worth: items `first` to `last` of a log (lines) or of a metric file (points of any series).
+    `streams`: those of its lines; a batch of points, or of losses alone, has none."""
 
     first: int
     last: int
     data: str
+    streams: frozenset[str] = frozenset()
+    has_losses: bool = False
+
+    def select_lines(self, streams: LogStreams) -> str | None:
+        """The data with the lines of these streams; None where nothing is left. Losses belong to every stream."""
+        if self.streams <= streams:
+            return self.data
+        if not self.streams & streams and not self.has_losses:
+            return None
+        event = _log_decoder.decode(self.data)
+        lines = tuple(line for line in event.lines if line.stream in streams)
+        return data(msgspec.structs.replace(event, lines=lines)) if lines or event.dropped else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +62,25 @@ class FilePart:
 # -- lines -----------------------------------------------------------------------------------------
 
 
-def read_lines(attempt_dir: Path, attempt: int, device: int, after: int) -> FilePart:
-    """Lines of a device's file after number `after`. Raises OSError, NotFound."""
-    page = log_file.read_page(_log_path(attempt_dir, device), after, BATCH_LINES, max_bytes=BATCH_BYTES)
+def read_lines(attempt_dir: Path, attempt: int, device: int, after: int, streams: LogStreams) -> FilePart:
+    """Lines of a device's file after number `after`, of these streams. Raises OSError, NotFound."""
+    path = _log_path(attempt_dir, device)
+    page = log_file.read_page(path, after, BATCH_LINES, streams=streams, max_bytes=BATCH_BYTES)
     return FilePart(list(batches_from_page(page, attempt, device, after)), page.next, page.next >= page.last)
 
 
 def newest_line(attempt_dir: Path, device: int) -> int:
     """The number of the last line in a device's file. Raises OSError, NotFound."""
     return log_file.read_page(_log_path(attempt_dir, device), 0, 1, tail=1).last
+
+
+def line_before_tail(attempt_dir: Path, device: int, tail: int, streams: LogStreams) -> int:
+    """The number of the line after which the newest `tail` lines of these streams begin. Raises OSError, NotFound."""
+    newest = newest_line(attempt_dir, device)
+    if streams == ALL_STREAMS or not tail:
+        return max(0, newest - tail)
+    page = log_file.read_page(_log_path(attempt_dir, device), tail=tail, streams=streams, max_bytes=TAIL_BYTES)
+    return page.lines[0].seq - 1 if page.lines else newest
 
 
 def batches_from_chunk(raw: bytes, attempt: int, device: int, after: int) -> tuple[int, list[EventBatch]]:
@@ -87,7 +117,7 @@ def _log_batch(
         part = lost.popleft()
         named.append(LostLines(part.first, part.last, part.bytes))
     event = LogLines(attempt=attempt, device=device, lines=tuple(lines), dropped=tuple(named))
-    return EventBatch(first, last, data(event))
+    return EventBatch(first, last, data(event), frozenset(line.stream for line in lines), bool(named))
 
 
 def _event_line(line: log_file.LogRow) -> EventLine:

@@ -8,6 +8,7 @@ from fastapi import Depends, Header, Path, Query, Request
 from starlette.requests import ClientDisconnect
 
 from api.http.auth import SAFE, Authenticator, Principal, is_public
+from jobs.files.log_file import STREAMS
 from jobs.store.tokens import Scope
 from shardyard.contract.errors import FieldError, Forbidden, InvalidRequest, NotFound
 
@@ -135,3 +136,13 @@ OtherJobId = Annotated[str, Depends(_other_job_id)]
 Body = Annotated[bytes, Depends(body)]
 IdempotencyKey = Annotated[str, Depends(idempotency_key)]
 WantsText = Annotated[bool, Depends(wants_text)]
+#: Streams of a log; `api.data.log_streams` reads it, and words the refusal of what the pattern leaves out.
+LogStreamNames = Annotated[
+    str,
+    Query(
+        max_length=100,
+        description="all, or some of stdout, stderr, shard, service with commas between them; left out: all for a "
+        "recipe, all but shard for a script",
+        json_schema_extra={"pattern": f"^(|all|({'|'.join(STREAMS)})(,({'|'.join(STREAMS)}))*)$"},
+    ),
+]

@@ -5,15 +5,16 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from api.data.attempt_files import LogQuery
+from api.data.log_streams import parse_streams
 from api.http import responses
-from api.http.deps import Caller, JobId, WantsText
+from api.http.deps import Caller, JobId, LogStreamNames, WantsText
 from api.http.operation_docs import TEXT, describe
 from api.results.deps import ServiceDep
-from jobs.files.log_file import StreamName
 from jobs.files.metric_file import MAX_POINTS
 from shardyard.contract.responses import LogPage, MetricList
 
 router = APIRouter(tags=["logs"])
+
 
 Index = Annotated[int | None, Query(ge=0)]
 Attempt = Annotated[int | None, Query(ge=1)]
@@ -29,19 +30,23 @@ async def logs(
     as_text: WantsText,
     device: Index = None,
     rank: Index = None,
-    stream: StreamName | None = None,
+    stream: LogStreamNames = "",
     after: Annotated[str, Query(description="`next` of the previous page")] = "",
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     tail: Annotated[int | None, Query(ge=1, le=10_000)] = None,
     from_step: Step = None,
     to_step: Step = None,
     from_line: Annotated[int | None, Query(ge=1, lt=2**63, description="number of the first line")] = None,
+    before_line: Annotated[
+        int | None, Query(ge=1, lt=2**63, description="with `tail`: the newest lines before this line")
+    ] = None,
     search: Annotated[str, Query(max_length=200, description="text to search for, in upper or lower case")] = "",
     attempt: Attempt = None,
 ) -> Response:
     """Lines of all devices in order of time, or of one device. As text, the header `Link` has the address of the next
     page."""
-    query = LogQuery(device, rank, stream, from_step, to_step, limit, tail, from_line, search)
+    chosen = parse_streams(stream)
+    query = LogQuery(device, rank, chosen, from_step, to_step, limit, tail, from_line, before_line, search)
     page = await results.read_logs(who, job, attempt, after, query)
     if not as_text:
         return responses.json_response(page)

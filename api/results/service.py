@@ -13,6 +13,7 @@ from api.data.artifacts import OpenArtifact
 from api.data.attempt_files import LogQuery
 from api.data.file_threads import AttemptStorage
 from api.data.job_repository import JobRepository
+from api.data.log_streams import ALL_STREAMS, LogStreams, default_streams, stream_names
 from api.data.telemetry_reader import TelemetryReader
 from api.http import cursors
 from api.http.auth import Principal
@@ -168,9 +169,11 @@ class ResultService:
         return await self._storage.run_in_thread(partial(artifacts.open_file, directory, path))
 
     async def read_logs(self, who: Principal, job: str, attempt: int | None, cursor: str, query: LogQuery) -> LogPage:
-        """A page of lines. `attempt` is the cursor's, else the newest.
+        """A page of lines. `attempt` is the cursor's, else the newest; the streams are the query's, else those that
+        suit the job's program.
 
         Raises:
+            InvalidRequest: the parameters disagree.
             MalformedCursor: the cursor is not one of ours, or of another attempt than the one asked for.
             NotFound: there is no such attempt.
         """
@@ -182,11 +185,20 @@ class ResultService:
                     FieldError("attempt", f"the cursor is of attempt {position.attempt}; leave out one of the two"),
                 ),
             )
+        if query.before_line is not None and query.tail is None:
+            raise InvalidRequest(
+                "`before_line` needs `tail`",
+                fields=(FieldError("before_line", "say with `tail` how many of the lines before it are wanted"),),
+            )
         number = attempt if position is None else position.attempt
         chosen = await self._choose_attempt(who, job, number)
         if chosen is None:
             view = await self._records.read_view(who.tenant, job)
-            return LogPage(attempt=0, lines=[], ended=view.record.finished is not None)
+            ended = view.record.finished is not None
+            streams = query.streams or default_streams(view.spec)
+            return LogPage(attempt=0, streams=stream_names(streams), lines=[], ended=ended)
+        streams = query.streams or await self._suitable_streams(who, job)
+        query = replace(query, streams=streams)
         devices = _chosen_devices(chosen, query.device)
         seen = position.seen if position is not None else {}
         directory = self._storage.attempt_dir(who.tenant, job, chosen.number)
@@ -194,11 +206,19 @@ class ResultService:
         over = found.sealed or chosen.state is AttemptState.ENDED
         return LogPage(
             attempt=chosen.number,
+            streams=stream_names(streams),
             lines=found.lines,
             dropped=found.dropped,
             next=cursors.encode_log(LogCursor(chosen.number, found.seen)),
             ended=found.at_end and over,
         )
+
+    async def _suitable_streams(self, who: Principal, job: str) -> LogStreams:
+        """The streams of a request that names none; all of them where another version has stored the spec."""
+        try:
+            return default_streams((await self._records.read_view(who.tenant, job)).spec)
+        except UnreadableSpec:
+            return ALL_STREAMS
 
     async def read_metrics(
         self,

@@ -3,7 +3,7 @@
 A frame is a fixed header, a payload, and its own length once more, so that a reader can walk forward
 by headers alone (nothing is decompressed to skip it) and backward from the end of the file:
 
-    header   magic, kind, payload length, frame number, first and last item, lowest and highest step,
+    header   magic, kind, tags, payload length, frame number, first and last item, lowest and highest step,
              offset of the frame to skip back to, CRC-32 of all of this and the payload
     payload  msgpack, compressed with zstd; what it means is up to `jobs.files.log_file` and `jobs.files.metric_file`
     trailer  length of the whole frame, four bytes
@@ -35,7 +35,7 @@ NO_STEP = -1
 _MAX_STEP = 2**63 - 1
 
 _MAGIC = b"SYF1"
-_HEADER = struct.Struct("<4sBxxxIIQQqqQ")
+_HEADER = struct.Struct("<4sBBxxIIQQqqQ")
 _CRC = struct.Struct("<I")
 _HEADER_BYTES = _HEADER.size + _CRC.size
 _TRAILER = struct.Struct("<I")
@@ -56,7 +56,8 @@ class CorruptFrame(ValueError):
 
 
 class FrameDraft(NamedTuple):
-    """A frame before it has its place in a file. `first_step` and `last_step` are `NO_STEP` when no item has one."""
+    """A frame before it has its place in a file. `first_step` and `last_step` are `NO_STEP` when no item has one.
+    `tags` are bits that say which kinds of items it holds, so that readers of some kinds can skip it; 0: unknown."""
 
     kind: FrameKind
     first: int
@@ -64,10 +65,12 @@ class FrameDraft(NamedTuple):
     first_step: int
     last_step: int
     payload: bytes
+    tags: int = 0
 
 
 class Frame(NamedTuple):
-    """The header of a frame, and where it begins. A seal's `first` and `last` are one past the last item."""
+    """The header of a frame, and where it begins. A seal's `first` and `last` are one past the last item. `tags` is 0
+    in frames of earlier versions, which left that byte empty."""
 
     offset: int
     kind: int
@@ -78,6 +81,7 @@ class Frame(NamedTuple):
     first_step: int
     last_step: int
     skip: int
+    tags: int = 0
 
     @property
     def end(self) -> int:
@@ -133,10 +137,10 @@ def _parse_header(buffer: bytes, at: int, offset: int) -> Frame | None:
     """The header at `at` of `buffer`, which lies at `offset` of the file."""
     if len(buffer) - at < _HEADER_BYTES:
         return None
-    magic, kind, length, number, first, last, first_step, last_step, skip = _HEADER.unpack_from(buffer, at)
+    magic, kind, tags, length, number, first, last, first_step, last_step, skip = _HEADER.unpack_from(buffer, at)
     if magic != _MAGIC or length > MAX_PAYLOAD_BYTES:
         return None
-    return Frame(offset, kind, length, number, first, last, first_step, last_step, skip)
+    return Frame(offset, kind, length, number, first, last, first_step, last_step, skip, tags)
 
 
 def _checked_payload(raw: bytes) -> bytes:
@@ -149,7 +153,7 @@ def _checked_payload(raw: bytes) -> bytes:
 
 
 def _encode_frame(draft: FrameDraft, number: int, skip: int) -> bytes:
-    header = _HEADER.pack(_MAGIC, draft.kind, len(draft.payload), number, *draft[1:5], skip)
+    header = _HEADER.pack(_MAGIC, draft.kind, draft.tags, len(draft.payload), number, *draft[1:5], skip)
     crc = _CRC.pack(zlib.crc32(draft.payload, zlib.crc32(header)))
     return b"".join((header, crc, draft.payload, _TRAILER.pack(len(draft.payload) + _OVERHEAD)))
 

@@ -12,11 +12,11 @@ import hashlib
 import math
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -34,7 +34,12 @@ from jobs.files.frame_file import (
     unpack_payload,
 )
 
+#: stdout and stderr are the program's own. `shard` has the lines that say what each device got of a batch, `service`
+#: what the service has to say of the run. All streams of a device are numbered together.
 StreamName = Literal["stdout", "stderr", "shard", "service"]
+STREAMS: tuple[StreamName, ...] = get_args(StreamName)
+#: The bit of each stream in the tags of a frame.
+_STREAM_TAGS: dict[str, int] = {stream: 1 << position for position, stream in enumerate(STREAMS)}
 
 #: A longer line is split, and all parts but the last are marked `CONTINUED`.
 MAX_LINE_BYTES = 64 * 1024
@@ -113,7 +118,16 @@ _bytes_decoder = msgspec.msgpack.Decoder(int)
 
 def _data_draft(runs: Sequence[LineRun], first: int) -> FrameDraft:
     steps = [run.step for run in runs if run.step is not None]
-    return FrameDraft(FrameKind.DATA, first, first - 1 + _count_lines(runs), *step_range(steps), pack_payload(runs))
+    tags = _tags_of(run.stream for run in runs)
+    last = first - 1 + _count_lines(runs)
+    return FrameDraft(FrameKind.DATA, first, last, *step_range(steps), pack_payload(runs), tags)
+
+
+def _tags_of(streams: Iterable[StreamName]) -> int:
+    tags = 0
+    for stream in streams:
+        tags |= _STREAM_TAGS[stream]
+    return tags
 
 
 def _dropped_draft(lines: int, size: int, first: int) -> FrameDraft:
@@ -238,9 +252,9 @@ class LogWriter:
 @dataclass(frozen=True, slots=True)
 class LineFilter:
     """Which lines a page is to hold. Bounds on steps are inclusive, and leave out lines that belong to no step.
-    `search`, without case, is looked for in a line as people see it."""
+    `search`, without case, is looked for in a line as people see it. `streams` None: of all of them."""
 
-    stream: StreamName | None = None
+    streams: frozenset[StreamName] | None = None
     rank: int | None = None
     from_step: int | None = None
     to_step: int | None = None
@@ -248,13 +262,19 @@ class LineFilter:
 
     def may_hold(self, frame: Frame) -> bool:
         """Whether a frame can have lines that pass, by its header."""
-        if frame.kind != FrameKind.DATA or (self.from_step is None and self.to_step is None):
+        if frame.kind != FrameKind.DATA:
+            return True
+        if frame.tags and self.streams is not None and not frame.tags & _tags_of(self.streams):
+            return False
+        if self.from_step is None and self.to_step is None:
             return True
         low, high = self._step_bounds()
         return frame.first_step != NO_STEP and frame.first_step <= high and frame.last_step >= low
 
     def passes(self, run: LineRun) -> bool:
-        if (self.stream is not None and run.stream != self.stream) or (self.rank is not None and run.rank != self.rank):
+        if self.streams is not None and run.stream not in self.streams:
+            return False
+        if self.rank is not None and run.rank != self.rank:
             return False
         if self.from_step is None and self.to_step is None:
             return True
@@ -326,15 +346,17 @@ def read_page(
     after: int = 0,
     limit: int = 1000,
     *,
-    stream: StreamName | None = None,
+    streams: Collection[StreamName] | None = None,
     rank: int | None = None,
     from_step: int | None = None,
     to_step: int | None = None,
     tail: int | None = None,
+    before: int | None = None,
     search: str = "",
     max_bytes: int = _MAX_PAGE_BYTES,
 ) -> LogFilePage:
-    """Read lines from a device's file: those after `after`, or the newest `tail` of them.
+    """Read lines from a device's file: those after `after`, or the newest `tail` of them (before line `before`, if
+    that is given).
 
     Memory and time are bounded: at most `limit` lines and about `max_bytes` of text, and a bounded part of the
     file is looked at, so a page may be empty though lines that pass the filters follow; `next` has moved on then.
@@ -342,15 +364,16 @@ def read_page(
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: `after` is negative, or `limit`, `tail` or `max_bytes` is not positive.
+        ValueError: `after` is negative, or `limit`, `tail`, `before` or `max_bytes` is not positive.
     """
-    _check_bounds(after, limit=limit, tail=tail, max_bytes=max_bytes)
-    wanted = LineFilter(stream, rank, from_step, to_step, search.casefold())
+    _check_bounds(after, limit=limit, tail=tail, before=before, max_bytes=max_bytes)
+    chosen = None if streams is None else frozenset(streams)
+    wanted = LineFilter(chosen, rank, from_step, to_step, search.casefold())
     try:
         with FrameReader(path) as reader:
             if tail is None:
                 return _read_forward(reader, _PageCollector(after, wanted, limit, max_bytes))
-            return _read_tail(reader, after, wanted, tail, max_bytes)
+            return _read_tail(reader, after, wanted, tail, before, max_bytes)
     except FileNotFoundError:
         return LogFilePage(next=after, last=after)
 
@@ -394,11 +417,14 @@ def _read_forward(reader: FrameReader, collector: _PageCollector) -> LogFilePage
     return page
 
 
-def _read_tail(reader: FrameReader, after: int, wanted: LineFilter, tail: int, max_bytes: int) -> LogFilePage:
+def _read_tail(
+    reader: FrameReader, after: int, wanted: LineFilter, tail: int, before: int | None, max_bytes: int
+) -> LogFilePage:
     newest = reader.last()
-    last = max(after, _last_seq(newest))
-    page, budget, room = LogFilePage(next=last, last=_last_seq(newest)), _SCAN_BUDGET, max_bytes
-    for frame in reader.backward(newest):
+    end = max(after, _last_seq(newest))
+    end = end if before is None else min(end, before - 1)
+    page, budget, room = LogFilePage(next=end, last=_last_seq(newest)), _SCAN_BUDGET, max_bytes
+    for frame in reader.backward(newest if end >= page.last else reader.locate(end + 1)):
         if frame.last <= after or budget <= 0 or len(page.lines) >= tail or room <= 0:
             break
         budget -= 1
@@ -407,10 +433,11 @@ def _read_tail(reader: FrameReader, after: int, wanted: LineFilter, tail: int, m
             budget -= _UNPACK_COST
             _collect_frame(reader, frame, collector, is_newest=frame == newest)
         found = collector.page
-        page.lines[:0] = found.lines
+        lines = [line for line in found.lines if line.seq <= end]
+        page.lines[:0] = lines
         page.dropped[:0] = found.dropped
         page.sealed = page.sealed or found.sealed
-        room -= sum(len(line.text) for line in found.lines)
+        room -= sum(len(line.text) for line in lines)
     page.lines = page.lines[-tail:]
     return page
 

@@ -31,13 +31,24 @@ WIDE = 120
 
 
 def watch_command(
-    job: JobId, no_color: NoColor = False, url: Url = None, token: Token = None, as_json: AsJson = False
+    job: JobId,
+    stream: Annotated[
+        str | None,
+        typer.Option(
+            help="Print these lines too: all, or some of stdout, stderr, shard, service with commas between them.",
+            show_default=False,
+        ),
+    ] = None,
+    no_color: NoColor = False,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
 ) -> None:
     """Follow a job live, device by device, until it ends. Ctrl-C leaves the job running."""
     from shardyard.cli.watch import follow_until_end
 
     with connect_client(url, token) as client:
-        raise typer.Exit(follow_until_end(client, job, as_json))
+        raise typer.Exit(follow_until_end(client, job, as_json, stream=stream))
 
 
 def list_jobs(

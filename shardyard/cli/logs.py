@@ -16,7 +16,11 @@ def logs_command(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until the job ends.")] = False,
     device: Annotated[int | None, typer.Option(help="Only this device of the lease.", show_default=False)] = None,
     stream: Annotated[
-        str | None, typer.Option(help="Only stdout, stderr, shard or service.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Only these: all, or some of stdout, stderr, shard, service with commas between them.",
+            show_default="a script's own and the service's lines; all of a recipe",
+        ),
     ] = None,
     tail: Annotated[
         int | None, typer.Option("--tail", "-n", min=1, help="Begin with the last lines.", show_default=False)
@@ -25,7 +29,11 @@ def logs_command(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the output of a job, with the device in front of each line. With --json: one object a line."""
+    """Print the output of a job, with the device in front of each line. With --json: one object a line.
+
+    The stream shard says what each device got of every batch ("In Model: input size ..."). The log of a script is
+    printed without it: --stream shard prints these lines, --stream all prints everything in order.
+    """
     from shardyard.client import operations
 
     with connect_client(url, token) as client:

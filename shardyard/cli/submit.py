@@ -1,5 +1,6 @@
 """The command `submit`: a job spec from a file, or a script with the directory that it belongs to."""
 
+import json
 import os
 from enum import StrEnum
 from typing import Annotated, Any
@@ -18,6 +19,12 @@ class Strategy(StrEnum):
     FSDP = "fsdp"
 
 
+class Observe(StrEnum):
+    AUTO = "auto"
+    EVERY = "every"
+    OFF = "off"
+
+
 #: Where the help lists the options that describe a script.
 PANEL = "A script of your own"
 EXAMPLES = "\n\n".join(
@@ -30,6 +37,7 @@ EXAMPLES = "\n\n".join(
         "shardyard submit --script train.py --strategy dp --devices 3 --rehearse",
         "shardyard submit --script train.py --exclude '*.bin' --dry-run",
         "shardyard submit --script train.py --keep '*.pt' --keep runs/    what is kept of its files",
+        "shardyard submit --script train.py --observe off      no shard lines in the log",
         "Everything after -- goes to the script. Files that .gitignore names are not sent.",
     )
 )
@@ -104,6 +112,14 @@ WallSeconds = Annotated[
     float | None, script_option(min=0.001, help="End each attempt after this many seconds.", show_default="one day")
 ]
 MaxRetries = Annotated[int, script_option(min=0, max=100, help="New attempts after a failure of the script.")]
+ObserveMode = Annotated[
+    Observe | None,
+    typer.Option(
+        help="When the log's stream shard says what each device got: auto, up to the 1,000th step and then when that "
+        "changes; every step; or off.",
+        show_default="the spec's, or auto",
+    ),
+]
 DryRun = Annotated[bool, script_option("--dry-run", "-n", help="Show what would be sent, and send nothing.")]
 Watch = Annotated[
     bool | None,
@@ -138,6 +154,7 @@ def submit_command(
     priority: Priority = 0,
     wall_seconds: WallSeconds = None,
     max_retries: MaxRetries = 0,
+    observe: ObserveMode = None,
     dry_run: DryRun = False,
     no_color: NoColor = False,
     url: Url = None,
@@ -153,7 +170,7 @@ def submit_command(
         from shardyard.cli.watch import follow_until_end
         from shardyard.client import endpoints
 
-        call = endpoints.submit_job(_spec_file(words or []))
+        call = endpoints.submit_job(_spec_file(words or [], observe))
         with connect_client(url, token) as client:
             if follow:
                 raise typer.Exit(follow_until_end(client, client.call(call).id, as_json))
@@ -173,7 +190,12 @@ def submit_command(
         priority=priority,
         max_retries=max_retries,
         **_drop_unset(
-            name=name, pool=pool, python=python, wall_seconds=wall_seconds, keep=_choose_kept(keep or None, no_keep)
+            name=name,
+            pool=pool,
+            python=python,
+            wall_seconds=wall_seconds,
+            observe=observe and observe.value,
+            keep=_choose_kept(keep or None, no_keep),
         ),
     )
     where = scripts.directory_to_send(directory)
@@ -197,12 +219,22 @@ class SubmitCommand(TyperCommand):
             raise
 
 
-def _spec_file(words: list[str]) -> bytes:
+def _spec_file(words: list[str], observe: Observe | None = None) -> bytes:
+    """The job spec that the words name, as it is written, or with another `observe`."""
     if len(words) != 1:
         raise InvalidRequest("name one job spec, or a program with --script or --module")
     if words[0].endswith(".py"):
         raise InvalidRequest(f"{words[0]} is a script, not a job spec: shardyard submit --script {words[0]}")
-    return read_spec(words[0])
+    spec = read_spec(words[0])
+    return spec if observe is None else _replace_observe(spec, observe)
+
+
+def _replace_observe(spec: bytes, observe: Observe) -> bytes:
+    try:
+        fields = json.loads(spec)
+    except ValueError:
+        return spec  # the service says what is wrong with it, and where
+    return json.dumps(fields | {"observe": observe.value}).encode() if isinstance(fields, dict) else spec
 
 
 def _options_of_scripts(context: typer.Context) -> list[str]:

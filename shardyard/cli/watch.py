@@ -37,7 +37,9 @@ MAX_FINDINGS = 4
 #: Lines of a terminal that are neither devices nor log lines.
 OTHER_LINES = 5
 #: What a program prints itself, as against what the service says of it.
-PRINTED = ("stdout", "stderr")
+PRINTED = "stdout,stderr"
+#: The newest of these are shown below the bars; shard lines say what the bars show.
+SHOWN = "stdout,stderr,service"
 
 
 class QuietView:
@@ -46,6 +48,8 @@ class QuietView:
     #: Every line is shown, so none may be passed over; None: lines do not matter; a number: so many from before.
     lines_from: int | None = None
     prints_lines = False
+    #: The streams whose lines it shows, as the service takes them.
+    streams = SHOWN
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -161,7 +165,7 @@ class LiveView(QuietView):
     def line(self, device: int, stream: str, line: str) -> None:
         if self.prints_lines:
             self.console.out(f"{device}| {line}", highlight=False)
-        elif line.strip() and stream != "shard":  # those say what the bars show
+        elif line.strip():
             self._lines.append((device, line))
 
     def remark(self, words: str) -> None:
@@ -210,11 +214,17 @@ def finding_words(finding: Finding) -> str:
 
 
 def watch_job(
-    client: Client, job: str, console: Console, *, quiet: bool = False, prints_lines: bool = False
+    client: Client,
+    job: str,
+    console: Console,
+    *,
+    quiet: bool = False,
+    prints_lines: bool = False,
+    stream: str | None = None,
 ) -> JobStatus:
     """Show a job until it has ended, and return its last status. Ctrl-C ends the watching, never the job.
 
-    With `prints_lines`, what the program prints is shown line by line.
+    With `prints_lines`, what the program prints is shown line by line; with `stream`, the lines of these streams.
 
     Raises:
         NotFound: there is no such job, or it was deleted meanwhile.
@@ -223,19 +233,23 @@ def watch_job(
     if quiet:
         return client.run(operations.wait_for_end(job, None))
     kind = LiveView if console.is_terminal and not console.is_dumb_terminal else PlainView
-    with contextlib.closing(kind(console, prints_lines=prints_lines)) as view:
+    with contextlib.closing(kind(console, prints_lines=prints_lines or stream is not None)) as view:
+        if view.prints_lines:
+            view.streams = stream or PRINTED
         status = _feed_view(client, job, view)
-    print_end(status, console, with_traceback=not prints_lines)
+    print_end(status, console, with_traceback=not (view.prints_lines and _wants_line("stderr", view.streams)))
     if status.attempt:
         print_afterwards(client, job, console, view.said)
     return status
 
 
-def follow_until_end(client: Client, job: str, as_json: bool, *, prints_lines: bool = False) -> int:
+def follow_until_end(
+    client: Client, job: str, as_json: bool, *, prints_lines: bool = False, stream: str | None = None
+) -> int:
     """Show a job until it has ended, and return the exit code for its end. Ctrl-C leaves it running."""
     out = make_console()
     try:
-        status = watch_job(client, job, out, quiet=as_json, prints_lines=prints_lines)
+        status = watch_job(client, job, out, quiet=as_json, prints_lines=prints_lines, stream=stream)
     except KeyboardInterrupt:
         out.print("\nThe job continues.", soft_wrap=True)
         out.print(f"  shardyard watch {job}    follows it again", soft_wrap=True)
@@ -322,11 +336,13 @@ def _feed_view(client: Client, job: str, view: QuietView) -> JobStatus:
     """Feed a view until the job has ended; its last status."""
     view.status(client.call(endpoints.get_job(job)))
     seen = _LineFilter(view)
-    stream = operations.follow_job(
-        job, "all", tail=view.lines_from, away=lambda error: view.remark(_retry_message(error))
-    )
+
+    def tell(error: ShardyardError) -> None:
+        view.remark(_retry_message(error))
+
+    stream = operations.follow_job(job, "all", tail=view.lines_from, away=tell, stream=view.streams)
     if not (view.prints_lines or view.lines_from):
-        stream = operations.follow_job(job, away=lambda error: view.remark(_retry_message(error)))
+        stream = operations.follow_job(job, away=tell)
     for event in client.items(stream):
         match event:
             case events.StateChanged() if not event.ended:  # the end is shown after everything else
@@ -363,7 +379,7 @@ class _LineFilter:
         if line.seq <= self._last.get((attempt, device), 0):
             return
         self._last[attempt, device] = line.seq
-        if line.stream in PRINTED or not self._view.prints_lines:
+        if _wants_line(line.stream, self._view.streams):
             self._view.line(device, line.stream, line.text)
 
 
@@ -373,9 +389,14 @@ def _catch_up(client: Client, job: str, view: QuietView, seen: _LineFilter, even
     view.status(client.call(endpoints.get_job(job)))
     _show_report(client, job, view)
     if view.prints_lines:
-        for page in client.items(operations.log_pages(job, after=event.logs_after)):
+        for page in client.items(operations.log_pages(job, after=event.logs_after, stream=view.streams)):
             for line in page.lines:
                 seen.line(page.attempt, line.device, line)
+
+
+def _wants_line(stream: str, streams: str) -> bool:
+    """Whether a line is to be shown; a service of an earlier version sends the lines of all streams."""
+    return streams == "all" or stream in streams.split(",")
 
 
 def _show_report(client: Client, job: str, view: QuietView) -> None:

@@ -274,14 +274,21 @@ class Job(BlockingJobHandle):
         return self
 
     def follow(
-        self, *, logs: Sequence[int] | str | None = None, tail: int | None = None, after: str | None = None
+        self,
+        *,
+        logs: Sequence[int] | str | None = None,
+        tail: int | None = None,
+        after: str | None = None,
+        stream: Sequence[str] | str | None = None,
     ) -> Generator["Event", None, None]:
         """The job's events until it has ended; the stream continues after a restart of the service.
 
-        `logs="all"`, or the numbers of devices, adds their lines: all from the start, or the last `tail` of each.
-        `after`: an `event_id` to continue after. After the last event, `status` is the final one.
+        `logs="all"`, or the numbers of devices, adds their lines: all from the start, or the last `tail` of each;
+        `stream` chooses their streams as in `logs`. `after`: an `event_id` to continue after. After the last event,
+        `status` is the final one.
         """
-        with closing(self._client.items(operations.follow_job(self.id, logs, after, tail))) as events:
+        flow = operations.follow_job(self.id, logs, after, tail, stream=stream)
+        with closing(self._client.items(flow)) as events:
             yield from events
         with suppress(NotFound):  # deleted meanwhile, as the last event has said
             self.wait()  # which survives a restart at this moment, too
@@ -292,13 +299,17 @@ class Job(BlockingJobHandle):
         device: int | None = None,
         follow: bool = False,
         tail: int | None = None,
-        stream: str | None = None,
+        stream: Sequence[str] | str | None = None,
         rank: int | None = None,
         from_step: int | None = None,
         to_step: int | None = None,
         attempt: int | None = None,
     ) -> Iterator[responses.LogLine]:
-        """Lines of all devices in order of time, or of one device; with `follow`, until the job has ended."""
+        """Lines of all devices in order of time, or of one device; with `follow`, until the job has ended.
+
+        `stream`: "all", or some of "stdout", "stderr", "shard" (what each device got of a batch) and "service". Left
+        out: all for a recipe; all but "shard" for a script.
+        """
         chosen: dict[str, Any] = {
             "device": device,
             "stream": stream,

@@ -140,9 +140,10 @@ def draw_comparison(kind: str, job: str, against: str, *, attempt: int | None = 
     return _replace_fields(call, headers={"Accept": kind})
 
 
-def read_logs(job: str, **filters: Any) -> HttpCall[responses.LogPage]:
-    """One page of lines. Filters: device, rank, stream, after, limit, tail, from_step, to_step, attempt."""
-    return _get_request(_build_path("jobs", job, "logs"), responses.LogPage, **filters)
+def read_logs(job: str, *, stream: Sequence[str] | str | None = None, **filters: Any) -> HttpCall[responses.LogPage]:
+    """One page of lines. `stream`: "all", or some of stdout, stderr, shard and service; None: those that suit the job's
+    program. Filters: device, rank, after, limit, tail, from_step, to_step, from_line, before_line, search, attempt."""
+    return _get_request(_build_path("jobs", job, "logs"), responses.LogPage, stream=_join_names(stream), **filters)
 
 
 def read_metrics(job: str, **filters: Any) -> HttpCall[responses.MetricList]:
@@ -162,11 +163,22 @@ def download_artifact(job: str, path: str, *, attempt: int | None = None) -> Htt
 
 
 def job_events(
-    job: str, *, logs: Sequence[int] | str | None = None, last: str | None = None, tail: int | None = None
+    job: str,
+    *,
+    logs: Sequence[int] | str | None = None,
+    last: str | None = None,
+    tail: int | None = None,
+    stream: Sequence[str] | str | None = None,
 ) -> HttpCall[bytes]:
-    """`logs`: "all", or logical devices whose lines come too; `tail`: so many of each from before, instead of all."""
-    devices = logs if logs is None or isinstance(logs, str) else ",".join(map(str, logs))
-    return _stream_events(_build_path("jobs", job, "events"), last, logs=devices or None, tail=tail)
+    """`logs`: "all", or logical devices whose lines come too; `stream`: of which streams, as for `read_logs`; `tail`:
+    so many of each device from before, instead of all."""
+    chosen = {"logs": _join_names(logs), "tail": tail, "stream": _join_names(stream)}
+    return _stream_events(_build_path("jobs", job, "events"), last, **chosen)
+
+
+def _join_names(names: Sequence[int | str] | str | None) -> str | None:
+    """Names or numbers as the service takes them, with commas between them; None where there is none."""
+    return (names if names is None or isinstance(names, str) else ",".join(map(str, names))) or None
 
 
 def service_events(*, last: str | None = None) -> HttpCall[bytes]:

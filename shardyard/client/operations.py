@@ -267,6 +267,7 @@ def follow_job(
     after: str | None = None,
     tail: int | None = None,
     away: Callable[[ShardyardError], None] = _ignore_absence,
+    stream: Sequence[str] | str | None = None,
 ) -> Items[Any]:
     """A job's events; the last one is `Ended`. `away` hears each time that the service could not be reached.
 
@@ -278,7 +279,7 @@ def follow_job(
     last = after
     patience = RetryBudget()
     while not reader.over:
-        call = endpoints.job_events(job, logs=logs, last=last, tail=tail)
+        call = endpoints.job_events(job, logs=logs, last=last, tail=tail, stream=stream)
         last = yield from _read_stream(call, last, reader, patience, away)
         if not reader.over:
             yield PauseStep(jitter(FIRST_PAUSE_SECONDS))  # the service closes a stream in order when it stops

@@ -72,6 +72,7 @@ class ScriptOptions(TypedDict, total=False):
     max_retries: int
     keep: Sequence[str]  # which of its files are kept, as patterns of .gitignore; empty: none
     artifact_bytes: int  # largest size of these files together
+    observe: str  # when shard lines are logged: auto, every or off
 
 
 def pack_program(
@@ -107,6 +108,7 @@ def build_script_spec(args: Sequence[str] = (), **options: Unpack[ScriptOptions]
         "name": say("name"),
         "pool": say("pool"),
         "priority": say("priority") or None,
+        "observe": say("observe"),
         "labels": dict(say("labels") or {}),
         "resources": {"devices": say("devices", 1)},
         "parallelism": {"strategy": say("strategy", "single")},

@@ -273,10 +273,11 @@ class DroppedLines(Answer, frozen=True, rename={"first": "from", "last": "to"}):
 
 
 class LogPage(Answer, frozen=True, kw_only=True):
-    """Log lines in order of time. `next` is the cursor of the following page; `ended` is true if the attempt will write
-    no more lines."""
+    """Log lines in order of time, of the streams that `streams` names. `next` is the cursor of the following page,
+    whichever streams are asked for then; `ended` is true if the attempt will write no more lines."""
 
     attempt: int
+    streams: list[str] = []
     lines: list[LogLine]
     dropped: list[DroppedLines] = []
     next: str | None = None

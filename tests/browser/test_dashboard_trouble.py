@@ -73,6 +73,32 @@ def test_a_long_log_is_read_from_any_line_and_searched_as_a_whole(pages: Pages, 
     expect(log.locator("li").last).to_have_attribute("data-seq", str(LINES))
 
 
+def test_a_failed_script_shows_its_traceback_and_last_lines_and_shard_lines_on_demand(
+    pages: Pages, client: Client, tmp_path: Any
+) -> None:
+    text = """import torch
+model = torch.nn.Linear(5, 2)
+for step in range(400):
+    model(torch.randn(10, 5)).sum().backward()
+    print("step", step)
+raise ValueError("no more steps")
+"""
+    page = pages.open(f"/jobs/{script(client, tmp_path, text)}")
+    failure = page.locator(".notice.bad")
+    expect(failure.get_by_text("Traceback (most recent call last)")).to_be_visible()
+    expect(failure.locator("pre").last).to_contain_text("step 398\nstep 399")
+    expect(failure.locator("pre").last).not_to_contain_text("Error")
+    log = page.get_by_role("region", name="Log of device 0")
+    expect(log.locator("li").last).to_contain_text("ValueError: no more steps")
+    expect(log.get_by_text("In Model")).to_have_count(0)
+    for _ in range(3):  # over the gaps in the numbers, to the first line
+        log.locator("ol").evaluate("list => { list.scrollTop = 0 }")
+    expect(log.locator("li").first).to_contain_text("step 0")
+    page.get_by_label("Shard lines").check()
+    expect(log.locator("li", has_text="In Model").first).to_be_attached()
+    expect(log.locator("li").last).to_contain_text("ValueError: no more steps")
+
+
 def test_a_thousand_series_are_found_by_name_and_read_only_where_they_are_seen(
     pages: Pages, client: Client, tmp_path: Any
 ) -> None:

@@ -556,6 +556,33 @@ def test_a_script_is_followed_line_by_line_to_its_end(
     assert f"digits is running: {JOB}" in captured.err
 
 
+def test_shard_lines_are_watched_and_read_on_demand(service: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [{"seq": 1, "stream": "stdout", "text": "own"}, {"seq": 2, "stream": "shard", "text": "In Model"}]
+    event = ("log", {"attempt": 1, "device": 0, "lines": lines})  # an earlier version sends lines of all streams
+    service.on("GET", f"/v1/jobs/{JOB}", (200, STATUS), (200, DONE))
+    service.on("GET", f"/v1/jobs/{JOB}/events", stream(event, END))
+    page = {"attempt": 1, "lines": [lines[1] | {"device": 0}], "next": "c1", "ended": True}
+    service.on("GET", f"/v1/jobs/{JOB}/logs", (200, page), (200, page | {"lines": []}))
+    assert run("watch", JOB, "--stream", "shard") == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if "| " in line] == ["0| In Model"]
+    assert run("logs", JOB, "--stream", "shard") == 0
+    assert capsys.readouterr().out == "0| In Model\n"
+    asked = [request.path for request in service.seen if "/events" in request.path or "/logs" in request.path]
+    assert len(asked) == 3
+    assert all("stream=shard" in path for path in asked)
+
+
+def test_observe_is_set_for_a_script_and_in_a_spec(service: Stub, project: Path) -> None:
+    service.on("POST", "/v1/jobs", (201, STATUS))
+    assert run("submit", "--script", "train.py", "--no-watch", "--observe", "off") == 0
+    assert run("submit", "--script", "train.py", "--no-watch") == 0
+    (project / "job.json").write_text('{"name": "a", "observe": "off"}')
+    assert run("submit", "job.json", "--observe", "every") == 0
+    sent = bodies(service, "/v1/jobs")
+    assert [json.loads(body).get("observe") for body in sent] == ["off", None, "every"]
+    assert run("submit", "job.json", "--observe", "some") == 2
+
+
 def test_lines_that_the_stream_passed_over_are_fetched_and_none_is_printed_twice(
     service: Stub, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,7 @@ class RankHandle:
     outcome: Outcome | None = None
     status: int | None = None  # exit code, or minus the signal
     stderr_tail: bytes = b""  # the end of what it wrote to stderr
+    printed_at: float = 0.0  # monotonic: when it last printed anything
 
     @property
     def is_alive(self) -> bool:

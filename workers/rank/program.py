@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -22,6 +23,8 @@ from workers.runtime.context import ChannelSink, NullSink, RankContext, RecordSi
 
 MAX_TRACEBACK = 64 * 1024
 MAX_MESSAGE = 2000
+#: How long a traceback waits until what was recorded before it is sent.
+SEND_SECONDS = 1.0
 #: Traces of these files are not the user's business: our own, and what Python itself runs a module with.
 _ROOT = Path(__file__).resolve().parents[2]
 _SERVICE_DIRECTORIES = tuple(f"{_ROOT / name}/" for name in ("api", "jobs", "workers", "shardyard"))
@@ -50,7 +53,7 @@ def run_program(program: RankProgram, context: RankContext, sink: ChannelSink, c
     A child that the program has forked comes here too, if it ends as the program does; it reports to no process.
     """
     me, rank = os.getpid(), context.rank
-    outcome = _run_to_outcome(program.run, rank)
+    outcome = _run_to_outcome(partial(_run_and_send, program.run, sink, me), rank)
     report: RecordSink = sink if os.getpid() == me else NullSink()
     report.emit(Returned(outcome, "threads"))
     if outcome.exit_code and report is sink:
@@ -70,6 +73,17 @@ def run_program(program: RankProgram, context: RankContext, sink: ChannelSink, c
         with contextlib.suppress(OSError):  # a program may close descriptors that are not its own
             os.read(command, 1)  # or end of file; the supervisor has the deadline
     _exit_process(outcome.exit_code)
+
+
+def _run_and_send(program: Callable[[], object], sink: ChannelSink, owner: int) -> None:
+    """Run a program. If it fails, what it has recorded is sent before its traceback is printed: the log then ends with
+    the traceback, not with lines about steps. The sink is that of the process `owner`, not of its forked children."""
+    try:
+        program()
+    except Exception:
+        if os.getpid() == owner:
+            sink.flush(SEND_SECONDS)
+        raise
 
 
 def _run_to_outcome(program: Callable[[], object], rank: int) -> Outcome:
@@ -153,12 +167,15 @@ def _keep_user_frames(trace: traceback.TracebackException) -> None:
 
 def _print_error(error: BaseException, text: str) -> None:
     """As Python does it: by the program's own hook where it has set one."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()  # what was printed before stands before it
     with contextlib.suppress(Exception):  # there may be no stderr any more
         if sys.excepthook is sys.__excepthook__:
             sys.stderr.write(text)
             return
         try:
-            sys.excepthook(type(error), error, _user_traceback(error.__traceback__))
+            trace = _user_traceback(error.__traceback__)
+            sys.excepthook(type(error), error.with_traceback(trace), trace)  # which of the two is printed depends
         except BaseException:  # noqa: BLE001  (a hook may raise anything; Python prints both then)
             sys.stderr.write(text)
 

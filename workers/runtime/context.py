@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, TextIO, cast
 
 from jobs.protocol import records
 from jobs.protocol.records import AnyRecord, Step
+from workers.runtime.ordered_pipe import OrderedPipe, WaitBudget
 
 FLUSH_SECONDS = 0.2
 #: The first packets follow each other closely, twice as far apart each time: news of a start should not wait.
@@ -202,7 +203,11 @@ class DeviceStreams:
 
     def __init__(self, descriptors: Sequence[tuple[int, int]]) -> None:
         self._bound = threading.local()
-        self._streams = [(_line_writer(out), _line_writer(err)) for out, err in descriptors]
+        budget = WaitBudget()
+        self._streams = [
+            (_line_writer(OrderedPipe(out, err, budget)), _line_writer(OrderedPipe(err, out, budget)))
+            for out, err in descriptors
+        ]
 
     def install(self) -> None:
         """Replace `sys.stdout` and `sys.stderr`."""
@@ -247,8 +252,7 @@ class _ThreadStream:
         return getattr(self._choose(self._which), name)
 
 
-def _line_writer(fd: int) -> io.TextIOWrapper:
-    raw = io.FileIO(fd, "w", closefd=False)
+def _line_writer(raw: io.FileIO) -> io.TextIOWrapper:
     return io.TextIOWrapper(
         io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True, newline="\n"
     )

@@ -137,7 +137,9 @@ class RankMonitor:
             self._reap_orphans()
             self._publisher.flush_due(time.time())
         self._read_rest()
-        return self._end.final_outcome()
+        outcome = self._end.final_outcome()
+        self._repeat_traceback(outcome)
+        return outcome
 
     def _seconds_to_deadline(self) -> float:
         deadline = self._publisher.next_deadline()
@@ -152,6 +154,17 @@ class RankMonitor:
             self._descendants.close()
         self._loop.close()
 
+    def _repeat_traceback(self, outcome: AttemptOutcome) -> None:
+        """Put the traceback of the rank that failed first at the end of the log, if other ranks, which failed because
+        of it, have printed after it."""
+        error = outcome.error or {}
+        number, text = error.get("rank"), error.get("traceback")
+        if number is None or not text:
+            return
+        if any(rank.printed_at > self._ranks[number].printed_at for rank in self._ranks):
+            for line in (f"rank {number} failed first; its traceback again:", *text.splitlines()):
+                self._publisher.log_line(line)
+
     # -- what ranks send -------------------------------------------------------------------------------
 
     def _read_output(self, rank: RankHandle, output: OutputPipe) -> None:
@@ -160,6 +173,7 @@ class RankMonitor:
     def _publish_output(self, rank: RankHandle, output: OutputPipe, data: bytes) -> None:
         if not data:
             return
+        rank.printed_at = monotonic()
         step = self._activity.next_step(rank.number)
         self._publisher.add_output(output.device, output.stream, rank.number, data, step)
         if output.stream == "stderr":

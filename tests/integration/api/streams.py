@@ -18,6 +18,7 @@ from jobs.protocol import names
 from jobs.protocol.records import MetricSample
 from jobs.store.client import RedisStore
 from tests.integration.api.conftest import ADMIN
+from workers.supervisor.report.shard_lines import ShardLine
 from workers.supervisor.telemetry.log_relay import LogRelay
 from workers.supervisor.telemetry.metric_relay import MetricRelay
 from workers.supervisor.telemetry.report_publisher import write_atomically
@@ -186,6 +187,9 @@ class Attempt:
         data = b"".join((text.encode() if isinstance(text, str) else text) + b"\n" for text in texts)
         self.logs.add_output(device, "stdout", device, data, None)
         self.logs.flush_due(time.time() + 10)
+
+    def shard_lines(self, *texts: str, device: int = 0) -> None:
+        self.logs.add_shard_lines(0, [ShardLine(device, step, "train", text) for step, text in enumerate(texts)])
 
     def points(self, *values: float, name: str = "loss", step: int = 0) -> None:
         for place, value in enumerate(values):

@@ -22,6 +22,7 @@ from jobs.store.tokens import Scope
 from tests.integration.api.conftest import ADMIN, bearer
 from tests.integration.api.streams import Attempt, Event, Reader, finding, lines_of, pattern, points_of
 from tests.integration.api.test_process import DRAIN_EXPIRED, Process, api_process, until
+from tests.support.hostile_zips import Part, zipped
 from tests.support.job_records import a_spec, a_spec_body, node_info
 from tests.support.redis_server import RedisServer, redis_server
 
@@ -145,6 +146,66 @@ def test_a_finished_job_is_told_whole_and_who_comes_again_is_told_that_there_is_
         assert again.status == 204
     with place.follow(job, "?logs=0", events[-2].id) as almost:
         assert [event.name for event in almost.to_end()] == ["end"]
+
+
+def test_a_script_is_followed_without_its_shard_lines_unless_they_are_asked_for(place: Place) -> None:
+    zip_of_code = zipped(Part("train.py"))
+    bundle = place.client.post("/v1/bundles", content=zip_of_code).json()["id"]
+    program = {"kind": "script", "bundle": bundle, "entrypoint": "train.py"}
+    job, attempt = place.started(program=program)
+    attempt.print("one")
+    attempt.shard_lines(*[f"In Model {step}" for step in range(700)])
+    path = f"/v1/jobs/{job}"
+    with (
+        place.follow(job, "?logs=0") as own,
+        place.follow(job, "?logs=0&stream=all") as every,
+        place.follow(job, "?logs=0&stream=shard&tail=3") as shard,
+        place.follow(job, "?logs=0&tail=1") as tail,
+    ):
+        shard.until(lambda r: r.lines() == ["In Model 697", "In Model 698", "In Model 699"])
+        tail.until(lambda r: r.lines() == ["one"])
+        attempt.print("two")
+        attempt.shard_lines("In Model 700")
+        attempt.print("three")
+        own.until(lambda r: r.lines() == ["one", "two", "three"])
+        every.until(lambda r: len(r.lines()) == 704)
+        shard.until(lambda r: r.lines()[-1] == "In Model 700")
+        tail.until(lambda r: r.lines() == ["one", "two", "three"])
+        cut = next(event.id for event in own.events if event.name == "log")
+    with place.follow(job, "?logs=0", cut) as again:
+        again.until(lambda r: r.lines() == ["two", "three"])
+    attempt.end()
+    with place.follow(job, "?logs=0") as late:
+        late.to_end()
+        assert late.lines() == ["one", "two", "three"]
+        assert [line["seq"] for line in lines_of(late.events)] == [1, 702, 704]
+
+    ask = place.client.get
+    page = ask(f"{path}/logs").json()
+    assert (page["streams"], [line["text"] for line in page["lines"]]) == (
+        ["stdout", "stderr", "service"],
+        ["one", "two", "three"],
+    )
+    assert page["ended"]
+    first = ask(f"{path}/logs", params={"limit": 1}).json()
+    others = ask(f"{path}/logs", params={"after": first["next"], "stream": "all"}).json()
+    assert [line["seq"] for line in others["lines"]] == [702, 703, 704]  # from where the other streams were looked at
+    mixed = ask(f"{path}/logs", params={"stream": "shard,stdout", "tail": 3}).json()
+    assert [line["text"] for line in mixed["lines"]] == ["two", "In Model 700", "three"]
+    before = ask(f"{path}/logs", params={"tail": 2, "before_line": 702}).json()
+    assert [line["text"] for line in before["lines"]] == ["one"]
+    assert len(ask(f"{path}/logs", params={"stream": "all"}).json()["lines"]) == 704
+
+
+def test_a_recipe_is_followed_with_its_shard_lines_since_it_prints_nothing_else(place: Place) -> None:
+    job, attempt = place.started()
+    attempt.shard_lines("In Model", "Outside")
+    with place.follow(job, "?logs=all") as reader:
+        reader.until(lambda r: r.lines() == ["In Model", "Outside"])
+    page = place.client.get(f"/v1/jobs/{job}/logs").json()
+    assert page["streams"] == ["stdout", "stderr", "shard", "service"]
+    assert [line["stream"] for line in page["lines"]] == ["shard", "shard"]
+    attempt.end()
 
 
 def test_jobs_of_the_whole_service_are_followed(place: Place) -> None:
@@ -487,6 +548,12 @@ def test_who_may_not_look_and_what_is_not_there_get_problems_and_no_stream(place
     for wrong in ("-1", "0,,1", "any", "99999", "\u0663"):
         answer = ask(path, params={"logs": wrong})
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "logs"), wrong
+    for wrong in ("none", "stdout,,shard", "all,shard", "STDOUT"):
+        for where in (path, f"/v1/jobs/{job}/logs"):
+            answer = ask(where, params={"stream": wrong})
+            assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "stream"), wrong
+    answer = ask(f"/v1/jobs/{job}/logs", params={"before_line": 3})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "before_line")
     with place.follow(job, "?logs=all", "nonsense") as reader:
         assert reader.until(lambda r: r.named("state"))
         assert [event.name for event in reader.events][:2] == ["resync", "state"]

@@ -1,4 +1,6 @@
-import type { JobStatus } from "../api";
+import { useEffect, useState } from "preact/hooks";
+
+import { ENDED, type JobStatus, type LogPage, get } from "../api";
 import { between, clock, count, duration } from "../format";
 import { Link } from "../router";
 
@@ -24,6 +26,11 @@ export function Facts(props: { job: JobStatus }) {
   );
 }
 
+/** Lines that are shown of what came before a failure. */
+const LAST_LINES = 20;
+/** What torch.distributed prints in front of the lines of a traceback. */
+const RANK_PREFIX = /^\[rank\d+\]: ?/;
+
 export function Failure(props: { job: JobStatus }) {
   const { error } = props.job;
   if (!error) return null;
@@ -31,9 +38,28 @@ export function Failure(props: { job: JobStatus }) {
     <div class="notice bad">
       <b>{props.job.reason.code.replaceAll("_", " ")}</b>{error.rank != null && ` in rank ${error.rank}`}: <span dir="auto">{error.message ?? props.job.reason.message}</span>
       {error.advice && <p dir="auto">→ {error.advice}</p>}
-      {error.traceback && <details><summary>Traceback</summary><pre tabIndex={0}>{error.traceback}</pre></details>}
+      {error.traceback && <details open><summary>Traceback</summary><pre tabIndex={0}>{error.traceback}</pre></details>}
+      {ENDED.has(props.job.state) && <LastLines job={props.job} traceback={error.traceback ?? ""} />}
     </div>
   );
+}
+
+/** What the rank that failed printed last, without the traceback, which stands above. */
+function LastLines(props: { job: JobStatus; traceback: string }) {
+  const { job } = props;
+  const [lines, setLines] = useState<string[]>([]);
+  const trace = new Set(props.traceback.split("\n").map((line) => line.trimEnd()));
+  useEffect(() => {
+    const wanted = new URLSearchParams({ attempt: String(job.attempt), stream: "stdout,stderr", tail: String(LAST_LINES + trace.size) });
+    if (job.error?.rank != null) wanted.set("device", String(job.error.rank));
+    get<LogPage>(`/v1/jobs/${job.id}/logs?${wanted}`).then((page) => {
+      const texts = page.lines.map((line) => line.text);
+      while (texts.length && trace.has(texts.at(-1)!.replace(RANK_PREFIX, "").trimEnd())) texts.pop();
+      setLines(texts.slice(-LAST_LINES));
+    }, () => undefined);
+  }, [job.id, job.attempt, job.state]);
+  if (!lines.length) return null;
+  return <><p class="muted">The last lines that it printed{props.traceback && " before that"}:</p><pre tabIndex={0}>{lines.join("\n")}</pre></>;
 }
 
 export function Notes(props: { notes: Record<string, string> }) {

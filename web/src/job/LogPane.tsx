@@ -25,7 +25,7 @@ interface Props {
 
 export function LogPane(props: Props) {
   const { source, search, target, feed } = props;
-  const [held, setHeld] = useState<Lines>({ lines: [], atEnd: false });
+  const [held, setHeld] = useState<Lines>({ lines: [], atEnd: false, atStart: false, seen: 0 });
   const [marked, setMarked] = useState(0);
   const [words, setWords] = useState("");
   const list = useRef<HTMLOListElement>(null);
@@ -70,8 +70,8 @@ export function LogPane(props: Props) {
     () =>
       feed.onLog((event) => {
         if (event.device !== source.device || event.attempt !== source.attempt || !known.current.atEnd) return;
-        const more = grown(known.current, event.lines);
-        if (more == null) void put(newest(source));
+        const more = grown(source, known.current, event.lines);
+        if (more == null) void put(newest(source, event.lines.at(-1)?.seq));
         else if (follows.current) setHeld((known.current = more));
         else setHeld((known.current = { ...known.current, atEnd: false }));
       }),
@@ -105,7 +105,7 @@ export function LogPane(props: Props) {
       const shown = line && node.querySelector(`[data-seq="${line.seq}"]`);
       anchor.current = shown && line ? { seq: line.seq, top: shown.getBoundingClientRect().top } : null;
     };
-    if (node.scrollTop < NEAR && (held.lines[0]?.seq ?? 1) > 1) {
+    if (node.scrollTop < NEAR && !held.atStart && (held.lines[0]?.seq ?? 1) > 1) {
       void put(earlier(source, held).then((found) => (keep(held.lines[0]), found)));
     } else if (!held.atEnd && node.scrollTop + node.clientHeight > node.scrollHeight - NEAR) {
       void put(later(source, held).then((found) => (keep(held.lines.at(-1)), found)));

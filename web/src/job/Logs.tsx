@@ -4,6 +4,7 @@ import { useState } from "preact/hooks";
 
 import type { Feed } from "./watch";
 import { LogPane, type Target } from "./LogPane";
+import { ALL_STREAMS, OWN_STREAMS } from "./lines";
 
 const MOST = 8;
 
@@ -15,6 +16,8 @@ export interface LogsProps {
   choose: (devices: number[]) => void;
   feed: Feed;
   running: boolean;
+  /** Whether it is a script, whose own lines are shown alone at first. */
+  script: boolean;
 }
 
 export function Logs(props: LogsProps) {
@@ -23,6 +26,8 @@ export function Logs(props: LogsProps) {
   const [unit, setUnit] = useState<"step" | "line">("step");
   const [number, setNumber] = useState("");
   const [target, setTarget] = useState<Target>({ to: "end" });
+  const [shards, setShards] = useState(!props.script);
+  const streams = shards ? ALL_STREAMS : OWN_STREAMS;
   const toggle = (device: number) =>
     props.choose(chosen.includes(device) ? chosen.filter((one) => one !== device) : [...chosen, device].slice(-MOST).sort((a, b) => a - b));
   const go = (wanted: Target) => {
@@ -40,6 +45,7 @@ export function Logs(props: LogsProps) {
             ))}
           </span>
         )}
+        <label title="Lines that say what each device got of every batch"><input type="checkbox" checked={shards} onChange={(event) => setShards(event.currentTarget.checked)} /> Shard lines</label>
         <label>Search <input type="search" size={18} value={search} placeholder="the whole log" maxLength={200} onInput={(event) => setSearch(event.currentTarget.value)} /></label>
         <form class="row" onSubmit={(event) => (event.preventDefault(), number && go({ to: unit, number: Number(number) }))}>
           <select aria-label="Go to a step or a line" value={unit} onChange={(event) => setUnit(event.currentTarget.value as "step")}><option value="step">Step</option><option value="line">Line</option></select>
@@ -48,13 +54,13 @@ export function Logs(props: LogsProps) {
         </form>
         <button onClick={() => go({ to: "line", number: 1 })}>Start</button>
         <button onClick={() => go({ to: "end" })}>End</button>
-        <a href={`/v1/jobs/${props.id}/logs?limit=10000`} target="_blank" rel="noopener">as JSON</a>
+        <a href={`/v1/jobs/${props.id}/logs?limit=10000&attempt=${props.attempt}&stream=${streams}`} target="_blank" rel="noopener">as JSON</a>
       </div>
       <div class="logs">
         {chosen.map((device) => (
           <LogPane
-            key={device}
-            source={{ id: props.id, attempt: props.attempt, device }}
+            key={`${device} ${streams}`}
+            source={{ id: props.id, attempt: props.attempt, device, streams }}
             search={search.trim()}
             target={target}
             feed={props.feed}

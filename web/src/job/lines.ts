@@ -1,4 +1,5 @@
-// A window on the log of one device: some of its lines, in order, however long the whole is.
+// A window on the log of one device: some of its lines, in order, however long the whole is. Lines of streams that are
+// not shown leave gaps in the numbers.
 
 import { type LogLine, type LogPage, get } from "../api";
 
@@ -14,62 +15,78 @@ export interface Lines {
   lines: LogLine[];
   /** Whether the last line is the newest that there is. */
   atEnd: boolean;
+  /** Whether there is nothing before the first line. */
+  atStart: boolean;
+  /** Number of the newest line that is known, of whatever stream. */
+  seen: number;
 }
+
+/** What a script and the service print. */
+export const OWN_STREAMS = "stdout,stderr,service";
+export const ALL_STREAMS = "all";
 
 export interface Source {
   id: string;
   attempt: number;
   device: number;
+  /** `OWN_STREAMS` or `ALL_STREAMS`. */
+  streams: string;
+}
+
+export function shows(source: Source, line: LogLine): boolean {
+  return source.streams === ALL_STREAMS || source.streams.split(",").includes(line.stream);
 }
 
 export function read(source: Source, query: Record<string, string | number>): Promise<LogPage> {
-  const wanted = new URLSearchParams({ attempt: String(source.attempt), device: String(source.device) });
+  const wanted = new URLSearchParams({ attempt: String(source.attempt), device: String(source.device), stream: source.streams });
   for (const [name, value] of Object.entries(query)) wanted.set(name, String(value));
   return get<LogPage>(`/v1/jobs/${source.id}/logs?${wanted}`);
 }
 
-export async function newest(source: Source): Promise<Lines> {
-  return { lines: (await read(source, { tail: PAGE })).lines, atEnd: true };
+/** The end of the log; `seen` is the number of a line that was there before it was read. */
+export async function newest(source: Source, seen = 0): Promise<Lines> {
+  const { lines } = await read(source, { tail: PAGE });
+  return { lines, atEnd: true, atStart: lines.length === 0, seen: Math.max(seen, lines.at(-1)?.seq ?? 0) };
 }
 
 /** Lines around one of them. */
 export async function around(source: Source, seq: number): Promise<Lines> {
-  const from = Math.max(1, seq - PAGE / 2);
-  return upTo(source, from, from + PAGE);
+  const [before, after] = await Promise.all([read(source, { tail: PAGE / 2, before_line: seq }), onward(source, seq, PAGE / 2)]);
+  return { ...after, lines: [...before.lines, ...after.lines], atStart: before.lines.length === 0 };
 }
 
 export async function earlier(source: Source, held: Lines): Promise<Lines> {
   const first = held.lines[0]?.seq ?? 1;
-  if (first <= 1) return held;
-  const found = await upTo(source, Math.max(1, first - PAGE), first);
+  if (held.atStart || first <= 1) return held;
+  const found = await read(source, { tail: PAGE, before_line: first });
   const lines = [...found.lines, ...held.lines];
-  return { lines: lines.slice(0, HELD), atEnd: held.atEnd && lines.length <= HELD };
+  return { ...held, lines: lines.slice(0, HELD), atEnd: held.atEnd && lines.length <= HELD, atStart: found.lines.length === 0 };
 }
 
 export async function later(source: Source, held: Lines): Promise<Lines> {
-  const last = held.lines.at(-1)?.seq ?? 0;
-  const found = await upTo(source, last + 1, last + 1 + PAGE);
-  return { lines: [...held.lines, ...found.lines].slice(-HELD), atEnd: found.atEnd };
+  const found = await onward(source, (held.lines.at(-1)?.seq ?? 0) + 1, PAGE);
+  const lines = [...held.lines, ...found.lines];
+  return { ...found, lines: lines.slice(-HELD), atStart: held.atStart && lines.length <= HELD, seen: Math.max(held.seen, found.seen) };
 }
 
-/** With lines that have just come; null when some in between are missing. */
-export function grown(held: Lines, fresh: LogLine[]): Lines | null {
-  const last = held.lines.at(-1)?.seq ?? 0;
-  const lines = fresh.filter((line) => line.seq > last);
-  if (!lines.length) return held;
-  if (last && lines[0]!.seq > last + 1) return null;
-  return { lines: [...held.lines, ...lines].slice(-FOLLOWED), atEnd: true };
+/** With lines of all streams that have just come; null when some in between are missing. */
+export function grown(source: Source, held: Lines, came: LogLine[]): Lines | null {
+  const fresh = came.filter((line) => line.seq > held.seen);
+  if (!fresh.length) return held;
+  if (held.seen && fresh[0]!.seq > held.seen + 1) return null;
+  const lines = [...held.lines, ...fresh.filter((line) => shows(source, line))];
+  return { lines: lines.slice(-FOLLOWED), atEnd: true, atStart: held.atStart && lines.length <= FOLLOWED, seen: fresh.at(-1)!.seq };
 }
 
-async function upTo(source: Source, from: number, end: number): Promise<Lines> {
+async function onward(source: Source, from: number, count: number): Promise<Lines> {
   const lines: LogLine[] = [];
   let next: Record<string, string | number> = { from_line: from };
-  for (let page = 0; page < PAGES; page += 1) {
-    const found = await read(source, { ...next, limit: end - from - lines.length });
-    lines.push(...found.lines.filter((line) => line.seq < end));
-    if (!found.lines.length || found.ended || !found.next) return { lines, atEnd: true };
-    if (lines.length >= end - from || found.lines.at(-1)!.seq >= end - 1) break;
-    next = { after: found.next };
+  let atEnd = false;
+  for (let page = 0; page < PAGES && lines.length < count && !atEnd; page += 1) {
+    const found = await read(source, { ...next, limit: count - lines.length });
+    lines.push(...found.lines);
+    atEnd = found.ended || !found.next || (!found.lines.length && found.next === next.after);
+    next = { after: found.next ?? "" };
   }
-  return { lines, atEnd: false };
+  return { lines, atEnd, atStart: false, seen: lines.at(-1)?.seq ?? 0 };
 }

@@ -3,7 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import type { LogLine } from "../api";
-import { type Source, read } from "./lines";
+import { type Source, read, shows } from "./lines";
 import type { Feed } from "./watch";
 
 /** After the last key. */
@@ -52,12 +52,12 @@ export function useMatches(source: Source, search: string, feed: Feed): Matches 
       run.current += 1;
       clearTimeout(timer);
     };
-  }, [search, source.id, source.attempt, source.device]);
+  }, [search, source.id, source.attempt, source.device, source.streams]);
   useEffect(() => {
     if (!search || busy || more) return;
     return feed.onLog((event) => {
       const wanted = search.toLowerCase();
-      const fresh = event.device === source.device ? event.lines.filter((line) => line.text.toLowerCase().includes(wanted)) : [];
+      const fresh = event.device === source.device ? event.lines.filter((line) => shows(source, line) && line.text.toLowerCase().includes(wanted)) : [];
       if (fresh.length) setLines((before) => [...before, ...fresh.filter((line) => line.seq > (before.at(-1)?.seq ?? 0))]);
     });
   }, [search, busy, more, source.device]);

@@ -93,7 +93,7 @@ export function useJob(id: string, logs: number[] | null): Watched {
   useEffect(() => {
     if (wanted == null) return;
     return follow(
-      `${base}/events?tail=${TAIL}${wanted ? `&logs=${wanted}` : ""}`,
+      `${base}/events?tail=${TAIL}${wanted ? `&logs=${wanted}&stream=all` : ""}`,
       {
         state: () => {
           void look.job();

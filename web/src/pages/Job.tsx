@@ -43,11 +43,12 @@ export function JobPage(props: { id: string }) {
   const attempt = job?.attempt ?? 0;
   const curves = useMemo(() => <section class="panel"><Curves id={props.id} attempt={attempt} feed={feed} running={running} /></section>, [props.id, attempt, running]);
   const devices = job?.devices ?? 0;
+  const script = job != null && isScript(job);
   const logs = useMemo(
     () => attempt > 0 && chosen && (
-      <section class="panel below"><Logs key={attempt} id={props.id} attempt={attempt} devices={devices} chosen={chosen} choose={setChosen} feed={feed} running={running} /></section>
+      <section class="panel below"><Logs key={attempt} id={props.id} attempt={attempt} devices={devices} chosen={chosen} choose={setChosen} feed={feed} running={running} script={script} /></section>
     ),
-    [props.id, attempt, devices, chosen, running],
+    [props.id, attempt, devices, chosen, running, script],
   );
 
   if (problem) return <div class="notice bad" role="alert"><h1>No such job here</h1>{problem.message}. <Link to="/">All jobs</Link></div>;
@@ -56,7 +57,7 @@ export function JobPage(props: { id: string }) {
     <>
       {deleted && <div class="notice warning" role="alert">This job has been deleted; this is the last that was known of it. <Link to="/">All jobs</Link></div>}
       <Head job={job} live={live} />
-      {job.error && <Failure job={job} />}
+      {job.error && <Failure key={job.attempt} job={job} />}
       <div class="columns">
         <div>
           <section class="panel" aria-label="Findings and split">
@@ -77,6 +78,10 @@ export function JobPage(props: { id: string }) {
       </div>
     </>
   );
+}
+
+function isScript(job: JobStatus): boolean {
+  return (job.spec as { program?: { kind?: string } }).program?.kind === "script";
 }
 
 export function outputDevice(job: JobStatus): number | null {

@@ -42,6 +42,7 @@ class _LogSource:
     rank: int
     splitter: LineSplitter = field(default_factory=LineSplitter)
     step: int | None = None
+    read_at: float = 0.0  # when its newest bytes were read
     drawn_at: float | None = None  # since when a progress bar has been waiting to be shown
 
 
@@ -79,10 +80,11 @@ class LogRelay:
         return sum(device.writer.dropped for device in self._devices)
 
     def add_output(self, device: int, stream: StreamName, rank: int, data: bytes, step: int | None) -> None:
-        """Take bytes that came from a pipe, in pieces of any size. Lines get the step of the piece that ends them."""
+        """Take bytes that were just read from a pipe, in pieces of any size. Lines get the time and the step of the
+        piece that ends them, however long they wait for their chunk."""
         now = self._clock()
         source = self._source_of(device, stream, rank)
-        source.step = step
+        source.step, source.read_at = step, now
         for start in range(0, len(data), PIECE_BYTES):
             lines = source.splitter.add_bytes(data[start : start + PIECE_BYTES])
             if lines:
@@ -128,17 +130,16 @@ class LogRelay:
         for index, device in enumerate(self._devices):
             for source in device.sources.values():
                 if source.drawn_at is not None and is_due(source.drawn_at, REDRAW_SECONDS, now):
-                    self._queue_lines(index, source, source.splitter.take_redrawn(), now)
+                    self._queue_lines(index, source, source.splitter.take_redrawn(), source.read_at)
                     source.drawn_at = None
             if device.runs and is_due(device.since, CHUNK_SECONDS, now):
                 self._write_chunk(index)
 
     def close(self) -> None:
         """Write all that is left, last lines without a newline too, and seal every file. Call it once."""
-        now = self._clock()
         for index, device in enumerate(self._devices):
-            for source in device.sources.values():
-                self._queue_lines(index, source, source.splitter.take_unended(), now)
+            for source in sorted(device.sources.values(), key=lambda source: source.read_at):
+                self._queue_lines(index, source, source.splitter.take_unended(), source.read_at)
             self._write_chunk(index)
             self._seal_log(index)
 
@@ -149,12 +150,13 @@ class LogRelay:
             source = sources[(stream, rank)] = _LogSource(stream, rank)
         return source
 
-    def _queue_lines(self, index: int, source: _LogSource, lines: SplitLines, now: float) -> None:
-        """Queue lines, and write chunks as they fill up; a device's very first line is written at once."""
+    def _queue_lines(self, index: int, source: _LogSource, lines: SplitLines, at: float) -> None:
+        """Queue lines that were read then, and write chunks as they fill up; a device's very first line is written at
+        once."""
         for texts, flags in lines:
             for start in range(0, len(texts), MAX_CHUNK_LINES):
                 part = texts[start : start + MAX_CHUNK_LINES] if len(texts) > MAX_CHUNK_LINES else texts
-                self._queue_run(index, LineRun(source.stream, source.rank, source.step, now, flags, part), now)
+                self._queue_run(index, LineRun(source.stream, source.rank, source.step, at, flags, part), at)
                 self._write_if_full(index)
 
     def _queue_run(self, index: int, run: LineRun, now: float) -> None:

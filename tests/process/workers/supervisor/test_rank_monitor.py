@@ -252,6 +252,31 @@ def test_a_rank_that_reports_an_error_ends_the_others_and_is_named() -> None:
     }  # fmt: skip
 
 
+def test_the_first_traceback_is_repeated_at_the_end_where_other_ranks_printed_after_it(gate: Gate) -> None:
+    def fails_of_it(pipes: Pipes) -> None:
+        def ended(*_: object) -> None:
+            pipes.say(b"Connection closed by peer\n")
+            os._exit(1)
+
+        signal.signal(signal.SIGTERM, ended)
+        gate.open()
+        while True:
+            signal.pause()
+
+    def fails_first(pipes: Pipes) -> None:
+        pipes.say(b"Traceback ...\n")
+        pipes.send(Outcome(0, 1, "code_error", "ValueError: no", "Traceback ...\nValueError: no\n"))
+        pipes.wait()
+        os._exit(1)
+
+    published = Published()
+    watch(fails_of_it, behind(gate, fails_first), published=published)
+    assert published.said == ["rank 1 failed first; its traceback again:", "Traceback ...", "ValueError: no"]
+    published = Published()
+    watch(works, fails("ValueError: no"), published=published)
+    assert published.said == []
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.data.log_streams import ALL_STREAMS
 from api.events import broadcast_cache, event_id, service
 from api.events.broadcast_cache import BroadcastCache, BroadcastChunk, BroadcastKey
 from api.events.event_id import ReaderPosition
 from api.events.service import JobReader, StreamSlots, TooManyStreams
 from api.events.windows import BATCH_LINES, BatchWindow, EventBatch, batches_from_page
 from api.http import cursors
-from jobs.files.log_file import DroppedRange, LogFilePage, LogRow
+from jobs.files.log_file import DroppedRange, LogFilePage, LogRow, StreamName
 from shardyard.contract.errors import Unauthenticated, Unavailable
 from shardyard.contract.stream_events import data
 
@@ -47,6 +48,27 @@ def test_an_id_that_somebody_made_up_stands_for_nothing_or_for_a_position(text: 
 @given(st.text())
 def test_data_is_one_line_for_every_reader(text: str) -> None:
     assert len(data({"text": text}).splitlines()) == 1
+
+
+def mixed_batch(dropped: list[DroppedRange]) -> EventBatch:
+    """A line of stdout and one of stderr between two shard lines, as one event."""
+    streams: list[StreamName] = ["shard", "stdout", "stderr", "shard"]
+    lines = [LogRow(seq, 1.5, stream, 0, None, stream.encode()) for seq, stream in enumerate(streams, 1)]
+    (batch,) = batches_from_page(LogFilePage(4, 4, lines=lines, dropped=dropped), 1, 0, 0)
+    return batch
+
+
+def test_a_batch_keeps_its_bytes_for_who_wants_all_and_only_the_chosen_lines_for_others() -> None:
+    batch = mixed_batch([])
+    assert batch.select_lines(ALL_STREAMS) is batch.data
+    selected = json.loads(batch.select_lines(frozenset({"stdout", "stderr"})) or "")
+    assert selected == json.loads(batch.data) | {"lines": json.loads(batch.data)["lines"][1:3]}
+    assert batch.select_lines(frozenset({"service"})) is None
+
+
+def test_losses_are_told_whatever_the_streams() -> None:
+    selected = json.loads(mixed_batch([DroppedRange(5, 9, 70)]).select_lines(frozenset({"service"})) or "")
+    assert (selected["lines"], selected["dropped"]) == ([], [{"from": 5, "to": 9, "bytes": 70}])
 
 
 @given(st.integers(0, 1500), st.lists(st.integers(1, 1500), max_size=4, unique=True))

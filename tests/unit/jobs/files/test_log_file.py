@@ -2,11 +2,12 @@
 
 import hashlib
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import pytest
 
-from jobs.files.frame_file import CorruptFrame, FrameReader
+from jobs.files.frame_file import CorruptFrame, Frame, FrameReader
 from jobs.files.log_file import (
     CONTINUED,
     DroppedRange,
@@ -128,20 +129,20 @@ def test_filters_by_stream_rank_and_step_leave_the_numbers_alone(tmp_path: Path)
     writer.append([run(b"a", step=1), run(b"b", stream="stderr", step=2), run(b"c", rank=1, step=3), run(b"d")])
     writer.close()
     path = tmp_path / "log"
-    assert numbers(read_page(path, stream="stderr")) == [2]
+    assert numbers(read_page(path, streams={"stderr"})) == [2]
     assert numbers(read_page(path, rank=1)) == [3]
     assert numbers(read_page(path, from_step=2)) == [2, 3]
     assert numbers(read_page(path, to_step=2)) == [1, 2]
-    assert numbers(read_page(path, from_step=2, to_step=2, stream="stdout")) == []
+    assert numbers(read_page(path, from_step=2, to_step=2, streams={"stdout"})) == []
 
 
 def test_a_filter_that_matches_nothing_moves_the_cursor_on(tmp_path: Path) -> None:
     write_lines(tmp_path / "log", 3000, chunk=1).close()
-    page = read_page(tmp_path / "log", stream="service")
+    page = read_page(tmp_path / "log", search="nothing like it")
     assert page.lines == []
     assert 0 < page.next < 3000  # bounded: it did not look at everything
     while page.next < page.last:
-        page = read_page(tmp_path / "log", after=page.next, stream="service")
+        page = read_page(tmp_path / "log", after=page.next, search="nothing like it")
     assert page.next == 3000
 
 
@@ -155,6 +156,55 @@ def test_chunks_outside_the_asked_steps_are_passed_over_unread(tmp_path: Path) -
     (tmp_path / "log").write_bytes(damaged)
     page = read_page(tmp_path / "log", from_step=1990, to_step=1992)
     assert (numbers(page), page.dropped) == ([1990, 1991, 1992], [])
+
+
+def mixed_log(path: Path) -> list[Frame]:
+    """One line of stdout, a thousand chunks of a shard line, one line of stderr."""
+    writer = LogWriter(path)
+    writer.append([run(b"first")])
+    for number in range(1000):
+        writer.append([run(b"In Model", stream="shard", step=number)])
+    writer.append([run(b"last", stream="stderr")])
+    writer.close()
+    with FrameReader(path) as reader:
+        return list(reader.forward(reader.first()))
+
+
+def test_chunks_of_other_streams_are_passed_over_unread(tmp_path: Path) -> None:
+    frames = mixed_log(tmp_path / "log")
+    damaged = bytearray((tmp_path / "log").read_bytes())
+    for frame in frames[1:-1]:
+        damaged[frame.end - 5] ^= 0xFF
+    (tmp_path / "log").write_bytes(damaged)
+    own: set[StreamName] = {"stdout", "stderr"}
+    page = read_page(tmp_path / "log", streams=own)
+    assert (numbers(page), page.next, page.dropped) == ([1, 1002], 1002, [])
+    assert numbers(read_page(tmp_path / "log", streams=own, tail=2)) == [1, 1002]
+
+
+def test_frames_of_earlier_versions_name_no_streams_and_are_read(tmp_path: Path) -> None:
+    frames = mixed_log(tmp_path / "log")
+    old = bytearray((tmp_path / "log").read_bytes())
+    for frame in frames:
+        old[frame.offset + 5] = 0
+        header = bytes(old[frame.offset : frame.offset + 56])
+        payload = bytes(old[frame.offset + 60 : frame.end - 4])
+        old[frame.offset + 56 : frame.offset + 60] = zlib.crc32(payload, zlib.crc32(header)).to_bytes(4, "little")
+    (tmp_path / "log").write_bytes(old)
+    found: list[int] = []
+    page = read_page(tmp_path / "log", streams={"stderr"})
+    while page.next < page.last:
+        page = read_page(tmp_path / "log", after=page.next, streams={"stderr"})
+        found += numbers(page)
+    assert (found, page.dropped) == ([1002], [])
+
+
+def test_the_tail_before_a_line_ends_there(tmp_path: Path) -> None:
+    mixed_log(tmp_path / "log")
+    page = read_page(tmp_path / "log", tail=3, before=1001)
+    assert (numbers(page), page.next) == ([998, 999, 1000], 1000)
+    assert numbers(read_page(tmp_path / "log", tail=3, before=1002, streams={"stdout"})) == [1]
+    assert numbers(read_page(tmp_path / "log", tail=1, before=5000)) == [1002]
 
 
 def test_the_tail_is_the_newest_lines_in_order(tmp_path: Path) -> None:

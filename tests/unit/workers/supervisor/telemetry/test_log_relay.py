@@ -55,6 +55,22 @@ def test_the_first_line_of_a_device_is_written_at_once(tmp_path: Path, relay: Lo
     assert relay.next_deadline() is None
 
 
+def test_a_line_has_the_time_when_it_was_read_however_long_it_waits(
+    tmp_path: Path, relay: LogRelay, clock: Clock
+) -> None:
+    relay.add_output(0, "stdout", 0, b"first\n", None)
+    for second, text in enumerate((b"second\n", b"third\n", b"no end")):
+        clock.now = 100.0 + second
+        relay.add_output(0, "stdout", 0, text, None)
+    clock.now = 200.0
+    relay.close()
+    assert [(line.at, line.text) for line in page(tmp_path).lines[1:]] == [
+        (100.0, b"second"),
+        (101.0, b"third"),
+        (102.0, b"no end"),
+    ]
+
+
 def test_later_lines_wait_for_the_deadline(tmp_path: Path, relay: LogRelay, clock: Clock) -> None:
     relay.add_output(0, "stdout", 0, b"first\nsecond\n", None)
     relay.add_output(0, "stdout", 0, b"third\n", 5)
