@@ -19,7 +19,7 @@ END_SECONDS = 30.0
 LOAD_SECONDS = 60.0
 
 
-class Plan(msgspec.Struct, frozen=True):
+class RequestPlan(msgspec.Struct, frozen=True):
     """What the load generator does: these requests (latin-1) over and over, on so many connections with one request
     each on the way, for so long. `pids` are the processes whose CPU time is taken, `status` what every answer has."""
 
@@ -79,7 +79,7 @@ def body_of_answer(connection: socket.socket) -> bytes:
         got += data
 
 
-def load(plan: Plan) -> Load:
+def load(plan: RequestPlan) -> Load:
     """Run a plan.
 
     Raises:

@@ -31,7 +31,7 @@ from api.http import cursors
 from benchmarks import finished, http, peers
 from benchmarks.comparing import Figure, Say, Scale, in_turns, times_better
 from benchmarks.finished import TENANT, Maker
-from benchmarks.http import Load, Plan
+from benchmarks.http import Load, RequestPlan
 from benchmarks.servers import redis_server
 from benchmarks.service import Service, service
 from jobs.protocol.names import job_ref
@@ -55,7 +55,7 @@ def run(scale: Scale, say: Say) -> list[Figure]:
         ours, bare = stack.enter_context(service("cpu:2")), stack.enter_context(http.bare_api())
         ours.client.drain(ours.client.nodes()[0].id)
         token = ours.client.create_token("bench", scopes=["read"]).token
-        sides: dict[str, Plan] = {BARE: _plan(bare.port, bare.pid, ["/blob"], {}, seconds)}
+        sides: dict[str, RequestPlan] = {BARE: _plan(bare.port, bare.pid, ["/blob"], {}, seconds)}
         if not scale.quick:
             sides[RAY] = _ray(stack, seconds)
         seeder = Seeder(_control(stack, ours))
@@ -98,16 +98,16 @@ def _figures(name: str, size: int, loads: dict[str, list[Load]]) -> list[Figure]
     ]
 
 
-def _plan(port: int, pid: int, paths: list[str], headers: dict[str, str], seconds: float) -> Plan:
+def _plan(port: int, pid: int, paths: list[str], headers: dict[str, str], seconds: float) -> RequestPlan:
     requests = [http.request("GET", path, port, headers) for path in paths]
-    return Plan(port, requests, CONNECTIONS, seconds, [pid], 200)
+    return RequestPlan(port, requests, CONNECTIONS, seconds, [pid], 200)
 
 
 def _bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def _loaded(side: str, plan: Plan, say: Say) -> Callable[[], Load]:
+def _loaded(side: str, plan: RequestPlan, say: Say) -> Callable[[], Load]:
     def once() -> Load:
         found = http.load(plan)
         say(f"{side:<16} {plan.requests[0].split()[1][:48]:<48} {http.words(found)}")
@@ -258,7 +258,7 @@ def _wait_for_rewrite(client: "redis.Redis") -> None:
 # -- Ray ---------------------------------------------------------------------------------------------
 
 
-def _ray(stack: ExitStack, seconds: float) -> Plan:
+def _ray(stack: ExitStack, seconds: float) -> RequestPlan:
     """A head with so many trivial jobs that have ended.
 
     Raises:

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks import http, peers
 from benchmarks.comparing import Figure, Say, Scale, at_most, in_turns, share_of, times_better
-from benchmarks.http import Bare, Load, Plan
+from benchmarks.http import Bare, Load, RequestPlan
 from benchmarks.machine import thread_cpu_seconds
 from benchmarks.service import Service, service
 from benchmarks.submit import SPEC
@@ -59,10 +59,10 @@ def _polls(
     ]
     plans = {}
     for number in CONNECTIONS:
-        plans[OURS, number] = Plan(ours.port, fresh, number, seconds, api, 200)
-        plans["304", number] = Plan(ours.port, known, number, seconds, api, 304)
+        plans[OURS, number] = RequestPlan(ours.port, fresh, number, seconds, api, 200)
+        plans["304", number] = RequestPlan(ours.port, known, number, seconds, api, 304)
         blob = [http.request("GET", "/blob", bare.port)]
-        plans[BARE, number] = Plan(bare.port, blob, number, seconds, [bare.pid, bare.redis_pid], 200)
+        plans[BARE, number] = RequestPlan(bare.port, blob, number, seconds, [bare.pid, bare.redis_pid], 200)
 
     def once(which: tuple[str, int]) -> Load:
         found = http.load(plans[which])
@@ -150,8 +150,8 @@ def _against_ray(scale: Scale, say: Say, ours: Service, named: dict[str, str], j
         port = int(ray.url.rpartition(":")[2])
         requests = [http.request("GET", f"/v1/jobs/{job}", ours.port, named)]
         plans = {
-            OURS: Plan(ours.port, requests, 4, 1.0, [ours.pid_of("api")], 200),
-            RAY: Plan(port, [http.request("GET", f"/api/jobs/{theirs}", port)], 4, 1.0, list(ray.pids), 200),
+            OURS: RequestPlan(ours.port, requests, 4, 1.0, [ours.pid_of("api")], 200),
+            RAY: RequestPlan(port, [http.request("GET", f"/api/jobs/{theirs}", port)], 4, 1.0, list(ray.pids), 200),
         }
         sides = {side: lambda plan=plan: http.load(plan).rate for side, plan in plans.items()}
         rates = in_turns(sides, scale.rounds_of(3, 1), say=say)

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import http
 from benchmarks.comparing import Figure, Say, Scale, at_most_times, in_turns
-from benchmarks.http import KEY_MARK, Load, Plan
+from benchmarks.http import KEY_MARK, Load, RequestPlan
 from benchmarks.service import service
 
 TITLE = "Submit: CPU of one API process for a job that is accepted"
@@ -65,15 +65,15 @@ def run(scale: Scale, say: Say) -> list[Figure]:
         key = {"Idempotency-Key": KEY_MARK}
         named = key | {"Authorization": f"Bearer {token}"}
 
-        def plan(side: str, connections: int) -> Plan:
+        def plan(side: str, connections: int) -> RequestPlan:
             if side != BARE:
                 body = others if side == OURS else same
                 requests = [http.request("POST", "/v1/jobs", ours.port, named, body)]
-                return Plan(
+                return RequestPlan(
                     ours.port, requests, connections, seconds, [ours.pid_of("api"), ours.pid_of("control")], 201
                 )
             requests = [http.request("POST", "/jobs", bare.port, key, others)]
-            return Plan(bare.port, requests, connections, seconds, [bare.pid, bare.redis_pid], 201)
+            return RequestPlan(bare.port, requests, connections, seconds, [bare.pid, bare.redis_pid], 201)
 
         plans = {(side, number): plan(side, number) for number in CONNECTIONS for side in _sides(number)}
 

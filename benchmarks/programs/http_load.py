@@ -1,8 +1,8 @@
 """Requests over raw keep-alive connections, as fast as they are answered: the load of the HTTP benchmarks.
 
-Reads a plan (`benchmarks.http.Plan`, JSON) from its standard input and prints what it measured. A process of its own,
-so that its time is not that of what is measured; requests are made before the first is sent, and of an answer only the
-status and the length are looked at.
+Reads a plan (`benchmarks.http.RequestPlan`, JSON) from its standard input and prints what it measured. A process of its
+own, so that its time is not that of what is measured; requests are made before the first is sent, and of an answer only
+the status and the length are looked at.
 """
 
 import select
@@ -14,7 +14,7 @@ from itertools import count, cycle
 
 import msgspec
 
-from benchmarks.http import KEY_MARK, Load, Plan, quantile
+from benchmarks.http import KEY_MARK, Load, RequestPlan, quantile
 from benchmarks.machine import thread_cpu_seconds
 
 ANSWER_SECONDS = 30.0
@@ -57,7 +57,7 @@ def _length(head: bytes) -> int:
 
 
 def main() -> None:
-    plan = msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)
+    plan = msgspec.json.decode(sys.stdin.buffer.read(), type=RequestPlan)
     requests = _requests(plan.requests)
     connections = {}
     poll = select.epoll()

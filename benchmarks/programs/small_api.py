@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 
-class Job(BaseModel):
+class SmallJob(BaseModel):
     name: str
     devices: int = 1
     program: dict[str, str] = {}
@@ -29,7 +29,7 @@ async def ready() -> dict[str, bool]:
 
 
 @app.post("/v1/jobs", status_code=201)
-async def submit(job: Job) -> dict[str, str]:
+async def submit(job: SmallJob) -> dict[str, str]:
     identity = uuid.uuid4().hex
     await client.hset(identity, mapping={"spec": job.model_dump_json(), "state": "queued"})
     return {"id": identity}

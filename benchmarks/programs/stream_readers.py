@@ -44,7 +44,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Client:
+class StreamClient:
     socket: socket.socket
     lines: int = 0
     received: int = 0
@@ -54,7 +54,7 @@ class Client:
 
 def main() -> None:
     wanted = msgspec.json.decode(sys.stdin.buffer.readline(), type=Wanted)
-    clients = [Client(_opened(wanted)) for _ in range(wanted.clients)]
+    clients = [StreamClient(_opened(wanted)) for _ in range(wanted.clients)]
     for client in clients:
         _await_head(client.socket)
         client.socket.setblocking(False)
@@ -94,7 +94,7 @@ def _await_head(connection: socket.socket) -> None:
         raise RuntimeError(f"no stream: {head[:500]!r}")
 
 
-def _read(clients: list[Client], wanted: Wanted) -> list[float]:
+def _read(clients: list[StreamClient], wanted: Wanted) -> list[float]:
     """Until every client has all lines; the delays."""
     poll = select.epoll()
     of = {client.socket.fileno(): client for client in clients}
