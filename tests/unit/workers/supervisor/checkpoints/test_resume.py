@@ -19,7 +19,7 @@ from workers.supervisor.telemetry.publisher import TelemetryPublisher
 class World:
     """A lifeline and a publisher, as far as they are needed."""
 
-    order: SupervisorCommand = SupervisorCommand.GO
+    command: SupervisorCommand = SupervisorCommand.GO
     lines: list[str] = field(default_factory=list)
     told: threading.Event = field(default_factory=threading.Event)
 
@@ -52,15 +52,15 @@ def _raise(error: Exception) -> Callable[[Progress], str]:
     return work
 
 
-@pytest.mark.parametrize("order", [SupervisorCommand.CANCEL, SupervisorCommand.STOP, SupervisorCommand.LOST])
-def test_an_order_ends_the_reading_at_once(order: SupervisorCommand) -> None:
+@pytest.mark.parametrize("command", [SupervisorCommand.CANCEL, SupervisorCommand.STOP, SupervisorCommand.LOST])
+def test_a_command_ends_the_reading_at_once(command: SupervisorCommand) -> None:
     release = threading.Event()
     try:
         with pytest.raises(StartInterrupted) as caught:
-            World(order).read(lambda read: str(release.wait(60)))
+            World(command).read(lambda read: str(release.wait(60)))
     finally:
         release.set()
-    assert caught.value.command is order
+    assert caught.value.command is command
 
 
 def test_a_storage_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
