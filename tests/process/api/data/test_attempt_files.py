@@ -110,5 +110,5 @@ def test_a_link_in_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
         lambda: attempt_files.read_metrics(mine, None, None, 0, None),
     ]
     for read in reads:
-        with pytest.raises(NotFound, match="plain file"):
+        with pytest.raises(NotFound, match="regular file"):
             read()
