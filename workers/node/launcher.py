@@ -111,7 +111,7 @@ class AttemptLauncher:
     ) -> AttemptConfig:
         settings, accounts = self._config.settings, self._config.accounts
         distributed = spec.parallelism.strategy in DISTRIBUTED
-        cores = len(os.sched_getaffinity(0))
+        cores, indexes = len(os.sched_getaffinity(0)), [device.index for device in lease]
         return AttemptConfig(
             attempt=attempt,
             spec=spec,
@@ -127,7 +127,6 @@ class AttemptLauncher:
             checkpoint_seconds=settings.checkpoint_seconds,
             data_root=settings.data_root.expanduser() if settings.data_root is not None else None,
             python=python,
-            account=accounts.for_devices(device.index for device in lease) if accounts is not None else None,
-            processes=settings.rank_processes,
+            account=None if accounts is None else accounts.for_devices(indexes, settings.rank_processes),
             max_artifact_bytes=settings.max_artifact_bytes,
         )

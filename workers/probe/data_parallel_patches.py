@@ -126,7 +126,8 @@ class WatchedReplica:
         around = now.depth, now.root, now.forward
         now.depth, now.root, now.forward = INSIDE, None, None
         try:
-            outputs = guarded.call_replica(self._slot, self._module, args, kwargs)
+            with guarded.output_of(self._slot):  # what it prints goes to the log of its device
+                outputs = self._module(*args, **kwargs)
         finally:
             now.depth, now.root, now.forward = around
         if begun is not None:

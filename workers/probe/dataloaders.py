@@ -64,10 +64,6 @@ class LoaderFacts:
     collates: bool  # makes batches itself; otherwise an item may be any number of rows
 
 
-def _run_now(action: Callable[[], None]) -> None:
-    action()
-
-
 class LoaderTracker:
     """Follows every pass. `steps` counts the optimizer steps that the step builder has seen, `all_steps` also those
     on the tape of the fast path. `defer` runs an action when everything before it has been handed over."""
@@ -75,7 +71,7 @@ class LoaderTracker:
     def __init__(self, emit: Callable[[AnyRecord], None], steps: Callable[[], int]) -> None:
         self._emit = emit
         self._sent_steps = self.all_steps = steps
-        self.defer: Callable[[Callable[[], None]], None] = _run_now
+        self.defer: Callable[[Callable[[], None]], None] = lambda action: action()
         self._pass_numbers: weakref.WeakKeyDictionary[Any, tuple[int, Iterator[int]]] = weakref.WeakKeyDictionary()
         self._loader_numbers = itertools.count()
         self._open_passes: dict[int, LoaderPass] = {}  # by loader
@@ -114,7 +110,8 @@ class LoaderTracker:
         current: LoaderPass | None = iterator._watched_pass
         if current is not None:
             batch = _as_list(indices)
-            rows = _count_indices(batch) if current.facts.collates else None
+            # A sampler of an iterable data set yields no indices.
+            rows = len(batch) if current.facts.collates and batch and batch[0] is not None else None
             current.drawn.append((rows, digest_indices(batch, current.facts.indices)))
 
     def count_delivered(self, iterator: Any, batch: Any, arrived: float) -> int | None:
@@ -209,11 +206,6 @@ def digest_indices(batch: Sequence[Any], indices: Sequence[int] | None) -> int |
     if indices is not None:
         batch = [indices[index] for index in batch]
     return sum(map(hash, zip(batch, strict=False))) & DIGEST_BITS
-
-
-def _count_indices(batch: Sequence[Any]) -> int | None:
-    """Rows of a batch by its indices; None where the sampler gives none (iterable data sets)."""
-    return None if not batch or batch[0] is None else len(batch)
 
 
 def _rows_of_batch(batch: Any) -> int | None:

@@ -7,7 +7,7 @@ and `torch.compile(ddp)(x)` call the same model.
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -168,9 +168,8 @@ def _wrapped_modules_inside(whole: "nn.Module") -> "Iterator[tuple[str, nn.Modul
 
 def _tracking_ref(thing: Any, table: dict[int, Any]) -> "weakref.ref[Any]":
     """A weak reference that takes its object out of the table when that is gone."""
-    forget: Callable[[int], None] = lambda key: table.pop(key, None)  # noqa: E731
     key = id(thing)
-    return weakref.ref(thing, lambda _: forget(key))
+    return weakref.ref(thing, lambda _: table.pop(key, None))
 
 
 # -- methods that call parts of their module ---------------------------------------------------------

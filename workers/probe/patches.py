@@ -143,7 +143,7 @@ def patch_optimizers(guarded: GuardedTracker, home: Any) -> None:
         if is_compiling():
             return
         step = guarded.step
-        if step.stage == BACKWARD_DONE and step.thread and id(optimizer) in guarded.tracker.models.optimizers_by_id:
+        if step.stage == BACKWARD_DONE and step.thread and id(optimizer) in guarded.optimizers_by_id:
             step.stage, step.optimizer = STEPPING, optimizer
         elif guarded.on:
             guarded.call_guarded("optimizer", guarded.tracker.begin_optimizer, optimizer)

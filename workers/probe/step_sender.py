@@ -111,26 +111,20 @@ class RowChecker:
     def check_step(self, forwards: list[Forward], rows: dict[int, int]) -> list[bool]:
         """Whether the rows of each forward can be trusted; `rows` are those of each model in the step."""
         loaded_rows = sum([forward.loaded.rows for forward in forwards])
-        self._count_step(loaded_rows)
-        return self._check_forwards(forwards, rows, loaded_rows)
-
-    def check_simple(self, forward: Forward) -> bool:
-        """The same for a step of one forward."""
-        rows, loaded_rows = forward.call.rows, forward.loaded.rows
-        self._count_step(loaded_rows)
-        if rows in self._recent and self._steps_without_batch <= MAX_STEPS_WITHOUT_BATCH:
-            return True
-        return self._check_forwards([forward], {id(forward.call.root.model): rows or 0}, loaded_rows)[0]
-
-    def _count_step(self, loaded_rows: int) -> None:
         self._steps_without_batch = 0 if loaded_rows else self._steps_without_batch + 1
-
-    def _check_forwards(self, forwards: list[Forward], rows: dict[int, int], loaded_rows: int) -> list[bool]:
         if self.is_without_loader:
             return [self._agrees_with_output(forward) for forward in forwards]
         return [
             self._agrees_with_batches(forward, rows[id(forward.call.root.model)], loaded_rows) for forward in forwards
         ]
+
+    def check_simple(self, forward: Forward) -> bool:
+        """The same for a step of one forward."""
+        rows = forward.call.rows
+        if forward.loaded.rows and rows in self._recent:
+            self._steps_without_batch = 0
+            return True
+        return self.check_step([forward], {id(forward.call.root.model): rows or 0})[0]
 
     def _agrees_with_batches(self, forward: Forward, total: int, loaded_rows: int) -> bool:
         rows = forward.call.rows

@@ -286,7 +286,7 @@ class GuardedTracker:
         self.module_calls: tuple[Any, Any] | None = None  # Module.__call__ as it was, and as it is
         self._context = context
         self._rehearsed = rehearsed
-        self._output_of = contextlib.nullcontext if context.streams is None else context.streams.on
+        self.output_of = contextlib.nullcontext if context.streams is None else context.streams.on
         self.restart(0)
 
     def restart(self, first_split: int) -> None:
@@ -296,7 +296,7 @@ class GuardedTracker:
         self.tracker = Tracker(context, self.torch, self.threads, first_split, rehearsed=rehearsed)
         self.fast_path = self.tracker.fast_path
         self.step = self.fast_path.step
-        self.roots = self.tracker.models.roots
+        self.roots, self.optimizers_by_id = self.tracker.models.roots, self.tracker.models.optimizers_by_id
         self.on = True
 
     def switch_off(self) -> None:
@@ -335,8 +335,3 @@ class GuardedTracker:
             reason = f"{type(error).__name__}: {error}"[:500]
             note = Note("patterns", f"the probe turned itself off while it watched {what}: {reason}")
             self._context.sink.emit(note)
-
-    def call_replica(self, slot: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a replica with its output going to the log of its device."""
-        with self._output_of(slot):
-            return module(*args, **kwargs)

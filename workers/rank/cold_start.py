@@ -73,8 +73,8 @@ def continue_rank(found: dict[str, Any]) -> Callable[[], NoReturn]:
     for fd in endpoints.descriptors:
         if fd > 2:
             os.set_inheritable(fd, False)
-    opened = endpoints.open()
-    opened.sink.emit(RankUp(endpoints.rank))
+    context, sink = endpoints.open()
+    sink.emit(RankUp(endpoints.rank))
     sys_path.know_plain_path(sys.path[1:])
-    program = prepare_script(handover.script, opened.context)
-    return lambda: endings.run_program(program, opened.context, opened.sink, endpoints.command)
+    program = prepare_script(handover.script, context)
+    return lambda: endings.run_program(program, context, sink, endpoints.command)

@@ -71,7 +71,7 @@ def run_rank(
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as in any Python program
     command, channel, streams = _keep_own_descriptors(config, number, pipes, shared)
     if config.account is not None:
-        run_as.confine_rank(config.account, config.processes, [fd for pair in streams for fd in pair])
+        run_as.confine_rank(config.account, [fd for pair in streams for fd in pair])
         _die_with_supervisor(supervisor)  # a change of account forgets it
     os.umask(DEFAULT_UMASK)
     _set_variables(config, number, port)
@@ -93,12 +93,12 @@ def run_rank(
         cold_start.exec_python(config.python, endpoints, _script_settings(config.spec, message))
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    opened = endpoints.open(stopping.is_set, config.data_root)
-    parts = _prebuild_parts(config.spec, opened.context)
+    context, sink = endpoints.open(stopping.is_set, config.data_root)
+    parts = _prebuild_parts(config.spec, context)
     message = _await_start(command, shared[1])
     _add_variables(config, message)
-    context = replace(opened.context, checkpoints=endpoints.checkpoint_access(message.drafts, message.resume))
-    endings.run_program(_prepare_program(config.spec, message, context, parts), context, opened.sink, command)
+    context = replace(context, checkpoints=endpoints.checkpoint_access(message.drafts, message.resume))
+    endings.run_program(_prepare_program(config.spec, message, context, parts), context, sink, command)
 
 
 def _prebuild_parts(spec: JobSpec, context: RankContext) -> "RecipeParts | None":

@@ -264,10 +264,6 @@ def _until_flush() -> float:
     return FLUSH_SECONDS - time.time() % FLUSH_SECONDS
 
 
-def _never_stopping() -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class CheckpointAccess:
     """Where a rank saves its part of a checkpoint, and what it begins with.
@@ -303,7 +299,7 @@ class RankContext(RankPlace):
 
     sink: RecordSink
     streams: DeviceStreams | None = None
-    stopping: Callable[[], bool] = _never_stopping
+    stopping: Callable[[], bool] = lambda: False
     data_root: Path | None = None
     checkpoints: CheckpointAccess | None = None  # where the spec asks for them
 

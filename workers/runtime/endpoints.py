@@ -5,7 +5,6 @@ the standard library and our records.
 """
 
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,15 +24,15 @@ class RankEndpoints(RankPlace):
     def descriptors(self) -> tuple[int, ...]:
         return (self.channel, self.command, *(fd for pair in self.streams for fd in pair))
 
-    def open(self, stopping: Callable[[], bool] | None = None, data_root: Path | None = None) -> "OpenedEndpoints":
+    def open(
+        self, stopping: Callable[[], bool] = lambda: False, data_root: Path | None = None
+    ) -> tuple[RankContext, ChannelSink]:
         """Begin to send records, and take over what is printed."""
         sink = ChannelSink(self.channel)
         routed = DeviceStreams(self.streams)
         routed.install()
         stacks.show_stacks_on_signal()
-        stopping = stopping or threading.Event().is_set
-        context = RankContext(*self.place(), sink, routed, stopping, data_root)
-        return OpenedEndpoints(context, sink)
+        return RankContext(*self.place(), sink, routed, stopping, data_root), sink
 
     def checkpoint_access(self, drafts: Path | None, resume: Path | None) -> CheckpointAccess | None:
         """None where none are asked for: there are no `drafts`."""
@@ -55,9 +54,3 @@ class RankEndpoints(RankPlace):
         devices = tuple(RankDevice(**device) for device in found["devices"])
         streams = tuple((out, err) for out, err in found["streams"])
         return cls(**found | {"devices": devices, "streams": streams})
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedEndpoints:
-    context: RankContext
-    sink: ChannelSink

@@ -72,10 +72,7 @@ def _find_elsewhere(
 
 def _is_complete(name: str) -> bool:
     module = sys.modules.get(name)
-    if module is None:
-        return False
-    spec = getattr(module, "__spec__", None)
-    return not getattr(spec, "_initializing", False)
+    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
 class _CallbackLoader(Loader):

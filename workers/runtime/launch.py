@@ -21,6 +21,7 @@ class RankAccount:
     gid: int
     groups: tuple[int, ...]
     name: str
+    processes: int = 4096  # that it may have at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,6 @@ class AttemptConfig:
     data_root: Path | None = None  # jobs may read files below it
     python: Path | None = None  # ranks start cold, in this Python
     account: RankAccount | None = None  # of the ranks; None: the worker's own
-    processes: int = 4096  # that the account may have
     max_artifact_bytes: int = 2**31  # of what the job leaves in its working directory
 
     @property
@@ -65,64 +65,27 @@ class AttemptConfig:
         return tuple(enumerate(self.devices))
 
 
-@dataclass(frozen=True, slots=True)
 class AttemptDirectory:
     """Where the traces of an attempt's processes are kept, so that any later process can find them all."""
 
-    directory: Path
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        #: Record-locked by the supervisor alone (such locks are not inherited): free means it is dead.
+        self.supervisor_lock = directory / "supervisor.lock"
+        #: flocked, and inherited by every forked descendant: it can be taken only when all are dead.
+        self.ranks_lock = directory / "ranks.lock"
+        self.session = directory / "session"  # holds "<session id> <start time of its leader>"
+        self.cgroup = directory / "cgroup"  # holds the path of the attempt's cgroup, where one could be made
+        self.log = directory / "supervisor.log"
+        self.pending_end = directory / "untold.json"  # how the attempt ended, where its supervisor could not report it
+        self.work = directory / "work"  # the working copy of the job's bundle
+        self.baseline = directory / "baseline.json"  # what was in the working copy before the program started
+        self.resume = directory / "resume"  # a copy of the checkpoint that a script resumes from
+        self.temporary = directory / "temporary"  # holds the path of the directory for temporary files, elsewhere
 
     @classmethod
     def of(cls, state_dir: Path, attempt: AttemptId) -> "AttemptDirectory":
         return cls(state_dir / "attempts" / f"{attempt.tenant}.{attempt.job}.{attempt.number}")
-
-    @property
-    def supervisor_lock(self) -> Path:
-        """Record-locked by the supervisor alone (such locks are not inherited): free means it is dead."""
-        return self.directory / "supervisor.lock"
-
-    @property
-    def ranks_lock(self) -> Path:
-        """flocked, and inherited by every forked descendant: it can be taken only when all are dead."""
-        return self.directory / "ranks.lock"
-
-    @property
-    def session(self) -> Path:
-        """Holds "<session id> <start time of its leader>"."""
-        return self.directory / "session"
-
-    @property
-    def cgroup(self) -> Path:
-        """Holds the path of the attempt's cgroup, where one could be made."""
-        return self.directory / "cgroup"
-
-    @property
-    def log(self) -> Path:
-        return self.directory / "supervisor.log"
-
-    @property
-    def pending_end(self) -> Path:
-        """How the attempt ended, where its supervisor could not report it."""
-        return self.directory / "untold.json"
-
-    @property
-    def work(self) -> Path:
-        """The working copy of the job's bundle."""
-        return self.directory / "work"
-
-    @property
-    def baseline(self) -> Path:
-        """What was in the working copy before the program started."""
-        return self.directory / "baseline.json"
-
-    @property
-    def resume(self) -> Path:
-        """A copy of the checkpoint that a script resumes from."""
-        return self.directory / "resume"
-
-    @property
-    def temporary(self) -> Path:
-        """Holds the path of the directory for temporary files, which lies elsewhere."""
-        return self.directory / "temporary"
 
     def create(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)

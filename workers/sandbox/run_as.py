@@ -50,10 +50,10 @@ class NodeAccounts:
     def is_shared(self) -> bool:
         return self.first == self.last
 
-    def for_devices(self, devices: Iterable[int]) -> RankAccount:
+    def for_devices(self, devices: Iterable[int], processes: int = 4096) -> RankAccount:
         """The account for a lease of these devices of the node. No other lease has it, unless all share one."""
         uid = self.first if self.is_shared else self.first + min(devices)
-        return RankAccount(uid, self.gid, self.groups, self.name or str(uid))
+        return RankAccount(uid, self.gid, self.groups, self.name or str(uid), processes)
 
 
 def choose_accounts(run_as: str, devices: Sequence[DeviceRecord]) -> NodeAccounts | None:
@@ -125,8 +125,8 @@ def become_account(account: RankAccount) -> None:
     os.setresuid(account.uid, account.uid, account.uid)
 
 
-def confine_rank(account: RankAccount, processes: int, pipes: Iterable[int]) -> None:
-    """Have this process, a rank, go on as `account`, with so many processes at most. `pipes` are those it writes to.
+def confine_rank(account: RankAccount, pipes: Iterable[int]) -> None:
+    """Have this process, a rank, go on as `account`. `pipes` are those it writes to.
 
     The parent-death signal is lost by this.
     """
@@ -135,7 +135,7 @@ def confine_rank(account: RankAccount, processes: int, pipes: Iterable[int]) -> 
     become_account(account)
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # else /proc/self would be root's
     _, most = resource.getrlimit(resource.RLIMIT_NPROC)
-    bound = processes if most == resource.RLIM_INFINITY else min(processes, most)
+    bound = account.processes if most == resource.RLIM_INFINITY else min(account.processes, most)
     resource.setrlimit(resource.RLIMIT_NPROC, (bound, bound))
 
 

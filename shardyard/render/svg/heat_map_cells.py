@@ -10,7 +10,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Literal
 
-from shardyard.contract.report import DeviceMeasures, Pattern, Report, ReportDevice, Shape
+from shardyard.contract.report import DeviceMeasures, Pattern, Report, ReportDevice
 from shardyard.render.svg.highlights import slow_device
 from shardyard.render.svg.palette import IDLE, LEVELS, NOT_MEASURED, OUTPUT, SLOW, By
 from shardyard.render.text_tables import NOT_MEASURED as DASH
@@ -232,7 +232,7 @@ def _rows_tip(pattern: Pattern, device: int, rows: int | None) -> str:
     for name, shapes in (("input", pattern.input_shapes), ("output", pattern.output_shapes)):
         shape = shapes[device] if shapes is not None and device < len(shapes) else None
         if shape is not None:
-            parts.append(f"{name} {_shape_text(shape)}")
+            parts.append(f"{name} {' x '.join(map(str, shape)) or 'scalar'}")
     return ", ".join(parts)
 
 
@@ -240,10 +240,6 @@ def _group_tip(devices: Sequence[int], rows: Sequence[int | None]) -> str:
     listed = [IDLE if one == 0 else format_count(one) for one in rows]
     said = f"{listed[0]} each" if len(set(listed)) == 1 else ", ".join(listed)
     return f"devices {devices[0]} to {devices[-1]}: {said}"
-
-
-def _shape_text(shape: Shape) -> str:
-    return " x ".join(map(str, shape)) if shape else "scalar"
 
 
 # -- measures of each device -----------------------------------------------------------------------

@@ -22,7 +22,6 @@ from workers.supervisor.report.notes import DeviceUse, NoteFacts, RankNotes
 from workers.supervisor.report.process_state import (
     ProcessState,
     ProcessTable,
-    StepWork,
     sum_forwards,
     work_of_unknown_splits,
 )
@@ -120,7 +119,10 @@ class Aggregator(ABC):
                 continue
             known = [split for split in map(process.splits.get, ids) if split is not None]
             complete = len(known) == len(ids) > 0
-            work = _work_of(process, ids, known) if complete else work_of_unknown_splits(self._devices_of(process))
+            if complete:
+                work = process.works.get(ids) or process.works.put(ids, sum_forwards(known))
+            else:
+                work = work_of_unknown_splits(self._devices_of(process))
             numbered = self._number_steps(process, alike)
             self._malformed += 0 if complete else len(numbered)
             parts += [(step, StepPart(process.source, step, work)) for step in numbered]
@@ -271,7 +273,3 @@ class Aggregator(ABC):
         found = self._found.get(leased.logical) or leased
         rank = self._rank_of_device(leased.logical)
         return ReportDevice(leased.logical, leased.id, leased.node, found.name, rank, found.memory_total_bytes)
-
-
-def _work_of(process: ProcessState, ids: tuple[int, ...], splits: Sequence[BatchSplit]) -> StepWork:
-    return process.works.get(ids) or process.works.put(ids, sum_forwards(splits))

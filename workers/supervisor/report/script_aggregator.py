@@ -93,12 +93,12 @@ class ScriptAggregator(Aggregator):
             self._processes.expected |= members
 
     def _add_split(self, process: ProcessState, split: BatchSplit) -> bool:
-        well_formed = super()._add_split(process, split)
-        if well_formed:
-            self._seen.add(process.rank, split)
-            if len(split.devices) > 1:
-                self._use = replace(self._use, scatters=True, gathers_on=split.devices[0])
-        return well_formed
+        if not super()._add_split(process, split):
+            return False
+        self._seen.add(process.rank, split)
+        if len(split.devices) > 1:
+            self._use = replace(self._use, scatters=True, gathers_on=split.devices[0])
+        return True
 
     def _number_steps(self, process: ProcessState, steps: Sequence[Step]) -> Sequence[Step]:
         """A process counts its own steps; those of the next one at the same rank go on where it left off."""

@@ -20,20 +20,13 @@ class ShardLine:
     text: str
 
 
-#: (logical device, text) of everything that one split prints.
-DeviceTexts = tuple[tuple[int, str], ...]
-
-#: Everything of a split that its lines show.
-_SplitKey = tuple[tuple[int, ...], tuple[int | None, ...], tuple[Shape | None, ...], tuple[Shape | None, ...]]
-
-
 class ShardLinePrinter:
     """Decides which steps are printed: `every` one, none (`off`), or by the rule of `auto`."""
 
     def __init__(self, observe: Literal["auto", "every", "off"], dim: int) -> None:
         self._observe = observe
         self._dim = dim
-        self._last: dict[tuple[int, str], list[_SplitKey]] = {}
+        self._last: dict[tuple[int, str], list[object]] = {}  # by rank and phase: what its lines showed
 
     def lines(self, rank: int, steps: Sequence[Step], splits: Sequence[BatchSplit]) -> list[ShardLine]:
         """The lines of one rank's steps, one or several of one phase that were divided alike; `splits` has one entry
@@ -48,14 +41,14 @@ class ShardLinePrinter:
         if self._observe != "auto":
             return steps if self._observe == "every" else ()
         first = steps[0]
-        now = [(split.devices, split.rows, split.input_shapes, split.output_shapes) for split in splits]
+        now: list[object] = [(split.devices, split.rows, split.input_shapes, split.output_shapes) for split in splits]
         changed = now != self._last.get((rank, first.phase))
         self._last[rank, first.phase] = now
         return [step for step in steps if step.step < ALWAYS_PRINTED or (changed and step is first)]
 
 
-def lines_of_split(split: BatchSplit, dim: int) -> DeviceTexts:
-    """One line for each device that got something, then one for the whole batch on the first of these.
+def lines_of_split(split: BatchSplit, dim: int) -> tuple[tuple[int, str], ...]:
+    """(Logical device, text) of one line for each device that got something, and one for the whole batch on the first.
 
     The whole batch is the shards put together along `dim`.
     """
