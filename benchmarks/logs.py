@@ -30,7 +30,7 @@ import redis
 from benchmarks.comparing import Figure, Say, Scale, at_most, in_turns, share_of
 from benchmarks.programs import training_output, writer
 from benchmarks.servers import redis_server
-from jobs.files import log_file, paths
+from jobs.files import log_file, log_page, paths
 from jobs.protocol import names
 from workers.supervisor.event_loop import READ_BYTES
 from workers.supervisor.telemetry.log_relay import LogRelay
@@ -244,7 +244,7 @@ def _check(text: bytes, file: Path, client: "redis.Redis", rank: int) -> None:
     assert b"".join(chunks) == file.read_bytes(), f"the stream of rank {rank} is not its file"
     digest, seen = hashlib.blake2b(digest_size=16), 0
     for chunk in chunks:
-        lines = log_file.read_chunk(chunk).lines
+        lines = log_page.read_chunk(chunk).lines
         assert [line.seq for line in lines] == list(range(seen + 1, seen + 1 + len(lines)))
         seen += len(lines)
         digest.update(b"".join(line.text + b"\n" for line in lines))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from api.data import archive
-from jobs.files import log_file, metric_file, paths
+from jobs.files import log_file, log_page, metric_file, paths
 from jobs.files.log_file import CONTINUED, StreamName
 from jobs.support import fs
 from shardyard.contract.errors import NotFound
@@ -90,8 +90,8 @@ def read_logs(attempt: Path, devices: Sequence[int], seen: Mapping[int, int], qu
     )
 
 
-def _read_device_page(attempt: Path, device: int, after: int, devices: int, query: LogQuery) -> log_file.LogFilePage:
-    return log_file.read_page(
+def _read_device_page(attempt: Path, device: int, after: int, devices: int, query: LogQuery) -> log_page.LogFilePage:
+    return log_page.read_page(
         require_plain_file(paths.log_file(attempt, device)),
         after,
         query.limit,
@@ -106,7 +106,7 @@ def _read_device_page(attempt: Path, device: int, after: int, devices: int, quer
     )
 
 
-def _position_reached(device: int, page: log_file.LogFilePage, taken: Sequence[LogLine], before: int) -> int:
+def _position_reached(device: int, page: log_page.LogFilePage, taken: Sequence[LogLine], before: int) -> int:
     """How far a device was read: its whole page, unless the merge left some of its lines for the next one."""
     mine = [line.seq for line in taken if line.device == device]
     if len(mine) == len(page.lines):
@@ -114,7 +114,7 @@ def _position_reached(device: int, page: log_file.LogFilePage, taken: Sequence[L
     return mine[-1] if mine else min(before, page.lines[0].seq - 1)
 
 
-def _log_line(device: int, line: log_file.LogRow) -> LogLine:
+def _log_line(device: int, line: log_page.LogRow) -> LogLine:
     return LogLine(
         seq=line.seq,
         at=at(int(line.at * 1e6)),
@@ -122,7 +122,7 @@ def _log_line(device: int, line: log_file.LogRow) -> LogLine:
         rank=line.rank,
         stream=line.stream,
         step=line.step,
-        text=log_file.clean_for_display(line.text),
+        text=log_page.clean_for_display(line.text),
         continued=bool(line.flags & CONTINUED),
     )
 

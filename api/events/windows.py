@@ -13,9 +13,10 @@ import msgspec
 
 from api.data.attempt_files import require_plain_file
 from api.data.log_streams import ALL_STREAMS, LogStreams
-from jobs.files import log_file, metric_file, paths
+from jobs.files import log_page, metric_file, paths
 from jobs.files.frame_file import CorruptFrame, FrameKind, FrameReader
-from jobs.files.log_file import CONTINUED, LogFilePage
+from jobs.files.log_file import CONTINUED
+from jobs.files.log_page import LogFilePage
 from shardyard.contract.responses import at
 from shardyard.contract.stream_events import EventLine, LogLines, LostLines, MetricPoint, Metrics, data
 
@@ -65,13 +66,13 @@ class FilePart:
 def read_lines(attempt_dir: Path, attempt: int, device: int, after: int, streams: LogStreams) -> FilePart:
     """Lines of a device's file after number `after`, of these streams. Raises OSError, NotFound."""
     path = _log_path(attempt_dir, device)
-    page = log_file.read_page(path, after, BATCH_LINES, streams=streams, max_bytes=BATCH_BYTES)
+    page = log_page.read_page(path, after, BATCH_LINES, streams=streams, max_bytes=BATCH_BYTES)
     return FilePart(list(batches_from_page(page, attempt, device, after)), page.next, page.next >= page.last)
 
 
 def newest_line(attempt_dir: Path, device: int) -> int:
     """The number of the last line in a device's file. Raises OSError, NotFound."""
-    return log_file.read_page(_log_path(attempt_dir, device), 0, 1, tail=1).last
+    return log_page.read_page(_log_path(attempt_dir, device), 0, 1, tail=1).last
 
 
 def line_before_tail(attempt_dir: Path, device: int, tail: int, streams: LogStreams) -> int:
@@ -79,7 +80,7 @@ def line_before_tail(attempt_dir: Path, device: int, tail: int, streams: LogStre
     newest = newest_line(attempt_dir, device)
     if streams == ALL_STREAMS or not tail:
         return max(0, newest - tail)
-    page = log_file.read_page(_log_path(attempt_dir, device), tail=tail, streams=streams, max_bytes=TAIL_BYTES)
+    page = log_page.read_page(_log_path(attempt_dir, device), tail=tail, streams=streams, max_bytes=TAIL_BYTES)
     return page.lines[0].seq - 1 if page.lines else newest
 
 
@@ -89,7 +90,7 @@ def batches_from_chunk(raw: bytes, attempt: int, device: int, after: int) -> tup
     Raises:
         CorruptFrame: the bytes are not a chunk.
     """
-    page = log_file.read_chunk(raw, after)
+    page = log_page.read_chunk(raw, after)
     numbers = [*(line.seq for line in page.lines[:1]), *(lost.first for lost in page.dropped[:1])]
     return min(numbers, default=after + 1), list(batches_from_page(page, attempt, device, after))
 
@@ -109,7 +110,7 @@ def batches_from_page(page: LogFilePage, attempt: int, device: int, after: int) 
 
 
 def _log_batch(
-    attempt: int, device: int, first: int, last: int, lines: list[EventLine], lost: "deque[log_file.DroppedRange]"
+    attempt: int, device: int, first: int, last: int, lines: list[EventLine], lost: "deque[log_page.DroppedRange]"
 ) -> EventBatch:
     """Takes the losses up to `last` along."""
     named = []
@@ -120,8 +121,8 @@ def _log_batch(
     return EventBatch(first, last, data(event), frozenset(line.stream for line in lines), bool(named))
 
 
-def _event_line(line: log_file.LogRow) -> EventLine:
-    text, continued = log_file.clean_for_display(line.text), bool(line.flags & CONTINUED)
+def _event_line(line: log_page.LogRow) -> EventLine:
+    text, continued = log_page.clean_for_display(line.text), bool(line.flags & CONTINUED)
     return EventLine(
         seq=line.seq,
         at=at(int(line.at * 1e6)),

@@ -15,7 +15,8 @@ import psutil
 import redis
 
 from jobs.files import metric_file, paths
-from jobs.files.log_file import read_page, read_seal
+from jobs.files.log_file import read_seal
+from jobs.files.log_page import read_page
 from jobs.model.state import CAUSE_OF, TERMINAL, TRANSITIONS, Cause, JobState, StateReason
 from jobs.protocol.names import ATTEMPT_MARK
 from tests.faults.journal import Past, read_past

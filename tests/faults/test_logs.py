@@ -7,7 +7,8 @@ import psutil
 import pytest
 
 from jobs.files import paths
-from jobs.files.log_file import CONTINUED, MAX_LINE_BYTES, UNENDED, LogRow, clean_for_display, read_page
+from jobs.files.log_file import CONTINUED, MAX_LINE_BYTES, UNENDED
+from jobs.files.log_page import LogRow, clean_for_display, read_page
 from jobs.model.state import JobState
 from tests.faults.checker import Footprint
 from tests.faults.site import Site

@@ -12,7 +12,7 @@ import redis
 
 from jobs.files import metric_file, paths
 from jobs.files.frame_file import Frame, FrameKind, parse_frame
-from jobs.files.log_file import LogRow, read_chunk, read_page
+from jobs.files.log_page import LogRow, read_chunk, read_page
 from jobs.protocol import names
 from jobs.protocol.records import MetricSample
 from tests.support.redis_server import RedisServer, redis_server

@@ -4,7 +4,7 @@ import signal
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jobs.files.log_file import clean_for_display
+from jobs.files.log_page import clean_for_display
 from jobs.model.state import StateReason
 from jobs.protocol.records import Outcome
 from workers.rank.handle import RankHandle

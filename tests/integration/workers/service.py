@@ -21,7 +21,7 @@ from celery import Celery
 
 from jobs import store
 from jobs.files import paths
-from jobs.files.log_file import LogRow, read_page
+from jobs.files.log_page import LogRow, read_page
 from jobs.model import spec
 from jobs.model.records import AttemptRecord, JobRecord, NodeRecord
 from jobs.model.settings import Settings

@@ -10,7 +10,7 @@ import pytest
 
 from jobs import store
 from jobs.files import paths
-from jobs.files.log_file import read_page
+from jobs.files.log_page import read_page
 from jobs.model.records import JobRecord
 from jobs.model.state import JobState, StateReason
 from tests.integration.training.rehearsed import SCRIPTS

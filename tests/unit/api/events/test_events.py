@@ -13,7 +13,8 @@ from api.events.event_id import ReaderPosition
 from api.events.service import JobReader, StreamSlots, TooManyStreams
 from api.events.windows import BATCH_LINES, BatchWindow, EventBatch, batches_from_page
 from api.http import cursors
-from jobs.files.log_file import DroppedRange, LogFilePage, LogRow, StreamName
+from jobs.files.log_file import StreamName
+from jobs.files.log_page import DroppedRange, LogFilePage, LogRow
 from shardyard.contract.errors import Unauthenticated, Unavailable
 from shardyard.contract.stream_events import data
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.files.log_file import clean_for_display
+from jobs.files.log_page import clean_for_display
 
 
 @pytest.mark.parametrize(

@@ -8,19 +8,8 @@ from pathlib import Path
 import pytest
 
 from jobs.files.frame_file import CorruptFrame, Frame, FrameReader
-from jobs.files.log_file import (
-    CONTINUED,
-    DroppedRange,
-    LineRun,
-    LogFilePage,
-    LogRow,
-    LogSeal,
-    LogWriter,
-    StreamName,
-    read_chunk,
-    read_page,
-    read_seal,
-)
+from jobs.files.log_file import CONTINUED, LineRun, LogSeal, LogWriter, StreamName, read_seal
+from jobs.files.log_page import DroppedRange, LogFilePage, LogRow, read_chunk, read_page
 from tests.support.disks import largest_file
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from jobs.files import paths
 from jobs.files.frame_file import FrameKind, FrameReader
-from jobs.files.log_file import MAX_LINE_BYTES, REDRAWN, UNENDED, LogFilePage, clean_for_display, read_page, read_seal
+from jobs.files.log_file import MAX_LINE_BYTES, REDRAWN, UNENDED, read_seal
+from jobs.files.log_page import LogFilePage, clean_for_display, read_page
 from tests.support.disks import largest_file
 from workers.supervisor.report.shard_lines import ShardLine
 from workers.supervisor.telemetry.log_relay import (
