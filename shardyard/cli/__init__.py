@@ -59,7 +59,7 @@ MORE_EXAMPLES = {
     "artifacts": "\n\n".join(
         (
             "[bold]Examples[/]",
-            "shardyard artifacts JOB                     your files, checkpoints, and the report",
+            "shardyard artifacts JOB                     your files, checkpoints, report",
             "shardyard artifacts JOB --get model.pt      one of them, into this directory",
             "shardyard artifacts JOB --attempt 1         what the first attempt left",
             "shardyard artifacts JOB --get runs/1/log.csv -o - | head    to standard output",

@@ -1,6 +1,7 @@
 """What people do with the dashboard, and what it must show them."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,6 +94,22 @@ def test_a_cell_tells_its_shapes_and_the_switch_shows_what_the_split_cost(pages:
     assert all(text.endswith(" ms") for text in cells(page, 0))
     page.get_by_role("button", name="Memory").click()
     expect(page.get_by_text("Not measured: virtual devices share the memory of the host")).to_be_visible()
+
+
+def test_files_of_a_script_stand_apart_and_what_was_not_kept_is_named(
+    pages: Pages, client: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("open('model.pt', 'w').write('x' * 10); open('large.bin', 'w').write('x' * 99)")
+    job = client.submit_script(tmp_path / "train.py", artifact_bytes=50)
+    assert job.wait(60).state == "succeeded"
+    page = pages.open(f"/jobs/{job.id}")
+    expect(page.get_by_role("group", name="Your files").get_by_role("link")).to_have_text(["files/model.pt"])
+    expect(page.get_by_role("group", name="Report").get_by_role("link")).to_have_text(["report.json"])
+    expect(page.locator(".left-out")).to_contain_text("large.bin (99 B) was not kept")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="files/model.pt").click()
+    assert Path(download.value.path()).read_text() == "x" * 10
+    assert job.download("model.pt", tmp_path / "got").read_bytes() == b"x" * 10
 
 
 def test_the_report_opens_as_one_file(pages: Pages, uneven: str) -> None:

@@ -44,7 +44,7 @@ function Group(props: { id: string; kind: string; files: File[] }) {
   return (
     <>
       <h3>{heading}</h3>
-      <div class="scroll" tabIndex={0} role="group" aria-label={heading}><table><tbody>
+      <div class="scroll files" tabIndex={0} role="group" aria-label={heading}><table><tbody>
         {props.files.slice(0, SHOWN).map((file) => (
           <tr key={file.path}>
             <td class="name"><a href={`/v1/jobs/${props.id}/artifacts/${file.path.split("/").map(encodeURIComponent).join("/")}`} download><bdi>{file.path}</bdi></a></td>

@@ -44,6 +44,7 @@ class FileMover:
         self._uid = uid
         self._is_time_up = is_time_up
         self._is_one_file_system = True  # until a rename shows that it is not
+        self._directories: set[Path] = set()  # that were made
 
     def move(self, file: FoundFile) -> None:
         """Move one file, whose path is as the selection has found it.
@@ -54,7 +55,9 @@ class FileMover:
             OSError: it cannot be read, or the disk refuses.
         """
         target = self._target / file.path
-        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.parent not in self._directories:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._directories.add(target.parent)
         with self._open_parent(file.path) as (parent, name):
             if self._is_one_file_system:
                 try:
