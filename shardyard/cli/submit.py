@@ -81,6 +81,10 @@ Keep = Annotated[
     ),
 ]
 NoKeep = Annotated[bool, script_option("--no-keep", help="Keep none of them.")]
+ArtifactBytes = Annotated[
+    int | None,
+    script_option(min=0, help="Keep so many bytes of them at most.", show_default="the operator's limit"),
+]
 Devices = Annotated[int, script_option(min=1, help="How many devices.")]
 HowToRun = Annotated[
     Strategy,
@@ -146,6 +150,7 @@ def submit_command(
     exclude: Exclude = None,
     keep: Keep = None,
     no_keep: NoKeep = False,
+    artifact_bytes: ArtifactBytes = None,
     env: Env = None,
     python: PythonName = None,
     pool: Pool = None,
@@ -196,6 +201,7 @@ def submit_command(
             wall_seconds=wall_seconds,
             observe=observe and observe.value,
             keep=_choose_kept(keep or None, no_keep),
+            artifact_bytes=artifact_bytes,
         ),
     )
     where = scripts.directory_to_send(directory)

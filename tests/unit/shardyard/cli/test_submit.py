@@ -73,7 +73,7 @@ def test_every_option_has_its_field_and_the_spec_is_one_that_the_service_takes(
         "--devices 3 --strategy dp --rehearse --pool a100 --name mine --label team=vision --label a=1 --priority -5"
     )
     more = "--env K=V --env EMPTY= --env FROM_HERE --python torch26 --wall-seconds 60 --max-retries 2"
-    more += " --keep *.pt --keep !tmp/"
+    more += " --keep *.pt --keep !tmp/ --artifact-bytes 500"
 
     made = dry(capsys, "--script", "train.py", *options.split(), *more.split())["spec"]
 
@@ -85,7 +85,7 @@ def test_every_option_has_its_field_and_the_spec_is_one_that_the_service_takes(
     assert wanted.program.env == {"K": "V", "EMPTY": "", "FROM_HERE": "a=b"}
     assert wanted.program.python == "torch26"
     assert (wanted.limits.wall_seconds, wanted.limits.max_retries) == (60, 2)
-    assert wanted.program.keep == ("*.pt", "!tmp/")
+    assert (wanted.program.keep, wanted.limits.artifact_bytes) == (("*.pt", "!tmp/"), 500)
 
 
 def test_nothing_is_kept_on_request(capsys: pytest.CaptureFixture[str]) -> None:

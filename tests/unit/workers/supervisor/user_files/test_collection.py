@@ -196,16 +196,17 @@ def test_within_the_limit_the_newest_files_are_kept_and_the_others_named(tmp_pat
     attempt = Attempt(tmp_path, limit=3 * MIB)
     attempt.write("data.bin", 2 * MIB, age=50)
     attempt.write("huge.bin", 4 * MIB, age=10)
+    attempt.write("dump.bin", 5 * MIB, age=20)
     attempt.write("model.pt", 2 * MIB)
     attempt.write("first.log", 10, age=100)
     record = attempt.keep()
     assert attempt.kept() == {"model.pt": 2 * MIB, "first.log": 10}
     assert record is not None
     (group,) = record.left_out
-    assert (group.reason, group.files, group.bytes) == ("limit", 2, 6 * MIB)
-    assert (group.newest, group.largest) == ("huge.bin", "huge.bin")
+    assert (group.reason, group.files, group.bytes) == ("limit", 3, 11 * MIB)
+    assert (group.newest, group.largest) == ("huge.bin", "dump.bin")
     assert group.message == (
-        "2 files (6.0 MiB) were not kept, the newest is huge.bin (4.0 MiB): "
+        "3 files (11.0 MiB) were not kept, the newest is huge.bin (4.0 MiB), the largest dump.bin (5.0 MiB): "
         "the files of a job may have 3.0 MiB together (limits.artifact_bytes)"
     )
 
