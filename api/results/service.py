@@ -61,12 +61,14 @@ class ResultService:
             _head_decoder.decode(body)
         return body
 
-    async def splits_text(self, who: Principal, job: str, attempt: int | None, device: int | None) -> str:
+    async def splits_text(
+        self, who: Principal, job: str, attempt: int | None, device: int | None, *, notes: bool = False
+    ) -> str:
         """The same for people. Raises as `splits` does."""
         from shardyard.render import report_text
 
         found = await self.read_splits(who, job, attempt, device)
-        return await self._storage.run_in_thread(partial(report_text.render_report, found))
+        return await self._storage.run_in_thread(partial(report_text.render_report, found, notes=notes))
 
     async def splits_picture(self, who: Principal, job: str, attempt: int | None, device: int | None, by: By) -> str:
         """The heat map as SVG. Raises as `splits` does."""
@@ -133,13 +135,20 @@ class ResultService:
         return await self._storage.run_in_thread(partial(report_diff.compare_reports, this, other))
 
     async def splits_diff_text(
-        self, who: Principal, job: str, attempt: int | None, against: str, against_attempt: int | None
+        self,
+        who: Principal,
+        job: str,
+        attempt: int | None,
+        against: str,
+        against_attempt: int | None,
+        *,
+        notes: bool = False,
     ) -> str:
         """The same for people. Raises as `splits_diff` does."""
         from shardyard.render import diff_text
 
         found = await self.splits_diff(who, job, attempt, against, against_attempt)
-        return await self._storage.run_in_thread(partial(diff_text.render_diff, found))
+        return await self._storage.run_in_thread(partial(diff_text.render_diff, found, notes=notes))
 
     async def list_artifacts(self, who: Principal, job: str, attempt: int | None) -> ArtifactList:
         """Files of an attempt (the newest one).

@@ -21,6 +21,7 @@ DIFF_MEDIA = (JSON, TEXT, HTML)
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
 
 Attempt = Annotated[int | None, Query(ge=1)]
+WantsNotes = Annotated[bool, Query(description="whether text tells why numbers are missing or count differently")]
 
 
 @router.get(
@@ -37,12 +38,13 @@ async def splits(
     attempt: Attempt = None,
     device: Annotated[int | None, Query(ge=0)] = None,
     by: Annotated[By, Query(description="what the cells of a picture show")] = "rows",
+    notes: WantsNotes = False,
 ) -> Response:
     media = negotiation.choose_media_type(request.headers.get("accept", ""), REPORT_MEDIA)
     if media == JSON:
         return responses.content_response(request, await results.splits_json(who, job, attempt, device), JSON)
     if media == TEXT:
-        return _text_response(request, await results.splits_text(who, job, attempt, device))
+        return _text_response(request, await results.splits_text(who, job, attempt, device, notes=notes))
     if media == SVG:
         drawn = await results.splits_picture(who, job, attempt, device, by)
         return _drawn_response(request, drawn, SVG, f"split-{job}.svg")
@@ -67,6 +69,7 @@ async def splits_diff(
     against: OtherJobId,
     attempt: Attempt = None,
     against_attempt: Attempt = None,
+    notes: WantsNotes = False,
 ) -> Response:
     """The reports of two jobs side by side, or of two attempts of one."""
     media = negotiation.choose_media_type(request.headers.get("accept", ""), DIFF_MEDIA)
@@ -74,7 +77,8 @@ async def splits_diff(
         found = await results.splits_diff(who, job, attempt, against, against_attempt)
         return responses.content_response(request, responses.encode_json(found), JSON)
     if media == TEXT:
-        return _text_response(request, await results.splits_diff_text(who, job, attempt, against, against_attempt))
+        text = await results.splits_diff_text(who, job, attempt, against, against_attempt, notes=notes)
+        return _text_response(request, text)
     drawn = await results.splits_diff_page(who, job, attempt, against, against_attempt)
     return _drawn_response(request, drawn, HTML, f"splits-{job}-{against}.html")
 

@@ -33,6 +33,7 @@ def splits_command(
         str | None, typer.Option(metavar="FILE", help="Write the heat map as SVG; - for stdout.", show_default=False)
     ] = None,
     by: Annotated[By | None, typer.Option(help="What the heat map shows. Default: rows.", show_default=False)] = None,
+    notes: Annotated[bool, typer.Option("--notes", help="Say why numbers are missing or count differently.")] = False,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
@@ -47,9 +48,9 @@ def splits_command(
             for kind, file in wanted.items():
                 _write_picture(drawn[kind], file)
         elif against is not None:
-            _print_comparison(client, job, against, attempt, as_json)
+            _print_comparison(client, job, against, attempt, as_json=as_json, notes=notes)
         else:
-            _print_report(client, job, attempt, device, as_json)
+            _print_report(client, job, attempt, device, as_json=as_json, notes=notes)
 
 
 def _check_options(
@@ -70,23 +71,28 @@ def _check_options(
         raise InvalidRequest("only one of --html and --svg can go to standard output; give the other one a file name")
 
 
-def _print_report(client: "Client", job: str, attempt: int | None, device: int | None, as_json: bool) -> None:
+def _print_report(
+    client: "Client", job: str, attempt: int | None, device: int | None, *, as_json: bool, notes: bool
+) -> None:
     from shardyard.client import endpoints
 
     if as_json:
         print_json(client.json(endpoints.get_report(job, attempt=attempt, device=device)))
     else:
-        text = client.call(endpoints.draw_report("text/plain", job, attempt=attempt, device=device))
-        print(text.decode(), end="")
+        call = endpoints.draw_report("text/plain", job, attempt=attempt, device=device, notes=notes or None)
+        print(client.call(call).decode(), end="")
 
 
-def _print_comparison(client: "Client", job: str, against: str, attempt: int | None, as_json: bool) -> None:
+def _print_comparison(
+    client: "Client", job: str, against: str, attempt: int | None, *, as_json: bool, notes: bool
+) -> None:
     from shardyard.client import endpoints
 
     if as_json:
         print_json(client.json(endpoints.compare_reports(job, against, attempt=attempt)))
     else:
-        print(client.call(endpoints.draw_comparison("text/plain", job, against, attempt=attempt)).decode(), end="")
+        call = endpoints.draw_comparison("text/plain", job, against, attempt=attempt, notes=notes or None)
+        print(client.call(call).decode(), end="")
 
 
 def _draw_picture(

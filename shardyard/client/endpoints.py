@@ -121,10 +121,17 @@ def get_report(job: str, *, attempt: int | None = None, device: int | None = Non
 
 
 def draw_report(
-    kind: str, job: str, *, attempt: int | None = None, device: int | None = None, by: str | None = None
+    kind: str,
+    job: str,
+    *,
+    attempt: int | None = None,
+    device: int | None = None,
+    by: str | None = None,
+    notes: bool | None = None,
 ) -> HttpCall[bytes]:
-    """The split report as another media type: "text/plain", "text/html", "image/svg+xml". `by`: what pictures show."""
-    call = _get_request(_build_path("jobs", job, "splits"), bytes, attempt=attempt, device=device, by=by)
+    """The split report as another media type: "text/plain", "text/html", "image/svg+xml". `by`: what pictures show;
+    `notes`: whether text tells why numbers are missing."""
+    call = _get_request(_build_path("jobs", job, "splits"), bytes, attempt=attempt, device=device, by=by, notes=notes)
     return _replace_fields(call, headers={"Accept": kind})
 
 
@@ -134,9 +141,12 @@ def compare_reports(job: str, against: str, *, attempt: int | None = None) -> "H
     return _get_request(_build_path("jobs", job, "splits", "diff"), ReportDiff, against=against, attempt=attempt)
 
 
-def draw_comparison(kind: str, job: str, against: str, *, attempt: int | None = None) -> HttpCall[bytes]:
-    """The same as another media type: "text/plain", "text/html"."""
-    call = _get_request(_build_path("jobs", job, "splits", "diff"), bytes, against=against, attempt=attempt)
+def draw_comparison(
+    kind: str, job: str, against: str, *, attempt: int | None = None, notes: bool | None = None
+) -> HttpCall[bytes]:
+    """The same as another media type: "text/plain", "text/html"; `notes` as for `draw_report`."""
+    path = _build_path("jobs", job, "splits", "diff")
+    call = _get_request(path, bytes, against=against, attempt=attempt, notes=notes)
     return _replace_fields(call, headers={"Accept": kind})
 
 

@@ -104,9 +104,9 @@ class SplitReport:
         """This report beside another one, of any job."""
         return compare_reports(self.data, other.data)
 
-    def text(self, width: int = WIDTH) -> str:
-        """The report as text of at most `width` columns (at least 80)."""
-        return report_text.render_report(self.data, width)
+    def text(self, width: int = WIDTH, *, notes: bool = False) -> str:
+        """The report as text of at most `width` columns (at least 80); with `notes`, why numbers are missing too."""
+        return report_text.render_report(self.data, width, notes=notes)
 
     def html(self) -> str:
         """One complete HTML page, to store or to send."""

@@ -5,10 +5,11 @@
 the two would hide both. For a script that only evaluates they are about that.
 
 A number that could not be measured is `None`, and `notes` says why: its keys are paths in the report
-("per_device.comm_ms"). Units are in the names; times are milliseconds where a name ends in `_ms`.
+("per_device.comm_ms"), and "; " separates the reasons of one note. Units are in the names; times are milliseconds where
+a name ends in `_ms`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -16,6 +17,8 @@ import msgspec
 #: Sizes of a tensor.
 Shape = tuple[int, ...]
 Severity = Literal["info", "warning"]
+#: Between the reasons of one note.
+REASON_SEPARATOR = "; "
 
 
 class Pattern(msgspec.Struct, frozen=True):
@@ -159,6 +162,20 @@ def decode_report(body: bytes) -> Report:
         ValueError: the bytes are not a report.
     """
     return _decoder.decode(body)
+
+
+def join_reasons(reasons: Iterable[str]) -> str:
+    """A note with several reasons, none of which contains the separator."""
+    return REASON_SEPARATOR.join(dict.fromkeys(reason.replace(REASON_SEPARATOR, ", ") for reason in reasons))
+
+
+def fields_by_reason(notes: Mapping[str, str]) -> dict[str, list[str]]:
+    """Each reason that the notes give, once, with the paths of all fields that it is about."""
+    found: dict[str, list[str]] = {}
+    for field, note in sorted(notes.items()):
+        for reason in note.split(REASON_SEPARATOR):
+            found.setdefault(reason, []).append(field)
+    return found
 
 
 def describe_rows(rows: Sequence[int | None]) -> str:

@@ -15,6 +15,7 @@ from shardyard.render.text_tables import (
     format_bytes,
     format_count,
     format_measure,
+    hidden_note_lines,
     make_grid,
     note_lines,
     plain_text,
@@ -26,9 +27,12 @@ _COLUMNS = ("this", "against", "ratio")
 _BYTES = "memory_peak_bytes"
 
 
-def render_diff(diff: ReportDiff, width: int = 100) -> str:
-    """Text of at most `width` columns (at least 80), which ends with a newline. Times are the p50 of one step."""
-    return render_page(_header_lines(diff), ((title, partial(section, diff)) for title, section in _SECTIONS), width)
+def render_diff(diff: ReportDiff, width: int = 100, *, notes: bool = False) -> str:
+    """Text of at most `width` columns (at least 80), which ends with a newline. Times are the p50 of one step. Without
+    `notes`, one line tells how many there are."""
+    sections = [(title, partial(section, diff)) for title, section in _SECTIONS]
+    shown = note_lines if notes else hidden_note_lines
+    return render_page(_header_lines(diff), [*sections, ("Notes", lambda _: shown(_all_notes(diff)))], width)
 
 
 def _header_lines(diff: ReportDiff) -> Iterator[str]:
@@ -88,12 +92,11 @@ def _finding_lines(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
         yield f"both: {', '.join(found.both)}"
 
 
-def _note_lines(diff: ReportDiff, width: int) -> Iterator[RenderableType]:
+def _all_notes(diff: ReportDiff) -> dict[str, str]:
     """Notes of both reports; one that both have is listed once."""
     both = {key: note for key, note in diff.notes.this.items() if diff.notes.against.get(key) == note}
-    yield from note_lines(both)
-    for side, notes in (("this", diff.notes.this), ("against", diff.notes.against)):
-        yield from note_lines({f"{side}: {key}": note for key, note in notes.items() if key not in both})
+    sides = (("this", diff.notes.this), ("against", diff.notes.against))
+    return both | {f"{side}: {key}": note for side, notes in sides for key, note in notes.items() if key not in both}
 
 
 _SECTIONS: tuple[tuple[str, Callable[[ReportDiff, int], Iterator[RenderableType]]], ...] = (
@@ -102,7 +105,6 @@ _SECTIONS: tuple[tuple[str, Callable[[ReportDiff, int], Iterator[RenderableType]
     ("DataParallel's primitives in ms", lambda diff, width: _field_table(diff.primitives, "primitive")),
     ("Balance", lambda diff, width: _field_table(diff.balance, "")),
     ("Findings", _finding_lines),
-    ("Notes", _note_lines),
 )
 
 

@@ -15,6 +15,7 @@ from shardyard.render.text_tables import (
     format_count,
     format_measure,
     format_timing,
+    hidden_note_lines,
     make_grid,
     note_lines,
     plain_text,
@@ -24,11 +25,12 @@ from shardyard.render.text_tables import (
 )
 
 
-def render_report(report: Report, width: int = 100) -> str:
-    """The whole report as text of at most `width` columns (at least 80), which ends with a newline."""
-    return render_page(
-        _header_lines(report), [(title, partial(section, report)) for title, section in _SECTIONS], width
-    )
+def render_report(report: Report, width: int = 100, *, notes: bool = False) -> str:
+    """The whole report as text of at most `width` columns (at least 80), which ends with a newline. Without `notes`,
+    one line tells how many there are."""
+    sections = [(title, partial(section, report)) for title, section in _SECTIONS]
+    shown = note_lines if notes else hidden_note_lines
+    return render_page(_header_lines(report), [*sections, ("Notes", lambda _: shown(report.notes))], width)
 
 
 def _header_lines(report: Report) -> Iterator[str]:
@@ -53,7 +55,7 @@ def _pattern_table(report: Report, width: int) -> Iterator[RenderableType]:
     if any(pattern.shapes_vary for pattern in kept):
         yield "* the shapes differ between these steps"
     if any(count is None for pattern in kept for count in pattern.rows or ()):
-        yield f"{NOT_MEASURED} the rows could not be counted: see patterns.rows in the notes"
+        yield f"{NOT_MEASURED} the rows could not be counted: {report.notes.get('patterns.rows', 'see the notes')}"
     for pattern in report.patterns:
         if pattern.rows is None:
             yield f"{format_count(pattern.steps)} more steps, divided in further ways"
@@ -128,5 +130,4 @@ _SECTIONS: tuple[tuple[str, Callable[[Report, int], Iterator[RenderableType]]], 
     ("Balance", _balance_table),
     ("Plan", _prediction_lines),
     ("Findings", lambda report, width: finding_lines(report.findings)),
-    ("Notes", lambda report, width: note_lines(report.notes)),
 )

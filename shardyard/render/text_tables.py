@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from shardyard.contract.report import Finding, Pattern, Timing
+from shardyard.contract.report import Finding, Pattern, Timing, fields_by_reason
 
 MIN_WIDTH = 80
 INDENT = 2
@@ -105,8 +105,15 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[RenderableType]:
 
 
 def note_lines(notes: Mapping[str, str]) -> Iterator[RenderableType]:
-    for field, reason in sorted(notes.items()):
-        yield f"{field}: {reason}"
+    """A line for each reason, with all fields that it is about."""
+    for reason, fields in fields_by_reason(notes).items():
+        yield f"{reason} ({', '.join(fields)})"
+
+
+def hidden_note_lines(notes: Mapping[str, str]) -> Iterator[RenderableType]:
+    """What stands in the place of notes that were not asked for."""
+    if notes:
+        yield f"{len(fields_by_reason(notes))} on numbers that are missing or count differently: --notes shows them"
 
 
 # -- cells -----------------------------------------------------------------------------------------

@@ -295,7 +295,8 @@ def test_the_defaults_of_settings_are_documented() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
 def test_reports_that_are_shown_are_what_their_json_renders_to(document: Path) -> None:
     for source, shown in re.findall(r"<!-- report: (\S+) -->\n```text\n(.*?)```", document.read_text(), re.DOTALL):
-        rendered = report_text.render_report(decode_report((ROOT / source).read_bytes()))
+        report = decode_report((ROOT / source).read_bytes())
+        rendered = report_text.render_report(report) + report_text.render_report(report, notes=True)
         for piece in shown.split("...\n"):
             assert piece.strip("\n") in rendered, f"render {source} again and paste it into {document.name}"
 

@@ -6,7 +6,7 @@ It shows the findings, then the split as a picture, then its cost.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardyard.contract.report import DeviceMeasures, Finding, Report, ReportDevice, Timing
+from shardyard.contract.report import DeviceMeasures, Finding, Report, ReportDevice, Timing, fields_by_reason
 from shardyard.render.svg import bar_chart, line_chart
 from shardyard.render.svg.bar_chart import BarChart
 from shardyard.render.svg.captions import REHEARSAL, describe_verdicts, kind_of, what_it_is
@@ -156,8 +156,8 @@ def _notes_section(report: Report) -> Markup | None:
     if not report.notes:
         return None
     rows = (
-        element("tr", element("td", element("code", name)), element("td", note, dir="auto"))
-        for name, note in sorted(report.notes.items())
+        element("tr", element("td", reason, dir="auto"), element("td", element("code", ", ".join(fields))))
+        for reason, fields in fields_by_reason(report.notes).items()
     )
     return page_section("Notes", element("table", element("tbody", *rows), class_="notes"))
 

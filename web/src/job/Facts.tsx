@@ -63,12 +63,15 @@ function LastLines(props: { job: JobStatus; traceback: string }) {
 }
 
 export function Notes(props: { notes: Record<string, string> }) {
-  const notes = Object.entries(props.notes);
-  if (!notes.length) return null;
+  const fields = new Map<string, string[]>();
+  for (const [field, note] of Object.entries(props.notes).sort()) {
+    for (const reason of note.split("; ")) fields.set(reason, [...(fields.get(reason) ?? []), field]);
+  }
+  if (!fields.size) return null;
   return (
     <details>
       <summary>What could not be measured, and why</summary>
-      <dl class="facts notes">{notes.map(([field, why]) => <><dt key={field} class="mono">{field}</dt><dd dir="auto">{why}</dd></>)}</dl>
+      <dl class="facts notes">{[...fields].map(([why, named]) => <><dt key={why} dir="auto">{why}</dt><dd class="mono">{named.join(", ")}</dd></>)}</dl>
     </details>
   );
 }

@@ -13,7 +13,7 @@ import msgspec
 from jobs.protocol.records import Note
 from jobs.splits.plan import Prediction
 from jobs.splits.timings import Measures
-from shardyard.contract.report import Report
+from shardyard.contract.report import REASON_SEPARATOR, Report, join_reasons
 from workers.supervisor.report.patterns import MAX_PATTERNS
 from workers.supervisor.report.script_observations import (
     ScriptObservations,
@@ -28,6 +28,8 @@ from workers.supervisor.report.step_joiner import StepJoiner
 #: Notes that are taken from the ranks of one attempt, and the length of each.
 MAX_NOTES = 100
 MAX_NOTE_LENGTH = 500
+#: Ranks that one note names.
+MAX_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +80,12 @@ class NoteFacts:
 def make_notes(report: Report, facts: NoteFacts) -> dict[str, str]:
     """The notes of a report that has none yet."""
     measures = facts.counts.main_measures
-    made: dict[str, str] = {}
+    made: dict[str, list[str]] = {field: list(texts) for field, texts in facts.rank_notes.items()}
     for field, text in _all_remarks(report, measures, facts):
-        made[field] = f"{made[field]}; {text}" if field in made else text
-    for field, texts in facts.rank_notes.items():
-        made[field] = "; ".join([*texts, made[field]] if field in made else texts)
+        made.setdefault(field, []).append(text)
     for field in _null_paths(report):
-        made.setdefault(field, _missing_reason(field, report, measures, facts))
-    return made
+        made.setdefault(field, [_missing_reason(field, report, measures, facts)])
+    return {field: join_reasons(texts) for field, texts in made.items()}
 
 
 def _all_remarks(report: Report, measures: Measures, facts: NoteFacts) -> Iterator[tuple[str, str]]:
@@ -99,15 +99,12 @@ def _all_remarks(report: Report, measures: Measures, facts: NoteFacts) -> Iterat
 
 def _count_remarks(facts: NoteFacts) -> Iterator[tuple[str, str]]:
     forced, late = facts.joiner.forced, facts.joiner.late
-    for rank, step in sorted(facts.counts.absent_from.items()):
-        yield (
-            "patterns.rows",
-            f"rank {rank} sent nothing for step {step}; it counts 0 rows in steps that it did not report",
-        )
+    if facts.counts.absent_from:
+        yield "patterns.rows", _absence_remark(facts.counts.absent_from)
     if facts.counts.patterns.overflowed:
         yield (
             "patterns",
-            f'only {MAX_PATTERNS} different splits are listed; all others count together in the phase "other"',
+            f'only {MAX_PATTERNS} different splits are listed, and all others count together in the phase "other"',
         )
     if facts.malformed:
         yield "patterns", f"{facts.malformed} records were inconsistent, so their rows are not counted"
@@ -115,13 +112,21 @@ def _count_remarks(facts: NoteFacts) -> Iterator[tuple[str, str]]:
         yield "patterns", f"{facts.uncounted} steps came from more processes than a report can hold"
     if forced or late:
         then = ", and were counted as separate steps" if facts.seen is not None and late else ""
-        counted = f"{forced} steps were counted before every rank had reported them"
-        yield "patterns", f"{counted}; {late} records came too late{then}"
+        yield "patterns", f"{forced} steps were counted before every rank had reported them"
+        yield "patterns", f"{late} records came too late{then}"
+
+
+def _absence_remark(absent_from: Mapping[int, int]) -> str:
+    """Ranks that did not report a step, each with the first one, as one reason."""
+    named = [f"rank {rank} sent nothing for step {step}" for rank, step in sorted(absent_from.items())]
+    if len(named) > MAX_NAMED:
+        named[MAX_NAMED:] = [f"{len(named) - MAX_NAMED} more ranks are like that"]
+    return f"{', '.join(named)}, and a rank counts 0 rows in steps that it did not report"
 
 
 def _measure_remarks(report: Report, measures: Measures, facts: NoteFacts) -> Iterator[tuple[str, str]]:
     for field, (count, steps) in measures.partly_measured().items():
-        yield f"per_device.{field}", f"measured in {count:,} of {steps:,} steps; the numbers cover only these"
+        yield f"per_device.{field}", f"measured in {count:,} of {steps:,} steps, and the numbers cover only these"
     covered, steps = measures.covered_steps, measures.steps
     for field in ("balance.time_max_over_mean", "balance.wasted_device_seconds"):
         if 0 < covered < steps:
@@ -134,7 +139,8 @@ def _measure_remarks(report: Report, measures: Measures, facts: NoteFacts) -> It
 
 
 def _script_remarks(report: Report, seen: ScriptObservations) -> Iterator[tuple[str, str]]:
-    yield "strategy", f"as the job asked; {describe_run(seen.processes)}"
+    for reason in ("as the job asked", *describe_run(seen.processes).split(REASON_SEPARATOR)):
+        yield "strategy", reason
     if seen.phase != "train":
         yield "per_device", f"the numbers cover the phase {seen.phase}, because no training step was seen"
     modules = sorted({pattern.module for pattern in report.patterns if pattern.phase == seen.phase})
@@ -154,7 +160,7 @@ def _missing_reason(field: str, report: Report, measures: Measures, facts: NoteF
     if field.startswith("patterns."):
         return "these batches differ, or their rows could not be counted"
     if report.virtual and "memory" in field:
-        return "virtual devices have no memory of their own"
+        return "virtual devices share the memory of the host"
     if field in ("balance.output_device_memory_skew", "primitives") and not facts.use.scatters:
         who = 'strategy "dp"' if facts.seen is None else "DataParallel"
         return f"only {who} gathers on one device"

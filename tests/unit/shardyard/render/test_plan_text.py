@@ -39,7 +39,7 @@ def test_a_plan_of_unknown_rows_says_so_and_shows_one_batch() -> None:
 
     assert "strategy ddp, 4 devices; rows not known here, batch size 30, 120 over all" in text
     assert ["train", "-", "-", "120", "30", "30", "30", "30"] in [line.split() for line in text.splitlines()]
-    assert "rows: the size of the data set is known only when it is loaded" in text
+    assert "the size of the data set is known only when it is loaded (rows)" in text
 
 
 def test_a_plan_without_a_batch_says_so() -> None:
@@ -59,5 +59,5 @@ def test_a_script_has_no_plan_and_the_text_says_why() -> None:
 
     assert "strategy dp, 2 devices; rows not known here, batch size not known here" in text
     assert "not known before it runs: the report of the run will show what each device got" in text
-    assert "rows: how a script uses its data is known only when it runs" in text
+    assert "how a script uses its data is known only when it runs (patterns, rows)" in text
     assert "Findings" not in text

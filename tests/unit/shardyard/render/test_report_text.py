@@ -37,11 +37,25 @@ def test_a_report_that_was_carried_over_says_so_at_its_head() -> None:
 
 
 def test_a_number_that_was_not_measured_is_a_dash_and_a_note() -> None:
-    text = render_report(report_of("single", 1, 30, 100))
+    text = render_report(report_of("single", 1, 30, 100), 200, notes=True)
 
     assert re.search(r"^  0 +cpu:0 .* -$", text, re.MULTILINE)
-    assert "per_device.memory_peak_bytes: virtual devices have no memory of their own" in text
+    assert "virtual devices share the memory of the host (balance.output_device_memory_skew, " in text
     assert "None" not in text
+
+
+def test_each_reason_among_the_notes_is_a_line_of_its_own_behind_an_option() -> None:
+    fields = [f"per_device.a{number}" for number in range(13)]
+    notes = dict.fromkeys(fields, "no step was seen") | {"balance.cause": "no step was seen; nothing was planned"}
+    report = msgspec.structs.replace(report_of("dp", 2, 30, 100), notes=notes)
+
+    short, whole = render_report(report), " ".join(render_report(report, notes=True).split())
+
+    assert "2 on numbers that are missing or count differently: --notes shows them" in short
+    assert "no step was seen" not in short
+    assert whole.count("no step was seen") == 1
+    assert f"no step was seen (balance.cause, {', '.join(sorted(fields))})" in whole
+    assert whole.endswith("nothing was planned (balance.cause)")
 
 
 def test_findings_come_with_their_suggestions() -> None:
@@ -122,7 +136,7 @@ def test_text_from_a_rank_can_neither_move_the_cursor_nor_be_taken_for_markup() 
     told = aggregator(make_spec("dp", 2, 10), 10)
     told.add_record(0, Note("per_device.comm_ms", "\x1b[2Jgone [bold]loud[/bold] \x07"))
 
-    text = render_report(told.make_report(final=False))
+    text = render_report(told.make_report(final=False), notes=True)
 
     assert "?[2Jgone [bold]loud[/bold] ?" in text
     assert "\x1b" not in text
@@ -157,7 +171,7 @@ def test_rows_that_could_not_be_counted_are_a_dash_that_is_explained() -> None:
     text = render_report(script.make_report(final=False))
 
     assert re.search(r"^  train +1 +0-0 +- +-$", text, re.MULTILINE)
-    assert "- the rows could not be counted: see patterns.rows in the notes" in text
+    assert re.search(r"^  - the rows could not be counted: \w", text, re.MULTILINE)
     assert "None" not in text
 
 

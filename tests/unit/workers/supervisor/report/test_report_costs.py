@@ -61,7 +61,7 @@ def test_a_backward_that_is_sampled_does_not_distort_the_cost_of_a_row() -> None
     report = told.make_report(final=False)
 
     assert report.per_device[0].ms_per_row == pytest.approx(0.1 + 0.2)
-    assert report.notes["per_device.backward_ms"] == "measured in 1 of 10 steps; the numbers cover only these"
+    assert report.notes["per_device.backward_ms"] == "measured in 1 of 10 steps, and the numbers cover only these"
     assert "1 of 10 steps" in report.notes["balance.wasted_device_seconds"]
 
 
