@@ -36,7 +36,7 @@ EXAMPLES = "\n\n".join(
         "shardyard submit --script train.py --strategy ddp --devices 3    torchrun",
         "shardyard submit --script train.py --strategy dp --devices 3 --rehearse",
         "shardyard submit --script train.py --exclude '*.bin' --dry-run",
-        "shardyard submit --script train.py --keep '*.pt' --keep runs/    what is kept of its files",
+        "shardyard submit --script train.py --keep '*.pt' --keep runs/    files to keep",
         "shardyard submit --script train.py --observe off      no shard lines in the log",
         "Everything after -- goes to the script. Files that .gitignore names are not sent.",
     )

@@ -77,7 +77,7 @@ def _keep_files(
         allowance = baseline.limit - sum(record.bytes for record in later.values())
         chosen = choose_files(found, allowance - before.bytes, left_out)
         if chosen:
-            target.mkdir(mode=0o700, parents=True, exist_ok=True)
+            target.mkdir(mode=0o700, exist_ok=True)  # no parents: the storage may not be mounted any more
         mover = FileMover(source, target, paths.user_file_draft(attempt_dir), baseline.uid, is_time_up)
         kept = _move_files(mover, chosen, left_out)
     finally:
