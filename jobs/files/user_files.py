@@ -40,5 +40,9 @@ def write_record(attempt: Path, record: UserFilesRecord) -> None:
     """Write the record so that a reader sees all of it or none. Raises OSError."""
     target = paths.user_files_record(attempt)
     draft = target.with_name(f".{target.name}")
-    draft.write_bytes(msgspec.json.encode(record))
-    draft.rename(target)
+    try:
+        draft.write_bytes(msgspec.json.encode(record))
+        draft.rename(target)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise

@@ -51,11 +51,14 @@ def keep_files(
         if baseline is None:
             return None
         record = _keep_files(baseline, directory.work, target, attempt, is_time_up)
-        if record.files or record.left_out:
-            user_files.write_record(target, record)
     except (OSError, msgspec.MsgspecError) as error:
         log.error("files_not_kept", attempt=str(attempt), error=str(error))
         return None
+    if record.files or record.left_out:
+        try:
+            user_files.write_record(target, record)
+        except OSError as error:
+            log.error("record_of_files_not_written", attempt=str(attempt), error=str(error))
     return record
 
 
@@ -98,29 +101,28 @@ def _measure_directory(directory: Path) -> _Measured:
 
 
 def _move_files(mover: FileMover, chosen: list[FoundFile], left_out: LeftOutTally) -> list[FoundFile]:
-    """Move the files, and count those that cannot be moved. After a full disk, and where time is up, no other is
-    tried."""
+    """Move the files, and count those that cannot be moved. Returns the moved ones."""
     kept: list[FoundFile] = []
-    stopped: Reason | None = None
     for file in chosen:
-        if stopped is None:
-            try:
-                mover.move(file)
-                kept.append(file)
-                continue
-            except TimeIsUp:
-                stopped = "time"
-            except MoveRefused:
-                left_out.add("unreadable", file)
-                continue
-            except OSError as error:
-                if error.errno not in _DISK_ERRNOS:
-                    left_out.add("unreadable", file)
-                    continue
-                log.warning("file_not_kept", path=file.path, error=str(error))
-                stopped = "disk"
-        left_out.add(stopped, file)
+        reason = _move_file(mover, file)
+        if reason is None:
+            kept.append(file)
+        else:
+            left_out.add(reason, file)
     return kept
+
+
+def _move_file(mover: FileMover, file: FoundFile) -> Reason | None:
+    """Move one file; the reason why it cannot be moved, if so."""
+    try:
+        mover.move(file)
+    except TimeIsUp:
+        return "time"
+    except MoveRefused:
+        return "unreadable"
+    except OSError as error:
+        return "disk" if error.errno in _DISK_ERRNOS else "unreadable"
+    return None
 
 
 def _remove_replaced(attempt_dir: Path, attempt: AttemptId, room: int) -> None:
@@ -131,14 +133,14 @@ def _remove_replaced(attempt_dir: Path, attempt: AttemptId, room: int) -> None:
         if total <= room:
             return
         record, directory = earlier[number], attempt_dir.with_name(str(number))
+        removed = replaced_files(record.files, record.bytes, attempt.number)
         try:
             fs.remove_tree(paths.user_files_dir(directory))
+            replaced = UserFilesRecord(files=0, bytes=0, left_out=[*record.left_out, removed])
+            user_files.write_record(directory, replaced)
         except OSError as error:
-            log.warning("not_removed", directory=str(paths.user_files_dir(directory)), error=str(error))
+            log.warning("not_replaced", directory=str(directory), error=str(error))
             continue
-        removed = replaced_files(record.files, record.bytes, attempt.number)
-        replaced = UserFilesRecord(files=0, bytes=0, left_out=[*record.left_out, removed])
-        user_files.write_record(directory, replaced)
         total -= record.bytes
 
 

@@ -113,6 +113,8 @@ class FileMover:
 
     def _copy(self, parent: int, name: str, file: FoundFile) -> None:
         """Copy a file to the draft, which is removed again where that fails."""
+        if self._is_time_up():
+            raise TimeIsUp(file.path)
         self._check_room(file.bytes)
         with contextlib.ExitStack() as stack:
             reader = os.open(name, _FILE, dir_fd=parent)
