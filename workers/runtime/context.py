@@ -204,10 +204,8 @@ class DeviceStreams:
     def __init__(self, descriptors: Sequence[tuple[int, int]]) -> None:
         self._bound = threading.local()
         budget = WaitBudget()
-        self._streams = [
-            (_line_writer(OrderedPipe(out, err, budget)), _line_writer(OrderedPipe(err, out, budget)))
-            for out, err in descriptors
-        ]
+        pairs = (OrderedPipe.make_pair(out, err, budget) for out, err in descriptors)
+        self._streams = [(_line_writer(out), _line_writer(err)) for out, err in pairs]
 
     def install(self) -> None:
         """Replace `sys.stdout` and `sys.stderr`."""

@@ -20,6 +20,8 @@ SHARE_OF_TIME = 0.01
 LONGEST_WAIT = 0.02
 _POLL_SECONDS = 5e-5
 
+_write = io.FileIO.write
+
 
 class WaitBudget:
     """What the writes of a process have waited, and may wait."""
@@ -42,16 +44,27 @@ class WaitBudget:
 
 
 class OrderedPipe(io.FileIO):
-    """The write end of one of a device's two pipes; `other` is that of the other one."""
+    """The write end of one of a device's two pipes. Only a write after one to the other pipe has to wait."""
 
-    def __init__(self, fd: int, other: int, budget: WaitBudget) -> None:
+    def __init__(self, fd: int, other_fd: int, budget: WaitBudget) -> None:
         super().__init__(fd, "w", closefd=False)
-        self._other = other
+        self._other_fd = other_fd
         self._budget = budget
+        self._other = self
+        self._is_newest = False  # whether this pipe, of the two, was written last
 
     def write(self, data: Any, /) -> int:
-        self._budget.await_drained(self._other)
-        return super().write(data)
+        if not self._is_newest:
+            self._budget.await_drained(self._other_fd)
+            self._is_newest, self._other._is_newest = True, False
+        return _write(self, data)
+
+    @classmethod
+    def make_pair(cls, out: int, err: int, budget: WaitBudget) -> tuple["OrderedPipe", "OrderedPipe"]:
+        """The pipes of a device's stdout and stderr."""
+        pair = cls(out, err, budget), cls(err, out, budget)
+        pair[0]._other, pair[1]._other = pair[1], pair[0]
+        return pair
 
 
 def _unread_bytes(fd: int) -> int:

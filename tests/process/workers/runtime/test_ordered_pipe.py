@@ -73,6 +73,16 @@ def test_lines_of_both_pipes_are_read_in_the_order_of_their_printing(
     assert [int(line) for line in reader.text.split()] == list(range(200))
 
 
+def test_a_program_may_close_one_of_the_two(pipes: list[tuple[int, int]]) -> None:
+    with printing(pipes):
+        print("before", file=sys.stderr)
+        sys.stderr.close()
+        print("after")
+    assert os.read(pipes[0][0], 100) == b"after\n"
+    for _, end in pipes:
+        os.close(end)
+
+
 def test_a_supervisor_that_does_not_read_holds_nobody_up(pipes: list[tuple[int, int]]) -> None:
     def took() -> float:
         began = time.monotonic()
