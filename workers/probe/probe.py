@@ -18,8 +18,8 @@ What counts as what
   Closures of an optimizer run within its step. A step that GradScaler skips is a step.
 - An *eval* step is one forward without gradients, or in eval mode unless a backward follows it. The mode is that of
   the inner module. Models without optimizers count here.
-- Where no optimizer steps, each backward ends a step of phase train, and a forward that is followed by none is one of
-  phase *forward*; a note says so.
+- Where no optimizer steps, each backward ends a step of phase train with all forwards since the last one, and a forward
+  whose graph is gone before a backward is one of phase *forward*; a note says so.
 - Rows are the first dimension of the first input (the dimension of DataParallel, the number of sequences of a packed
   one), compared with the batches of the DataLoader. Where these disagree rows are `None`, and a note says why.
 - The only model of a program has the name ""; others that come after it have the name of their class.
@@ -50,7 +50,7 @@ class Probe:
         self.on_fork: Callable[[], None] = lambda: None  # called in a forked child, in which the probe is off
         channel = innermost_sink(context.sink)
         if isinstance(channel, ChannelSink):
-            channel.before_send.append(self._flush_fast_path)
+            channel.before_send.append(self._flush)
 
     def restart_in_child(self) -> None:
         """Watch a forked child as a process of its own. Its splits have ids that no other process of the rank gives."""
@@ -65,9 +65,10 @@ class Probe:
             self.guarded.call_guarded("finish", self.guarded.tracker.finish)
         self.guarded.switch_off()
 
-    def _flush_fast_path(self) -> None:
+    def _flush(self) -> None:
         if self.guarded.on:
             self.guarded.call_guarded("a step on the fast path", self.guarded.fast_path.flush_and_announce)
+            self.guarded.call_guarded("a step that nothing follows", self.guarded.tracker.builder.settle_quiet)
 
     def after_fork(self) -> None:
         """A forked child has neither the sink's thread nor a claim to the rank's steps."""

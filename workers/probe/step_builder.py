@@ -1,5 +1,6 @@
 """Decides which forwards and backwards make a step. The rules are in `workers.probe.probe`. No torch here."""
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -15,6 +16,8 @@ from workers.probe.types import NO_BATCHES, Backward, Forward, StepTemplate
 MAX_WAITING = 2048
 #: The same before the first step.
 FIRST_WAITING = 512
+#: Without optimizers, a step is over when nothing has followed its backward for so long, though a second may follow.
+QUIET_SECONDS = 0.5
 #: After so many times without a step a note says that there are none.
 MANY = 64
 
@@ -46,62 +49,120 @@ class StepBuilder:
         self._has_manual_updates = False  # gradients are made, and no optimizer uses them
         self._is_blind = False  # there are optimizers, and their steps are not seen
         self._closed_without_step = 0  # times that forwards were sent without a step
+        self._lock = threading.RLock()  # of all this: the sink's thread ends steps that nothing follows
+        self._last_event = 0.0
+        self._is_in_backward = False
+        self._closed_early = False  # since the last forward
 
     # -- forwards --------------------------------------------------------------------------------
 
     def forward_begins(self, trains: bool) -> None:
         """A forward begins: what waited for it to decide is settled, and the record goes out that it has begun."""
-        self.settle()
-        learns = self._models.has_optimizers or self._has_manual_updates
-        phase = "eval" if not trains else "train" if learns else "forward"
-        if phase == "eval" or not self._window.forwards:
-            self.sender.announce_step(phase)
+        with self._lock:
+            self.settle()
+            self._closed_early = self._is_in_backward = False
+            learns = self._models.has_optimizers or self._has_manual_updates
+            phase = "eval" if not trains else "train" if learns else "forward"
+            if phase == "eval" or not self._window.forwards:
+                self.sender.announce_step(phase)
 
     def forward_ends(self, forward: Forward) -> None:
-        self.reporter.forwards += 1
-        forward.backwards_before = len(self._window.backwards)
-        forward.loaded = self.rows.take_batches()
+        with self._lock:
+            self._last_event = forward.ended
+            self.reporter.forwards += 1
+            forward.backwards_before = len(self._window.backwards)
+            forward.loaded = self.rows.take_batches()
+            call = forward.call
+            if not call.with_grad or not (call.training or self._models.has_optimizers):
+                self._send_eval(forward)
+            elif not call.training:
+                self._undecided = forward
+            else:
+                self._add_to_window(forward)
+
+    def may_be_abandoned(self, forward: Forward) -> bool:
+        """Whether it matters if the graph of a forward still exists: where no step of an optimizer will decide."""
         call = forward.call
-        if not call.with_grad or not (call.training or self._models.has_optimizers):
-            self._send_eval(forward)
-        elif not call.training:
-            self._undecided = forward
-        else:
-            self._add_to_window(forward)
+        return call.with_grad and call.training != self._models.has_optimizers
 
     def _add_to_window(self, forward: Forward) -> None:
         self._window.forwards.append(forward)
         self._window.reduces = self._window.reduces or forward.call.reductions is not None
-        if len(self._window.forwards) >= (MAX_WAITING if self.reporter.steps else FIRST_WAITING):
-            self._is_blind = self._is_blind or not self.reporter.steps
+        learns = bool(self.reporter.steps) or self._has_manual_updates
+        if len(self._window.forwards) >= (MAX_WAITING if learns else FIRST_WAITING):
+            self._is_blind = self._is_blind or not learns
             self._close_without_steps()
 
     def settle(self) -> None:
-        """What the next event decides: a forward in eval mode was evaluation, and without optimizers a step ends."""
+        """What the next event decides: a forward in eval mode was evaluation, and without optimizers a step ends, if no
+        backward may still come for its forwards."""
+        self._settle_undecided()
+        if not self._window.forwards or not self._is_without_steps:
+            return
+        if self._window.backwards or (self._is_blind and not self._has_manual_updates):
+            self._close_without_steps()
+        else:
+            self._send_forwards([each for each in self._window.forwards if each.graph is None or each.is_abandoned])
+
+    @property
+    def _is_without_steps(self) -> bool:
+        return self._is_blind or not self._models.has_optimizers
+
+    def _settle_undecided(self) -> None:
         if self._undecided is not None:
             undecided, self._undecided = self._undecided, None
             self._send_eval(undecided)
-        if self._window.forwards and (self._is_blind or not self._models.has_optimizers):
-            self._close_without_steps()
+
+    def settle_quiet(self) -> None:
+        """Called from time to time by the sink's thread: what no event has followed may be over. A program that waits
+        after its last step has finished it."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            window = self._window
+            if self._is_in_backward or time.perf_counter() - self._last_event < QUIET_SECONDS:
+                return
+            if self._undecided is not None and self._undecided.is_abandoned:
+                self._settle_undecided()
+            if window.forwards and self._is_without_steps and window.backwards:
+                self._close_without_steps()
+                self._closed_early = True
+            elif not self._models.has_optimizers:
+                self._send_forwards([each for each in window.forwards if each.is_abandoned])
+        finally:
+            self._lock.release()
 
     # -- backward and steps ----------------------------------------------------------------------
 
     def backward_begins(self) -> None:
-        if self._undecided is not None:
-            undecided, self._undecided = self._undecided, None
-            self._add_to_window(undecided)
+        with self._lock:
+            self._is_in_backward = True
+            if self._undecided is not None:
+                undecided, self._undecided = self._undecided, None
+                self._add_to_window(undecided)
+            if not self._models.has_optimizers and not self._window.backwards:
+                self._send_forwards([each for each in self._window.forwards if each.is_abandoned])
 
     def backward_ended(self, span: Span, ended: float) -> None:
-        self.reporter.backwards += 1
-        window = self._window
-        if len(window.backwards) < MAX_WAITING:
-            window.backwards.append(Backward(span, ended, not window.reduces))
+        with self._lock:
+            self._last_event, self._is_in_backward = ended, False
+            self.reporter.backwards += 1
+            window = self._window
+            belongs = window.forwards or self._models.has_optimizers
+            if belongs and len(window.backwards) < MAX_WAITING:
+                window.backwards.append(Backward(span, ended, not window.reduces))
 
     def step_ended(self, ended: float) -> None:
         """An outermost optimizer step is over: everything since the last one was for it."""
-        if self._undecided is not None:
-            undecided, self._undecided = self._undecided, None
-            self._send_eval(undecided)
+        with self._lock:
+            if self._closed_early and not self._window.forwards:
+                self._closed_early = self._is_blind = False
+                self.reporter.steps += 1
+            else:
+                self._end_step(ended)
+
+    def _end_step(self, ended: float) -> None:
+        self._settle_undecided()
         self.reporter.steps += 1
         self._is_blind = False
         window, self._window = self._window, StepWindow()
@@ -122,6 +183,10 @@ class StepBuilder:
 
     def finish(self) -> None:
         """Send everything that still waits."""
+        with self._lock:
+            self._finish()
+
+    def _finish(self) -> None:
         self.settle()
         if self._window.forwards:
             self._close_without_steps()
@@ -134,9 +199,7 @@ class StepBuilder:
         window, self._window = self._window, StepWindow()
         trains = bool(window.backwards) and not self.reporter.steps
         self._has_manual_updates = self._has_manual_updates or trains
-        self._closed_without_step += 1
-        if self._closed_without_step == MANY and not self.reporter.steps:
-            self.reporter.note("patterns", NO_STEPS)
+        self._note_missing_steps()
         groups: dict[int, list[Forward]] = {}
         for forward in window.forwards:
             groups.setdefault(forward.backwards_before, []).append(forward)
@@ -145,6 +208,20 @@ class StepBuilder:
             backwards = window.backwards[begin:end]
             ended = backwards[-1].ended if backwards else forwards[-1].ended
             self.sender.send_step("train" if backwards and trains else "forward", forwards, backwards, ended)
+
+    def _send_forwards(self, forwards: list[Forward]) -> None:
+        """No backward can follow these any more, or it cannot be told."""
+        if forwards:
+            sent = {id(forward) for forward in forwards}
+            self._window.forwards = [each for each in self._window.forwards if id(each) not in sent]
+            self._note_missing_steps()
+        for forward in forwards:
+            self.sender.send_step("forward", [forward], [], forward.ended)
+
+    def _note_missing_steps(self) -> None:
+        self._closed_without_step += 1
+        if self._closed_without_step == MANY and not self.reporter.steps:
+            self.reporter.note("patterns", NO_STEPS)
 
     def _send_eval(self, forward: Forward) -> None:
         self.sender.send_step("eval", [forward], [], forward.ended)

@@ -14,6 +14,7 @@ from workers.probe.clock import Mark, Span
 from workers.probe.data_parallel_tracker import DataParallelTracker, HeldForward
 from workers.probe.dataloaders import LoaderTracker
 from workers.probe.fast_path import FastPath, read_learning_rate
+from workers.probe.graph_life import mark_graph
 from workers.probe.measurements import DdpTimer, ProcessDevices
 from workers.probe.module_registry import ModuleRegistry, find_method, find_owner
 from workers.probe.shapes import rows_of, shape_of, shape_of_arguments
@@ -157,6 +158,8 @@ class Tracker:
         if outer is not None:
             outer.is_seen_inside = True
         self._latest_slot = slot
+        if self.builder.may_be_abandoned(forward):
+            forward.graph = mark_graph(outputs)
         if not forward.in_method:
             self.builder.forward_ends(forward)
 

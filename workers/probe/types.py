@@ -122,6 +122,12 @@ class Forward(msgspec.Struct, eq=False):
     sharded: ShardedCall = msgspec.field(default_factory=ShardedCall)
     is_seen_inside: bool = False  # a wrapped part of it was a forward of its own
     in_method: bool = False  # made of calls of its parts, since it was not called itself
+    graph: "weakref.ref[Any] | None" = None  # dead once its graph is gone; None where that is not followed
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Its graph is gone, so that no backward can follow it any more."""
+        return self.graph is not None and self.graph() is None
 
     @property
     def is_simple(self) -> bool:

@@ -23,6 +23,8 @@ FIRST_FLUSH_SECONDS = 0.005
 MAX_PENDING = 16_384
 #: Records in one packet, far below `records.MAX_PACKET_BYTES`.
 MAX_IN_PACKET = 2_048
+#: While there is nothing to send, what its thread does before it packs is done as often.
+IDLE_SECONDS = 0.5
 CLOSE_SECONDS = 5.0
 #: Exit code of a rank whose records cannot be sent.
 EXIT_RECORDS_LOST = 97
@@ -157,8 +159,8 @@ class ChannelSink:
         a single record costs the program, and the supervisor, as much as many records at once."""
         self.is_idle = True
         self._run_before_send()
-        if not self._pending:
-            self._wake.wait()
+        while not (self._pending or self._wake.wait(IDLE_SECONDS)):
+            self._run_before_send()
         self.is_idle = False
         self._wake.clear()
 

@@ -93,6 +93,28 @@ def test_a_rank_that_leaves_the_others_waiting_is_named(service: Service) -> Non
     assert "rank 0 had started step 0 (train) but not finished it" in report["notes"]["patterns.steps"]
 
 
+#: Finishes all of its steps, without an optimizer, and never comes to its end.
+WAITING = """
+import time
+
+import torch
+
+for _ in range(3):
+    torch.nn.Linear(3, 1)(torch.randn(7, 3)).sum().backward()
+time.sleep(600)
+"""
+
+
+def test_a_last_step_that_was_finished_is_reported_although_the_script_never_ends(service: Service) -> None:
+    job = service.run_script({"train.py": WAITING}, limits={"wall_seconds": 4.0})
+    assert service.ended(job).reason is StateReason.WALL_LIMIT
+    report = service.report(job)
+
+    assert splits(report) == {(7,): 3}
+    assert found(report) == {}
+    assert "patterns.steps" not in report["notes"]
+
+
 def test_a_success_that_did_nothing_says_what_it_printed_last(service: Service) -> None:
     job = service.run_script({"train.py": "print('no GPU here, bye')"})
     assert service.ended(job).state is JobState.SUCCEEDED

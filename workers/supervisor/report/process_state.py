@@ -187,6 +187,8 @@ class ProcessState:
         before = self.done.get(step.phase, 0)
         self.done[step.phase] = step.step + 1
         if step.phase == "train":
+            if self.began is not None and self.began.phase == "forward" and step.at >= self.began.at:
+                self.began = None  # a backward followed what was announced as a forward without one
             self.trained_forwards += len(step.splits)
         return max(1, step.step + 1 - before)
 

@@ -1,6 +1,7 @@
 """The probe on what real training code does besides the plain loop: what counts as a step, as a forward, as rows."""
 
 import copy
+import gc
 import io
 import pickle
 from collections import namedtuple
@@ -16,6 +17,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from jobs.protocol.records import Activity, Loaded
 from tests.support.probe_runs import Seen, backward, learn, watched
 from tests.unit.workers.probe.test_loops import network, vectors
+from workers.probe import step_builder
+from workers.probe.step_builder import StepBuilder
 
 Pair = namedtuple("Pair", "first second")
 
@@ -154,6 +157,83 @@ def test_without_an_optimizer_a_backward_is_a_step() -> None:
     assert seen.rows() == [[(20,)]] * 3
     assert seen.steps()[0].backward_ms[0] is not None
     assert "no optimizer step was seen" in seen.notes()
+
+
+def siamese() -> None:
+    net = network()
+    for x, _ in DataLoader(vectors(40), 10):
+        net(x)  # looked at, and thrown away
+        backward(nn.functional.mse_loss(net(x[:5]), net(x[5:])))
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter -= 0.1 * parameter.grad  # type: ignore[misc,operator]
+
+
+def test_without_an_optimizer_all_forwards_of_a_backward_are_its_step() -> None:
+    seen = watched(siamese)
+    assert seen.rows() == [[(5,), (5,)]] * 4
+    assert seen.rows("forward") == [[(10,)]] * 4
+
+
+def recurrent() -> None:
+    cell = nn.RNNCell(5, 5)
+    for _ in range(2):
+        state = torch.zeros(4, 5)
+        for _ in range(520):
+            state = cell(torch.randn(4, 5), state)
+        backward(state.sum())
+
+
+def test_a_cell_without_an_optimizer_is_called_as_often_as_it_likes_before_its_backward() -> None:
+    assert [len(splits) for splits in watched(recurrent).rows()][-1] == 520
+
+
+def builder_that_is_quiet() -> StepBuilder:
+    """The step builder of this process, for which every moment is one of quiet."""
+    step_builder.QUIET_SECONDS = 0.0
+    return next(each for each in gc.get_objects() if type(each) is StepBuilder)
+
+
+def pausing(build_late: bool) -> list[int]:
+    builder, net = builder_that_is_quiet(), network()
+    numbers = []
+    for x, _ in DataLoader(vectors(40), 20):
+        output = net(x)
+        builder.settle_quiet()  # a backward may follow
+        numbers.append(builder.sender.next_number("train"))
+        backward(output.sum())
+        builder.settle_quiet()
+        numbers.append(builder.sender.next_number("train"))
+        if build_late:
+            sgd(net).step()
+    return numbers
+
+
+@pytest.mark.parametrize("build_late", [False, True])
+def test_a_step_without_an_optimizer_is_over_when_nothing_follows_its_backward(build_late: bool) -> None:
+    seen = watched(pausing, build_late)
+    assert seen.result == [0, 1, 1, 1 if build_late else 2]
+    assert seen.rows() == [[(20,)]] * 2
+
+
+def pausing_after_forwards() -> list[int]:
+    builder, net = builder_that_is_quiet(), network()
+    numbers = []
+    for x, _ in DataLoader(vectors(40), 20):
+        net(x)
+        builder.settle_quiet()
+        numbers.append(builder.sender.next_number("forward"))
+    optimizer = sgd(net)
+    net.eval()
+    net(torch.randn(7, 5))
+    builder.settle_quiet()
+    numbers.append(builder.sender.next_number("eval"))
+    del optimizer
+    return numbers
+
+
+def test_a_forward_is_over_when_its_graph_is_gone() -> None:
+    assert watched(pausing_after_forwards).result == [1, 2, 1]
 
 
 def only_forwards() -> None:

@@ -29,7 +29,8 @@ def one_step(tracker: Tracker, net: nn.Module, optimizer: Any) -> None:
     x = torch.ones(4, 5)
     forward = tracker.begin_forward(net, (x,), {})
     assert forward is not None
-    tracker.end_forward(forward, net(x))
+    output = net(x)
+    tracker.end_forward(forward, output)
     tracker.end_backward(tracker.begin_backward())
     tracker.begin_optimizer(optimizer)
     tracker.end_optimizer(optimizer)

@@ -412,6 +412,16 @@ def test_what_a_rank_left_open_when_it_ended_well_is_nothing() -> None:
     assert "patterns.steps" not in report.notes
 
 
+def test_a_forward_that_turned_out_to_be_training_is_finished_by_its_step() -> None:
+    script = told()
+    feed(script, [began(0, 0.0, "forward"), *steps([[7]])])
+    script.rank_ended(0)
+    report = script.make_report(final=True, now=200.0)
+
+    assert findings(report) == {}
+    assert "patterns.steps" not in report.notes
+
+
 def test_a_rank_that_hangs_in_its_very_first_forward_is_named() -> None:
     script = told()
     feed(script, [began(0, 100.0)])
