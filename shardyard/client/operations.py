@@ -344,10 +344,13 @@ def log_pages(
         fresh = {"tail": tail, "attempt": attempt} if cursor is None else {"after": cursor}
         try:
             page = yield from call_endpoint(endpoints.read_logs(job, limit=LINES_PER_PAGE, **filters, **fresh))
+            has_moved = page.next not in (None, cursor) and not page.ended
             cursor = page.next or cursor
             if page.lines or page.dropped:
                 yield YieldStep(page)
                 continue  # there may be more already
+            if has_moved:  # past many lines that were not asked for
+                continue
             if not follow:
                 return
             status = yield from call_endpoint(endpoints.get_job(job))

@@ -245,6 +245,18 @@ def test_waiting_for_a_job_that_is_not_there_ends_at_once(service: Callable[...,
         service(no(404, "not_found")).client().run(operations.wait_for_end(JOB, 5))
 
 
+def test_pages_without_lines_do_not_end_a_log_that_goes_on(service: Callable[..., Service]) -> None:
+    def page(next_: str, *texts: str, ended: bool = False) -> httpx.Response:
+        lines = [{"device": 0, "text": text} for text in texts]
+        return httpx.Response(200, json={"attempt": 1, "lines": lines, "next": next_, "ended": ended})
+
+    skipping = service(page("a"), page("b"), page("c", "far behind"), page("c"))
+    pages = list(skipping.client().items(operations.log_pages(JOB, stream=["stdout", "stderr"])))
+    assert [line.text for found in pages for line in found.lines] == ["far behind"]
+    assert [request.url.params.get("after") for request in skipping.seen] == [None, "a", "b", "c"]
+    assert {request.url.params["stream"] for request in skipping.seen} == {"stdout,stderr"}
+
+
 # -- events ----------------------------------------------------------------------------------------
 
 
