@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from jobs.protocol.records import Outcome, Returned
 from workers.runtime.context import ChannelSink, NullSink, RankContext, RecordSink, RejectedByWorker, StopTraining
+from workers.runtime.ordered_pipe import OrderedPipe
 
 MAX_TRACEBACK = 64 * 1024
 MAX_MESSAGE = 2000
@@ -168,7 +169,7 @@ def _keep_user_frames(trace: traceback.TracebackException) -> None:
 def _print_error(error: BaseException, text: str) -> None:
     """As Python does it: by the program's own hook where it has set one."""
     with contextlib.suppress(Exception):
-        sys.stdout.flush()  # what was printed before stands before it
+        _end_line(sys.stdout)
     with contextlib.suppress(Exception):  # there may be no stderr any more
         if sys.excepthook is sys.__excepthook__:
             sys.stderr.write(text)
@@ -178,6 +179,14 @@ def _print_error(error: BaseException, text: str) -> None:
             sys.excepthook(type(error), error.with_traceback(trace), trace)  # which of the two is printed depends
         except BaseException:  # noqa: BLE001  (a hook may raise anything; Python prints both then)
             sys.stderr.write(text)
+
+
+def _end_line(stream: TextIO) -> None:
+    """Flush a stream and end its last line, which would otherwise come to the log after the traceback."""
+    stream.flush()
+    raw = getattr(stream.buffer, "raw", None)
+    if isinstance(raw, OrderedPipe) and raw.has_open_line:
+        stream.write("\n")
 
 
 def _user_traceback(trace: TracebackType | None) -> TracebackType | None:

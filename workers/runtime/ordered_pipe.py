@@ -52,11 +52,13 @@ class OrderedPipe(io.FileIO):
         self._budget = budget
         self._other = self
         self._is_newest = False  # whether this pipe, of the two, was written last
+        self.has_open_line = False  # whether what was written last is no whole line
 
     def write(self, data: Any, /) -> int:
         if not self._is_newest:
             self._budget.await_drained(self._other_fd)
             self._is_newest, self._other._is_newest = True, False
+        self.has_open_line = data[-1:] != b"\n"
         return _write(self, data)
 
     @classmethod

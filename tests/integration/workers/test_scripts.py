@@ -271,7 +271,7 @@ def test_a_script_ends_as_it_does_under_python(service: Service, tmp_path: Path,
 
 def test_a_traceback_is_pythons_own(service: Service, tmp_path: Path) -> None:
     files = {
-        "train.py": "import helper\n\ndef main():\n    helper.fail()\n\nmain()\n",
+        "train.py": "import helper\nprint('epoch 1', end=' ')\n\ndef main():\n    helper.fail()\n\nmain()\n",
         "helper.py": "def fail():\n    try:\n        1 / 0\n    except ZeroDivisionError as error:\n"
         "        raise LookupError('on purpose') from error\n",
     }
@@ -281,6 +281,7 @@ def test_a_traceback_is_pythons_own(service: Service, tmp_path: Path) -> None:
     root = str(service.marks(service.attempt(job)).work)
     printed = service.text(job, stream="stderr").replace(root, str(tmp_path))
     assert printed.splitlines() == plain.stderr.splitlines()
+    assert next(line.text for line in service.lines(job)) == b"epoch 1 "  # the log ends with the traceback
     assert record.error is not None
     assert record.error["traceback"].replace(root, str(tmp_path)) == plain.stderr
     assert (record.reason, record.error["message"]) == (StateReason.CODE_ERROR, "LookupError: on purpose")
