@@ -196,7 +196,8 @@ class Activity(Record, frozen=True):
     forwards: int
     backwards: int
     steps: int
-    reductions: int  # collectives that add up or average tensors, called by the program itself
+    reductions: int  # collectives that add up or average tensors, called by the program itself once it trains
+    exchanges: int = 0  # other collectives, and messages, by which tensors travel between its processes
 
 
 class ProgramProgress(Record, frozen=True, tag="Progress"):

@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
@@ -25,9 +26,15 @@ from workers.probe.step_records import DdpTimes
 from workers.probe.tracker import GuardedTracker, Tracker
 from workers.probe.types import BACKWARD_DONE, IN_BACKWARD, LOADED, READY, RETURNED, STEPPING
 
-#: Reductions of fewer numbers are about a loss or a count, not about gradients or parameters.
-MIN_REDUCED = 9
+#: What has fewer numbers is about a loss or a count, not about gradients or parameters.
+MIN_EXCHANGED = 9
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced", "reduce")
+#: Tensors of a collective that are looked at.
+MAX_SIZES = 64
+EXCHANGES = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_coalesced", "gather", "broadcast", "scatter"),
+    *("all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv", "batch_isend_irecv"),
+)
 
 
 def patches_by_module(guarded: GuardedTracker) -> dict[str, Callable[[ModuleType], None]]:
@@ -242,11 +249,12 @@ def patch_dataloaders(guarded: GuardedTracker, home: Any) -> None:
 
 def patch_process_groups(guarded: GuardedTracker, home: Any) -> None:
     """Believe the process group, not the environment. Reductions are counted as the program calls them."""
-    names = ("torch.distributed", "torch.distributed.device_mesh")
-    places = [home, *(sys.modules[name] for name in names if name in sys.modules)]
+    modules = ("torch.distributed", "torch.distributed.device_mesh")
+    places = [home, *(sys.modules[name] for name in modules if name in sys.modules)]
     _replace_everywhere(places, "init_process_group", functools.partial(_wrap_init_process_group, guarded))
-    for name in REDUCTIONS:
-        _replace_everywhere(places, name, functools.partial(_wrap_reduction, guarded))
+    for names, sums in ((REDUCTIONS, True), (EXCHANGES, False)):
+        for name in names:
+            _replace_everywhere(places, name, functools.partial(_wrap_exchange, guarded, sums))
     guarded.tracker.report_group()
 
 
@@ -264,23 +272,35 @@ def _wrap_init_process_group(guarded: GuardedTracker, original: Any) -> Any:
     return guarded.then_call("init_process_group", original, lambda *_: guarded.tracker.report_group())
 
 
-def _wrap_reduction(guarded: GuardedTracker, original: Any) -> Any:
+def _wrap_exchange(guarded: GuardedTracker, sums: bool, original: Any) -> Any:
     import torch
 
     is_compiling = torch.compiler.is_compiling
 
     @functools.wraps(original)
-    def reduction(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    def exchange(*args: Any, **kwargs: Any) -> Any:
         if not is_compiling() and guarded.on:
-            guarded.call_guarded("reductions", _count_reduction, guarded.tracker, tensor)
-        return original(tensor, *args, **kwargs)
+            guarded.call_guarded("collectives", _count_exchange, guarded.tracker, sums, (*args, *kwargs.values()))
+        return original(*args, **kwargs)
 
-    return reduction
+    return exchange
 
 
-def _count_reduction(tracker: Tracker, tensor: Any) -> None:
-    if not hasattr(tensor, "numel") or tensor.numel() >= MIN_REDUCED:
-        tracker.reporter.reductions += 1
+def _count_exchange(tracker: Tracker, sums: bool, args: tuple[Any, ...]) -> None:
+    sizes = [tensor.numel() for tensor in islice(_exchanged_tensors(args), MAX_SIZES)]
+    if not sizes or max(sizes) >= MIN_EXCHANGED:
+        tracker.count_exchange(sums)
+
+
+def _exchanged_tensors(args: Any) -> Iterator[Any]:
+    """The tensors that a collective is called with, alone, in lists, or in operations of a batch."""
+    for each in args:
+        if isinstance(each, (list, tuple)):
+            yield from _exchanged_tensors(each)
+        else:
+            tensor = getattr(each, "tensor", each)
+            if hasattr(tensor, "numel"):
+                yield tensor
 
 
 def patch_fsdp(guarded: GuardedTracker, home: Any) -> None:

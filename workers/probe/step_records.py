@@ -230,7 +230,7 @@ class RunReporter:
 
     def __init__(self, sink: RecordSink, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
-        self.steps = self.forwards = self.backwards = self.reductions = 0
+        self.steps = self.forwards = self.backwards = self.reductions = self.exchanges = 0
         self._sink = sink
         self._notes: set[tuple[str, str]] = set()
         self._activity_sent = self._rate_sent = time.perf_counter()
@@ -264,4 +264,4 @@ class RunReporter:
 
     def send_activity(self) -> None:
         self._activity_sent = time.perf_counter()
-        self._sink.emit(Activity(self.forwards, self.backwards, self.steps, self.reductions))
+        self._sink.emit(Activity(self.forwards, self.backwards, self.steps, self.reductions, self.exchanges))

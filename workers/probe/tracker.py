@@ -66,10 +66,11 @@ class Tracker:
         self.ddp_timer = DdpTimer(torch, self.reporter)
         sender = StepSender(context.sink, self.reporter, self.devices, self.models, self.ddp_timer, first_split)
         self.builder = StepBuilder(sender, self.models)
-        self.loaders = LoaderTracker(context.sink.emit, lambda: self.reporter.steps)
+        self.loaders = LoaderTracker(context.sink.emit, lambda: self._count_trainings(self.reporter.steps))
         self.fast_path = FastPath(self.builder, self.loaders, self.ddp_timer, innermost_sink(context.sink))
         self.builder.on_simple_step = self._add_template
-        self.loaders.defer, self.loaders.all_steps = self.fast_path.defer, lambda: self.fast_path.optimizer_steps
+        self.loaders.defer = self.fast_path.defer
+        self.loaders.all_steps = lambda: self._count_trainings(self.fast_path.optimizer_steps)
         self.held = HeldForward(self.builder)
         self.data_parallel = DataParallelTracker(
             threads, torch, self.models, self.devices, self.reporter, self.held, self._prepare_forward
@@ -242,6 +243,16 @@ class Tracker:
         self.threads.current.leave_fast_path()
         self.held.settle()
         self.builder.rows.add_batch(asked, arrived, self.loaders.count_delivered(iterator, batch, arrived))
+
+    def _count_trainings(self, steps: int) -> int:
+        """Steps of optimizers, or backwards where there are none."""
+        return steps if self.models.has_optimizers else steps + self.reporter.backwards
+
+    def count_exchange(self, sums: bool) -> None:
+        """Tensors travel between processes; what does before any training is about the start, not about gradients."""
+        if self.reporter.backwards or self.reporter.steps:
+            self.reporter.reductions += sums
+            self.reporter.exchanges += not sums
 
     # -- groups and wrappers -----------------------------------------------------------------------
 

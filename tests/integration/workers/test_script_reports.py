@@ -84,6 +84,59 @@ def test_a_model_that_was_not_wrapped_drifts_apart(service: Service) -> None:
     assert "unsynchronised-ranks" in found(trained(service, "wrapper"))
 
 
+#: The parts of a data set are made by hand. Its arguments leave something out.
+PARTITION = """
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+without = sys.argv[1:]
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(200, 40), torch.randint(0, 2, (200,)))
+
+
+class Partition(Dataset):
+    def __init__(self, data, index):
+        self.data, self.index = data, index
+
+    def __len__(self):
+        return len(self.index)
+
+    def __getitem__(self, number):
+        return self.data[self.index[number]]
+
+
+order = torch.randperm(200).tolist()
+part = Subset(data, range(rank, 200, world)) if "partition" in without else Partition(data, order[rank * 100 :][:100])
+model = torch.nn.Linear(40, 2)
+for parameter in model.parameters():
+    dist.broadcast(parameter.data, 0)
+for x, y in DataLoader(part, batch_size=25, shuffle=True):
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    for parameter in model.parameters():
+        if "average" not in without:
+            dist.all_reduce(parameter.grad)
+        parameter.data -= 0.1 * parameter.grad / world
+        parameter.grad = None
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("without", [(), ("partition",), ("average",), ("average", "partition")])
+def test_parts_made_by_hand_need_averaged_gradients(service: Service, without: tuple[str, ...]) -> None:
+    job = service.run_script({"train.py": PARTITION}, *without, strategy="ddp", devices=2)
+    assert service.ended(job).state is JobState.SUCCEEDED
+    report = service.report(job)
+
+    assert splits(report) == {(25, 25): 4}
+    assert set(found(report)) == ({"unsynchronised-ranks"} if "average" in without else set())
+    assert "findings" not in report["notes"]
+
+
 def test_a_rank_that_leaves_the_others_waiting_is_named(service: Service) -> None:
     job = service.run_script({"train.py": TRAIN}, "second", strategy="ddp", devices=2, limits={"wall_seconds": 4.0})
     assert service.ended(job).reason is StateReason.WALL_LIMIT

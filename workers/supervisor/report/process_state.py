@@ -173,6 +173,11 @@ class ProcessState:
         return reduces or any(kind in SYNCHRONISING for kind, _ in self.wrapped)
 
     @property
+    def exchanges_tensors(self) -> bool:
+        """Whether it sends tensors to other processes in a way that may keep its model like theirs, or may not."""
+        return self.activity is not None and self.activity.exchanges > 0
+
+    @property
     def shares_tensors(self) -> bool:
         """Whether its model lies across several processes, which then need the same rows."""
         return any(kind == "parallelize_module" for kind, _ in self.wrapped)

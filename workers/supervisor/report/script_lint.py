@@ -135,11 +135,10 @@ class _CommonPass:
 
     @property
     def sharded(self) -> bool:
-        """Whether each rank has a part of its own."""
+        """Whether each rank has rows of its own: a part that a sampler gave it, or one that the script made."""
         places = {one.replica for one in self.loads.values() if (one.replicas or 0) > 1}
         digests = {one.digest for one in self.loads.values()}
-        parts = all((one.rows or 0) < (one.dataset_rows or 0) for one in self.loads.values())
-        return len(places) == len(self.loads) or (len(digests) == len(self.loads) and None not in digests and parts)
+        return len(places) == len(self.loads) or (len(digests) == len(self.loads) and None not in digests)
 
 
 def _common_pass(trainers: Sequence[ProcessState]) -> _CommonPass | None:
@@ -167,11 +166,10 @@ def _same_or_apart(seen: ScriptObservations) -> Iterator[Finding]:
     trainers = seen.trainers
     if len(trainers) < 2 or any(process.shares_tensors for process in trainers):
         return
-    shared = _common_pass(trainers)
-    grouped = any(process.group is not None and process.group.world_size > 1 for process in trainers)
+    shared, grouped = _common_pass(trainers), _are_grouped(trainers)
     if shared is not None and _is_duplicated(shared):
         yield _duplicated_work(shared, grouped)
-    elif not _kept_alike(trainers) and (not grouped or (shared is not None and shared.sharded)):
+    elif not _kept_alike(trainers) and not _why_untold(trainers, shared):
         how = "each on a part of the data of its own" if shared is not None and shared.sharded else "each by itself"
         yield _warning(
             "unsynchronised-ranks",
@@ -185,6 +183,35 @@ def _kept_alike(trainers: Sequence[ProcessState]) -> bool:
     """Whether something may keep the models alike: a wrapper, or reductions of the script's own. So it is where
     nobody has counted them."""
     return any(process.activity is None or process.averages_gradients for process in trainers)
+
+
+def _are_grouped(trainers: Sequence[ProcessState]) -> bool:
+    return any(process.group is not None and process.group.world_size > 1 for process in trainers)
+
+
+def _why_untold(trainers: Sequence[ProcessState], shared: _CommonPass | None) -> str:
+    """Why it cannot be told whether ranks in a process group should have averaged their gradients; "" where it can."""
+    if not _are_grouped(trainers):
+        return ""
+    if any(process.exchanges_tensors for process in trainers):
+        return "they exchange tensors in other ways than by adding them up"
+    if shared is None:
+        return "no DataLoader was seen that all of them trained on"
+    return "" if shared.sharded else "it is not known which rows each of them read"
+
+
+def remarks_on_averages(seen: ScriptObservations) -> Iterator[str]:
+    """What could not be told about ranks that train and average nothing."""
+    trainers = seen.trainers
+    if len(trainers) < 2 or any(process.shares_tensors for process in trainers) or _kept_alike(trainers):
+        return
+    shared = _common_pass(trainers)
+    why = _why_untold(trainers, shared)
+    if why and not (shared is not None and _is_duplicated(shared)):
+        yield (
+            f"{len(trainers)} ranks trained, and nothing that averages their gradients was seen: whether it should be "
+            f"could not be told, since {why}"
+        )
 
 
 def _duplicated_work(shared: _CommonPass, grouped: bool) -> Finding:

@@ -251,6 +251,26 @@ def by_hand_averaged(store: str, rank: int) -> None:
         optimizer.step()
 
 
+def by_messages(store: str, rank: int) -> None:
+    begin(store, rank)
+    net = nn.Linear(9, 1)
+    sent = [torch.zeros_like(net.weight) for _ in range(2)]
+    dist.all_gather(sent, net.weight.detach())  # before any training
+    for _ in range(3):
+        backward(net(torch.randn(4, 9)).sum())
+        dist.all_gather(tensor_list=sent, tensor=net.weight.grad)
+        dist.broadcast(torch.zeros(1), 0)  # a loss
+        operation = dist.isend if rank == 0 else dist.irecv
+        for request in dist.batch_isend_irecv([dist.P2POp(operation, sent[0], 1 - rank)]):
+            request.wait()
+
+
+def test_other_ways_to_send_tensors_are_counted_from_the_first_training_on() -> None:
+    for seen in watched_ranks(by_messages):
+        last = seen.of(Activity)[-1]
+        assert (last.reductions, last.exchanges >= 6) == (0, True)
+
+
 def test_reductions_of_gradients_are_counted_and_those_of_a_loss_are_not() -> None:
     for seen in watched_ranks(by_hand_averaged):
         assert seen.of(Activity)[-1].reductions == 2 * 2  # both weights; biases are smaller than the bound

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs.protocol.records import Note, Outcome, Returned, Step, Wrapped
+from jobs.protocol.records import Activity, Note, Outcome, Returned, Step, Wrapped
 from shardyard.contract.report import Report
 from tests.support.script_streams import DDP, IDLE, activity, began, end, feed, findings, joined, loaded, steps, told
 from workers.supervisor.report.script_aggregator import ScriptAggregator
@@ -227,8 +227,34 @@ def test_parts_of_a_model_on_several_ranks_are_not_accused() -> None:
     script = told("ddp", 2)
     for rank in range(2):
         feed(script, [joined(rank, 2), *steps([[8]] * 3, [rank]), activity(3, 3)], rank)
+    report = final(script, 2)
 
-    assert findings(final(script, 2)) == {}
+    assert findings(report) == {}
+    assert report.notes["findings"] == (
+        "2 ranks trained, and nothing that averages their gradients was seen: whether it should be could not be told, "
+        "since no DataLoader was seen that all of them trained on"
+    )
+
+
+def test_whole_passes_over_parts_made_by_hand_show_by_their_rows() -> None:
+    """A `Subset` has as many rows as are read of it."""
+    script = told("ddp", 2)
+    for rank in range(2):
+        said = [joined(rank, 2), *steps([[8]] * 3, [rank]), loaded(24, 8, 24, digest=rank), activity(3, 3)]
+        feed(script, said, rank)
+
+    assert set(findings(final(script, 2))) == {"unsynchronised-ranks"}
+
+
+def test_ranks_that_exchange_tensors_in_other_ways_are_not_accused_and_a_note_says_so() -> None:
+    script = told("ddp", 2)
+    for rank in range(2):
+        said = [joined(rank, 2), *steps([[8]] * 3, [rank]), loaded(24, 8, 24, digest=rank)]
+        feed(script, [*said, Activity(3, 3, 3, 0, exchanges=3)], rank)
+    report = final(script, 2)
+
+    assert findings(report) == {}
+    assert "they exchange tensors in other ways than by adding them up" in report.notes["findings"]
 
 
 # -- how batches were divided ----------------------------------------------------------------------
