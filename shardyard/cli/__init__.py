@@ -52,8 +52,28 @@ MORE_EXAMPLES = {
             "[bold]Examples[/]",
             "shardyard watch JOB                     a bar for each device, until the job ends",
             "shardyard watch JOB --no-color          the same without colours",
+            "shardyard watch JOB --stream shard      with what each device gets of every batch",
             "shardyard watch JOB | tee progress.txt  a line for each change",
             "shardyard watch JOB --json              wait for it, then print its status",
+        )
+    ),
+    "logs": "\n\n".join(
+        (
+            "[bold]Examples[/]",
+            "shardyard logs JOB -f                   what it prints, until it ends",
+            "shardyard logs JOB --stream shard       what each device got of every batch",
+            "shardyard logs JOB --stream all -n 50   the end of everything, in order",
+            "shardyard logs JOB --stream stderr --device 1",
+            "A script's log is printed without shard lines (In Model: input size ...), unless --stream names them.",
+        )
+    ),
+    "splits": "\n\n".join(
+        (
+            "[bold]Examples[/]",
+            "shardyard splits JOB                    what each device got, its cost, what to change",
+            "shardyard splits JOB --notes            and why numbers are missing",
+            "shardyard splits JOB --against OTHER    two reports side by side",
+            "shardyard splits JOB --html report.html everything in one file",
         )
     ),
     "artifacts": "\n\n".join(

@@ -29,11 +29,7 @@ def logs_command(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the output of a job, with the device in front of each line. With --json: one object a line.
-
-    The stream shard says what each device got of every batch ("In Model: input size ..."). The log of a script is
-    printed without it: --stream shard prints these lines, --stream all prints everything in order.
-    """
+    """Print the output of a job, with the device in front of each line. With --json: one object a line."""
     from shardyard.client import operations
 
     with connect_client(url, token) as client:
