@@ -71,7 +71,7 @@ export function Notes(props: { notes: Record<string, string> }) {
   return (
     <details>
       <summary>What could not be measured, and why</summary>
-      <dl class="facts notes">{[...fields].map(([why, named]) => <><dt key={why} dir="auto">{why}</dt><dd class="mono">{named.join(", ")}</dd></>)}</dl>
+      <ul class="notes">{[...fields].map(([why, named]) => <li key={why}><span dir="auto">{why}</span> <span class="mono muted">{named.join(", ")}</span></li>)}</ul>
     </details>
   );
 }
