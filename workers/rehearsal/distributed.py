@@ -152,7 +152,9 @@ def _wrap_sync_batch_norm(original: Function) -> Function:
     return forward
 
 
-def _normalise_over_ranks(layer: Any, values: torch.Tensor) -> Any:
+def _normalise_over_ranks(layer: Any, given: torch.Tensor) -> Any:
+    """As the kernels for GPUs do, activations of 16 bits have statistics of 32, and their own type afterwards."""
+    values = given.float() if given.dtype in (torch.float16, torch.bfloat16) else given
     dims = [dim for dim in range(values.dim()) if dim != 1]
     rows = values.new_tensor([values.numel() / values.size(1)])
     local = torch.cat([values.sum(dims), values.square().sum(dims), rows])
@@ -164,9 +166,9 @@ def _normalise_over_ranks(layer: Any, values: torch.Tensor) -> Any:
     _update_statistics(layer, mean.detach(), variance.detach(), count)
     shape = [1, -1, *[1] * (values.dim() - 2)]
     normalised = (values - mean.view(shape)) * torch.rsqrt(variance + layer.eps).view(shape)
-    if not layer.affine:
-        return normalised
-    return normalised * layer.weight.view(shape) + layer.bias.view(shape)
+    if layer.affine:
+        normalised = normalised * layer.weight.view(shape) + layer.bias.view(shape)
+    return normalised.to(given.dtype)
 
 
 class _SumOverRanks(torch.autograd.Function):
@@ -194,5 +196,5 @@ def _update_statistics(layer: Any, mean: torch.Tensor, variance: torch.Tensor, c
     layer.num_batches_tracked.add_(1)
     factor = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
     with torch.no_grad():
-        layer.running_mean.lerp_(mean, factor)
-        layer.running_var.lerp_(variance * count / (count - 1), factor)
+        layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), factor)
+        layer.running_var.lerp_((variance * count / (count - 1)).to(layer.running_var.dtype), factor)

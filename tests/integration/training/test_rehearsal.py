@@ -538,6 +538,35 @@ def test_batches_are_normalised_together_on_all_ranks(tmp_path: Path) -> None:
     )
 
 
+def test_batches_are_normalised_together_under_autocast(tmp_path: Path) -> None:
+    rehearse(
+        """
+        import os, torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+        rank = int(os.environ["RANK"])
+        dist.init_process_group("nccl")
+        torch.manual_seed(0)
+        whole, alone = 100 + torch.randn(600, 3, 4), nn.Sequential(nn.Conv1d(3, 5, 1), nn.BatchNorm1d(5))
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Conv1d(3, 5, 1), nn.BatchNorm1d(5))).cuda()
+        model.load_state_dict(alone.state_dict())
+        model = DistributedDataParallel(model, device_ids=[rank])
+        with torch.autocast("cuda", dtype=torch.float16):
+            part = model(whole[rank * 300 : rank * 300 + 300].cuda())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            all_of_it = alone(whole)
+        assert part.dtype is all_of_it.dtype is torch.bfloat16
+        part.float().pow(3).mean().backward()
+        assert torch.allclose(part, all_of_it[rank * 300 : rank * 300 + 300], atol=0.05)
+        for ours, expected in zip(model.buffers(), alone.buffers(), strict=True):
+            assert torch.allclose(ours, expected, rtol=1e-3)
+        assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+        """,
+        tmp_path,
+        devices=2,
+        ranks=2,
+    )
+
+
 def test_sharded_models_train_on_the_cpu(tmp_path: Path) -> None:
     rehearse(
         """
