@@ -188,6 +188,7 @@ class Loaded(Record, frozen=True):
     digest: int | None
     complete: bool
     trained: bool  # optimizer steps took place meanwhile
+    contents: tuple[tuple[int, ...], ...] = ()  # of its first rows: the index, and checksums of what the row holds
 
 
 class Activity(Record, frozen=True):

@@ -16,6 +16,7 @@ from types import GeneratorType
 from typing import Any
 
 from jobs.protocol.records import AnyRecord, Loaded, ProgramProgress
+from workers.probe.row_contents import RowContents
 from workers.probe.shapes import tensors_in
 
 PROGRESS_SECONDS = 1.0
@@ -25,6 +26,8 @@ DIGEST_BITS = (1 << 63) - 1
 SAMPLED = 1000
 #: How deep to search for what shards a loader: samplers within samplers, data sets within data sets.
 MAX_NESTING = 6
+#: Loaders of a process whose first pass is compared with those of other ranks.
+MAX_COMPARED = 8
 #: What samplers and data sets call the number of shards, and their own.
 SHARDS = (("num_replicas", "rank"), ("num_processes", "process_index"), ("num_shards", "shard_index"))
 
@@ -45,6 +48,7 @@ class LoaderPass:
     batches_drawn: Iterator[list[Any]] | None = None
     drawn: deque[tuple[int | None, int | None]] = field(default_factory=deque)
     progress_sent: float = field(default_factory=time.perf_counter)
+    contents: RowContents | None = None  # where it is looked at
     is_over: bool = False
 
 
@@ -72,6 +76,7 @@ class LoaderTracker:
         self._emit = emit
         self._sent_steps = self.all_steps = steps
         self.defer: Callable[[Callable[[], None]], None] = lambda action: action()
+        self.compares = False  # there are other ranks
         self._pass_numbers: weakref.WeakKeyDictionary[Any, tuple[int, Iterator[int]]] = weakref.WeakKeyDictionary()
         self._loader_numbers = itertools.count()
         self._open_passes: dict[int, LoaderPass] = {}  # by loader
@@ -86,6 +91,8 @@ class LoaderTracker:
         if not current.facts.is_plain or type(drawing) is not GeneratorType:
             return False
         iterator._sampler_iter, current.batches_drawn = itertools.tee(drawing)
+        if self.compares and current.number == 0 and current.loader < MAX_COMPARED and current.facts.collates:
+            current.contents = RowContents()
         return True
 
     def _open_pass(self, iterator: Any, loader: Any) -> LoaderPass:
@@ -121,6 +128,8 @@ class LoaderTracker:
             self.send_dropped()
         if current is None:
             return None
+        if current.contents is not None and current.contents.wants_more:
+            current.contents.add_batch(batch)
         if current.batches_drawn is not None:
             return self.count_drawn(current, arrived)
         rows, mixed = current.drawn.popleft() if current.drawn else (None, None)
@@ -134,6 +143,9 @@ class LoaderTracker:
         if self._dropped:
             self.send_dropped()
         indices = next(current.batches_drawn) if current.batches_drawn is not None else []
+        if current.contents is not None:
+            own = current.facts.indices
+            current.contents.add_indices(indices if own is None else [own[index] for index in indices])
         self._count_batch(current, len(indices), digest_indices(indices, current.facts.indices), arrived)
         return len(indices)
 
@@ -182,6 +194,7 @@ class LoaderTracker:
                 digest=current.digest if current.batches else None,
                 complete=complete,
                 trained=self._sent_steps() > current.steps_before,
+                contents=() if current.contents is None else current.contents.rows(),
             )
         )
 

@@ -231,6 +231,9 @@ def patch_dataloaders(guarded: GuardedTracker, home: Any) -> None:
         if step.stage == READY and step.thread == thread():
             current = self._watched_pass
             if current is not None and current.batches_drawn is not None:
+                contents = current.contents
+                if contents is not None and contents.wants_more:
+                    contents.add_batch(batch)
                 step.stage, step.loader_pass, step.asked, step.arrived = LOADED, current, asked, arrived
                 return batch
         try:

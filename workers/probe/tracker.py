@@ -69,7 +69,7 @@ class Tracker:
         self.loaders = LoaderTracker(context.sink.emit, lambda: self._count_trainings(self.reporter.steps))
         self.fast_path = FastPath(self.builder, self.loaders, self.ddp_timer, innermost_sink(context.sink))
         self.builder.on_simple_step = self._add_template
-        self.loaders.defer = self.fast_path.defer
+        self.loaders.defer, self.loaders.compares = self.fast_path.defer, context.world_size > 1
         self.loaders.all_steps = lambda: self._count_trainings(self.fast_path.optimizer_steps)
         self.held = HeldForward(self.builder)
         self.data_parallel = DataParallelTracker(
@@ -264,6 +264,7 @@ class Tracker:
             self.forget_templates()
             self.reporter.rank, self.reporter.world_size = group[:2]
             self.devices.join_group(group[0])
+            self.loaders.compares = self.loaders.compares or group[1] > 1
             self.reporter.emit(Group(*group))
 
     def report_wrapper(self, kind: str, module: "nn.Module", devices: Sequence[Any]) -> None:

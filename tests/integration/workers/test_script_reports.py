@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 without = sys.argv[1:]
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.manual_seed(rank if "file" in without else 0)
 if "group" not in without:
     dist.init_process_group("gloo")
 data = TensorDataset(torch.randn(203, 4), torch.randint(0, 2, (203,)))
@@ -71,6 +72,10 @@ def test_ddp_without_a_distributed_sampler_is_said_to_do_everything_twice(servic
 
     assert splits(report) == {(32, 32): 12, (11, 11): 2}
     assert "406 rows were processed in one pass, 203 of them distinct" in found(report)["duplicated-work"]
+
+
+def test_a_file_of_its_own_for_each_rank_is_no_work_done_twice(service: Service) -> None:
+    assert found(trained(service, "sampler", "file")) == {}
 
 
 def test_two_trainings_beside_each_other_are_no_distributed_one(service: Service) -> None:

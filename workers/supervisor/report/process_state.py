@@ -6,8 +6,10 @@ steps count for the rank that it has in its process group.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from jobs.protocol.records import (
     MAX_INTERNED,
@@ -122,8 +124,16 @@ class LoaderPasses:
     latest: OrderedDict[tuple[bool, int], Loaded] = field(default_factory=OrderedDict)  # trained on, and their number
     counts: Counter[bool] = field(default_factory=Counter)  # passes that were trained on, and others
     batches: dict[int, int] = field(default_factory=dict)  # by loader, in passes that were trained on
+    _contents: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)  # by loader, and index of the row
+
+    def contents_of(self, loaded: Loaded) -> Mapping[int, tuple[int, ...]]:
+        """Checksums of the first rows of a loader, by index."""
+        return self._contents.get(loaded.loader, {})
 
     def add(self, loaded: Loaded) -> None:
+        if loaded.contents and len(self._contents) < MAX_PASSES:
+            self._contents[loaded.loader] = {index: tuple(sums) for index, *sums in loaded.contents}
+            loaded = msgspec.structs.replace(loaded, contents=())
         self.latest[loaded.trained, self.counts[loaded.trained]] = loaded
         self.counts[loaded.trained] += 1
         if len(self.latest) > MAX_PASSES:

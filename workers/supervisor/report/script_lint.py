@@ -6,7 +6,7 @@ What the probe could not observe is no finding.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from jobs.protocol.records import Loaded
@@ -122,6 +122,7 @@ class _CommonPass:
     """The same pass over the same DataLoader on several ranks, by rank."""
 
     loads: Mapping[int, Loaded]
+    contents: Mapping[int, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
 
     @property
     def processed(self) -> int:
@@ -138,7 +139,29 @@ class _CommonPass:
         """Whether each rank has rows of its own: a part that a sampler gave it, or one that the script made."""
         places = {one.replica for one in self.loads.values() if (one.replicas or 0) > 1}
         digests = {one.digest for one in self.loads.values()}
-        return len(places) == len(self.loads) or (len(digests) == len(self.loads) and None not in digests)
+        apart = len(digests) == len(self.loads) or self.holds_same is False
+        return len(places) == len(self.loads) or (apart and None not in digests)
+
+    @property
+    def holds_same(self) -> bool | None:
+        """Whether rows of the same index are the same rows on the first ranks that have equal indices; `None` where
+        that is not known: too few were seen on both, or only a part of each row is the same."""
+        groups: dict[int | None, list[int]] = {}
+        for rank, load in self.loads.items():
+            groups.setdefault(load.digest, []).append(rank)
+        pairs = [(ranks[0], other) for ranks in groups.values() for other in ranks[1:]]
+        answers = {_holds_same(self.contents.get(one, {}), self.contents.get(other, {})) for one, other in pairs}
+        return answers.pop() if len(answers) == 1 else None
+
+
+def _holds_same(one: Mapping[int, tuple[int, ...]], other: Mapping[int, tuple[int, ...]]) -> bool | None:
+    """Compares checksums of rows by index, a tensor of the batch at a time. One that is the same in all rows (a label)
+    says nothing."""
+    shared = [(one[index], other[index]) for index in one.keys() & other.keys() if len(one[index]) == len(other[index])]
+    columns = zip(*(zip(*pair, strict=True) for pair in shared), strict=False)
+    told = [column for column in map(list, columns) if len({sum_ for pair in column for sum_ in pair}) > 1]
+    same = {all(first == second for first, second in column) for column in told}
+    return same.pop() if len(same) == 1 else None
 
 
 def _common_pass(trainers: Sequence[ProcessState]) -> _CommonPass | None:
@@ -148,7 +171,11 @@ def _common_pass(trainers: Sequence[ProcessState]) -> _CommonPass | None:
         return None
     shared = [key for key in trainers[0].passes.latest if all(key in other.passes.latest for other in trainers)]
     found = [
-        _CommonPass({process.rank: process.passes.latest[key] for process in trainers}) for key in reversed(shared)
+        _CommonPass(
+            {process.rank: process.passes.latest[key] for process in trainers},
+            {process.rank: process.passes.contents_of(process.passes.latest[key]) for process in trainers},
+        )
+        for key in reversed(shared)
     ]
     trained = [one for one in found if all(load.trained and load.rows for load in one.loads.values())]
     complete = [one for one in trained if all(load.complete for load in one.loads.values())]
@@ -158,7 +185,7 @@ def _common_pass(trainers: Sequence[ProcessState]) -> _CommonPass | None:
 def _is_duplicated(shared: _CommonPass | None) -> bool:
     if shared is None or any(load.digest is None or (load.replicas or 0) > 1 for load in shared.loads.values()):
         return False
-    return shared.distinct < shared.processed
+    return shared.distinct < shared.processed and shared.holds_same is not False
 
 
 def _same_or_apart(seen: ScriptObservations) -> Iterator[Finding]:
@@ -216,6 +243,15 @@ def remarks_on_averages(seen: ScriptObservations) -> Iterator[str]:
 
 def _duplicated_work(shared: _CommonPass, grouped: bool) -> Finding:
     ranks = len(shared.loads)
+    if shared.holds_same is None:
+        return Finding(
+            "duplicated-work",
+            "info",
+            f"{ranks} ranks went over rows of the same numbers, {shared.processed:,} in one pass; whether these are "
+            "the same rows is not known: each rank may have data of its own, or change its rows at random",
+            "if all ranks read the same data, give the DataLoader sampler=DistributedSampler(dataset) and "
+            "shuffle=False, and call the sampler's set_epoch in every epoch",
+        )
     rows = f"{shared.processed:,} rows were processed in one pass, {shared.distinct:,} of them distinct"
     if grouped:
         return _warning(

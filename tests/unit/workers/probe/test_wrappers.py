@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 from jobs.protocol.records import Activity, Group, Loaded, Wrapped
 from tests.support.probe_runs import Seen, backward, learn, watched, watched_ranks
@@ -249,6 +249,18 @@ def by_hand_averaged(store: str, rank: int) -> None:
                 dist.all_reduce(parameter.grad)
         dist.all_reduce(loss.detach())
         optimizer.step()
+
+
+def by_parts(store: str, rank: int) -> None:
+    begin(store, rank)
+    for _ in DataLoader(Subset(vectors(40), range(0, 40, 1 + rank)), 10, shuffle=bool(rank)):
+        pass
+
+
+def test_rows_can_be_compared_among_ranks_by_what_they_hold() -> None:
+    first, second = ({index: sums for index, *sums in seen.of(Loaded)[0].contents} for seen in watched_ranks(by_parts))
+    assert sorted(first) == list(range(40))
+    assert second == {index: sums for index, sums in first.items() if index % 2 == 0}
 
 
 def by_messages(store: str, rank: int) -> None:

@@ -142,6 +142,32 @@ def test_ddp_without_a_distributed_sampler_does_the_same_work_on_every_rank() ->
     assert "DistributedSampler" in found["duplicated-work"].suggestion
 
 
+SEEN = ((0, 10, 1), (1, 11, 2))
+
+
+@pytest.mark.parametrize(
+    ("contents", "severity"),
+    [
+        (SEEN, "warning"),
+        (((0, 20, 3), (1, 21, 4)), None),  # a file of its own
+        (((0, 20, 1), (1, 21, 2)), "info"),  # the same labels, and other images
+        (((7, 20, 1), (8, 21, 2)), "info"),  # no row of both was seen
+        ((), "info"),
+    ],
+)
+def test_rows_of_the_same_numbers_are_the_same_work_if_they_hold_the_same(
+    contents: tuple[tuple[int, ...], ...], severity: str | None
+) -> None:
+    script = told("ddp", 2)
+    for rank in range(2):
+        read = loaded(24, 8, 24, contents=contents if rank else SEEN)
+        feed(script, [joined(rank, 2), DDP, *steps([[8]] * 3, [rank]), read, activity(3, 3)], rank)
+    found = findings(final(script, 2))
+
+    assert [finding.severity for finding in found.values()] == ([] if severity is None else [severity])
+    assert set(found) <= {"duplicated-work"}
+
+
 def test_loaders_that_only_one_rank_has_do_not_hide_the_same_work() -> None:
     script = told("ddp", 2)
     for rank in range(2):
